@@ -1,0 +1,305 @@
+//! Documents and arrays as byte slices, and the walk over their elements.
+//!
+//! ```text
+//!   i32 total length | element* | 0x00
+//!   element: type byte | key bytes 0x00 | value bytes
+//! ```
+//! An array has the same layout; its keys are "0", "1", … and are not looked at.
+
+use super::validate::{InvalidBson, MAX_INTERNAL_BYTES, validate};
+use super::value::{Kind, Value, ValueRef, parse_value, value_len};
+
+/// A validated document, borrowed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Doc<'a>(&'a [u8]);
+
+/// A validated document, owned.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct DocBuf(Vec<u8>);
+
+/// An array, borrowed: a document whose keys are ignored.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Array<'a>(Doc<'a>);
+
+/// An array, owned.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct ArrayBuf(DocBuf);
+
+const EMPTY: &[u8] = &[5, 0, 0, 0, 0];
+const BROKEN: &str = "document bytes were validated before they became a Doc";
+
+impl<'a> Doc<'a> {
+    pub const EMPTY: Doc<'static> = Doc(EMPTY);
+
+    /// Checks the bytes and borrows them.
+    pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, InvalidBson> {
+        validate(bytes, MAX_INTERNAL_BYTES)?;
+        Ok(Self(bytes))
+    }
+
+    /// Borrows bytes that were validated when they entered the system (from a
+    /// stored record, a log entry, or a slice of a validated document).
+    pub fn from_validated(bytes: &'a [u8]) -> Self {
+        assert!(bytes.len() >= 5 && bytes[bytes.len() - 1] == 0, "{BROKEN}");
+        Self(bytes)
+    }
+
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    pub fn len(self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0.len() == EMPTY.len()
+    }
+
+    pub fn iter(self) -> Elements<'a> {
+        Elements { rest: &self.0[4..] }
+    }
+
+    /// The value of the first field of this name.
+    pub fn get(self, name: &str) -> Option<ValueRef<'a>> {
+        self.element(name).map(|element| element.value())
+    }
+
+    pub fn element(self, name: &str) -> Option<Element<'a>> {
+        let name = name.as_bytes();
+        self.iter().find(|element| element.key == name)
+    }
+
+    pub fn first(self) -> Option<Element<'a>> {
+        self.iter().next()
+    }
+
+    pub fn get_str(self, name: &str) -> Option<&'a str> {
+        match self.get(name) {
+            Some(ValueRef::String(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub fn get_doc(self, name: &str) -> Option<Doc<'a>> {
+        match self.get(name) {
+            Some(ValueRef::Document(doc)) => Some(doc),
+            _ => None,
+        }
+    }
+
+    pub fn get_array(self, name: &str) -> Option<Array<'a>> {
+        match self.get(name) {
+            Some(ValueRef::Array(array)) => Some(array),
+            _ => None,
+        }
+    }
+
+    pub fn to_owned(self) -> DocBuf {
+        DocBuf(self.0.to_vec())
+    }
+
+    /// The same bytes seen as an array.
+    pub fn as_array(self) -> Array<'a> {
+        Array(self)
+    }
+}
+
+impl<'a> IntoIterator for Doc<'a> {
+    type Item = Element<'a>;
+    type IntoIter = Elements<'a>;
+    fn into_iter(self) -> Elements<'a> {
+        self.iter()
+    }
+}
+
+impl DocBuf {
+    pub fn new() -> Self {
+        Self(EMPTY.to_vec())
+    }
+
+    /// Checks the bytes and takes them.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, InvalidBson> {
+        validate(&bytes, MAX_INTERNAL_BYTES)?;
+        Ok(Self(bytes))
+    }
+
+    /// Takes bytes that were validated before; see [`Doc::from_validated`].
+    pub fn from_validated(bytes: Vec<u8>) -> Self {
+        Doc::from_validated(&bytes);
+        Self(bytes)
+    }
+
+    pub fn as_doc(&self) -> Doc<'_> {
+        Doc(&self.0)
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
+    pub fn get(&self, name: &str) -> Option<ValueRef<'_>> {
+        self.as_doc().get(name)
+    }
+
+    pub fn iter(&self) -> Elements<'_> {
+        self.as_doc().iter()
+    }
+}
+
+impl Default for DocBuf {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'a> Array<'a> {
+    pub const EMPTY: Array<'static> = Array(Doc::EMPTY);
+
+    pub fn iter(self) -> impl Iterator<Item = ValueRef<'a>> + Clone {
+        self.0.iter().map(|element| element.value())
+    }
+
+    /// The elements with their stored keys.
+    pub fn elements(self) -> Elements<'a> {
+        self.0.iter()
+    }
+
+    pub fn get(self, index: usize) -> Option<ValueRef<'a>> {
+        self.0.iter().nth(index).map(|element| element.value())
+    }
+
+    /// Number of elements: a walk, not a stored number.
+    pub fn count(self) -> usize {
+        self.0.iter().count()
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn as_doc(self) -> Doc<'a> {
+        self.0
+    }
+
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0.as_bytes()
+    }
+
+    pub fn to_owned(self) -> ArrayBuf {
+        ArrayBuf(self.0.to_owned())
+    }
+}
+
+impl ArrayBuf {
+    pub fn new() -> Self {
+        Self(DocBuf::new())
+    }
+
+    pub fn from_validated(bytes: Vec<u8>) -> Self {
+        Self(DocBuf::from_validated(bytes))
+    }
+
+    pub fn as_array(&self) -> Array<'_> {
+        Array(self.0.as_doc())
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = ValueRef<'_>> + Clone {
+        self.as_array().iter()
+    }
+
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0.into_bytes()
+    }
+}
+
+impl Default for ArrayBuf {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'a> FromIterator<ValueRef<'a>> for ArrayBuf {
+    fn from_iter<T: IntoIterator<Item = ValueRef<'a>>>(iter: T) -> Self {
+        let mut writer = super::ArrayWriter::new();
+        for value in iter {
+            writer.push(value);
+        }
+        writer.finish()
+    }
+}
+
+impl FromIterator<Value> for ArrayBuf {
+    fn from_iter<T: IntoIterator<Item = Value>>(iter: T) -> Self {
+        let mut writer = super::ArrayWriter::new();
+        for value in iter {
+            writer.push(value.as_ref());
+        }
+        writer.finish()
+    }
+}
+
+/// One field of a document; its value is decoded only when asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Element<'a> {
+    kind: Kind,
+    key: &'a [u8],
+    value: &'a [u8],
+}
+
+impl<'a> Element<'a> {
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub fn key(&self) -> &'a str {
+        std::str::from_utf8(self.key).expect(BROKEN)
+    }
+
+    pub fn key_bytes(&self) -> &'a [u8] {
+        self.key
+    }
+
+    pub fn value(&self) -> ValueRef<'a> {
+        parse_value(self.kind, self.value)
+    }
+
+    /// The encoded value without type byte and key.
+    pub fn value_bytes(&self) -> &'a [u8] {
+        self.value
+    }
+}
+
+/// The walk over a document's elements.
+#[derive(Clone)]
+pub struct Elements<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for Elements<'a> {
+    type Item = Element<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Element<'a>> {
+        let (&tag, rest) = self.rest.split_first().expect(BROKEN);
+        if tag == 0 {
+            return None;
+        }
+        let kind = Kind::from_tag(tag).expect(BROKEN);
+        let key_len = key_length(rest);
+        let (key, rest) = (&rest[..key_len], &rest[key_len + 1..]);
+        let (value, rest) = rest.split_at(value_len(kind, rest));
+        self.rest = rest;
+        Some(Element { kind, key, value })
+    }
+}
+
+/// Keys are short: a plain loop beats a call into memchr.
+#[inline]
+fn key_length(bytes: &[u8]) -> usize {
+    bytes.iter().position(|&byte| byte == 0).expect(BROKEN)
+}

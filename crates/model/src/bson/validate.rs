@@ -1,0 +1,212 @@
+//! Checks bytes from outside before anything reads them.
+//!
+//! Every length is compared with what is really there, every string is UTF-8
+//! and ends in NUL, every type byte is known, nesting is at most [`MAX_DEPTH`]
+//! deep. The walk keeps its own stack of ends, so that hostile nesting cannot
+//! exhaust the thread's.
+//!
+//! One difference from MongoDB, deliberate: a string that is not UTF-8 is
+//! refused here; MongoDB stores it and fails later, in the client.
+
+use super::value::Kind;
+use thiserror::Error;
+
+/// The largest document a user may store.
+pub const MAX_DOCUMENT_BYTES: usize = 16 * 1024 * 1024;
+/// Commands and internal documents may exceed a stored document a little.
+pub const MAX_INTERNAL_BYTES: usize = MAX_DOCUMENT_BYTES + 16 * 1024;
+/// The deepest nesting that MongoDB accepts in what it stores.
+pub const MAX_DEPTH: usize = 200;
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum InvalidBson {
+    #[error("document of {length} bytes ends after {available}")]
+    Truncated { length: i64, available: usize },
+    #[error("document of {length} bytes is larger than {limit}")]
+    TooLarge { length: usize, limit: usize },
+    #[error("unknown BSON type {tag:#04x} at offset {offset}")]
+    UnknownType { tag: u8, offset: usize },
+    #[error("malformed value at offset {offset}: {what}")]
+    Malformed { offset: usize, what: &'static str },
+    #[error("nested deeper than {MAX_DEPTH} levels")]
+    TooDeep,
+}
+
+/// Where an open document ends, and whether a scope of code encloses it.
+struct Open {
+    end: usize,
+}
+
+/// Checks that `bytes` is exactly one well-formed document of at most `limit` bytes.
+pub fn validate(bytes: &[u8], limit: usize) -> Result<(), InvalidBson> {
+    if bytes.len() > limit {
+        return Err(InvalidBson::TooLarge {
+            length: bytes.len(),
+            limit,
+        });
+    }
+    let mut walk = Walk { bytes, at: 0 };
+    let mut open: Vec<Open> = Vec::with_capacity(8);
+    let root = walk.document_end(bytes.len())?;
+    if root != bytes.len() {
+        return Err(InvalidBson::Truncated {
+            length: root as i64,
+            available: bytes.len(),
+        });
+    }
+    open.push(Open { end: root });
+
+    while let Some(current) = open.last() {
+        let end = current.end;
+        let tag = walk.byte(end)?;
+        if tag == 0 {
+            if walk.at != end {
+                return Err(walk.malformed("document ends before its length"));
+            }
+            open.pop();
+            continue;
+        }
+        let Some(kind) = Kind::from_tag(tag) else {
+            return Err(InvalidBson::UnknownType {
+                tag,
+                offset: walk.at - 1,
+            });
+        };
+        walk.c_string(end)?;
+        if let Some(nested_end) = walk.value(kind, end)? {
+            if open.len() >= MAX_DEPTH {
+                return Err(InvalidBson::TooDeep);
+            }
+            open.push(Open { end: nested_end });
+        }
+    }
+    Ok(())
+}
+
+struct Walk<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Walk<'_> {
+    fn malformed(&self, what: &'static str) -> InvalidBson {
+        InvalidBson::Malformed {
+            offset: self.at,
+            what,
+        }
+    }
+
+    fn byte(&mut self, end: usize) -> Result<u8, InvalidBson> {
+        Ok(self.take(1, end)?[0])
+    }
+
+    fn take(&mut self, count: usize, end: usize) -> Result<&[u8], InvalidBson> {
+        if count > end - self.at {
+            return Err(self.malformed("value runs past the end of its document"));
+        }
+        let taken = &self.bytes[self.at..self.at + count];
+        self.at += count;
+        Ok(taken)
+    }
+
+    fn length(&mut self, end: usize) -> Result<i32, InvalidBson> {
+        let bytes = self.take(4, end)?;
+        Ok(i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    /// Reads a document's length and returns where it ends.
+    fn document_end(&mut self, end: usize) -> Result<usize, InvalidBson> {
+        let start = self.at;
+        let length = self.length(end)?;
+        if length < 5 || length as usize > end - start {
+            return Err(InvalidBson::Truncated {
+                length: length.into(),
+                available: end - start,
+            });
+        }
+        Ok(start + length as usize)
+    }
+
+    fn c_string(&mut self, end: usize) -> Result<(), InvalidBson> {
+        let rest = &self.bytes[self.at..end];
+        let Some(length) = memchr::memchr(0, rest) else {
+            return Err(self.malformed("name without an end"));
+        };
+        if std::str::from_utf8(&rest[..length]).is_err() {
+            return Err(self.malformed("name is not UTF-8"));
+        }
+        self.at += length + 1;
+        Ok(())
+    }
+
+    fn string(&mut self, end: usize) -> Result<(), InvalidBson> {
+        let length = self.length(end)?;
+        if length < 1 {
+            return Err(self.malformed("string without its final NUL"));
+        }
+        let bytes = self.take(length as usize, end)?;
+        let (last, text) = bytes.split_last().expect("length is at least one");
+        let valid = *last == 0 && std::str::from_utf8(text).is_ok();
+        if !valid {
+            return Err(self.malformed("string is not UTF-8 with a final NUL"));
+        }
+        Ok(())
+    }
+
+    /// Passes over a value; a nested document is entered and its end returned.
+    fn value(&mut self, kind: Kind, end: usize) -> Result<Option<usize>, InvalidBson> {
+        match kind {
+            Kind::Undefined | Kind::Null | Kind::MinKey | Kind::MaxKey => {}
+            Kind::Boolean => {
+                if self.byte(end)? > 1 {
+                    return Err(self.malformed("boolean is neither 0 nor 1"));
+                }
+            }
+            Kind::Int32 => {
+                self.take(4, end)?;
+            }
+            Kind::Double | Kind::DateTime | Kind::Timestamp | Kind::Int64 => {
+                self.take(8, end)?;
+            }
+            Kind::ObjectId => {
+                self.take(12, end)?;
+            }
+            Kind::Decimal128 => {
+                self.take(16, end)?;
+            }
+            Kind::String | Kind::JavaScript | Kind::Symbol => self.string(end)?,
+            Kind::Document | Kind::Array => return self.document_end(end).map(Some),
+            Kind::Binary => {
+                let length = self.length(end)?;
+                if length < 0 {
+                    return Err(self.malformed("binary of negative length"));
+                }
+                self.byte(end)?;
+                self.take(length as usize, end)?;
+            }
+            Kind::DbPointer => {
+                self.string(end)?;
+                self.take(12, end)?;
+            }
+            Kind::Regex => {
+                self.c_string(end)?;
+                self.c_string(end)?;
+            }
+            Kind::JavaScriptWithScope => {
+                let start = self.at;
+                let length = self.length(end)?;
+                if length < 14 || length as usize > end - start {
+                    return Err(self.malformed("code with scope of a wrong length"));
+                }
+                let whole_end = start + length as usize;
+                self.string(whole_end)?;
+                let scope_end = self.document_end(whole_end)?;
+                if scope_end != whole_end {
+                    return Err(self.malformed("scope of a wrong length"));
+                }
+                return Ok(Some(scope_end));
+            }
+        }
+        Ok(None)
+    }
+}
