@@ -1,43 +1,32 @@
-//! One blocking connection: bytes out, bytes in.
+//! One blocking connection: a prebuilt request out, the body of its reply in.
 //!
-//! A request is sent with one write; its reply is read into a buffer that is kept, usually with one
-//! read. The reply's frame is checked (length, opcode, which request it answers) and its body handed
-//! out as a slice of that buffer. Nothing is decoded here.
-//!
-//! A reply that does not come within [`REPLY_TIMEOUT`] is an error: a hanging server must end a
-//! benchmark with a message, not hang it.
+//! [`wire::client::Client`] moves the bytes. This adds what a measurement needs: request ids patched
+//! into prebuilt frames, the check that a reply answers the request just sent, and a deadline, because
+//! a hanging server must end a benchmark with a message instead of hanging it.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bson::Document;
+use wire::client::Client;
 
 use crate::command::{BODY_OFFSET, OP_MSG, Request};
 use crate::reply;
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
-/// The protocol's own limit on a message.
-const MESSAGE_BYTES_MAX: usize = 48_000_000;
-const BUFFER_BYTES: usize = 16 * 1024;
 
-#[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
-    buffer: Vec<u8>,
+    client: Client,
     last_request_id: i32,
 }
 
 impl Connection {
     pub fn open(port: u16) -> Result<Connection> {
-        let stream = TcpStream::connect(("127.0.0.1", port))
+        let client = Client::connect(("127.0.0.1", port))
             .with_context(|| format!("connecting to port {port}"))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        client.set_read_timeout(Some(REPLY_TIMEOUT))?;
         Ok(Connection {
-            stream,
-            buffer: vec![0; BUFFER_BYTES],
+            client,
             last_request_id: 0,
         })
     }
@@ -46,64 +35,24 @@ impl Connection {
     pub fn exchange(&mut self, request: &mut Request) -> Result<&[u8]> {
         self.last_request_id = self.last_request_id.wrapping_add(1);
         request.set_request_id(self.last_request_id);
-        self.stream
-            .write_all(request.bytes())
+        self.client
+            .send_frame(request.bytes())
             .context("sending a request")?;
-        let length = self.receive()?;
-        let field = |offset: usize| {
-            i32::from_le_bytes(
-                self.buffer[offset..offset + 4]
-                    .try_into()
-                    .expect("four bytes"),
-            )
-        };
+        let frame = self.client.read_frame().context("waiting for a reply")?;
+        let (head, body) = frame
+            .split_at_checked(BODY_OFFSET)
+            .context("a reply is shorter than a message")?;
+        let field =
+            |at: usize| i32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         ensure!(
             field(8) == self.last_request_id,
             "a reply answers another request"
         );
         ensure!(
-            field(12) == OP_MSG,
-            "a reply has opcode {} instead of OP_MSG",
-            field(12)
+            field(12) == OP_MSG && head[BODY_OFFSET - 1] == 0,
+            "a reply is no OP_MSG that begins with a body"
         );
-        ensure!(
-            self.buffer[BODY_OFFSET - 1] == 0,
-            "a reply begins with another section"
-        );
-        Ok(&self.buffer[BODY_OFFSET..length])
-    }
-
-    /// Reads one whole frame into the buffer and returns its length.
-    fn receive(&mut self) -> Result<usize> {
-        let mut received = 0;
-        let mut expected = BODY_OFFSET + 5;
-        let mut length_known = false;
-        while received < expected {
-            let count = self
-                .stream
-                .read(&mut self.buffer[received..])
-                .context("waiting for a reply")?;
-            ensure!(count > 0, "the server closed the connection");
-            received += count;
-            if !length_known && received >= 4 {
-                let length = i32::from_le_bytes(self.buffer[..4].try_into().expect("four bytes"));
-                let length = usize::try_from(length).unwrap_or(0);
-                ensure!(
-                    (expected..=MESSAGE_BYTES_MAX).contains(&length),
-                    "a reply's length is {length}"
-                );
-                expected = length;
-                length_known = true;
-                if self.buffer.len() < expected {
-                    self.buffer.resize(expected, 0);
-                }
-            }
-        }
-        ensure!(
-            received == expected,
-            "more came back than one reply to one request"
-        );
-        Ok(expected)
+        Ok(body)
     }
 
     /// Runs a command that is not measured and returns its reply, which must say `ok: 1`.

@@ -32,10 +32,7 @@ impl<'a> Element<'a> {
             (INT32, value) => Ok(f64::from(i32::from_le_bytes(value.try_into()?))),
             (INT64, value) => Ok(i64::from_le_bytes(value.try_into()?) as f64),
             (BOOLEAN, value) => Ok(f64::from(value[0])),
-            _ => bail!(
-                "{} is not a number",
-                String::from_utf8_lossy(self.name)
-            ),
+            _ => bail!("{} is not a number", String::from_utf8_lossy(self.name)),
         }
     }
 
@@ -209,7 +206,11 @@ impl Batch<'_> {
             .context("no document came back")?;
         let key = find(first.nested()?, "_id")?.context("a document has no _id")?;
         ensure!(key.kind == STRING, "an _id is not a string");
-        let text = key.value.len().checked_sub(1).and_then(|end| key.value.get(4..end));
+        let text = key
+            .value
+            .len()
+            .checked_sub(1)
+            .and_then(|end| key.value.get(4..end));
         text.context("an _id is cut off")
     }
 
@@ -244,8 +245,14 @@ mod tests {
             (doc! { "n": 2, "ok": 1.0 }, false),
             (doc! { "n": 1, "ok": 0.0 }, false),
             (doc! { "ok": 1.0 }, false),
-            (doc! { "n": 1, "writeErrors": [{ "code": 11000 }], "ok": 1.0 }, false),
-            (doc! { "n": 1, "writeConcernError": { "code": 64 }, "ok": 1.0 }, false),
+            (
+                doc! { "n": 1, "writeErrors": [{ "code": 11000 }], "ok": 1.0 },
+                false,
+            ),
+            (
+                doc! { "n": 1, "writeConcernError": { "code": 64 }, "ok": 1.0 },
+                false,
+            ),
         ];
         for (reply, right) in table {
             let text = reply.to_string();
@@ -276,7 +283,8 @@ mod tests {
 
     #[test]
     fn cut_off_replies_are_errors() {
-        let whole = bytes(doc! { "cursor": { "firstBatch": [{ "_id": "user1" }], "id": 0i64 }, "ok": 1.0 });
+        let whole =
+            bytes(doc! { "cursor": { "firstBatch": [{ "_id": "user1" }], "id": 0i64 }, "ok": 1.0 });
         for length in 0..whole.len() {
             assert!(expect_batch(&whole[..length]).is_err(), "{length} bytes");
         }

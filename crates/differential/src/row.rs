@@ -178,8 +178,8 @@ fn compile(first: Pair, rest: Fields) -> Result<Compiled, String> {
         "expr" => {
             let shown = vec![field("_id", "$_id"), field("v", one(values)?)];
             let stages = vec![
-                vec![field("$sort", vec![field("_id", 1)])].into(),
-                vec![field("$replaceWith", shown)].into(),
+                Value::Document(vec![field("$sort", vec![field("_id", 1)])]),
+                Value::Document(vec![field("$replaceWith", shown)]),
             ];
             let command = aggregate(stages, rest);
             Compiled { ordered: true, ..Compiled::new(Effect::Reads, vec![command]) }
@@ -200,14 +200,14 @@ fn compile(first: Pair, rest: Fields) -> Result<Compiled, String> {
             let (of_statement, of_command) = split_statement(rest);
             let mut statement = vec![("q".to_owned(), query), ("u".to_owned(), change)];
             statement.extend(of_statement);
-            writing(vec![field("update", COLLECTION), field("updates", vec![statement.into()])], of_command)
+            writing(vec![field("update", COLLECTION), field("updates", vec![Value::Document(statement)])], of_command)
         }
         "delete" => {
             let (of_statement, of_command) = split_statement(rest);
             let mut statement = vec![("q".to_owned(), one(values)?)];
             statement.extend(of_statement);
             add_missing(&mut statement, "limit", 0);
-            writing(vec![field("delete", COLLECTION), field("deletes", vec![statement.into()])], of_command)
+            writing(vec![field("delete", COLLECTION), field("deletes", vec![Value::Document(statement)])], of_command)
         }
         "insert" => writing(vec![field("insert", COLLECTION), field("documents", values)], rest),
         "modify" => {

@@ -5,11 +5,17 @@
 //! disk and no socket; everything in it is a plain value or a pure function.
 
 pub mod bson;
+pub mod decimal;
 pub mod error;
+pub mod hash;
 pub mod ids;
+pub mod key;
 pub mod namespace;
+mod natural;
 pub mod number;
 pub mod order;
+pub mod text;
 pub mod time;
 
 pub use error::{Code, Error};
+pub use namespace::Namespace;

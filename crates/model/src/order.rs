@@ -110,9 +110,7 @@ pub fn compare(left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
                 code: b,
                 scope: b_scope,
             },
-        ) => a
-            .cmp(b)
-            .then_with(|| compare_documents(a_scope, b_scope)),
+        ) => a.cmp(b).then_with(|| compare_documents(a_scope, b_scope)),
         // MinKey, Undefined, Null, MaxKey: one value each; else two numbers.
         (left, right) => number::compare(left, right).unwrap_or(Ordering::Equal),
     }

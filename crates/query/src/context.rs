@@ -1,7 +1,17 @@
 //! What an expression may refer to besides the document: variables.
 //!
 //! Names are resolved to slots when an expression is parsed, so that evaluating
-//! a variable is an index and never a search by name.
+//! a variable is an index and never a search by name. There are two kinds:
+//!
+//! - `variables`, whose values are known when the expression is parsed (the
+//!   command's `let`): the parser puts the value in place of the name;
+//! - `late_variables`, of which only the names are known (the `let` of
+//!   `$lookup` and `$merge`): their values come with each evaluation, in the
+//!   same order, see [`crate::expression::Expression::evaluate_with`].
+//!
+//! A late variable hides one of the same name among `variables`, and a later
+//! entry of either list hides an earlier one, so that inner scopes are pushed
+//! at the end.
 
 use model::bson::{DocBuf, Timestamp, Value};
 
@@ -14,6 +24,8 @@ pub struct QueryContext {
     pub cluster_time: Option<Timestamp>,
     /// The command's `let`: already evaluated, in order of definition.
     pub variables: Vec<(String, Value)>,
+    /// Names whose values are given at each evaluation.
+    pub late_variables: Vec<String>,
 }
 
 impl QueryContext {
@@ -22,7 +34,14 @@ impl QueryContext {
             now_ms,
             cluster_time: None,
             variables: Vec::new(),
+            late_variables: Vec::new(),
         }
+    }
+
+    /// This context with one more name whose value is known at evaluation only.
+    pub fn with_late_variable(mut self, name: &str) -> Self {
+        self.late_variables.push(name.to_owned());
+        self
     }
 }
 

@@ -8,6 +8,8 @@ pub mod accumulator;
 pub mod context;
 pub mod expression;
 pub mod filter;
+pub mod index_keys;
+pub mod index;
 pub mod path;
 pub mod pipeline;
 pub mod plan;

@@ -1,1 +1,34 @@
-//! placeholder
+//! A shard: owns documents and answers commands about them.
+//!
+//! This is the async shell around the store, the log and the query language:
+//! it carries commands out and decides nothing that those decide.
+//!
+//! | module | part |
+//! | --- | --- |
+//! | `command` | one file per command or family: parse, run, reply |
+//! | `catalog` | collections and indexes, and who may change them when |
+//! | `write` | latches, overlay, evaluation, and the way into the log |
+//! | `read` | running plans over snapshots, resumable by position |
+//! | `operation` | what runs right now, deadlines, kills |
+//!
+//! The path of one write: `command/update.rs` → `read` finds candidates →
+//! `write/append.rs` takes gate and latches → `write/evaluator.rs` → log →
+//! `write/append.rs` (`Applier`) → reply.
+
+mod background;
+mod catalog;
+mod clock;
+mod command;
+mod counters;
+mod error;
+mod host;
+mod ddl;
+mod operation;
+mod shard;
+mod write;
+
+pub use clock::{Clock, SystemClock};
+pub use shard::{OpenError, Shard, ShardHandler, ShardOptions};
+
+/// The store this shard runs on.
+pub(crate) type Store = storage::Store<storage::FjallEngine>;

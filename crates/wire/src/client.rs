@@ -117,7 +117,9 @@ impl Client {
         let length = usize::try_from(length)
             .ok()
             .filter(|length| *length >= HEADER_SIZE)
-            .ok_or(ClientError::Malformed("message length below the header's size"))?;
+            .ok_or(ClientError::Malformed(
+                "message length below the header's size",
+            ))?;
         if length > MESSAGE_BYTES_MAX {
             return Err(ClientError::TooLong(length));
         }
@@ -138,7 +140,12 @@ impl Client {
 
         let out = &mut self.outgoing;
         out.clear();
-        let header = Header { length: 0, request_id, response_to: 0, opcode: OP_MSG };
+        let header = Header {
+            length: 0,
+            request_id,
+            response_to: 0,
+            opcode: OP_MSG,
+        };
         out.extend_from_slice(&header.encode());
         out.extend_from_slice(&flags.to_le_bytes());
         out.push(0);
@@ -255,7 +262,11 @@ mod tests {
         let mut client = Client::connect(echo_server()).unwrap();
         for n in [0, 1, 100, 30_000, 40_000, 70_000, 500_000, 3, 1_000_000, 0] {
             let doc = document(n);
-            assert_eq!(client.command_bytes(&doc).unwrap(), &doc[..], "string of {n} bytes");
+            assert_eq!(
+                client.command_bytes(&doc).unwrap(),
+                &doc[..],
+                "string of {n} bytes"
+            );
         }
     }
 
@@ -274,7 +285,9 @@ mod tests {
     fn a_sequence_is_framed_after_the_body() {
         let mut client = Client::connect(echo_server()).unwrap();
         let (body, first, second) = (document(1), document(2), document(3));
-        client.send_command(0, &body, Some(("documents", &[&first, &second]))).unwrap();
+        client
+            .send_command(0, &body, Some(("documents", &[&first, &second])))
+            .unwrap();
         let frame = client.read_frame().unwrap().to_vec();
         let mut expected = vec![0u8; 4];
         expected.push(0);
@@ -298,7 +311,12 @@ mod tests {
             assert!(error.contains(expected), "{sent:?}: {error}");
         };
         let frame = |length: i32, opcode: i32, payload: &[u8]| {
-            let header = Header { length, request_id: 1, response_to: 0, opcode };
+            let header = Header {
+                length,
+                request_id: 1,
+                response_to: 0,
+                opcode,
+            };
             [&header.encode()[..], payload].concat()
         };
         check(&[], "closed");
@@ -311,6 +329,9 @@ mod tests {
         check(&frame(18, OP_MSG, &[0, 0]), "no flag bits");
         check(&frame(21, OP_MSG, &[0, 0, 0, 0, 1]), "not a body");
         check(&frame(23, OP_MSG, &[0, 0, 0, 0, 0, 5, 0]), "no size");
-        check(&frame(26, OP_MSG, &[0, 0, 0, 0, 0, 6, 0, 0, 0, 0]), "does not fit");
+        check(
+            &frame(26, OP_MSG, &[0, 0, 0, 0, 0, 6, 0, 0, 0, 0]),
+            "does not fit",
+        );
     }
 }

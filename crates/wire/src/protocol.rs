@@ -19,17 +19,18 @@ pub const HEADER_SIZE: usize = 16;
 pub const MESSAGE_BYTES_MAX: usize = 48_000_000;
 
 /// The largest document that users may store, as `hello` advertises it.
-pub const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
+pub const DOCUMENT_BYTES_MAX: usize = model::bson::MAX_DOCUMENT_BYTES;
 
 /// The largest document inside a message: a command that carries the largest user document needs
 /// room for its own fields.
-pub const INTERNAL_DOCUMENT_BYTES_MAX: usize = DOCUMENT_BYTES_MAX + 16 * 1024;
+pub const INTERNAL_DOCUMENT_BYTES_MAX: usize = model::bson::MAX_INTERNAL_BYTES;
 
 /// Statements in one write command, as `hello` advertises it.
 pub const WRITE_BATCH_COUNT_MAX: usize = 100_000;
 
 pub const OP_REPLY: i32 = 1;
 pub const OP_QUERY: i32 = 2004;
+pub const OP_GET_MORE: i32 = 2005;
 pub const OP_COMPRESSED: i32 = 2012;
 pub const OP_MSG: i32 = 2013;
 
@@ -54,7 +55,12 @@ impl Header {
         let field = |at: usize| {
             i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
-        Header { length: field(0), request_id: field(4), response_to: field(8), opcode: field(12) }
+        Header {
+            length: field(0),
+            request_id: field(4),
+            response_to: field(8),
+            opcode: field(12),
+        }
     }
 
     pub fn encode(&self) -> [u8; HEADER_SIZE] {

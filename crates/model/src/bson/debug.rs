@@ -1,6 +1,6 @@
 //! Values as people read them in logs and test failures: close to `mongosh`.
 
-use super::{Array, ArrayBuf, Decimal128, Doc, DocBuf, ObjectId, Timestamp, Value, ValueRef};
+use super::{Array, ArrayBuf, Doc, DocBuf, ObjectId, Timestamp, Value, ValueRef};
 use std::fmt::{self, Debug, Formatter};
 
 impl Debug for ValueRef<'_> {
@@ -74,11 +74,5 @@ impl Debug for ObjectId {
 impl Debug for Timestamp {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "Timestamp({}, {})", self.seconds, self.increment)
-    }
-}
-
-impl Debug for Decimal128 {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "Decimal128({:02x?})", self.0)
     }
 }

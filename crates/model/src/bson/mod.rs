@@ -22,6 +22,9 @@ mod value;
 mod writer;
 
 pub use doc::{Array, ArrayBuf, Doc, DocBuf, Element, Elements};
-pub use validate::{InvalidBson, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_INTERNAL_BYTES, validate};
+pub use validate::{
+    InvalidBson, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_INTERNAL_BYTES, MAX_STORED_DEPTH,
+    nesting_depth, validate,
+};
 pub use value::{Decimal128, Kind, ObjectId, Timestamp, Value, ValueRef};
 pub use writer::{ArrayWriter, DocWriter};

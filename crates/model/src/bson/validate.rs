@@ -8,15 +8,19 @@
 //! One difference from MongoDB, deliberate: a string that is not UTF-8 is
 //! refused here; MongoDB stores it and fails later, in the client.
 
-use super::value::Kind;
+use super::doc::Doc;
+use super::value::{Kind, ValueRef};
 use thiserror::Error;
 
 /// The largest document a user may store.
 pub const MAX_DOCUMENT_BYTES: usize = 16 * 1024 * 1024;
 /// Commands and internal documents may exceed a stored document a little.
 pub const MAX_INTERNAL_BYTES: usize = MAX_DOCUMENT_BYTES + 16 * 1024;
-/// The deepest nesting that MongoDB accepts in what it stores.
+/// The deepest nesting that MongoDB accepts in any message: documents and arrays
+/// below the outermost one.
 pub const MAX_DEPTH: usize = 200;
+/// The deepest nesting that MongoDB stores; see [`nesting_depth`].
+pub const MAX_STORED_DEPTH: usize = 180;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum InvalidBson {
@@ -74,13 +78,35 @@ pub fn validate(bytes: &[u8], limit: usize) -> Result<(), InvalidBson> {
         };
         walk.c_string(end)?;
         if let Some(nested_end) = walk.value(kind, end)? {
-            if open.len() >= MAX_DEPTH {
+            // The outermost document is open too and does not count as a level.
+            if open.len() > MAX_DEPTH {
                 return Err(InvalidBson::TooDeep);
             }
             open.push(Open { end: nested_end });
         }
     }
     Ok(())
+}
+
+/// How many levels of documents and arrays lie below the outermost one.
+pub fn nesting_depth(doc: Doc<'_>) -> usize {
+    let mut deepest = 0;
+    let mut open = vec![doc.iter()];
+    while let Some(fields) = open.last_mut() {
+        let Some(element) = fields.next() else {
+            open.pop();
+            continue;
+        };
+        match element.value() {
+            ValueRef::Document(inner) | ValueRef::JavaScriptWithScope { scope: inner, .. } => {
+                open.push(inner.iter());
+            }
+            ValueRef::Array(inner) => open.push(inner.elements()),
+            _ => {}
+        }
+        deepest = deepest.max(open.len() - 1);
+    }
+    deepest
 }
 
 struct Walk<'a> {
@@ -208,5 +234,107 @@ impl Walk<'_> {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{InvalidBson, MAX_DEPTH, nesting_depth, validate};
+    use crate::bson::Doc;
+
+    const LIMIT: usize = 1 << 20;
+
+    fn wrap(elements: &[u8]) -> Vec<u8> {
+        let mut bytes = (elements.len() as i32 + 5).to_le_bytes().to_vec();
+        bytes.extend_from_slice(elements);
+        bytes.push(0);
+        bytes
+    }
+
+    fn nested(levels: usize) -> Vec<u8> {
+        let mut bytes = wrap(&[]);
+        for _ in 0..levels {
+            let mut element = b"\x03a\0".to_vec();
+            element.extend_from_slice(&bytes);
+            bytes = wrap(&element);
+        }
+        bytes
+    }
+
+    fn check(element: &[u8], accepted: bool) {
+        let result = validate(&wrap(element), LIMIT);
+        assert_eq!(result.is_ok(), accepted, "{element:02x?}: {result:?}");
+    }
+
+    #[test]
+    fn malformed_values_are_refused() {
+        for (element, accepted) in [
+            (&b"\x08v\0\x01"[..], true),
+            (b"\x08v\0\x02", false),
+            (b"\x08v\0", false),
+            (b"\x02v\0\x02\0\0\0a\0", true),
+            (b"\x02v\0\x00\0\0\0\0", false),
+            (b"\x02v\0\x01\0\0\0a", false),
+            (b"\x02v\0\xff\xff\xff\xff\0", false),
+            (b"\x02v\0\x10\0\0\0a\0", false),
+            (b"\x02v\0\x02\0\0\0\xff\0", false),
+            (b"\x02\xff\0\x02\0\0\0a\0", false),
+            (b"\x05v\0\x01\0\0\0\x00a", true),
+            (b"\x05v\0\xff\xff\xff\xff\x00", false),
+            (b"\x05v\0\xff\xff\xff\x7f\x00", false),
+            (b"\x05v\0\x01\0\0\0", false),
+            (b"\x20v\0", false),
+            (b"\x10v", false),
+            (b"\x10v\0\0\0\0", false),
+            (b"\x0bv\0a\0i\0", true),
+            (b"\x0bv\0a\0i", false),
+            (b"\x03v\0\x05\0\0\0\0", true),
+            (b"\x03v\0\x04\0\0\0\0", false),
+            (b"\x03v\0\x06\0\0\0\0", false),
+            (b"\x03v\0\x06\0\0\0\0\0", false),
+            (b"\x03v\0\xff\xff\xff\xff\0", false),
+            (b"\x04v\0\x05\0\0\0\x01", false),
+            (b"\x0fv\0\x0f\0\0\0\x02\0\0\0a\0\x05\0\0\0\0", true),
+            (b"\x0fv\0\x10\0\0\0\x02\0\0\0a\0\x05\0\0\0\0\0", false),
+            (b"\x0fv\0\x0d\0\0\0\x01\0\0\0\0\x05\0\0\0", false),
+            (b"\x0cv\0\x02\0\0\0a\x00123456789012", true),
+            (b"\x0cv\0\x02\0\0\0a\x0012345678901", false),
+            (b"\xffv\0\x7fw\0\x06x\0\x0ay\0", true),
+            (b"\0", false),
+        ] {
+            check(element, accepted);
+        }
+    }
+
+    #[test]
+    fn documents_end_where_they_say() {
+        for bytes in [
+            &b""[..],
+            b"\x05\0\0",
+            b"\x05\0\0\0",
+            b"\x05\0\0\0\x01",
+            b"\x06\0\0\0\0",
+            b"\x05\0\0\0\0\0",
+            b"\xff\xff\xff\xff\0",
+        ] {
+            assert!(validate(bytes, LIMIT).is_err(), "{bytes:02x?}");
+        }
+        assert!(matches!(
+            validate(&wrap(&[0; 100]), 50),
+            Err(InvalidBson::TooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn nesting_is_bounded_as_on_the_server() {
+        assert_eq!(validate(&nested(MAX_DEPTH), LIMIT), Ok(()));
+        assert_eq!(
+            validate(&nested(MAX_DEPTH + 1), LIMIT),
+            Err(InvalidBson::TooDeep)
+        );
+        assert_eq!(validate(&nested(20_000), LIMIT), Err(InvalidBson::TooDeep));
+        let bytes = nested(7);
+        let doc = Doc::from_bytes(&bytes).expect("seven levels are valid");
+        assert_eq!(nesting_depth(doc), 7);
     }
 }

@@ -1,22 +1,140 @@
 //! Aggregation expressions: parsed once, evaluated per document.
+//!
+//! ```text
+//!   BSON value --parse--> Node tree --evaluate(document, variables)--> Evaluated
+//! ```
+//!
+//! Parsing resolves operators through one table (`table.rs`), variables to slots
+//! and constant subexpressions to their values; an error in a constant
+//! subexpression is therefore an error of parsing, as it is with MongoDB, which
+//! reports it even if no document is ever looked at.
+//!
+//! Evaluating borrows wherever it can: a field path or a constant costs a lookup
+//! and no copy, and only what an operator computes is owned ([`Evaluated`]).
+//!
+//! Each family of operators has a file of its own. Left out, and refused by
+//! name: JavaScript (`$function`), text scores (`$meta`) and collations.
+
+mod arithmetic;
+mod array;
+mod array_order;
+mod boolean;
+mod comparison;
+mod conditional;
+mod convert;
+mod date;
+mod field_path;
+mod identifier;
+mod logarithm;
+mod node;
+mod object;
+mod parse;
+mod range;
+mod regex;
+mod rounding;
+mod scope;
+mod set;
+mod size;
+mod statistics;
+mod string;
+mod substring;
+mod table;
+#[cfg(test)]
+mod tests;
+mod trigonometry;
+mod trim;
+
+pub use field_path::FieldPath;
+pub use identifier::check_user_variable;
+pub use node::Evaluated;
+pub(crate) use array_order::{sort_order, SortOrder};
+pub(crate) use node::truthy;
 
 use crate::context::QueryContext;
 use model::Error;
 use model::bson::{Doc, Value, ValueRef};
+use node::{Frame, Node};
 
 /// A parsed expression.
 #[derive(Clone, Debug)]
 pub struct Expression {
-    _private: (),
+    node: Node,
+    /// How many variables are in scope at the deepest point.
+    slots: usize,
+    /// How many of them come with each evaluation.
+    late_variables: usize,
 }
 
 impl Expression {
-    pub fn parse(_value: ValueRef<'_>, _context: &QueryContext) -> Result<Expression, Error> {
-        Ok(Expression { _private: () })
+    pub fn parse(value: ValueRef<'_>, context: &QueryContext) -> Result<Expression, Error> {
+        let mut parser = parse::Parser::new(context);
+        let node = parser.operand(value)?;
+        Ok(Expression {
+            node,
+            slots: parser.slots(),
+            late_variables: context.late_variables.len(),
+        })
+    }
+
+    /// An expression that is one value, whatever the document.
+    pub fn constant(value: Value) -> Expression {
+        Expression {
+            node: Node::Constant(value),
+            slots: 0,
+            late_variables: 0,
+        }
+    }
+
+    /// The value if it does not depend on the document.
+    pub fn as_constant(&self) -> Option<ValueRef<'_>> {
+        match &self.node {
+            Node::Constant(value) => Some(value.as_ref()),
+            _ => None,
+        }
+    }
+
+    /// The path if the expression is just a field of the document, `"$a.b"`.
+    pub fn as_field_path(&self) -> Option<&FieldPath> {
+        match &self.node {
+            Node::Field(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// True for `"$$ROOT"`.
+    pub fn is_root(&self) -> bool {
+        matches!(self.node, Node::Root)
     }
 
     /// `None` is the missing value.
-    pub fn evaluate(&self, _root: Doc<'_>) -> Result<Option<Value>, Error> {
-        Ok(None)
+    pub fn evaluate(&self, root: Doc<'_>) -> Result<Option<Value>, Error> {
+        Ok(self.evaluate_ref(root)?.into_value())
+    }
+
+    /// [`Self::evaluate`] without copying what is merely referred to.
+    pub fn evaluate_ref<'a>(&'a self, root: Doc<'a>) -> Result<Evaluated<'a>, Error> {
+        self.evaluate_with(root, &[])
+    }
+
+    /// Evaluates with values for the context's `late_variables`, in their
+    /// order; those not given are missing.
+    pub fn evaluate_with<'a>(
+        &'a self,
+        root: Doc<'a>,
+        late: &'a [Option<Value>],
+    ) -> Result<Evaluated<'a>, Error> {
+        match &self.node {
+            Node::Constant(value) => Ok(Evaluated::Borrowed(value.as_ref())),
+            Node::Field(path) => Ok(path.evaluate(root)),
+            node => {
+                let mut frame = Frame::new(root, late, self.late_variables, self.slots);
+                node.evaluate(&mut frame)
+            }
+        }
+    }
+
+    /// Whether the expression holds: MongoDB's notion of true.
+    pub fn is_true(&self, root: Doc<'_>) -> Result<bool, Error> {
+        Ok(truthy(&self.evaluate_ref(root)?))
     }
 }

@@ -1,0 +1,280 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::dataset::RECORDS_STEP;
+use crate::driver::Pace;
+use crate::servers::{Binaries, Product};
+use crate::workload::{Durability, Workload};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "bench",
+    about = "Compares TernDB with mongod on this machine: throughput, latency, CPU per operation, memory, disk",
+    after_help = "Examples:\n  \
+        cargo run --release -p bench -- compare quick\n  \
+        cargo run --release -p bench -- compare --workloads c,a,update --connections 8 --rounds 5\n  \
+        cargo run --release -p bench -- compare full --markdown measured.md --json measured.json\n  \
+        cargo run --release -p bench -- compare quick --same mongod      # how much is noise\n  \
+        cargo run --release -p bench -- profile --workload c --perf c.perf\n  \
+        cargo run --release -p bench -- idle --connections 10000\n\n\
+        mongod 6.0.5 is looked for at --mongod-binary, $TERNDB_MONGOD, ~/.cache/terndb/mongod;\n\
+        terndb at --terndb-binary, else beside this program."
+)]
+pub struct Options {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure both servers side by side and print the figures with ratios
+    Compare(CompareOptions),
+    /// Run one workload against one server, for a profiler
+    Profile(ProfileOptions),
+    /// Open idle connections and say what memory they take
+    Idle(IdleOptions),
+}
+
+#[derive(Debug, Args)]
+pub struct ServerOptions {
+    /// The terndb program [default: beside this program]
+    #[arg(long, value_name = "PATH")]
+    pub terndb_binary: Option<PathBuf>,
+    /// The mongod program [default: $TERNDB_MONGOD or ~/.cache/terndb/mongod]
+    #[arg(long, value_name = "PATH")]
+    pub mongod_binary: Option<PathBuf>,
+    /// Where the servers keep their data [default: bench-data beside the build directory]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Leave the servers' data and output in place at the end
+    #[arg(long)]
+    pub keep: bool,
+}
+
+impl ServerOptions {
+    pub fn binaries(&self) -> Binaries {
+        Binaries {
+            terndb: self.terndb_binary.clone(),
+            mongod: self.mongod_binary.clone(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Preset {
+    /// A first impression in about three minutes
+    Quick,
+    /// All workloads, three rounds of three seconds: about a quarter of an hour
+    Standard,
+    /// All workloads, five rounds of ten seconds: more than an hour
+    Full,
+}
+
+#[derive(Debug, Args)]
+pub struct CompareOptions {
+    /// What the options below start from
+    #[arg(value_enum, default_value = "standard")]
+    pub preset: Preset,
+    /// Users and orders to load (a multiple of 1,000)
+    #[arg(long, default_value_t = 100_000)]
+    pub records: u64,
+    /// Length of one measurement
+    #[arg(long)]
+    pub seconds: Option<f64>,
+    /// Measurements of each server in each case
+    #[arg(long)]
+    pub rounds: Option<usize>,
+    /// Numbers of connections
+    #[arg(long, value_delimiter = ',')]
+    pub connections: Option<Vec<usize>>,
+    /// Workloads to run
+    #[arg(long, value_delimiter = ',', value_enum)]
+    pub workloads: Option<Vec<Workload>>,
+    /// Durability of writes
+    #[arg(long, value_delimiter = ',', value_enum)]
+    pub durability: Option<Vec<Durability>>,
+    /// Measure only this server
+    #[arg(long, value_enum, conflicts_with = "same")]
+    pub only: Option<Product>,
+    /// Measure this server against itself: the ratios that come out are noise
+    #[arg(long, value_enum)]
+    pub same: Option<Product>,
+    /// Send a session id with every command, as drivers do
+    #[arg(long)]
+    pub sessions: bool,
+    /// Leave the other server running while one is measured
+    #[arg(long)]
+    pub no_pause: bool,
+    /// Write every figure of every round to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the tables as Markdown to this file
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    #[command(flatten)]
+    pub servers: ServerOptions,
+}
+
+#[derive(Debug, Args)]
+pub struct ProfileOptions {
+    #[arg(long, value_enum)]
+    pub workload: Workload,
+    #[arg(long, value_enum, default_value = "terndb")]
+    pub target: Product,
+    #[arg(long, default_value_t = 10.0)]
+    pub seconds: f64,
+    #[arg(long, default_value_t = 8)]
+    pub connections: usize,
+    #[arg(long, value_enum, default_value = "w1")]
+    pub durability: Durability,
+    #[arg(long, default_value_t = 100_000)]
+    pub records: u64,
+    #[arg(long)]
+    pub sessions: bool,
+    /// Record the server with `perf record -g` into this file while it is measured
+    #[arg(long, value_name = "FILE")]
+    pub perf: Option<PathBuf>,
+    #[command(flatten)]
+    pub servers: ServerOptions,
+}
+
+#[derive(Debug, Args)]
+pub struct IdleOptions {
+    #[arg(long, default_value_t = 10_000)]
+    pub connections: usize,
+    /// Only this server [default: both]
+    #[arg(long, value_enum)]
+    pub only: Option<Product>,
+    #[command(flatten)]
+    pub servers: ServerOptions,
+}
+
+/// The options of a comparison, with the preset filled in and checked.
+#[derive(Debug)]
+pub struct ComparePlan {
+    pub records: u64,
+    pub pace: Pace,
+    pub rounds: usize,
+    pub connections: Vec<usize>,
+    pub workloads: Vec<Workload>,
+    pub durabilities: Vec<Durability>,
+    pub sides: Vec<Product>,
+}
+
+impl CompareOptions {
+    pub fn plan(&self) -> Result<ComparePlan> {
+        let (seconds, rounds) = match self.preset {
+            Preset::Quick => (1.0, 2),
+            Preset::Standard => (3.0, 3),
+            Preset::Full => (10.0, 5),
+        };
+        let workloads = match (&self.workloads, self.preset) {
+            (Some(workloads), _) => workloads.clone(),
+            (None, Preset::Standard | Preset::Full) => Workload::ALL.to_vec(),
+            (None, Preset::Quick) => vec![
+                Workload::Ping,
+                Workload::Load,
+                Workload::Update,
+                Workload::C,
+                Workload::A,
+                Workload::E,
+                Workload::Index,
+                Workload::AggIndexed,
+                Workload::Scan,
+            ],
+        };
+        let sides = match (self.only, self.same) {
+            (Some(only), _) => vec![only],
+            (None, Some(same)) => vec![same, same],
+            (None, None) => vec![Product::Mongod, Product::Terndb],
+        };
+        let plan = ComparePlan {
+            records: checked_records(self.records)?,
+            pace: pace(self.seconds.unwrap_or(seconds))?,
+            rounds: self.rounds.unwrap_or(rounds),
+            connections: self.connections.clone().unwrap_or_else(|| vec![8, 64]),
+            workloads,
+            durabilities: self
+                .durability
+                .clone()
+                .unwrap_or_else(|| vec![Durability::W1, Durability::Majority]),
+            sides,
+        };
+        ensure!(plan.rounds > 0, "--rounds must be at least 1");
+        ensure!(
+            plan.connections.iter().all(|&count| count > 0),
+            "--connections must be at least 1"
+        );
+        Ok(plan)
+    }
+}
+
+pub fn checked_records(records: u64) -> Result<u64> {
+    ensure!(
+        records > 0 && records.is_multiple_of(RECORDS_STEP),
+        "--records must be a multiple of {RECORDS_STEP}"
+    );
+    Ok(records)
+}
+
+/// Warm-up takes a fifth of the measurement, within bounds.
+pub fn pace(seconds: f64) -> Result<Pace> {
+    ensure!(
+        (0.05..=86_400.0).contains(&seconds),
+        "--seconds must lie between 0.05 and 86400"
+    );
+    let measure = Duration::from_secs_f64(seconds);
+    let warm_up = (measure / 5).clamp(Duration::from_millis(200), Duration::from_secs(1));
+    Ok(Pace { warm_up, measure })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Options::command().debug_assert();
+    }
+
+    fn plan(arguments: &[&str]) -> Result<ComparePlan> {
+        let all = ["bench", "compare"].iter().chain(arguments);
+        match Options::try_parse_from(all)?.command {
+            Command::Compare(options) => options.plan(),
+            Command::Profile(_) | Command::Idle(_) => unreachable!("compare was asked for"),
+        }
+    }
+
+    #[test]
+    fn options_override_their_preset() {
+        let quick = plan(&["quick"]).expect("a plan");
+        assert_eq!((quick.rounds, quick.connections), (2, vec![8, 64]));
+        let changed =
+            plan(&["quick", "--rounds", "7", "--workloads", "agg-indexed,c"]).expect("a plan");
+        assert_eq!(changed.rounds, 7);
+        assert_eq!(changed.workloads, [Workload::AggIndexed, Workload::C]);
+        assert_eq!(plan(&[]).expect("a plan").workloads, Workload::ALL);
+    }
+
+    #[test]
+    fn impossible_options_are_refused() {
+        for arguments in [
+            &["--records", "1500"][..],
+            &["--records", "0"],
+            &["--rounds", "0"],
+            &["--seconds", "0"],
+            &["--connections", "0"],
+            &["--only", "mongod", "--same", "mongod"],
+            &["--workloads", "z"],
+        ] {
+            assert!(plan(arguments).is_err(), "{arguments:?}");
+        }
+    }
+}

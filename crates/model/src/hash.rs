@@ -1,0 +1,326 @@
+//! Hashes of values: one for tables in memory, one that clients can see.
+//!
+//! [`hash_value`] is for `$group`, `$addToSet` and `distinct`: values that
+//! compare equal hash equal, whatever their types. It is never stored.
+//!
+//! [`hashed_index_key`] is the server's hash for hashed indexes and shard keys.
+//! It must stay what it is on every version and every platform:
+//!
+//! ```text
+//!   first 8 bytes, little endian, of md5( seed 0 (4) | value )
+//!   value     = type (4, little endian) content      type: of the bracket
+//!   content   of a number: as int64, little endian; doubles are cut off,
+//!               decimals rounded, both saturate, NaN is 0
+//!             of a document or an array: field* 0 (4)
+//!             of code with scope: code NUL field* 0 (4)
+//!             of all others: the bytes of the BSON value
+//!   field     = type (4) name NUL content
+//! ```
+//!
+//! So 3, 3.0 and 3.7 hash alike: a hashed index has them as candidates only,
+//! and refuses to order them.
+
+use crate::bson::{Decimal128, Doc, Kind, ValueRef};
+use crate::decimal::{Decimal, Rounding};
+use crate::number::Number;
+use crate::order::bracket;
+use foldhash::fast::FixedState;
+use md5::{Digest, Md5};
+use std::hash::{BuildHasher, Hasher};
+
+/// A hash with: compare equal, hash equal.
+pub fn hash_value(value: ValueRef<'_>) -> u64 {
+    let mut hasher = FixedState::default().build_hasher();
+    feed(&mut hasher, value);
+    hasher.finish()
+}
+
+/// Several values as one key of a table.
+pub fn hash_values<'a>(values: impl IntoIterator<Item = ValueRef<'a>>) -> u64 {
+    let mut hasher = FixedState::default().build_hasher();
+    for value in values {
+        feed(&mut hasher, value);
+    }
+    hasher.finish()
+}
+
+fn feed(hasher: &mut impl Hasher, value: ValueRef<'_>) {
+    hasher.write_u8(bracket(value.kind()));
+    match value {
+        ValueRef::Int32(v) => hasher.write_i64(v.into()),
+        ValueRef::Int64(v) => hasher.write_i64(v),
+        ValueRef::Double(v) => feed_number(hasher, Number::Double(v)),
+        ValueRef::Decimal128(v) => feed_number(hasher, Number::Decimal(Decimal::from_bits(v))),
+        ValueRef::String(text) | ValueRef::Symbol(text) | ValueRef::JavaScript(text) => {
+            feed_text(hasher, text.as_bytes());
+        }
+        ValueRef::Document(doc) => feed_fields(hasher, doc),
+        ValueRef::Array(array) => {
+            for element in array.iter() {
+                feed(hasher, element);
+            }
+            hasher.write_u8(u8::MAX);
+        }
+        ValueRef::Binary { subtype, bytes } => {
+            hasher.write_u8(subtype);
+            feed_text(hasher, bytes);
+        }
+        ValueRef::ObjectId(id) => hasher.write(&id.0),
+        ValueRef::Boolean(v) => hasher.write_u8(v.into()),
+        ValueRef::DateTime(v) => hasher.write_i64(v),
+        ValueRef::Timestamp(v) => {
+            hasher.write_u32(v.seconds);
+            hasher.write_u32(v.increment);
+        }
+        ValueRef::Regex { pattern, options } => {
+            feed_text(hasher, pattern.as_bytes());
+            feed_text(hasher, options.as_bytes());
+        }
+        ValueRef::DbPointer { namespace, id } => {
+            feed_text(hasher, namespace.as_bytes());
+            hasher.write(&id.0);
+        }
+        ValueRef::JavaScriptWithScope { code, scope } => {
+            feed_text(hasher, code.as_bytes());
+            feed_fields(hasher, scope);
+        }
+        ValueRef::MinKey | ValueRef::Undefined | ValueRef::Null | ValueRef::MaxKey => {}
+    }
+}
+
+/// The normal form of a number: an int64 if it is one, else the nearest double.
+/// Unequal decimals may share a double; equal numbers always do.
+fn feed_number(hasher: &mut impl Hasher, number: Number) {
+    if let Some(whole) = number.to_i64_exact() {
+        hasher.write_i64(whole);
+        return;
+    }
+    let double = number.to_f64();
+    hasher.write_u64(if double.is_nan() {
+        f64::NAN.to_bits()
+    } else {
+        double.to_bits()
+    });
+}
+
+fn feed_text(hasher: &mut impl Hasher, bytes: &[u8]) {
+    hasher.write_usize(bytes.len());
+    hasher.write(bytes);
+}
+
+fn feed_fields(hasher: &mut impl Hasher, doc: Doc<'_>) {
+    for element in doc.iter() {
+        feed_text(hasher, element.key_bytes());
+        feed(hasher, element.value());
+    }
+    hasher.write_u8(u8::MAX);
+}
+
+/// The server's 64-bit hash of a value, for hashed indexes and hashed shard keys.
+pub fn hashed_index_key(value: ValueRef<'_>) -> i64 {
+    let mut digest = Md5::new();
+    digest.update(HASH_SEED.to_le_bytes());
+    digest.update(canonical_type(value).to_le_bytes());
+    digest_content(&mut digest, value);
+    let hash: [u8; 16] = digest.finalize().into();
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash[..8]);
+    i64::from_le_bytes(first)
+}
+
+const HASH_SEED: i32 = 0;
+const END_OF_FIELDS: i32 = 0;
+
+/// The number by which the server's hash knows a type bracket.
+fn canonical_type(value: ValueRef<'_>) -> i32 {
+    match value.kind() {
+        Kind::MinKey => -1,
+        Kind::Undefined => 0,
+        Kind::Null => 5,
+        Kind::Double | Kind::Int32 | Kind::Int64 | Kind::Decimal128 => 10,
+        Kind::String | Kind::Symbol => 15,
+        Kind::Document => 20,
+        Kind::Array => 25,
+        Kind::Binary => 30,
+        Kind::ObjectId => 35,
+        Kind::Boolean => 40,
+        Kind::DateTime => 45,
+        Kind::Timestamp => 47,
+        Kind::Regex => 50,
+        Kind::DbPointer => 55,
+        Kind::JavaScript => 60,
+        Kind::JavaScriptWithScope => 65,
+        Kind::MaxKey => 127,
+    }
+}
+
+fn digest_content(digest: &mut Md5, value: ValueRef<'_>) {
+    match value {
+        ValueRef::Int32(v) => digest.update(i64::from(v).to_le_bytes()),
+        ValueRef::Int64(v) | ValueRef::DateTime(v) => digest.update(v.to_le_bytes()),
+        // The cast saturates and takes NaN to zero, as the server does.
+        ValueRef::Double(v) => digest.update((v as i64).to_le_bytes()),
+        ValueRef::Decimal128(v) => digest.update(decimal_to_i64(v).to_le_bytes()),
+        ValueRef::String(text) | ValueRef::Symbol(text) | ValueRef::JavaScript(text) => {
+            digest_string(digest, text);
+        }
+        ValueRef::Document(doc) => digest_fields(digest, doc),
+        ValueRef::Array(array) => digest_fields(digest, array.as_doc()),
+        ValueRef::Binary { subtype, bytes } => {
+            digest.update((bytes.len() as i32).to_le_bytes());
+            digest.update([subtype]);
+            digest.update(bytes);
+        }
+        ValueRef::ObjectId(id) => digest.update(id.0),
+        ValueRef::Boolean(v) => digest.update([u8::from(v)]),
+        ValueRef::Timestamp(v) => {
+            digest.update(v.increment.to_le_bytes());
+            digest.update(v.seconds.to_le_bytes());
+        }
+        ValueRef::Regex { pattern, options } => {
+            for text in [pattern, options] {
+                digest.update(text.as_bytes());
+                digest.update([0]);
+            }
+        }
+        ValueRef::DbPointer { namespace, id } => {
+            digest_string(digest, namespace);
+            digest.update(id.0);
+        }
+        ValueRef::JavaScriptWithScope { code, scope } => {
+            digest.update(code.as_bytes());
+            digest.update([0]);
+            digest_fields(digest, scope);
+        }
+        ValueRef::MinKey | ValueRef::Undefined | ValueRef::Null | ValueRef::MaxKey => {}
+    }
+}
+
+fn digest_string(digest: &mut Md5, text: &str) {
+    digest.update((text.len() as i32 + 1).to_le_bytes());
+    digest.update(text.as_bytes());
+    digest.update([0]);
+}
+
+fn digest_fields(digest: &mut Md5, doc: Doc<'_>) {
+    for element in doc.iter() {
+        let value = element.value();
+        digest.update(canonical_type(value).to_le_bytes());
+        digest.update(element.key_bytes());
+        digest.update([0]);
+        digest_content(digest, value);
+    }
+    digest.update(END_OF_FIELDS.to_le_bytes());
+}
+
+/// Unlike doubles, decimals are rounded, half to even.
+fn decimal_to_i64(stored: Decimal128) -> i64 {
+    let decimal = Decimal::from_bits(stored);
+    if decimal.is_nan() {
+        return 0;
+    }
+    let limit = if decimal.is_negative() {
+        i64::MIN
+    } else {
+        i64::MAX
+    };
+    decimal
+        .round_to_place(0, Rounding::HalfEven)
+        .to_i64_truncated()
+        .unwrap_or(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hashed_index_key;
+    use crate::bson::{DocBuf, DocWriter, ValueRef};
+    use crate::decimal::Decimal;
+
+    fn check(value: ValueRef<'_>, expected: i64) {
+        assert_eq!(hashed_index_key(value), expected, "{value:?}");
+    }
+
+    fn check_decimal(text: &str, expected: i64) {
+        let decimal = Decimal::parse(text).expect("the table holds decimals");
+        check(ValueRef::Decimal128(decimal.to_bits()), expected);
+    }
+
+    fn one_field(write: impl FnOnce(&mut DocWriter)) -> DocBuf {
+        let mut writer = DocWriter::new();
+        write(&mut writer);
+        writer.finish()
+    }
+
+    /// Every number here was answered by `$toHashedIndexKey` of `mongod` 6.0.5.
+    #[test]
+    fn hashes_as_the_server_does() {
+        use crate::bson::{ObjectId, Timestamp};
+        check(ValueRef::Int32(5), 4470791281878691347);
+        check(ValueRef::Int64(5), 4470791281878691347);
+        check(ValueRef::Double(5.0), 4470791281878691347);
+        check(ValueRef::Double(5.7), 4470791281878691347);
+        check(ValueRef::Double(-5.7), -1180238566395260968);
+        check(ValueRef::Double(f64::NAN), 4854801880128277513);
+        check(ValueRef::Double(f64::INFINITY), 921523596458303250);
+        check(ValueRef::Double(-1e20), 4532067210535695462);
+        for (text, expected) in [
+            ("5", 4470791281878691347),
+            ("5.2", 4470791281878691347),
+            ("5.7", -6504342592125989714),
+            ("5.5", -6504342592125989714),
+            ("4.5", 2433984061343616404),
+            ("-5.7", -4682066552107256369),
+            ("NaN", 4854801880128277513),
+            ("Infinity", 921523596458303250),
+            ("-1e40", 4532067210535695462),
+            ("9223372036854775807.4", 921523596458303250),
+        ] {
+            check_decimal(text, expected);
+        }
+        check(ValueRef::Null, 2338878944348059895);
+        check(ValueRef::Undefined, 40158834000849533);
+        check(ValueRef::MinKey, 7961148599568647290);
+        check(ValueRef::MaxKey, 5504842513779440750);
+        check(ValueRef::String("abc"), 8478485326885698097);
+        check(ValueRef::Symbol("abc"), 8478485326885698097);
+        check(ValueRef::JavaScript("abc"), -7453543509645499566);
+        check(ValueRef::ObjectId(ObjectId([0; 12])), -4293118519463489418);
+        check(ValueRef::Boolean(true), 6405873908747105701);
+        check(ValueRef::DateTime(-5), 978633222057449729);
+        let time = Timestamp {
+            seconds: 0,
+            increment: 7,
+        };
+        check(ValueRef::Timestamp(time), 8444957696929486647);
+        let (pattern, options) = ("a", "i");
+        check(ValueRef::Regex { pattern, options }, -1736204118293582337);
+        let pointer = ValueRef::DbPointer {
+            namespace: "n.s",
+            id: ObjectId([0; 12]),
+        };
+        check(pointer, -3957615004894547625);
+        for (subtype, bytes, expected) in [
+            (5, &b"abc"[..], 5646896599097355253),
+            (2, b"\x03\0\0\0abc", 9201357337759527400),
+        ] {
+            check(ValueRef::Binary { subtype, bytes }, expected);
+        }
+        let a_is_one = one_field(|writer| {
+            writer.append("a", 1);
+        });
+        check(ValueRef::from(&a_is_one), -8705610352600103477);
+        let with_scope = ValueRef::JavaScriptWithScope {
+            code: "abc",
+            scope: a_is_one.as_doc(),
+        };
+        check(with_scope, -3496656925519721149);
+        let nested = one_field(|writer| {
+            writer.begin_document("a").begin_array("b");
+            writer.push(1).push("x").push(ValueRef::Null);
+            writer.end().end();
+        });
+        check(ValueRef::from(&nested), 902207936210285912);
+        let array = crate::bson::ArrayBuf::from_iter([ValueRef::Int32(1)]);
+        check(ValueRef::from(&array), 2057342063119257436);
+    }
+}

@@ -1,0 +1,58 @@
+//! The key a record is stored under.
+
+use super::{Direction, KeyError, TypeBits, encode_into, skip_value};
+use crate::bson::ValueRef;
+use std::fmt;
+
+/// Where a record stands in its collection: the encoded `_id`, or the encoded
+/// fields the collection is clustered by and then the encoded `_id`. Byte order
+/// is the collection's natural order.
+///
+/// There are no type bits beside it: the document itself holds the exact values,
+/// and equal `_id`s are the same record whatever their types.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RecordKey(Box<[u8]>);
+
+impl RecordKey {
+    /// The record key of a collection clustered by `_id`.
+    pub fn from_id(id: ValueRef<'_>) -> Self {
+        let mut bytes = Vec::with_capacity(16);
+        encode_into(&mut bytes, &mut TypeBits::new(), id, Direction::Ascending);
+        Self(bytes.into())
+    }
+
+    /// Takes the bytes of a stored key.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Splits an index key into its encoded fields and the record key behind them.
+    pub fn split_off<'a>(
+        index_key: &'a [u8],
+        directions: &[Direction],
+    ) -> Result<(&'a [u8], &'a [u8]), KeyError> {
+        let mut at = 0;
+        for direction in directions {
+            at += skip_value(&index_key[at..], *direction)?;
+        }
+        Ok(index_key.split_at(at))
+    }
+}
+
+impl AsRef<[u8]> for RecordKey {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for RecordKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RecordKey(")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
+    }
+}

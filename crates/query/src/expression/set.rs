@@ -1,0 +1,181 @@
+//! Arrays as sets: `$setUnion`, `$setIntersection`, `$setDifference`,
+//! `$setEquals`, `$setIsSubset`, `$allElementsTrue`, `$anyElementTrue`.
+//!
+//! Elements are equal if they compare equal, so 1 and 1.0 are one element.
+//! Unions and intersections come out sorted, as the real server's do.
+
+use super::array::as_array;
+use super::node::{Evaluated, Frame, Node, truthy_value};
+use model::bson::{Array, ArrayBuf, ValueRef};
+use model::{Error, order};
+
+fn expect<'v>(
+    value: &'v Evaluated<'_>,
+    code: i32,
+    operator: &str,
+) -> Result<Array<'v>, Error> {
+    as_array(value).ok_or_else(|| {
+        Error::location(
+            code,
+            format!(
+                "All operands of {operator} must be arrays. One argument is of type: {}",
+                value.type_name()
+            ),
+        )
+    })
+}
+
+/// The elements in order, each once; of equal ones the first is kept.
+fn sorted_set(array: Array<'_>) -> Vec<ValueRef<'_>> {
+    let mut values: Vec<_> = array.iter().collect();
+    values.sort_by(|left, right| order::compare(*left, *right));
+    values.dedup_by(|later, earlier| order::compare(*later, *earlier).is_eq());
+    values
+}
+
+fn contains(set: &[ValueRef<'_>], value: ValueRef<'_>) -> bool {
+    set.binary_search_by(|known| order::compare(*known, value))
+        .is_ok()
+}
+
+pub(super) fn all_elements_true<'a>(
+    arguments: &'a [Node],
+    frame: &mut Frame<'a>,
+) -> Result<Evaluated<'a>, Error> {
+    let value = arguments[0].evaluate(frame)?;
+    let Some(array) = as_array(&value) else {
+        return Err(Error::location(
+            17040,
+            format!(
+                "$allElementsTrue's argument must be an array, but is {}",
+                value.type_name()
+            ),
+        ));
+    };
+    Ok(array.iter().all(truthy_value).into())
+}
+
+pub(super) fn any_element_true<'a>(
+    arguments: &'a [Node],
+    frame: &mut Frame<'a>,
+) -> Result<Evaluated<'a>, Error> {
+    let value = arguments[0].evaluate(frame)?;
+    let Some(array) = as_array(&value) else {
+        return Err(Error::location(
+            17041,
+            format!(
+                "$anyElementTrue's argument must be an array, but is {}",
+                value.type_name()
+            ),
+        ));
+    };
+    Ok(array.iter().any(truthy_value).into())
+}
+
+pub(super) fn union<'a>(
+    arguments: &'a [Node],
+    frame: &mut Frame<'a>,
+) -> Result<Evaluated<'a>, Error> {
+    let mut inputs = Vec::with_capacity(arguments.len());
+    for argument in arguments {
+        let value = argument.evaluate(frame)?;
+        if value.is_nullish() {
+            return Ok(Evaluated::null());
+        }
+        expect(&value, 17043, "$setUnion")?;
+        inputs.push(value);
+    }
+    let mut values: Vec<_> = inputs
+        .iter()
+        .filter_map(as_array)
+        .flat_map(Array::iter)
+        .collect();
+    values.sort_by(|left, right| order::compare(*left, *right));
+    values.dedup_by(|later, earlier| order::compare(*later, *earlier).is_eq());
+    Ok(values.into_iter().collect::<ArrayBuf>().into())
+}
+
+pub(super) fn intersection<'a>(
+    arguments: &'a [Node],
+    frame: &mut Frame<'a>,
+) -> Result<Evaluated<'a>, Error> {
+    let Some((first, others)) = arguments.split_first() else {
+        return Ok(ArrayBuf::new().into());
+    };
+    let first = first.evaluate(frame)?;
+    if first.is_nullish() {
+        return Ok(Evaluated::null());
+    }
+    let mut common = sorted_set(expect(&first, 17047, "$setIntersection")?);
+    for argument in others {
+        let value = argument.evaluate(frame)?;
+        if value.is_nullish() {
+            return Ok(Evaluated::null());
+        }
+        let set = sorted_set(expect(&value, 17047, "$setIntersection")?);
+        common.retain(|value| contains(&set, *value));
+        // Nothing can come back: later arguments are not looked at.
+        if common.is_empty() {
+            break;
+        }
+    }
+    Ok(common.into_iter().collect::<ArrayBuf>().into())
+}
+
+pub(super) fn difference<'a>(
+    arguments: &'a [Node],
+    frame: &mut Frame<'a>,
+) -> Result<Evaluated<'a>, Error> {
+    let left = arguments[0].evaluate(frame)?;
+    let right = arguments[1].evaluate(frame)?;
+    if left.is_nullish() || right.is_nullish() {
+        return Ok(Evaluated::null());
+    }
+    let from = expect(&left, 17048, "$setDifference")?;
+    let without = sorted_set(expect(&right, 17049, "$setDifference")?);
+    // Order is kept, repetitions are not.
+    let mut kept: Vec<ValueRef<'_>> = Vec::new();
+    let mut seen: Vec<ValueRef<'_>> = Vec::new();
+    for value in from.iter() {
+        if contains(&without, value) {
+            continue;
+        }
+        if let Err(at) = seen.binary_search_by(|known| order::compare(*known, value)) {
+            seen.insert(at, value);
+            kept.push(value);
+        }
+    }
+    Ok(kept.into_iter().collect::<ArrayBuf>().into())
+}
+
+pub(super) fn equals<'a>(
+    arguments: &'a [Node],
+    frame: &mut Frame<'a>,
+) -> Result<Evaluated<'a>, Error> {
+    let first = arguments[0].evaluate(frame)?;
+    let set = sorted_set(expect(&first, 17044, "$setEquals")?);
+    for argument in &arguments[1..] {
+        let value = argument.evaluate(frame)?;
+        let other = sorted_set(expect(&value, 17044, "$setEquals")?);
+        let equal = set.len() == other.len()
+            && set
+                .iter()
+                .zip(&other)
+                .all(|(left, right)| order::compare(*left, *right).is_eq());
+        if !equal {
+            return Ok(false.into());
+        }
+    }
+    Ok(true.into())
+}
+
+pub(super) fn is_subset<'a>(
+    arguments: &'a [Node],
+    frame: &mut Frame<'a>,
+) -> Result<Evaluated<'a>, Error> {
+    let left = arguments[0].evaluate(frame)?;
+    let right = arguments[1].evaluate(frame)?;
+    let part = expect(&left, 17046, "$setIsSubset")?;
+    let whole = sorted_set(expect(&right, 17042, "$setIsSubset")?);
+    Ok(part.iter().all(|value| contains(&whole, value)).into())
+}

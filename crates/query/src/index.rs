@@ -1,0 +1,185 @@
+//! What an index is: its definition, and the keys a document has in it.
+//!
+//! The definition is parsed once from the specification that `createIndexes`
+//! was given; the specification itself is kept, because `listIndexes` shows it.
+
+use crate::context::QueryContext;
+use crate::filter::Filter;
+use crate::index_keys::index_keys;
+use crate::path::Path;
+use model::bson::{Doc, DocBuf, ValueRef};
+use model::key::{Direction, KeyBuilder};
+use model::number::Number;
+use model::{Code, Error};
+
+/// How one field of an index is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FieldKind {
+    Ascending,
+    Descending,
+    /// The 64-bit hash of the value.
+    Hashed,
+}
+
+impl FieldKind {
+    pub fn direction(self) -> Direction {
+        match self {
+            FieldKind::Ascending | FieldKind::Hashed => Direction::Ascending,
+            FieldKind::Descending => Direction::Descending,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct IndexField {
+    pub path: Path,
+    pub kind: FieldKind,
+}
+
+#[derive(Clone, Debug)]
+pub struct IndexDefinition {
+    pub name: String,
+    /// As `listIndexes` shows it.
+    pub spec: DocBuf,
+    pub fields: Vec<IndexField>,
+    /// The fields' paths alone, for making keys.
+    paths: Vec<Path>,
+    pub unique: bool,
+    pub sparse: bool,
+    pub hidden: bool,
+    /// Only documents that match are in the index.
+    pub partial: Option<Filter>,
+    pub expire_after_seconds: Option<i64>,
+}
+
+/// The keys of one document in one index, sorted and without repetitions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DocumentKeys {
+    pub keys: Vec<EncodedKey>,
+    pub multikey: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EncodedKey {
+    pub fields: Vec<u8>,
+    pub type_bits: Vec<u8>,
+}
+
+fn damaged(what: &str) -> Error {
+    Error::new(
+        Code::CANNOT_CREATE_INDEX,
+        format!("the index specification is not valid: {what}"),
+    )
+}
+
+impl IndexDefinition {
+    /// Reads a specification that was checked before it was stored.
+    pub fn from_stored(spec: Doc<'_>) -> Result<Self, Error> {
+        let name = spec.get_str("name").ok_or_else(|| damaged("name"))?;
+        let key = spec.get_doc("key").ok_or_else(|| damaged("key"))?;
+        let mut fields = Vec::new();
+        for element in key.iter() {
+            let kind = match element.value() {
+                ValueRef::String("hashed") => FieldKind::Hashed,
+                value => match Number::of(value).map(Number::to_f64) {
+                    Some(number) if number < 0.0 => FieldKind::Descending,
+                    Some(_) => FieldKind::Ascending,
+                    None => return Err(damaged("key")),
+                },
+            };
+            fields.push(IndexField {
+                path: Path::new(element.key()),
+                kind,
+            });
+        }
+        let flag = |name| spec.get(name).is_some_and(model::number::is_truthy);
+        let partial = match spec.get_doc("partialFilterExpression") {
+            Some(filter) => Some(Filter::parse(filter, &QueryContext::new(0))?),
+            None => None,
+        };
+        let expire_after_seconds = spec
+            .get("expireAfterSeconds")
+            .and_then(Number::of)
+            .and_then(Number::to_i64_truncated);
+        Ok(Self {
+            name: name.to_owned(),
+            spec: spec.to_owned(),
+            paths: fields.iter().map(|field| field.path.clone()).collect(),
+            fields,
+            unique: flag("unique"),
+            sparse: flag("sparse"),
+            hidden: flag("hidden"),
+            partial,
+            expire_after_seconds,
+        })
+    }
+
+    /// The pattern, as in `{a: 1, b: -1}`.
+    pub fn key_pattern(&self) -> Doc<'_> {
+        self.spec
+            .as_doc()
+            .get_doc("key")
+            .expect("a definition is made from a specification with a key")
+    }
+
+    pub fn directions(&self) -> Vec<Direction> {
+        self.fields.iter().map(|f| f.kind.direction()).collect()
+    }
+
+    pub fn is_hashed(&self) -> bool {
+        self.fields.iter().any(|f| f.kind == FieldKind::Hashed)
+    }
+
+    /// Whether this is the index on `_id`, whose entries are the records.
+    pub fn is_id(&self) -> bool {
+        self.name == "_id_"
+    }
+
+    /// The keys that a document has in this index.
+    pub fn keys(&self, doc: Doc<'_>) -> Result<DocumentKeys, Error> {
+        let mut document_keys = DocumentKeys {
+            keys: Vec::new(),
+            multikey: false,
+        };
+        if let Some(partial) = &self.partial
+            && !partial.matches(doc)?
+        {
+            return Ok(document_keys);
+        }
+        let found = index_keys(&self.paths, doc)?;
+        document_keys.multikey = found.is_multikey();
+        if document_keys.multikey && self.is_hashed() {
+            return Err(Error::location(
+                16766,
+                "hashed indexes do not currently support array values",
+            ));
+        }
+        for key in found.keys() {
+            if self.sparse && !key.any_present {
+                continue;
+            }
+            let mut builder = KeyBuilder::new();
+            for (&value, field) in key.values.iter().zip(&self.fields) {
+                match field.kind {
+                    FieldKind::Hashed => {
+                        let hash = ValueRef::Int64(model::hash::hashed_index_key(value));
+                        builder.push(hash, Direction::Ascending);
+                    }
+                    FieldKind::Ascending | FieldKind::Descending => {
+                        builder.push(value, field.kind.direction());
+                    }
+                }
+            }
+            let (fields, type_bits) = builder.finish();
+            document_keys.keys.push(EncodedKey {
+                fields,
+                type_bits: type_bits.as_bytes().to_vec(),
+            });
+        }
+        if document_keys.keys.len() > 1 {
+            document_keys.keys.sort();
+            document_keys.keys.dedup_by(|a, b| a.fields == b.fields);
+        }
+        Ok(document_keys)
+    }
+}

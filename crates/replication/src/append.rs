@@ -1,0 +1,142 @@
+//! The writer: entries into the current segment, one write per group, a new segment
+//! when the current one is full.
+//!
+//! ```text
+//!   synced ≤ written ≤ last          synced ≤ applied's durable part
+//! ```
+//!
+//! A segment is synced before its successor is made, so that only the last one can
+//! have a torn tail.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::time::ClusterTime;
+
+use crate::disk::Fill;
+use crate::entry::{Entry, LogPosition, Term};
+use crate::log_state::LogState;
+use crate::segment::{Segment, SegmentHeader, stored_bytes};
+
+/// A buffer that one large entry has blown up is given back to the system.
+const BUFFER_BYTES_KEPT: usize = 4 << 20;
+
+pub(crate) struct Writer {
+    log: Arc<LogState>,
+    segment: Arc<Segment>,
+    /// Where the buffer will be written.
+    offset: u64,
+    buffer: Vec<u8>,
+    last: LogPosition,
+    last_time: ClusterTime,
+    last_term: Term,
+    synced: LogPosition,
+    /// When the oldest write that is not synced yet was made.
+    unsynced_since: Option<Instant>,
+}
+
+/// Where the log ends, as recovery found it.
+pub(crate) struct LogEnd {
+    pub last: LogPosition,
+    pub last_time: ClusterTime,
+    pub last_term: Term,
+    /// Behind the last entry in the last segment.
+    pub offset: u64,
+}
+
+impl Writer {
+    /// Everything up to `end` must be synced.
+    pub fn new(log: Arc<LogState>, end: &LogEnd) -> Self {
+        Self {
+            segment: log.active(),
+            log,
+            offset: end.offset,
+            buffer: Vec::new(),
+            last: end.last,
+            last_time: end.last_time,
+            last_term: end.last_term,
+            synced: end.last,
+            unsynced_since: None,
+        }
+    }
+
+    /// Adds an entry to what the next flush writes.
+    pub fn append(&mut self, entry: &Entry) -> io::Result<()> {
+        assert_eq!(entry.position, self.last.next(), "positions are dense");
+        assert!(entry.time > self.last_time, "times increase along the log");
+        let room = stored_bytes(entry.payload.len());
+        if self.offset + self.buffer.len() as u64 + room > self.segment.bytes {
+            self.rotate(entry, room)?;
+        }
+        let offset = self.offset + self.buffer.len() as u64;
+        self.segment.remember(entry.position, offset);
+        self.segment.encode(entry, self.synced, &mut self.buffer);
+        self.last = entry.position;
+        self.last_time = entry.time;
+        self.last_term = entry.term;
+        Ok(())
+    }
+
+    /// Writes what was appended. After an error the group must stop.
+    pub fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        self.segment.file.write_at(self.offset, &self.buffer)?;
+        let half = self.segment.bytes / 2;
+        let before = self.offset;
+        self.offset += self.buffer.len() as u64;
+        self.buffer.clear();
+        self.buffer.shrink_to(BUFFER_BYTES_KEPT);
+        self.unsynced_since.get_or_insert_with(Instant::now);
+        self.log.set_appended(self.last, self.offset);
+        if before < half && self.offset >= half {
+            // Time to have a spare segment ready.
+            self.log.want_maintenance();
+        }
+        Ok(())
+    }
+
+    /// Makes everything written stable. After an error the group must stop.
+    pub fn sync(&mut self) -> io::Result<()> {
+        if self.unsynced_since.is_some() {
+            self.segment.file.sync()?;
+            self.synced = self.last;
+            self.unsynced_since = None;
+        }
+        Ok(())
+    }
+
+    /// When the bytes that were written without a sync must be synced at the latest.
+    pub fn sync_due(&self) -> Option<Instant> {
+        let delay = Duration::from_millis(self.log.options.sync_delay_ms);
+        self.unsynced_since.map(|since| since + delay)
+    }
+
+    fn rotate(&mut self, next: &Entry, room: u64) -> io::Result<()> {
+        self.flush()?;
+        self.sync()?;
+        let current = &self.segment.header;
+        // A segment that is still empty is replaced by a larger one. It keeps its place
+        // in the row, and what it says about a gap.
+        let (sequence, previous) = if current.first == next.position {
+            (current.sequence, current.previous)
+        } else {
+            (current.sequence + 1, self.last)
+        };
+        let header = SegmentHeader {
+            group: current.group,
+            sequence,
+            first: next.position,
+            previous,
+            previous_time: self.last_time,
+            previous_term: self.last_term,
+            wall_ms: next.wall_ms,
+        };
+        self.segment = self.log.begin_segment(header, room, Fill::Reserved)?;
+        self.offset = crate::segment::HEADER_BYTES;
+        self.log.want_maintenance();
+        Ok(())
+    }
+}

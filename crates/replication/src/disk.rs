@@ -1,0 +1,179 @@
+//! The tiny port through which the log reaches a directory of files.
+//!
+//! Everything the log promises rests on these few operations, so that a second
+//! implementation ([`crate::simulated_disk`]) can take the power away between any
+//! two of them. What the log may rely on:
+//!
+//! - bytes written are readable at once, and stable after [`DiskFile::sync`];
+//! - created, renamed and removed names are stable after [`Disk::sync_directory`];
+//! - a rename replaces the target, and happens wholly or not at all;
+//! - writing bytes equal to those already there harms nothing, even when cut off;
+//! - a file that was removed stays readable through handles opened before.
+//!
+//! After a failed sync the state of unsynced bytes is unknown, for good: the
+//! kernel may have dropped them and call them clean. Nobody syncs again over it.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, fallocate};
+
+/// How the bytes of a new file come to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// Written with zeros and synced: slow to make, quick to sync later, because
+    /// overwriting written blocks changes no metadata.
+    Zeroed,
+    /// Only reserved: made at once, and every first write costs metadata.
+    Reserved,
+}
+
+/// One directory, flat.
+pub trait Disk: Send + Sync + 'static {
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Makes a file of `bytes` zeros. The name must not exist yet.
+    fn create(&self, name: &str, bytes: u64, fill: Fill) -> io::Result<Arc<dyn DiskFile>>;
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    fn remove(&self, name: &str) -> io::Result<()>;
+    fn sync_directory(&self) -> io::Result<()>;
+}
+
+/// An open file. Its size is fixed when it is created.
+pub trait DiskFile: Send + Sync {
+    fn bytes(&self) -> io::Result<u64>;
+    /// Fills all of `buffer` or fails.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Returns when all bytes written so far are stable.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A directory of the file system, locked against other processes while it is open.
+pub struct FileDisk {
+    path: PathBuf,
+    /// Holds the lock, and is what a directory sync is done on.
+    directory: File,
+}
+
+impl FileDisk {
+    /// Opens the directory, and makes it (with its parents) if it is not there.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        // The names of new directories must survive too, or the log goes with them.
+        let missing: Vec<_> = path.ancestors().take_while(|p| !p.exists()).collect();
+        std::fs::create_dir_all(&path)?;
+        for made in missing {
+            match made.parent() {
+                Some(parent) if parent != Path::new("") => File::open(parent)?.sync_all()?,
+                Some(_) | None => File::open(".")?.sync_all()?,
+            }
+        }
+        let directory = File::open(&path)?;
+        directory.try_lock().map_err(|refused| match refused {
+            TryLockError::WouldBlock => io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                format!("{} is in use by another process", path.display()),
+            ),
+            TryLockError::Error(error) => error,
+        })?;
+        Ok(Self { path, directory })
+    }
+
+    fn open_file(&self, options: &mut OpenOptions, name: &str) -> io::Result<File> {
+        options.read(true).write(true).open(self.path.join(name))
+    }
+}
+
+/// Written and synced in pieces, so that a group commit that happens meanwhile
+/// waits for a few megabytes at most.
+const ZERO_FILL_STEP_BYTES: usize = 1 << 20;
+const ZERO_FILL_STEPS_PER_SYNC: u64 = 4;
+
+fn zero_fill(file: &File, bytes: u64) -> io::Result<()> {
+    let zeros = vec![0u8; ZERO_FILL_STEP_BYTES];
+    let mut offset = 0;
+    let mut steps = 0;
+    while offset < bytes {
+        let step = (bytes - offset).min(ZERO_FILL_STEP_BYTES as u64);
+        file.write_all_at(&zeros[..step as usize], offset)?;
+        offset += step;
+        steps += 1;
+        if steps % ZERO_FILL_STEPS_PER_SYNC == 0 {
+            file.sync_data()?;
+        }
+    }
+    file.sync_all()
+}
+
+impl Disk for FileDisk {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            // A name that is not UTF-8 is not one of ours.
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn create(&self, name: &str, bytes: u64, fill: Fill) -> io::Result<Arc<dyn DiskFile>> {
+        let file = self.open_file(OpenOptions::new().create_new(true), name)?;
+        match fill {
+            Fill::Zeroed => zero_fill(&file, bytes)?,
+            Fill::Reserved => match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+                Ok(()) => file.sync_all()?,
+                // Some file systems cannot reserve; a file of the right size is enough.
+                Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+                    file.set_len(bytes)?;
+                    file.sync_all()?;
+                }
+                Err(error) => return Err(error.into()),
+            },
+        }
+        Ok(Arc::new(OpenFile { file }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let file = self.open_file(&mut OpenOptions::new(), name)?;
+        Ok(Arc::new(OpenFile { file }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.path.join(name))
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        self.directory.sync_all()
+    }
+}
+
+struct OpenFile {
+    file: File,
+}
+
+impl DiskFile for OpenFile {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}

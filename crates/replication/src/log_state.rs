@@ -1,0 +1,256 @@
+//! What the loop, the readers and the maintenance share about one log.
+//!
+//! ```text
+//!   first ≤ applied ≤ appended        first position … what `read` returns … what is written
+//! ```
+//!
+//! The list of segments has at least one element, and the last one is being written.
+//! Segment `i` holds the positions `header[i].first ..= header[i+1].previous`.
+//! Locks are held for a few lines, never over a read, a write or a sync.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use model::time::ClusterTime;
+use parking_lot::{Condvar, Mutex, RwLock};
+use tokio::sync::watch;
+
+use crate::clock::WallClock;
+use crate::disk::{Disk, DiskFile, Fill};
+use crate::entry::{Applied, Entry, LogPosition};
+use crate::options::Options;
+use crate::segment::{ENTRY_HEADER_BYTES, HEADER_BYTES, Segment, SegmentHeader};
+
+/// How far a group has come; see [`crate::Group::watch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub applied: LogPosition,
+    /// The time of the entry at `applied`.
+    pub time: ClusterTime,
+    /// False when nothing more will come: the group was closed, or stopped.
+    pub running: bool,
+}
+
+/// A file that is ready to become a segment.
+pub(crate) struct Spare {
+    pub name: String,
+    pub file: Arc<dyn DiskFile>,
+}
+
+/// What holds entries back from leaving the log.
+#[derive(Default)]
+pub(crate) struct Pins {
+    /// How many pins there are at each position.
+    pub counts: BTreeMap<LogPosition, u64>,
+    /// Everything up to here is leaving or has left the log.
+    pub trimmed: LogPosition,
+}
+
+#[derive(Default)]
+pub(crate) struct MaintenanceSignal {
+    pub wanted: bool,
+    pub closing: bool,
+}
+
+pub(crate) struct LogState {
+    pub options: Options,
+    pub disk: Arc<dyn Disk>,
+    pub wall: Arc<dyn WallClock>,
+    pub segments: RwLock<Vec<Arc<Segment>>>,
+    pub tail: Mutex<Tail>,
+    pub pins: Mutex<Pins>,
+    pub spares: Mutex<Vec<Spare>>,
+    spare_number: AtomicU64,
+    pub progress: watch::Sender<Progress>,
+    appended: AtomicU64,
+    applied: AtomicU64,
+    /// How much of the segment being written is used.
+    written_bytes: AtomicU64,
+    /// Set once, when the group stops for good.
+    pub stop_reason: OnceLock<Arc<str>>,
+    pub maintenance_signal: Mutex<MaintenanceSignal>,
+    pub maintenance_wakeup: Condvar,
+}
+
+pub(crate) const SPARE_PREFIX: &str = "spare-";
+
+impl LogState {
+    pub fn new(options: Options, disk: Arc<dyn Disk>, wall: Arc<dyn WallClock>) -> Self {
+        let tail = Tail::new(options.tail_bytes_max);
+        Self {
+            options,
+            disk,
+            wall,
+            segments: RwLock::new(Vec::new()),
+            tail: Mutex::new(tail),
+            pins: Mutex::default(),
+            spares: Mutex::default(),
+            spare_number: AtomicU64::new(0),
+            progress: watch::Sender::new(Progress {
+                applied: LogPosition::BEFORE_FIRST,
+                time: ClusterTime::ZERO,
+                running: true,
+            }),
+            appended: AtomicU64::new(0),
+            applied: AtomicU64::new(0),
+            written_bytes: AtomicU64::new(0),
+            stop_reason: OnceLock::new(),
+            maintenance_signal: Mutex::default(),
+            maintenance_wakeup: Condvar::new(),
+        }
+    }
+
+    pub fn appended(&self) -> LogPosition {
+        LogPosition::new(self.appended.load(Ordering::Acquire))
+    }
+
+    pub fn applied(&self) -> LogPosition {
+        LogPosition::new(self.applied.load(Ordering::Acquire))
+    }
+
+    pub fn first(&self) -> LogPosition {
+        self.segments.read()[0].header.first
+    }
+
+    pub fn active(&self) -> Arc<Segment> {
+        let segments = self.segments.read();
+        segments[segments.len() - 1].clone()
+    }
+
+    pub fn written_bytes(&self) -> u64 {
+        self.written_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The log ends with `position`, at `written_bytes` of the last segment.
+    pub fn set_appended(&self, position: LogPosition, written_bytes: u64) {
+        self.appended.store(position.get(), Ordering::Release);
+        self.written_bytes.store(written_bytes, Ordering::Relaxed);
+    }
+
+    /// Lets readers see what has been applied.
+    pub fn publish(&self, applied: Applied) {
+        self.applied
+            .store(applied.position.get(), Ordering::Release);
+        self.progress.send_modify(|progress| {
+            progress.applied = applied.position;
+            progress.time = applied.time;
+        });
+    }
+
+    pub fn want_maintenance(&self) {
+        self.maintenance_signal.lock().wanted = true;
+        self.maintenance_wakeup.notify_one();
+    }
+
+    pub fn spare_names_begin_after(&self, number: u64) {
+        self.spare_number.fetch_max(number + 1, Ordering::Relaxed);
+    }
+
+    pub fn next_spare_name(&self) -> String {
+        let number = self.spare_number.fetch_add(1, Ordering::Relaxed);
+        format!("{SPARE_PREFIX}{number:016x}.seg")
+    }
+
+    /// Makes a segment ready for entries: header and name are stable when it returns,
+    /// and it is the last in the list. `room` is what its first entry needs.
+    ///
+    /// Until the rename it is a spare, so that a crash in between leaves nothing that
+    /// could be taken for a part of the log.
+    pub fn begin_segment(
+        &self,
+        header: SegmentHeader,
+        room: u64,
+        fill: Fill,
+    ) -> io::Result<Arc<Segment>> {
+        let bytes = self
+            .options
+            .segment_bytes
+            .max((HEADER_BYTES + room).next_multiple_of(HEADER_BYTES));
+        let spare = if bytes == self.options.segment_bytes {
+            self.spares.lock().pop()
+        } else {
+            None
+        };
+        let spare = match spare {
+            Some(spare) => spare,
+            None => {
+                let name = self.next_spare_name();
+                let file = self.disk.create(&name, bytes, fill)?;
+                Spare { name, file }
+            }
+        };
+        spare.file.write_at(0, &header.encode())?;
+        spare.file.sync()?;
+        self.disk.rename(&spare.name, &header.name())?;
+        self.disk.sync_directory()?;
+
+        let segment = Arc::new(Segment::new(header, spare.file, bytes));
+        let mut segments = self.segments.write();
+        // An empty segment that was too small for the entry has just been replaced.
+        if segments
+            .last()
+            .is_some_and(|last| last.name == segment.name)
+        {
+            segments.pop();
+        }
+        segments.push(segment.clone());
+        Ok(segment)
+    }
+}
+
+/// The newest applied entries, without holes.
+pub(crate) struct Tail {
+    entries: VecDeque<Entry>,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl Tail {
+    fn new(bytes_max: usize) -> Self {
+        Self {
+            entries: VecDeque::new(),
+            bytes: 0,
+            bytes_max,
+        }
+    }
+
+    pub fn push(&mut self, entry: Entry) {
+        debug_assert!(
+            self.entries
+                .back()
+                .is_none_or(|last| last.position.next() == entry.position),
+            "the tail has no holes"
+        );
+        self.bytes += memory_bytes(&entry);
+        self.entries.push_back(entry);
+        while self.bytes > self.bytes_max
+            && let Some(oldest) = self.entries.pop_front()
+        {
+            self.bytes -= memory_bytes(&oldest);
+        }
+    }
+
+    /// Entries after a position, if the tail reaches back to it: at least one, then as
+    /// many as stay within `bytes_max`.
+    pub fn read(&self, after: LogPosition, bytes_max: usize) -> Option<Vec<Entry>> {
+        let front = self.entries.front()?.position;
+        let skip = after.next().get().checked_sub(front.get())?;
+        let mut taken = Vec::new();
+        let mut bytes = 0usize;
+        for entry in self.entries.iter().skip(usize::try_from(skip).ok()?) {
+            bytes += memory_bytes(entry);
+            if !taken.is_empty() && bytes > bytes_max {
+                break;
+            }
+            taken.push(entry.clone());
+        }
+        Some(taken)
+    }
+}
+
+/// What an entry counts for in limits of memory.
+pub(crate) fn memory_bytes(entry: &Entry) -> usize {
+    entry.payload.len() + ENTRY_HEADER_BYTES
+}

@@ -1,0 +1,281 @@
+//! Opening a log: find its segments, cut a torn tail, replay what the state lacks.
+//!
+//! ```text
+//!   list ─► headers, contiguous? ─► last segment: walk, search behind ─► repair, sync
+//!        ─► state ahead? record a gap ─► state behind? replay ─► ready
+//! ```
+//!
+//! - Only the last segment is read whole. Earlier ones were complete when it was made;
+//!   their entries are checked whenever they are read.
+//! - ⚑ What was found, names and bytes, is made stable before any of it is applied: the
+//!   process may have died between write and sync. Bytes are even written again, because
+//!   after a failed sync the kernel shows bytes that it no longer means to write.
+//! - ⚑ Everything behind the end is overwritten with zeros. Whole entries there would be
+//!   reconnected to the log by an entry of the same length as the torn one before them.
+//!   Torn ones could become whole: if the next entry in their place has some blocks in
+//!   common with them, and the power goes again when only those have been written.
+//! - ⚑ If the state is ahead of the log (entries were applied before their sync, and a
+//!   power cut took them from the log but not from the state), the state is synced, so
+//!   that it cannot fall back behind that point again, and a new segment begins after
+//!   it. Its header records the gap, and reading across it is an error.
+//! - All of this can be cut off and done again: it changes nothing that was whole.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use model::time::ClusterTime;
+
+use crate::append::LogEnd;
+use crate::disk::Fill;
+use crate::entry::{Applied, Committed, LogPosition, Term};
+use crate::error::{Error, ReadError};
+use crate::log_state::{LogState, SPARE_PREFIX, Spare};
+use crate::segment::{Found, HEADER_BYTES, Segment, SegmentHeader};
+use crate::state_machine::{StateMachine, Syncer};
+
+/// How much is replayed in one batch.
+const REPLAY_BYTES: usize = 4 << 20;
+/// Spare files beyond this are removed.
+pub(crate) const SPARES_MAX: usize = 2;
+
+/// Brings log and state to the same position and returns where the log ends.
+pub(crate) fn recover<S: StateMachine>(
+    log: &LogState,
+    state: &mut S,
+    syncer: &mut Syncer,
+) -> Result<LogEnd, Error> {
+    let segments = find_segments(log)?;
+    // The names that were found may be those that a dying process had just given.
+    log.disk
+        .sync_directory()
+        .map_err(Error::disk("syncing the log's directory"))?;
+    let applied = state.applied();
+    let mut end = if segments.is_empty() {
+        if applied > LogPosition::BEFORE_FIRST {
+            return Err(Error::LogMissing { applied });
+        }
+        create(log)?
+    } else {
+        check_row(&segments)?;
+        *log.segments.write() = segments;
+        repair_end(&log.active())?
+    };
+    log.set_appended(end.last, end.offset);
+    if applied > end.last {
+        end = record_gap(log, &end, applied, state.applied_time(), syncer)?;
+    }
+    replay(log, state, applied, &end)?;
+    Ok(end)
+}
+
+fn find_segments(log: &LogState) -> Result<Vec<Arc<Segment>>, Error> {
+    let mut segments = Vec::new();
+    let mut names = log.disk.list().map_err(Error::disk("listing the log"))?;
+    names.sort();
+    for name in names {
+        let Some(stem) = name.strip_suffix(".seg") else {
+            continue;
+        };
+        if stem.starts_with("log-") {
+            let file = log.disk.open(&name);
+            let file = file.map_err(Error::disk(format!("opening {name}")))?;
+            segments.push(Arc::new(Segment::open(&name, file, log.options.group)?));
+        } else if let Some(number) = stem.strip_prefix(SPARE_PREFIX) {
+            if let Ok(number) = u64::from_str_radix(number, 16) {
+                log.spare_names_begin_after(number);
+            }
+            keep_or_remove_spare(log, name)?;
+        }
+    }
+    segments.sort_by_key(|segment| segment.header.first);
+    Ok(segments)
+}
+
+fn keep_or_remove_spare(log: &LogState, name: String) -> Result<(), Error> {
+    let action = || format!("taking over {name}");
+    let file = log.disk.open(&name).map_err(Error::disk(action()))?;
+    let bytes = file.bytes().map_err(Error::disk(action()))?;
+    let mut spares = log.spares.lock();
+    if bytes == log.options.segment_bytes && spares.len() < SPARES_MAX {
+        spares.push(Spare { name, file });
+        return Ok(());
+    }
+    log.disk.remove(&name).map_err(Error::disk(action()))
+}
+
+/// Each segment must begin where the one before it ends.
+fn check_row(segments: &[Arc<Segment>]) -> Result<(), Error> {
+    for pair in segments.windows(2) {
+        let (earlier, later) = (&pair[0].header, &pair[1].header);
+        if later.previous.next() < earlier.first || later.sequence != earlier.sequence + 1 {
+            return Err(Error::Corrupt {
+                file: pair[1].name.clone(),
+                detail: format!("it does not follow {}", pair[0].name),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn create(log: &LogState) -> Result<LogEnd, Error> {
+    let header = SegmentHeader {
+        group: log.options.group,
+        sequence: 1,
+        first: LogPosition::new(1),
+        previous: LogPosition::BEFORE_FIRST,
+        previous_time: ClusterTime::ZERO,
+        previous_term: Term::new(0),
+        wall_ms: log.wall.now_ms(),
+    };
+    log.begin_segment(header, 0, Fill::Zeroed)
+        .map_err(Error::disk("creating the log"))?;
+    Ok(LogEnd {
+        last: LogPosition::BEFORE_FIRST,
+        last_time: ClusterTime::ZERO,
+        last_term: Term::new(0),
+        offset: HEADER_BYTES,
+    })
+}
+
+/// Finds the end of the last segment and makes it stable.
+fn repair_end(segment: &Segment) -> Result<LogEnd, Error> {
+    let failed = || Error::disk(format!("recovering {}", segment.name));
+    let header = &segment.header;
+    let mut end = LogEnd {
+        last: header.first.previous(),
+        last_time: header.previous_time,
+        last_term: header.previous_term,
+        offset: HEADER_BYTES,
+    };
+    // The entries that may not have been synced begin here.
+    let mut unsynced = VecDeque::new();
+    let mut walk = segment.walk(header.first);
+    let why = loop {
+        match walk.step().map_err(failed())? {
+            Found::Entry(found) => {
+                unsynced.push_back((found.entry.position, found.offset));
+                while unsynced
+                    .pop_front_if(|(position, _)| *position <= found.synced)
+                    .is_some()
+                {}
+                end.last = found.entry.position;
+                end.last_time = found.entry.time;
+                end.last_term = found.entry.term;
+            }
+            Found::Nothing => break "nothing is written here",
+            Found::NotAnEntry(why) => break why,
+        }
+    };
+    end.offset = walk.offset();
+    let next = end.last.next();
+    let stragglers = segment.search_after(next, end.offset).map_err(failed())?;
+    if stragglers.synced_max >= next {
+        return Err(Error::Corrupt {
+            file: segment.name.clone(),
+            detail: format!(
+                "position {next} at byte {}: {why}, yet a later entry says that it was synced",
+                end.offset
+            ),
+        });
+    }
+    if stragglers.used_end > end.offset {
+        tracing::info!(segment = segment.name, position = %next, "clearing what follows the end of the log");
+    }
+    let start = unsynced.front().map_or(end.offset, |(_, offset)| *offset);
+    rewrite(segment, start, end.offset, stragglers.used_end).map_err(failed())?;
+    Ok(end)
+}
+
+/// Writes `start..end` again as it is and zeros into `end..zero_end`, then syncs.
+fn rewrite(segment: &Segment, start: u64, end: u64, zero_end: u64) -> io::Result<()> {
+    let mut bytes = vec![0u8; (zero_end - start) as usize];
+    segment
+        .file
+        .read_at(start, &mut bytes[..(end - start) as usize])?;
+    if !bytes.is_empty() {
+        segment.file.write_at(start, &bytes)?;
+    }
+    segment.file.sync()
+}
+
+fn record_gap(
+    log: &LogState,
+    end: &LogEnd,
+    applied: LogPosition,
+    applied_time: Option<ClusterTime>,
+    syncer: &mut Syncer,
+) -> Result<LogEnd, Error> {
+    let durable = syncer().map_err(Error::StateMachine)?;
+    assert!(
+        durable >= applied,
+        "a sync covers what was applied before it"
+    );
+    tracing::warn!(
+        log_end = %end.last, applied = %applied,
+        "the state is ahead of the log after a power cut: writes that did not ask for a sync are kept, but cannot be read from the log"
+    );
+    let header = SegmentHeader {
+        group: log.options.group,
+        sequence: log.active().header.sequence + 1,
+        first: applied.next(),
+        previous: end.last,
+        previous_time: end.last_time.max(applied_time.unwrap_or(ClusterTime::ZERO)),
+        previous_term: end.last_term,
+        wall_ms: log.wall.now_ms(),
+    };
+    log.begin_segment(header, 0, Fill::Reserved)
+        .map_err(Error::disk("continuing the log after a gap"))?;
+    log.set_appended(applied, HEADER_BYTES);
+    Ok(LogEnd {
+        last: applied,
+        last_time: header.previous_time,
+        last_term: header.previous_term,
+        offset: HEADER_BYTES,
+    })
+}
+
+fn replay<S: StateMachine>(
+    log: &LogState,
+    state: &mut S,
+    applied: LogPosition,
+    end: &LogEnd,
+) -> Result<(), Error> {
+    let mut reached = applied;
+    while reached < end.last {
+        let entries = log
+            .read_files(reached, end.last, REPLAY_BYTES)
+            .map_err(|error| match error {
+                ReadError::TooOld { first, .. } => Error::StateTooOld { applied, first },
+                ReadError::Gap { after, next } => Error::Corrupt {
+                    file: "the state machine".to_owned(),
+                    detail: format!(
+                        "it holds entries up to {applied}, but had synced up to {}, and {after} to {next} are not in the log",
+                        next.previous()
+                    ),
+                },
+                other => Error::Corrupt {
+                    file: "the log".to_owned(),
+                    detail: other.to_string(),
+                },
+            })?;
+        let mut batch: Vec<Committed<S::Companion>> = entries
+            .into_iter()
+            .map(|entry| Committed {
+                entry,
+                companion: None,
+            })
+            .collect();
+        state.apply(&mut batch).map_err(Error::StateMachine)?;
+        let mut tail = log.tail.lock();
+        for committed in batch {
+            reached = committed.entry.position;
+            tail.push(committed.entry);
+        }
+    }
+    log.publish(Applied {
+        position: end.last,
+        time: end.last_time,
+    });
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! Trimming and recycling: what leaves the log, and where new segments come from.
+//!
+//! A pass of the maintenance does two things:
+//!
+//! 1. **Trim.** The oldest segments leave while the log is larger than its window and
+//!    they are older than its age, no pin needs them, and the state machine has been
+//!    synced past them; it is synced here if that is all that is missing.
+//! 2. **Prepare.** When the current segment is half full there must be a spare, so that
+//!    the loop never waits for zeros to be written.
+//!
+//! ```text
+//!   log-A.seg ──rename──► spare-N.seg ──header, sync, rename──► log-B.seg
+//!             in the list until here       (in `log_state.rs`, by the loop)
+//! ```
+//!
+//! Segments leave oldest first, each rename stable before the next, so that no crash
+//! leaves a hole. A segment that a reader still holds is not recycled but removed: the
+//! reader keeps its handle, and its bytes stay what they were.
+//!
+//! The maintenance has a thread of its own; the only thing it shares with the loop
+//! for long is the disk. A rename or a creation that fails is logged and tried again in
+//! the next pass, because nothing depends on it. A failed sync, of the state or of the
+//! directory, stops the group: what the disk holds is unknown from then on.
+
+use std::sync::Arc;
+
+use crate::disk::Fill;
+use crate::entry::LogPosition;
+use crate::error::ReadError;
+use crate::log_state::{LogState, Spare};
+use crate::recovery::SPARES_MAX;
+use crate::segment::Segment;
+use crate::state_machine::Syncer;
+
+pub(crate) struct Maintenance {
+    log: Arc<LogState>,
+    syncer: Syncer,
+    /// The state machine is durable up to here.
+    state_synced: LogPosition,
+}
+
+impl Maintenance {
+    pub fn new(log: Arc<LogState>, syncer: Syncer) -> Self {
+        Self {
+            log,
+            syncer,
+            state_synced: LogPosition::BEFORE_FIRST,
+        }
+    }
+
+    /// Trims and prepares. An error is the reason for which the group must stop.
+    pub fn pass(&mut self) -> Result<(), String> {
+        while let Some((segment, last)) = self.oldest_outside_window() {
+            if last > self.state_synced {
+                self.state_synced = (self.syncer)()
+                    .map_err(|error| format!("syncing the state machine: {error}"))?;
+                if last > self.state_synced {
+                    break;
+                }
+            }
+            if !self.claim(last) {
+                break;
+            }
+            let name = self.log.next_spare_name();
+            if let Err(error) = self.log.disk.rename(&segment.name, &name) {
+                tracing::warn!(%error, "a segment could not leave the log, trying again later");
+                break;
+            }
+            // Until this is stable, the next one must not go: there would be a hole.
+            self.log
+                .disk
+                .sync_directory()
+                .map_err(|error| format!("syncing the log's directory: {error}"))?;
+            self.log.segments.write().remove(0);
+            if let Err(error) = self.recycle(segment, name) {
+                tracing::warn!(%error, "a segment that left the log could not be removed");
+            }
+        }
+        if let Err(error) = self.prepare_spare() {
+            tracing::warn!(%error, "a spare segment could not be prepared, trying again later");
+        }
+        Ok(())
+    }
+
+    /// The oldest segment and its last position, if neither size nor age keeps it.
+    fn oldest_outside_window(&self) -> Option<(Arc<Segment>, LogPosition)> {
+        let segments = self.log.segments.read();
+        let [oldest, next, ..] = segments.as_slice() else {
+            return None;
+        };
+        let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
+        let age_ms = self.log.wall.now_ms().saturating_sub(next.header.wall_ms);
+        let keep = bytes <= self.log.options.window_bytes || age_ms < self.log.options.window_ms;
+        (!keep).then(|| (oldest.clone(), next.header.previous))
+    }
+
+    /// Announces that everything up to `last` leaves, unless a pin needs some of it.
+    fn claim(&self, last: LogPosition) -> bool {
+        let mut pins = self.log.pins.lock();
+        if pins
+            .counts
+            .first_key_value()
+            .is_some_and(|(after, _)| *after < last)
+        {
+            return false;
+        }
+        pins.trimmed = pins.trimmed.max(last);
+        true
+    }
+
+    /// Makes a spare of a segment that is in the list no longer.
+    fn recycle(&self, segment: Arc<Segment>, name: String) -> std::io::Result<()> {
+        let log = &self.log;
+        let wanted =
+            segment.bytes == log.options.segment_bytes && log.spares.lock().len() < SPARES_MAX;
+        // Out of the list, nobody can come to hold it who does not hold it now.
+        match Arc::into_inner(segment) {
+            Some(segment) if wanted => {
+                let file = segment.file;
+                log.spares.lock().push(Spare { name, file });
+                Ok(())
+            }
+            Some(_) | None => log.disk.remove(&name),
+        }
+    }
+
+    fn prepare_spare(&self) -> std::io::Result<()> {
+        let log = &self.log;
+        let active = log.active();
+        if log.written_bytes() < active.bytes / 2 || !log.spares.lock().is_empty() {
+            return Ok(());
+        }
+        let name = log.next_spare_name();
+        match log
+            .disk
+            .create(&name, log.options.segment_bytes, Fill::Zeroed)
+        {
+            Ok(file) => {
+                log.spares.lock().push(Spare { name, file });
+                Ok(())
+            }
+            Err(error) => {
+                // What there is of it takes up space; if it cannot be removed now, it
+                // is when the log is opened the next time.
+                let _ = log.disk.remove(&name);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Keeps the entries after a position in the log until it is dropped.
+pub struct Pin {
+    log: Arc<LogState>,
+    after: LogPosition,
+}
+
+impl Pin {
+    pub(crate) fn new(log: Arc<LogState>, after: LogPosition) -> Result<Self, ReadError> {
+        let first = log.first();
+        {
+            let mut pins = log.pins.lock();
+            if after < pins.trimmed || after.next() < first {
+                return Err(ReadError::TooOld {
+                    after,
+                    first: first.max(pins.trimmed.next()),
+                });
+            }
+            *pins.counts.entry(after).or_insert(0) += 1;
+        }
+        Ok(Self { log, after })
+    }
+
+    pub fn after(&self) -> LogPosition {
+        self.after
+    }
+
+    /// Gives up the entries up to `after`. A pin never goes back.
+    pub fn advance(&mut self, after: LogPosition) {
+        if after > self.after {
+            *self.log.pins.lock().counts.entry(after).or_insert(0) += 1;
+            self.release();
+            self.after = after;
+        }
+    }
+
+    fn release(&self) {
+        let mut pins = self.log.pins.lock();
+        if let Some(count) = pins.counts.get_mut(&self.after) {
+            *count -= 1;
+            if *count == 0 {
+                pins.counts.remove(&self.after);
+            }
+        }
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.release();
+        self.log.want_maintenance();
+    }
+}

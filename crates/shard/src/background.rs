@@ -1,0 +1,39 @@
+//! Work that goes on while the shard serves: storage maintenance, expiry of
+//! documents, timeouts of cursors.
+//!
+//! One task owns all of it and ends when a shutdown begins; its parent waits for
+//! it. Each pass is bounded, so a shutdown never waits long.
+
+use crate::Shard;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
+/// Keys that one maintenance pass may touch.
+const MAINTENANCE_BUDGET: usize = 20_000;
+
+impl Shard {
+    pub fn spawn_background(self: &Arc<Self>) -> JoinHandle<()> {
+        let shard = self.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = shard.shutdown_begun() => {}
+                () = maintenance(&shard) => {}
+            }
+        })
+    }
+}
+
+async fn maintenance(shard: &Arc<Shard>) {
+    let mut ticks = tokio::time::interval(MAINTENANCE_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let maintained = tokio::task::block_in_place(|| shard.store.maintain(MAINTENANCE_BUDGET));
+        if let Err(error) = maintained {
+            tracing::error!("storage maintenance failed: {error}");
+            return;
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The catalog: which collections and indexes exist, and under which ids.
+//!
+//! Each collection is one BSON document in the engine's meta space, written
+//! only through the log. In memory the catalog is an immutable map that is
+//! replaced as a whole; readers take the current one without a lock. It is
+//! replaced by the log's loop when a catalog document is *applied*, so that
+//! every member follows the same way.
+//!
+//! ```text
+//!   DDL command ─► gate (exclusive) ─► propose PutMeta ─► applied: map replaced ─► gate open
+//!   write       ─► gate (shared)    ─► evaluate with the indexes of this moment ─► append
+//! ```
+//!
+//! Invariant: an entry is always evaluated with the catalog that holds at its
+//! place in the log. The gate of the collection gives it: writers hold it shared
+//! from looking up the collection until their entry is appended; who changes the
+//! collection holds it exclusively until the change is applied.
+
+mod document;
+
+pub(crate) use document::{CatalogKey, IndexState, NextIds};
+
+use arc_swap::ArcSwap;
+use model::Namespace;
+use model::bson::DocBuf;
+use model::ids::{CollectionId, IndexId, Uuid};
+use query::index::IndexDefinition;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::RwLock;
+
+/// One collection as of some catalog version.
+#[derive(Debug)]
+pub(crate) struct Collection {
+    pub(crate) id: CollectionId,
+    pub(crate) uuid: Uuid,
+    pub(crate) namespace: Namespace,
+    /// What `create` was given, as `listCollections` shows it.
+    pub(crate) options: DocBuf,
+    /// The index on `_id` comes first; building ones are included.
+    pub(crate) indexes: Vec<Arc<Index>>,
+    /// Survives catalog versions: see the invariant above.
+    pub(crate) gate: Arc<RwLock<()>>,
+}
+
+/// One index of a collection.
+#[derive(Debug)]
+pub(crate) struct Index {
+    /// The id index has none: records are clustered by `_id` themselves.
+    pub(crate) id: Option<IndexId>,
+    pub(crate) definition: IndexDefinition,
+    pub(crate) state: IndexState,
+    /// Whether some document ever had several keys in it. Set before the first
+    /// such entry is appended and never taken back, so a reader that took its
+    /// snapshot first and looks here afterwards can trust a `false`.
+    pub(crate) multikey: Arc<AtomicBool>,
+    /// Lookups since the start, for `$indexStats`.
+    pub(crate) accesses: Arc<std::sync::atomic::AtomicU64>,
+    pub(crate) accesses_since_ms: i64,
+}
+
+impl Index {
+    pub(crate) fn is_multikey(&self) -> bool {
+        self.multikey.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.state == IndexState::Ready
+    }
+}
+
+impl Collection {
+    pub(crate) fn index_by_name(&self, name: &str) -> Option<&Arc<Index>> {
+        self.indexes
+            .iter()
+            .find(|index| index.definition.name == name)
+    }
+
+    /// Indexes with entries of their own, which every write maintains.
+    pub(crate) fn secondary_indexes(&self) -> impl Iterator<Item = (IndexId, &Arc<Index>)> {
+        self.indexes
+            .iter()
+            .filter_map(|index| index.id.map(|id| (id, index)))
+    }
+}
+
+/// The catalog at one moment.
+#[derive(Default)]
+pub(crate) struct CatalogVersion {
+    by_namespace: BTreeMap<Namespace, Arc<Collection>>,
+    by_id: BTreeMap<CollectionId, Arc<Collection>>,
+}
+
+impl CatalogVersion {
+    pub(crate) fn get(&self, namespace: &Namespace) -> Option<&Arc<Collection>> {
+        self.by_namespace.get(namespace)
+    }
+
+    pub(crate) fn by_id(&self, id: CollectionId) -> Option<&Arc<Collection>> {
+        self.by_id.get(&id)
+    }
+
+    pub(crate) fn collections(&self) -> impl Iterator<Item = &Arc<Collection>> {
+        self.by_namespace.values()
+    }
+
+    pub(crate) fn database<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> impl Iterator<Item = &'a Arc<Collection>> {
+        self.collections()
+            .filter(move |collection| collection.namespace.database() == name)
+    }
+
+    fn put(&mut self, collection: Collection) {
+        let collection = Arc::new(collection);
+        self.by_namespace
+            .insert(collection.namespace.clone(), collection.clone());
+        self.by_id.insert(collection.id, collection);
+    }
+
+    pub(crate) fn database_exists(&self, name: &str) -> bool {
+        self.database(name).next().is_some()
+    }
+}
+
+/// The current catalog, and the way to replace it.
+pub(crate) struct Catalog {
+    current: ArcSwap<CatalogVersion>,
+}
+
+impl Catalog {
+    pub(crate) fn new(collections: Vec<Collection>) -> Self {
+        let mut version = CatalogVersion::default();
+        for collection in collections {
+            version.put(collection);
+        }
+        Self {
+            current: ArcSwap::from_pointee(version),
+        }
+    }
+
+    pub(crate) fn current(&self) -> arc_swap::Guard<Arc<CatalogVersion>> {
+        self.current.load()
+    }
+
+    pub(crate) fn get(&self, namespace: &Namespace) -> Option<Arc<Collection>> {
+        self.current.load().get(namespace).cloned()
+    }
+
+    pub(crate) fn by_id(&self, id: CollectionId) -> Option<Arc<Collection>> {
+        self.current.load().by_id(id).cloned()
+    }
+
+    /// Takes over an applied catalog document. Called by the log's loop only,
+    /// one change at a time.
+    pub(crate) fn applied(&self, id: CollectionId, collection: Option<Collection>) {
+        let current = self.current.load();
+        let mut version = CatalogVersion {
+            by_namespace: current.by_namespace.clone(),
+            by_id: current.by_id.clone(),
+        };
+        let previous = version.by_id.remove(&id);
+        if let Some(previous) = &previous {
+            version.by_namespace.remove(&previous.namespace);
+        }
+        if let Some(mut collection) = collection {
+            if let Some(previous) = previous {
+                collection.carry_over(&previous);
+            }
+            version.put(collection);
+        }
+        self.current.store(Arc::new(version));
+    }
+}
+
+impl Collection {
+    /// Keeps what lives longer than one catalog version.
+    fn carry_over(&mut self, previous: &Collection) {
+        self.gate = previous.gate.clone();
+        for index in &mut self.indexes {
+            let before = previous.indexes.iter().find(|other| other.id == index.id);
+            if let Some(before) = before {
+                *index = Arc::new(Index {
+                    id: index.id,
+                    definition: index.definition.clone(),
+                    state: index.state,
+                    multikey: before.multikey.clone(),
+                    accesses: before.accesses.clone(),
+                    accesses_since_ms: before.accesses_since_ms,
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! `insert`: adds documents, a batch in as few log entries as possible.
+//!
+//! Documents of one batch share entries of up to [`ENTRY_DOCUMENTS_MAX`]
+//! documents or [`ENTRY_BYTES_MAX`] bytes. Each document succeeds or fails on
+//! its own; in an ordered batch the first failure ends it.
+
+use super::arguments::arguments;
+use super::write_reply::{Statements, WriteReply, is_batch_size};
+use super::{Answer, Invocation, batch_documents};
+use crate::write::{Refusal, prepare_insert};
+use model::bson::{Doc, DocBuf};
+use model::key::RecordKey;
+use model::{Error, Namespace};
+
+const ENTRY_DOCUMENTS_MAX: usize = 1000;
+const ENTRY_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
+    let namespace = invocation.namespace()?;
+    let mut ordered = true;
+    let mut listed = None;
+    for argument in arguments("insert", invocation.request.body()) {
+        match argument.name() {
+            "ordered" => ordered = argument.boolean()?,
+            "documents" => listed = Some(argument),
+            "bypassDocumentValidation" => {
+                argument.loose_boolean()?;
+            }
+            _ => return Err(argument.unknown()),
+        }
+    }
+    let documents = batch_documents(invocation, "insert", "documents", listed)?;
+    is_batch_size(documents.len())?;
+    check_target(&namespace)?;
+
+    let mut batch = Batch {
+        invocation,
+        namespace: &namespace,
+        statements: Statements::new(ordered),
+    };
+    let mut from = 0;
+    while from < documents.len() && !batch.statements.is_over() {
+        let to = batch_end(&documents, from);
+        batch.insert(from, &documents[from..to]).await?;
+        from = to;
+    }
+    invocation.shard.counters.inserted(batch.statements.count());
+    WriteReply::from(batch.statements).finish()
+}
+
+fn batch_end(documents: &[Doc<'_>], from: usize) -> usize {
+    let mut bytes = 0;
+    let mut to = from;
+    while to < documents.len() && to - from < ENTRY_DOCUMENTS_MAX {
+        bytes += documents[to].len();
+        if to > from && bytes > ENTRY_BYTES_MAX {
+            break;
+        }
+        to += 1;
+    }
+    to
+}
+
+/// Refuses collections that clients may not create.
+pub(crate) fn check_target(namespace: &Namespace) -> Result<(), Error> {
+    use model::Code;
+    let collection = namespace.collection();
+    if collection.contains('$') {
+        return Err(Error::new(
+            Code::INVALID_NAMESPACE,
+            format!("Invalid collection name: {collection}"),
+        ));
+    }
+    let known_system = matches!(
+        collection,
+        "system.js" | "system.users" | "system.roles" | "system.version" | "system.sessions"
+    );
+    if collection.starts_with("system.") && !known_system {
+        return Err(Error::new(
+            Code::INVALID_NAMESPACE,
+            format!("Invalid system namespace: {namespace}"),
+        ));
+    }
+    Ok(())
+}
+
+struct Batch<'i> {
+    invocation: &'i Invocation<'i>,
+    namespace: &'i Namespace,
+    statements: Statements,
+}
+
+impl Batch<'_> {
+    /// Inserts documents that share an entry; `first` is the index of the first.
+    async fn insert(&mut self, first: usize, documents: &[Doc<'_>]) -> Result<(), Error> {
+        let shard = self.invocation.shard;
+        let mut prepared: Vec<(usize, RecordKey, DocBuf)> = Vec::with_capacity(documents.len());
+        let mut refused = Vec::new();
+        for (offset, doc) in documents.iter().enumerate() {
+            match prepare_insert(shard, *doc) {
+                Ok(document) => {
+                    let id = document.get("_id").expect("prepared documents have an _id");
+                    prepared.push((first + offset, RecordKey::from_id(id), document));
+                }
+                Err(error) => {
+                    refused.push((first + offset, error));
+                    if self.statements.ordered() {
+                        break;
+                    }
+                }
+            }
+        }
+        let keys: Vec<RecordKey> = prepared.iter().map(|(_, key, _)| key.clone()).collect();
+        let ordered = self.statements.ordered();
+        let outcomes = loop {
+            let collection = shard.ensure_collection(self.namespace).await?;
+            let written = shard
+                .write(
+                    collection.id,
+                    self.invocation.envelope.write_concern,
+                    &keys,
+                    |evaluator| {
+                        let mut outcomes = Vec::with_capacity(prepared.len());
+                        for (index, key, document) in &prepared {
+                            match evaluator.insert(key.clone(), document.clone()) {
+                                Ok(()) => outcomes.push((*index, Ok(()))),
+                                Err(Refusal::Error(error)) => {
+                                    outcomes.push((*index, Err(error)));
+                                    if ordered {
+                                        break;
+                                    }
+                                }
+                                Err(latch @ Refusal::Latch(_)) => return Err(latch),
+                            }
+                        }
+                        Ok(outcomes)
+                    },
+                )
+                .await?;
+            match written {
+                Some(outcomes) => break outcomes,
+                // Dropped in between: it is created again, as MongoDB does.
+                None => continue,
+            }
+        };
+        for (index, outcome) in outcomes {
+            match outcome {
+                Ok(()) => self.statements.succeeded(1),
+                Err(error) => self.statements.failed(index, error),
+            }
+        }
+        for (index, error) in refused {
+            self.statements.failed(index, error);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! Commands: from a request to a reply.
+//!
+//! [`dispatch`] finds a command by its name, reads the fields that any command
+//! may carry, registers the operation, and runs it. One file per command or
+//! small family. Frequent commands run inside the connection's own future; the
+//! others are boxed, so that an idle connection does not reserve room for them.
+
+pub(crate) mod arguments;
+pub(crate) mod delete;
+pub(crate) mod diagnostic;
+pub(crate) mod envelope;
+pub(crate) mod find_and_modify;
+pub(crate) mod hello;
+pub(crate) mod insert;
+pub(crate) mod modify;
+pub(crate) mod session;
+pub(crate) mod update;
+pub(crate) mod write_reply;
+
+use crate::Shard;
+use crate::operation::Operation;
+use arguments::Argument;
+use envelope::Envelope;
+use model::bson::{Doc, DocWriter, ValueRef};
+use model::{Code, Error, Namespace};
+use query::context::QueryContext;
+use query::expression::Expression;
+use std::sync::Arc;
+use wire::{ConnectionInfo, Reply, Request};
+
+/// One command under way.
+pub(crate) struct Invocation<'a> {
+    pub(crate) shard: &'a Arc<Shard>,
+    pub(crate) connection: &'a Arc<ConnectionInfo>,
+    pub(crate) request: &'a Request,
+    pub(crate) operation: &'a Arc<Operation>,
+    pub(crate) envelope: Envelope,
+}
+
+pub(crate) type Answer = Result<Reply, Error>;
+
+impl Invocation<'_> {
+    /// The namespace of a command whose first field names a collection.
+    pub(crate) fn namespace(&self) -> Result<Namespace, Error> {
+        let first = self.request.body().first();
+        let name = self.request.name();
+        match first.map(|element| element.value()) {
+            Some(ValueRef::String(collection)) => {
+                Namespace::new(self.request.database(), collection)
+            }
+            Some(other) => Err(Error::new(
+                Code::BAD_VALUE,
+                format!(
+                    "collection name has invalid type {} in command {name}",
+                    other.kind().name()
+                ),
+            )),
+            None => Err(Error::bad_value("the command is empty")),
+        }
+    }
+
+    /// Refuses a command that belongs to the admin database elsewhere.
+    pub(crate) fn admin_only(&self) -> Result<(), Error> {
+        if self.request.database() == "admin" {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::UNAUTHORIZED,
+            format!(
+                "{} may only be run against the admin database.",
+                self.request.name()
+            ),
+        ))
+    }
+}
+
+/// The statements of a write command, from the body or a sequence beside it.
+pub(crate) fn batch_documents<'a>(
+    invocation: &'a Invocation<'_>,
+    command: &str,
+    name: &str,
+    listed: Option<Argument<'a>>,
+) -> Result<Vec<Doc<'a>>, Error> {
+    if let Some(sequence) = invocation.request.sequence(name) {
+        return Ok(sequence.iter().collect());
+    }
+    let listed = listed.ok_or_else(|| arguments::missing(command, name))?;
+    listed
+        .array()?
+        .iter()
+        .map(|value| match value {
+            ValueRef::Document(doc) => Ok(doc),
+            _ => Err(listed.wrong_type("object")),
+        })
+        .collect()
+}
+
+/// What a command's expressions may refer to: the time, and its `let`.
+pub(crate) fn let_variables(
+    invocation: &Invocation<'_>,
+    variables: Option<Doc<'_>>,
+) -> Result<QueryContext, Error> {
+    let mut context = QueryContext::new(invocation.shard.clock.now_ms());
+    for element in variables.iter().flat_map(|doc| doc.iter()) {
+        let expression = Expression::parse(element.value(), &context)?;
+        let value = expression
+            .evaluate(Doc::EMPTY)?
+            .unwrap_or(model::bson::Value::Undefined);
+        context.variables.push((element.key().to_owned(), value));
+    }
+    Ok(context)
+}
+
+/// Only the simple collation is there.
+pub(crate) fn refuse_collation(collation: Doc<'_>) -> Result<(), Error> {
+    if collation.is_empty() || collation.get_str("locale") == Some("simple") {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::COMMAND_NOT_SUPPORTED,
+        "collations other than simple are not supported yet",
+    ))
+}
+
+/// Closes a successful reply.
+pub(crate) fn finish(mut writer: DocWriter) -> Answer {
+    writer.append("ok", 1.0);
+    Ok(Reply::from_writer(writer))
+}
+
+/// Answers one request.
+pub(crate) async fn dispatch(
+    shard: &Arc<Shard>,
+    connection: &Arc<ConnectionInfo>,
+    request: &Request,
+) -> Reply {
+    let operation = shard
+        .operations
+        .begin(connection, request.body_bytes().clone());
+    shard.counters.command(request.name());
+    let answer = match Envelope::parse(request.body()) {
+        Err(error) => Err(error),
+        Ok(envelope) => {
+            if let Some(limit) = envelope.time_limit {
+                operation.set_time_limit(limit);
+            }
+            let invocation = Invocation {
+                shard,
+                connection,
+                request,
+                operation: &operation,
+                envelope,
+            };
+            run(&invocation).await
+        }
+    };
+    answer.into()
+}
+
+async fn run(invocation: &Invocation<'_>) -> Answer {
+    match invocation.request.name() {
+        "insert" => insert::insert(invocation).await,
+        "update" => update::update(invocation).await,
+        "delete" => delete::delete(invocation).await,
+        name => Box::pin(run_rare(name, invocation)).await,
+    }
+}
+
+/// Commands whose futures are boxed.
+async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
+    match name {
+        "hello" | "isMaster" | "ismaster" => hello::hello(invocation).await,
+        "findAndModify" | "findandmodify" => find_and_modify::find_and_modify(invocation).await,
+        "ping" => finish(Reply::writer()),
+        "buildInfo" | "buildinfo" => diagnostic::build_info(),
+        "connectionStatus" => diagnostic::connection_status(invocation),
+        "getParameter" => diagnostic::get_parameter(invocation),
+        "getLog" => diagnostic::get_log(invocation),
+        "hostInfo" => diagnostic::host_info(invocation),
+        "getCmdLineOpts" => diagnostic::get_cmd_line_opts(invocation),
+        "serverStatus" => diagnostic::server_status(invocation),
+        "listCommands" => diagnostic::list_commands(),
+        "whatsmyuri" => diagnostic::whats_my_uri(invocation),
+        "startSession" => session::start_session(invocation),
+        "refreshSessions" | "endSessions" => session::note_sessions(invocation),
+        _ => Err(not_found(name)),
+    }
+}
+
+fn not_found(name: &str) -> Error {
+    Error::new(Code::COMMAND_NOT_FOUND, format!("no such command: '{name}'"))
+}

@@ -1,0 +1,311 @@
+//! Changing documents that a filter selects: what `update`, `delete` and
+//! `findAndModify` have in common.
+//!
+//! ```text
+//!   candidates (applied state, by plan) ─► latch ─► latest version still matches? ─► change
+//! ```
+//!
+//! Candidates come from the applied state and may be outdated when their turn
+//! comes: each is read again and matched again under its latch, and what no
+//! longer matches is passed over. A filter that names one `_id` needs no search.
+
+use super::Invocation;
+use crate::catalog::Collection;
+use crate::read::Candidates;
+use crate::write::{Evaluator, Refusal, Version, check_stored, prepare_insert};
+use model::bson::{Doc, DocBuf, DocWriter, Value};
+use model::key::RecordKey;
+use model::{Code, Error, Namespace};
+use query::context::QueryContext;
+use query::filter::Filter;
+use query::sort::SortPattern;
+use query::update::{Update, UpdateMoment, upsert_base};
+use std::sync::Arc;
+
+/// Candidates that one log entry takes in a change of many documents.
+const ENTRY_DOCUMENTS_MAX: usize = 128;
+/// How often an upsert that lost a race to another insert starts over.
+const UPSERT_ATTEMPTS: usize = 10;
+
+/// Which documents to change.
+pub(crate) struct Selection {
+    /// Normalized: positions of `$` are asked of this form.
+    pub(crate) filter: Filter,
+    pub(crate) sort: Option<SortPattern>,
+    pub(crate) hint: Option<Value>,
+    pub(crate) context: QueryContext,
+}
+
+impl Selection {
+    pub(crate) fn parse(
+        filter: Doc<'_>,
+        hint: Option<Value>,
+        context: QueryContext,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            filter: Filter::parse(filter, &context)?.normalized(),
+            sort: None,
+            hint,
+            context,
+        })
+    }
+}
+
+/// What to do with a selected document.
+pub(crate) enum Action {
+    Update(Box<Update>),
+    Delete,
+}
+
+/// A document that was selected, before and after.
+pub(crate) struct Changed {
+    pub(crate) before: DocBuf,
+    /// `None` if nothing changed or it was removed.
+    pub(crate) after: Option<DocBuf>,
+}
+
+/// What became of one statement.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    pub(crate) matched: i64,
+    pub(crate) modified: i64,
+    /// The new document of an upsert.
+    pub(crate) upserted: Option<DocBuf>,
+    /// The one document of a single change, where images were asked for.
+    pub(crate) changed: Option<Changed>,
+}
+
+/// One statement under way.
+pub(crate) struct Modification<'a> {
+    pub(crate) invocation: &'a Invocation<'a>,
+    pub(crate) namespace: &'a Namespace,
+    pub(crate) selection: &'a Selection,
+    pub(crate) action: &'a Action,
+    pub(crate) multi: bool,
+    pub(crate) upsert: bool,
+    /// Whether the outcome carries the documents themselves.
+    pub(crate) images: bool,
+}
+
+impl Modification<'_> {
+    pub(crate) async fn run(&self) -> Result<Outcome, Error> {
+        let shard = self.invocation.shard;
+        for _ in 0..UPSERT_ATTEMPTS {
+            let mut outcome = Outcome::default();
+            if let Some(collection) = shard.catalog.get(self.namespace) {
+                self.change(&collection, &mut outcome).await?;
+            }
+            if outcome.matched > 0 || !self.upsert {
+                return Ok(outcome);
+            }
+            match self.insert().await {
+                Ok(document) => {
+                    outcome.upserted = Some(document);
+                    return Ok(outcome);
+                }
+                // Somebody inserted it meanwhile: now there is one to update.
+                Err(error) if error.code == Code::DUPLICATE_KEY && self.may_match(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.insert().await.map(|document| Outcome {
+            upserted: Some(document),
+            ..Outcome::default()
+        })
+    }
+
+    /// Whether a duplicate key may be the document that the filter asks for:
+    /// the filter binds every field of the violated index.
+    fn may_match(&self, error: &Error) -> bool {
+        let Some(pattern) = error
+            .details
+            .as_ref()
+            .and_then(|details| details.as_doc().get_doc("keyPattern"))
+        else {
+            return false;
+        };
+        let equalities = self.selection.filter.equalities();
+        pattern
+            .iter()
+            .all(|field| equalities.iter().any(|(path, _)| path.as_str() == field.key()))
+    }
+
+    async fn change(&self, collection: &Arc<Collection>, outcome: &mut Outcome) -> Result<(), Error> {
+        let invocation = self.invocation;
+        let mut candidates = Candidates::new(
+            invocation.shard,
+            collection,
+            &self.selection.filter,
+            self.selection.sort.as_ref(),
+            self.selection.hint.as_ref(),
+            &self.selection.context,
+        )?;
+        let chunk_max = if self.multi { ENTRY_DOCUMENTS_MAX } else { 1 };
+        loop {
+            let keys = candidates.next_keys(chunk_max, invocation.operation)?;
+            if keys.is_empty() {
+                return Ok(());
+            }
+            let written = invocation
+                .shard
+                .write(
+                    collection.id,
+                    invocation.envelope.write_concern,
+                    &keys,
+                    |evaluator| self.evaluate(evaluator, &keys),
+                )
+                .await?;
+            let Some(evaluated) = written else {
+                return Ok(());
+            };
+            outcome.matched += evaluated.matched;
+            outcome.modified += evaluated.modified;
+            outcome.changed = evaluated.changed;
+            if let Some(error) = evaluated.error {
+                return Err(error);
+            }
+            if !self.multi && outcome.matched > 0 {
+                return Ok(());
+            }
+            invocation.operation.check()?;
+        }
+    }
+
+    fn evaluate(
+        &self,
+        evaluator: &mut Evaluator<'_>,
+        keys: &[RecordKey],
+    ) -> Result<Evaluated, Refusal> {
+        let mut evaluated = Evaluated::default();
+        for key in keys {
+            let Some(version) = evaluator.latest(key)? else {
+                continue;
+            };
+            match self.evaluate_one(evaluator, key, &version, &mut evaluated) {
+                Ok(()) => {}
+                // What came before it in this entry stays, as in MongoDB.
+                Err(Refusal::Error(error)) => {
+                    evaluated.error = Some(error);
+                    break;
+                }
+                Err(latch @ Refusal::Latch(_)) => return Err(latch),
+            }
+        }
+        Ok(evaluated)
+    }
+
+    fn evaluate_one(
+        &self,
+        evaluator: &mut Evaluator<'_>,
+        key: &RecordKey,
+        version: &Version,
+        evaluated: &mut Evaluated,
+    ) -> Result<(), Refusal> {
+        let doc = version.doc();
+        let uses_position = match self.action {
+            Action::Update(update) => update.uses_position(),
+            Action::Delete => false,
+        };
+        let mut position = None;
+        if uses_position {
+            match self.selection.filter.matches_with_position(doc)? {
+                Some(matched) => position = matched.position.map(|at| at.to_string()),
+                None => return Ok(()),
+            }
+        } else if !self.selection.filter.matches(doc)? {
+            return Ok(());
+        }
+        let after = match self.action {
+            Action::Delete => {
+                evaluator.remove(key.clone(), version)?;
+                evaluated.modified += 1;
+                None
+            }
+            Action::Update(update) => {
+                let moment = self.moment(position.as_deref(), false);
+                let after = update.apply(doc, moment, &self.selection.context)?;
+                if let Some(after) = &after {
+                    check_stored(after.as_doc())?;
+                    evaluator.replace(key.clone(), version, after.clone())?;
+                    evaluated.modified += 1;
+                }
+                after
+            }
+        };
+        evaluated.matched += 1;
+        if self.images {
+            evaluated.changed = Some(Changed {
+                before: doc.to_owned(),
+                after,
+            });
+        }
+        Ok(())
+    }
+
+    fn moment<'m>(&self, matched: Option<&'m str>, is_insert: bool) -> UpdateMoment<'m> {
+        let time = self.invocation.shard.log.latest_time().next();
+        UpdateMoment {
+            matched,
+            is_insert,
+            timestamp: model::bson::Timestamp {
+                seconds: time.seconds(),
+                increment: time.increment(),
+            },
+        }
+    }
+
+    /// Inserts what the filter and the update describe.
+    async fn insert(&self) -> Result<DocBuf, Error> {
+        let Action::Update(update) = self.action else {
+            unreachable!("only updates upsert");
+        };
+        let shard = self.invocation.shard;
+        let base = upsert_base(&self.selection.filter)?;
+        let base = match &**update {
+            // A replacement takes nothing from the filter but `_id`.
+            Update::Replacement(replacement) => only_id(base.as_doc(), replacement.as_doc()),
+            Update::Modifiers(_) | Update::Pipeline(_) => base,
+        };
+        let applied = update.apply(
+            base.as_doc(),
+            self.moment(None, true),
+            &self.selection.context,
+        )?;
+        let document = prepare_insert(shard, applied.unwrap_or(base).as_doc())?;
+        check_stored(document.as_doc())?;
+        let id = document.get("_id").expect("prepared documents have an _id");
+        let key = RecordKey::from_id(id);
+        loop {
+            let collection = shard.ensure_collection(self.namespace).await?;
+            let written = shard
+                .write(
+                    collection.id,
+                    self.invocation.envelope.write_concern,
+                    std::slice::from_ref(&key),
+                    |evaluator| evaluator.insert(key.clone(), document.clone()),
+                )
+                .await?;
+            if written.is_some() {
+                return Ok(document);
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Evaluated {
+    matched: i64,
+    modified: i64,
+    changed: Option<Changed>,
+    error: Option<Error>,
+}
+
+fn only_id(base: Doc<'_>, replacement: Doc<'_>) -> DocBuf {
+    let mut writer = DocWriter::new();
+    if let Some(id) = base.element("_id")
+        && replacement.get("_id").is_none()
+    {
+        writer.append_element(&id);
+    }
+    writer.finish()
+}

@@ -1,0 +1,140 @@
+//! Outcomes of the statements of a write command, and the reply they make.
+
+use super::Answer;
+use super::finish;
+use model::bson::{DocWriter, Value};
+use model::{Code, Error};
+use wire::Reply;
+
+/// Statements that one command may have.
+pub(crate) const BATCH_MAX: usize = 100_000;
+/// A reply stops listing error texts beyond this.
+const ERROR_TEXTS_BYTES_MAX: usize = 1024 * 1024;
+
+pub(crate) fn is_batch_size(count: usize) -> Result<(), Error> {
+    if (1..=BATCH_MAX).contains(&count) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::INVALID_LENGTH,
+        format!(
+            "Write batch sizes must be between 1 and {BATCH_MAX}. Got {count} operations."
+        ),
+    ))
+}
+
+/// What became of the statements so far.
+pub(crate) struct Statements {
+    ordered: bool,
+    count: i64,
+    modified: Option<i64>,
+    upserted: Vec<(usize, Value)>,
+    errors: Vec<(usize, Error)>,
+}
+
+impl Statements {
+    pub(crate) fn new(ordered: bool) -> Self {
+        Self {
+            ordered,
+            count: 0,
+            modified: None,
+            upserted: Vec::new(),
+            errors: Vec::new(),
+        }
+    }
+
+    pub(crate) fn ordered(&self) -> bool {
+        self.ordered
+    }
+
+    pub(crate) fn count(&self) -> i64 {
+        self.count
+    }
+
+    /// Whether an ordered batch has failed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ordered && !self.errors.is_empty()
+    }
+
+    pub(crate) fn succeeded(&mut self, count: i64) {
+        self.count += count;
+    }
+
+    pub(crate) fn modified(&mut self, count: i64) {
+        *self.modified.get_or_insert(0) += count;
+    }
+
+    pub(crate) fn upserted(&mut self, index: usize, id: Value) {
+        self.upserted.push((index, id));
+    }
+
+    pub(crate) fn failed(&mut self, index: usize, error: Error) {
+        self.errors.push((index, error));
+    }
+}
+
+/// The reply of `insert`, `update` and `delete`.
+pub(crate) struct WriteReply(Statements);
+
+impl From<Statements> for WriteReply {
+    fn from(statements: Statements) -> Self {
+        Self(statements)
+    }
+}
+
+impl WriteReply {
+    pub(crate) fn finish(self) -> Answer {
+        let mut statements = self.0;
+        statements.errors.sort_by_key(|(index, _)| *index);
+        let mut writer = Reply::writer();
+        writer.append("n", count(statements.count));
+        if !statements.upserted.is_empty() {
+            writer.begin_array("upserted");
+            for (index, id) in &statements.upserted {
+                writer
+                    .push_document()
+                    .append("index", *index as i32)
+                    .append("_id", id)
+                    .end();
+            }
+            writer.end();
+        }
+        if let Some(modified) = statements.modified {
+            writer.append("nModified", count(modified));
+        }
+        append_errors(&mut writer, &statements.errors);
+        finish(writer)
+    }
+}
+
+fn count(count: i64) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+fn append_errors(writer: &mut DocWriter, errors: &[(usize, Error)]) {
+    if errors.is_empty() {
+        return;
+    }
+    let mut text_bytes = 0;
+    writer.begin_array("writeErrors");
+    for (index, error) in errors {
+        text_bytes += error.message.len();
+        let text = if text_bytes <= ERROR_TEXTS_BYTES_MAX {
+            error.message.as_str()
+        } else {
+            ""
+        };
+        writer
+            .push_document()
+            .append("index", *index as i32)
+            .append("code", error.code.0)
+            .append("errmsg", text);
+        if let Some(details) = &error.details {
+            for element in details.iter() {
+                writer.append_element(&element);
+            }
+        }
+        writer.end();
+    }
+    writer.end();
+}

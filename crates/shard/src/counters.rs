@@ -1,0 +1,80 @@
+//! Counts of what was done since the start, for `serverStatus`.
+
+use model::bson::DocWriter;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    insert: AtomicU64,
+    query: AtomicU64,
+    update: AtomicU64,
+    delete: AtomicU64,
+    get_more: AtomicU64,
+    command: AtomicU64,
+    documents_inserted: AtomicU64,
+    documents_updated: AtomicU64,
+    documents_deleted: AtomicU64,
+    documents_returned: AtomicU64,
+    pub(crate) ttl_passes: AtomicU64,
+    pub(crate) ttl_deleted: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn command(&self, name: &str) {
+        let counter = match name {
+            "insert" => &self.insert,
+            "find" => &self.query,
+            "update" => &self.update,
+            "delete" => &self.delete,
+            "getMore" => &self.get_more,
+            _ => &self.command,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn inserted(&self, count: i64) {
+        self.documents_inserted
+            .fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn updated(&self, count: i64) {
+        self.documents_updated
+            .fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn deleted(&self, count: i64) {
+        self.documents_deleted
+            .fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn returned(&self, count: usize) {
+        self.documents_returned
+            .fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// The sections of `serverStatus` that come from here.
+    pub(crate) fn append_to(&self, writer: &mut DocWriter) {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as i64;
+        writer
+            .begin_document("opcounters")
+            .append("insert", read(&self.insert))
+            .append("query", read(&self.query))
+            .append("update", read(&self.update))
+            .append("delete", read(&self.delete))
+            .append("getmore", read(&self.get_more))
+            .append("command", read(&self.command))
+            .end()
+            .begin_document("metrics")
+            .begin_document("document")
+            .append("deleted", read(&self.documents_deleted))
+            .append("inserted", read(&self.documents_inserted))
+            .append("returned", read(&self.documents_returned))
+            .append("updated", read(&self.documents_updated))
+            .end()
+            .begin_document("ttl")
+            .append("deletedDocuments", read(&self.ttl_deleted))
+            .append("passes", read(&self.ttl_passes))
+            .end()
+            .end();
+    }
+}

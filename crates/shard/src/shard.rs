@@ -1,0 +1,268 @@
+//! The shard itself: opened from a directory, closed in good order.
+
+use crate::catalog::{Catalog, CatalogKey, Collection, NextIds};
+use crate::clock::Clock;
+use crate::command;
+use crate::counters::Counters;
+use crate::host::Host;
+use crate::operation::Operations;
+use crate::write::{Applier, Latches, Overlay};
+use crate::{Store, SystemClock};
+use model::bson::{Doc, ObjectId};
+use model::ids::Uuid;
+use replication::{Group, GroupId};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use storage::{FjallEngine, FjallOptions, StoreOptions};
+use tokio::sync::{Notify, watch};
+use wire::{ConnectionInfo, Handler, MetricsSnapshot, Reply, Request, ServerHandle};
+
+/// How a shard is opened.
+#[derive(Clone, Debug)]
+pub struct ShardOptions {
+    pub data: PathBuf,
+    /// Memory for cached data: the engine's blocks and whole records.
+    pub cache_bytes: u64,
+}
+
+/// Why a shard could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Storage(#[from] storage::Error),
+    #[error(transparent)]
+    Log(#[from] replication::Error),
+    #[error("the catalog cannot be read: {0}")]
+    Catalog(#[from] model::Error),
+}
+
+pub struct Shard {
+    pub(crate) store: Arc<Store>,
+    pub(crate) log: Group<Applier>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) overlay: Arc<Overlay>,
+    pub(crate) latches: Latches,
+    pub(crate) operations: Operations,
+    pub(crate) counters: Counters,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) host: Host,
+    pub(crate) started: Instant,
+    /// Names this life of the process to drivers that watch it.
+    pub(crate) process_id: ObjectId,
+    /// Where queries put what does not fit into memory.
+    pub(crate) scratch: PathBuf,
+    /// Changes of the catalog happen one after the other.
+    pub(crate) ddl: tokio::sync::Mutex<()>,
+    ids: ObjectIds,
+    shutdown: watch::Sender<bool>,
+    shutdown_wanted: Notify,
+    server: OnceLock<ServerHandle>,
+    closed: AtomicBool,
+}
+
+impl Shard {
+    /// Opens the data, replays the log's tail, and is ready to answer.
+    pub fn open(options: &ShardOptions) -> Result<Arc<Shard>, OpenError> {
+        // Records are asked for far more often than blocks: see docs/benchmarks.md.
+        let record_cache_bytes = options.cache_bytes / 2;
+        let engine = FjallEngine::open(
+            &options.data,
+            &FjallOptions {
+                cache_bytes: options.cache_bytes - record_cache_bytes,
+                ..FjallOptions::default()
+            },
+        )?;
+        let store = Arc::new(Store::open(
+            engine,
+            StoreOptions {
+                record_cache_bytes,
+                ..StoreOptions::default()
+            },
+        )?);
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let catalog = Arc::new(Catalog::new(load_collections(&store, &*clock)?));
+        let overlay = Arc::new(Overlay::new());
+        let applier = Applier {
+            store: store.clone(),
+            catalog: catalog.clone(),
+            overlay: overlay.clone(),
+            clock: clock.clone(),
+        };
+        let log = open_log(&options.data, applier)?;
+        let scratch = options.data.join("scratch");
+        clear_scratch(&scratch)?;
+        Ok(Arc::new(Shard {
+            store,
+            log,
+            catalog,
+            overlay,
+            latches: Latches::new(),
+            operations: Operations::new(),
+            counters: Counters::default(),
+            clock,
+            host: Host::look_up(),
+            started: Instant::now(),
+            process_id: ObjectIds::new().next(0),
+            scratch,
+            ddl: tokio::sync::Mutex::new(()),
+            ids: ObjectIds::new(),
+            shutdown: watch::Sender::new(false),
+            shutdown_wanted: Notify::new(),
+            server: OnceLock::new(),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// Lets `serverStatus` see the counters of the server in front.
+    pub fn attach_server(&self, server: ServerHandle) {
+        // A second server would be a mistake of the caller, but a harmless one.
+        let _ = self.server.set(server);
+    }
+
+    pub(crate) fn wire_metrics(&self) -> MetricsSnapshot {
+        self.server
+            .get()
+            .map(ServerHandle::metrics)
+            .unwrap_or_default()
+    }
+
+    /// Says that the shard is about to stop: what waits for news stops waiting.
+    pub fn begin_shutdown(&self) {
+        self.shutdown.send_replace(true);
+    }
+
+    pub(crate) async fn shutdown_begun(&self) {
+        let mut changes = self.shutdown.subscribe();
+        // The sender lives in self, so this ends only by the value.
+        let _ = changes.wait_for(|begun| *begun).await;
+    }
+
+    /// A client asked for the process to end.
+    pub(crate) fn request_shutdown(&self) {
+        self.shutdown_wanted.notify_one();
+    }
+
+    /// Completes when a client has asked for the process to end.
+    pub async fn shutdown_requested(&self) {
+        self.shutdown_wanted.notified().await;
+    }
+
+    /// Finishes the log's work and makes everything durable. Blocks.
+    pub fn close(&self) -> Result<(), OpenError> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.log.close()?;
+        self.store.sync()?;
+        Ok(())
+    }
+
+    pub(crate) fn new_object_id(&self) -> ObjectId {
+        let seconds = self.clock.now_ms().div_euclid(1000);
+        self.ids.next(seconds as u32)
+    }
+
+    pub(crate) fn new_uuid(&self) -> Uuid {
+        let mut bytes = fastrand::u128(..).to_be_bytes();
+        // Version 4, variant 1: a random UUID.
+        bytes[6] = bytes[6] & 0x0F | 0x40;
+        bytes[8] = bytes[8] & 0x3F | 0x80;
+        Uuid(bytes)
+    }
+
+    /// The ids that the next collection and index get.
+    pub(crate) fn next_ids(&self) -> Result<NextIds, model::Error> {
+        let stored = self
+            .store
+            .get_meta(CatalogKey::NEXT_ID)
+            .map_err(crate::error::from_storage)?;
+        match stored {
+            None => Ok(NextIds::FIRST),
+            Some(value) => NextIds::from_document(Doc::from_validated(&value)),
+        }
+    }
+}
+
+/// Answers requests on behalf of a shard.
+pub struct ShardHandler(pub Arc<Shard>);
+
+impl Handler for ShardHandler {
+    async fn handle(&self, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
+        command::dispatch(&self.0, connection, &request).await
+    }
+}
+
+fn open_log(data: &Path, applier: Applier) -> Result<Group<Applier>, replication::Error> {
+    let directory = data.join("log");
+    let disk = replication::disk::FileDisk::open(&directory).map_err(|source| {
+        replication::Error::Disk {
+            action: format!("cannot open the log in {}", directory.display()),
+            source,
+        }
+    })?;
+    let options = replication::Options::new(GroupId(1));
+    Group::open(options, Arc::new(disk), Arc::new(replication::SystemClock), applier)
+}
+
+fn clear_scratch(scratch: &Path) -> Result<(), storage::Error> {
+    let io = |source| storage::Error::Io {
+        path: scratch.to_owned(),
+        source,
+    };
+    if scratch.exists() {
+        std::fs::remove_dir_all(scratch).map_err(io)?;
+    }
+    std::fs::create_dir_all(scratch).map_err(io)
+}
+
+fn load_collections(store: &Store, clock: &dyn Clock) -> Result<Vec<Collection>, OpenError> {
+    let snapshot = store.snapshot();
+    let mut collections = Vec::new();
+    for pair in snapshot.scan_meta(CatalogKey::COLLECTIONS) {
+        let (key, value) = pair?;
+        let Some(id) = CatalogKey::parse(&key) else {
+            return Err(model::Error::new(
+                model::Code::INTERNAL_ERROR,
+                "a catalog document has a damaged key",
+            )
+            .into());
+        };
+        let doc = Doc::from_bytes(&value)
+            .map_err(|fault| model::Error::new(model::Code::INVALID_BSON, fault.to_string()))?;
+        let collection = Collection::from_document(id, doc, clock.now_ms())?;
+        for (id, index) in collection.secondary_indexes() {
+            let multikey = snapshot.get_meta(&CatalogKey::multikey(id))?.is_some();
+            index.multikey.store(multikey, Ordering::Release);
+        }
+        collections.push(collection);
+    }
+    Ok(collections)
+}
+
+/// Makes ObjectIds: seconds, a random part of this process, a counter.
+struct ObjectIds {
+    process: [u8; 5],
+    counter: AtomicU32,
+}
+
+impl ObjectIds {
+    fn new() -> Self {
+        let mut process = [0; 5];
+        process.fill_with(|| fastrand::u8(..));
+        Self {
+            process,
+            counter: AtomicU32::new(fastrand::u32(..)),
+        }
+    }
+
+    fn next(&self, seconds: u32) -> ObjectId {
+        let counter = self.counter.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        let mut bytes = [0; 12];
+        bytes[..4].copy_from_slice(&seconds.to_be_bytes());
+        bytes[4..9].copy_from_slice(&self.process);
+        bytes[9..].copy_from_slice(&counter[1..]);
+        ObjectId(bytes)
+    }
+}

@@ -1,0 +1,333 @@
+//! From an evaluated entry to the log, and back when it is applied.
+//!
+//! The overlay learns an entry's versions inside `propose`, before the log's
+//! loop can see the entry, and forgets them after the engine has them; so there
+//! is no moment at which an evaluator finds neither.
+
+use super::evaluator::{Change, Evaluator, Refusal, Version};
+use super::latches::Stripe;
+use super::overlay::{Overlay, Pending};
+use crate::catalog::{Catalog, CatalogKey, Collection, Index};
+use crate::command::envelope::WriteConcern;
+use crate::{Shard, Store};
+use model::Error;
+use model::bson::Doc;
+use model::ids::CollectionId;
+use model::key::RecordKey;
+use model::time::ClusterTime;
+use replication::{BoxError, Committed, Durability, LogPosition, ProposeError, StateMachine, Syncer};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use storage::entry::{Encoder, Entry, IndexAction, IndexChange, Operation};
+use storage::{Before, Record};
+
+/// What travels with an entry in memory.
+pub(crate) struct Companion {
+    collection: Option<CollectionId>,
+    changes: Vec<Change>,
+}
+
+impl Companion {
+    /// For entries that change no records.
+    pub(crate) fn empty() -> Self {
+        Self {
+            collection: None,
+            changes: Vec::new(),
+        }
+    }
+}
+
+impl WriteConcern {
+    pub(crate) fn durability(self) -> Durability {
+        match self {
+            WriteConcern::Majority => Durability::Synced,
+            WriteConcern::Applied => Durability::Buffered,
+        }
+    }
+}
+
+impl Shard {
+    pub(crate) fn record_stripe(&self, collection: &Collection, key: &RecordKey) -> Stripe {
+        super::evaluator::record_stripe(&self.latches, collection.id.0, key)
+    }
+
+    /// Evaluates changes of one collection and waits until they are applied.
+    /// The body may run several times; only its last run counts. `None` if the
+    /// collection is gone.
+    pub(crate) async fn write<R>(
+        &self,
+        collection: CollectionId,
+        concern: WriteConcern,
+        keys: &[RecordKey],
+        mut body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
+    ) -> Result<Option<R>, Error> {
+        let (result, pending) = loop {
+            let Some(known) = self.catalog.by_id(collection) else {
+                return Ok(None);
+            };
+            let gate = known.gate.read().await;
+            // The catalog that holds now holds until the gate is let go.
+            let Some(current) = self.catalog.by_id(collection) else {
+                return Ok(None);
+            };
+            let evaluated = self.evaluate(&current, concern, keys, &mut body);
+            drop(gate);
+            match evaluated {
+                Ok(evaluated) => break evaluated,
+                Err(NotAppended::Busy) => {
+                    self.log.ready().await.map_err(crate::error::from_log)?;
+                }
+                Err(NotAppended::Error(error)) => return Err(error),
+            }
+        };
+        if let Some(pending) = pending {
+            pending.await.map_err(crate::error::from_log)?;
+        }
+        Ok(Some(result))
+    }
+
+    fn evaluate<R>(
+        &self,
+        collection: &Collection,
+        concern: WriteConcern,
+        keys: &[RecordKey],
+        body: &mut impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
+    ) -> Result<(R, Option<replication::Pending>), NotAppended> {
+        let mut wanted: Vec<Stripe> = keys
+            .iter()
+            .map(|key| self.record_stripe(collection, key))
+            .collect();
+        loop {
+            let held = self.latches.hold(wanted);
+            let mut evaluator =
+                Evaluator::new(&self.store, &self.overlay, &self.latches, collection, held);
+            match body(&mut evaluator) {
+                Ok(result) => {
+                    let pending = self.append(evaluator, concern)?;
+                    return Ok((result, pending));
+                }
+                Err(Refusal::Latch(more)) => {
+                    wanted = evaluator.held_stripes().to_vec();
+                    wanted.extend(more);
+                }
+                Err(Refusal::Error(error)) => return Err(NotAppended::Error(error)),
+            }
+        }
+    }
+
+    /// Appends what was evaluated, latches held.
+    fn append(
+        &self,
+        evaluator: Evaluator<'_>,
+        concern: WriteConcern,
+    ) -> Result<Option<replication::Pending>, NotAppended> {
+        let id = evaluator.collection.id;
+        let Evaluator {
+            changes, multikey, ..
+        } = evaluator;
+        if changes.is_empty() {
+            return Ok(None);
+        }
+        let mut payload = Vec::new();
+        encode(id, &changes, &multikey, &mut payload);
+        let proposed = self.log.propose(concern.durability(), |position, time| {
+            // Before the entry can be applied: see `Index::multikey`.
+            for index in &multikey {
+                index.multikey.store(true, Ordering::Release);
+            }
+            publish(&self.overlay, id, &changes, position, time);
+            let companion = Companion {
+                collection: Some(id),
+                changes,
+            };
+            (payload, companion)
+        });
+        match proposed {
+            Ok(pending) => Ok(Some(pending)),
+            Err(ProposeError::Busy) => Err(NotAppended::Busy),
+            Err(error) => Err(NotAppended::Error(crate::error::from_log(error))),
+        }
+    }
+}
+
+enum NotAppended {
+    /// The log's queue is full: wait, and evaluate again.
+    Busy,
+    Error(Error),
+}
+
+fn encode(
+    collection: CollectionId,
+    changes: &[Change],
+    multikey: &[Arc<Index>],
+    payload: &mut Vec<u8>,
+) {
+    let mut encoder = Encoder::new(payload);
+    for id in multikey.iter().filter_map(|index| index.id) {
+        encoder.put_meta(&CatalogKey::multikey(id), &[]);
+    }
+    for change in changes {
+        let entries: Vec<IndexChange<'_>> = change
+            .entries
+            .iter()
+            .map(|entry| IndexChange {
+                index: entry.index,
+                fields: &entry.key.fields,
+                action: if entry.present {
+                    IndexAction::Add {
+                        type_bits: &entry.key.type_bits,
+                    }
+                } else {
+                    IndexAction::Remove
+                },
+            })
+            .collect();
+        let key = change.key.as_bytes();
+        match &change.after {
+            Some(document) => encoder.put_record(collection, key, document, &entries),
+            None => encoder.delete_record(collection, key, &entries),
+        }
+    }
+}
+
+fn publish(
+    overlay: &Overlay,
+    collection: CollectionId,
+    changes: &[Change],
+    position: LogPosition,
+    time: ClusterTime,
+) {
+    for change in changes {
+        let pending = Pending {
+            position: position.get(),
+            time,
+            record: change
+                .after
+                .as_ref()
+                .map(|document| Record::new(time, document)),
+        };
+        overlay.put_record(collection, change.key.as_bytes(), pending);
+        for entry in change.entries.iter().filter(|entry| entry.unique) {
+            overlay.put_index_key(
+                entry.index,
+                &entry.key.fields,
+                change.key.as_bytes(),
+                entry.present,
+                position.get(),
+            );
+        }
+    }
+}
+
+/// The shard's state as the log sees it: store, catalog, overlay.
+pub(crate) struct Applier {
+    pub(crate) store: Arc<Store>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) overlay: Arc<Overlay>,
+    pub(crate) clock: Arc<dyn crate::Clock>,
+}
+
+impl Applier {
+    /// Publishes the catalog documents of an applied entry. Entries with records
+    /// that came from this member carry their changes and have none.
+    fn publish_catalog(&self, payload: &[u8]) -> Result<(), BoxError> {
+        let entry = Entry::decode(payload)?;
+        for operation in entry.operations() {
+            let (key, value) = match operation? {
+                Operation::PutMeta { key, value } => (key, Some(value)),
+                Operation::DeleteMeta { key } => (key, None),
+                Operation::PutRecord { .. }
+                | Operation::DeleteRecord { .. }
+                | Operation::IndexEntries { .. }
+                | Operation::DropCollection { .. }
+                | Operation::DropIndex { .. }
+                | Operation::Noop => continue,
+            };
+            let Some(id) = CatalogKey::parse(key) else {
+                continue;
+            };
+            let collection = match value {
+                Some(value) => {
+                    let doc = Doc::from_bytes(value)?;
+                    Some(Collection::from_document(id, doc, self.clock.now_ms())?)
+                }
+                None => None,
+            };
+            self.catalog.applied(id, collection);
+        }
+        Ok(())
+    }
+}
+
+impl StateMachine for Applier {
+    type Companion = Companion;
+
+    fn applied(&self) -> LogPosition {
+        LogPosition::new(self.store.applied())
+    }
+
+    fn applied_time(&self) -> Option<ClusterTime> {
+        (self.store.applied() > 0).then(|| self.store.applied_time())
+    }
+
+    fn apply(&mut self, entries: &mut [Committed<Companion>]) -> Result<(), BoxError> {
+        let before: Vec<Vec<Before>> = entries
+            .iter()
+            .map(|committed| match &committed.companion {
+                Some(companion) => companion.changes.iter().map(known_before).collect(),
+                None => Vec::new(),
+            })
+            .collect();
+        let batch: Vec<storage::Committed<'_>> = entries
+            .iter()
+            .zip(&before)
+            .map(|(committed, before)| storage::Committed {
+                position: committed.entry.position.get(),
+                time: committed.entry.time,
+                payload: &committed.entry.payload,
+                before,
+            })
+            .collect();
+        self.store.apply(&batch)?;
+        for committed in entries.iter() {
+            let position = committed.entry.position.get();
+            match &committed.companion {
+                Some(Companion {
+                    collection: Some(collection),
+                    changes,
+                }) => forget(&self.overlay, *collection, changes, position),
+                _ => self.publish_catalog(&committed.entry.payload)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn syncer(&self) -> Syncer {
+        let store = self.store.clone();
+        Box::new(move || Ok(LogPosition::new(store.sync()?)))
+    }
+}
+
+fn known_before(change: &Change) -> Before {
+    match &change.before {
+        None => Before::Absent,
+        Some(Version::Stored(record)) => Before::Present(record.clone()),
+        Some(Version::Unit(_)) => {
+            unreachable!("the version before an entry is not one of its own")
+        }
+    }
+}
+
+fn forget(overlay: &Overlay, collection: CollectionId, changes: &[Change], position: u64) {
+    for change in changes {
+        overlay.record_applied(collection, change.key.as_bytes(), position);
+        for entry in change.entries.iter().filter(|entry| entry.unique) {
+            overlay.index_key_applied(
+                entry.index,
+                &entry.key.fields,
+                change.key.as_bytes(),
+                position,
+            );
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! One entry in the making.
+//!
+//! An evaluator holds the latches of the keys it was started with. It reads the
+//! latest versions under them, collects changes, works out what each change
+//! means for every index, and checks unique indexes. Which unique keys a change
+//! touches is known only once it is evaluated; if one of their latches is not
+//! held yet, the evaluation ends with [`Refusal::Latch`] and begins again with
+//! it, so its body must be able to run twice.
+//!
+//! Later changes of one evaluator see its earlier ones.
+
+use super::latches::{Held, Latches, Stripe};
+use super::overlay::Overlay;
+use crate::Store;
+use crate::catalog::{Collection, Index};
+use foldhash::fast::FixedState;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::ids::IndexId;
+use model::key::RecordKey;
+use model::{Code, Error};
+use query::index::{DocumentKeys, EncodedKey};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::ops::Bound;
+use storage::{Direction, KeyRange, Record, Slice};
+
+/// A version of a record.
+#[derive(Clone, Debug)]
+pub(crate) enum Version {
+    /// Applied, or at least appended.
+    Stored(Record),
+    /// Put by an earlier change of the same entry.
+    Unit(Slice),
+}
+
+impl Version {
+    pub(crate) fn doc(&self) -> Doc<'_> {
+        match self {
+            Version::Stored(record) => Doc::from_validated(record.document()),
+            Version::Unit(document) => Doc::from_validated(document),
+        }
+    }
+}
+
+/// Why an evaluation cannot go on.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// These latches are needed too.
+    Latch(Vec<Stripe>),
+    Error(Error),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Refusal::Error(error)
+    }
+}
+
+impl From<storage::Error> for Refusal {
+    fn from(error: storage::Error) -> Self {
+        Refusal::Error(crate::error::from_storage(error))
+    }
+}
+
+/// One index entry that appears or goes.
+#[derive(Clone, Debug)]
+pub(crate) struct EntryChange {
+    pub(crate) index: IndexId,
+    pub(crate) key: EncodedKey,
+    pub(crate) present: bool,
+    /// Whether the overlay must know it.
+    pub(crate) unique: bool,
+}
+
+/// A record that changes.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub(crate) key: RecordKey,
+    /// What the entry replaces in the applied state or an earlier entry.
+    pub(crate) before: Option<Version>,
+    /// `None`: removed.
+    pub(crate) after: Option<Slice>,
+    pub(crate) entries: Vec<EntryChange>,
+}
+
+pub(crate) struct Evaluator<'s> {
+    store: &'s Store,
+    overlay: &'s Overlay,
+    latches: &'s Latches,
+    pub(super) collection: &'s Collection,
+    held: Held<'s>,
+    pub(super) changes: Vec<Change>,
+    /// Indexes that get their first document with several keys.
+    pub(super) multikey: Vec<Arc<Index>>,
+    /// Where a record's change stands in `changes`.
+    changed: HashMap<RecordKey, usize, FixedState>,
+}
+
+impl<'s> Evaluator<'s> {
+    pub(super) fn new(
+        store: &'s Store,
+        overlay: &'s Overlay,
+        latches: &'s Latches,
+        collection: &'s Collection,
+        held: Held<'s>,
+    ) -> Self {
+        Self {
+            store,
+            overlay,
+            latches,
+            collection,
+            held,
+            changes: Vec::new(),
+            multikey: Vec::new(),
+            changed: HashMap::with_hasher(FixedState::with_seed(4)),
+        }
+    }
+
+    pub(super) fn held_stripes(&self) -> &[Stripe] {
+        self.held.stripes()
+    }
+
+    fn require_latch(&self, stripe: Stripe) -> Result<(), Refusal> {
+        if self.held.covers(stripe) {
+            return Ok(());
+        }
+        Err(Refusal::Latch(vec![stripe]))
+    }
+
+    /// The latest version of a record: from this entry, else from one that is
+    /// appended, else from the engine. In this order; see `overlay.rs`.
+    pub(crate) fn latest(&self, key: &RecordKey) -> Result<Option<Version>, Refusal> {
+        let id = self.collection.id;
+        self.require_latch(record_stripe(self.latches, id.0, key))?;
+        if let Some(&at) = self.changed.get(key) {
+            let after = self.changes[at].after.clone();
+            return Ok(after.map(Version::Unit));
+        }
+        self.latest_before(key)
+    }
+
+    fn latest_before(&self, key: &RecordKey) -> Result<Option<Version>, Refusal> {
+        let id = self.collection.id;
+        if let Some(pending) = self.overlay.record(id, key.as_bytes()) {
+            return Ok(pending.record.map(Version::Stored));
+        }
+        Ok(self.store.get(id, key.as_bytes())?.map(Version::Stored))
+    }
+
+    /// Adds a document that must not be there yet.
+    pub(crate) fn insert(&mut self, key: RecordKey, document: DocBuf) -> Result<(), Refusal> {
+        if let Some(existing) = self.latest(&key)? {
+            let id = existing.doc().get("_id").unwrap_or(ValueRef::Null);
+            let key_value = DocWriter::new().with("_id", id).finish();
+            let pattern = DocWriter::new().with("_id", 1).finish();
+            return Err(Refusal::Error(duplicate_key(
+                self.collection,
+                "_id_",
+                pattern.as_doc(),
+                key_value.as_doc(),
+            )));
+        }
+        self.put(key, None, Some(document))
+    }
+
+    /// Replaces the version that [`Evaluator::latest`] returned.
+    pub(crate) fn replace(
+        &mut self,
+        key: RecordKey,
+        before: &Version,
+        document: DocBuf,
+    ) -> Result<(), Refusal> {
+        self.put(key, Some(before), Some(document))
+    }
+
+    /// Removes the version that [`Evaluator::latest`] returned.
+    pub(crate) fn remove(&mut self, key: RecordKey, before: &Version) -> Result<(), Refusal> {
+        self.put(key, Some(before), None)
+    }
+
+    fn put(
+        &mut self,
+        key: RecordKey,
+        before: Option<&Version>,
+        after: Option<DocBuf>,
+    ) -> Result<(), Refusal> {
+        let mut entries = Vec::new();
+        let mut multikey = Vec::new();
+        for (id, index) in self.collection.secondary_indexes() {
+            let old = match before {
+                Some(version) => keys_of(index, version.doc())?,
+                None => None,
+            };
+            let new = match &after {
+                Some(document) => keys_of(index, document.as_doc())?,
+                None => None,
+            };
+            if new.as_ref().is_some_and(|keys| keys.multikey) && !index.is_multikey() {
+                multikey.push(index.clone());
+            }
+            let unique = index.definition.unique;
+            let first_new = entries.len();
+            difference(id, unique, old, new, &mut entries);
+            if unique {
+                self.check_unique(index, id, &key, &entries[first_new..], after.as_ref())?;
+            }
+        }
+        self.multikey.append(&mut multikey);
+        let after = after.map(|document| Slice::from(document.into_bytes()));
+        match self.changed.get(&key) {
+            None => {
+                self.changed.insert(key.clone(), self.changes.len());
+                self.changes.push(Change {
+                    key,
+                    before: before.cloned(),
+                    after,
+                    entries,
+                });
+            }
+            // The record changes twice in one entry: its entries are worked out
+            // anew against what was there before the entry.
+            Some(&at) => {
+                let original = self.changes[at].before.clone();
+                let mut entries = Vec::new();
+                for (id, index) in self.collection.secondary_indexes() {
+                    let old = match &original {
+                        Some(version) => keys_of(index, version.doc())?,
+                        None => None,
+                    };
+                    let new = match &after {
+                        Some(document) => keys_of(index, Doc::from_validated(document))?,
+                        None => None,
+                    };
+                    difference(id, index.definition.unique, old, new, &mut entries);
+                }
+                self.changes[at].after = after;
+                self.changes[at].entries = entries;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses added keys that another record has.
+    fn check_unique(
+        &self,
+        index: &Index,
+        id: IndexId,
+        key: &RecordKey,
+        entries: &[EntryChange],
+        document: Option<&DocBuf>,
+    ) -> Result<(), Refusal> {
+        let added = entries.iter().filter(|entry| entry.present);
+        let missing: Vec<Stripe> = entries
+            .iter()
+            .map(|entry| index_stripe(self.latches, id, &entry.key.fields))
+            .filter(|stripe| !self.held.covers(*stripe))
+            .collect();
+        if !missing.is_empty() {
+            return Err(Refusal::Latch(missing));
+        }
+        for entry in added {
+            if self.is_taken(id, key, &entry.key.fields)? {
+                return Err(Refusal::Error(unique_violation(
+                    self.collection,
+                    index,
+                    document,
+                    &entry.key,
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether another record has this key in a unique index: in this entry,
+    /// in an appended one, or in the engine, where the nearer one wins.
+    fn is_taken(&self, id: IndexId, key: &RecordKey, fields: &[u8]) -> Result<bool, Refusal> {
+        let mut known: HashMap<Vec<u8>, bool, FixedState> =
+            HashMap::with_hasher(FixedState::with_seed(5));
+        for change in &self.changes {
+            for entry in &change.entries {
+                if entry.index == id && entry.key.fields == fields {
+                    known.insert(change.key.as_bytes().to_vec(), entry.present);
+                }
+            }
+        }
+        for (record_key, present) in self.overlay.index_key(id, fields) {
+            known.entry(record_key.into_vec()).or_insert(present);
+        }
+        if known
+            .iter()
+            .any(|(record_key, present)| *present && record_key != key.as_bytes())
+        {
+            return Ok(true);
+        }
+        let end = model::key::prefix_end(fields);
+        let range = KeyRange::new(
+            Bound::Included(fields),
+            end.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
+        );
+        let snapshot = self.store.snapshot();
+        for entry in snapshot.scan_index(id, range, Direction::Forward) {
+            let entry = entry?;
+            let gone = known.get(entry.record_key()) == Some(&false);
+            if !gone && entry.record_key() != key.as_bytes() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn keys_of(index: &Index, doc: Doc<'_>) -> Result<Option<DocumentKeys>, Error> {
+    index.definition.keys(doc).map(Some)
+}
+
+/// What changes between two sorted lists of keys.
+fn difference(
+    index: IndexId,
+    unique: bool,
+    old: Option<DocumentKeys>,
+    new: Option<DocumentKeys>,
+    changes: &mut Vec<EntryChange>,
+) {
+    let old = old.map(|keys| keys.keys).unwrap_or_default();
+    let new = new.map(|keys| keys.keys).unwrap_or_default();
+    let find = |keys: &[EncodedKey], key: &EncodedKey| {
+        keys.binary_search_by(|other| other.fields.cmp(&key.fields))
+            .ok()
+    };
+    for key in &old {
+        if find(&new, key).is_none() {
+            changes.push(EntryChange {
+                index,
+                key: key.clone(),
+                present: false,
+                unique,
+            });
+        }
+    }
+    for key in new {
+        // Equal fields of another type keep the entry but change its type bits.
+        let same = find(&old, &key).is_some_and(|at| old[at].type_bits == key.type_bits);
+        if !same {
+            changes.push(EntryChange {
+                index,
+                key,
+                present: true,
+                unique,
+            });
+        }
+    }
+}
+
+pub(super) fn record_stripe(latches: &Latches, collection: u32, key: &RecordKey) -> Stripe {
+    latches.stripe(u64::from(collection), key.as_bytes())
+}
+
+fn index_stripe(latches: &Latches, index: IndexId, fields: &[u8]) -> Stripe {
+    // Another number space than collections have.
+    latches.stripe(u64::from(index.0) | 1 << 40, fields)
+}
+
+fn unique_violation(
+    collection: &Collection,
+    index: &Index,
+    document: Option<&DocBuf>,
+    key: &EncodedKey,
+) -> Error {
+    let directions = index.definition.directions();
+    let type_bits = model::key::TypeBits::from_bytes(&key.type_bits);
+    let values = model::key::decode(&key.fields, &type_bits, &directions).unwrap_or_default();
+    let mut key_value = DocWriter::new();
+    for (value, field) in values.iter().zip(&index.definition.fields) {
+        key_value.append(field.path.as_str(), value);
+    }
+    debug_assert!(document.is_some(), "only a present document adds keys");
+    duplicate_key(
+        collection,
+        &index.definition.name,
+        index.definition.key_pattern(),
+        key_value.finish().as_doc(),
+    )
+}
+
+fn duplicate_key(collection: &Collection, name: &str, pattern: Doc<'_>, value: Doc<'_>) -> Error {
+    Error::new(
+        Code::DUPLICATE_KEY,
+        format!(
+            "E11000 duplicate key error collection: {} index: {name} dup key: {value:?}",
+            collection.namespace
+        ),
+    )
+    .with_details(
+        DocWriter::new()
+            .with("keyPattern", pattern)
+            .with("keyValue", value)
+            .finish(),
+    )
+}

@@ -1,0 +1,75 @@
+//! Latches: who may evaluate a change of a key right now.
+//!
+//! A writer latches the keys it touches (record keys, and the keys of unique
+//! indexes) from before it reads their latest version until its entry is
+//! appended to the log. Keys hash onto a fixed number of stripes; two keys on
+//! one stripe only wait for each other without need.
+//!
+//! ```text
+//!   latch ─► read latest (overlay, then engine) ─► evaluate ─► append ─► unlatch
+//! ```
+//!
+//! Invariants:
+//! - Stripes are taken in ascending order, so writers never wait in a circle.
+//!   Who finds out while evaluating that it needs a further, lower stripe lets
+//!   all go and begins again with the larger set ([`Latches::hold`] per round).
+//! - Nothing is awaited while latches are held: they are plain mutexes, and a
+//!   suspended holder could wait for the very thread that waits for it.
+
+use parking_lot::{Mutex, MutexGuard};
+use std::hash::BuildHasher;
+
+const STRIPES: usize = 4096;
+
+/// Which stripe a key belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Stripe(u16);
+
+pub(crate) struct Latches {
+    stripes: Box<[Mutex<()>]>,
+    hasher: foldhash::fast::FixedState,
+}
+
+/// The stripes held by one writer.
+pub(crate) struct Held<'a> {
+    stripes: Vec<Stripe>,
+    _guards: Vec<MutexGuard<'a, ()>>,
+}
+
+impl Latches {
+    pub(crate) fn new() -> Self {
+        Self {
+            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            hasher: foldhash::fast::FixedState::with_seed(1),
+        }
+    }
+
+    pub(crate) fn stripe(&self, space: u64, key: &[u8]) -> Stripe {
+        let hash = self.hasher.hash_one((space, key));
+        Stripe((hash % STRIPES as u64) as u16)
+    }
+
+    /// Takes all of `wanted`, in ascending order.
+    pub(crate) fn hold(&self, mut wanted: Vec<Stripe>) -> Held<'_> {
+        wanted.sort_unstable();
+        wanted.dedup();
+        let guards = wanted
+            .iter()
+            .map(|stripe| self.stripes[stripe.0 as usize].lock())
+            .collect();
+        Held {
+            stripes: wanted,
+            _guards: guards,
+        }
+    }
+}
+
+impl Held<'_> {
+    pub(crate) fn covers(&self, stripe: Stripe) -> bool {
+        self.stripes.binary_search(&stripe).is_ok()
+    }
+
+    pub(crate) fn stripes(&self) -> &[Stripe] {
+        &self.stripes
+    }
+}

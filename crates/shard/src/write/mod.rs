@@ -1,0 +1,27 @@
+//! Writing: from a command's intention to an applied entry of the log.
+//!
+//! ```text
+//!  gate (shared) ─► latch keys ─► latest versions ─► evaluate ─► append ─► unlatch, gate open
+//!                                 overlay, engine                  │
+//!  reply ◄───────────────── applied, overlay cleared ◄─────────────┘ group commit
+//! ```
+//!
+//! | file | part |
+//! | --- | --- |
+//! | `latches.rs` | who may evaluate a change of a key |
+//! | `overlay.rs` | versions appended but not yet applied |
+//! | `evaluator.rs` | one entry in the making: changes of records with their index entries |
+//! | `append.rs` | from an evaluated entry to the log, and back when it is applied |
+//! | `document.rs` | what a document must be to be stored |
+
+mod append;
+mod document;
+mod evaluator;
+mod latches;
+mod overlay;
+
+pub(crate) use append::{Applier, Companion};
+pub(crate) use document::{check_stored, prepare_insert};
+pub(crate) use evaluator::{Evaluator, Refusal, Version};
+pub(crate) use latches::{Latches, Stripe};
+pub(crate) use overlay::Overlay;

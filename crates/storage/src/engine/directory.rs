@@ -1,0 +1,168 @@
+//! The directory of one store: who holds it, and which format is inside.
+//!
+//! ```text
+//!  <directory>/LOCK      locked while a process has the store open
+//!  <directory>/FORMAT    "TernDB store format <n>\n" "crc32c <8 hex digits>\n"
+//!  <directory>/engine/   the engine's own files
+//! ```
+//!
+//! The lock is the operating system's (released when the process dies), so a
+//! leftover file means nothing. `FORMAT` is written once, before the engine
+//! creates its first file, and renamed into place: a directory with engine files
+//! but no readable format is refused rather than guessed at.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Raised whenever stored bytes change their meaning.
+pub const FORMAT_VERSION: u32 = 1;
+
+const LOCK: &str = "LOCK";
+const FORMAT: &str = "FORMAT";
+const ENGINE: &str = "engine";
+
+/// A directory that this process holds.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// Held for its lock only.
+    _lock: File,
+}
+
+impl Directory {
+    /// Creates the directory if needed, locks it and checks its format.
+    pub fn open(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+        let lock = lock(path)?;
+        let format = path.join(FORMAT);
+        match fs::read(&format) {
+            Ok(bytes) => check_format(path, &bytes)?,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                if path.join(ENGINE).exists() {
+                    return Err(wrong_format(path, "no format file".into()));
+                }
+                write_format(path, &format)?;
+            }
+            Err(e) => return Err(Error::io(&format, e)),
+        }
+        Ok(Self {
+            path: path.to_path_buf(),
+            _lock: lock,
+        })
+    }
+
+    /// Where the engine keeps its files.
+    pub fn engine_path(&self) -> PathBuf {
+        self.path.join(ENGINE)
+    }
+}
+
+fn lock(path: &Path) -> Result<File> {
+    let file_path = path.join(LOCK);
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&file_path)
+        .map_err(|e| Error::io(&file_path, e))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::InUse {
+            path: path.to_path_buf(),
+        }),
+        Err(TryLockError::Error(e)) => Err(Error::io(&file_path, e)),
+    }
+}
+
+fn format_text(version: u32) -> String {
+    let first = format!("TernDB store format {version}\n");
+    let checksum = crc32c::crc32c(first.as_bytes());
+    format!("{first}crc32c {checksum:08x}\n")
+}
+
+fn check_format(path: &Path, bytes: &[u8]) -> Result<()> {
+    if bytes == format_text(FORMAT_VERSION).as_bytes() {
+        return Ok(());
+    }
+    let found = std::str::from_utf8(bytes)
+        .ok()
+        .and_then(|text| text.lines().next())
+        .and_then(|line| line.strip_prefix("TernDB store format "))
+        .and_then(|number| number.parse::<u32>().ok())
+        .filter(|&version| format_text(version).as_bytes() == bytes)
+        .map_or_else(
+            || "a damaged format file".to_string(),
+            |version| format!("format {version}"),
+        );
+    Err(wrong_format(path, found))
+}
+
+fn wrong_format(path: &Path, found: String) -> Error {
+    Error::WrongFormat {
+        path: path.to_path_buf(),
+        found,
+        expected: FORMAT_VERSION,
+    }
+}
+
+fn write_format(directory: &Path, format: &Path) -> Result<()> {
+    let unfinished = directory.join("FORMAT.new");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&unfinished)?;
+        file.write_all(format_text(FORMAT_VERSION).as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&unfinished, format)?;
+        // The name itself must survive a power cut before engine files appear.
+        File::open(directory)?.sync_all()
+    };
+    write().map_err(|e| Error::io(format, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(prepare: impl Fn(&Path), expect: &str) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        prepare(dir.path());
+        let outcome = match Directory::open(dir.path()) {
+            Ok(_) => "opened".to_string(),
+            Err(Error::WrongFormat { found, .. }) => found,
+            Err(other) => other.to_string(),
+        };
+        assert_eq!(outcome, expect);
+    }
+
+    #[test]
+    fn format_is_checked() {
+        check(|_| {}, "opened");
+        check(|path| drop(Directory::open(path)), "opened");
+        let write = |text: String| move |path: &Path| fs::write(path.join(FORMAT), &text).unwrap();
+        check(write(format_text(FORMAT_VERSION)), "opened");
+        check(write(format_text(7)), "format 7");
+        check(
+            write(format_text(7).replace('7', "1")),
+            "a damaged format file",
+        );
+        check(write(String::new()), "a damaged format file");
+        check(
+            |path| fs::create_dir(path.join(ENGINE)).unwrap(),
+            "no format file",
+        );
+    }
+
+    #[test]
+    fn directory_in_use_is_refused_and_free_again_afterwards() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let first = Directory::open(dir.path()).expect("free");
+        assert!(matches!(
+            Directory::open(dir.path()),
+            Err(Error::InUse { .. })
+        ));
+        drop(first);
+        Directory::open(dir.path()).expect("free again");
+    }
+}

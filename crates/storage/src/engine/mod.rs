@@ -1,0 +1,153 @@
+//! The port to the storage engine: an ordered map of bytes with atomic batches
+//! and snapshots.
+//!
+//! The trait is as narrow as the store needs, so that the in-memory engine of the
+//! simulator is small enough to be believed. What an engine must promise:
+//!
+//! - a batch is visible to snapshots whole or not at all;
+//! - a snapshot never changes while it is held (but it costs memory: hold
+//!   positions, not snapshots);
+//! - after a crash the map holds a prefix of the batches, at least up to the last
+//!   [`Engine::sync`];
+//! - keys that the garbage rule covers may vanish at any moment, from new
+//!   snapshots, never from those already open.
+//!
+//! Values are [`Slice`]s: reference-counted views, cheap to clone. A slice that
+//! comes out of a scan may share a whole block of the engine's cache; copy it
+//! before keeping it for long.
+
+pub mod directory;
+pub mod fjall;
+pub mod memory;
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+pub use ::fjall::Slice;
+
+use crate::error::Result;
+
+/// The longest key an engine takes.
+pub const MAX_KEY_BYTES: usize = u16::MAX as usize;
+
+/// Which way a scan goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    Forward,
+    Backward,
+}
+
+/// A stretch of keys. Bounds are bytes, so a scan is resumed by putting the last
+/// position seen as an excluded bound.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyRange<'a> {
+    pub low: Bound<&'a [u8]>,
+    pub high: Bound<&'a [u8]>,
+}
+
+impl<'a> KeyRange<'a> {
+    pub const ALL: KeyRange<'static> = KeyRange {
+        low: Bound::Unbounded,
+        high: Bound::Unbounded,
+    };
+
+    pub fn new(low: Bound<&'a [u8]>, high: Bound<&'a [u8]>) -> Self {
+        Self { low, high }
+    }
+
+    /// Exactly one key.
+    pub fn only(key: &'a [u8]) -> Self {
+        Self::new(Bound::Included(key), Bound::Included(key))
+    }
+
+    /// Whether no key can lie inside. Engines may not cope with crossed bounds.
+    pub fn is_empty(&self) -> bool {
+        match (self.low, self.high) {
+            (Bound::Unbounded, Bound::Unbounded | Bound::Included(_)) => false,
+            (Bound::Unbounded, Bound::Excluded(high)) => high.is_empty(),
+            (Bound::Included(_) | Bound::Excluded(_), Bound::Unbounded) => false,
+            (Bound::Included(low), Bound::Included(high)) => low > high,
+            (
+                Bound::Included(low) | Bound::Excluded(low),
+                Bound::Excluded(high) | Bound::Included(high),
+            ) => low >= high,
+        }
+    }
+}
+
+/// Key and value as a scan yields them.
+pub type Pair = (Slice, Slice);
+
+/// Says which stored keys nobody will ask for again.
+pub type GarbageRule = Arc<dyn Fn(&[u8]) -> bool + Send + Sync + std::panic::RefUnwindSafe>;
+
+/// Changes that become visible together. The last change to a key wins.
+#[derive(Default, Debug)]
+pub struct WriteBatch {
+    changes: Vec<(Slice, Option<Slice>)>,
+}
+
+impl WriteBatch {
+    pub fn put(&mut self, key: Slice, value: Slice) {
+        self.changes.push((key, Some(value)));
+    }
+
+    pub fn remove(&mut self, key: Slice) {
+        self.changes.push((key, None));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.changes.len()
+    }
+
+    fn into_changes(self) -> Vec<(Slice, Option<Slice>)> {
+        self.changes
+    }
+}
+
+/// An ordered map of bytes.
+pub trait Engine: Send + Sync + 'static {
+    type Snapshot: EngineSnapshot;
+
+    /// The newest committed value. May see a batch a moment before snapshots do.
+    fn get(&self, key: &[u8]) -> Result<Option<Slice>>;
+
+    fn snapshot(&self) -> Self::Snapshot;
+
+    /// Commits a batch, unsynced. Keys are at most [`MAX_KEY_BYTES`] long.
+    fn write(&self, batch: WriteBatch) -> Result<()>;
+
+    /// Returns when everything written before the call would survive a power cut.
+    fn sync(&self) -> Result<()>;
+
+    /// Bytes held on disk (or in memory, where there is no disk).
+    fn approximate_size_bytes(&self) -> u64;
+
+    /// Replaces the rule by which the engine may forget keys on its own.
+    fn set_garbage(&self, rule: GarbageRule);
+
+    /// Forgets some garbage now, looking at no more than `budget` keys. Engines
+    /// that do so while compacting have nothing to do here.
+    fn collect_garbage(&self, budget: usize) -> Result<()>;
+
+    /// Gives back the space of a stretch that is garbage as a whole, as far as
+    /// that is possible without touching single keys. Older versions of removed
+    /// keys may come back; the caller removes what is left one by one.
+    fn release_stretch(&self, low: &[u8], high: &[u8]) -> Result<()>;
+
+    /// Rewrites everything without its garbage. Takes long.
+    fn compact(&self) -> Result<()>;
+}
+
+/// A state of the map that does not change.
+pub trait EngineSnapshot: Clone + Send + Sync + 'static {
+    type Scan: Iterator<Item = Result<Pair>> + Send + 'static;
+
+    fn get(&self, key: &[u8]) -> Result<Option<Slice>>;
+
+    fn scan(&self, range: KeyRange<'_>, direction: Direction) -> Self::Scan;
+}

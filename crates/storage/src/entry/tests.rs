@@ -1,0 +1,178 @@
+//! The payload codec: every operation round trips, no bytes make it panic.
+
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Owned {
+    Put(u32, Vec<u8>, Vec<u8>, Vec<Change>),
+    Delete(u32, Vec<u8>, Vec<Change>),
+    Index(u32, Vec<u8>, Vec<Change>),
+    PutMeta(Vec<u8>, Vec<u8>),
+    DeleteMeta(Vec<u8>),
+    DropCollection(u32),
+    DropIndex(u32),
+    Noop,
+}
+
+type Change = (u32, Vec<u8>, Option<Vec<u8>>);
+
+fn borrowed(changes: &[Change]) -> Vec<IndexChange<'_>> {
+    changes
+        .iter()
+        .map(|(index, fields, type_bits)| IndexChange {
+            index: IndexId(*index),
+            fields,
+            action: match type_bits {
+                Some(type_bits) => IndexAction::Add { type_bits },
+                None => IndexAction::Remove,
+            },
+        })
+        .collect()
+}
+
+fn encode(operations: &[Owned], header: Header<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut encoder = Encoder::with_header(&mut out, header);
+    for operation in operations {
+        match operation {
+            Owned::Put(id, key, document, changes) => {
+                encoder.put_record(CollectionId(*id), key, document, &borrowed(changes));
+            }
+            Owned::Delete(id, key, changes) => {
+                encoder.delete_record(CollectionId(*id), key, &borrowed(changes));
+            }
+            Owned::Index(id, key, changes) => {
+                encoder.index_entries(CollectionId(*id), key, &borrowed(changes));
+            }
+            Owned::PutMeta(key, value) => encoder.put_meta(key, value),
+            Owned::DeleteMeta(key) => encoder.delete_meta(key),
+            Owned::DropCollection(id) => encoder.drop_collection(CollectionId(*id)),
+            Owned::DropIndex(id) => encoder.drop_index(IndexId(*id)),
+            Owned::Noop => encoder.noop(),
+        }
+    }
+    out
+}
+
+fn owned(operation: Operation<'_>) -> Owned {
+    let changes = |changes: IndexChanges<'_>| {
+        changes
+            .map(|change| {
+                let type_bits = match change.action {
+                    IndexAction::Add { type_bits } => Some(type_bits.to_vec()),
+                    IndexAction::Remove => None,
+                };
+                (change.index.0, change.fields.to_vec(), type_bits)
+            })
+            .collect()
+    };
+    match operation {
+        Operation::PutRecord {
+            collection,
+            key,
+            document,
+            index,
+        } => Owned::Put(collection.0, key.into(), document.into(), changes(index)),
+        Operation::DeleteRecord {
+            collection,
+            key,
+            index,
+        } => Owned::Delete(collection.0, key.into(), changes(index)),
+        Operation::IndexEntries {
+            collection,
+            key,
+            index,
+        } => Owned::Index(collection.0, key.into(), changes(index)),
+        Operation::PutMeta { key, value } => Owned::PutMeta(key.into(), value.into()),
+        Operation::DeleteMeta { key } => Owned::DeleteMeta(key.into()),
+        Operation::DropCollection { collection } => Owned::DropCollection(collection.0),
+        Operation::DropIndex { index } => Owned::DropIndex(index.0),
+        Operation::Noop => Owned::Noop,
+    }
+}
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 0..200)
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    prop::collection::vec((any::<u32>(), bytes(), prop::option::of(bytes())), 0..4)
+}
+
+fn operation() -> impl Strategy<Value = Owned> {
+    prop_oneof![
+        (any::<u32>(), bytes(), bytes(), changes())
+            .prop_map(|(id, key, document, index)| Owned::Put(id, key, document, index)),
+        (any::<u32>(), bytes(), changes())
+            .prop_map(|(id, key, index)| Owned::Delete(id, key, index)),
+        (any::<u32>(), bytes(), changes())
+            .prop_map(|(id, key, index)| Owned::Index(id, key, index)),
+        (bytes(), bytes()).prop_map(|(key, value)| Owned::PutMeta(key, value)),
+        bytes().prop_map(Owned::DeleteMeta),
+        any::<u32>().prop_map(Owned::DropCollection),
+        any::<u32>().prop_map(Owned::DropIndex),
+        Just(Owned::Noop),
+    ]
+}
+
+/// Decodes everything that can be decoded; panics are what this looks for.
+fn walk(payload: &[u8]) -> Result<Vec<Owned>, Malformed> {
+    Entry::decode(payload)?
+        .operations()
+        .map(|operation| operation.map(owned))
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn round_trip(
+        operations in prop::collection::vec(operation(), 0..6),
+        session in prop::option::of(bytes()),
+        origin in prop::option::of(bytes()),
+    ) {
+        let header = Header { session: session.as_deref(), origin: origin.as_deref() };
+        let payload = encode(&operations, header);
+        prop_assert_eq!(Entry::decode(&payload).unwrap().header, header);
+        prop_assert_eq!(format!("{:?}", walk(&payload).unwrap()), format!("{operations:?}"));
+    }
+
+    #[test]
+    fn damaged_payloads_never_panic(
+        operations in prop::collection::vec(operation(), 1..4),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut payload = encode(&operations, Header::default());
+        let _ = walk(&payload[..cut.index(payload.len())]);
+        let at = at.index(payload.len());
+        payload[at] = byte;
+        let _ = walk(&payload);
+    }
+
+    #[test]
+    fn random_bytes_never_panic(payload in bytes()) {
+        let _ = walk(&payload);
+        let mut known_version = vec![VERSION, HEADER_END];
+        known_version.extend_from_slice(&payload);
+        let _ = walk(&known_version);
+    }
+}
+
+#[test]
+fn refusals_are_named() {
+    fn check(payload: &[u8], expect: &str) {
+        let found = walk(payload).map(|operations| format!("{operations:?}"));
+        assert_eq!(found, Err(expect), "{payload:?}");
+    }
+    check(&[], "empty payload");
+    check(&[9], "unknown payload version");
+    check(&[VERSION], "unfinished header");
+    check(&[VERSION, 3, 0, 0], "unknown header field");
+    check(&[VERSION, 2, 0, 1, 0, 0], "header fields out of order");
+    check(&[VERSION, 0, 99], "unknown operation");
+    check(&[VERSION, 0, PUT_RECORD, 1, 200], "record key");
+    check(&[VERSION, 0, DELETE_RECORD, 1, 0, 255, 255, 255, 127], "index change");
+    check(&[VERSION, 0, DROP_INDEX, 255, 255, 255, 255, 127], "index id");
+}

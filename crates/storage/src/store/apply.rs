@@ -1,0 +1,311 @@
+//! Committed entries become one engine batch.
+//!
+//! For each record operation the replaced version is needed: it moves to history
+//! and the counters depend on it. It is looked for where it costs least first: in
+//! the batch being built, in what the evaluator hands over, in the record cache,
+//! in the engine.
+//!
+//! Nothing of the store changes before the engine has committed: a damaged entry
+//! anywhere in a group leaves the store as it was.
+//!
+//! History. The version that an operation at time `t` replaces is stored under
+//! `(key, t)`. Several operations on one key at the same time leave only the first
+//! replaced version: the others were never visible at any time of their own.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use model::ids::CollectionId;
+use model::time::ClusterTime;
+
+use super::counters::Delta;
+use super::{Record, Store};
+use crate::engine::{Engine, Slice, WriteBatch};
+use crate::entry::{Entry, IndexAction, IndexChanges, Operation};
+use crate::error::{Error, Result};
+use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
+
+/// An entry that the log has committed.
+#[derive(Clone, Copy, Debug)]
+pub struct Committed<'a> {
+    pub position: u64,
+    pub time: ClusterTime,
+    /// See [`crate::entry`].
+    pub payload: &'a [u8],
+    /// What the evaluator knows about the versions that are replaced, one for
+    /// each put or delete of a record, in order. Missing ones are looked up.
+    pub before: &'a [Before],
+}
+
+/// The version of a record before an operation.
+#[derive(Clone, Debug, Default)]
+pub enum Before {
+    #[default]
+    Unknown,
+    /// There is none: an insert that found the key free.
+    Absent,
+    Present(Record),
+}
+
+/// A batch under construction.
+struct Pending<'s, E: Engine> {
+    store: &'s Store<E>,
+    batch: WriteBatch,
+    /// Record keys written by this batch and what they hold after it.
+    written: HashMap<Slice, Option<Slice>, foldhash::fast::RandomState>,
+    deltas: Vec<(Subject, Delta)>,
+    dropped: Vec<Subject>,
+    already_dropped: Arc<BTreeSet<Subject>>,
+}
+
+impl<E: Engine> Store<E> {
+    /// Applies entries in the order of the log, all in one batch. Entries that
+    /// were applied before are skipped.
+    ///
+    /// After an error from the engine the store must not be used any more.
+    pub fn apply(&self, entries: &[Committed<'_>]) -> Result<()> {
+        let _writer = self.writer.lock();
+        let mut pending = Pending {
+            store: self,
+            batch: WriteBatch::default(),
+            written: HashMap::default(),
+            deltas: Vec::new(),
+            dropped: Vec::new(),
+            already_dropped: self.shared.dropped(),
+        };
+        let before = self.applied();
+        let (mut position, mut time) = (before, self.applied_time());
+        for entry in entries {
+            if entry.position <= position {
+                continue;
+            }
+            if entry.time < time {
+                return Err(Error::TimeWentBack {
+                    position: entry.position,
+                    time: entry.time,
+                    applied: time,
+                });
+            }
+            pending.entry(entry)?;
+            (position, time) = (entry.position, entry.time);
+        }
+        if position == before {
+            return Ok(());
+        }
+        self.commit(pending, position, time)
+    }
+
+    fn commit(&self, pending: Pending<'_, E>, position: u64, time: ClusterTime) -> Result<()> {
+        let Pending {
+            mut batch,
+            written,
+            deltas,
+            dropped,
+            ..
+        } = pending;
+        let next = self
+            .counters
+            .read()
+            .prepare(&mut batch, (position, time), &deltas, &dropped);
+        for key in written.keys() {
+            self.cache.mark_changing(key);
+        }
+        self.engine.write(batch)?;
+        for (key, value) in written {
+            self.cache.changed(key, value);
+        }
+        self.counters.write().commit(next);
+        if !dropped.is_empty() {
+            self.shared.change_dropped(|all| all.extend(dropped));
+        }
+        // The time first: who sees the position may ask for a read at its time.
+        self.shared.time.store(time.to_u64(), Ordering::Release);
+        self.shared.position.store(position, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl<E: Engine> Pending<'_, E> {
+    fn entry(&mut self, entry: &Committed<'_>) -> Result<()> {
+        let damaged = |what| Error::DamagedEntry {
+            position: entry.position,
+            what,
+        };
+        let decoded = Entry::decode(entry.payload).map_err(damaged)?;
+        let mut before = entry.before.iter();
+        for operation in decoded.operations() {
+            match operation.map_err(damaged)? {
+                Operation::PutRecord {
+                    collection,
+                    key,
+                    document,
+                    index,
+                } => {
+                    let before = before.next().unwrap_or(&Before::Unknown);
+                    self.record(collection, key, Some(document), before, entry.time)?;
+                    self.index(key, index)?;
+                }
+                Operation::DeleteRecord {
+                    collection,
+                    key,
+                    index,
+                } => {
+                    let before = before.next().unwrap_or(&Before::Unknown);
+                    self.record(collection, key, None, before, entry.time)?;
+                    self.index(key, index)?;
+                }
+                Operation::IndexEntries {
+                    collection: _,
+                    key,
+                    index,
+                } => self.index(key, index)?,
+                Operation::PutMeta { key, value } => {
+                    layout::check_user_key(key.len())?;
+                    let key = layout::document(key).to_slice();
+                    self.batch.put(key, Slice::new(value));
+                }
+                Operation::DeleteMeta { key } => {
+                    layout::check_user_key(key.len())?;
+                    self.batch.remove(layout::document(key).to_slice());
+                }
+                Operation::DropCollection { collection } => {
+                    self.drop_subject(Subject::Collection(collection));
+                }
+                Operation::DropIndex { index } => self.drop_subject(Subject::Index(index)),
+                Operation::Noop => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a record (`Some`) or deletes it.
+    fn record(
+        &mut self,
+        collection: CollectionId,
+        key: &[u8],
+        document: Option<&[u8]>,
+        before: &Before,
+        time: ClusterTime,
+    ) -> Result<()> {
+        if self.is_dropped(Subject::Collection(collection)) {
+            return Ok(());
+        }
+        layout::check_user_key(key.len())?;
+        let stored = layout::record(collection, key);
+        let replaced = self.replaced(&stored, before)?;
+        let stored = stored.to_slice();
+        let mut delta = Delta::default();
+        if let Some(replaced) = replaced {
+            delta.items -= 1;
+            delta.bytes -= document_bytes(&replaced);
+            if layout::value_time(&replaced)? < time {
+                let key = layout::history(collection, key, time);
+                self.batch.put(key.to_slice(), replaced);
+            }
+        } else if document.is_none() {
+            return Ok(());
+        }
+        let value = document.map(|document| record_value(time, document));
+        match &value {
+            Some(value) => {
+                delta.items += 1;
+                delta.bytes += document_bytes(value);
+                self.batch.put(stored.clone(), value.clone());
+            }
+            None => self.batch.remove(stored.clone()),
+        }
+        self.count(Subject::Collection(collection), delta);
+        self.written.insert(stored, value);
+        Ok(())
+    }
+
+    fn replaced(&self, stored: &StoredKey, before: &Before) -> Result<Option<Slice>> {
+        if let Some(value) = self.written.get(&stored[..]) {
+            return Ok(value.clone());
+        }
+        match before {
+            Before::Absent => {
+                debug_assert!(
+                    matches!(self.store.engine.get(stored), Ok(None)),
+                    "an evaluator saw no record where one is stored"
+                );
+                return Ok(None);
+            }
+            // It may be a view into a block of the engine: see below.
+            Before::Present(record) => return Ok(Some(Slice::new(record.stored()))),
+            Before::Unknown => {}
+        }
+        if let Some(value) = self.store.cache.get(stored) {
+            return Ok(Some(value));
+        }
+        // Copied, so that the memtable does not keep a whole block alive for it.
+        let value = self.store.engine.get(stored)?;
+        Ok(value.map(|value| Slice::new(&value)))
+    }
+
+    fn index(&mut self, key: &[u8], changes: IndexChanges<'_>) -> Result<()> {
+        for change in changes {
+            let subject = Subject::Index(change.index);
+            if self.is_dropped(subject) {
+                continue;
+            }
+            layout::check_user_key(change.fields.len() + key.len())?;
+            let stored = layout::index_entry(change.index, change.fields, key).to_slice();
+            // Type bits are left out of the size: a removal does not know them.
+            let bytes = stored.len() as i64;
+            match change.action {
+                IndexAction::Add { type_bits } => {
+                    let value = layout::index_value(key.len(), type_bits);
+                    self.batch.put(stored, value);
+                    self.count(subject, Delta { items: 1, bytes });
+                }
+                IndexAction::Remove => {
+                    self.batch.remove(stored);
+                    let delta = Delta {
+                        items: -1,
+                        bytes: -bytes,
+                    };
+                    self.count(subject, delta);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_subject(&mut self, subject: Subject) {
+        if self.is_dropped(subject) {
+            return;
+        }
+        self.batch
+            .put(layout::dropped(subject).to_slice(), Slice::new(&[]));
+        self.dropped.push(subject);
+    }
+
+    /// Writes to something that is gone would never be removed again.
+    fn is_dropped(&self, subject: Subject) -> bool {
+        self.dropped.contains(&subject) || self.already_dropped.contains(&subject)
+    }
+
+    fn count(&mut self, subject: Subject, delta: Delta) {
+        // A batch touches few collections, mostly one: a list is faster than a map.
+        match self.deltas.iter_mut().find(|(other, _)| *other == subject) {
+            Some((_, sum)) => {
+                sum.items += delta.items;
+                sum.bytes += delta.bytes;
+            }
+            None => self.deltas.push((subject, delta)),
+        }
+    }
+}
+
+fn record_value(time: ClusterTime, document: &[u8]) -> Slice {
+    let mut value = Vec::with_capacity(TIME_BYTES + document.len());
+    value.extend_from_slice(&layout::time_bytes(time));
+    value.extend_from_slice(document);
+    Slice::from(value)
+}
+
+fn document_bytes(value: &Slice) -> i64 {
+    value.len().saturating_sub(TIME_BYTES) as i64
+}

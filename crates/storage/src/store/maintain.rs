@@ -1,0 +1,255 @@
+//! Forgetting: the start of history moves on, and dropped data goes.
+//!
+//! Called from a background task with a budget, so that no call takes long.
+//!
+//! ```text
+//!  history    start ── moves to ──► min(now - window, lowest pin, applied time)
+//!             entries that ended at or before the start are garbage to the engine
+//!  dropped    marked by apply ─► synced ─► whole files released ─► rest removed key by key ─► mark removed
+//! ```
+//!
+//! - **Sync before forgetting.** The engine may remove garbage durably at any
+//!   moment, while the batch that made it garbage is still unsynced. A power cut
+//!   would then leave a past in which the data is needed but gone, so the engine
+//!   is synced before it learns a new rule.
+//! - Nobody reads dropped ids, and reads before the start of history are refused,
+//!   so no reader iterates over what is being removed. Removal itself remembers
+//!   its position and never walks over its own tombstones.
+//! - A scan at an earlier time that spans several snapshots holds a [`HistoryPin`].
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use model::time::ClusterTime;
+
+use super::{Shared, Store};
+use crate::engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice, WriteBatch};
+use crate::error::{Error, Result};
+use crate::layout::{self, Owner, Subject};
+
+/// History's start moves in steps of this part of the window: each needs a sync.
+const STEPS_PER_WINDOW: u32 = 16;
+
+/// How far removal has come. Lost in a restart, which begins again.
+#[derive(Default)]
+pub(super) struct Removals {
+    /// What the engine was told; `None` before the first time.
+    told: Option<Rule>,
+    /// The key after which the next step goes on.
+    resume_after: Option<Slice>,
+}
+
+#[derive(Clone, PartialEq)]
+struct Rule {
+    history_start: ClusterTime,
+    dropped: Arc<BTreeSet<Subject>>,
+}
+
+impl Rule {
+    fn covers(&self, key: &[u8]) -> bool {
+        match layout::owner(key) {
+            Some(Owner::Record(collection)) => {
+                self.dropped.contains(&Subject::Collection(collection))
+            }
+            Some(Owner::Index(index)) => self.dropped.contains(&Subject::Index(index)),
+            Some(Owner::History(collection, rest)) => {
+                self.dropped.contains(&Subject::Collection(collection))
+                    || layout::split_history(rest)
+                        .is_ok_and(|(_, ended)| ended <= self.history_start)
+            }
+            Some(Owner::Meta) | None => false,
+        }
+    }
+}
+
+/// What one call of [`Store::maintain`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Maintained {
+    pub removed_keys: usize,
+    /// Whether calling again soon would find something to do.
+    pub has_more: bool,
+}
+
+/// Keeps history readable from a time on, until dropped.
+pub struct HistoryPin {
+    shared: Arc<Shared>,
+    time: ClusterTime,
+}
+
+impl Drop for HistoryPin {
+    fn drop(&mut self) {
+        let mut pins = self.shared.pins.lock();
+        if let Some(count) = pins.get_mut(&self.time) {
+            *count -= 1;
+            if *count == 0 {
+                pins.remove(&self.time);
+            }
+        }
+    }
+}
+
+impl<E: Engine> Store<E> {
+    /// Promises that reads at `time` stay possible while the pin is held.
+    pub fn pin_history(&self, time: ClusterTime) -> Result<HistoryPin> {
+        let mut pins = self.shared.pins.lock();
+        let oldest = self.shared.history_start();
+        if time < oldest {
+            return Err(Error::SnapshotTooOld {
+                asked: time,
+                oldest,
+            });
+        }
+        *pins.entry(time).or_default() += 1;
+        Ok(HistoryPin {
+            shared: Arc::clone(&self.shared),
+            time,
+        })
+    }
+
+    /// The earliest time that can be read.
+    pub fn history_start(&self) -> ClusterTime {
+        self.shared.history_start()
+    }
+
+    /// One bounded step of background work. `now` is the cluster's time.
+    pub fn maintain(&self, now: ClusterTime, budget_keys: usize) -> Result<Maintained> {
+        let mut removals = self.removals.lock();
+        self.advance_history(now)?;
+        let rule = Rule {
+            history_start: self.shared.history_start(),
+            dropped: self.shared.dropped(),
+        };
+        if removals.told.as_ref() != Some(&rule) {
+            self.engine.sync()?;
+            for &subject in rule.dropped.iter() {
+                let known = removals.told.as_ref();
+                if known.is_none_or(|told| !told.dropped.contains(&subject)) {
+                    self.release(subject)?;
+                }
+            }
+            removals.told = Some(rule.clone());
+            self.engine
+                .set_garbage(Arc::new(move |key| rule.covers(key)));
+        }
+        self.engine.collect_garbage(budget_keys)?;
+        let Some(&subject) = self.shared.dropped().first() else {
+            return Ok(Maintained {
+                removed_keys: 0,
+                has_more: false,
+            });
+        };
+        let removed_keys = self.remove_some(subject, &mut removals, budget_keys)?;
+        Ok(Maintained {
+            removed_keys,
+            has_more: !self.shared.dropped().is_empty(),
+        })
+    }
+
+    /// Rewrites the engine's files without garbage. Takes long.
+    pub fn compact(&self) -> Result<()> {
+        self.engine.compact()
+    }
+
+    fn advance_history(&self, now: ClusterTime) -> Result<()> {
+        let window = self.options.history_window_seconds;
+        let target = {
+            // Under this lock, so that no pin slips in below the new start.
+            let pins = self.shared.pins.lock();
+            let mut target = ClusterTime::new(now.seconds().saturating_sub(window), 0);
+            target = target.min(self.shared.time());
+            if let Some((&lowest, _)) = pins.first_key_value() {
+                target = target.min(lowest);
+            }
+            let start = self.shared.history_start();
+            let step = (window / STEPS_PER_WINDOW).max(1);
+            if target.seconds() < start.seconds().saturating_add(step) {
+                return Ok(());
+            }
+            self.shared
+                .history_start
+                .store(target.to_u64(), Ordering::Release);
+            target
+        };
+        let mut batch = WriteBatch::default();
+        batch.put(
+            layout::history_start().to_slice(),
+            Slice::new(&layout::time_bytes(target)),
+        );
+        self.engine.write(batch)
+    }
+
+    fn release(&self, subject: Subject) -> Result<()> {
+        for prefix in stretches(subject) {
+            if let Some(end) = layout::after_prefix(&prefix) {
+                self.engine.release_stretch(&prefix, &end)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes up to `budget` keys of something dropped; when none are left, also
+    /// the mark.
+    fn remove_some(
+        &self,
+        subject: Subject,
+        removals: &mut Removals,
+        budget: usize,
+    ) -> Result<usize> {
+        let state = self.engine.snapshot();
+        let mut batch = WriteBatch::default();
+        for prefix in stretches(subject) {
+            let end = layout::after_prefix(&prefix);
+            let low = match &removals.resume_after {
+                Some(key) if key.as_ref() >= &prefix[..] => Bound::Excluded(&key[..]),
+                Some(_) | None => Bound::Included(&prefix[..]),
+            };
+            let high = match &end {
+                Some(end) => Bound::Excluded(&end[..]),
+                None => Bound::Unbounded,
+            };
+            let mut last = None;
+            for pair in state.scan(KeyRange::new(low, high), Direction::Forward) {
+                if batch.len() >= budget {
+                    break;
+                }
+                let (key, _) = pair?;
+                batch.remove(key.clone());
+                last = Some(key);
+            }
+            if let Some(last) = last {
+                removals.resume_after = Some(Slice::new(&last));
+            }
+            if batch.len() >= budget {
+                break;
+            }
+        }
+        let removed = batch.len();
+        let is_done = removed < budget;
+        if is_done {
+            batch.remove(layout::dropped(subject).to_slice());
+        }
+        self.engine.write(batch)?;
+        if is_done {
+            removals.resume_after = None;
+            if let Subject::Collection(collection) = subject {
+                self.cache.forget(&layout::records(collection));
+            }
+            self.shared.change_dropped(|all| {
+                all.remove(&subject);
+            });
+        }
+        Ok(removed)
+    }
+}
+
+/// Where the keys of a collection or index lie, in key order.
+fn stretches(subject: Subject) -> Vec<Vec<u8>> {
+    match subject {
+        Subject::Collection(id) => {
+            vec![layout::records(id).to_vec(), layout::histories(id).to_vec()]
+        }
+        Subject::Index(id) => vec![layout::index(id).to_vec()],
+    }
+}

@@ -1,0 +1,237 @@
+//! The store: what committed entries add up to.
+//!
+//! One writer (the log's apply loop) and any number of readers:
+//!
+//! ```text
+//!  apply    entries ─► engine batch {records, index, history, meta, counters, applied position}
+//!  get      record cache, else the engine: the latest applied version of one record
+//!  snapshot everything as of one moment: scans over records and index entries
+//!  at       a snapshot's records at an earlier cluster time: records merged with history
+//!  maintain moves the start of history, removes what was dropped, in bounded steps
+//! ```
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `apply.rs` | entries into one engine batch |
+//! | `cache.rs` | the record cache and how it stays coherent |
+//! | `counters.rs` | document counts and sizes, exact after a crash |
+//! | `snapshot.rs`, `past.rs` | scans now, scans in the past |
+//! | `maintain.rs` | history's start, removal of dropped data |
+//!
+//! A cursor holds positions (bytes), never a snapshot: a held snapshot pins every
+//! memtable that was written since it was taken.
+
+mod apply;
+mod cache;
+mod counters;
+mod maintain;
+mod past;
+mod snapshot;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use model::ids::{CollectionId, IndexId};
+use model::time::ClusterTime;
+use parking_lot::{Mutex, RwLock};
+
+pub use apply::{Before, Committed};
+pub use counters::Counter;
+pub use maintain::{HistoryPin, Maintained};
+pub use past::{PastScan, PastSnapshot};
+pub use snapshot::{
+    IndexEntry, IndexScan, MetaScan, Record, RecordScan, Snapshot, StoredRecord,
+};
+
+use crate::engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice};
+use crate::error::Result;
+use crate::layout::{self, Subject};
+use cache::RecordCache;
+use counters::Counters;
+
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Memory for whole records above the engine. Zero switches the cache off.
+    pub record_cache_bytes: u64,
+    /// How far back reads at an earlier time may go.
+    pub history_window_seconds: u32,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            record_cache_bytes: 64 << 20,
+            history_window_seconds: 300,
+        }
+    }
+}
+
+/// The data of one shard, as far as the log was applied.
+pub struct Store<E: Engine> {
+    engine: E,
+    options: StoreOptions,
+    shared: Arc<Shared>,
+    cache: RecordCache,
+    counters: RwLock<Counters>,
+    /// One apply at a time.
+    writer: Mutex<()>,
+    /// One maintenance step at a time. Apart from `writer`, because a step may
+    /// wait for the engine's compactions while the log must go on.
+    removals: Mutex<maintain::Removals>,
+}
+
+/// What snapshots and pins look at too.
+struct Shared {
+    position: AtomicU64,
+    time: AtomicU64,
+    /// Reads at this time and later find all they need.
+    history_start: AtomicU64,
+    /// Lock order: before changing `history_start`.
+    pins: Mutex<BTreeMap<ClusterTime, usize>>,
+    dropped: RwLock<Arc<BTreeSet<Subject>>>,
+}
+
+impl Shared {
+    fn time(&self) -> ClusterTime {
+        ClusterTime::from_u64(self.time.load(Ordering::Acquire))
+    }
+
+    fn history_start(&self) -> ClusterTime {
+        ClusterTime::from_u64(self.history_start.load(Ordering::Acquire))
+    }
+
+    fn dropped(&self) -> Arc<BTreeSet<Subject>> {
+        Arc::clone(&self.dropped.read())
+    }
+
+    fn change_dropped(&self, change: impl FnOnce(&mut BTreeSet<Subject>)) {
+        change(Arc::make_mut(&mut self.dropped.write()));
+    }
+}
+
+impl<E: Engine> Store<E> {
+    /// Takes over what the engine holds, which may be nothing yet.
+    pub fn open(engine: E, options: StoreOptions) -> Result<Self> {
+        let state = engine.snapshot();
+        let (position, time, counters) = counters::load(&state)?;
+        let history_start = match state.get(&layout::history_start())? {
+            Some(value) => layout::value_time(&value)?,
+            None => ClusterTime::ZERO,
+        };
+        let mut dropped = BTreeSet::new();
+        let marker = layout::all_dropped();
+        for pair in snapshot::scan_prefix(&state, &marker) {
+            let (key, _) = pair?;
+            dropped.insert(layout::parse_subject(&key[marker.len()..])?);
+        }
+        drop(state);
+        Ok(Self {
+            cache: RecordCache::new(options.record_cache_bytes),
+            counters: RwLock::new(counters),
+            writer: Mutex::default(),
+            removals: Mutex::default(),
+            shared: Arc::new(Shared {
+                position: AtomicU64::new(position),
+                time: AtomicU64::new(time.to_u64()),
+                history_start: AtomicU64::new(history_start.to_u64()),
+                pins: Mutex::default(),
+                dropped: RwLock::new(Arc::new(dropped)),
+            }),
+            engine,
+            options,
+        })
+    }
+
+    /// The position of the last applied entry; zero before the first.
+    pub fn applied(&self) -> u64 {
+        self.shared.position.load(Ordering::Acquire)
+    }
+
+    /// The time of the last applied entry.
+    pub fn applied_time(&self) -> ClusterTime {
+        self.shared.time()
+    }
+
+    /// Makes everything applied so far survive a power cut, and returns up to
+    /// which position that surely holds.
+    pub fn sync(&self) -> Result<u64> {
+        let position = self.applied();
+        self.engine.sync()?;
+        Ok(position)
+    }
+
+    /// The latest applied version of one record.
+    pub fn get(&self, collection: CollectionId, key: &[u8]) -> Result<Option<Record>> {
+        let stored = layout::record(collection, key);
+        let value = self
+            .cache
+            .get_or_load(&stored, || self.engine.snapshot().get(&stored))?;
+        let Some(value) = value else { return Ok(None) };
+        if self.is_dropped(Subject::Collection(collection)) {
+            return Ok(None);
+        }
+        Record::from_stored(value).map(Some)
+    }
+
+    /// Everything as of now. Keep it for one batch of a scan, not for a cursor's life.
+    pub fn snapshot(&self) -> Snapshot<E::Snapshot> {
+        // Read before the snapshot is taken: it contains at least this entry.
+        let time = self.shared.time();
+        let state = self.engine.snapshot();
+        Snapshot::new(state, time, Arc::clone(&self.shared))
+    }
+
+    /// A document of the shard, as of now.
+    pub fn get_meta(&self, key: &[u8]) -> Result<Option<Slice>> {
+        self.engine.snapshot().get(&layout::document(key))
+    }
+
+    /// Document count and the sum of document sizes: exact.
+    pub fn collection_counter(&self, collection: CollectionId) -> Counter {
+        self.counters.read().get(Subject::Collection(collection))
+    }
+
+    /// Entry count and the sum of key and value sizes. Approximate: an entry that
+    /// was added twice (by an index build and by a write) counts twice.
+    pub fn index_counter(&self, index: IndexId) -> Counter {
+        self.counters.read().get(Subject::Index(index))
+    }
+
+    /// Bytes on disk of everything together.
+    pub fn storage_bytes(&self) -> u64 {
+        self.engine.approximate_size_bytes()
+    }
+
+    /// A fair share of [`Self::storage_bytes`]: approximate.
+    pub fn storage_bytes_of(&self, subject: Subject) -> u64 {
+        let (own, total) = {
+            let counters = self.counters.read();
+            (counters.get(subject).bytes, counters.total_bytes())
+        };
+        if total == 0 {
+            return 0;
+        }
+        let share = u128::from(self.storage_bytes()) * u128::from(own) / u128::from(total);
+        u64::try_from(share).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes of memory that the record cache holds.
+    pub fn record_cache_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+
+    pub fn engine(&self) -> &E {
+        &self.engine
+    }
+
+    /// Syncs and lets go. The directory is free when the last snapshot is gone too.
+    pub fn close(self) -> Result<()> {
+        self.engine.sync()
+    }
+
+    fn is_dropped(&self, subject: Subject) -> bool {
+        let dropped = self.shared.dropped.read();
+        !dropped.is_empty() && dropped.contains(&subject)
+    }
+}

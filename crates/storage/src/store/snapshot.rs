@@ -1,0 +1,330 @@
+//! Everything as of one moment, and scans over it.
+//!
+//! Ranges are bytes: record keys for records, fields followed by record key for
+//! index entries. What a scan yields last is the position from which another
+//! snapshot goes on, with an excluded bound.
+//!
+//! A scan yields an error for a pair that does not decode and goes on behind it,
+//! so that `validate` can list all damage; other callers stop at the first.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use model::ids::{CollectionId, IndexId};
+use model::time::ClusterTime;
+
+use super::past::PastSnapshot;
+use super::{Direction, EngineSnapshot, KeyRange, Shared, Slice};
+use crate::error::{Error, Result};
+use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
+use crate::varint;
+
+/// A version of a record: commit time and document, sharing the stored bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record(Slice);
+
+impl Record {
+    pub(crate) fn from_stored(value: Slice) -> Result<Self> {
+        layout::value_time(&value)?;
+        Ok(Self(value))
+    }
+
+    /// A version that is not stored yet (appended, but not applied).
+    pub fn new(time: ClusterTime, document: &[u8]) -> Self {
+        let mut value = Vec::with_capacity(TIME_BYTES + document.len());
+        value.extend_from_slice(&layout::time_bytes(time));
+        value.extend_from_slice(document);
+        Self(Slice::from(value))
+    }
+
+    pub fn time(&self) -> ClusterTime {
+        layout::value_time(&self.0).unwrap_or(ClusterTime::ZERO)
+    }
+
+    pub fn document(&self) -> &[u8] {
+        &self.0[TIME_BYTES..]
+    }
+
+    pub(crate) fn stored(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A record with its key, as a scan yields it.
+#[derive(Clone, Debug)]
+pub struct StoredRecord {
+    pub(super) key: Slice,
+    pub(super) prefix: usize,
+    pub record: Record,
+}
+
+impl StoredRecord {
+    /// The record key, which is also the position to go on from.
+    pub fn key(&self) -> &[u8] {
+        &self.key[self.prefix..]
+    }
+
+    pub fn document(&self) -> &[u8] {
+        self.record.document()
+    }
+}
+
+/// An index entry, split without decoding.
+#[derive(Clone, Debug)]
+pub struct IndexEntry {
+    key: Slice,
+    value: Slice,
+    prefix: usize,
+    record_key_at: usize,
+    type_bits_at: usize,
+}
+
+impl IndexEntry {
+    fn from_stored(key: Slice, value: Slice, prefix: usize) -> Result<Self> {
+        let mut rest = &value[..];
+        let mut split = || {
+            let length = usize::try_from(varint::take(&mut rest)?).ok()?;
+            let at = key.len().checked_sub(length)?;
+            (at >= prefix).then_some(at)
+        };
+        let record_key_at = split().ok_or(Error::Damaged {
+            what: "index entry",
+        })?;
+        let type_bits_at = value.len() - rest.len();
+        Ok(Self {
+            key,
+            value,
+            prefix,
+            record_key_at,
+            type_bits_at,
+        })
+    }
+
+    /// The encoded fields.
+    pub fn fields(&self) -> &[u8] {
+        &self.key[self.prefix..self.record_key_at]
+    }
+
+    pub fn record_key(&self) -> &[u8] {
+        &self.key[self.record_key_at..]
+    }
+
+    pub fn type_bits(&self) -> &[u8] {
+        &self.value[self.type_bits_at..]
+    }
+
+    /// Fields and record key: the position to go on from.
+    pub fn position(&self) -> &[u8] {
+        &self.key[self.prefix..]
+    }
+}
+
+/// The store as of one moment. Cheap to clone, costly to keep.
+#[derive(Clone)]
+pub struct Snapshot<S: EngineSnapshot> {
+    state: S,
+    time: ClusterTime,
+    dropped: Arc<BTreeSet<Subject>>,
+    shared: Arc<Shared>,
+}
+
+impl<S: EngineSnapshot> Snapshot<S> {
+    pub(super) fn new(state: S, time: ClusterTime, shared: Arc<Shared>) -> Self {
+        Self {
+            state,
+            time,
+            // After the state: what is dropped in between is already gone here.
+            dropped: shared.dropped(),
+            shared,
+        }
+    }
+
+    /// A time that this snapshot surely contains: that of an applied entry.
+    pub fn time(&self) -> ClusterTime {
+        self.time
+    }
+
+    pub fn get(&self, collection: CollectionId, key: &[u8]) -> Result<Option<Record>> {
+        if self.dropped.contains(&Subject::Collection(collection)) {
+            return Ok(None);
+        }
+        match self.state.get(&layout::record(collection, key))? {
+            Some(value) => Record::from_stored(value).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub fn scan_records(
+        &self,
+        collection: CollectionId,
+        range: KeyRange<'_>,
+        direction: Direction,
+    ) -> RecordScan<S> {
+        let prefix = layout::records(collection);
+        let gone = self.dropped.contains(&Subject::Collection(collection));
+        RecordScan {
+            prefix: prefix.len(),
+            pairs: (!gone).then(|| scan_within(&self.state, &prefix, range, direction)),
+        }
+    }
+
+    pub fn scan_index(
+        &self,
+        index: IndexId,
+        range: KeyRange<'_>,
+        direction: Direction,
+    ) -> IndexScan<S> {
+        let prefix = layout::index(index);
+        let gone = self.dropped.contains(&Subject::Index(index));
+        IndexScan {
+            prefix: prefix.len(),
+            pairs: (!gone).then(|| scan_within(&self.state, &prefix, range, direction)),
+        }
+    }
+
+    /// The first entry whose fields and record key begin with `fields`: with
+    /// complete fields, the check for a duplicate in a unique index.
+    pub fn first_index_entry_with_prefix(
+        &self,
+        index: IndexId,
+        fields: &[u8],
+    ) -> Result<Option<IndexEntry>> {
+        let end = layout::after_prefix(fields);
+        let high = match &end {
+            Some(end) => Bound::Excluded(&end[..]),
+            None => Bound::Unbounded,
+        };
+        let range = KeyRange::new(Bound::Included(fields), high);
+        self.scan_index(index, range, Direction::Forward)
+            .next()
+            .transpose()
+    }
+
+    /// The records of this snapshot as they were at `time`.
+    pub fn at(&self, time: ClusterTime) -> Result<PastSnapshot<S>> {
+        if time > self.time {
+            return Err(Error::TimeNotReached {
+                asked: time,
+                applied: self.time,
+            });
+        }
+        // Read after the state was fixed: what is removed later stays visible in it.
+        let oldest = self.shared.history_start();
+        if time < oldest {
+            return Err(Error::SnapshotTooOld {
+                asked: time,
+                oldest,
+            });
+        }
+        Ok(PastSnapshot::new(self.clone(), time))
+    }
+
+    pub fn get_meta(&self, key: &[u8]) -> Result<Option<Slice>> {
+        self.state.get(&layout::document(key))
+    }
+
+    /// The shard's documents whose keys begin with `prefix`, in key order.
+    pub fn scan_meta(&self, prefix: &[u8]) -> MetaScan<S> {
+        MetaScan {
+            pairs: scan_prefix(&self.state, &layout::document(prefix)),
+        }
+    }
+
+    pub(super) fn state(&self) -> &S {
+        &self.state
+    }
+
+    pub(super) fn is_dropped(&self, subject: Subject) -> bool {
+        self.dropped.contains(&subject)
+    }
+}
+
+/// Everything whose key begins with `prefix`.
+pub(super) fn scan_prefix<S: EngineSnapshot>(state: &S, prefix: &StoredKey) -> S::Scan {
+    scan_within(state, prefix, KeyRange::ALL, Direction::Forward)
+}
+
+/// The part of `range` below `prefix`; bounds are what follows the prefix.
+pub(super) fn scan_within<S: EngineSnapshot>(
+    state: &S,
+    prefix: &[u8],
+    range: KeyRange<'_>,
+    direction: Direction,
+) -> S::Scan {
+    let below = |rest: &[u8]| {
+        let mut key = Vec::with_capacity(prefix.len() + rest.len());
+        key.extend_from_slice(prefix);
+        key.extend_from_slice(rest);
+        key
+    };
+    let low = match range.low {
+        Bound::Included(rest) => Bound::Included(below(rest)),
+        Bound::Excluded(rest) => Bound::Excluded(below(rest)),
+        Bound::Unbounded => Bound::Included(prefix.to_vec()),
+    };
+    let high = match range.high {
+        Bound::Included(rest) => Bound::Included(below(rest)),
+        Bound::Excluded(rest) => Bound::Excluded(below(rest)),
+        Bound::Unbounded => match layout::after_prefix(prefix) {
+            Some(end) => Bound::Excluded(end),
+            None => Bound::Unbounded,
+        },
+    };
+    let range = KeyRange::new(
+        low.as_ref().map(Vec::as_slice),
+        high.as_ref().map(Vec::as_slice),
+    );
+    state.scan(range, direction)
+}
+
+/// Records in record-key order.
+pub struct RecordScan<S: EngineSnapshot> {
+    prefix: usize,
+    pairs: Option<S::Scan>,
+}
+
+impl<S: EngineSnapshot> Iterator for RecordScan<S> {
+    type Item = Result<StoredRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let pair = self.pairs.as_mut()?.next()?;
+        Some(pair.and_then(|(key, value)| {
+            Ok(StoredRecord {
+                key,
+                prefix: self.prefix,
+                record: Record::from_stored(value)?,
+            })
+        }))
+    }
+}
+
+/// Index entries in index order.
+pub struct IndexScan<S: EngineSnapshot> {
+    prefix: usize,
+    pairs: Option<S::Scan>,
+}
+
+impl<S: EngineSnapshot> Iterator for IndexScan<S> {
+    type Item = Result<IndexEntry>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let pair = self.pairs.as_mut()?.next()?;
+        Some(pair.and_then(|(key, value)| IndexEntry::from_stored(key, value, self.prefix)))
+    }
+}
+
+/// Documents of the shard: key and value.
+pub struct MetaScan<S: EngineSnapshot> {
+    pairs: S::Scan,
+}
+
+impl<S: EngineSnapshot> Iterator for MetaScan<S> {
+    type Item = Result<(Vec<u8>, Slice)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let pair = self.pairs.next()?;
+        let prefix = layout::document(&[]).len();
+        Some(pair.map(|(key, value)| (key[prefix..].to_vec(), value)))
+    }
+}

@@ -1,0 +1,163 @@
+//! What a handler knows of the connection that a request came through.
+//!
+//! One `ConnectionInfo` lives as long as its connection and is shared by reference: the handshake
+//! leaves there what it learned, the handler keeps its own state there, and running operations
+//! learn from it that nobody waits for them any more.
+//!
+//! *Closed* means that the peer is gone (or has shut down its sending side, which the protocol
+//! does not distinguish). It is noticed while a command runs, without polling: the socket's
+//! readiness wakes the connection's task. Commands that only read should then stop with
+//! ClientDisconnect; writes should not, because a client may well send a write that wants no reply
+//! and hang up.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use model::bson::DocBuf;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::compression::Compressor;
+
+/// Where requests come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Network {
+        peer: SocketAddr,
+        local: SocketAddr,
+    },
+    /// Another role in the same process.
+    InProcess,
+}
+
+/// One connection, for as long as it lives.
+pub struct ConnectionInfo {
+    id: i64,
+    origin: Origin,
+    client_metadata: OnceLock<DocBuf>,
+    compressors: Mutex<Vec<Compressor>>,
+    handler_state: OnceLock<Box<dyn Any + Send + Sync>>,
+    closed: AtomicBool,
+    closed_signal: Notify,
+}
+
+impl ConnectionInfo {
+    pub(crate) fn new(id: i64, origin: Origin) -> ConnectionInfo {
+        ConnectionInfo {
+            id,
+            origin,
+            client_metadata: OnceLock::new(),
+            compressors: Mutex::new(Vec::new()),
+            handler_state: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            closed_signal: Notify::new(),
+        }
+    }
+
+    /// A connection without a socket, for calling a handler in the same process.
+    pub fn in_process(id: i64) -> ConnectionInfo {
+        ConnectionInfo::new(id, Origin::InProcess)
+    }
+
+    /// Unique within the server's lifetime; what `hello` calls `connectionId`.
+    pub fn id(&self) -> i64 {
+        self.id
+    }
+
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// The client's address, if it has one.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        match self.origin {
+            Origin::Network { peer, .. } => Some(peer),
+            Origin::InProcess => None,
+        }
+    }
+
+    /// The address that the client connected to, if it has one.
+    pub fn local(&self) -> Option<SocketAddr> {
+        match self.origin {
+            Origin::Network { local, .. } => Some(local),
+            Origin::InProcess => None,
+        }
+    }
+
+    /// What the client said about itself in its first `hello`.
+    pub fn client_metadata(&self) -> Option<&DocBuf> {
+        self.client_metadata.get()
+    }
+
+    /// Records what the client says about itself. It may do so once: otherwise the document is
+    /// handed back.
+    pub fn set_client_metadata(&self, metadata: DocBuf) -> Result<(), DocBuf> {
+        self.client_metadata.set(metadata)
+    }
+
+    /// The compressors agreed upon in the last handshake that named any.
+    pub fn compressors(&self) -> Vec<Compressor> {
+        self.compressors.lock().clone()
+    }
+
+    /// Agrees on compressors with a client that offers these; returns what `hello` answers.
+    pub fn negotiate_compressors<'a>(
+        &self,
+        offered: impl IntoIterator<Item = &'a str>,
+    ) -> Vec<Compressor> {
+        let agreed = Compressor::negotiate(offered);
+        self.compressors.lock().clone_from(&agreed);
+        agreed
+    }
+
+    /// The handler's own state for this connection, made on first use. A connection has one
+    /// handler, so all calls name the same type.
+    pub fn handler_state<T: Send + Sync + 'static>(&self, make: impl FnOnce() -> T) -> &T {
+        self.handler_state
+            .get_or_init(|| Box::new(make()))
+            .downcast_ref::<T>()
+            .expect("one handler keeps one type of state on a connection")
+    }
+
+    /// The handler's state, if it was ever made.
+    pub fn existing_handler_state<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.handler_state
+            .get()
+            .and_then(|state| state.downcast_ref::<T>())
+    }
+
+    /// Whether the peer is gone. Costs one load; meant to be asked inside loops.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Completes when the peer is gone.
+    pub async fn closed(&self) {
+        let mut signal = std::pin::pin!(self.closed_signal.notified());
+        // Registered before the flag is looked at, so that no signal falls between the two.
+        signal.as_mut().enable();
+        if !self.is_closed() {
+            signal.await;
+        }
+    }
+
+    /// Says that nobody waits for answers any more. The server calls it; who holds an in-process
+    /// connection calls it when done.
+    pub fn mark_closed(&self) {
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.closed_signal.notify_waiters();
+        }
+    }
+}
+
+impl std::fmt::Debug for ConnectionInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConnectionInfo")
+            .field("id", &self.id)
+            .field("origin", &self.origin)
+            .field("closed", &self.is_closed())
+            .finish_non_exhaustive()
+    }
+}

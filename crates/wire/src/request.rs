@@ -1,0 +1,284 @@
+//! A command as the protocol delivers it: a body, document sequences, flags.
+//!
+//! The bytes stay where the socket put them. A request holds reference-counted slices of the
+//! received message, so it is cheap to clone and to keep, and it never copies a document.
+//!
+//! Invariants: the body and every document of every sequence have passed `model`'s validation;
+//! the body is not empty and names its database in a string field `$db`; sequence names are
+//! unique and none is also a field of the body.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use model::bson::{Doc, DocBuf, InvalidBson, MAX_INTERNAL_BYTES, ValueRef, validate};
+use model::error::{Code, Error};
+
+/// One command.
+#[derive(Clone, Debug)]
+pub struct Request {
+    body: Bytes,
+    /// Where the command's name lies in `body`.
+    name: Range<usize>,
+    /// Where the database's name lies in `body`.
+    database: Range<usize>,
+    sequences: Vec<Sequence>,
+    exhaust_allowed: bool,
+    more_to_come: bool,
+}
+
+/// A list of documents that travels beside the body, as if it were an array field of it.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    name: Bytes,
+    documents: Bytes,
+    count: usize,
+}
+
+impl Request {
+    /// Builds a request inside the process, as if it had arrived in a message.
+    pub fn from_parts(body: DocBuf, sequences: Vec<Sequence>) -> Result<Request, Error> {
+        Request::from_validated(Bytes::from(body.into_bytes()), sequences)
+    }
+
+    /// Takes a body whose bytes are validated, and finds and checks what every command must have.
+    pub(crate) fn from_validated(body: Bytes, sequences: Vec<Sequence>) -> Result<Request, Error> {
+        let (name, database) = locate_names(Doc::from_validated(&body))?;
+        for (index, sequence) in sequences.iter().enumerate() {
+            let field = sequence.name();
+            if sequences[..index]
+                .iter()
+                .any(|earlier| earlier.name == sequence.name)
+            {
+                let message = format!("Duplicate document sequence: {field}");
+                return Err(Error::location(40431, message));
+            }
+            if Doc::from_validated(&body).element(field).is_some() {
+                let message = format!("Duplicate field between body and document sequence {field}");
+                return Err(Error::location(40433, message));
+            }
+        }
+        Ok(Request {
+            body,
+            name,
+            database,
+            sequences,
+            exhaust_allowed: false,
+            more_to_come: false,
+        })
+    }
+
+    pub(crate) fn with_flags(mut self, exhaust_allowed: bool, more_to_come: bool) -> Request {
+        self.exhaust_allowed = exhaust_allowed;
+        self.more_to_come = more_to_come;
+        self
+    }
+
+    /// The command document.
+    pub fn body(&self) -> Doc<'_> {
+        Doc::from_validated(&self.body)
+    }
+
+    /// The command document's bytes, for keeping without a copy.
+    pub fn body_bytes(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The command's name: the name of the body's first field.
+    pub fn name(&self) -> &str {
+        utf8(&self.body[self.name.clone()])
+    }
+
+    /// The database that the command addresses.
+    pub fn database(&self) -> &str {
+        utf8(&self.body[self.database.clone()])
+    }
+
+    pub fn sequences(&self) -> &[Sequence] {
+        &self.sequences
+    }
+
+    pub fn sequence(&self, name: &str) -> Option<&Sequence> {
+        self.sequences
+            .iter()
+            .find(|sequence| sequence.name == name.as_bytes())
+    }
+
+    /// Whether the client accepts a stream of replies, see [`crate::Reply::then`].
+    pub fn exhaust_allowed(&self) -> bool {
+        self.exhaust_allowed
+    }
+
+    /// Whether the client wants no reply.
+    pub fn is_fire_and_forget(&self) -> bool {
+        self.more_to_come
+    }
+}
+
+impl Sequence {
+    /// A sequence of documents given one by one; they are copied next to each other.
+    pub fn new<'a>(name: &str, documents: impl IntoIterator<Item = Doc<'a>>) -> Sequence {
+        let mut bytes = BytesMut::new();
+        let mut count = 0;
+        for document in documents {
+            bytes.extend_from_slice(document.as_bytes());
+            count += 1;
+        }
+        let name = Bytes::copy_from_slice(name.as_bytes());
+        Sequence {
+            name,
+            documents: bytes.freeze(),
+            count,
+        }
+    }
+
+    /// Checks a received sequence: a name, and documents without gaps.
+    pub(crate) fn parse(name: Bytes, documents: Bytes) -> Result<Sequence, Error> {
+        if std::str::from_utf8(&name).is_err() {
+            let message = "The name of a document sequence is not valid UTF-8";
+            return Err(Error::new(Code::INVALID_BSON, message));
+        }
+        let mut rest = &documents[..];
+        let mut count = 0;
+        while !rest.is_empty() {
+            let (document, after) = split_document(rest)?;
+            validate(document, MAX_INTERNAL_BYTES).map_err(invalid_bson)?;
+            rest = after;
+            count += 1;
+        }
+        Ok(Sequence {
+            name,
+            documents,
+            count,
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        utf8(&self.name)
+    }
+
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The documents, where they lie.
+    pub fn iter(&self) -> Documents<'_> {
+        Documents {
+            rest: &self.documents,
+            remaining: self.count,
+        }
+    }
+}
+
+impl<'a> IntoIterator for &'a Sequence {
+    type Item = Doc<'a>;
+    type IntoIter = Documents<'a>;
+
+    fn into_iter(self) -> Documents<'a> {
+        self.iter()
+    }
+}
+
+/// The walk over the documents of a sequence.
+#[derive(Clone, Debug)]
+pub struct Documents<'a> {
+    rest: &'a [u8],
+    remaining: usize,
+}
+
+impl<'a> Iterator for Documents<'a> {
+    type Item = Doc<'a>;
+
+    fn next(&mut self) -> Option<Doc<'a>> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let (document, rest) =
+            split_document(self.rest).expect("the documents of a sequence were validated");
+        self.rest = rest;
+        self.remaining -= 1;
+        Some(Doc::from_validated(document))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.remaining, Some(self.remaining))
+    }
+}
+
+impl ExactSizeIterator for Documents<'_> {}
+
+/// Cuts the document at the start of `bytes` off by its length field; it is not yet validated.
+pub(crate) fn split_document(bytes: &[u8]) -> Result<(&[u8], &[u8]), Error> {
+    let length = bytes
+        .first_chunk::<4>()
+        .map(|length| i32::from_le_bytes(*length));
+    match length.map(usize::try_from) {
+        Some(Ok(length)) if length >= 5 && length <= bytes.len() => Ok(bytes.split_at(length)),
+        Some(Ok(length)) if length >= 5 => {
+            Err(Error::new(Code::INVALID_BSON, "Incorrect BSON length"))
+        }
+        Some(_) | None => Err(Error::new(
+            Code::INVALID_BSON,
+            "BSON data has to be at least 5 bytes",
+        )),
+    }
+}
+
+/// What the real server answers to a document that is not one.
+pub(crate) fn invalid_bson(fault: InvalidBson) -> Error {
+    let code = match fault {
+        InvalidBson::TooLarge { .. } => Code::BSON_OBJECT_TOO_LARGE,
+        InvalidBson::TooDeep => Code::OVERFLOW,
+        InvalidBson::Truncated { .. }
+        | InvalidBson::UnknownType { .. }
+        | InvalidBson::Malformed { .. } => Code::INVALID_BSON,
+    };
+    Error::new(code, fault.to_string())
+}
+
+/// Finds the command's name and its database, as ranges of the body's bytes.
+fn locate_names(body: Doc<'_>) -> Result<(Range<usize>, Range<usize>), Error> {
+    let missing = || Error::location(40571, "OP_MSG requests require a $db argument");
+    let position = |part: &[u8]| {
+        // Both slices are of one buffer, so the distance of their starts is a position in it.
+        let start = part.as_ptr() as usize - body.as_bytes().as_ptr() as usize;
+        start..start + part.len()
+    };
+    let first = body.first().ok_or_else(missing)?;
+    let mut database: Option<&str> = None;
+    for element in body.iter().filter(|element| element.key_bytes() == b"$db") {
+        if database.is_some() {
+            let message = "BSON field 'APIParametersFromClient.$db' is a duplicate field";
+            return Err(Error::location(40413, message));
+        }
+        match element.value() {
+            ValueRef::String(text) => database = Some(text),
+            other => {
+                let kind = other.kind().name();
+                let message = format!("wrong type for field ($db) {kind} != string");
+                return Err(Error::location(13111, message));
+            }
+        }
+    }
+    let database = database.ok_or_else(missing)?;
+    check_database_name(database)?;
+    Ok((position(first.key_bytes()), position(database.as_bytes())))
+}
+
+/// The rule for a command's `$db`. It is wider than the rule for databases that can be created:
+/// `$external`, for one, is where some users live.
+pub(crate) fn check_database_name(name: &str) -> Result<(), Error> {
+    let forbidden = |byte: u8| matches!(byte, b'/' | b'\\' | b'.' | b' ' | b'"' | 0);
+    if name.is_empty() || name.len() > 63 || name.bytes().any(forbidden) {
+        let message = format!("Invalid database name: '{name}'");
+        return Err(Error::new(Code::INVALID_NAMESPACE, message));
+    }
+    Ok(())
+}
+
+fn utf8(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("names were checked to be UTF-8 when the request was built")
+}

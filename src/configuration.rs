@@ -1,0 +1,144 @@
+//! What `terndb up` is told: flags, then a TOML file, then defaults.
+//!
+//! Every flag has the same name in the file, with `_` for `-`. A flag wins over
+//! the file. A name the file should not have is an error, not ignored.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Deserialize;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+/// The settings of `terndb up`, each absent until given.
+#[derive(Args, Deserialize, Default, Debug, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct UpOptions {
+    /// Port to listen on; 0 lets the system choose one [default: 27017]
+    #[arg(long)]
+    pub port: Option<u16>,
+
+    /// Address to listen on [default: 127.0.0.1]
+    #[arg(long)]
+    pub bind: Option<IpAddr>,
+
+    /// Directory for the data, created if it is not there [default: ./terndb-data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+
+    /// Memory for caching data, in MiB [default: a quarter of the memory]
+    #[arg(long, value_name = "MIB")]
+    pub cache_mb: Option<u64>,
+
+    /// What to write to standard error: error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+
+    /// TOML file with any of these settings
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+}
+
+/// The settings in force.
+#[derive(Debug, PartialEq)]
+pub struct UpSettings {
+    pub port: u16,
+    pub bind: IpAddr,
+    pub data: PathBuf,
+    pub cache_bytes: u64,
+    pub log_level: tracing::level_filters::LevelFilter,
+}
+
+const DEFAULT_PORT: u16 = 27017;
+const MIN_CACHE_MB: u64 = 16;
+const MEBIBYTE: u64 = 1024 * 1024;
+
+impl UpOptions {
+    pub fn settle(self) -> Result<UpSettings> {
+        let file = match &self.config {
+            Some(path) => read_file(path)?,
+            None => UpOptions::default(),
+        };
+        let level = self.log_level.or(file.log_level);
+        let level = level.as_deref().unwrap_or("info");
+        let cache_mb = match self.cache_mb.or(file.cache_mb) {
+            Some(given) if given < MIN_CACHE_MB => {
+                bail!("cache-mb is {given}, but at least {MIN_CACHE_MB} is needed")
+            }
+            Some(given) => given,
+            None => default_cache_mb(),
+        };
+        Ok(UpSettings {
+            port: self.port.or(file.port).unwrap_or(DEFAULT_PORT),
+            bind: self.bind.or(file.bind).unwrap_or([127, 0, 0, 1].into()),
+            data: self
+                .data
+                .or(file.data)
+                .unwrap_or_else(|| "terndb-data".into()),
+            cache_bytes: cache_mb * MEBIBYTE,
+            log_level: level
+                .parse()
+                .ok()
+                .with_context(|| format!("log-level {level:?} is not error, warn, info, debug or trace"))?,
+        })
+    }
+}
+
+fn read_file(path: &Path) -> Result<UpOptions> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration file {}", path.display()))?;
+    toml::from_str(&text)
+        .with_context(|| format!("the configuration file {} is not valid", path.display()))
+}
+
+/// A quarter of the machine's memory, leaving the rest to the system's own
+/// cache and to queries.
+fn default_cache_mb() -> u64 {
+    let info = rustix::system::sysinfo();
+    let total_bytes = info.totalram as u64 * u64::from(info.mem_unit);
+    (total_bytes / MEBIBYTE / 4).clamp(64, 64 * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_file(text: &str, flags: UpOptions) -> Result<UpSettings> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("terndb.toml");
+        std::fs::write(&path, text)?;
+        UpOptions {
+            config: Some(path),
+            ..flags
+        }
+        .settle()
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let flags = UpOptions {
+            port: Some(1),
+            ..UpOptions::default()
+        };
+        let settings = with_file("port = 2\ncache_mb = 64\nlog_level = 'warn'", flags).unwrap();
+        assert_eq!(settings.port, 1);
+        assert_eq!(settings.cache_bytes, 64 * MEBIBYTE);
+        assert_eq!(settings.bind, IpAddr::from([127, 0, 0, 1]));
+        assert_eq!(settings.data, Path::new("terndb-data"));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let mistakes = [
+            ("prot = 1", "prot"),
+            ("port = 'x'", "port"),
+            ("cache_mb = 1", "at least 16"),
+            ("log_level = 'loud'", "loud"),
+        ];
+        for (text, expected) in mistakes {
+            let error = with_file(text, UpOptions::default()).unwrap_err();
+            let shown = format!("{error:#}");
+            assert!(shown.contains(expected), "{text}: {shown}");
+        }
+    }
+}

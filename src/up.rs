@@ -1,0 +1,114 @@
+//! `terndb up`: a whole database in one process.
+//!
+//! ```text
+//!   open the data ─► listen ─► serve ── Ctrl-C, SIGTERM or `shutdown` ──► drain ─► sync ─► exit 0
+//! ```
+//!
+//! Everything that can go wrong before the server answers is one sentence on
+//! standard error and a non-zero exit.
+
+use crate::configuration::{UpOptions, UpSettings};
+use anyhow::{Context, Result, bail};
+use router::Router;
+use shard::{Shard, ShardOptions};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use wire::{Server, ServerOptions};
+
+pub fn run(options: UpOptions) -> Result<()> {
+    let settings = options.settle()?;
+    tracing_subscriber::fmt()
+        .with_max_level(settings.log_level)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(serve(settings))
+}
+
+async fn serve(settings: UpSettings) -> Result<()> {
+    // The port first: with it taken, the data need not be opened at all.
+    let listener = listen(SocketAddr::new(settings.bind, settings.port)).await?;
+    let address = listener.local_addr().context("cannot see the own port")?;
+    let shard = Shard::open(&ShardOptions {
+        data: settings.data.clone(),
+        cache_bytes: settings.cache_bytes,
+    })
+    .with_context(|| format!("cannot open the data in {}", settings.data.display()))?;
+
+    let server = Server::new(
+        Arc::new(Router::new(shard.clone())),
+        ServerOptions::default(),
+    );
+    let handle = server.handle();
+    shard.attach_server(handle.clone());
+    let background = shard.spawn_background();
+    let mut serving = tokio::spawn(server.serve(vec![listener]));
+    announce(&settings, address)?;
+
+    let why = tokio::select! {
+        why = stop_signal() => why?,
+        () = shard.shutdown_requested() => "a client asked for it",
+        ended = &mut serving => match ended {
+            Ok(()) => bail!("the server ended unexpectedly"),
+            Err(error) => bail!("the server failed: {error}"),
+        },
+    };
+    tracing::info!("stopping: {why}");
+    shard.begin_shutdown();
+    handle.shutdown();
+    serving.await.context("the server did not end in order")?;
+    background.await.context("a background task failed")?;
+    tokio::task::spawn_blocking(move || shard.close())
+        .await
+        .context("closing was interrupted")?
+        .context("cannot make the data durable")?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| match address.port() {
+            0 => format!("cannot listen on {}", address.ip()),
+            port => format!(
+                "cannot listen on {address}: is another server running there? Try --port {}",
+                port.wrapping_add(1).max(1024)
+            ),
+        })
+}
+
+/// What a newcomer needs to know, on standard output.
+fn announce(settings: &UpSettings, address: SocketAddr) -> Result<()> {
+    let shown = match address.ip().is_unspecified() {
+        true => SocketAddr::new([127, 0, 0, 1].into(), address.port()),
+        false => address,
+    };
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "TernDB {} is ready.\n  data     {}\n  cache    {} MiB\n  connect  mongosh mongodb://{shown}\nPress Ctrl-C to stop.",
+        env!("CARGO_PKG_VERSION"),
+        settings.data.display(),
+        settings.cache_bytes / (1024 * 1024),
+    )
+    .and_then(|()| out.flush())
+    .context("cannot write to standard output")
+}
+
+/// Waits for the signal that ends the process.
+async fn stop_signal() -> Result<&'static str> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
+    Ok(tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "Ctrl-C",
+    })
+}
