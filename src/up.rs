@@ -48,6 +48,10 @@ async fn serve(settings: UpSettings) -> Result<()> {
     );
     let handle = server.handle();
     shard.attach_server(handle.clone());
+    shard
+        .discard_unfinished_builds()
+        .await
+        .context("cannot tidy up unfinished index builds")?;
     let background = shard.spawn_background();
     let mut serving = tokio::spawn(server.serve(vec![listener]));
     announce(&settings, address)?;

@@ -104,6 +104,7 @@ codes! {
     SNAPSHOT_UNAVAILABLE = 246 "SnapshotUnavailable",
     NO_SUCH_TRANSACTION = 251 "NoSuchTransaction",
     OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263 "OperationNotSupportedInTransaction",
+    DURATION_OVERFLOW = 159 "DurationOverflow",
     DUPLICATE_KEY = 11000 "DuplicateKey",
     BSON_OBJECT_TOO_LARGE = 10334 "BSONObjectTooLarge",
     STALE_CONFIG = 13388 "StaleConfig",

@@ -5,7 +5,7 @@ mod generate;
 
 use generate::{decimal, document, number, value};
 use model::bson::{ArrayWriter, Doc, DocBuf, DocWriter, Value, ValueRef};
-use model::decimal::Decimal;
+use model::decimal::{Decimal, Rounding};
 use model::hash::{hash_value, hashed_index_key};
 use model::key::{Direction, KeyBuilder, RecordKey, decode, prefix_end, skip_value};
 use model::order;
@@ -247,6 +247,57 @@ proptest! {
         if let Ok(read) = DocBuf::from_bytes(bytes) {
             let _ = format!("{read:?}");
             key_of(&Value::Document(read), Direction::Ascending);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(150))]
+
+    /// Whatever the operands, a result is a decimal that can be stored.
+    #[test]
+    fn decimal_arithmetic_is_total(left in decimal(), right in decimal(), place in -100i32..100) {
+        let (left, right) = (Decimal::from_bits(left), Decimal::from_bits(right));
+        let binary: [fn(Decimal, Decimal) -> Decimal; 8] = [
+            Decimal::add,
+            Decimal::subtract,
+            Decimal::multiply,
+            Decimal::divide,
+            Decimal::remainder,
+            Decimal::pow,
+            Decimal::log,
+            Decimal::atan2,
+        ];
+        let unary: [fn(Decimal) -> Decimal; 20] = [
+            Decimal::exp,
+            Decimal::ln,
+            Decimal::log10,
+            Decimal::sqrt,
+            Decimal::floor,
+            Decimal::ceil,
+            Decimal::sin,
+            Decimal::cos,
+            Decimal::tan,
+            Decimal::asin,
+            Decimal::acos,
+            Decimal::atan,
+            Decimal::sinh,
+            Decimal::cosh,
+            Decimal::tanh,
+            Decimal::asinh,
+            Decimal::acosh,
+            Decimal::atanh,
+            Decimal::degrees_to_radians,
+            Decimal::radians_to_degrees,
+        ];
+        for operation in binary {
+            operation(left, right).to_bits();
+        }
+        for operation in unary {
+            operation(left).to_bits();
+        }
+        for rounding in [Rounding::HalfEven, Rounding::TowardZero] {
+            left.round_to_place(place, rounding).to_bits();
         }
     }
 }

@@ -91,7 +91,9 @@ impl<'a> IndexKeys<'a> {
     }
 
     pub fn is_multikey(&self) -> bool {
-        self.multikey.iter().any(|components| !components.is_empty())
+        self.multikey
+            .iter()
+            .any(|components| !components.is_empty())
     }
 }
 
@@ -137,14 +139,11 @@ enum Field<'a, 'p> {
 
 /// Follows all fields to their ends or to one common array, and recurses into
 /// the elements of that.
-fn expand<'a, 'p>(
-    mut fields: Vec<Field<'a, 'p>>,
-    keys: &mut IndexKeys<'a>,
-) -> Result<(), Error> {
+fn expand<'a, 'p>(mut fields: Vec<Field<'a, 'p>>, keys: &mut IndexKeys<'a>) -> Result<(), Error> {
     let mut common: Option<(Array<'a>, &'p str)> = None;
     for field in &mut fields {
         if let Field::Pending { doc, rest, depth } = *field {
-            *field = follow(doc, rest, depth)?;
+            *field = follow(doc, rest, depth);
         }
         if let Field::AtArray { array, name, .. } = *field {
             match common {
@@ -163,20 +162,37 @@ fn expand<'a, 'p>(
         push_key(&fields, keys);
         return Ok(());
     };
-    for (field, multikey) in fields.iter().zip(&mut keys.multikey) {
-        if let Field::AtArray { depth, .. } = field {
-            multikey.insert(*depth);
-        }
+    // Fields that pass the array by index are the same for every element.
+    let mut is_expanded = false;
+    let mut passed = Vec::with_capacity(fields.len());
+    for (field, multikey) in fields.into_iter().zip(&mut keys.multikey) {
+        let field = match field {
+            Field::AtArray { depth, .. } => match pass_by_index(field)? {
+                Some(field) => field,
+                None => {
+                    multikey.insert(depth);
+                    is_expanded = true;
+                    field
+                }
+            },
+            Field::Done(_) | Field::Pending { .. } => field,
+        };
+        passed.push(field);
     }
+    if !is_expanded {
+        return expand(passed, keys);
+    }
+    let enter = |element| {
+        let fields = passed.iter();
+        fields
+            .map(|field| into_element(*field, array, element))
+            .collect()
+    };
     if array.is_empty() {
-        let emptied = fields.iter().map(|field| into_element(*field, None));
-        return expand(emptied.collect(), keys);
+        return expand(enter(None), keys);
     }
     for element in array.iter() {
-        let entered = fields
-            .iter()
-            .map(|field| into_element(*field, Some(element)));
-        expand(entered.collect(), keys)?;
+        expand(enter(Some(element)), keys)?;
     }
     Ok(())
 }
@@ -186,12 +202,22 @@ fn is_same(left: Array<'_>, right: Array<'_>) -> bool {
     std::ptr::eq(left.as_bytes(), right.as_bytes())
 }
 
-/// What a field that stopped at an array finds in one of its elements;
+/// What a field that stopped at this array finds in one of its elements;
 /// `None` stands for the element that an empty array does not have.
-fn into_element<'a, 'p>(field: Field<'a, 'p>, element: Option<ValueRef<'a>>) -> Field<'a, 'p> {
-    let Field::AtArray { rest, depth, .. } = field else {
+fn into_element<'a, 'p>(
+    field: Field<'a, 'p>,
+    entered: Array<'a>,
+    element: Option<ValueRef<'a>>,
+) -> Field<'a, 'p> {
+    let Field::AtArray {
+        array, rest, depth, ..
+    } = field
+    else {
         return field;
     };
+    if !is_same(array, entered) {
+        return field;
+    }
     match element {
         _ if rest.is_empty() => Field::Done(Some(element.unwrap_or(ValueRef::Undefined))),
         Some(ValueRef::Document(doc)) => Field::Pending {
@@ -203,58 +229,43 @@ fn into_element<'a, 'p>(field: Field<'a, 'p>, element: Option<ValueRef<'a>>) -> 
     }
 }
 
-/// Follows a path from a document to its end or to the first array that is not
-/// passed by index. `depth` counts the components that lead to the document.
-fn follow<'a, 'p>(
-    doc: Doc<'a>,
-    components: &'p [Component],
-    depth: usize,
-) -> Result<Field<'a, 'p>, Error> {
-    let mut value = ValueRef::Document(doc);
-    let mut name = "";
+/// Follows a path from a document to its end or to the first array. `depth`
+/// counts the components that lead to the document.
+fn follow<'a, 'p>(doc: Doc<'a>, components: &'p [Component], depth: usize) -> Field<'a, 'p> {
+    let mut doc = doc;
     let mut rest = components;
     let mut depth = depth;
-    let mut reached_by_index = false;
-    loop {
-        match (value, rest.split_first()) {
-            (ValueRef::Array(_), None) if reached_by_index => return Ok(Field::Done(Some(value))),
-            (ValueRef::Array(array), next) => match by_index(array, next)? {
-                Some((element, component, behind)) => {
-                    (value, name, rest) = (element, component.name(), behind);
-                    reached_by_index = true;
-                }
-                None => {
-                    return Ok(Field::AtArray {
-                        array,
-                        name,
-                        rest,
-                        depth: depth - 1,
-                    });
-                }
-            },
-            (ValueRef::Document(doc), Some((component, behind))) => {
-                match doc.get(component.name()) {
-                    Some(found) => (value, name, rest) = (found, component.name(), behind),
-                    None => return Ok(Field::Done(None)),
-                }
-                reached_by_index = false;
+    while let Some((component, behind)) = rest.split_first() {
+        match doc.get(component.name()) {
+            Some(ValueRef::Array(array)) => {
+                return Field::AtArray {
+                    array,
+                    name: component.name(),
+                    rest: behind,
+                    depth,
+                };
             }
-            (_, None) => return Ok(Field::Done(Some(value))),
-            (_, Some(_)) => return Ok(Field::Done(None)),
+            value if behind.is_empty() => return Field::Done(value),
+            Some(ValueRef::Document(nested)) => doc = nested,
+            Some(_) | None => return Field::Done(None),
         }
+        rest = behind;
         depth += 1;
     }
+    Field::Done(Some(ValueRef::Document(doc)))
 }
 
-/// An element, the component that named it, and the path behind that.
-type ByIndex<'a, 'p> = Option<(ValueRef<'a>, &'p Component, &'p [Component])>;
-
-/// The element that the next component names, if it is the index of one.
-fn by_index<'a, 'p>(
-    array: Array<'a>,
-    next: Option<(&'p Component, &'p [Component])>,
-) -> Result<ByIndex<'a, 'p>, Error> {
-    let Some((component, behind)) = next else {
+/// Passes the array a field stopped at, if the next component is the index of
+/// one of its elements. At the end of a path that element is not expanded, but
+/// an empty array is undefined there too.
+fn pass_by_index<'a, 'p>(field: Field<'a, 'p>) -> Result<Option<Field<'a, 'p>>, Error> {
+    let Field::AtArray {
+        array, rest, depth, ..
+    } = field
+    else {
+        return Ok(None);
+    };
+    let Some((component, behind)) = rest.split_first() else {
         return Ok(None);
     };
     let Some(index) = component.index() else {
@@ -278,7 +289,24 @@ fn by_index<'a, 'p>(
             ),
         ));
     }
-    Ok(Some((element, component, behind)))
+    Ok(Some(match element {
+        ValueRef::Array(nested) if behind.is_empty() && nested.is_empty() => {
+            Field::Done(Some(ValueRef::Undefined))
+        }
+        _ if behind.is_empty() => Field::Done(Some(element)),
+        ValueRef::Document(doc) => Field::Pending {
+            doc,
+            rest: behind,
+            depth: depth + 2,
+        },
+        ValueRef::Array(nested) => Field::AtArray {
+            array: nested,
+            name: component.name(),
+            rest: behind,
+            depth: depth + 1,
+        },
+        _ => Field::Done(None),
+    }))
 }
 
 fn push_key<'a>(fields: &[Field<'a, '_>], keys: &mut IndexKeys<'a>) {

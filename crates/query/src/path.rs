@@ -18,7 +18,10 @@
 //!
 //! Positions: each candidate carries the index of the element of the outermost
 //! array that it was found in, which is what the positional operator `$` stands
-//! for. Going through an array by index leaves no position.
+//! for. An array that is passed by index does not count.
+//!
+//! A dot at the end of a path means nothing behind an array: `a.` reaches the
+//! elements of `a`, as `a` does, but in a document it is the field named "".
 //!
 //! Nothing is allocated on the walk. The depth of the recursion is bounded by
 //! the nesting of the document, which was checked when it entered the system.
@@ -48,9 +51,6 @@ pub enum LeafArray {
     /// Only the array itself is.
     Whole,
 }
-
-/// The position a walk leaves behind: unset until an array is entered.
-type Outer = Option<Option<u32>>;
 
 impl Component {
     fn new(name: &str) -> Self {
@@ -139,7 +139,7 @@ fn any_in_document<'a>(
     components: &[Component],
     doc: Doc<'a>,
     leaf: LeafArray,
-    outer: Outer,
+    outer: Option<u32>,
     test: &mut impl FnMut(Option<ValueRef<'a>>, Option<u32>) -> bool,
 ) -> bool {
     let mut current = doc;
@@ -149,12 +149,12 @@ fn any_in_document<'a>(
             Some(ValueRef::Array(array)) => {
                 return any_in_array(rest, array, leaf, outer, test);
             }
-            Some(value) if rest.is_empty() => return test(Some(value), outer.flatten()),
+            Some(value) if rest.is_empty() => return test(Some(value), outer),
             Some(ValueRef::Document(nested)) => {
                 current = nested;
                 components = rest;
             }
-            Some(_) | None => return test(None, outer.flatten()),
+            Some(_) | None => return test(None, outer),
         }
     }
     false
@@ -165,34 +165,35 @@ fn any_in_array<'a>(
     rest: &[Component],
     array: Array<'a>,
     leaf: LeafArray,
-    outer: Outer,
+    outer: Option<u32>,
     test: &mut impl FnMut(Option<ValueRef<'a>>, Option<u32>) -> bool,
 ) -> bool {
+    let rest = match rest {
+        [last] if last.name.is_empty() => &[],
+        rest => rest,
+    };
     let Some((component, behind)) = rest.split_first() else {
         if leaf == LeafArray::Expand {
             for (at, element) in (0u32..).zip(array.iter()) {
-                if test(Some(element), outer.unwrap_or(Some(at))) {
+                if test(Some(element), outer.or(Some(at))) {
                     return true;
                 }
             }
         }
-        return test(Some(ValueRef::Array(array)), outer.flatten());
+        return test(Some(ValueRef::Array(array)), outer);
     };
     for (at, element) in (0u32..).zip(array.iter()) {
         if let ValueRef::Document(nested) = element {
-            let position = outer.or(Some(Some(at)));
-            if any_in_document(rest, nested, leaf, position, test) {
+            if any_in_document(rest, nested, leaf, outer.or(Some(at)), test) {
                 return true;
             }
         }
         if component.index == Some(at) {
-            // By index: the position is lost, and stays lost further in.
+            // By index: this array sets no position.
             let found = match element {
-                _ if behind.is_empty() => test(Some(element), None),
-                ValueRef::Document(nested) => {
-                    any_in_document(behind, nested, leaf, Some(None), test)
-                }
-                ValueRef::Array(nested) => any_in_array(behind, nested, leaf, Some(None), test),
+                _ if behind.is_empty() => test(Some(element), outer),
+                ValueRef::Document(nested) => any_in_document(behind, nested, leaf, outer, test),
+                ValueRef::Array(nested) => any_in_array(behind, nested, leaf, outer, test),
                 _ => false,
             };
             if found {

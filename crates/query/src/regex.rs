@@ -77,10 +77,7 @@ impl Regex {
             ));
         }
         if options.contains('\0') {
-            return Err(Error::location(
-                51108,
-                " invalid flag in regex options: \0",
-            ));
+            return Err(Error::location(51108, " invalid flag in regex options: \0"));
         }
         let parsed = Options::parse(options)?;
         Ok(Self {
@@ -156,10 +153,7 @@ fn compile(pattern: &str, options: Options) -> Result<Engine, Error> {
         .build(&format!("(*LIMIT_MATCH={MATCH_LIMIT}){pattern}"))
         .map(Engine::Perl)
         .map_err(|error| {
-            Error::location(
-                51091,
-                format!("Regular expression is invalid: {}", error),
-            )
+            Error::location(51091, format!("Regular expression is invalid: {}", error))
         })
 }
 

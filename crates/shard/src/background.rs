@@ -30,7 +30,10 @@ async fn maintenance(shard: &Arc<Shard>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let maintained = tokio::task::block_in_place(|| shard.store.maintain(MAINTENANCE_BUDGET));
+        let maintained = tokio::task::block_in_place(|| {
+            let now = shard.log.latest_time();
+            shard.store.maintain(now, MAINTENANCE_BUDGET)
+        });
         if let Err(error) = maintained {
             tracing::error!("storage maintenance failed: {error}");
             return;

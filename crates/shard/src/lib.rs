@@ -22,8 +22,10 @@ mod command;
 mod counters;
 mod error;
 mod host;
+mod index_build;
 mod ddl;
 mod operation;
+mod read;
 mod shard;
 mod write;
 
@@ -32,3 +34,4 @@ pub use shard::{OpenError, Shard, ShardHandler, ShardOptions};
 
 /// The store this shard runs on.
 pub(crate) type Store = storage::Store<storage::FjallEngine>;
+pub(crate) type Snapshot = storage::Snapshot<<storage::FjallEngine as storage::Engine>::Snapshot>;

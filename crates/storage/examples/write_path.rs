@@ -32,7 +32,10 @@ struct Run {
 impl Run {
     fn put(&mut self, number: u64, before: Before, indexes: u32) {
         self.position += 1;
-        let time = ClusterTime::new(1_000 + (self.position / 8_000) as u32, (self.position % 8_000) as u32);
+        let time = ClusterTime::new(
+            1_000 + (self.position / 8_000) as u32,
+            (self.position % 8_000) as u32,
+        );
         let mut document = [0x55u8; DOCUMENT_BYTES];
         document[..8].copy_from_slice(&self.position.to_le_bytes());
         let fields = key(self.position);

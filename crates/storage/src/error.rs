@@ -34,7 +34,7 @@ pub enum Error {
     #[error("damaged log entry at position {position}: {what}")]
     DamagedEntry { position: u64, what: &'static str },
     /// Entries must be handed over in the order of the log.
-    #[error("log entry at position {position} has time {time}, before {applied}")]
+    #[error("log entry at position {position} has time {time}, not after {applied}")]
     TimeWentBack {
         position: u64,
         time: ClusterTime,

@@ -221,7 +221,11 @@ pub fn split_history(rest: &[u8]) -> Result<(&[u8], ClusterTime)> {
         let mut increment = [0; 8];
         increment[8 - tail.len()..].copy_from_slice(tail);
         let increment = u64::from_be_bytes(increment) >> 1;
-        let increment = if long { increment & !(1 << 38) } else { increment };
+        let increment = if long {
+            increment & !(1 << 38)
+        } else {
+            increment
+        };
         let increment = u32::try_from(increment).ok()?;
         Some((
             key,
@@ -358,12 +362,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn ids() -> impl Strategy<Value = u32> {
-        prop_oneof![
-            0u32..60,
-            3_100u32..3_140,
-            199_700u32..199_760,
-            any::<u32>()
-        ]
+        prop_oneof![0u32..60, 3_100u32..3_140, 199_700u32..199_760, any::<u32>()]
     }
 
     fn times() -> impl Strategy<Value = ClusterTime> {

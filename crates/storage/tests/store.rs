@@ -160,7 +160,11 @@ fn history_window<E: Engine>(open: impl Fn() -> Store<E>) {
     assert_eq!(documents(&store, Some(at(110))), ["v105"]);
     drop(pin);
     store.maintain(at(200), 100).expect("sound");
-    assert_eq!(store.history_start(), at(120), "never past what was applied");
+    assert_eq!(
+        store.history_start(),
+        at(120),
+        "never past what was applied"
+    );
     store.compact().expect("sound");
     // One record, three index entries, the applied position, history's start.
     assert_eq!(raw_keys(&store), 6);
@@ -198,7 +202,9 @@ fn forgetting_is_never_ahead_of_what_a_power_cut_keeps() {
     apply(&store, at(105), put(b"k", b"v105"));
     apply(&store, at(200), |encoder| encoder.noop());
     store.maintain(at(200), 100).expect("sound");
-    apply(&store, at(201), |encoder| encoder.drop_collection(COLLECTION));
+    apply(&store, at(201), |encoder| {
+        encoder.drop_collection(COLLECTION)
+    });
     // Told about the drop only after a sync: the cut keeps both or neither.
     store.maintain(at(201), 1).expect("sound");
     let after = Store::open(engine.power_cut(), options(10)).expect("sound");
@@ -215,7 +221,10 @@ fn directory_in_use_or_of_another_format_is_refused() {
     let snapshot = store.snapshot();
     assert!(matches!(open(), Err(Error::InUse { .. })));
     drop(store);
-    assert!(matches!(open(), Err(Error::InUse { .. })), "still being read");
+    assert!(
+        matches!(open(), Err(Error::InUse { .. })),
+        "still being read"
+    );
     drop(snapshot);
     open().expect("free again");
     std::fs::write(dir.path().join("FORMAT"), "something else").expect("writable");
@@ -266,7 +275,7 @@ fn bad_entries_change_nothing() {
         [
             "a stored key of 65522 bytes is over the limit of 65521",
             "a stored key of 65523 bytes is over the limit of 65521",
-            "log entry at position 2 has time Timestamp(4, 1), before Timestamp(5, 1)",
+            "log entry at position 2 has time Timestamp(4, 1), not after Timestamp(5, 1)",
             "damaged log entry at position 3: unknown operation",
         ]
     );

@@ -238,7 +238,7 @@ impl Decimal {
     }
 
     /// Lowers the exponent towards `target` by appending zeros, 34 digits at most.
-    fn padded_to(self, target: i32) -> Decimal {
+    pub(super) fn padded_to(self, target: i32) -> Decimal {
         let Decimal::Finite {
             negative,
             coefficient,

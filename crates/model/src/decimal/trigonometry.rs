@@ -6,8 +6,8 @@
 //! from doubles instead. Domain errors are the caller's to refuse: here they
 //! are NaN.
 
-use super::Decimal;
 use super::arithmetic::{WideWork, from_wide, to_wide, wide_context};
+use super::{Decimal, MIN_EXPONENT};
 use dec::Context;
 
 const PI: &str = "3.14159265358979323846264338327950288419716939937510582097494";
@@ -134,7 +134,8 @@ impl Decimal {
     }
 
     pub fn cos(self) -> Decimal {
-        self.of_angle(f64::cos, |_, _, cosine| cosine)
+        let cosine = self.of_angle(f64::cos, |_, _, cosine| cosine);
+        cosine.padded_to(MIN_EXPONENT)
     }
 
     pub fn tan(self) -> Decimal {
@@ -227,8 +228,8 @@ impl Decimal {
     }
 
     pub fn cosh(self) -> Decimal {
-        if self.is_zero() {
-            return Decimal::ONE;
+        if self.is_negligible() {
+            return Decimal::ONE.padded_to(MIN_EXPONENT);
         }
         self.of_exponentials(|wide, grown, shrunk| {
             let two = wide.whole(2);
@@ -238,6 +239,10 @@ impl Decimal {
     }
 
     pub fn tanh(self) -> Decimal {
+        // From here on 34 digits do not tell it from one.
+        if !self.is_nan() && self.abs().compare(Decimal::from_i64(50)).is_gt() {
+            return Decimal::from_i64(if self.is_negative() { -1 } else { 1 });
+        }
         self.of_exponentials(|wide, grown, shrunk| {
             let over = wide.subtract(grown, &shrunk);
             let under = wide.add(grown, &shrunk);
@@ -259,6 +264,9 @@ impl Decimal {
     }
 
     pub fn acosh(self) -> Decimal {
+        if self.compare(Decimal::ONE).is_lt() {
+            return Decimal::NaN;
+        }
         self.logarithm_of(|wide, value| {
             let one = wide.whole(1);
             let square = wide.multiply(value, &value);
@@ -295,6 +303,12 @@ impl Decimal {
         let (pi, straight) = (wide.constant(PI), wide.whole(180));
         let factor = wide.divide(straight, &pi);
         from_wide(wide.multiply(to_wide(self), &factor))
+    }
+
+    /// So small that the odd functions are their argument to 34 digits, while
+    /// the formulas would cancel.
+    fn is_negligible(self) -> bool {
+        self.is_zero() || self.magnitude_power() < -18
     }
 
     /// The power of ten of the leading digit of a finite number.
@@ -338,9 +352,7 @@ impl Decimal {
         self,
         combine: impl FnOnce(&mut Wide, WideWork, WideWork) -> WideWork,
     ) -> Decimal {
-        // Small arguments cancel in the difference of exponentials; there all
-        // three functions are their argument, to 34 digits.
-        if self.is_zero() || self.magnitude_power() < -18 {
+        if self.is_negligible() {
             return self;
         }
         let mut wide = Wide::new();
@@ -352,7 +364,7 @@ impl Decimal {
     }
 
     fn logarithm_of(self, argument: impl FnOnce(&mut Wide, WideWork) -> WideWork) -> Decimal {
-        if self.is_zero() || self.magnitude_power() < -18 {
+        if self.is_negligible() {
             return self;
         }
         let mut wide = Wide::new();

@@ -104,6 +104,44 @@ impl Sum {
         Number::Double(self.double() / count as f64)
     }
 
+    /// Numbers that add up to this sum: what is stored or sent of it.
+    pub fn parts(&self) -> Vec<Number> {
+        match self.widest {
+            Widest::Int32 | Widest::Int64 => {
+                let mut parts = Vec::new();
+                let mut rest = self.whole;
+                loop {
+                    match i64::try_from(rest) {
+                        Ok(part) => {
+                            parts.push(Number::Int64(part));
+                            break;
+                        }
+                        Err(_) => {
+                            let part = if rest > 0 { i64::MAX } else { i64::MIN };
+                            parts.push(Number::Int64(part));
+                            rest -= i128::from(part);
+                        }
+                    }
+                }
+                if let (Widest::Int32, [Number::Int64(only)]) = (self.widest, &parts[..])
+                    && let Ok(small) = i32::try_from(*only)
+                {
+                    return vec![Number::Int32(small)];
+                }
+                parts
+            }
+            Widest::Double | Widest::Decimal => {
+                let mut parts = if self.plain.is_finite() {
+                    vec![Number::Double(self.low), Number::Double(self.high)]
+                } else {
+                    vec![Number::Double(self.plain)]
+                };
+                parts.extend(self.decimals.map(Number::Decimal));
+                parts
+            }
+        }
+    }
+
     fn double(&self) -> f64 {
         if self.high.is_nan() {
             self.plain

@@ -47,8 +47,9 @@ mod trim;
 pub use field_path::FieldPath;
 pub use identifier::check_user_variable;
 pub use node::Evaluated;
-pub(crate) use array_order::{sort_order, SortOrder};
+pub(crate) use array_order::{SortOrder, check_n, sort_order};
 pub(crate) use node::truthy;
+pub(crate) use object::{Merged, not_mergeable};
 
 use crate::context::QueryContext;
 use model::Error;

@@ -13,7 +13,7 @@ use model::bson::{Array, ArrayWriter, Doc, DocBuf, DocWriter, Value, ValueRef};
 
 /// A document that is put together field by field: the last value of a name
 /// wins, at the place where the name came first.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Merged {
     fields: Vec<(String, Value)>,
 }

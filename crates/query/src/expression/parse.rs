@@ -6,7 +6,7 @@ use super::identifier::check_variable;
 use super::node::{Frame, Node};
 use super::table::{self, Operator, Parameters};
 use crate::context::QueryContext;
-use model::bson::{Array, Doc, Kind, Value, ValueRef};
+use model::bson::{Array, Doc, Value, ValueRef};
 use model::{Code, Error};
 
 pub(super) struct Parser<'c> {
@@ -436,7 +436,3 @@ pub(super) fn no_arguments(
     })
 }
 
-/// What messages call a value's type.
-pub(super) fn kind_name(kind: Option<Kind>) -> &'static str {
-    kind.map_or("missing", Kind::name)
-}

@@ -18,7 +18,10 @@ pub(super) fn integer(name: &str, value: ValueRef<'_>) -> Result<i64, String> {
         return Ok(whole);
     }
     if number.is_nan() {
-        return Err(format!("Expected an integer, but found NaN in: {}", shown()));
+        return Err(format!(
+            "Expected an integer, but found NaN in: {}",
+            shown()
+        ));
     }
     match number.to_i64_truncated() {
         Some(_) if matches!(value, ValueRef::Double(_)) => {

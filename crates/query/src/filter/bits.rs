@@ -3,11 +3,12 @@
 //!
 //! Bit 0 is the least significant one; in binary data it is the lowest bit of
 //! the first byte. Beyond its 64 bits a number continues with its sign, and
-//! binary data continues with zeros. Numbers that are not whole or do not fit
-//! 64 bits never match.
+//! binary data continues with zeros. Doubles that are not whole never match,
+//! nor does any number that does not fit 64 bits; decimals are rounded first.
 
 use super::arguments::{describe, non_negative_int32, non_negative_integer};
 use model::bson::ValueRef;
+use model::decimal::Rounding;
 use model::number::Number;
 use model::{Code, Error};
 
@@ -43,7 +44,7 @@ impl BitTest {
                 byte >> (position % 8) & 1 == 1
             });
         }
-        match Number::of(value).and_then(Number::to_i64_exact) {
+        match Number::of(value).and_then(bits) {
             Some(number) => self.decide(mask, |position| number >> position.min(63) & 1 == 1),
             None => false,
         }
@@ -60,21 +61,26 @@ impl BitTest {
     }
 }
 
+/// The number whose bits are asked for: decimals are rounded to one.
+fn bits(number: Number) -> Option<i64> {
+    match number {
+        Number::Decimal(decimal) => decimal.round_to_place(0, Rounding::HalfEven).to_i64_exact(),
+        Number::Int32(_) | Number::Int64(_) | Number::Double(_) => number.to_i64_exact(),
+    }
+}
+
 impl BitMask {
     pub fn positions(&self) -> &[u32] {
         &self.positions
     }
 
     /// Reads a list of positions, a number or binary data.
-    pub(super) fn parse(
-        path: &str,
-        operator: &str,
-        value: ValueRef<'_>,
-    ) -> Result<BitMask, Error> {
+    pub(super) fn parse(path: &str, operator: &str, value: ValueRef<'_>) -> Result<BitMask, Error> {
         match value {
-            ValueRef::Array(list) => Self::from_positions(list.elements().map(|element| {
-                non_negative_int32(element.key(), element.value())
-            })),
+            ValueRef::Array(list) => Self::from_positions(
+                list.elements()
+                    .map(|element| non_negative_int32(element.key(), element.value())),
+            ),
             ValueRef::Binary { bytes, .. } => {
                 let bits = u32::try_from(bytes.len() * 8).unwrap_or(u32::MAX);
                 Ok(Self {
@@ -102,9 +108,8 @@ impl BitMask {
     ) -> Result<BitMask, Error> {
         let mut found = Vec::new();
         for position in positions {
-            let position = position.map_err(|why| {
-                Error::bad_value(format!("Failed to parse bit position. {why}"))
-            })?;
+            let position = position
+                .map_err(|why| Error::bad_value(format!("Failed to parse bit position. {why}")))?;
             found.push(position.unsigned_abs());
         }
         Ok(Self { positions: found })

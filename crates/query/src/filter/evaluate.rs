@@ -5,8 +5,8 @@
 //! compare with everything; NaN equals NaN and is not ordered otherwise.
 //!
 //! Positions follow the walk: every condition that holds overwrites what an
-//! earlier one left, negations leave nothing, and a conjunction that fails
-//! wipes it.
+//! earlier one left, disjunctions and negations leave nothing, and a conjunction
+//! that fails wipes it.
 
 use super::{Comparison, Filter, Matched, Predicate};
 use crate::path::{LeafArray, Path};
@@ -57,19 +57,9 @@ impl Filter {
                 }
                 true
             }
-            Filter::Or(children) => children.iter().any(|child| child.holds(doc, trail)),
-            Filter::Nor(children) => {
-                let before = trail.position;
-                let any = children.iter().any(|child| child.holds(doc, trail));
-                trail.position = before;
-                !any
-            }
-            Filter::Not(child) => {
-                let before = trail.position;
-                let held = child.holds(doc, trail);
-                trail.position = before;
-                !held
-            }
+            Filter::Or(children) => any_quietly(children, doc, trail),
+            Filter::Nor(children) => !any_quietly(children, doc, trail),
+            Filter::Not(child) => !any_quietly(std::slice::from_ref(child), doc, trail),
             Filter::Field { path, predicate } => predicate.holds(path, doc, trail),
             Filter::Expression { expression, .. } => match expression.evaluate(doc) {
                 Ok(value) => value.is_some_and(|value| number::is_truthy(value.as_ref())),
@@ -186,6 +176,14 @@ impl Predicate {
             },
         }
     }
+}
+
+/// Whether any of the filters holds, leaving no position behind.
+fn any_quietly(filters: &[Filter], doc: Doc<'_>, trail: &mut Trail) -> bool {
+    let before = trail.position;
+    let any = filters.iter().any(|filter| filter.holds(doc, trail));
+    trail.position = before;
+    any
 }
 
 /// The first element that passes is the position, whatever its inside said.

@@ -17,10 +17,7 @@ pub(super) fn optimize(filter: Filter) -> Filter {
         Filter::And(children) => optimize_and(children),
         Filter::Or(children) => optimize_or(children),
         Filter::Nor(children) => optimize_nor(children),
-        Filter::Not(child) => match optimize(*child) {
-            always if always.is_everything() => Filter::AlwaysFalse,
-            child => Filter::Not(Box::new(child)),
-        },
+        Filter::Not(child) => optimize_not(optimize(*child)),
         Filter::Field { path, predicate } => Filter::Field {
             path,
             predicate: optimize_predicate(predicate),
@@ -68,15 +65,20 @@ fn optimize_or(children: Vec<Filter>) -> Filter {
 
 fn optimize_nor(children: Vec<Filter>) -> Filter {
     let mut kept: Vec<Filter> = children.into_iter().map(optimize).collect();
-    if kept.iter().any(Filter::is_everything) {
-        return Filter::AlwaysFalse;
-    }
     match kept.pop() {
-        Some(only) if kept.is_empty() => Filter::Not(Box::new(only)),
+        Some(only) if kept.is_empty() => optimize_not(only),
         last => {
             kept.extend(last);
             Filter::Nor(kept)
         }
+    }
+}
+
+fn optimize_not(child: Filter) -> Filter {
+    if child.is_everything() {
+        Filter::AlwaysFalse
+    } else {
+        Filter::Not(Box::new(child))
     }
 }
 

@@ -90,10 +90,9 @@ fn parse_operator(
         "sampleRate" => parse_sample_rate(value)?,
         "text" => {
             return Err(match value {
-                ValueRef::Document(_) => Error::new(
-                    Code::INDEX_NOT_FOUND,
-                    "text index required for $text query",
-                ),
+                ValueRef::Document(_) => {
+                    Error::new(Code::INDEX_NOT_FOUND, "text index required for $text query")
+                }
                 _ => Error::bad_value("$text expects an object"),
             });
         }
@@ -139,9 +138,7 @@ fn parse_list(
         return Err(Error::bad_value(format!("${operator} must be an array")));
     };
     if list.is_empty() {
-        return Err(Error::bad_value(
-            "$and/$or/$nor must be a nonempty array",
-        ));
+        return Err(Error::bad_value("$and/$or/$nor must be a nonempty array"));
     }
     list.iter()
         .map(|entry| match entry {

@@ -22,9 +22,7 @@ pub(super) fn parse_field(
     out: &mut Vec<Filter>,
 ) -> Result<(), Error> {
     match value {
-        ValueRef::Document(doc) if holds_operators(doc) => {
-            parse_operators(path, doc, context, out)
-        }
+        ValueRef::Document(doc) if holds_operators(doc) => parse_operators(path, doc, context, out),
         ValueRef::Regex { pattern, options } => {
             out.push(field(path, Predicate::Regex(Regex::new(pattern, options)?)));
             Ok(())
@@ -143,7 +141,10 @@ fn comparison(path: &Path, comparison: Comparison, value: ValueRef<'_>) -> Resul
                 path.as_str()
             )))
         }
-        value => Ok(field(path, Predicate::Compare(comparison, value.to_owned()))),
+        value => Ok(field(
+            path,
+            Predicate::Compare(comparison, value.to_owned()),
+        )),
     }
 }
 
@@ -153,9 +154,7 @@ fn parse_not(path: &Path, value: ValueRef<'_>, context: &QueryContext) -> Result
             path,
             Predicate::Regex(Regex::new(pattern, options)?),
         ))),
-        ValueRef::Document(doc) if doc.is_empty() => {
-            Err(Error::bad_value("$not cannot be empty"))
-        }
+        ValueRef::Document(doc) if doc.is_empty() => Err(Error::bad_value("$not cannot be empty")),
         ValueRef::Document(doc) => {
             let mut children = Vec::new();
             parse_operators(path, doc, context, &mut children)?;
@@ -265,10 +264,32 @@ fn parse_all(path: &Path, value: ValueRef<'_>, context: &QueryContext) -> Result
 fn is_known(name: &str) -> bool {
     matches!(
         name,
-        "$eq" | "$ne" | "$lt" | "$lte" | "$gt" | "$gte" | "$in" | "$nin" | "$not" | "$exists"
-            | "$type" | "$size" | "$mod" | "$all" | "$elemMatch" | "$regex" | "$options"
-            | "$bitsAllSet" | "$bitsAllClear" | "$bitsAnySet" | "$bitsAnyClear" | "$near"
-            | "$nearSphere" | "$geoNear" | "$geoWithin" | "$geoIntersects" | "$within"
+        "$eq"
+            | "$ne"
+            | "$lt"
+            | "$lte"
+            | "$gt"
+            | "$gte"
+            | "$in"
+            | "$nin"
+            | "$exists"
+            | "$type"
+            | "$size"
+            | "$mod"
+            | "$all"
+            | "$elemMatch"
+            | "$regex"
+            | "$options"
+            | "$bitsAllSet"
+            | "$bitsAllClear"
+            | "$bitsAnySet"
+            | "$bitsAnyClear"
+            | "$near"
+            | "$nearSphere"
+            | "$geoNear"
+            | "$geoWithin"
+            | "$geoIntersects"
+            | "$within"
     )
 }
 
@@ -281,8 +302,16 @@ fn parse_element_match(value: ValueRef<'_>, context: &QueryContext) -> Result<Pr
         && doc.first().is_some_and(|first| {
             !matches!(
                 first.key(),
-                "$and" | "$or" | "$nor" | "$where" | "$expr" | "$text" | "$comment"
-                    | "$alwaysTrue" | "$alwaysFalse" | "$jsonSchema" | "$sampleRate"
+                "$and"
+                    | "$or"
+                    | "$nor"
+                    | "$where"
+                    | "$expr"
+                    | "$text"
+                    | "$comment"
+                    | "$alwaysTrue"
+                    | "$alwaysFalse"
+                    | "$jsonSchema"
             )
         });
     if is_over_values {
@@ -311,14 +340,15 @@ fn parse_regex(siblings: Doc<'_>, value: ValueRef<'_>) -> Result<Regex, Error> {
             pattern,
             options: own,
         } => {
-            if options.is_none() {
-                return Regex::new(pattern, own);
-            }
-            // MongoDB has a number for each order of the two.
+            // MongoDB has a number for each order of the two, and minds empty
+            // options only behind the pattern.
             let options_first = siblings
                 .iter()
                 .find(|element| matches!(element.key(), "$regex" | "$options"))
                 .is_some_and(|first| first.key() == "$options");
+            if options.is_none_or(|options| options_first && options.is_empty()) {
+                return Regex::new(pattern, own);
+            }
             Err(Error::location(
                 if options_first { 51074 } else { 51075 },
                 "options set in both $regex and $options",

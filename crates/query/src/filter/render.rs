@@ -22,11 +22,6 @@ fn write(filter: &Filter, out: &mut DocWriter) {
         Filter::Or(children) => write_list("$or", children, out),
         Filter::Nor(children) => write_list("$nor", children, out),
         Filter::Not(child) => match &**child {
-            Filter::Field { path, predicate } if path.is_itself() => {
-                out.begin_document("$not");
-                write_predicate(predicate, out);
-                out.end();
-            }
             Filter::Field { path, predicate } => {
                 out.begin_document(path.as_str()).begin_document("$not");
                 write_predicate(predicate, out);
@@ -124,11 +119,26 @@ fn write_predicate(predicate: &Predicate, out: &mut DocWriter) {
         Predicate::ElementPasses(filters) => {
             out.begin_document("$elemMatch");
             for filter in filters {
-                write(filter, out);
+                write_for_value(filter, out);
             }
             out.end();
         }
     }
+}
+
+/// Inside `$elemMatch` over values, where negation needs no path.
+fn write_for_value(filter: &Filter, out: &mut DocWriter) {
+    let Filter::Not(child) = filter else {
+        return write(filter, out);
+    };
+    out.begin_document("$not");
+    match &**child {
+        Filter::And(children) => children
+            .iter()
+            .for_each(|child| write_for_value(child, out)),
+        child => write_for_value(child, out),
+    }
+    out.end();
 }
 
 fn narrowest(number: i64) -> Value {

@@ -105,7 +105,10 @@ impl TypeSet {
             ));
         };
         let wanted = number.to_i64_exact();
-        match KINDS.into_iter().find(|&kind| wanted == Some(code(kind).into())) {
+        match KINDS
+            .into_iter()
+            .find(|&kind| wanted == Some(code(kind).into()))
+        {
             Some(kind) => {
                 self.kinds |= bit(kind);
                 Ok(())

@@ -122,7 +122,8 @@ fn count(rest: &mut Rest<'_>) -> Option<String> {
         Some((least, most)) => (least.parse().ok()?, Some(most.parse().ok()?)),
     };
     let least: u32 = least;
-    let is_plain = least <= MAX_COUNT && most.is_none_or(|most| (least..=MAX_COUNT).contains(&most));
+    let is_plain =
+        least <= MAX_COUNT && most.is_none_or(|most| (least..=MAX_COUNT).contains(&most));
     is_plain.then(|| format!("{{{body}}}"))
 }
 
@@ -158,7 +159,10 @@ fn class(rest: &mut Rest<'_>, options: Options, out: &mut String) -> Option<()> 
             | '(' | ')' | '\'' | '"' | '=' | '%') => {
                 // `[:alpha:]` and its kin begin with these after a bracket.
                 out.push('\\');
-                if matches!(symbol, ' ' | '_' | ',' | ':' | ';' | '@' | '/' | '!' | '\'' | '"' | '=' | '%') {
+                if matches!(
+                    symbol,
+                    ' ' | '_' | ',' | ':' | ';' | '@' | '/' | '!' | '\'' | '"' | '=' | '%'
+                ) {
                     out.pop();
                 }
                 out.push(symbol);

@@ -40,15 +40,13 @@ pub(super) fn prefix(pattern: &str, options: Options) -> Option<Prefix> {
                 text.pop();
                 is_exact = false;
             }
-            '\\' => {
-                match rest.next() {
-                    Some(escaped) if escaped.is_ascii_punctuation() => {
-                        text.push(escaped);
-                        continue;
-                    }
-                    _ => is_exact = false,
+            '\\' => match rest.next() {
+                Some(escaped) if escaped.is_ascii_punctuation() => {
+                    text.push(escaped);
+                    continue;
                 }
-            }
+                _ => is_exact = false,
+            },
             '+' | '.' | '^' | '$' | '(' | ')' | '[' => is_exact = false,
             literal => {
                 text.push(literal);

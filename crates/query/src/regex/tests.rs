@@ -36,7 +36,11 @@ fn matches_as_perl_does() {
     check("^$", "m", &[]);
     check("[[:alpha:]]", "", &[2, 3, 6, 7, 12, 15]);
     check("(?i)é", "", &[0, 1]);
-    check(r"(*UCP)\w", "", &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 16]);
+    check(
+        r"(*UCP)\w",
+        "",
+        &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 16],
+    );
     check(r"\bé", "", &[]);
     check("ß", "", &[14]);
     check("ß", "i", &[13, 14]);
@@ -93,7 +97,10 @@ fn refuses_what_perl_refuses() {
 fn runaway_patterns_end_without_a_match() {
     let subject = format!("{}b", "a".repeat(5000));
     for pattern in ["(a+)+$", "(a|aa)+$", r"(a*)*c\1"] {
-        assert!(!Regex::new(pattern, "").unwrap().is_match(&subject), "{pattern}");
+        assert!(
+            !Regex::new(pattern, "").unwrap().is_match(&subject),
+            "{pattern}"
+        );
     }
 }
 

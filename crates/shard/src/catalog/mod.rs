@@ -65,6 +65,18 @@ impl Index {
         self.multikey.load(Ordering::Acquire)
     }
 
+    /// The same index in another state.
+    pub(crate) fn with_state(&self, state: IndexState) -> Index {
+        Index {
+            id: self.id,
+            definition: self.definition.clone(),
+            state,
+            multikey: self.multikey.clone(),
+            accesses: self.accesses.clone(),
+            accesses_since_ms: self.accesses_since_ms,
+        }
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         self.state == IndexState::Ready
     }
@@ -176,6 +188,18 @@ impl Catalog {
 }
 
 impl Collection {
+    /// The start of the next catalog version.
+    pub(crate) fn copy(&self) -> Collection {
+        Collection {
+            id: self.id,
+            uuid: self.uuid,
+            namespace: self.namespace.clone(),
+            options: self.options.clone(),
+            indexes: self.indexes.clone(),
+            gate: self.gate.clone(),
+        }
+    }
+
     /// Keeps what lives longer than one catalog version.
     fn carry_over(&mut self, previous: &Collection) {
         self.gate = previous.gate.clone();
@@ -183,12 +207,8 @@ impl Collection {
             let before = previous.indexes.iter().find(|other| other.id == index.id);
             if let Some(before) = before {
                 *index = Arc::new(Index {
-                    id: index.id,
                     definition: index.definition.clone(),
-                    state: index.state,
-                    multikey: before.multikey.clone(),
-                    accesses: before.accesses.clone(),
-                    accesses_since_ms: before.accesses_since_ms,
+                    ..before.with_state(index.state)
                 });
             }
         }

@@ -54,7 +54,7 @@ impl Envelope {
                 ("readConcern", ValueRef::Document(doc)) => {
                     envelope.read_concern = read_concern(doc)?
                 }
-                ("writeConcern" | "readConcern" | "lsid", ValueRef::Document(_)) => {}
+                ("lsid", ValueRef::Document(_)) => {}
                 ("writeConcern" | "readConcern" | "lsid", value) => {
                     return Err(Error::new(
                         Code::TYPE_MISMATCH,

@@ -85,7 +85,7 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
         }
         _ => None,
     };
-    let mut selection = Selection::parse(filter, parsed.hint, context)?;
+    let mut selection = Selection::parse(filter, parsed.hint.clone(), context)?;
     if let Some(sort) = parsed.sort.filter(|sort| !sort.is_empty()) {
         selection.sort = Some(SortPattern::parse(sort)?);
     }

@@ -200,7 +200,6 @@ fn publish(
     for change in changes {
         let pending = Pending {
             position: position.get(),
-            time,
             record: change
                 .after
                 .as_ref()

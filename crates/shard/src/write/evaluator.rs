@@ -202,7 +202,7 @@ impl<'s> Evaluator<'s> {
             let first_new = entries.len();
             difference(id, unique, old, new, &mut entries);
             if unique {
-                self.check_unique(index, id, &key, &entries[first_new..], after.as_ref())?;
+                self.check_unique(index, id, &key, &entries[first_new..])?;
             }
         }
         self.multikey.append(&mut multikey);
@@ -247,7 +247,6 @@ impl<'s> Evaluator<'s> {
         id: IndexId,
         key: &RecordKey,
         entries: &[EntryChange],
-        document: Option<&DocBuf>,
     ) -> Result<(), Refusal> {
         let added = entries.iter().filter(|entry| entry.present);
         let missing: Vec<Stripe> = entries
@@ -263,7 +262,6 @@ impl<'s> Evaluator<'s> {
                 return Err(Refusal::Error(unique_violation(
                     self.collection,
                     index,
-                    document,
                     &entry.key,
                 )));
             }
@@ -360,12 +358,7 @@ fn index_stripe(latches: &Latches, index: IndexId, fields: &[u8]) -> Stripe {
     latches.stripe(u64::from(index.0) | 1 << 40, fields)
 }
 
-fn unique_violation(
-    collection: &Collection,
-    index: &Index,
-    document: Option<&DocBuf>,
-    key: &EncodedKey,
-) -> Error {
+pub(crate) fn unique_violation(collection: &Collection, index: &Index, key: &EncodedKey) -> Error {
     let directions = index.definition.directions();
     let type_bits = model::key::TypeBits::from_bytes(&key.type_bits);
     let values = model::key::decode(&key.fields, &type_bits, &directions).unwrap_or_default();
@@ -373,7 +366,6 @@ fn unique_violation(
     for (value, field) in values.iter().zip(&index.definition.fields) {
         key_value.append(field.path.as_str(), value);
     }
-    debug_assert!(document.is_some(), "only a present document adds keys");
     duplicate_key(
         collection,
         &index.definition.name,

@@ -22,6 +22,6 @@ mod overlay;
 
 pub(crate) use append::{Applier, Companion};
 pub(crate) use document::{check_stored, prepare_insert};
-pub(crate) use evaluator::{Evaluator, Refusal, Version};
-pub(crate) use latches::{Latches, Stripe};
+pub(crate) use evaluator::{Evaluator, Refusal, Version, unique_violation};
+pub(crate) use latches::Latches;
 pub(crate) use overlay::Overlay;

@@ -42,13 +42,13 @@ type Map<Id, V> = HashMap<(Id, Box<[u8]>), V, foldhash::fast::FixedState>;
 
 impl Overlay {
     pub(crate) fn new() -> Self {
-        let hasher = foldhash::fast::FixedState::with_seed(2);
+        let hasher = || foldhash::fast::FixedState::with_seed(2);
         Self {
             records: (0..SHARDS)
-                .map(|_| Mutex::new(HashMap::with_hasher(hasher)))
+                .map(|_| Mutex::new(HashMap::with_hasher(hasher())))
                 .collect(),
             index_keys: (0..SHARDS)
-                .map(|_| Mutex::new(HashMap::with_hasher(hasher)))
+                .map(|_| Mutex::new(HashMap::with_hasher(hasher())))
                 .collect(),
             entries: AtomicUsize::new(0),
         }

@@ -18,9 +18,7 @@ use std::sync::Arc;
 use fjall::compaction::filter::{
     CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict,
 };
-use fjall::config::{
-    BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
-};
+use fjall::config::{BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{
     AbstractTree, CompressionType, Database, Guard, Iter, Keyspace, KeyspaceCreateOptions,
     OwnedWriteBatch, PersistMode, Readable,
@@ -28,9 +26,7 @@ use fjall::{
 use parking_lot::RwLock;
 
 use super::directory::Directory;
-use super::{
-    Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch,
-};
+use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::{Error, Result};
 
 const KEYSPACE: &str = "all";

@@ -18,9 +18,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use super::{
-    Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch,
-};
+use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::Result;
 
 #[derive(Clone, Default)]
@@ -378,6 +376,9 @@ mod tests {
         let after = engine.power_cut();
         assert_eq!(dump(&after.snapshot(), Direction::Forward), "a=1 ");
         put(&after, "a", None);
-        assert_eq!(dump(&after.power_cut().snapshot(), Direction::Forward), "a=1 ");
+        assert_eq!(
+            dump(&after.power_cut().snapshot(), Direction::Forward),
+            "a=1 "
+        );
     }
 }

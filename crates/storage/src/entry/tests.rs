@@ -173,6 +173,12 @@ fn refusals_are_named() {
     check(&[VERSION, 2, 0, 1, 0, 0], "header fields out of order");
     check(&[VERSION, 0, 99], "unknown operation");
     check(&[VERSION, 0, PUT_RECORD, 1, 200], "record key");
-    check(&[VERSION, 0, DELETE_RECORD, 1, 0, 255, 255, 255, 127], "index change");
-    check(&[VERSION, 0, DROP_INDEX, 255, 255, 255, 255, 127], "index id");
+    check(
+        &[VERSION, 0, DELETE_RECORD, 1, 0, 255, 255, 255, 127],
+        "index change",
+    );
+    check(
+        &[VERSION, 0, DROP_INDEX, 255, 255, 255, 255, 127],
+        "index id",
+    );
 }

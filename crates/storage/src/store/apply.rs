@@ -80,7 +80,8 @@ impl<E: Engine> Store<E> {
             if entry.position <= position {
                 continue;
             }
-            if entry.time < time {
+            // Strictly: a cached version is judged by its time, see `Snapshot::get`.
+            if entry.time <= time && position > 0 {
                 return Err(Error::TimeWentBack {
                     position: entry.position,
                     time: entry.time,
@@ -108,12 +109,13 @@ impl<E: Engine> Store<E> {
             .counters
             .read()
             .prepare(&mut batch, (position, time), &deltas, &dropped);
+        self.shared.commits_begun.fetch_add(1, Ordering::AcqRel);
         for key in written.keys() {
-            self.cache.mark_changing(key);
+            self.shared.cache.mark_changing(key);
         }
         self.engine.write(batch)?;
         for (key, value) in written {
-            self.cache.changed(key, value);
+            self.shared.cache.changed(key, value);
         }
         self.counters.write().commit(next);
         if !dropped.is_empty() {
@@ -206,7 +208,7 @@ impl<E: Engine> Pending<'_, E> {
         } else if document.is_none() {
             return Ok(());
         }
-        let value = document.map(|document| record_value(time, document));
+        let value = document.map(|document| Record::new(time, document).into_stored());
         match &value {
             Some(value) => {
                 delta.items += 1;
@@ -236,7 +238,7 @@ impl<E: Engine> Pending<'_, E> {
             Before::Present(record) => return Ok(Some(Slice::new(record.stored()))),
             Before::Unknown => {}
         }
-        if let Some(value) = self.store.cache.get(stored) {
+        if let Some(value) = self.store.shared.cache.get(stored) {
             return Ok(Some(value));
         }
         // Copied, so that the memtable does not keep a whole block alive for it.
@@ -297,13 +299,6 @@ impl<E: Engine> Pending<'_, E> {
             None => self.deltas.push((subject, delta)),
         }
     }
-}
-
-fn record_value(time: ClusterTime, document: &[u8]) -> Slice {
-    let mut value = Vec::with_capacity(TIME_BYTES + document.len());
-    value.extend_from_slice(&layout::time_bytes(time));
-    value.extend_from_slice(document);
-    Slice::from(value)
 }
 
 fn document_bytes(value: &Slice) -> i64 {

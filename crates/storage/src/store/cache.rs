@@ -86,28 +86,35 @@ impl RecordCache {
         }
     }
 
-    /// The value from here or from `load`, which is asked without a lock held.
+    /// The value from here, if the reader accepts it, or from `load`, which is asked
+    /// without a lock held. It is kept if `may_keep`, asked before `load`, holds.
     pub fn get_or_load(
         &self,
         key: &[u8],
+        accepts: impl Fn(&Slice) -> bool,
         load: impl FnOnce() -> Result<Option<Slice>>,
+        may_keep: impl FnOnce() -> bool,
     ) -> Result<Option<Slice>> {
         let detached = |value: Option<Slice>| value.map(|value| Slice::new(&value));
         let Some(cache) = &self.0 else {
             return load().map(detached);
         };
         match cache.get(key) {
-            Some(Cached::Value(value)) => return Ok(Some(value)),
-            Some(Cached::Changing) => return load().map(detached),
+            Some(Cached::Value(value)) if accepts(&value) => return Ok(Some(value)),
+            Some(Cached::Value(_) | Cached::Changing) => return load().map(detached),
             None => {}
         }
         match cache.get_value_or_guard(&Slice::new(key), Some(Duration::ZERO)) {
-            GuardResult::Value(Cached::Value(value)) => Ok(Some(value)),
-            GuardResult::Value(Cached::Changing) | GuardResult::Timeout => load().map(detached),
+            GuardResult::Value(Cached::Value(value)) if accepts(&value) => Ok(Some(value)),
+            GuardResult::Value(Cached::Value(_) | Cached::Changing) | GuardResult::Timeout => {
+                load().map(detached)
+            }
             GuardResult::Guard(guard) => {
+                // With the placeholder in place: a batch that begins later replaces it.
+                let may_keep = may_keep();
                 // A copy of its own: the engine's slice keeps a whole block alive.
                 let value = detached(load()?);
-                if let Some(value) = &value {
+                if may_keep && let Some(value) = &value {
                     // Refused if a writer came between; then the value is only returned.
                     let _ = guard.insert(Cached::Value(value.clone()));
                 }
@@ -152,7 +159,9 @@ mod tests {
     }
 
     fn read(cache: &RecordCache, stored: &str) -> String {
-        let value = cache.get_or_load(b"key", load(stored)).expect("no errors");
+        let value = cache
+            .get_or_load(b"key", |_| true, load(stored), || true)
+            .expect("no errors");
         String::from_utf8(value.expect("loaded").to_vec()).expect("text")
     }
 
@@ -161,11 +170,12 @@ mod tests {
         let cache = RecordCache::new(1 << 20);
         let key = Slice::from("key");
         // The reader asks the engine, and meanwhile a batch is committed.
-        let value = cache.get_or_load(b"key", || {
+        let load = || {
             cache.mark_changing(&key);
             cache.changed(key.clone(), Some("new".into()));
             Ok(Some("old".into()))
-        });
+        };
+        let value = cache.get_or_load(b"key", |_| true, load, || true);
         assert_eq!(value.expect("no errors").as_deref(), Some(&b"old"[..]));
         assert_eq!(read(&cache, "not asked"), "new");
     }

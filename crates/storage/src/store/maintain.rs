@@ -234,7 +234,7 @@ impl<E: Engine> Store<E> {
         if is_done {
             removals.resume_after = None;
             if let Subject::Collection(collection) = subject {
-                self.cache.forget(&layout::records(collection));
+                self.shared.cache.forget(&layout::records(collection));
             }
             self.shared.change_dropped(|all| {
                 all.remove(&subject);

@@ -30,7 +30,7 @@ mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
@@ -40,9 +40,7 @@ pub use apply::{Before, Committed};
 pub use counters::Counter;
 pub use maintain::{HistoryPin, Maintained};
 pub use past::{PastScan, PastSnapshot};
-pub use snapshot::{
-    IndexEntry, IndexScan, MetaScan, Record, RecordScan, Snapshot, StoredRecord,
-};
+pub use snapshot::{IndexEntry, IndexScan, MetaScan, Record, RecordScan, Snapshot, StoredRecord};
 
 use crate::engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice};
 use crate::error::Result;
@@ -72,7 +70,6 @@ pub struct Store<E: Engine> {
     engine: E,
     options: StoreOptions,
     shared: Arc<Shared>,
-    cache: RecordCache,
     counters: RwLock<Counters>,
     /// One apply at a time.
     writer: Mutex<()>,
@@ -83,6 +80,9 @@ pub struct Store<E: Engine> {
 
 /// What snapshots and pins look at too.
 struct Shared {
+    cache: RecordCache,
+    /// Counts batches, from before they touch cache or engine.
+    commits_begun: AtomicU64,
     position: AtomicU64,
     time: AtomicU64,
     /// Reads at this time and later find all they need.
@@ -90,6 +90,8 @@ struct Shared {
     /// Lock order: before changing `history_start`.
     pins: Mutex<BTreeMap<ClusterTime, usize>>,
     dropped: RwLock<Arc<BTreeSet<Subject>>>,
+    /// Spares point reads the lock while nothing is dropped.
+    has_dropped: AtomicBool,
 }
 
 impl Shared {
@@ -106,7 +108,10 @@ impl Shared {
     }
 
     fn change_dropped(&self, change: impl FnOnce(&mut BTreeSet<Subject>)) {
-        change(Arc::make_mut(&mut self.dropped.write()));
+        let mut dropped = self.dropped.write();
+        change(Arc::make_mut(&mut dropped));
+        self.has_dropped
+            .store(!dropped.is_empty(), Ordering::Release);
     }
 }
 
@@ -127,15 +132,17 @@ impl<E: Engine> Store<E> {
         }
         drop(state);
         Ok(Self {
-            cache: RecordCache::new(options.record_cache_bytes),
             counters: RwLock::new(counters),
             writer: Mutex::default(),
             removals: Mutex::default(),
             shared: Arc::new(Shared {
+                cache: RecordCache::new(options.record_cache_bytes),
+                commits_begun: AtomicU64::new(0),
                 position: AtomicU64::new(position),
                 time: AtomicU64::new(time.to_u64()),
                 history_start: AtomicU64::new(history_start.to_u64()),
                 pins: Mutex::default(),
+                has_dropped: AtomicBool::new(!dropped.is_empty()),
                 dropped: RwLock::new(Arc::new(dropped)),
             }),
             engine,
@@ -164,9 +171,12 @@ impl<E: Engine> Store<E> {
     /// The latest applied version of one record.
     pub fn get(&self, collection: CollectionId, key: &[u8]) -> Result<Option<Record>> {
         let stored = layout::record(collection, key);
-        let value = self
-            .cache
-            .get_or_load(&stored, || self.engine.snapshot().get(&stored))?;
+        let value = self.shared.cache.get_or_load(
+            &stored,
+            |_| true,
+            || self.engine.snapshot().get(&stored),
+            || true,
+        )?;
         let Some(value) = value else { return Ok(None) };
         if self.is_dropped(Subject::Collection(collection)) {
             return Ok(None);
@@ -177,9 +187,10 @@ impl<E: Engine> Store<E> {
     /// Everything as of now. Keep it for one batch of a scan, not for a cursor's life.
     pub fn snapshot(&self) -> Snapshot<E::Snapshot> {
         // Read before the snapshot is taken: it contains at least this entry.
+        let commits_begun = self.shared.commits_begun.load(Ordering::Acquire);
         let time = self.shared.time();
         let state = self.engine.snapshot();
-        Snapshot::new(state, time, Arc::clone(&self.shared))
+        Snapshot::new(state, time, commits_begun, Arc::clone(&self.shared))
     }
 
     /// A document of the shard, as of now.
@@ -218,7 +229,7 @@ impl<E: Engine> Store<E> {
 
     /// Bytes of memory that the record cache holds.
     pub fn record_cache_bytes(&self) -> u64 {
-        self.cache.weight()
+        self.shared.cache.weight()
     }
 
     pub fn engine(&self) -> &E {
@@ -231,7 +242,7 @@ impl<E: Engine> Store<E> {
     }
 
     fn is_dropped(&self, subject: Subject) -> bool {
-        let dropped = self.shared.dropped.read();
-        !dropped.is_empty() && dropped.contains(&subject)
+        self.shared.has_dropped.load(Ordering::Acquire)
+            && self.shared.dropped.read().contains(&subject)
     }
 }

@@ -68,8 +68,7 @@ impl<S: EngineSnapshot> PastSnapshot<S> {
             next_record: None,
             history: None,
             next_history: None,
-            is_ended: range.is_empty()
-                || self.snapshot.is_dropped(Subject::Collection(collection)),
+            is_ended: range.is_empty() || self.snapshot.is_dropped(Subject::Collection(collection)),
         };
         if !scan.is_ended {
             scan.history = Some(scan.history_from(None));
@@ -101,12 +100,7 @@ impl<S: EngineSnapshot> PastSnapshot<S> {
         };
         // Bounded above, so that a neighbour's removed versions are never walked over.
         let range = KeyRange::new(Bound::Excluded(&ended_by_now[..]), high);
-        let Some(pair) = self
-            .snapshot
-            .state()
-            .scan(range, Direction::Forward)
-            .next()
-        else {
+        let Some(pair) = self.snapshot.state().scan(range, Direction::Forward).next() else {
             return Ok(None);
         };
         let record = Record::from_stored(pair?.1)?;

@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
@@ -48,6 +49,10 @@ impl Record {
 
     pub(crate) fn stored(&self) -> &[u8] {
         &self.0
+    }
+
+    pub(crate) fn into_stored(self) -> Slice {
+        self.0
     }
 }
 
@@ -125,15 +130,23 @@ impl IndexEntry {
 pub struct Snapshot<S: EngineSnapshot> {
     state: S,
     time: ClusterTime,
+    commits_begun: u64,
     dropped: Arc<BTreeSet<Subject>>,
     shared: Arc<Shared>,
 }
 
 impl<S: EngineSnapshot> Snapshot<S> {
-    pub(super) fn new(state: S, time: ClusterTime, shared: Arc<Shared>) -> Self {
+    /// `commits_begun` and `time` were read before `state` was taken.
+    pub(super) fn new(
+        state: S,
+        time: ClusterTime,
+        commits_begun: u64,
+        shared: Arc<Shared>,
+    ) -> Self {
         Self {
             state,
             time,
+            commits_begun,
             // After the state: what is dropped in between is already gone here.
             dropped: shared.dropped(),
             shared,
@@ -145,14 +158,25 @@ impl<S: EngineSnapshot> Snapshot<S> {
         self.time
     }
 
+    /// One record of this snapshot, from the record cache where that is the same.
+    ///
+    /// The cache holds the latest version. If that one was committed at or before
+    /// a time that the snapshot contains, it is also the snapshot's: a later one
+    /// that the snapshot contains would be the latest. The other way round, what
+    /// is read here may go into the cache only while no batch has begun since the
+    /// snapshot was taken.
     pub fn get(&self, collection: CollectionId, key: &[u8]) -> Result<Option<Record>> {
         if self.dropped.contains(&Subject::Collection(collection)) {
             return Ok(None);
         }
-        match self.state.get(&layout::record(collection, key))? {
-            Some(value) => Record::from_stored(value).map(Some),
-            None => Ok(None),
-        }
+        let stored = layout::record(collection, key);
+        let value = self.shared.cache.get_or_load(
+            &stored,
+            |value| layout::value_time(value).is_ok_and(|time| time <= self.time),
+            || self.state.get(&stored),
+            || self.shared.commits_begun.load(Ordering::Acquire) == self.commits_begun,
+        )?;
+        value.map(Record::from_stored).transpose()
     }
 
     pub fn scan_records(

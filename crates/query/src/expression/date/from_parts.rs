@@ -2,12 +2,12 @@
 
 use super::super::node::{Evaluated, Frame, Node};
 use super::super::parse::{Parser, object};
-use super::super::rounding::exact_i32;
 use super::super::table::Operator;
 use super::calendar::{DAY_MS, day_number, iso_day_number};
 use super::zone::zone_argument;
-use model::Error;
 use model::bson::{Value, ValueRef};
+use model::number::Number;
+use model::{Code, Error};
 
 const NATURAL: &[&str] = &["year", "month", "day"];
 const ISO: &[&str] = &["isoWeekYear", "isoWeek", "isoDayOfWeek"];
@@ -77,7 +77,9 @@ pub(in super::super) fn date_from_parts<'a>(
     let iso = matches!(arguments[0], Node::Constant(Value::Boolean(true)));
     let names = if iso { ISO } else { NATURAL };
     let mut parts = [1, 1, 1, 0, 0, 0, 0];
-    let mut is_null = false;
+    let Some(zone) = zone_argument(&arguments[8], frame)? else {
+        return Ok(Evaluated::null());
+    };
     for (at, name) in names.iter().chain(TIME).enumerate() {
         let node = &arguments[at + 1];
         if node.is_absent() {
@@ -85,16 +87,14 @@ pub(in super::super) fn date_from_parts<'a>(
         }
         let value = node.evaluate(frame)?;
         if value.is_nullish() {
-            is_null = true;
-            continue;
+            return Ok(Evaluated::null());
         }
-        let Some(number) = value.as_value().and_then(exact_i32) else {
+        let Some(number) = value.as_value().and_then(Number::of).and_then(Number::to_i64_exact) else {
             return Err(Error::location(
                 40515,
                 format!("'{name}' must evaluate to an integer, found {}", value.type_name()),
             ));
         };
-        let number = i64::from(number);
         if at == 0 && !(1..=9999).contains(&number) {
             return Err(Error::location(
                 if iso { 31095 } else { 40523 },
@@ -110,12 +110,6 @@ pub(in super::super) fn date_from_parts<'a>(
         }
         parts[at] = number;
     }
-    let Some(zone) = zone_argument(&arguments[8], frame)? else {
-        return Ok(Evaluated::null());
-    };
-    if is_null {
-        return Ok(Evaluated::null());
-    }
     let [first, second, third, hour, minute, seconds, millisecond] = parts;
     let day = if iso {
         iso_day_number(first, second, third)
@@ -123,6 +117,11 @@ pub(in super::super) fn date_from_parts<'a>(
         let month = second - 1;
         day_number(first + month.div_euclid(12), month.rem_euclid(12) + 1, 1) + third - 1
     };
-    let local = day * DAY_MS + ((hour * 60 + minute) * 60 + seconds) * 1000 + millisecond;
+    let local = seconds
+        .checked_add((hour * 60 + minute) * 60)
+        .and_then(|seconds| seconds.checked_mul(1000))
+        .and_then(|local| local.checked_add(millisecond))
+        .and_then(|local| local.checked_add(day * DAY_MS))
+        .ok_or_else(|| Error::new(Code::DURATION_OVERFLOW, "Overflow in $dateFromParts"))?;
     Ok(Evaluated::Owned(Value::DateTime(zone.utc_ms(local))))
 }

@@ -6,8 +6,8 @@ use super::super::table::Operator;
 use super::calendar::Civil;
 use super::expect_date;
 use super::zone::zone_argument;
-use model::Error;
 use model::bson::{DocWriter, ValueRef};
+use model::{Code, Error};
 
 /// A date by itself, in an array of one, or `{date, timezone}`.
 pub(in super::super) fn parse_part(
@@ -75,8 +75,14 @@ fn civil<'a>(arguments: &'a [Node], frame: &mut Frame<'a>) -> Result<Option<Civi
     if date.is_nullish() {
         return Ok(None);
     }
-    let zone = zone_argument(&arguments[1], frame)?;
     let millis = expect_date(&date)?;
+    let zone = zone_argument(&arguments[1], frame).map_err(|mut error| {
+        // These operators have a code of their own for a zone that is no string.
+        if error.code == Code(40517) {
+            error.code = Code(40533);
+        }
+        error
+    })?;
     Ok(zone.map(|zone| zone.civil(millis)))
 }
 

@@ -89,7 +89,6 @@ pub(super) fn start_of_week<'a>(
     node: &'a Node,
     frame: &mut Frame<'a>,
     operator: &str,
-    code: i32,
 ) -> Result<Option<i64>, Error> {
     if node.is_absent() {
         return Ok(Some(7));
@@ -108,8 +107,8 @@ pub(super) fn start_of_week<'a>(
                 "saturday" | "sat" => 6,
                 "sunday" | "sun" => 7,
                 _ => {
-                    return Err(Error::new(
-                        Code::FAILED_TO_PARSE,
+                    return Err(Error::location(
+                        5439016,
                         format!(
                             "{operator} parameter 'startOfWeek' value cannot be recognized as a day of a week: {name}"
                         ),
@@ -119,7 +118,7 @@ pub(super) fn start_of_week<'a>(
             Ok(Some(day))
         }
         Some(other) => Err(Error::location(
-            code,
+            5439015,
             format!(
                 "{operator} requires 'startOfWeek' to be a string, but got {}",
                 other.kind().name()

@@ -17,13 +17,16 @@ pub(in super::super) enum TimeZone {
 
 impl TimeZone {
     pub(in super::super) fn parse(name: &str) -> Option<TimeZone> {
-        if matches!(name, "UTC" | "GMT" | "Z") {
+        if matches!(name, "UTC" | "GMT") {
             return Some(TimeZone::Utc);
         }
         if name.starts_with(['+', '-']) {
             return parse_offset(name).map(TimeZone::Fixed);
         }
-        jiff::tz::TimeZone::get(name).ok().map(TimeZone::Named)
+        // The database ignores case where the real server does not.
+        let zone = jiff::tz::TimeZone::get(name).ok()?;
+        let exact = zone.iana_name().is_some_and(|known| known == name);
+        exact.then_some(TimeZone::Named(zone))
     }
 
     /// How far local time is ahead of UTC at a moment, in milliseconds.
@@ -86,9 +89,6 @@ impl TimeZone {
         format!("{sign}{:02}{:02}", minutes.abs() / 60, minutes.abs() % 60)
     }
 
-    pub(super) fn is_utc(&self) -> bool {
-        matches!(self, TimeZone::Utc)
-    }
 }
 
 /// `+hh`, `+hhmm` or `+hh:mm`, in milliseconds.

@@ -1,0 +1,142 @@
+//! The conditions of a filter that an index may serve.
+//!
+//! Leaves are collected from conjunctions and from inside `$elemMatch`, where
+//! their path is the whole path from the document's root. On an index over
+//! arrays, conditions may be combined only if they surely speak of the same
+//! key; the `$elemMatch`s around a leaf say which array element that is.
+
+use crate::filter::{Filter, Predicate};
+use crate::path::Path;
+
+/// One condition.
+#[derive(Clone, Debug)]
+pub(super) struct Leaf<'f> {
+    /// From the root of the document.
+    pub(super) path: Path,
+    pub(super) filter: &'f Filter,
+    /// The enclosing `$elemMatch`s, outermost first: their number and how many
+    /// components their path has.
+    elements: Vec<(usize, usize)>,
+    /// The conjunct of the whole filter this leaf is, if it is one by itself.
+    pub(super) conjunct: Option<usize>,
+}
+
+/// The top-level conjuncts of a filter.
+pub(super) fn conjuncts(filter: &Filter) -> &[Filter] {
+    match filter {
+        Filter::And(children) => children,
+        single => std::slice::from_ref(single),
+    }
+}
+
+pub(super) fn leaves(filter: &Filter) -> Vec<Leaf<'_>> {
+    let mut collector = Collector {
+        found: Vec::new(),
+        next_element: 0,
+    };
+    for (at, conjunct) in conjuncts(filter).iter().enumerate() {
+        collector.collect(conjunct, &Around::default(), Some(at));
+    }
+    collector.found
+}
+
+struct Collector<'f> {
+    found: Vec<Leaf<'f>>,
+    next_element: usize,
+}
+
+/// Where a condition stands.
+#[derive(Clone, Default)]
+struct Around {
+    prefix: String,
+    elements: Vec<(usize, usize)>,
+}
+
+impl Around {
+    fn path(&self, path: &Path) -> Path {
+        if self.prefix.is_empty() {
+            path.clone()
+        } else {
+            Path::new(&format!("{}.{}", self.prefix, path.as_str()))
+        }
+    }
+}
+
+impl<'f> Collector<'f> {
+    fn collect(&mut self, filter: &'f Filter, around: &Around, conjunct: Option<usize>) {
+        match filter {
+            Filter::And(children) => {
+                for child in children {
+                    self.collect(child, around, None);
+                }
+            }
+            Filter::Field {
+                path,
+                predicate: Predicate::ElementMatches(inner),
+            } => {
+                let path = around.path(path);
+                let mut elements = around.elements.clone();
+                elements.push((self.next_element, path.components().len()));
+                self.next_element += 1;
+                let around = Around {
+                    prefix: path.as_str().to_owned(),
+                    elements,
+                };
+                self.collect(inner, &around, None);
+            }
+            Filter::Field { path, .. } => self.push(path, filter, around, conjunct),
+            Filter::Not(child) => {
+                if let Filter::Field { path, .. } = &**child {
+                    self.push(path, filter, around, conjunct);
+                }
+            }
+            Filter::Or(_)
+            | Filter::Nor(_)
+            | Filter::Expression { .. }
+            | Filter::SampleRate(_)
+            | Filter::AlwaysTrue
+            | Filter::AlwaysFalse => {}
+        }
+    }
+
+    fn push(
+        &mut self,
+        path: &Path,
+        filter: &'f Filter,
+        around: &Around,
+        conjunct: Option<usize>,
+    ) {
+        if path.is_itself() {
+            return;
+        }
+        self.found.push(Leaf {
+            path: around.path(path),
+            filter,
+            elements: around.elements.clone(),
+            conjunct: conjunct.filter(|_| around.elements.is_empty()),
+        });
+    }
+}
+
+impl Leaf<'_> {
+    /// Whether two conditions that hold for a document hold for one of its keys
+    /// together. Below the innermost `$elemMatch` that both are in, the paths
+    /// must part at once: if they went on through one more array, different
+    /// elements of that could satisfy them.
+    pub(super) fn shares_a_key_with(&self, other: &Leaf<'_>) -> bool {
+        let common = self
+            .elements
+            .iter()
+            .zip(&other.elements)
+            .take_while(|(a, b)| a == b)
+            .last()
+            .map_or(0, |((_, length), _)| *length);
+        let next = |leaf: &Leaf<'_>| {
+            leaf.path
+                .components()
+                .get(common)
+                .map(|component| component.name().to_owned())
+        };
+        next(self) != next(other)
+    }
+}

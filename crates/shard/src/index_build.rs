@@ -1,0 +1,319 @@
+//! Building indexes while writes go on.
+//!
+//! ```text
+//!   [ddl, gate] catalog: building ─► every write maintains the index from here on
+//!   [gate] batch of records in key order ─► their entries ─► … ─► last record
+//!   [ddl, gate] catalog: ready ─► queries may use it
+//! ```
+//!
+//! A batch holds the collection's gate exclusively for its few milliseconds:
+//! what was appended before is applied when it reads, and no write is evaluated
+//! until its entries are applied. So no race between the two exists: a write sees
+//! every entry of the records before the build's position, and the build reads
+//! every record as it is. A unique key that two records share is found by
+//! whichever of the two comes second.
+//!
+//! Crash windows: until the catalog says *ready* the client has no answer. A
+//! build that is found unfinished when the shard opens is removed.
+
+use crate::catalog::{CatalogKey, Collection, Index, IndexState};
+use crate::operation::Operation;
+use crate::write::{Companion, unique_violation};
+use crate::{Shard, Store};
+use model::bson::Doc;
+use model::ids::{CollectionId, IndexId};
+use model::{Code, Error};
+use query::index::{EncodedKey, IndexDefinition};
+use replication::{Durability, ProposeError};
+use std::collections::HashMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use storage::entry::{Encoder, IndexAction, IndexChange};
+use storage::{Direction, KeyRange};
+
+/// Records that one exclusive batch covers.
+const BATCH_RECORDS: usize = 500;
+
+/// Index ids that are being built, with their definitions' names.
+pub(crate) struct Build {
+    collection: CollectionId,
+    indexes: Vec<IndexId>,
+}
+
+impl Shard {
+    /// Enters new indexes into the catalog; the caller holds `ddl`. On an empty
+    /// collection they are ready at once and there is nothing to build.
+    pub(crate) async fn begin_indexes(
+        &self,
+        collection: &Arc<Collection>,
+        definitions: Vec<IndexDefinition>,
+    ) -> Result<Option<Build>, Error> {
+        let mut ids = self.next_ids()?;
+        let _gate = collection.gate.write().await;
+        self.wait_for_appended().await?;
+        let empty = self.store.collection_counter(collection.id).items == 0;
+        let state = if empty {
+            IndexState::Ready
+        } else {
+            IndexState::Building
+        };
+        let mut changed = collection.copy();
+        let mut new = Vec::new();
+        for definition in definitions {
+            let id = IndexId(ids.index);
+            ids.index += 1;
+            new.push(id);
+            let index = Index::new(Some(id), definition, state, self.clock.now_ms());
+            changed.indexes.push(Arc::new(index));
+        }
+        self.propose_catalog(|encoder| {
+            encoder.put_meta(CatalogKey::NEXT_ID, ids.to_document().as_bytes());
+            encoder.put_meta(
+                &CatalogKey::collection(changed.id),
+                changed.to_document().as_bytes(),
+            );
+        })
+        .await?;
+        Ok((!empty).then_some(Build {
+            collection: collection.id,
+            indexes: new,
+        }))
+    }
+
+    /// Builds what [`Shard::begin_indexes`] entered. If it fails, the indexes
+    /// are gone from the catalog.
+    pub(crate) async fn build_indexes(
+        &self,
+        build: &Build,
+        operation: &Operation,
+    ) -> Result<(), Error> {
+        let built = self.backfill(build, operation).await;
+        let _ddl = self.ddl.lock().await;
+        let Some(collection) = self.catalog.by_id(build.collection) else {
+            return Err(aborted("the collection was dropped"));
+        };
+        let _gate = collection.gate.write().await;
+        let mut changed = collection.copy();
+        match &built {
+            Ok(()) => {
+                for index in &mut changed.indexes {
+                    if index.id.is_some_and(|id| build.indexes.contains(&id)) {
+                        *index = Arc::new(index.with_state(IndexState::Ready));
+                    }
+                }
+            }
+            Err(_) => changed
+                .indexes
+                .retain(|index| !index.id.is_some_and(|id| build.indexes.contains(&id))),
+        }
+        self.propose_catalog(|encoder| {
+            encoder.put_meta(
+                &CatalogKey::collection(changed.id),
+                changed.to_document().as_bytes(),
+            );
+            if built.is_err() {
+                for id in &build.indexes {
+                    encoder.drop_index(*id);
+                    encoder.delete_meta(&CatalogKey::multikey(*id));
+                }
+            }
+        })
+        .await?;
+        built
+    }
+
+    async fn backfill(&self, build: &Build, operation: &Operation) -> Result<(), Error> {
+        let mut after: Option<Vec<u8>> = None;
+        loop {
+            operation.check()?;
+            let Some(collection) = self.catalog.by_id(build.collection) else {
+                return Err(aborted("the collection was dropped"));
+            };
+            let _gate = collection.gate.write().await;
+            let Some(collection) = self.catalog.by_id(build.collection) else {
+                return Err(aborted("the collection was dropped"));
+            };
+            let indexes: Vec<(IndexId, &Arc<Index>)> = collection
+                .secondary_indexes()
+                .filter(|(id, _)| build.indexes.contains(id))
+                .collect();
+            if indexes.len() != build.indexes.len() {
+                return Err(aborted("the index was dropped"));
+            }
+            self.wait_for_appended().await?;
+            let batch = tokio::task::block_in_place(|| {
+                Batch::read(&self.store, &collection, &indexes, after.as_deref())
+            })?;
+            let Some(last) = batch.last else {
+                return Ok(());
+            };
+            self.append_batch(batch.payload, &batch.multikey).await?;
+            after = Some(last);
+        }
+    }
+
+    async fn append_batch(&self, payload: Vec<u8>, multikey: &[Arc<Index>]) -> Result<(), Error> {
+        let pending = loop {
+            let proposed = self.log.propose(Durability::Buffered, |_, _| {
+                for index in multikey {
+                    index.multikey.store(true, Ordering::Release);
+                }
+                (payload.clone(), Companion::empty())
+            });
+            match proposed {
+                Ok(pending) => break pending,
+                Err(ProposeError::Busy) => {
+                    self.log.ready().await.map_err(crate::error::from_log)?
+                }
+                Err(error) => return Err(crate::error::from_log(error)),
+            }
+        };
+        pending.await.map_err(crate::error::from_log)?;
+        Ok(())
+    }
+
+    /// Waits until everything appended so far is applied.
+    pub(crate) async fn wait_for_appended(&self) -> Result<(), Error> {
+        let appended = self.log.last_appended();
+        self.log
+            .wait_applied(appended)
+            .await
+            .map_err(crate::error::from_log_read)
+    }
+
+    /// Removes builds that a crash left unfinished. Called once, before serving.
+    pub async fn discard_unfinished_builds(&self) -> Result<(), Error> {
+        let _ddl = self.ddl.lock().await;
+        let unfinished: Vec<Arc<Collection>> = self
+            .catalog
+            .current()
+            .collections()
+            .filter(|collection| collection.indexes.iter().any(|index| !index.is_ready()))
+            .cloned()
+            .collect();
+        for collection in unfinished {
+            let mut changed = collection.copy();
+            let (ready, building): (Vec<_>, Vec<_>) =
+                changed.indexes.drain(..).partition(|index| index.is_ready());
+            changed.indexes = ready;
+            for index in &building {
+                tracing::warn!(
+                    "the unfinished build of index {} on {} is discarded",
+                    index.definition.name,
+                    collection.namespace
+                );
+            }
+            self.propose_catalog(|encoder| {
+                encoder.put_meta(
+                    &CatalogKey::collection(changed.id),
+                    changed.to_document().as_bytes(),
+                );
+                for id in building.iter().filter_map(|index| index.id) {
+                    encoder.drop_index(id);
+                    encoder.delete_meta(&CatalogKey::multikey(id));
+                }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+fn aborted(why: &str) -> Error {
+    Error::new(
+        Code::INDEX_BUILD_ABORTED,
+        format!("the index build was aborted: {why}"),
+    )
+}
+
+/// The entries of some records in the indexes being built.
+struct Batch {
+    payload: Vec<u8>,
+    multikey: Vec<Arc<Index>>,
+    /// The last record covered; `None` at the end of the collection.
+    last: Option<Vec<u8>>,
+}
+
+impl Batch {
+    fn read(
+        store: &Store,
+        collection: &Collection,
+        indexes: &[(IndexId, &Arc<Index>)],
+        after: Option<&[u8]>,
+    ) -> Result<Batch, Error> {
+        let fault = crate::error::from_storage;
+        let mut batch = Batch {
+            payload: Vec::new(),
+            multikey: Vec::new(),
+            last: None,
+        };
+        let mut encoder = Encoder::new(&mut batch.payload);
+        let snapshot = store.snapshot();
+        let range = KeyRange::new(
+            after.map_or(Bound::Unbounded, Bound::Excluded),
+            Bound::Unbounded,
+        );
+        // Keys of unique indexes that this batch itself adds.
+        let mut added: HashMap<(IndexId, Vec<u8>), Vec<u8>> = HashMap::new();
+        let records = snapshot.scan_records(collection.id, range, Direction::Forward);
+        for record in records.take(BATCH_RECORDS) {
+            let record = record.map_err(fault)?;
+            let doc = Doc::from_validated(record.document());
+            let mut keys: Vec<(IndexId, EncodedKey)> = Vec::new();
+            for (id, index) in indexes {
+                let found = index.definition.keys(doc)?;
+                if found.multikey && !index.is_multikey() {
+                    batch.multikey.push((*index).clone());
+                }
+                for key in found.keys {
+                    if index.definition.unique {
+                        let other = added
+                            .insert((*id, key.fields.clone()), record.key().to_vec())
+                            .is_some_and(|other| other != record.key());
+                        if other || taken(&snapshot, *id, &key, record.key()).map_err(fault)? {
+                            return Err(unique_violation(collection, index, &key));
+                        }
+                    }
+                    keys.push((*id, key));
+                }
+            }
+            let changes: Vec<IndexChange<'_>> = keys
+                .iter()
+                .map(|(index, key)| IndexChange {
+                    index: *index,
+                    fields: &key.fields,
+                    action: IndexAction::Add {
+                        type_bits: &key.type_bits,
+                    },
+                })
+                .collect();
+            encoder.index_entries(collection.id, record.key(), &changes);
+            batch.last = Some(record.key().to_vec());
+        }
+        for id in batch.multikey.iter().filter_map(|index| index.id) {
+            encoder.put_meta(&CatalogKey::multikey(id), &[]);
+        }
+        Ok(batch)
+    }
+}
+
+/// Whether another record has this key already.
+fn taken(
+    snapshot: &crate::Snapshot,
+    index: IndexId,
+    key: &EncodedKey,
+    record_key: &[u8],
+) -> Result<bool, storage::Error> {
+    let end = model::key::prefix_end(&key.fields);
+    let range = KeyRange::new(
+        Bound::Included(&key.fields[..]),
+        end.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
+    );
+    for entry in snapshot.scan_index(index, range, Direction::Forward) {
+        if entry?.record_key() != record_key {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
