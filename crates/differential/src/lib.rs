@@ -13,6 +13,7 @@
 //! code names. Error texts are shown, not compared.
 
 pub mod difference;
+pub mod generate;
 pub mod normalize;
 pub mod notation;
 pub mod report;

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use differential::generate::{Kind, Plan, run_generated};
 use differential::notation::print_fields;
 use differential::report::report;
 use differential::run::{Pair, run_tables};
@@ -54,6 +57,24 @@ struct RunArguments {
     /// A running oracle, as HOST:PORT; none is started.
     #[arg(long)]
     oracle_uri: Option<String>,
+    /// How many random cases to run after the tables.
+    #[arg(long, default_value_t = 0)]
+    cases: usize,
+    /// How long random cases may take.
+    #[arg(long, default_value_t = 60)]
+    budget: u64,
+    /// Where random cases begin.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only random cases of these kinds: filter, projection, update, pipeline, expression.
+    #[arg(long, value_delimiter = ',')]
+    kinds: Vec<String>,
+    /// Random cases end after so many differences.
+    #[arg(long, default_value_t = 20)]
+    differences: usize,
+    /// No tables, only random cases.
+    #[arg(long)]
+    random_only: bool,
     /// One line for each difference.
     #[arg(long)]
     brief: bool,
@@ -112,11 +133,32 @@ fn run(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         target: target_address,
         self_check: matches!(arguments.target, Target::Mongod),
     };
-    let judged = run_tables(&pair, &tables, arguments.only.as_deref(), arguments.jobs);
+    let mut judged = if arguments.random_only {
+        Vec::new()
+    } else {
+        run_tables(&pair, &tables, arguments.only.as_deref(), arguments.jobs)
+    };
+    if arguments.cases > 0 {
+        judged.extend(run_generated(&pair, &plan(arguments)?));
+    }
     print!("{}", report(&judged, arguments.brief));
     drop((oracle, target));
     let failed = judged.iter().any(|case| case.verdict.is_failure());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn plan(arguments: &RunArguments) -> anyhow::Result<Plan> {
+    let kind = |name: &String| {
+        Kind::ALL.into_iter().find(|kind| kind.name() == name).with_context(|| format!("no kind is named {name}"))
+    };
+    let kinds: Vec<Kind> = arguments.kinds.iter().map(kind).collect::<anyhow::Result<_>>()?;
+    Ok(Plan {
+        seed: arguments.seed,
+        cases: arguments.cases,
+        budget: Duration::from_secs(arguments.budget),
+        kinds: if kinds.is_empty() { Kind::ALL.to_vec() } else { kinds },
+        differences_max: arguments.differences,
+    })
 }
 
 /// The address given, or that of a server started now.

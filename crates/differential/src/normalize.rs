@@ -29,9 +29,12 @@ impl Normalizer<'_> {
                 .collect();
         }
         let failed = get(reply, "ok").is_some_and(|ok| !ok.is_truthy());
+        if failed && self.comparison.any_error {
+            return vec![field("ok", 0)];
+        }
         let mut fields: Fields = reply
             .iter()
-            .filter(|(name, _)| !is_volatile(name) && !(failed && !is_error_fact(name)))
+            .filter(|(name, _)| !is_volatile(name) && (!failed || is_error_fact(name)))
             .map(|(name, value)| (name.clone(), self.value(name, value)))
             .collect();
         for path in &self.comparison.ignore {
@@ -61,7 +64,10 @@ impl Normalizer<'_> {
                     .iter()
                     .map(|item| match self.nested(item) {
                         Value::Document(fields) => Value::Document(
-                            fields.into_iter().filter(|(name, _)| name != "errmsg").collect(),
+                            fields
+                                .into_iter()
+                                .filter(|(name, _)| name != "errmsg" && !(self.comparison.any_error && name != "index"))
+                                .collect(),
                         ),
                         other => other,
                     })

@@ -21,6 +21,7 @@
 //! - `ordered`, `unordered`: whether results come in a defined order. By default they do if the
 //!   row sorts, and `expr` rows do.
 //! - `sets`: arrays inside results have no defined order (`$addToSet`, set operators).
+//! - `anyerror`: if both servers fail, the codes need not agree.
 //! - `shape`: only field names and types are compared.
 //! - `ignore: ["a.b"]`, `only: ["a.b"]`: paths of the reply to leave out, or to compare alone.
 //! - `known: "why"`: the target is expected to differ; agreement is then reported.
@@ -62,6 +63,7 @@ pub struct Comparison {
     pub ordered: bool,
     pub sets: bool,
     pub shape: bool,
+    pub any_error: bool,
     pub explain: bool,
     pub ignore: Vec<String>,
     pub only: Vec<String>,
@@ -108,6 +110,7 @@ impl Row {
                     Some("ordered") => ordered = Some(true),
                     Some("unordered") => ordered = Some(false),
                     Some("sets") => comparison.sets = true,
+                    Some("anyerror") => comparison.any_error = true,
                     Some("shape") => comparison.shape = true,
                     Some(other) => return Err(format!("unknown flag {other}")),
                     None => {

@@ -183,10 +183,10 @@ fn any_in_array<'a>(
         return test(Some(ValueRef::Array(array)), outer);
     };
     for (at, element) in (0u32..).zip(array.iter()) {
-        if let ValueRef::Document(nested) = element {
-            if any_in_document(rest, nested, leaf, outer.or(Some(at)), test) {
-                return true;
-            }
+        if let ValueRef::Document(nested) = element
+            && any_in_document(rest, nested, leaf, outer.or(Some(at)), test)
+        {
+            return true;
         }
         if component.index == Some(at) {
             // By index: this array sets no position.

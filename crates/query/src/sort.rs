@@ -102,7 +102,11 @@ impl SortPattern {
             Some(key) => key,
             None => self.least_key(doc)?.1,
         };
-        out.extend_from_slice(&key);
+        if out.is_empty() {
+            *out = key;
+        } else {
+            out.extend_from_slice(&key);
+        }
         Ok(())
     }
 

@@ -6,7 +6,6 @@
 use std::time::Instant;
 
 use model::ids::CollectionId;
-use model::time::ClusterTime;
 use storage::entry::Encoder;
 use storage::{
     Before, Committed, Direction, Engine, FjallEngine, FjallOptions, KeyRange, Snapshot, Store,
@@ -20,7 +19,7 @@ fn apply<E: Engine>(store: &Store<E>, payload: &[u8], before: &[Before]) {
     store
         .apply(&[Committed {
             position: store.applied() + 1,
-            time: ClusterTime::new(1_000, 0),
+            time: store.applied_time().next(),
             payload,
             before,
         }])

@@ -94,10 +94,12 @@ fn open_disk(path: &Path) -> Store<FjallEngine> {
 fn drop_and_remove<E: Engine>(open: impl Fn() -> Store<E>) {
     let store = open();
     for key in 0..50u8 {
-        apply(&store, at(1), put(&[key], b"a"));
+        let time = ClusterTime::new(1, u32::from(key));
+        apply(&store, time, put(&[key], b"a"));
     }
     for key in 0..50u8 {
-        apply(&store, at(2), put(&[key], b"b"));
+        let time = ClusterTime::new(2, u32::from(key));
+        apply(&store, time, put(&[key], b"b"));
     }
     let old = store.snapshot();
     apply(&store, at(3), |encoder| {
@@ -260,7 +262,7 @@ fn bad_entries_change_nothing() {
             },
             Committed {
                 position: 3,
-                time: at(6),
+                time: at(7),
                 payload: &[1, 0, 99],
                 before: &[],
             },
@@ -306,7 +308,8 @@ fn counters_of_many_collections_survive_restarts() {
     let mut store = open();
     for round in 0..3u8 {
         for collection in 0..40 {
-            apply(&store, at(1), |encoder| {
+            let time = ClusterTime::new(u32::from(round), collection + 1);
+            apply(&store, time, |encoder| {
                 encoder.put_record(CollectionId(collection), &[round], b"abc", &[]);
             });
             if collection % 7 == 0 {

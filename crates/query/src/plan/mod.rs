@@ -1,1 +1,505 @@
-//! placeholder
+//! Plan choice: from a filter, a sort and the indexes there are to ways of
+//! finding the documents.
+//!
+//! ```text
+//!   filter ──► leaves ──► bounds per index field ──► IndexAccess ──┐
+//!   $or    ──► one access per branch ──────────────► Union ────────┼──► candidates, best guess first
+//!   nothing usable ────────────────────────────────► Records ──────┘
+//! ```
+//!
+//! Pure: nothing is read here. Where several candidates are close, the shard
+//! lets them run against each other for a moment and keeps the most productive.
+//!
+//! Invariants:
+//! - **Bounds never lose a match.** What they do not prove stays as a residual
+//!   filter. The property test in `tests.rs` runs random plans over a model.
+//! - **A document is emitted once, at its first key inside the bounds** (with
+//!   several branches: in the first branch whose filter it matches). This is
+//!   recomputed from the document; no set of seen ids is kept, so a position is
+//!   all that a scan needs to go on. See [`emits_at`].
+//!
+//! Left out: intersections of several indexes, merging sorted branches, bounds
+//! from `$expr`, and collations.
+
+mod access;
+mod explain;
+mod implication;
+mod interval;
+mod leaves;
+mod predicate_bounds;
+mod scan_bounds;
+
+#[cfg(test)]
+mod tests;
+
+pub use access::IndexAccess;
+pub use explain::{bounds_document, interval_text};
+pub use implication::implies;
+pub use interval::{FieldBounds, Interval};
+pub use scan_bounds::{Check, ScanBounds, ScanDirection};
+
+use crate::filter::{Comparison, Filter, Predicate};
+use crate::index::{FieldKind, IndexDefinition};
+use crate::path::Path;
+use crate::sort::SortPattern;
+use access::Use;
+use model::bson::{Doc, Value};
+use model::key::{KeyBuilder, RecordKey};
+use model::{Code, Error};
+use std::ops::Bound;
+
+/// Among more candidates than these no trial would pay.
+const CANDIDATES_MAX: usize = 16;
+
+/// An index as the planner sees it: ready, and not hidden.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexView<'a> {
+    pub definition: &'a IndexDefinition,
+    /// Whether some document has several keys in it.
+    pub multikey: bool,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanRequest<'a> {
+    /// Optimized.
+    pub filter: &'a Filter,
+    pub sort: Option<&'a SortPattern>,
+    /// The fields that suffice; `None` where the whole document is needed.
+    pub needed: Option<&'a [Path]>,
+    pub hint: Option<Hint>,
+    /// Bounds given outright; they need a hint.
+    pub min: Option<Doc<'a>>,
+    pub max: Option<Doc<'a>>,
+}
+
+impl<'a> PlanRequest<'a> {
+    pub fn new(filter: &'a Filter) -> Self {
+        Self {
+            filter,
+            sort: None,
+            needed: None,
+            hint: None,
+            min: None,
+            max: None,
+        }
+    }
+}
+
+/// A hint that was looked up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hint {
+    Natural(ScanDirection),
+    /// The place in the list of indexes.
+    Index(usize),
+}
+
+/// A way of finding documents.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub access: Access,
+    /// The documents do not come in the order asked for.
+    pub needs_sort: bool,
+    /// A guess at the work, only for comparing.
+    pub cost: f64,
+}
+
+#[derive(Clone, Debug)]
+pub enum Access {
+    /// The filter matches nothing.
+    Nothing,
+    /// One record by its key; the filter asks for nothing else.
+    Id(RecordKey),
+    /// Records in their order.
+    Records {
+        direction: ScanDirection,
+        filter: Option<Filter>,
+    },
+    Index(IndexAccess),
+    Union(Union),
+}
+
+/// Branches of an `$or`, one after the other.
+#[derive(Clone, Debug)]
+pub struct Union {
+    pub branches: Vec<Branch>,
+    /// What every document must match besides its branch.
+    pub residual: Option<Filter>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Branch {
+    pub access: IndexAccess,
+    /// The whole condition of the branch: a later branch leaves out what
+    /// matches it.
+    pub filter: Filter,
+}
+
+/// Looks up a hint: the name of an index or its key pattern.
+pub fn find_hint(hint: &Value, indexes: &[IndexView<'_>]) -> Result<Option<Hint>, Error> {
+    let position = match hint {
+        Value::String(name) => indexes
+            .iter()
+            .position(|index| index.definition.name == *name),
+        Value::Document(pattern) => {
+            if pattern.as_doc().is_empty() {
+                return Ok(None);
+            }
+            if let Some(direction) = crate::sort::natural_direction(pattern.as_doc())? {
+                return Ok(Some(Hint::Natural(match direction {
+                    model::key::Direction::Ascending => ScanDirection::Forward,
+                    model::key::Direction::Descending => ScanDirection::Backward,
+                })));
+            }
+            indexes.iter().position(|index| {
+                model::order::compare_documents(index.definition.key_pattern(), pattern.as_doc())
+                    .is_eq()
+            })
+        }
+        _ => {
+            return Err(Error::new(
+                Code::FAILED_TO_PARSE,
+                "Hint must be a string or an object",
+            ));
+        }
+    };
+    match position {
+        Some(at) => Ok(Some(Hint::Index(at))),
+        None => Err(Error::bad_value(
+            "error processing query: planner returned error :: caused by :: hint provided does \
+             not correspond to an existing index",
+        )),
+    }
+}
+
+/// The plans worth considering, the most promising first. Never empty.
+pub fn candidates(
+    request: &PlanRequest<'_>,
+    indexes: &[IndexView<'_>],
+) -> Result<Vec<Plan>, Error> {
+    if request.min.is_some() || request.max.is_some() {
+        return Ok(vec![between(request, indexes)?]);
+    }
+    if matches!(request.filter, Filter::AlwaysFalse) {
+        return Ok(vec![Plan {
+            access: Access::Nothing,
+            needs_sort: false,
+            cost: 0.0,
+        }]);
+    }
+    if request.hint.is_none()
+        && let Some(key) = id_equality(request.filter)
+    {
+        return Ok(vec![Plan {
+            access: Access::Id(key),
+            needs_sort: false,
+            cost: 0.0,
+        }]);
+    }
+    let planner = Planner { request, indexes };
+    match request.hint {
+        Some(Hint::Natural(direction)) => Ok(vec![planner.records(direction)]),
+        Some(Hint::Index(at)) => Ok(vec![planner.hinted(at)?]),
+        None => {
+            let mut plans = planner.indexed();
+            if plans.is_empty() {
+                plans.push(planner.records(ScanDirection::Forward));
+            }
+            plans.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+            plans.truncate(CANDIDATES_MAX);
+            Ok(plans)
+        }
+    }
+}
+
+/// The record key, if the filter is equality on `_id` and nothing else.
+pub fn id_equality(filter: &Filter) -> Option<RecordKey> {
+    let only = match filter {
+        Filter::And(children) => match &children[..] {
+            [only] => only,
+            _ => return None,
+        },
+        single => single,
+    };
+    match only {
+        Filter::Field {
+            path,
+            predicate: Predicate::Compare(Comparison::Equal, value),
+        } if path.as_str() == "_id"
+            && !matches!(value, Value::Array(_) | Value::Undefined | Value::Regex { .. }) =>
+        {
+            Some(RecordKey::from_id(value.as_ref()))
+        }
+        _ => None,
+    }
+}
+
+struct Planner<'r, 'a> {
+    request: &'r PlanRequest<'a>,
+    indexes: &'r [IndexView<'a>],
+}
+
+impl Planner<'_, '_> {
+    fn records(&self, direction: ScanDirection) -> Plan {
+        let filter = self.request.filter;
+        Plan {
+            access: Access::Records {
+                direction,
+                filter: (!filter.is_everything()).then(|| filter.clone()),
+            },
+            needs_sort: self.needs_sort(),
+            cost: 2.0,
+        }
+    }
+
+    fn needs_sort(&self) -> bool {
+        self.request.sort.is_some_and(|sort| !sort.is_empty())
+    }
+
+    fn hinted(&self, at: usize) -> Result<Plan, Error> {
+        let filter = self.request.filter;
+        let leaves = leaves::leaves(filter);
+        let view = self.indexes.get(at).ok_or_else(|| {
+            Error::bad_value("hint provided does not correspond to an existing index")
+        })?;
+        let unhinted = access::access(at, view, filter, &leaves, false);
+        let found = unhinted.or_else(|| {
+            // The index may lack documents that match: it is scanned as it is.
+            access::access(at, view, filter, &[], true)
+        });
+        match found {
+            Some((access, _)) => Ok(self.finish(access, view)),
+            None => Err(Error::new(
+                Code::NO_QUERY_EXECUTION_PLANS,
+                "error processing query: planner returned no solutions",
+            )),
+        }
+    }
+
+    /// Every plan that uses an index to some end.
+    fn indexed(&self) -> Vec<Plan> {
+        let filter = self.request.filter;
+        let leaves = leaves::leaves(filter);
+        let mut plans = Vec::new();
+        let mut whole = Vec::new();
+        for (at, view) in self.indexes.iter().enumerate() {
+            match access::access(at, view, filter, &leaves, false) {
+                Some((access, Use::Bounds)) => plans.push(self.finish(access, view)),
+                Some((access, Use::WholeIndex)) => whole.push(self.finish(access, view)),
+                None => {}
+            }
+        }
+        plans.extend(self.union());
+        let sorted = plans.iter().any(|plan| !plan.needs_sort);
+        for plan in whole {
+            let covered = matches!(&plan.access, Access::Index(access) if access.covered);
+            let orders = self.needs_sort() && !plan.needs_sort && !sorted;
+            let replaces_records = plans.is_empty()
+                && covered
+                && !self.needs_sort()
+                && self.request.needed.is_some_and(|needed| !needed.is_empty());
+            if orders || replaces_records {
+                plans.push(plan);
+            }
+        }
+        plans
+    }
+
+    fn finish(&self, mut access: IndexAccess, view: &IndexView<'_>) -> Plan {
+        let needs_sort = match self.request.sort {
+            Some(sort) if !sort.is_empty() => !access.ordered_by(view, sort),
+            _ => false,
+        };
+        if let Some(needed) = self.request.needed {
+            access.cover(view, needed);
+        }
+        let cost = self.cost(&access, view, needs_sort);
+        Plan {
+            access: Access::Index(access),
+            needs_sort,
+            cost,
+        }
+    }
+
+    /// Guesses: an equality leaves a hundredth, a range a third.
+    fn cost(&self, access: &IndexAccess, view: &IndexView<'_>, needs_sort: bool) -> f64 {
+        let mut share = 1.0;
+        let mut keys = 1.0;
+        let mut is_prefix = true;
+        for bounds in &access.fields {
+            let width = access::width(bounds);
+            share *= width;
+            if is_prefix {
+                keys *= width;
+            }
+            is_prefix &= bounds.all_points();
+        }
+        let unique = view.definition.unique || view.definition.is_id();
+        if unique && access.fields.iter().all(FieldBounds::is_single_point) {
+            return 1e-9;
+        }
+        let fetch = if access.covered { 0.0 } else { share };
+        let sort = if needs_sort { share } else { 0.0 };
+        // Between equals, fewer fields mean smaller keys.
+        keys + fetch + sort + access.fields.len() as f64 * 1e-6
+    }
+
+    /// A plan for an `$or` whose every branch can use an index.
+    fn union(&self) -> Option<Plan> {
+        let conjuncts = leaves::conjuncts(self.request.filter);
+        let (at, branches) = conjuncts
+            .iter()
+            .enumerate()
+            .find_map(|(at, conjunct)| match conjunct {
+                Filter::Or(branches) => Some((at, branches)),
+                _ => None,
+            })?;
+        let others: Vec<Filter> = conjuncts
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != at)
+            .map(|(_, conjunct)| conjunct.clone())
+            .collect();
+        let mut union = Union {
+            branches: Vec::with_capacity(branches.len()),
+            residual: (!others.is_empty()).then(|| Filter::And(others.clone())),
+        };
+        let mut cost = 0.0;
+        for branch in branches {
+            // What holds beside the `$or` may narrow each branch further.
+            let mut all = leaves::conjuncts(branch).to_vec();
+            all.extend(others.iter().cloned());
+            let combined = Filter::And(all);
+            let (access, branch_cost) = self.branch_access(branch, &combined)?;
+            cost += branch_cost;
+            union.branches.push(Branch {
+                access,
+                filter: branch.clone(),
+            });
+        }
+        Some(Plan {
+            access: Access::Union(union),
+            needs_sort: self.needs_sort(),
+            cost: cost + if self.needs_sort() { cost } else { 0.0 },
+        })
+    }
+
+    fn branch_access(&self, branch: &Filter, combined: &Filter) -> Option<(IndexAccess, f64)> {
+        let leaves = leaves::leaves(combined);
+        let own = leaves::conjuncts(branch).len();
+        self.indexes
+            .iter()
+            .enumerate()
+            .filter_map(|(at, view)| {
+                let (access, used) = access::access(at, view, combined, &leaves, false)?;
+                // An index that serves only what stands beside the `$or` serves
+                // the whole query better without branches.
+                let first = &view.definition.fields.first()?.path;
+                let of_branch = leaves
+                    .iter()
+                    .any(|leaf| leaf.path == *first && leaf.conjunct.is_none_or(|at| at < own));
+                if used != Use::Bounds || !of_branch {
+                    return None;
+                }
+                let cost = self.cost(&access, view, false);
+                Some((access, cost))
+            })
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+}
+
+/// A plan for `min` and `max`: all keys from one to below the other.
+fn between(request: &PlanRequest<'_>, indexes: &[IndexView<'_>]) -> Result<Plan, Error> {
+    let Some(Hint::Index(at)) = request.hint else {
+        return Err(Error::location(
+            51173,
+            "When using min()/max() a hint of which index to use must be provided",
+        ));
+    };
+    let planner = Planner { request, indexes };
+    let view = &indexes[at];
+    let directions = access::directions(view);
+    let encode = |doc: Doc<'_>| -> Result<Vec<u8>, Error> {
+        let mut key = KeyBuilder::new();
+        let mut elements = doc.iter();
+        for (field, &direction) in view.definition.fields.iter().zip(&directions) {
+            let element = elements
+                .next()
+                .filter(|element| element.key() == field.path.as_str());
+            match element {
+                Some(element) if field.kind != FieldKind::Hashed => {
+                    key.push(element.value(), direction);
+                }
+                _ => return Err(wrong_bounds()),
+            }
+        }
+        match elements.next() {
+            Some(_) => Err(wrong_bounds()),
+            None => Ok(key.finish().0),
+        }
+    };
+    let low = match request.min {
+        Some(min) => Bound::Included(encode(min)?),
+        None => Bound::Unbounded,
+    };
+    let high = match request.max {
+        Some(max) => Bound::Excluded(encode(max)?),
+        None => Bound::Unbounded,
+    };
+    if let (Bound::Included(low), Bound::Excluded(high)) = (&low, &high)
+        && low >= high
+    {
+        return Err(Error::location(
+            51175,
+            "The value provided for min() does not come before the value provided for max() in \
+             the hinted index",
+        ));
+    }
+    let filter = request.filter;
+    let mut access = IndexAccess {
+        index: at,
+        fields: vec![FieldBounds::everything(); directions.len()],
+        bounds: ScanBounds::new(&vec![FieldBounds::everything(); directions.len()], &directions),
+        direction: ScanDirection::Forward,
+        multikey: view.multikey,
+        covered: false,
+        residual: (!filter.is_everything()).then(|| filter.clone()),
+        residual_of_key: false,
+    };
+    let needs_sort = match request.sort {
+        // With arrays, bounds may hide the key that decides the order.
+        Some(sort) if !sort.is_empty() => view.multikey || !access.ordered_by(view, sort),
+        _ => false,
+    };
+    access.bounds = ScanBounds::between(low, high, &directions);
+    let cost = planner.cost(&access, view, needs_sort);
+    Ok(Plan {
+        access: Access::Index(access),
+        needs_sort,
+        cost,
+    })
+}
+
+fn wrong_bounds() -> Error {
+    Error::location(
+        51174,
+        "The index chosen is not compatible with min/max",
+    )
+}
+
+/// Whether a document with several keys is emitted at this one: the first of
+/// its keys inside the bounds, in the direction of the scan.
+pub fn emits_at(
+    definition: &IndexDefinition,
+    access: &IndexAccess,
+    key: &[u8],
+    document: Doc<'_>,
+) -> Result<bool, Error> {
+    let keys = definition.keys(document)?;
+    let inside = |fields: &[u8]| access.bounds.contains(fields).unwrap_or(false);
+    let first = match access.direction {
+        ScanDirection::Forward => keys.keys.iter().find(|key| inside(&key.fields)),
+        ScanDirection::Backward => keys.keys.iter().rev().find(|key| inside(&key.fields)),
+    };
+    Ok(first.is_some_and(|first| first.fields == key))
+}

@@ -155,18 +155,9 @@ fn class(rest: &mut Rest<'_>, options: Options, out: &mut String) -> Option<()> 
                     out.push(end);
                 }
             }
+            // Not the punctuation that means something to either engine.
             symbol @ (' ' | '_' | '.' | ',' | ':' | ';' | '@' | '/' | '!' | '?' | '+' | '*'
-            | '(' | ')' | '\'' | '"' | '=' | '%') => {
-                // `[:alpha:]` and its kin begin with these after a bracket.
-                out.push('\\');
-                if matches!(
-                    symbol,
-                    ' ' | '_' | ',' | ':' | ';' | '@' | '/' | '!' | '\'' | '"' | '=' | '%'
-                ) {
-                    out.pop();
-                }
-                out.push(symbol);
-            }
+            | '(' | ')' | '\'' | '"' | '=' | '%') => out.push(symbol),
             _ => return None,
         }
         is_empty = false;

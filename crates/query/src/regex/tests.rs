@@ -153,3 +153,58 @@ fn anchored_patterns_have_a_prefix() {
         assert_eq!(found, expected, "/{pattern}/{options}");
     }
 }
+
+/// Both engines must agree wherever the pattern is translated.
+#[test]
+fn translation_keeps_the_meaning() {
+    let subjects = SUBJECTS.iter().copied().chain([
+        "", "\n", "\n\n", "abc", "ABC", "a-b_c.d", "a:b", "x@y.z", "123", "12", "(a)", "a+b",
+        "a\n\n",
+    ]);
+    let subjects: Vec<&str> = subjects.collect();
+    for pattern in [
+        "^$",
+        "^.*$",
+        "a|b$",
+        "^a|c$",
+        "[a-c]+$",
+        "[^a-c]",
+        "[.,:;@]",
+        "[?+*()]",
+        r"[\w.-]",
+        r"\D",
+        r"\W",
+        r"\S",
+        r"^\d{3}$",
+        "x?",
+        "(?:ab)+c",
+        "(a|x)(b|-)",
+        "a.?b",
+        r"\(a\)",
+        "a*?b",
+        "^",
+        "$",
+        "a{0,2}b",
+        "[a-z]{2,}",
+        "^^a",
+        "K",
+    ] {
+        for options in ["", "i", "s", "is"] {
+            let parsed = Options::parse(options).unwrap();
+            let Some(_) = plain::translate(pattern, parsed) else {
+                continue;
+            };
+            let plain = Regex::new(pattern, options).unwrap();
+            // A comment is nothing to PCRE2 and unknown to the translation.
+            let perl = Regex::new(&format!("(?#x){pattern}"), options).unwrap();
+            assert!(matches!(perl.engine, Engine::Perl(_)));
+            for subject in &subjects {
+                assert_eq!(
+                    plain.is_match(subject),
+                    perl.is_match(subject),
+                    "/{pattern}/{options} on {subject:?}"
+                );
+            }
+        }
+    }
+}

@@ -13,6 +13,9 @@
 //!  reader   finds nothing ─► leaves a placeholder, asks the engine, fills the placeholder
 //! ```
 //!
+//! A snapshot reads through the cache too, but it accepts only versions that it
+//! contains and fills in only while it is surely the latest: see `Snapshot::get`.
+//!
 //! Filling fails if the placeholder was replaced by a mark meanwhile, so a value
 //! that was read before the commit cannot be filled in after it. A mark that is
 //! evicted within the few microseconds of a commit would let a slow reader see

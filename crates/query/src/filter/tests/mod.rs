@@ -193,9 +193,36 @@ macro_rules! tables {
 tables! { values paths errors bits regex parsed position index sort }
 
 #[test]
-fn extra_tables() {
-    // Longer tables than are kept here, made by hand when something changes.
-    if let Ok(file) = std::env::var("TERNDB_FILTER_TABLE") {
-        check(&std::fs::read_to_string(file).expect("the table can be read"));
-    }
+fn expressions_decide_or_fail() {
+    let docs = documents(r#"{"a": 2} {"a": 1} {}"#);
+    let filters = documents(
+        r#"{"$expr": {"$gt": ["$a", 1]}}
+           {"$nor": [{"$expr": {"$gt": ["$a", 1]}}]}
+           {"$or": [{"$expr": {"$divide": [1, {"$subtract": ["$a", 1]}]}}, {"a": 9}]}
+           {"$expr": {"$noSuchOperator": 1}}"#,
+    );
+    let found: Vec<String> = filters
+        .iter()
+        .map(|filter| match matching(filter.as_doc(), &docs) {
+            Ok(numbers) => numbers,
+            Err(error) => format!("error {}", error.code.0),
+        })
+        .collect();
+    // Dividing by zero is an error, although another branch could answer.
+    assert_eq!(found, ["0", "1 2", "error 2", "error 168"]);
+}
+
+#[test]
+fn equalities_are_what_every_match_shares() {
+    let filter = &documents(
+        r#"{"a": 1, "b": {"$gt": 1}, "$and": [{"c": {"$in": [2]}}, {"$or": [{"d": 3}]}],
+            "e": {"$all": [4]}, "$nor": [{"f": 5}]}"#,
+    )[0];
+    let filter = parse(filter.as_doc()).expect("a valid filter").optimized();
+    let found: Vec<String> = filter
+        .equalities()
+        .iter()
+        .map(|(path, value)| format!("{}={value:?}", path.as_str()))
+        .collect();
+    assert_eq!(found, ["a=1", "c=2", "d=3", "e=4"]);
 }

@@ -1,0 +1,63 @@
+//! What stages need from outside: other collections, disk, statistics, and the
+//! word that the operation is to end.
+
+use super::source::Source;
+use crate::filter::Filter;
+use crate::sort::{SortPattern, Spill};
+use model::bson::{Doc, DocBuf, Value};
+use model::{Error, Namespace};
+use std::collections::BTreeSet;
+
+/// The world around a running pipeline.
+pub trait Environment: Send + Sync {
+    /// The error that ends the operation now, if any.
+    fn check(&self) -> Result<(), Error>;
+
+    /// Reads a collection; one that does not exist is empty. All parts of the
+    /// request are obeyed, by an index where there is one.
+    fn scan(&self, request: ScanRequest) -> Result<Box<dyn Source>, Error>;
+
+    /// Where to put what does not fit into memory; `None` if that is not allowed.
+    fn spill(&self) -> Option<Box<dyn Spill>>;
+
+    /// The one document of `$collStats`.
+    fn collection_stats(&self, namespace: &Namespace, options: Doc<'_>) -> Result<DocBuf, Error>;
+
+    /// A document for each index.
+    fn index_stats(&self, namespace: &Namespace) -> Result<Vec<DocBuf>, Error>;
+
+    /// A document for each operation under way.
+    fn current_operations(&self, options: Doc<'_>) -> Result<Vec<DocBuf>, Error>;
+
+    /// A number below `bound`, which is not zero.
+    fn random_below(&self, bound: u64) -> u64;
+}
+
+/// Which documents of a collection, in which order.
+#[derive(Clone, Debug)]
+pub struct ScanRequest {
+    pub namespace: Namespace,
+    pub filter: Filter,
+    pub sort: Option<SortPattern>,
+    pub skip: u64,
+    pub limit: Option<u64>,
+    /// As the command gave it.
+    pub hint: Option<Value>,
+    /// The top-level fields that are looked at; `None` if all may be.
+    pub fields: Option<BTreeSet<String>>,
+}
+
+impl ScanRequest {
+    /// All of a collection.
+    pub fn all(namespace: Namespace) -> Self {
+        Self {
+            namespace,
+            filter: Filter::everything(),
+            sort: None,
+            skip: 0,
+            limit: None,
+            hint: None,
+            fields: None,
+        }
+    }
+}
