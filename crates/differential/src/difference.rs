@@ -23,13 +23,25 @@ pub fn differences(oracle: &Fields, target: &Fields) -> Vec<String> {
 
 fn compare(path: &str, oracle: &Value, target: &Value, lines: &mut Vec<String>) {
     match (oracle, target) {
-        (Value::Document(oracle), Value::Document(target)) => compare_fields(path, oracle, target, lines),
+        (Value::Document(oracle), Value::Document(target)) => {
+            compare_fields(path, oracle, target, lines)
+        }
         (Value::Array(oracle), Value::Array(target)) if oracle.len() != target.len() => {
             let (oracle, target) = (without(oracle, target), without(target, oracle));
-            lines.extend(oracle.iter().map(|item| format!("{path}[]: {} | (nothing)", cut(print(item)))));
-            lines.extend(target.iter().map(|item| format!("{path}[]: (nothing) | {}", cut(print(item)))));
+            lines.extend(
+                oracle
+                    .iter()
+                    .map(|item| format!("{path}[]: {} | (nothing)", cut(print(item)))),
+            );
+            lines.extend(
+                target
+                    .iter()
+                    .map(|item| format!("{path}[]: (nothing) | {}", cut(print(item)))),
+            );
             if oracle.is_empty() && target.is_empty() {
-                lines.push(format!("{path}: the same items, a different number of times"));
+                lines.push(format!(
+                    "{path}: the same items, a different number of times"
+                ));
             }
         }
         (Value::Array(oracle), Value::Array(target)) => {
@@ -42,7 +54,11 @@ fn compare(path: &str, oracle: &Value, target: &Value, lines: &mut Vec<String>) 
             }
         }
         (oracle, target) if oracle == target => {}
-        (oracle, target) => lines.push(format!("{path}: {} | {}", cut(print(oracle)), cut(print(target)))),
+        (oracle, target) => lines.push(format!(
+            "{path}: {} | {}",
+            cut(print(oracle)),
+            cut(print(target))
+        )),
     }
 }
 
@@ -53,7 +69,13 @@ fn without<'a>(items: &'a [Value], others: &[Value]) -> Vec<&'a Value> {
 
 fn compare_fields(path: &str, oracle: &Fields, target: &Fields, lines: &mut Vec<String>) {
     let before = lines.len();
-    let join = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    let join = |name: &str| {
+        if path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{path}.{name}")
+        }
+    };
     let repeated = |fields: &Fields| {
         let mut names: Vec<&str> = fields.iter().map(|(name, _)| name.as_str()).collect();
         names.sort_unstable();
@@ -61,8 +83,15 @@ fn compare_fields(path: &str, oracle: &Fields, target: &Fields, lines: &mut Vec<
     };
     if repeated(oracle) || repeated(target) {
         if oracle != target {
-            let (oracle, target) = (Value::Document(oracle.clone()), Value::Document(target.clone()));
-            lines.push(format!("{path}: {} | {}", cut(print(&oracle)), cut(print(&target))));
+            let (oracle, target) = (
+                Value::Document(oracle.clone()),
+                Value::Document(target.clone()),
+            );
+            lines.push(format!(
+                "{path}: {} | {}",
+                cut(print(&oracle)),
+                cut(print(&target))
+            ));
         }
         return;
     }
@@ -77,14 +106,25 @@ fn compare_fields(path: &str, oracle: &Fields, target: &Fields, lines: &mut Vec<
             one_sided(&join(name), None, Some(value), lines);
         }
     }
-    let order = |fields: &Fields| fields.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+    let order = |fields: &Fields| {
+        fields
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     if lines.len() == before && order(oracle) != order(target) {
-        lines.push(format!("{path}: field order ({}) | ({})", cut(order(oracle)), cut(order(target))));
+        lines.push(format!(
+            "{path}: field order ({}) | ({})",
+            cut(order(oracle)),
+            cut(order(target))
+        ));
     }
 }
 
 fn one_sided(path: &str, oracle: Option<&Value>, target: Option<&Value>, lines: &mut Vec<String>) {
-    let show = |value: Option<&Value>| value.map_or("(nothing)".to_owned(), |value| cut(print(value)));
+    let show =
+        |value: Option<&Value>| value.map_or("(nothing)".to_owned(), |value| cut(print(value)));
     lines.push(format!("{path}: {} | {}", show(oracle), show(target)));
 }
 
@@ -105,7 +145,11 @@ mod tests {
             Ok(Value::Document(fields)) => fields,
             other => panic!("{text}: {other:?}"),
         };
-        assert_eq!(differences(&fields(oracle), &fields(target)), expected, "{oracle} {target}");
+        assert_eq!(
+            differences(&fields(oracle), &fields(target)),
+            expected,
+            "{oracle} {target}"
+        );
     }
 
     #[test]
@@ -116,7 +160,15 @@ mod tests {
         check("{a: 1.0m}", "{a: 1.00m}", &["a: 1.0m | 1.00m"]);
         check("{a: [1, 2]}", "{a: [1]}", &["a[]: 2 | (nothing)"]);
         check("{a: {b: 1}}", "{a: {b: 1, c: 2}}", &["a.c: (nothing) | 2"]);
-        check("{a: {b: 1, c: 2}}", "{a: {c: 2, b: 1}}", &["a: field order (b, c) | (c, b)"]);
-        check("{a: {b: 1}}", "{a: {b: 1, b: 1}}", &["a: {b: 1} | {b: 1, b: 1}"]);
+        check(
+            "{a: {b: 1, c: 2}}",
+            "{a: {c: 2, b: 1}}",
+            &["a: field order (b, c) | (c, b)"],
+        );
+        check(
+            "{a: {b: 1}}",
+            "{a: {b: 1, b: 1}}",
+            &["a: {b: 1} | {b: 1, b: 1}"],
+        );
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use differential::generate::{Kind, Plan, run_generated};
+use differential::generate::{Kind, Plan, as_tables, run_generated};
 use differential::notation::print_fields;
 use differential::report::report;
 use differential::run::{Pair, run_tables};
@@ -27,6 +27,8 @@ enum Action {
     Run(RunArguments),
     /// Prints the oracle's replies to a row, or to every row that `--only` names.
     Ask(RunArguments),
+    /// Prints random cases as a table, without running them.
+    Generate(RunArguments),
     /// Finds the oracle's binary, fetching it if need be, and prints its path.
     Fetch,
 }
@@ -94,12 +96,19 @@ fn main() -> anyhow::Result<ExitCode> {
         }
         Action::Run(arguments) => run(&arguments),
         Action::Ask(arguments) => ask(&arguments),
+        Action::Generate(arguments) => {
+            print!("{}", as_tables(&plan(&arguments)?));
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
 fn tables(arguments: &RunArguments) -> anyhow::Result<Vec<Table>> {
     Ok(match &arguments.row {
-        Some(row) => vec![parse_table("row", &format!("== given\ndocs: {}\n{row}\n", arguments.docs))?],
+        Some(row) => vec![parse_table(
+            "row",
+            &format!("== given\ndocs: {}\n{row}\n", arguments.docs),
+        )?],
         None => read_folder(&arguments.tables)?,
     })
 }
@@ -112,7 +121,9 @@ fn ask(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         for (row, outcome) in rows.iter().zip(session.run_group(&group.setup, &rows)) {
             println!("{}\n    {}", group.case_name(row), row.text);
             match outcome {
-                Ok(replies) => replies.iter().for_each(|reply| println!("        {}", print_fields(reply))),
+                Ok(replies) => replies
+                    .iter()
+                    .for_each(|reply| println!("        {}", print_fields(reply))),
                 Err(reason) => println!("        {reason}"),
             }
         }
@@ -141,22 +152,38 @@ fn run(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     if arguments.cases > 0 {
         judged.extend(run_generated(&pair, &plan(arguments)?));
     }
+    anyhow::ensure!(!judged.is_empty(), "no case matches");
     print!("{}", report(&judged, arguments.brief));
     drop((oracle, target));
     let failed = judged.iter().any(|case| case.verdict.is_failure());
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn plan(arguments: &RunArguments) -> anyhow::Result<Plan> {
     let kind = |name: &String| {
-        Kind::ALL.into_iter().find(|kind| kind.name() == name).with_context(|| format!("no kind is named {name}"))
+        Kind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .with_context(|| format!("no kind is named {name}"))
     };
-    let kinds: Vec<Kind> = arguments.kinds.iter().map(kind).collect::<anyhow::Result<_>>()?;
+    let kinds: Vec<Kind> = arguments
+        .kinds
+        .iter()
+        .map(kind)
+        .collect::<anyhow::Result<_>>()?;
     Ok(Plan {
         seed: arguments.seed,
         cases: arguments.cases,
         budget: Duration::from_secs(arguments.budget),
-        kinds: if kinds.is_empty() { Kind::ALL.to_vec() } else { kinds },
+        kinds: if kinds.is_empty() {
+            Kind::ALL.to_vec()
+        } else {
+            kinds
+        },
         differences_max: arguments.differences,
     })
 }
@@ -168,7 +195,9 @@ fn started(
 ) -> anyhow::Result<(Option<Server>, String)> {
     match given {
         Some(address) => {
-            let address = address.trim_start_matches("mongodb://").trim_end_matches('/');
+            let address = address
+                .trim_start_matches("mongodb://")
+                .trim_end_matches('/');
             Ok((None, address.to_owned()))
         }
         None => {

@@ -48,7 +48,11 @@ impl Normalizer<'_> {
                 .filter_map(|path| Some((path.clone(), lookup(&fields, path)?.clone())))
                 .collect();
         }
-        if self.comparison.shape && !failed { shape_of_fields(&fields) } else { fields }
+        if self.comparison.shape && !failed {
+            shape_of_fields(&fields)
+        } else {
+            fields
+        }
     }
 
     fn value(&self, name: &str, value: &Value) -> Value {
@@ -66,7 +70,10 @@ impl Normalizer<'_> {
                         Value::Document(fields) => Value::Document(
                             fields
                                 .into_iter()
-                                .filter(|(name, _)| name != "errmsg" && !(self.comparison.any_error && name != "index"))
+                                .filter(|(name, _)| {
+                                    name != "errmsg"
+                                        && !(self.comparison.any_error && name != "index")
+                                })
                                 .collect(),
                         ),
                         other => other,
@@ -89,7 +96,11 @@ impl Normalizer<'_> {
 
     fn results(&self, items: &[Value]) -> Value {
         let items: Vec<Value> = items.iter().map(|item| self.nested(item)).collect();
-        Value::Array(if self.comparison.ordered { items } else { sorted(items) })
+        Value::Array(if self.comparison.ordered {
+            items
+        } else {
+            sorted(items)
+        })
     }
 
     fn nested(&self, value: &Value) -> Value {
@@ -98,21 +109,31 @@ impl Normalizer<'_> {
                 fields
                     .iter()
                     .map(|(name, value)| match value {
-                        Value::Binary(4, _) if name == "uuid" => (name.clone(), Value::from("<uuid>")),
+                        Value::Binary(4, _) if name == "uuid" => {
+                            (name.clone(), Value::from("<uuid>"))
+                        }
                         _ => (name.clone(), self.nested(value)),
                     })
                     .collect(),
             ),
             Value::Array(items) => {
                 let items: Vec<Value> = items.iter().map(|item| self.nested(item)).collect();
-                Value::Array(if self.comparison.sets { sorted(items) } else { items })
+                Value::Array(if self.comparison.sets {
+                    sorted(items)
+                } else {
+                    items
+                })
             }
             Value::String(text) if text.contains(self.database) => {
                 Value::String(text.replace(self.database, "@db"))
             }
             Value::ObjectId(bytes) => {
                 let seconds = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                if self.is_now(u64::from(seconds)) { Value::from("<generated id>") } else { value.clone() }
+                if self.is_now(u64::from(seconds)) {
+                    Value::from("<generated id>")
+                } else {
+                    value.clone()
+                }
             }
             Value::Date(millis) => match u64::try_from(*millis) {
                 Ok(millis) if self.is_now(millis / 1000) => Value::from(NOW),
@@ -129,12 +150,18 @@ impl Normalizer<'_> {
 }
 
 fn is_volatile(name: &str) -> bool {
-    matches!(name, "$clusterTime" | "operationTime" | "lsid" | "electionId" | "opTime" | "lastCommittedOpTime")
+    matches!(
+        name,
+        "$clusterTime" | "operationTime" | "lsid" | "electionId" | "opTime" | "lastCommittedOpTime"
+    )
 }
 
 /// Of an error only these count; its text may say the same in other words.
 fn is_error_fact(name: &str) -> bool {
-    matches!(name, "ok" | "code" | "codeName" | "keyPattern" | "keyValue" | "errorLabels")
+    matches!(
+        name,
+        "ok" | "code" | "codeName" | "keyPattern" | "keyValue" | "errorLabels"
+    )
 }
 
 fn sorted(mut items: Vec<Value>) -> Vec<Value> {
@@ -150,7 +177,11 @@ fn lookup<'a>(fields: &'a Fields, path: &str) -> Option<&'a Value> {
             Value::Array(items) => {
                 let (index, rest) = rest.split_once('.').unwrap_or((rest, ""));
                 let item = items.get(index.parse::<usize>().ok()?)?;
-                if rest.is_empty() { Some(item) } else { lookup(item.as_document()?, rest) }
+                if rest.is_empty() {
+                    Some(item)
+                } else {
+                    lookup(item.as_document()?, rest)
+                }
             }
             _ => None,
         },
@@ -179,7 +210,10 @@ fn remove(fields: &mut Fields, path: &str) {
 }
 
 fn shape_of_fields(fields: &Fields) -> Fields {
-    fields.iter().map(|(name, value)| (name.clone(), shape(value))).collect()
+    fields
+        .iter()
+        .map(|(name, value)| (name.clone(), shape(value)))
+        .collect()
 }
 
 fn shape(value: &Value) -> Value {
@@ -196,14 +230,25 @@ fn explained(reply: &Fields) -> Fields {
     if let Some(plan) = lookup(reply, "queryPlanner.winningPlan") {
         fields.push(field("winningPlan", stage_tree(plan)));
     }
-    for path in ["queryPlanner.namespace", "executionStats.nReturned", "executionStats.executionSuccess"] {
+    for path in [
+        "queryPlanner.namespace",
+        "executionStats.nReturned",
+        "executionStats.executionSuccess",
+    ] {
         if let Some(value) = lookup(reply, path) {
             fields.push(field(path, value.clone()));
         }
     }
     if let Some(stages) = get(reply, "stages").and_then(Value::as_array) {
-        let names = stages.iter().filter_map(|stage| stage.as_document()?.first());
-        fields.push(field("stages", names.map(|(name, _)| Value::from(name.as_str())).collect::<Vec<_>>()));
+        let names = stages
+            .iter()
+            .filter_map(|stage| stage.as_document()?.first());
+        fields.push(field(
+            "stages",
+            names
+                .map(|(name, _)| Value::from(name.as_str()))
+                .collect::<Vec<_>>(),
+        ));
     }
     fields
 }
@@ -221,7 +266,10 @@ fn stage_tree(plan: &Value) -> Value {
         tree.push(field("inputStage", stage_tree(input)));
     }
     if let Some(inputs) = plan.get("inputStages").and_then(Value::as_array) {
-        tree.push(field("inputStages", inputs.iter().map(stage_tree).collect::<Vec<_>>()));
+        tree.push(field(
+            "inputStages",
+            inputs.iter().map(stage_tree).collect::<Vec<_>>(),
+        ));
     }
     Value::Document(tree)
 }

@@ -11,14 +11,19 @@ pub fn report(judged: &[Judged], brief: bool) -> String {
     for case in judged.iter().filter(|case| case.verdict.is_failure()) {
         let lines = match &case.verdict {
             Verdict::Differs(lines) => lines.clone(),
-            Verdict::AgreesUnexpectedly => vec!["marked as known to differ, but agrees: remove the mark".to_owned()],
+            Verdict::AgreesUnexpectedly => {
+                vec!["marked as known to differ, but agrees: remove the mark".to_owned()]
+            }
             Verdict::Broken(reason) => vec![format!("the oracle fails: {reason}")],
             Verdict::Agrees | Verdict::KnownToDiffer => Vec::new(),
         };
         if brief {
             let first = lines.first().map_or("", String::as_str);
             let row = case.text.split_whitespace().collect::<Vec<_>>().join(" ");
-            line(&mut out, format_args!("{}  {}  {first}", case.case, cut(&row, 100)));
+            line(
+                &mut out,
+                format_args!("{}  {}  {first}", case.case, cut(&row, 100)),
+            );
         } else {
             line(&mut out, format_args!("DIFFERS {}", case.case));
             line(&mut out, format_args!("    {}", case.text));
@@ -48,10 +53,22 @@ fn summary(judged: &[Judged]) -> String {
         }
     }
     let mut out = String::new();
-    line(&mut out, format_args!("{:<28} {:>6} {:>6} {:>6}", "table", "rows", "differ", "known"));
+    line(
+        &mut out,
+        format_args!(
+            "{:<28} {:>6} {:>6} {:>6}",
+            "table", "rows", "differ", "known"
+        ),
+    );
     for (name, counts) in &tables {
         let name = if *name == "~" { "total" } else { name };
-        line(&mut out, format_args!("{name:<28} {:>6} {:>6} {:>6}", counts.rows, counts.failed, counts.known));
+        line(
+            &mut out,
+            format_args!(
+                "{name:<28} {:>6} {:>6} {:>6}",
+                counts.rows, counts.failed, counts.known
+            ),
+        );
     }
     out
 }

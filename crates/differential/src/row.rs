@@ -76,8 +76,17 @@ struct Pair {
 }
 
 /// Fields that belong to the one statement of an `update` or `delete` row.
-const STATEMENT_FIELDS: [&str; 9] =
-    ["q", "u", "multi", "upsert", "arrayFilters", "collation", "hint", "c", "limit"];
+const STATEMENT_FIELDS: [&str; 9] = [
+    "q",
+    "u",
+    "multi",
+    "upsert",
+    "arrayFilters",
+    "collation",
+    "hint",
+    "c",
+    "limit",
+];
 
 /// Enough for one batch, so that cursors matter only where a row asks for them.
 const BATCH_SIZE: i32 = 1000;
@@ -100,10 +109,14 @@ impl Row {
                     "known" => known = first.as_str().map(str::to_owned),
                     "ignore" => comparison.ignore = strings(&first),
                     "only" => comparison.only = strings(&first),
-                    _ => pairs.push(Pair { key, values: vec![first] }),
+                    _ => pairs.push(Pair {
+                        key,
+                        values: vec![first],
+                    }),
                 }
             } else if let Some(pair) = pairs.last_mut().filter(|_| cursor.accept("->")) {
-                pair.values.push(cursor.value().map_err(|error| error.to_string())?);
+                pair.values
+                    .push(cursor.value().map_err(|error| error.to_string())?);
             } else {
                 let before = cursor.flag();
                 match before.as_deref() {
@@ -115,7 +128,11 @@ impl Row {
                     Some(other) => return Err(format!("unknown flag {other}")),
                     None => {
                         let value = cursor.value().map_err(|error| error.to_string())?;
-                        pairs.last_mut().ok_or("a value stands without a key")?.values.push(value);
+                        pairs
+                            .last_mut()
+                            .ok_or("a value stands without a key")?
+                            .values
+                            .push(value);
                     }
                 }
             }
@@ -145,7 +162,11 @@ impl Row {
 fn strings(value: &Value) -> Vec<String> {
     match value {
         Value::String(text) => vec![text.clone()],
-        Value::Array(items) => items.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        Value::Array(items) => items
+            .iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect(),
         _ => Vec::new(),
     }
 }
@@ -159,15 +180,27 @@ struct Compiled {
 
 impl Compiled {
     fn new(effect: Effect, commands: Vec<Fields>) -> Compiled {
-        let steps = commands.into_iter().map(|command| Step { on_admin: false, command }).collect();
-        Compiled { steps, effect, ordered: false, explain: false }
+        let steps = commands
+            .into_iter()
+            .map(|command| Step {
+                on_admin: false,
+                command,
+            })
+            .collect();
+        Compiled {
+            steps,
+            effect,
+            ordered: false,
+            explain: false,
+        }
     }
 }
 
 fn compile(first: Pair, rest: Fields) -> Result<Compiled, String> {
     let Pair { key, mut values } = first;
     let one = |values: Vec<Value>| -> Result<Value, String> {
-        let [value] = <[Value; 1]>::try_from(values).map_err(|_| format!("{key} takes one value"))?;
+        let [value] =
+            <[Value; 1]>::try_from(values).map_err(|_| format!("{key} takes one value"))?;
         Ok(value)
     };
     Ok(match key.as_str() {
@@ -176,7 +209,10 @@ fn compile(first: Pair, rest: Fields) -> Result<Compiled, String> {
             command.extend(rest);
             add_missing(&mut command, "batchSize", BATCH_SIZE);
             let ordered = command.iter().any(|(name, _)| name == "sort");
-            Compiled { ordered, ..Compiled::new(Effect::Reads, vec![command]) }
+            Compiled {
+                ordered,
+                ..Compiled::new(Effect::Reads, vec![command])
+            }
         }
         "expr" => {
             let shown = vec![field("_id", "$_id"), field("v", one(values)?)];
@@ -185,47 +221,88 @@ fn compile(first: Pair, rest: Fields) -> Result<Compiled, String> {
                 Value::Document(vec![field("$replaceWith", shown)]),
             ];
             let command = aggregate(stages, rest);
-            Compiled { ordered: true, ..Compiled::new(Effect::Reads, vec![command]) }
+            Compiled {
+                ordered: true,
+                ..Compiled::new(Effect::Reads, vec![command])
+            }
         }
         "pipeline" => {
             let Value::Array(stages) = one(values)? else {
                 return Err("pipeline takes an array".to_owned());
             };
             let has = |names: &[&str]| {
-                stages.iter().any(|stage| names.iter().any(|name| stage.get(name).is_some()))
+                stages
+                    .iter()
+                    .any(|stage| names.iter().any(|name| stage.get(name).is_some()))
             };
-            let effect = if has(&["$out", "$merge"]) { Effect::Anything } else { Effect::Reads };
+            let effect = if has(&["$out", "$merge"]) {
+                Effect::Anything
+            } else {
+                Effect::Reads
+            };
             let ordered = has(&["$sort", "$sortByCount"]);
-            Compiled { ordered, ..Compiled::new(effect, vec![aggregate(stages, rest)]) }
+            Compiled {
+                ordered,
+                ..Compiled::new(effect, vec![aggregate(stages, rest)])
+            }
         }
         "update" => {
-            let [query, change] = <[Value; 2]>::try_from(values).map_err(|_| "update takes q -> u")?;
+            let [query, change] =
+                <[Value; 2]>::try_from(values).map_err(|_| "update takes q -> u")?;
             let (of_statement, of_command) = split_statement(rest);
             let mut statement = vec![("q".to_owned(), query), ("u".to_owned(), change)];
             statement.extend(of_statement);
-            writing(vec![field("update", COLLECTION), field("updates", vec![Value::Document(statement)])], of_command)
+            writing(
+                vec![
+                    field("update", COLLECTION),
+                    field("updates", vec![Value::Document(statement)]),
+                ],
+                of_command,
+            )
         }
         "delete" => {
             let (of_statement, of_command) = split_statement(rest);
             let mut statement = vec![("q".to_owned(), one(values)?)];
             statement.extend(of_statement);
             add_missing(&mut statement, "limit", 0);
-            writing(vec![field("delete", COLLECTION), field("deletes", vec![Value::Document(statement)])], of_command)
+            writing(
+                vec![
+                    field("delete", COLLECTION),
+                    field("deletes", vec![Value::Document(statement)]),
+                ],
+                of_command,
+            )
         }
-        "insert" => writing(vec![field("insert", COLLECTION), field("documents", values)], rest),
+        "insert" => writing(
+            vec![field("insert", COLLECTION), field("documents", values)],
+            rest,
+        ),
         "modify" => {
-            let change = if values.len() == 2 { values.pop() } else { None };
-            let mut command = vec![field("findAndModify", COLLECTION), ("query".to_owned(), one(values)?)];
+            let change = if values.len() == 2 {
+                values.pop()
+            } else {
+                None
+            };
+            let mut command = vec![
+                field("findAndModify", COLLECTION),
+                ("query".to_owned(), one(values)?),
+            ];
             command.extend(change.map(|change| ("update".to_owned(), change)));
             writing(command, rest)
         }
         "distinct" => {
-            let mut command = vec![field("distinct", COLLECTION), ("key".to_owned(), one(values)?)];
+            let mut command = vec![
+                field("distinct", COLLECTION),
+                ("key".to_owned(), one(values)?),
+            ];
             command.extend(rest);
             Compiled::new(Effect::Reads, vec![command])
         }
         "count" => {
-            let mut command = vec![field("count", COLLECTION), ("query".to_owned(), one(values)?)];
+            let mut command = vec![
+                field("count", COLLECTION),
+                ("query".to_owned(), one(values)?),
+            ];
             command.extend(rest);
             Compiled::new(Effect::Reads, vec![command])
         }
@@ -233,7 +310,10 @@ fn compile(first: Pair, rest: Fields) -> Result<Compiled, String> {
             let mut command = vec![("explain".to_owned(), one(values)?)];
             command.extend(rest);
             add_missing(&mut command, "verbosity", "executionStats");
-            Compiled { explain: true, ..Compiled::new(Effect::Reads, vec![command]) }
+            Compiled {
+                explain: true,
+                ..Compiled::new(Effect::Reads, vec![command])
+            }
         }
         "run" | "admin" => {
             let mut commands = Vec::new();
@@ -271,7 +351,10 @@ fn writing(mut command: Fields, rest: Fields) -> Compiled {
         field("sort", vec![field("_id", 1)]),
         field("batchSize", BATCH_SIZE),
     ];
-    Compiled { ordered: true, ..Compiled::new(Effect::Writes, vec![command, content]) }
+    Compiled {
+        ordered: true,
+        ..Compiled::new(Effect::Writes, vec![command, content])
+    }
 }
 
 fn add_missing(command: &mut Fields, name: &str, value: impl Into<Value>) {
@@ -281,5 +364,6 @@ fn add_missing(command: &mut Fields, name: &str, value: impl Into<Value>) {
 }
 
 fn split_statement(rest: Fields) -> (Fields, Fields) {
-    rest.into_iter().partition(|(name, _)| STATEMENT_FIELDS.contains(&name.as_str()))
+    rest.into_iter()
+        .partition(|(name, _)| STATEMENT_FIELDS.contains(&name.as_str()))
 }

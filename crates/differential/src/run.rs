@@ -63,8 +63,16 @@ pub struct Sessions {
 
 impl Sessions {
     pub fn open(pair: &Pair, worker: usize) -> Sessions {
-        let unique = format!("diff{}_{:x}_{worker}", std::process::id(), fastrand::u32(..));
-        let of_target = if pair.oracle == pair.target { format!("{unique}t") } else { unique.clone() };
+        let unique = format!(
+            "diff{}_{:x}_{worker}",
+            std::process::id(),
+            fastrand::u32(..)
+        );
+        let of_target = if pair.oracle == pair.target {
+            format!("{unique}t")
+        } else {
+            unique.clone()
+        };
         Sessions {
             oracle: Session::new(&pair.oracle, &unique),
             target: Session::new(&pair.target, &of_target),
@@ -78,7 +86,9 @@ impl Sessions {
         let (by_oracle, by_target) = std::thread::scope(|scope| {
             let by_oracle = scope.spawn(|| oracle.run_group(setup, rows));
             let by_target = target.run_group(setup, rows);
-            let by_oracle = by_oracle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let by_oracle = by_oracle
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (by_oracle, by_target)
         });
         rows.iter()
@@ -103,17 +113,26 @@ impl Sessions {
     }
 
     fn compare(&self, row: &Row, by_oracle: &[Fields], by_target: &[Fields]) -> Vec<String> {
-        let now_seconds =
-            SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-        let normalizer =
-            |database| Normalizer { database, now_seconds, comparison: &row.comparison };
+        let now_seconds = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or(Duration::ZERO)
+            .as_secs();
+        let normalizer = |database| Normalizer {
+            database,
+            now_seconds,
+            comparison: &row.comparison,
+        };
         let mut lines = Vec::new();
         for (index, (oracle, target)) in by_oracle.iter().zip(by_target).enumerate() {
             let found = differences(
                 &normalizer(self.oracle.database.as_str()).reply(oracle),
                 &normalizer(self.target.database.as_str()).reply(target),
             );
-            let prefix = if by_oracle.len() > 1 { format!("#{} ", index + 1) } else { String::new() };
+            let prefix = if by_oracle.len() > 1 {
+                format!("#{} ", index + 1)
+            } else {
+                String::new()
+            };
             let differs = !found.is_empty();
             lines.extend(found.into_iter().map(|line| format!("{prefix}{line}")));
             if differs {
@@ -130,7 +149,10 @@ fn error_texts(oracle: &Fields, target: &Fields) -> Option<String> {
         let of_statement = get(reply, "writeErrors")
             .and_then(Value::as_array)
             .and_then(|errors| errors.first()?.get("errmsg"));
-        get(reply, "errmsg").or(of_statement).and_then(Value::as_str).map(str::to_owned)
+        get(reply, "errmsg")
+            .or(of_statement)
+            .and_then(Value::as_str)
+            .map(str::to_owned)
     };
     match (text(oracle), text(target)) {
         (None, None) => None,
@@ -154,11 +176,15 @@ pub fn run_tables(pair: &Pair, tables: &[Table], only: Option<&str>, jobs: usize
                 let mut sessions = Sessions::open(pair, worker);
                 loop {
                     let index = {
-                        let mut next = next.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                        let mut next = next
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner);
                         *next += 1;
                         *next - 1
                     };
-                    let Some(group) = groups.get(index) else { break };
+                    let Some(group) = groups.get(index) else {
+                        break;
+                    };
                     let rows = selected(group, only);
                     if rows.is_empty() {
                         continue;
@@ -174,11 +200,16 @@ pub fn run_tables(pair: &Pair, tables: &[Table], only: Option<&str>, jobs: usize
                             verdict,
                         })
                         .collect();
-                    judged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(index, of_group);
+                    judged
+                        .lock()
+                        .unwrap_or_else(std::sync::PoisonError::into_inner)
+                        .insert(index, of_group);
                 }
             });
         }
     });
-    let judged = judged.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let judged = judged
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     judged.into_values().flatten().collect()
 }

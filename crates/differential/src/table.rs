@@ -53,14 +53,21 @@ pub struct Setup {
 
 impl Setup {
     pub fn with_documents(documents: Vec<Fields>) -> Setup {
-        Setup { collections: vec![(COLLECTION.to_owned(), documents)], commands: Vec::new() }
+        Setup {
+            collections: vec![(COLLECTION.to_owned(), documents)],
+            commands: Vec::new(),
+        }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     #[error("{table}:{line}: {reason}")]
-    Syntax { table: String, line: usize, reason: String },
+    Syntax {
+        table: String,
+        line: usize,
+        reason: String,
+    },
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
 }
@@ -71,7 +78,10 @@ pub fn read_folder(folder: &Path) -> Result<Vec<Table>, TableError> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|extension| extension == "table") {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "table")
+        {
             paths.push(path);
         }
     }
@@ -79,9 +89,13 @@ pub fn read_folder(folder: &Path) -> Result<Vec<Table>, TableError> {
     paths
         .iter()
         .map(|path| {
-            let text =
-                std::fs::read_to_string(path).map_err(|error| TableError::Io(path.display().to_string(), error))?;
-            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| TableError::Io(path.display().to_string(), error))?;
+            let name = path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             parse_table(&name, &text)
         })
         .collect()
@@ -90,7 +104,11 @@ pub fn read_folder(folder: &Path) -> Result<Vec<Table>, TableError> {
 pub fn parse_table(name: &str, text: &str) -> Result<Table, TableError> {
     let mut groups: Vec<Group> = Vec::new();
     for (line, statement) in statements(text) {
-        let syntax = |reason: String| TableError::Syntax { table: name.to_owned(), line, reason };
+        let syntax = |reason: String| TableError::Syntax {
+            table: name.to_owned(),
+            line,
+            reason,
+        };
         if let Some(title) = statement.strip_prefix("==") {
             groups.push(Group {
                 table: name.to_owned(),
@@ -100,7 +118,9 @@ pub fn parse_table(name: &str, text: &str) -> Result<Table, TableError> {
             });
             continue;
         }
-        let group = groups.last_mut().ok_or_else(|| syntax("a line stands before the first group".to_owned()))?;
+        let group = groups
+            .last_mut()
+            .ok_or_else(|| syntax("a line stands before the first group".to_owned()))?;
         if !read_setup(&statement, &mut group.setup).map_err(syntax)? {
             let row = Row::parse(line, &statement).map_err(syntax)?;
             group.rows.push(row);
@@ -108,10 +128,16 @@ pub fn parse_table(name: &str, text: &str) -> Result<Table, TableError> {
     }
     for group in &mut groups {
         if group.setup.collections.is_empty() {
-            group.setup.collections.push((COLLECTION.to_owned(), vec![vec![field("_id", 1)]]));
+            group
+                .setup
+                .collections
+                .push((COLLECTION.to_owned(), vec![vec![field("_id", 1)]]));
         }
     }
-    Ok(Table { name: name.to_owned(), groups })
+    Ok(Table {
+        name: name.to_owned(),
+        groups,
+    })
 }
 
 /// Joins continued lines; drops comments and empty lines.
@@ -135,7 +161,10 @@ fn statements(text: &str) -> Vec<(usize, String)> {
 /// Takes a setup line; false if the line is a row.
 fn read_setup(statement: &str, setup: &mut Setup) -> Result<bool, String> {
     let mut cursor = Cursor::new(statement);
-    let Some(kind) = cursor.word().filter(|word| ["docs", "index", "before"].contains(&word.as_str())) else {
+    let Some(kind) = cursor
+        .word()
+        .filter(|word| ["docs", "index", "before"].contains(&word.as_str()))
+    else {
         return Ok(false);
     };
     let collection = cursor.word().unwrap_or_else(|| COLLECTION.to_owned());
@@ -190,7 +219,10 @@ fn create_index(collection: &str, key: Fields, options: Fields) -> Fields {
         index.retain(|(existing, _)| *existing != option);
         index.push((option, value));
     }
-    vec![field("createIndexes", collection), field("indexes", vec![Value::Document(index)])]
+    vec![
+        field("createIndexes", collection),
+        field("indexes", vec![Value::Document(index)]),
+    ]
 }
 
 #[cfg(test)]
@@ -202,8 +234,20 @@ mod tests {
         match (found, expected) {
             (Ok(table), Ok((groups, rows, collections))) => {
                 assert_eq!(table.groups.len(), groups, "{text}");
-                assert_eq!(table.groups.iter().map(|group| group.rows.len()).sum::<usize>(), rows, "{text}");
-                let found: usize = table.groups.iter().map(|group| group.setup.collections.len()).sum();
+                assert_eq!(
+                    table
+                        .groups
+                        .iter()
+                        .map(|group| group.rows.len())
+                        .sum::<usize>(),
+                    rows,
+                    "{text}"
+                );
+                let found: usize = table
+                    .groups
+                    .iter()
+                    .map(|group| group.setup.collections.len())
+                    .sum();
                 assert_eq!(found, collections, "{text}");
             }
             (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{text}: {error}"),
@@ -214,9 +258,18 @@ mod tests {
     #[test]
     fn groups_setups_and_rows_are_told_apart() {
         check("", Ok((0, 0, 0)));
-        check("# nothing\n== a\nfilter: {}\n\n== b\n  # x\n", Ok((2, 1, 2)));
-        check("== a\ndocs: {_id: 1}\n  {_id: 2}\ndocs d: Many(3)\nfilter: {a: 1}\n  sort: {a: 1}", Ok((1, 1, 2)));
-        check("== a\nindex: {a: 1, b: 'hashed'} unique: true\nfilter: {}", Ok((1, 1, 1)));
+        check(
+            "# nothing\n== a\nfilter: {}\n\n== b\n  # x\n",
+            Ok((2, 1, 2)),
+        );
+        check(
+            "== a\ndocs: {_id: 1}\n  {_id: 2}\ndocs d: Many(3)\nfilter: {a: 1}\n  sort: {a: 1}",
+            Ok((1, 1, 2)),
+        );
+        check(
+            "== a\nindex: {a: 1, b: 'hashed'} unique: true\nfilter: {}",
+            Ok((1, 1, 1)),
+        );
         check("filter: {}", Err("t:1"));
         check("== a\nfilter: {", Err("t:2"));
         check("== a\ndocs: 5", Err("takes documents"));

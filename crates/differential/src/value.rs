@@ -188,7 +188,10 @@ impl From<Vec<Value>> for Value {
 
 /// The first field of that name.
 pub fn get<'a>(fields: &'a Fields, name: &str) -> Option<&'a Value> {
-    fields.iter().find(|(key, _)| key == name).map(|(_, value)| value)
+    fields
+        .iter()
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| value)
 }
 
 /// One field, for building commands.
@@ -198,7 +201,10 @@ pub fn field(name: &str, value: impl Into<Value>) -> (String, Value) {
 
 pub fn encode(fields: &Fields) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
-    encode_document(fields.iter().map(|(name, value)| (name.as_str(), value)), &mut out);
+    encode_document(
+        fields.iter().map(|(name, value)| (name.as_str(), value)),
+        &mut out,
+    );
     out
 }
 
@@ -235,7 +241,10 @@ fn encode_value(value: &Value, out: &mut Vec<u8>) -> u8 {
             0x02
         }
         Value::Document(fields) => {
-            encode_document(fields.iter().map(|(name, value)| (name.as_str(), value)), out);
+            encode_document(
+                fields.iter().map(|(name, value)| (name.as_str(), value)),
+                out,
+            );
             0x03
         }
         Value::Array(items) => {
@@ -293,7 +302,10 @@ fn encode_value(value: &Value, out: &mut Vec<u8>) -> u8 {
             let start = out.len();
             out.extend_from_slice(&[0; 4]);
             string(text, out);
-            encode_document(scope.iter().map(|(name, value)| (name.as_str(), value)), out);
+            encode_document(
+                scope.iter().map(|(name, value)| (name.as_str(), value)),
+                out,
+            );
             let length = ((out.len() - start) as i32).to_le_bytes();
             out[start..start + 4].copy_from_slice(&length);
             0x0f
@@ -331,15 +343,23 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
-        let end = self.at.checked_add(count).ok_or(DecodeError::Truncated(self.at))?;
-        let taken = self.bytes.get(self.at..end).ok_or(DecodeError::Truncated(self.at))?;
+        let end = self
+            .at
+            .checked_add(count)
+            .ok_or(DecodeError::Truncated(self.at))?;
+        let taken = self
+            .bytes
+            .get(self.at..end)
+            .ok_or(DecodeError::Truncated(self.at))?;
         self.at = end;
         Ok(taken)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let at = self.at;
-        self.take(N)?.try_into().map_err(|_| DecodeError::Truncated(at))
+        self.take(N)?
+            .try_into()
+            .map_err(|_| DecodeError::Truncated(at))
     }
 
     fn length(&mut self) -> Result<usize, DecodeError> {
@@ -394,13 +414,20 @@ impl<'a> Reader<'a> {
             0x02 => Value::String(self.string()?),
             0x03 => Value::Document(self.document(depth + 1)?),
             0x04 => Value::Array(
-                self.document(depth + 1)?.into_iter().map(|(_, value)| value).collect(),
+                self.document(depth + 1)?
+                    .into_iter()
+                    .map(|(_, value)| value)
+                    .collect(),
             ),
             0x05 => {
                 let length = self.length()?;
                 let [subtype] = self.array()?;
                 let bytes = self.take(length)?;
-                let bytes = if subtype == 2 { bytes.get(4..).unwrap_or_default() } else { bytes };
+                let bytes = if subtype == 2 {
+                    bytes.get(4..).unwrap_or_default()
+                } else {
+                    bytes
+                };
                 Value::Binary(subtype, bytes.to_vec())
             }
             0x06 => Value::Undefined,

@@ -7,13 +7,17 @@
 //!   command's `let`): the parser puts the value in place of the name;
 //! - `late_variables`, of which only the names are known (the `let` of
 //!   `$lookup` and `$merge`): their values come with each evaluation, in the
-//!   same order, see [`crate::expression::Expression::evaluate_with`].
+//!   same order, see [`crate::expression::Expression::evaluate_with`]. Where
+//!   whole stages are parsed anew for each document, `late_values` are kept
+//!   with the expressions instead. Unlike `variables` they are never folded
+//!   into constants: `{$divide: [1, "$$x"]}` in a branch not taken is no error.
 //!
 //! A late variable hides one of the same name among `variables`, and a later
 //! entry of either list hides an earlier one, so that inner scopes are pushed
 //! at the end.
 
 use model::bson::{DocBuf, Timestamp, Value};
+use std::sync::Arc;
 
 /// Fixed for the duration of one command.
 #[derive(Clone, Debug)]
@@ -26,6 +30,9 @@ pub struct QueryContext {
     pub variables: Vec<(String, Value)>,
     /// Names whose values are given at each evaluation.
     pub late_variables: Vec<String>,
+    /// Their values where they are known, in the same order; what is not there
+    /// is missing.
+    pub late_values: Arc<[Option<Value>]>,
 }
 
 impl QueryContext {
@@ -35,6 +42,7 @@ impl QueryContext {
             cluster_time: None,
             variables: Vec::new(),
             late_variables: Vec::new(),
+            late_values: Arc::new([]),
         }
     }
 
@@ -42,6 +50,19 @@ impl QueryContext {
     pub fn with_late_variable(mut self, name: &str) -> Self {
         self.late_variables.push(name.to_owned());
         self
+    }
+}
+
+impl QueryContext {
+    /// This context with more names and their values, in scope of all others.
+    pub fn bind(&self, names: &[String], values: Vec<Option<Value>>) -> Self {
+        let mut context = self.clone();
+        let mut bound = self.late_values.to_vec();
+        bound.resize(self.late_variables.len(), None);
+        bound.extend(values);
+        context.late_variables.extend_from_slice(names);
+        context.late_values = bound.into();
+        context
     }
 }
 

@@ -2,12 +2,17 @@
 //!
 //! The definition is parsed once from the specification that `createIndexes`
 //! was given; the specification itself is kept, because `listIndexes` shows it.
+//! What a specification may hold is the matter of `specification`.
+
+mod specification;
+
+pub use specification::parse_specification;
 
 use crate::context::QueryContext;
 use crate::filter::Filter;
 use crate::index_keys::index_keys;
 use crate::path::Path;
-use model::bson::{Doc, DocBuf, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::key::{Direction, KeyBuilder};
 use model::number::Number;
 use model::{Code, Error};
@@ -73,6 +78,35 @@ fn damaged(what: &str) -> Error {
 }
 
 impl IndexDefinition {
+    /// The index that every collection has: the order of its records.
+    pub fn on_id() -> Result<Self, Error> {
+        let key = DocWriter::new().with("_id", 1).finish();
+        let spec = DocWriter::new()
+            .with("v", 2)
+            .with("key", &key)
+            .with("name", "_id_")
+            .finish();
+        Self::from_stored(spec.as_doc())
+    }
+
+    /// This definition with one option of its specification set, or taken away.
+    pub fn with_option(&self, name: &str, value: Option<ValueRef<'_>>) -> Result<Self, Error> {
+        let mut spec = DocWriter::new();
+        for field in self.spec.iter() {
+            match value {
+                _ if field.key() != name => spec.append_element(&field),
+                Some(value) => spec.append(name, value),
+                None => &mut spec,
+            };
+        }
+        if let Some(value) = value
+            && self.spec.get(name).is_none()
+        {
+            spec.append(name, value);
+        }
+        Self::from_stored(spec.finish().as_doc())
+    }
+
     /// Reads a specification that was checked before it was stored.
     pub fn from_stored(spec: Doc<'_>) -> Result<Self, Error> {
         let name = spec.get_str("name").ok_or_else(|| damaged("name"))?;
@@ -149,9 +183,14 @@ impl IndexDefinition {
         let found = index_keys(&self.paths, doc)?;
         document_keys.multikey = found.is_multikey();
         if document_keys.multikey && self.is_hashed() {
+            let hashed = self.fields.iter().find(|f| f.kind == FieldKind::Hashed);
             return Err(Error::location(
                 16766,
-                "hashed indexes do not currently support array values",
+                format!(
+                    "Error: hashed indexes do not currently support array values. Found array \
+                     at path: {}",
+                    hashed.map_or("", |field| field.path.as_str())
+                ),
             ));
         }
         for key in found.keys() {

@@ -30,6 +30,7 @@ async fn maintenance(shard: &Arc<Shard>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        shard.cursors.close_idle(std::time::Instant::now());
         let maintained = tokio::task::block_in_place(|| {
             let now = shard.log.latest_time();
             shard.store.maintain(now, MAINTENANCE_BUDGET)

@@ -1,21 +1,42 @@
 //! Changes of the catalog, each one entry of the log.
 //!
 //! One at a time: a change holds the shard's `ddl` lock from reading the catalog
-//! until its entry is applied. Where a collection's indexes change, it also holds
-//! the collection's gate exclusively, so that no write is evaluated with the old
-//! indexes and appended behind the change.
+//! until its entry is applied. Where a collection or its indexes change, it also
+//! holds the collection's gate exclusively, so that no write is evaluated with
+//! the old catalog and appended behind the change.
+//!
+//! ```text
+//!   create    put collection, put next ids
+//!   drop      delete collection, drop its records and indexes
+//!   database  the same for all of its collections, in one entry
+//!   rename    put collection under its new name; a target that is replaced is
+//!             dropped in the same entry
+//!   indexes   put collection with its new list; dropped indexes' entries go
+//! ```
+//!
+//! Crash windows: an entry is in the log whole or not at all. Before it is
+//! synced nothing has happened and nobody has an answer; afterwards the restart
+//! applies it, if the engine had not. Between the two there is no state that
+//! needs repair: a collection never exists under both of its names, and a target
+//! is never gone without its replacement. What is dropped is invisible from the
+//! entry on; its bytes are removed in the background, and a crash in the middle
+//! of that only makes it start over. Only an index build spans several entries:
+//! see `index_build.rs`.
 
+use crate::Shard;
 use crate::catalog::{CatalogKey, Collection, Index, IndexState, NextIds};
 use crate::write::Companion;
-use crate::Shard;
-use model::bson::{DocBuf, DocWriter};
-use model::ids::CollectionId;
-use model::{Error, Namespace};
+use model::bson::DocBuf;
+use model::ids::{CollectionId, IndexId};
+use model::{Code, Error, Namespace};
 use query::index::IndexDefinition;
 use replication::{Durability, ProposeError};
 use std::sync::Arc;
 use storage::entry::Encoder;
 use tokio::sync::RwLock;
+
+/// The change of one index's definition.
+pub(crate) type Redefine<'a> = dyn Fn(&IndexDefinition) -> Result<IndexDefinition, Error> + Send + Sync + 'a;
 
 impl Shard {
     /// The collection, created if it is not there.
@@ -29,48 +50,208 @@ impl Shard {
         let _ddl = self.ddl.lock().await;
         match self.catalog.get(namespace) {
             Some(collection) => Ok(collection),
-            None => self.create_collection(namespace, DocBuf::new()).await,
+            None => {
+                self.create_collection(namespace, DocBuf::new(), Vec::new())
+                    .await
+            }
         }
     }
 
-    /// Creates a collection that does not exist; the caller holds `ddl`.
+    /// Creates a collection that does not exist, with these indexes besides the
+    /// one on `_id`; the caller holds `ddl`.
     pub(crate) async fn create_collection(
         &self,
         namespace: &Namespace,
         options: DocBuf,
+        indexes: Vec<IndexDefinition>,
     ) -> Result<Arc<Collection>, Error> {
-        let ids = self.next_ids()?;
-        let collection = Collection {
+        self.check_database_case(namespace)?;
+        let mut ids = self.next_ids()?;
+        let now_ms = self.clock.now_ms();
+        let ready = |id, definition| {
+            let index = Index::new(id, definition, IndexState::Ready, now_ms);
+            Arc::new(index)
+        };
+        let mut collection = Collection {
             id: CollectionId(ids.collection),
             uuid: self.new_uuid(),
             namespace: namespace.clone(),
             options,
-            indexes: vec![Arc::new(Index::new(
-                None,
-                id_index()?,
-                IndexState::Ready,
-                self.clock.now_ms(),
-            ))],
+            indexes: vec![ready(None, IndexDefinition::on_id()?)],
             gate: Arc::new(RwLock::new(())),
         };
-        let next = NextIds {
-            collection: ids.collection + 1,
-            ..ids
-        };
+        ids.collection += 1;
+        for definition in indexes {
+            collection
+                .indexes
+                .push(ready(Some(IndexId(ids.index)), definition));
+            ids.index += 1;
+        }
         self.propose_catalog(|encoder| {
-            encoder.put_meta(CatalogKey::NEXT_ID, next.to_document().as_bytes());
-            encoder.put_meta(
-                &CatalogKey::collection(collection.id),
-                collection.to_document().as_bytes(),
-            );
+            put_next_ids(encoder, ids);
+            put_collection(encoder, &collection);
         })
         .await?;
         self.catalog.by_id(collection.id).ok_or_else(|| {
             Error::new(
-                model::Code::INTERNAL_ERROR,
-                "an applied catalog entry is visible",
+                Code::INTERNAL_ERROR,
+                "an applied catalog entry is not visible",
             )
         })
+    }
+
+    /// Databases whose names differ only in case cannot live side by side, as on
+    /// servers whose file systems do not tell them apart.
+    fn check_database_case(&self, namespace: &Namespace) -> Result<(), Error> {
+        let name = namespace.database();
+        let catalog = self.catalog.current();
+        let other = catalog
+            .collections()
+            .map(|collection| collection.namespace.database())
+            .find(|other| *other != name && other.eq_ignore_ascii_case(name));
+        match other {
+            Some(other) => Err(Error::new(
+                Code(13297),
+                format!(
+                    "db already exists with different case already have: [{other}] trying to \
+                     create [{name}]"
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Drops a collection. `None` if there is none of this name.
+    pub(crate) async fn drop_collection(
+        &self,
+        namespace: &Namespace,
+    ) -> Result<Option<Arc<Collection>>, Error> {
+        let _ddl = self.ddl.lock().await;
+        let Some(collection) = self.catalog.get(namespace) else {
+            return Ok(None);
+        };
+        let _gate = collection.gate.write().await;
+        self.propose_catalog(|encoder| drop_collection(encoder, &collection))
+            .await?;
+        Ok(Some(collection))
+    }
+
+    /// Drops all collections of a database in one entry.
+    pub(crate) async fn drop_database(&self, database: &str) -> Result<(), Error> {
+        let _ddl = self.ddl.lock().await;
+        let collections: Vec<Arc<Collection>> =
+            self.catalog.current().database(database).cloned().collect();
+        if collections.is_empty() {
+            return Ok(());
+        }
+        // Nobody else ever waits for one gate while holding another, so the
+        // order in which they are taken does not matter.
+        let mut gates = Vec::with_capacity(collections.len());
+        for collection in &collections {
+            gates.push(collection.gate.write().await);
+        }
+        self.propose_catalog(|encoder| {
+            for collection in &collections {
+                drop_collection(encoder, collection);
+            }
+        })
+        .await
+    }
+
+    /// Gives a collection another name, dropping one that has it if `drop_target`.
+    pub(crate) async fn rename_collection(
+        &self,
+        from: &Namespace,
+        to: &Namespace,
+        drop_target: bool,
+    ) -> Result<(), Error> {
+        let within = from.database() == to.database();
+        let _ddl = self.ddl.lock().await;
+        let Some(source) = self.catalog.get(from) else {
+            let message = if within {
+                format!("Source collection {from} does not exist")
+            } else {
+                "source namespace does not exist".to_owned()
+            };
+            return Err(Error::new(Code::NAMESPACE_NOT_FOUND, message));
+        };
+        let target = self.catalog.get(to);
+        if target.is_some() && !drop_target {
+            return Err(Error::new(
+                Code::NAMESPACE_EXISTS,
+                "target namespace exists",
+            ));
+        }
+        self.check_database_case(to)?;
+        let _source_gate = source.gate.write().await;
+        let _target_gate = match &target {
+            Some(target) => Some(target.gate.write().await),
+            None => None,
+        };
+        let mut renamed = source.copy();
+        renamed.namespace = to.clone();
+        if !within {
+            // In another database it is another collection to its users.
+            renamed.uuid = self.new_uuid();
+        }
+        self.propose_catalog(|encoder| {
+            if let Some(target) = &target {
+                drop_collection(encoder, target);
+            }
+            put_collection(encoder, &renamed);
+        })
+        .await
+    }
+
+    /// Drops indexes that `choose` picks by name from the current ones, finished
+    /// or not. Returns the collection as it was.
+    pub(crate) async fn drop_indexes(
+        &self,
+        namespace: &Namespace,
+        choose: impl Fn(&Collection) -> Result<Vec<String>, Error>,
+    ) -> Result<Option<Arc<Collection>>, Error> {
+        let _ddl = self.ddl.lock().await;
+        let Some(collection) = self.catalog.get(namespace) else {
+            return Ok(None);
+        };
+        let chosen = choose(&collection)?;
+        if chosen.is_empty() {
+            return Ok(Some(collection));
+        }
+        let _gate = collection.gate.write().await;
+        let mut changed = collection.copy();
+        let (dropped, kept) = std::mem::take(&mut changed.indexes)
+            .into_iter()
+            .partition(|index| index.id.is_some() && chosen.contains(&index.definition.name));
+        changed.indexes = kept;
+        self.propose_catalog(|encoder| {
+            put_collection(encoder, &changed);
+            drop_indexes(encoder, &dropped);
+        })
+        .await?;
+        Ok(Some(collection))
+    }
+
+    /// Changes the definition of one index; the caller holds `ddl` and has just
+    /// looked `collection` up. Entries do not depend on what may change.
+    pub(crate) async fn redefine_index(
+        &self,
+        collection: &Collection,
+        name: &str,
+        redefine: &Redefine<'_>,
+    ) -> Result<(), Error> {
+        let _gate = collection.gate.write().await;
+        let mut changed = collection.copy();
+        for index in &mut changed.indexes {
+            if index.definition.name == name {
+                *index = Arc::new(Index {
+                    definition: redefine(&index.definition)?,
+                    ..index.with_state(index.state)
+                });
+            }
+        }
+        self.propose_catalog(|encoder| put_collection(encoder, &changed))
+            .await
     }
 
     /// Appends an entry of catalog operations and waits until it is applied.
@@ -90,7 +271,7 @@ impl Shard {
                     return Ok(());
                 }
                 Err(ProposeError::Busy) => {
-                    self.log.ready().await.map_err(crate::error::from_log)?
+                    self.log.ready().await.map_err(crate::error::from_log)?;
                 }
                 Err(error) => return Err(crate::error::from_log(error)),
             }
@@ -98,13 +279,26 @@ impl Shard {
     }
 }
 
-/// The index every collection has: the order of its records.
-fn id_index() -> Result<IndexDefinition, Error> {
-    let key = DocWriter::new().with("_id", 1).finish();
-    let spec = DocWriter::new()
-        .with("v", 2)
-        .with("key", &key)
-        .with("name", "_id_")
-        .finish();
-    IndexDefinition::from_stored(spec.as_doc())
+pub(crate) fn put_next_ids(encoder: &mut Encoder<'_>, ids: NextIds) {
+    encoder.put_meta(CatalogKey::NEXT_ID, ids.to_document().as_bytes());
+}
+
+pub(crate) fn put_collection(encoder: &mut Encoder<'_>, collection: &Collection) {
+    encoder.put_meta(
+        &CatalogKey::collection(collection.id),
+        collection.to_document().as_bytes(),
+    );
+}
+
+pub(crate) fn drop_indexes(encoder: &mut Encoder<'_>, indexes: &[Arc<Index>]) {
+    for id in indexes.iter().filter_map(|index| index.id) {
+        encoder.drop_index(id);
+        encoder.delete_meta(&CatalogKey::multikey(id));
+    }
+}
+
+fn drop_collection(encoder: &mut Encoder<'_>, collection: &Collection) {
+    encoder.delete_meta(&CatalogKey::collection(collection.id));
+    encoder.drop_collection(collection.id);
+    drop_indexes(encoder, &collection.indexes);
 }

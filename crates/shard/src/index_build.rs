@@ -13,10 +13,15 @@
 //! every record as it is. A unique key that two records share is found by
 //! whichever of the two comes second.
 //!
+//! A build ends early when its operation is killed, when the client's time is up,
+//! or when somebody drops the collection or one of the indexes: it notices at its
+//! next batch, and takes what is left of it out of the catalog.
+//!
 //! Crash windows: until the catalog says *ready* the client has no answer. A
 //! build that is found unfinished when the shard opens is removed.
 
 use crate::catalog::{CatalogKey, Collection, Index, IndexState};
+use crate::ddl::{drop_indexes, put_collection, put_next_ids};
 use crate::operation::Operation;
 use crate::write::{Companion, unique_violation};
 use crate::{Shard, Store};
@@ -32,10 +37,12 @@ use std::sync::atomic::Ordering;
 use storage::entry::{Encoder, IndexAction, IndexChange};
 use storage::{Direction, KeyRange};
 
-/// Records that one exclusive batch covers.
+/// Records that one exclusive batch covers at most.
 const BATCH_RECORDS: usize = 500;
+/// A batch ends when its entry is this long.
+const BATCH_BYTES: usize = 4 * 1024 * 1024;
 
-/// Index ids that are being built, with their definitions' names.
+/// Indexes that are being built together.
 pub(crate) struct Build {
     collection: CollectionId,
     indexes: Vec<IndexId>,
@@ -68,11 +75,8 @@ impl Shard {
             changed.indexes.push(Arc::new(index));
         }
         self.propose_catalog(|encoder| {
-            encoder.put_meta(CatalogKey::NEXT_ID, ids.to_document().as_bytes());
-            encoder.put_meta(
-                &CatalogKey::collection(changed.id),
-                changed.to_document().as_bytes(),
-            );
+            put_next_ids(encoder, ids);
+            put_collection(encoder, &changed);
         })
         .await?;
         Ok((!empty).then_some(Build {
@@ -95,28 +99,23 @@ impl Shard {
         };
         let _gate = collection.gate.write().await;
         let mut changed = collection.copy();
-        match &built {
-            Ok(()) => {
-                for index in &mut changed.indexes {
-                    if index.id.is_some_and(|id| build.indexes.contains(&id)) {
-                        *index = Arc::new(index.with_state(IndexState::Ready));
-                    }
-                }
-            }
-            Err(_) => changed
-                .indexes
-                .retain(|index| !index.id.is_some_and(|id| build.indexes.contains(&id))),
+        let (mine, others): (Vec<_>, Vec<_>) = std::mem::take(&mut changed.indexes)
+            .into_iter()
+            .partition(|index| index.id.is_some_and(|id| build.indexes.contains(&id)));
+        // One may have been dropped behind the last batch.
+        let built = match built {
+            Ok(()) if mine.len() < build.indexes.len() => Err(aborted("the index was dropped")),
+            built => built,
+        };
+        changed.indexes = others;
+        if built.is_ok() {
+            let ready = mine.iter().map(|index| index.with_state(IndexState::Ready));
+            changed.indexes.extend(ready.map(Arc::new));
         }
         self.propose_catalog(|encoder| {
-            encoder.put_meta(
-                &CatalogKey::collection(changed.id),
-                changed.to_document().as_bytes(),
-            );
+            put_collection(encoder, &changed);
             if built.is_err() {
-                for id in &build.indexes {
-                    encoder.drop_index(*id);
-                    encoder.delete_meta(&CatalogKey::multikey(*id));
-                }
+                drop_indexes(encoder, &mine);
             }
         })
         .await?;
@@ -205,14 +204,8 @@ impl Shard {
                 );
             }
             self.propose_catalog(|encoder| {
-                encoder.put_meta(
-                    &CatalogKey::collection(changed.id),
-                    changed.to_document().as_bytes(),
-                );
-                for id in building.iter().filter_map(|index| index.id) {
-                    encoder.drop_index(id);
-                    encoder.delete_meta(&CatalogKey::multikey(id));
-                }
+                put_collection(encoder, &changed);
+                drop_indexes(encoder, &building);
             })
             .await?;
         }
@@ -248,6 +241,7 @@ impl Batch {
             multikey: Vec::new(),
             last: None,
         };
+        let mut length = 0;
         let mut encoder = Encoder::new(&mut batch.payload);
         let snapshot = store.snapshot();
         let range = KeyRange::new(
@@ -263,10 +257,15 @@ impl Batch {
             let mut keys: Vec<(IndexId, EncodedKey)> = Vec::new();
             for (id, index) in indexes {
                 let found = index.definition.keys(doc)?;
-                if found.multikey && !index.is_multikey() {
+                let known = index.is_multikey()
+                    || batch.multikey.iter().any(|other| other.id == Some(*id));
+                if found.multikey && !known {
                     batch.multikey.push((*index).clone());
                 }
                 for key in found.keys {
+                    let bytes = key.fields.len() + record.key().len();
+                    storage::layout::check_user_key(bytes).map_err(fault)?;
+                    length += bytes + key.type_bits.len();
                     if index.definition.unique {
                         let other = added
                             .insert((*id, key.fields.clone()), record.key().to_vec())
@@ -290,6 +289,9 @@ impl Batch {
                 .collect();
             encoder.index_entries(collection.id, record.key(), &changes);
             batch.last = Some(record.key().to_vec());
+            if length >= BATCH_BYTES {
+                break;
+            }
         }
         for id in batch.multikey.iter().filter_map(|index| index.id) {
             encoder.put_meta(&CatalogKey::multikey(id), &[]);

@@ -20,6 +20,7 @@ mod catalog;
 mod clock;
 mod command;
 mod counters;
+mod cursor;
 mod error;
 mod host;
 mod index_build;

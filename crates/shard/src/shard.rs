@@ -4,8 +4,10 @@ use crate::catalog::{Catalog, CatalogKey, Collection, NextIds};
 use crate::clock::Clock;
 use crate::command;
 use crate::counters::Counters;
+use crate::cursor::Cursors;
 use crate::host::Host;
 use crate::operation::Operations;
+use crate::read::PlanCache;
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, ObjectId};
@@ -46,6 +48,8 @@ pub struct Shard {
     pub(crate) latches: Latches,
     pub(crate) operations: Operations,
     pub(crate) counters: Counters,
+    pub(crate) cursors: Cursors,
+    pub(crate) plan_cache: PlanCache,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
     pub(crate) started: Instant,
@@ -101,6 +105,8 @@ impl Shard {
             latches: Latches::new(),
             operations: Operations::new(),
             counters: Counters::default(),
+            cursors: Cursors::new(),
+            plan_cache: PlanCache::new(),
             clock,
             host: Host::look_up(),
             started: Instant::now(),

@@ -34,7 +34,10 @@ pub fn any(source: &mut Source, depth: usize) -> Value {
         _ => match source.below(6) {
             0 => path(&source.path()),
             1 => literal(source.value(2)),
-            2 => Value::Document(vec![("x".to_owned(), leaf(source)), ("y".to_owned(), leaf(source))]),
+            2 => Value::Document(vec![
+                ("x".to_owned(), leaf(source)),
+                ("y".to_owned(), leaf(source)),
+            ]),
             3 => call("$type", vec![leaf(source)]),
             4 => {
                 let first = leaf(source);
@@ -47,14 +50,27 @@ pub fn any(source: &mut Source, depth: usize) -> Value {
 
 /// A field or a constant of any type.
 fn leaf(source: &mut Source) -> Value {
-    if source.chance(70) { path(&source.path()) } else { literal(source.value(1)) }
+    if source.chance(70) {
+        path(&source.path())
+    } else {
+        literal(source.value(1))
+    }
 }
 
 fn object(source: &mut Source) -> Value {
     match source.below(4) {
-        0 => call("$mergeObjects", vec![path(OBJECT), literal(Value::Document(source.object(1)))]),
+        0 => call(
+            "$mergeObjects",
+            vec![path(OBJECT), literal(Value::Document(source.object(1)))],
+        ),
         1 => call("$objectToArray", vec![path(OBJECT)]),
-        2 => named("$getField", vec![field("field", *source.pick(&["a", "b"])), ("input".to_owned(), path(OBJECT))]),
+        2 => named(
+            "$getField",
+            vec![
+                field("field", source.word(&["a", "b"])),
+                ("input".to_owned(), path(OBJECT)),
+            ],
+        ),
         _ => path(OBJECT),
     }
 }
@@ -71,29 +87,41 @@ pub fn number(source: &mut Source, depth: usize) -> Value {
     let depth = depth - 1;
     match source.below(14) {
         0..3 => {
-            let name = *source.pick(&["$add", "$multiply", "$sum", "$max", "$min", "$avg"]);
+            let name = source.word(&["$add", "$multiply", "$sum", "$max", "$min", "$avg"]);
             let count = source.between(1, 3);
             call(name, (0..count).map(|_| number(source, depth)).collect())
         }
         3..6 => {
-            let name = *source.pick(&["$subtract", "$divide", "$mod", "$subtract"]);
+            let name = source.word(&["$subtract", "$divide", "$mod", "$subtract"]);
             let first = number(source, depth);
             call(name, vec![first, number(source, depth)])
         }
-        6 => call(*source.pick(&["$abs", "$ceil", "$floor", "$trunc", "$round", "$sqrt"]), vec![number(source, depth)]),
+        6 => call(
+            source.word(&["$abs", "$ceil", "$floor", "$trunc", "$round", "$sqrt"]),
+            vec![number(source, depth)],
+        ),
         7 => {
             let value = number(source, depth);
-            call(*source.pick(&["$round", "$trunc"]), vec![value, Value::Int32(source.between(-1, 2))])
+            call(
+                source.word(&["$round", "$trunc"]),
+                vec![value, Value::Int32(source.between(-1, 2))],
+            )
         }
-        8 => call(*source.pick(&["$strLenCP", "$strLenBytes"]), vec![string(source, depth)]),
+        8 => call(
+            source.word(&["$strLenCP", "$strLenBytes"]),
+            vec![string(source, depth)],
+        ),
         9 => call("$size", vec![array(source, depth)]),
-        10 => call(*source.pick(&["$sum", "$avg", "$max", "$min"]), vec![array(source, depth)]),
+        10 => call(
+            source.word(&["$sum", "$avg", "$max", "$min"]),
+            vec![array(source, depth)],
+        ),
         11 => {
             let (first, second) = (leaf(source), leaf(source));
             call("$cmp", vec![first, second])
         }
         12 => {
-            let to = *source.pick(&["int", "long", "double", "decimal"]);
+            let to = source.word(&["int", "long", "double", "decimal"]);
             let input = leaf(source);
             named(
                 "$convert",
@@ -106,7 +134,15 @@ pub fn number(source: &mut Source, depth: usize) -> Value {
             )
         }
         _ => {
-            let part = *source.pick(&["$year", "$month", "$dayOfMonth", "$dayOfWeek", "$hour", "$isoWeek", "$week"]);
+            let part = source.word(&[
+                "$year",
+                "$month",
+                "$dayOfMonth",
+                "$dayOfWeek",
+                "$hour",
+                "$isoWeek",
+                "$week",
+            ]);
             call(part, vec![date(source, depth)])
         }
     }
@@ -126,24 +162,40 @@ pub fn string(source: &mut Source, depth: usize) -> Value {
             let first = string(source, depth);
             call("$concat", vec![first, string(source, depth)])
         }
-        2 => call(*source.pick(&["$toUpper", "$toLower"]), vec![string(source, depth)]),
+        2 => call(
+            source.word(&["$toUpper", "$toLower"]),
+            vec![string(source, depth)],
+        ),
         3 => {
             let (from, count) = (source.between(0, 2), source.between(0, 3));
-            call("$substrCP", vec![string(source, depth), Value::Int32(from), Value::Int32(count)])
+            call(
+                "$substrCP",
+                vec![
+                    string(source, depth),
+                    Value::Int32(from),
+                    Value::Int32(count),
+                ],
+            )
         }
-        4 => named(*source.pick(&["$trim", "$ltrim", "$rtrim"]), vec![("input".to_owned(), string(source, depth))]),
+        4 => named(
+            source.word(&["$trim", "$ltrim", "$rtrim"]),
+            vec![("input".to_owned(), string(source, depth))],
+        ),
         5 => named(
-            *source.pick(&["$replaceOne", "$replaceAll"]),
+            source.word(&["$replaceOne", "$replaceAll"]),
             vec![
                 ("input".to_owned(), string(source, depth)),
-                field("find", *source.pick(&["a", "b", "ab"])),
+                field("find", source.word(&["a", "b", "ab"])),
                 field("replacement", "x"),
             ],
         ),
         6 => call("$toString", vec![number(source, depth)]),
         7 => named(
             "$dateToString",
-            vec![("date".to_owned(), date(source, depth)), field("format", "%Y-%m-%d %H:%M:%S.%L")],
+            vec![
+                ("date".to_owned(), date(source, depth)),
+                field("format", "%Y-%m-%d %H:%M:%S.%L"),
+            ],
         ),
         _ => call("$type", vec![leaf(source)]),
     }
@@ -172,32 +224,62 @@ pub fn array(source: &mut Source, depth: usize) -> Value {
             let body = match source.below(3) {
                 0 => Value::from("$$this"),
                 1 => call("$type", vec![Value::from("$$this")]),
-                _ => call("$ifNull", vec![Value::from("$$this.a"), number(source, depth)]),
+                _ => call(
+                    "$ifNull",
+                    vec![Value::from("$$this.a"), number(source, depth)],
+                ),
             };
-            named("$map", vec![("input".to_owned(), array(source, depth)), ("in".to_owned(), body)])
+            named(
+                "$map",
+                vec![
+                    ("input".to_owned(), array(source, depth)),
+                    ("in".to_owned(), body),
+                ],
+            )
         }
         4 => {
             let bound = literal(source.value(0));
-            let name = *source.pick(&["$gt", "$lte", "$ne"]);
+            let name = source.word(&["$gt", "$lte", "$ne"]);
             let condition = call(name, vec![Value::from("$$this"), bound]);
-            named("$filter", vec![("input".to_owned(), array(source, depth)), ("cond".to_owned(), condition)])
+            named(
+                "$filter",
+                vec![
+                    ("input".to_owned(), array(source, depth)),
+                    ("cond".to_owned(), condition),
+                ],
+            )
         }
-        5 => call("$split", vec![string(source, depth), Value::from(*source.pick(&["a", ",", " "]))]),
-        6 => call("$range", vec![Value::Int32(0), Value::Int32(source.between(0, 4))]),
+        5 => call(
+            "$split",
+            vec![
+                string(source, depth),
+                Value::from(source.word(&["a", ",", " "])),
+            ],
+        ),
+        6 => call(
+            "$range",
+            vec![Value::Int32(0), Value::Int32(source.between(0, 4))],
+        ),
         7 => {
             let first = array(source, depth);
-            call("$setDifference", vec![first, array(source, depth)])
+            call("$indexOfArray", vec![first, leaf(source)])
         }
         _ => {
             let direction = if source.chance(50) { 1 } else { -1 };
-            named("$sortArray", vec![("input".to_owned(), array(source, depth)), field("sortBy", direction)])
+            named(
+                "$sortArray",
+                vec![
+                    ("input".to_owned(), array(source, depth)),
+                    field("sortBy", direction),
+                ],
+            )
         }
     }
 }
 
 pub fn truth(source: &mut Source, depth: usize) -> Value {
     if depth == 0 || source.chance(40) {
-        let name = *source.pick(&["$eq", "$ne", "$gt", "$gte", "$lt", "$lte"]);
+        let name = source.word(&["$eq", "$ne", "$gt", "$gte", "$lt", "$lte"]);
         let first = leaf(source);
         return call(name, vec![first, leaf(source)]);
     }
@@ -205,7 +287,10 @@ pub fn truth(source: &mut Source, depth: usize) -> Value {
     match source.below(7) {
         0 | 1 => {
             let first = truth(source, depth);
-            call(*source.pick(&["$and", "$or"]), vec![first, truth(source, depth)])
+            call(
+                source.word(&["$and", "$or"]),
+                vec![first, truth(source, depth)],
+            )
         }
         2 => call("$not", vec![truth(source, depth)]),
         3 => {
@@ -214,22 +299,34 @@ pub fn truth(source: &mut Source, depth: usize) -> Value {
         }
         4 => {
             let first = number(source, depth);
-            call(*source.pick(&["$gt", "$lt", "$eq"]), vec![first, number(source, depth)])
+            call(
+                source.word(&["$gt", "$lt", "$eq"]),
+                vec![first, number(source, depth)],
+            )
         }
         5 => call("$isArray", vec![leaf(source)]),
         _ => named(
             "$regexMatch",
-            vec![("input".to_owned(), string(source, depth)), field("regex", *source.pick(&["a", "^b", "[0-9]"]))],
+            vec![
+                ("input".to_owned(), string(source, depth)),
+                field("regex", *source.pick(&["a", "^b", "[0-9]"])),
+            ],
         ),
     }
 }
 
 pub fn date(source: &mut Source, depth: usize) -> Value {
     if depth == 0 || source.chance(60) {
-        return if source.chance(80) { path(DATE) } else { source.date() };
+        return if source.chance(80) {
+            path(DATE)
+        } else {
+            source.date()
+        };
     }
     let depth = depth - 1;
-    let unit = *source.pick(&["year", "quarter", "month", "week", "day", "hour", "minute", "second"]);
+    let unit = source.word(&[
+        "year", "quarter", "month", "week", "day", "hour", "minute", "second",
+    ]);
     match source.below(3) {
         0 => named(
             "$dateAdd",
@@ -239,7 +336,19 @@ pub fn date(source: &mut Source, depth: usize) -> Value {
                 field("amount", source.between(-13, 40)),
             ],
         ),
-        1 => named("$dateTrunc", vec![("date".to_owned(), date(source, depth)), field("unit", unit)]),
-        _ => call("$add", vec![date(source, depth), Value::Int32(source.between(-5000, 5000))]),
+        1 => named(
+            "$dateTrunc",
+            vec![
+                ("date".to_owned(), date(source, depth)),
+                field("unit", unit),
+            ],
+        ),
+        _ => call(
+            "$add",
+            vec![
+                date(source, depth),
+                Value::Int32(source.between(-5000, 5000)),
+            ],
+        ),
     }
 }

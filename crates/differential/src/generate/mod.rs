@@ -34,7 +34,10 @@ pub struct Draft {
 impl Draft {
     fn new(key: &str, values: Vec<Value>) -> Draft {
         // Which of several errors comes first is not what random cases are about.
-        Draft { pairs: vec![(key.to_owned(), values)], flags: vec!["anyerror"] }
+        Draft {
+            pairs: vec![(key.to_owned(), values)],
+            flags: vec!["anyerror"],
+        }
     }
 
     fn with(mut self, key: &str, value: impl Into<Value>) -> Draft {
@@ -47,7 +50,11 @@ impl Draft {
             let values: Vec<String> = values.iter().map(print).collect();
             format!("{key}: {}", values.join(" -> "))
         };
-        let parts = self.pairs.iter().map(pair).chain(self.flags.iter().map(|flag| (*flag).to_owned()));
+        let parts = self
+            .pairs
+            .iter()
+            .map(pair)
+            .chain(self.flags.iter().map(|flag| (*flag).to_owned()));
         parts.collect::<Vec<_>>().join(" ")
     }
 }
@@ -63,8 +70,13 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 5] =
-        [Kind::Filter, Kind::Projection, Kind::Update, Kind::Pipeline, Kind::Expression];
+    pub const ALL: [Kind; 5] = [
+        Kind::Filter,
+        Kind::Projection,
+        Kind::Update,
+        Kind::Pipeline,
+        Kind::Expression,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -97,15 +109,25 @@ pub fn run_generated(pair: &Pair, plan: &Plan) -> Vec<Judged> {
     let mut judged: Vec<Judged> = Vec::new();
     let mut found = 0;
     for number in 0.. {
-        if judged.len() >= plan.cases || started.elapsed() >= plan.budget || found >= plan.differences_max {
+        if judged.len() >= plan.cases
+            || started.elapsed() >= plan.budget
+            || found >= plan.differences_max
+        {
             break;
         }
         let seed = plan.seed.wrapping_add(number);
         let kind = plan.kinds[number as usize % plan.kinds.len().max(1)];
         let (documents, drafts) = generate_group(seed, kind, ROWS_PER_GROUP);
         let setup = Setup::with_documents(documents.clone());
-        let rows: Vec<Row> = drafts.iter().filter_map(|draft| Row::parse(0, &draft.text()).ok()).collect();
-        assert_eq!(rows.len(), drafts.len(), "every generated row can be read back");
+        let rows: Vec<Row> = drafts
+            .iter()
+            .filter_map(|draft| Row::parse(0, &draft.text()).ok())
+            .collect();
+        assert_eq!(
+            rows.len(),
+            drafts.len(),
+            "every generated row can be read back"
+        );
         let verdicts = sessions.run(&setup, &rows.iter().collect::<Vec<_>>());
         for (index, (draft, verdict)) in drafts.iter().zip(verdicts).enumerate() {
             let (text, verdict) = match verdict {
@@ -142,15 +164,29 @@ fn draft(source: &mut Source, kind: Kind) -> Draft {
                 0 => draft,
                 1 => draft.with("sort", source.sort()),
                 _ => {
-                    let draft = draft.with("sort", source.sort()).with("limit", source.between(1, 5));
-                    if source.chance(30) { draft.with("skip", source.between(1, 4)) } else { draft }
+                    let draft = draft
+                        .with("sort", source.sort())
+                        .with("limit", source.between(1, 5));
+                    if source.chance(30) {
+                        draft.with("skip", source.between(1, 4))
+                    } else {
+                        draft
+                    }
                 }
             }
         }
         Kind::Projection => {
-            let filter = if source.chance(30) { filter::filter(source, 1) } else { Value::Document(Vec::new()) };
-            let draft = Draft::new("filter", vec![filter]).with("projection", pipeline::projection(source, true));
-            draft.with("sort", Value::Document(vec![("_id".to_owned(), Value::Int32(1))]))
+            let filter = if source.chance(30) {
+                filter::filter(source, 1)
+            } else {
+                Value::Document(Vec::new())
+            };
+            let draft = Draft::new("filter", vec![filter])
+                .with("projection", pipeline::projection(source, true));
+            draft.with(
+                "sort",
+                Value::Document(vec![("_id".to_owned(), Value::Int32(1))]),
+            )
         }
         Kind::Update => update::update(source),
         Kind::Pipeline => pipeline::pipeline(source),
@@ -158,11 +194,43 @@ fn draft(source: &mut Source, kind: Kind) -> Draft {
     }
 }
 
+/// Random cases as the text of a table, to look at or to keep.
+pub fn as_tables(plan: &Plan) -> String {
+    let mut out = String::new();
+    for number in 0..plan.cases.div_ceil(ROWS_PER_GROUP) as u64 {
+        let kind = plan.kinds[number as usize % plan.kinds.len().max(1)];
+        let (documents, drafts) =
+            generate_group(plan.seed.wrapping_add(number), kind, ROWS_PER_GROUP);
+        let documents: Vec<String> = documents
+            .iter()
+            .map(crate::notation::print_fields)
+            .collect();
+        let rows: Vec<String> = drafts.iter().map(Draft::text).collect();
+        out.push_str(&format!(
+            "== {} {number}\ndocs: {}\n{}\n",
+            kind.name(),
+            documents.join(" "),
+            rows.join("\n")
+        ));
+    }
+    out
+}
+
 /// The text of a group that holds one case, ready to be pasted into a table.
 fn as_table(documents: &[Fields], draft: &Draft) -> String {
-    let documents: Vec<String> = documents.iter().map(crate::notation::print_fields).collect();
-    debug_assert_eq!(COLLECTION, "c", "docs without a name go to the collection that rows use");
-    format!("== found by a random case\ndocs: {}\n{}", documents.join(" "), draft.text())
+    let documents: Vec<String> = documents
+        .iter()
+        .map(crate::notation::print_fields)
+        .collect();
+    debug_assert_eq!(
+        COLLECTION, "c",
+        "docs without a name go to the collection that rows use"
+    );
+    format!(
+        "== found by a random case\ndocs: {}\n{}",
+        documents.join(" "),
+        draft.text()
+    )
 }
 
 #[cfg(test)]

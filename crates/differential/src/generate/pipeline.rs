@@ -12,7 +12,9 @@ pub fn projection(source: &mut Source, of_find: bool) -> Value {
         let path = source.path();
         let top = path.split('.').next().unwrap_or_default().to_owned();
         // Paths that collide are an error in both: once in a while is enough.
-        let collides = fields.iter().any(|(name, _)| name.split('.').next() == Some(top.as_str()));
+        let collides = fields
+            .iter()
+            .any(|(name, _)| name.split('.').next() == Some(top.as_str()));
         if (collides && !source.chance(5)) || path == "_id" {
             continue;
         }
@@ -49,8 +51,11 @@ pub fn pipeline(source: &mut Source) -> Draft {
                 ("$project", projection)
             }
             5 | 6 => {
-                let path = *source.pick(&["x", "y", "o.x", "a"]);
-                ("$addFields", Value::Document(vec![(path.to_owned(), expression::any(source, 2))]))
+                let path = source.word(&["x", "y", "o.x", "a"]);
+                (
+                    "$addFields",
+                    Value::Document(vec![(path.to_owned(), expression::any(source, 2))]),
+                )
             }
             7 => {
                 let path = source.path();
@@ -58,7 +63,7 @@ pub fn pipeline(source: &mut Source) -> Draft {
                 ("$unset", Value::String(path))
             }
             8 | 9 => {
-                let path = Value::String(format!("${}", *source.pick(&["r", "r", "a", "o.a", "b"])));
+                let path = Value::String(format!("${}", source.word(&["r", "r", "a", "o.a", "b"])));
                 let mut options = vec![field("path", path)];
                 if source.chance(40) {
                     options.push(field("preserveNullAndEmptyArrays", true));
@@ -110,15 +115,28 @@ fn group(source: &mut Source) -> (Value, bool) {
         if source.chance(30) {
             continue;
         }
-        let accumulator =
-            *source.pick(&["$sum", "$sum", "$avg", "$min", "$max", "$push", "$first", "$last", "$addToSet", "$count"]);
+        let accumulator = source.word(&[
+            "$sum",
+            "$sum",
+            "$avg",
+            "$min",
+            "$max",
+            "$push",
+            "$first",
+            "$last",
+            "$addToSet",
+            "$count",
+        ]);
         sets |= accumulator == "$addToSet";
         let argument = match accumulator {
             "$count" => Value::Document(Vec::new()),
             "$sum" | "$avg" => expression::number(source, 1),
             _ => Value::String(format!("${}", source.path())),
         };
-        fields.push((name.to_owned(), Value::Document(vec![(accumulator.to_owned(), argument)])));
+        fields.push((
+            name.to_owned(),
+            Value::Document(vec![(accumulator.to_owned(), argument)]),
+        ));
     }
     (Value::Document(fields), sets)
 }

@@ -13,7 +13,12 @@ use crate::value::{Fields, Value};
 const ATTEMPTS_MAX: usize = 400;
 
 /// The smallest case found that still differs, as text, with its differences.
-pub fn shrink(sessions: &mut Sessions, documents: &[Fields], draft: &Draft, first: Verdict) -> (String, Verdict) {
+pub fn shrink(
+    sessions: &mut Sessions,
+    documents: &[Fields],
+    draft: &Draft,
+    first: Verdict,
+) -> (String, Verdict) {
     let (mut documents, mut draft, mut verdict) = (documents.to_vec(), draft.clone(), first);
     let mut attempts = 0;
     loop {
@@ -23,8 +28,12 @@ pub fn shrink(sessions: &mut Sessions, documents: &[Fields], draft: &Draft, firs
             if attempts > ATTEMPTS_MAX {
                 return (as_table(&documents, &draft), verdict);
             }
-            let Ok(row) = Row::parse(0, &shorter.text()) else { continue };
-            let again = sessions.run(&Setup::with_documents(fewer.clone()), &[&row]).pop();
+            let Ok(row) = Row::parse(0, &shorter.text()) else {
+                continue;
+            };
+            let again = sessions
+                .run(&Setup::with_documents(fewer.clone()), &[&row])
+                .pop();
             if let Some(again @ Verdict::Differs(_)) = again {
                 smaller = Some((fewer, shorter, again));
                 break;
@@ -122,7 +131,10 @@ mod tests {
     #[test]
     fn each_part_is_left_out_once() {
         let check = |text: &str, expected: &[&str]| {
-            let found: Vec<String> = with_one_less(&parse(text).unwrap()).iter().map(print).collect();
+            let found: Vec<String> = with_one_less(&parse(text).unwrap())
+                .iter()
+                .map(print)
+                .collect();
             assert_eq!(found, expected, "{text}");
         };
         check("5", &[]);

@@ -12,11 +12,16 @@ const ANYTHING: [&str; 2] = ["a", "b"];
 
 pub struct Source {
     random: fastrand::Rng,
+    /// The values of the documents made so far, by top-level field: what a filter may hope to find.
+    seen: Vec<(String, Value)>,
 }
 
 impl Source {
     pub fn new(seed: u64) -> Source {
-        Source { random: fastrand::Rng::with_seed(seed) }
+        Source {
+            random: fastrand::Rng::with_seed(seed),
+            seen: Vec::new(),
+        }
     }
 
     /// A number from 0 up to, but not including, the bound.
@@ -37,14 +42,45 @@ impl Source {
         &items[self.below(items.len())]
     }
 
+    pub fn word(&mut self, words: &[&'static str]) -> &'static str {
+        words[self.below(words.len())]
+    }
+
     pub fn documents(&mut self) -> Vec<Fields> {
-        let count = self.between(1, 12);
-        (1..=count).map(|id| self.document(id)).collect()
+        let count = self.between(1, 14);
+        let documents: Vec<Fields> = (1..=count).map(|id| self.document(id)).collect();
+        for (name, value) in documents.iter().flatten() {
+            remember(name, value, &mut self.seen);
+        }
+        documents
+    }
+
+    /// A value that some document has under this top-level field, at any depth.
+    pub fn seen(&mut self, name: &str) -> Option<Value> {
+        let count = self.seen.iter().filter(|(seen, _)| seen == name).count();
+        let chosen = if count == 0 {
+            return None;
+        } else {
+            self.below(count)
+        };
+        self.seen
+            .iter()
+            .filter(|(seen, _)| seen == name)
+            .nth(chosen)
+            .map(|(_, value)| value.clone())
     }
 
     fn document(&mut self, id: i32) -> Fields {
         let mut fields = vec![field("_id", id)];
-        for name in [NUMBER, STRING, ARRAY, OBJECT, DATE, ANYTHING[0], ANYTHING[1]] {
+        for name in [
+            NUMBER,
+            STRING,
+            ARRAY,
+            OBJECT,
+            DATE,
+            ANYTHING[0],
+            ANYTHING[1],
+        ] {
             match self.below(20) {
                 0..3 => {}
                 3 => fields.push(field(name, Value::Null)),
@@ -76,7 +112,13 @@ impl Source {
             15 => Value::Double(f64::from(small) + 0.5),
             16 => decimal(&small.to_string()),
             17 => decimal(&format!("{small}.50")),
-            18 => Value::Int64(*self.pick(&[2147483648, 9007199254740993, i64::MAX, i64::MIN, 4294967296])),
+            18 => Value::Int64(*self.pick(&[
+                2147483648,
+                9007199254740993,
+                i64::MAX,
+                i64::MIN,
+                4294967296,
+            ])),
             _ => match self.below(6) {
                 0 => Value::Double(f64::NAN),
                 1 => Value::Double(f64::INFINITY),
@@ -89,7 +131,9 @@ impl Source {
     }
 
     pub fn string(&mut self) -> Value {
-        Value::from(*self.pick(&["", "a", "b", "ab", "abc", "A", "ba", "a b", "ä", "1", "10", "2.5", "a,b"]))
+        Value::from(self.word(&[
+            "", "a", "b", "ab", "abc", "A", "ba", "a b", "ä", "1", "10", "2.5", "a,b",
+        ]))
     }
 
     pub fn date(&mut self) -> Value {
@@ -156,17 +200,21 @@ impl Source {
 
     /// A top-level field.
     pub fn name(&mut self) -> &'static str {
-        *self.pick(&[NUMBER, STRING, ARRAY, OBJECT, DATE, "a", "a", "b", "b", "_id"])
+        self.word(&[
+            NUMBER, STRING, ARRAY, OBJECT, DATE, "a", "a", "b", "b", "_id",
+        ])
     }
 
     /// A path, sometimes into documents and arrays.
     pub fn path(&mut self) -> String {
         match self.below(10) {
             0..5 => self.name().to_owned(),
-            5 | 6 => (*self.pick(&["o.a", "o.b", "o.c", "o.a.b"])).to_owned(),
-            7 => (*self.pick(&["r.a", "r.b", "r.0", "r.1", "r.0.a"])).to_owned(),
-            8 => (*self.pick(&["a.a", "a.b", "a.0", "b.a", "b.c", "b.0.b"])).to_owned(),
-            _ => (*self.pick(&["z", "z.y", "n.a", "s.0"])).to_owned(),
+            5 | 6 => self.word(&["o.a", "o.b", "o.c", "o.a.b"]).to_owned(),
+            7 => self.word(&["r.a", "r.b", "r.0", "r.1", "r.0.a"]).to_owned(),
+            8 => self
+                .word(&["a.a", "a.b", "a.0", "b.a", "b.c", "b.0.b"])
+                .to_owned(),
+            _ => self.word(&["z", "z.y", "n.a", "s.0"]).to_owned(),
         }
     }
 
@@ -187,6 +235,18 @@ impl Source {
     }
 }
 
+fn remember(name: &str, value: &Value, seen: &mut Vec<(String, Value)>) {
+    seen.push((name.to_owned(), value.clone()));
+    match value {
+        Value::Document(fields) => fields
+            .iter()
+            .for_each(|(_, nested)| remember(name, nested, seen)),
+        Value::Array(items) => items.iter().for_each(|nested| remember(name, nested, seen)),
+        _ => {}
+    }
+}
+
 pub fn decimal(text: &str) -> Value {
-    text.parse::<bson::Decimal128>().map_or(Value::Null, |decimal| Value::Decimal(decimal.bytes()))
+    text.parse::<bson::Decimal128>()
+        .map_or(Value::Null, |decimal| Value::Decimal(decimal.bytes()))
 }

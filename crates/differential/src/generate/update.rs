@@ -27,8 +27,14 @@ pub fn update(source: &mut Source) -> Draft {
     }
     if uses_filter {
         let value = source.number();
-        let condition = Value::Document(vec![(source.pick(&["$gt", "$lt", "$eq", "$ne"]).to_string(), value)]);
-        draft = draft.with("arrayFilters", vec![Value::Document(vec![("i".to_owned(), condition)])]);
+        let condition = Value::Document(vec![(
+            source.word(&["$gt", "$lt", "$eq", "$ne"]).to_owned(),
+            value,
+        )]);
+        draft = draft.with(
+            "arrayFilters",
+            vec![Value::Document(vec![("i".to_owned(), condition)])],
+        );
     }
     draft
 }
@@ -42,9 +48,9 @@ fn replacement(source: &mut Source) -> Value {
 fn stages(source: &mut Source) -> Value {
     let count = source.between(1, 2);
     let stage = |source: &mut Source| match source.below(3) {
-        0 => Value::Document(vec![field("$unset", *source.pick(&["a", "o.a", "r"]))]),
+        0 => Value::Document(vec![field("$unset", source.word(&["a", "o.a", "r"]))]),
         _ => {
-            let path = *source.pick(&["x", "a", "o.b"]);
+            let path = source.word(&["x", "a", "o.b"]);
             let fields = vec![(path.to_owned(), expression::any(source, 2))];
             Value::Document(vec![field("$set", fields)])
         }
@@ -56,14 +62,30 @@ fn operators(source: &mut Source) -> Value {
     let mut change: Fields = Vec::new();
     let mut taken: Vec<String> = Vec::new();
     for _ in 0..source.between(1, 2) {
-        let operator = *source.pick(&[
-            "$set", "$set", "$unset", "$inc", "$mul", "$min", "$max", "$rename", "$setOnInsert", "$bit", "$push",
-            "$push", "$addToSet", "$pop", "$pull", "$pullAll",
+        let operator = source.word(&[
+            "$set",
+            "$set",
+            "$unset",
+            "$inc",
+            "$mul",
+            "$min",
+            "$max",
+            "$rename",
+            "$setOnInsert",
+            "$bit",
+            "$push",
+            "$push",
+            "$addToSet",
+            "$pop",
+            "$pull",
+            "$pullAll",
         ]);
         let path = path_for(source, operator);
         let top = path.split('.').next().unwrap_or_default().to_owned();
         // Conflicts are an error in both; a few of them are enough.
-        if change.iter().any(|(name, _)| name == operator) || (taken.contains(&top) && !source.chance(5)) {
+        if change.iter().any(|(name, _)| name == operator)
+            || (taken.contains(&top) && !source.chance(5))
+        {
             continue;
         }
         let argument = argument(source, operator);
@@ -85,10 +107,14 @@ fn path_for(source: &mut Source, operator: &str) -> String {
     let name = match operator {
         "$inc" | "$mul" | "$bit" => NUMBER,
         "$push" | "$addToSet" | "$pop" | "$pull" | "$pullAll" => ARRAY,
-        "$min" | "$max" => *source.pick(&[NUMBER, "d", "a"]),
+        "$min" | "$max" => source.word(&[NUMBER, "d", "a"]),
         _ => source.name(),
     };
-    if name == "_id" && !source.chance(10) { "a".to_owned() } else { name.to_owned() }
+    if name == "_id" && !source.chance(10) {
+        "a".to_owned()
+    } else {
+        name.to_owned()
+    }
 }
 
 fn argument(source: &mut Source, operator: &str) -> Value {
@@ -101,8 +127,11 @@ fn argument(source: &mut Source, operator: &str) -> Value {
             }
         }
         "$unset" => Value::from(""),
-        "$rename" => Value::from(*source.pick(&["x", "y", "o.x", "a"])),
-        "$bit" => Value::Document(vec![field(*source.pick(&["and", "or", "xor"]), source.between(0, 7))]),
+        "$rename" => Value::from(source.word(&["x", "y", "o.x", "a"])),
+        "$bit" => Value::Document(vec![field(
+            source.word(&["and", "or", "xor"]),
+            source.between(0, 7),
+        )]),
         "$pop" => Value::Int32(if source.chance(50) { 1 } else { -1 }),
         "$pullAll" => source.array(),
         "$pull" => {
@@ -110,7 +139,10 @@ fn argument(source: &mut Source, operator: &str) -> Value {
                 source.number()
             } else {
                 let value = source.value(1);
-                Value::Document(vec![(source.pick(&["$gt", "$lt", "$in", "$ne"]).to_string(), value)])
+                Value::Document(vec![(
+                    source.word(&["$gt", "$lt", "$in", "$ne"]).to_owned(),
+                    value,
+                )])
             }
         }
         "$push" | "$addToSet" if source.chance(50) => {

@@ -15,7 +15,9 @@ pub(super) fn from_extended(fields: Fields) -> Result<Value, String> {
     let found = match (name.as_str(), text) {
         ("$numberInt", Some(text)) => Value::Int32(text.parse().map_err(|_| not(text, "int32"))?),
         ("$numberLong", Some(text)) => Value::Int64(text.parse().map_err(|_| not(text, "int64"))?),
-        ("$numberDouble", Some(text)) => Value::Double(text.parse().map_err(|_| not(text, "double"))?),
+        ("$numberDouble", Some(text)) => {
+            Value::Double(text.parse().map_err(|_| not(text, "double"))?)
+        }
         ("$numberDecimal", Some(text)) => decimal(text)?,
         ("$oid", Some(text)) => Value::ObjectId(object_id(text)?),
         ("$uuid", Some(text)) => Value::Binary(4, hexadecimal(&text.replace('-', ""))?),
@@ -33,7 +35,12 @@ pub(super) fn from_extended(fields: Fields) -> Result<Value, String> {
             Some(_) | None => Value::Code(text.to_owned()),
         },
         ("$timestamp", None) => {
-            let part = |name: &str| value.get(name).and_then(Value::as_number).map(|number| number as u32);
+            let part = |name: &str| {
+                value
+                    .get(name)
+                    .and_then(Value::as_number)
+                    .map(|number| number as u32)
+            };
             match (part("t"), part("i")) {
                 (Some(seconds), Some(increment)) => Value::Timestamp(seconds, increment),
                 _ => return Err("$timestamp takes t and i".to_owned()),
@@ -50,7 +57,13 @@ pub(super) fn from_extended(fields: Fields) -> Result<Value, String> {
             }
         }
         ("$regularExpression", None) => {
-            let part = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let part = |name: &str| {
+                value
+                    .get(name)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned()
+            };
             Value::Regex(part("pattern"), part("options"))
         }
         ("$dbPointer", None) => match (value.get("$ref"), value.get("$id")) {

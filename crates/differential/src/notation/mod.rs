@@ -13,6 +13,7 @@
 //! Code("f")  Code("f", {x: 1})  Symbol("s")  DBPointer("db.c", oid(1))
 //! null  undefined  true  false  MinKey  MaxKey
 //! Repeat("ab", 3)  Range(0, 5)    "ababab", [0, 1, 2, 3, 4]
+//! Nest(3)                         {n: {n: {n: 1}}}
 //! Many(150)                       150 documents {_id: 1.., a: _id % 10, s: "s<_id>"}
 //! ```
 //!
@@ -43,13 +44,44 @@ mod tests {
     #[test]
     fn every_type_is_read_and_printed() {
         for same in [
-            "5", "-5", "5L", "5.0", "-0.0", "1.5", "NaN", "Infinity", "-Infinity", "1.50m", "-0m", "NaNm",
-            "Infinitym", "-Infinitym", "1E+3m", "\"a\\nb\"", "{a: 1, \"b.c\": 2, a: 3}", "[1, [], {}]",
-            "/a\\/b/im", "Date(\"2024-01-31T12:00:00Z\")", "Date(-1)", "Timestamp(5, 1)",
-            "ObjectId(\"65f000000000000000000001\")", "oid(7)", "Binary(0, \"00ff\")", "Binary(2, \"ff\")",
-            "UUID(\"00112233-4455-6677-8899-aabbccddeeff\")", "Code(\"f\")", "Code(\"f\", {x: 1})",
-            "Symbol(\"s\")", "DBPointer(\"d.c\", oid(1))", "null", "undefined", "true", "false", "MinKey",
-            "MaxKey", "{$gt: 1}",
+            "5",
+            "-5",
+            "5L",
+            "5.0",
+            "-0.0",
+            "1.5",
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "1.50m",
+            "-0m",
+            "NaNm",
+            "Infinitym",
+            "-Infinitym",
+            "1E+3m",
+            "\"a\\nb\"",
+            "{a: 1, \"b.c\": 2, a: 3}",
+            "[1, [], {}]",
+            "/a\\/b/im",
+            "Date(\"2024-01-31T12:00:00Z\")",
+            "Date(-1)",
+            "Timestamp(5, 1)",
+            "ObjectId(\"65f000000000000000000001\")",
+            "oid(7)",
+            "Binary(0, \"00ff\")",
+            "Binary(2, \"ff\")",
+            "UUID(\"00112233-4455-6677-8899-aabbccddeeff\")",
+            "Code(\"f\")",
+            "Code(\"f\", {x: 1})",
+            "Symbol(\"s\")",
+            "DBPointer(\"d.c\", oid(1))",
+            "null",
+            "undefined",
+            "true",
+            "false",
+            "MinKey",
+            "MaxKey",
+            "{$gt: 1}",
         ] {
             check(same, same);
         }
@@ -71,10 +103,16 @@ mod tests {
             ("{$numberDouble: 'NaN'}", "NaN"),
             ("{$numberDecimal: '1.0'}", "1.0m"),
             ("{$oid: '000000000000000000000007'}", "oid(7)"),
-            ("{$date: '1970-01-01T00:00:00Z'}", "Date(\"1970-01-01T00:00:00Z\")"),
+            (
+                "{$date: '1970-01-01T00:00:00Z'}",
+                "Date(\"1970-01-01T00:00:00Z\")",
+            ),
             ("{$date: {$numberLong: '-5'}}", "Date(-5)"),
             ("{$timestamp: {t: 1, i: 2}}", "Timestamp(1, 2)"),
-            ("{$binary: {base64: 'AP8=', subType: '80'}}", "Binary(128, \"00ff\")"),
+            (
+                "{$binary: {base64: 'AP8=', subType: '80'}}",
+                "Binary(128, \"00ff\")",
+            ),
             ("{$regularExpression: {pattern: 'a', options: 'i'}}", "/a/i"),
             ("{$minKey: 1}", "MinKey"),
             ("{$maxKey: 1}", "MaxKey"),
@@ -82,7 +120,10 @@ mod tests {
             ("{$symbol: 's'}", "Symbol(\"s\")"),
             ("{$code: 'f', $scope: {}}", "Code(\"f\", {})"),
             ("{$code: 'f'}", "Code(\"f\")"),
-            ("{$uuid: '00112233-4455-6677-8899-aabbccddeeff'}", "UUID(\"00112233-4455-6677-8899-aabbccddeeff\")"),
+            (
+                "{$uuid: '00112233-4455-6677-8899-aabbccddeeff'}",
+                "UUID(\"00112233-4455-6677-8899-aabbccddeeff\")",
+            ),
         ] {
             check(text, printed);
         }
@@ -90,14 +131,29 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_an_error() {
-        for text in ["", "{", "{a 1}", "[1 2", "'a", "foo", "Date('x')", "5x", "oid(-1)", "{$oid: 'x'}", "1.2.3m"] {
+        for text in [
+            "",
+            "{",
+            "{a 1}",
+            "[1 2",
+            "'a",
+            "foo",
+            "Date('x')",
+            "5x",
+            "oid(-1)",
+            "{$oid: 'x'}",
+            "1.2.3m",
+        ] {
             assert!(parse(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn broken_bytes_are_errors() {
-        let bytes = encode(&vec![field("a", Value::Array(vec![Value::Int32(1), Value::from("x")]))]);
+        let bytes = encode(&vec![field(
+            "a",
+            Value::Array(vec![Value::Int32(1), Value::from("x")]),
+        )]);
         for length in 0..bytes.len() {
             assert!(decode(&bytes[..length]).is_err());
         }

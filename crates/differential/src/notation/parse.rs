@@ -18,7 +18,11 @@ pub fn parse(text: &str) -> Result<Value, NotationError> {
     let mut cursor = Cursor::new(text);
     let value = cursor.value()?;
     cursor.skip_blanks();
-    if cursor.is_at_end() { Ok(value) } else { Err(cursor.error("something follows the value")) }
+    if cursor.is_at_end() {
+        Ok(value)
+    } else {
+        Err(cursor.error("something follows the value"))
+    }
 }
 
 /// A position in a text that holds values.
@@ -29,7 +33,10 @@ pub struct Cursor {
 
 impl Cursor {
     pub fn new(text: &str) -> Cursor {
-        Cursor { text: text.chars().collect(), at: 0 }
+        Cursor {
+            text: text.chars().collect(),
+            at: 0,
+        }
     }
 
     pub fn is_at_end(&self) -> bool {
@@ -37,7 +44,10 @@ impl Cursor {
     }
 
     pub fn error(&self, reason: impl Into<String>) -> NotationError {
-        NotationError { column: self.at + 1, reason: reason.into() }
+        NotationError {
+            column: self.at + 1,
+            reason: reason.into(),
+        }
     }
 
     fn peek(&self) -> Option<char> {
@@ -68,7 +78,10 @@ impl Cursor {
     /// Skips blanks, then the token if it comes next.
     pub fn accept(&mut self, token: &str) -> bool {
         self.skip_blanks();
-        let found = token.chars().enumerate().all(|(i, expected)| self.text.get(self.at + i) == Some(&expected));
+        let found = token
+            .chars()
+            .enumerate()
+            .all(|(i, expected)| self.text.get(self.at + i) == Some(&expected));
         if found {
             self.at += token.chars().count();
         }
@@ -76,14 +89,21 @@ impl Cursor {
     }
 
     fn expect(&mut self, token: &str) -> Result<(), NotationError> {
-        if self.accept(token) { Ok(()) } else { Err(self.error(format!("expected {token}"))) }
+        if self.accept(token) {
+            Ok(())
+        } else {
+            Err(self.error(format!("expected {token}")))
+        }
     }
 
     /// A word of letters, digits, `_` and `$`, if one comes next.
     pub fn word(&mut self) -> Option<String> {
         self.skip_blanks();
         let start = self.at;
-        while self.peek().is_some_and(|next| next.is_alphanumeric() || next == '_' || next == '$') {
+        while self
+            .peek()
+            .is_some_and(|next| next.is_alphanumeric() || next == '_' || next == '$')
+        {
             self.at += 1;
         }
         (self.at > start).then(|| self.text[start..self.at].iter().collect())
@@ -135,7 +155,9 @@ impl Cursor {
         while !self.accept("}") {
             let name = match self.peek() {
                 Some('"' | '\'') => self.string()?,
-                Some(_) | None => self.word().ok_or_else(|| self.error("expected a field name"))?,
+                Some(_) | None => self
+                    .word()
+                    .ok_or_else(|| self.error("expected a field name"))?,
             };
             self.expect(":")?;
             fields.push((name, self.value()?));
@@ -164,7 +186,9 @@ impl Cursor {
         let quote = self.next();
         let mut text = String::new();
         loop {
-            let next = self.next().ok_or_else(|| self.error("the string does not end"))?;
+            let next = self
+                .next()
+                .ok_or_else(|| self.error("the string does not end"))?;
             if Some(next) == quote {
                 return Ok(text);
             }
@@ -172,7 +196,9 @@ impl Cursor {
                 text.push(next);
                 continue;
             }
-            let escape = self.next().ok_or_else(|| self.error("the string does not end"))?;
+            let escape = self
+                .next()
+                .ok_or_else(|| self.error("the string does not end"))?;
             text.push(match escape {
                 'n' => '\n',
                 't' => '\t',
@@ -309,7 +335,9 @@ fn call(name: &str, arguments: &[Value]) -> Result<Value, String> {
         ("Date", [Text(text)]) => Value::Date(date(text)?),
         ("Date", [Int32(millis)]) => Value::Date(i64::from(*millis)),
         ("Date", [Value::Int64(millis)]) => Value::Date(*millis),
-        ("Timestamp", [seconds, increment]) => Value::Timestamp(unsigned(seconds)?, unsigned(increment)?),
+        ("Timestamp", [seconds, increment]) => {
+            Value::Timestamp(unsigned(seconds)?, unsigned(increment)?)
+        }
         ("ObjectId", [Text(text)]) => Value::ObjectId(object_id(text)?),
         ("oid", [number]) => {
             let mut bytes = [0; 12];
@@ -318,20 +346,32 @@ fn call(name: &str, arguments: &[Value]) -> Result<Value, String> {
         }
         ("UUID", [Text(text)]) => Value::Binary(4, hexadecimal(&text.replace('-', ""))?),
         ("Binary", [subtype, Text(text)]) => {
-            let subtype = u8::try_from(unsigned(subtype)?).map_err(|_| "the subtype is one byte")?;
+            let subtype =
+                u8::try_from(unsigned(subtype)?).map_err(|_| "the subtype is one byte")?;
             Value::Binary(subtype, hexadecimal(text)?)
         }
         ("Code", [Text(text)]) => Value::Code(text.clone()),
-        ("Code", [Text(text), Value::Document(scope)]) => Value::CodeWithScope(text.clone(), scope.clone()),
+        ("Code", [Text(text), Value::Document(scope)]) => {
+            Value::CodeWithScope(text.clone(), scope.clone())
+        }
         ("Symbol", [Text(text)]) => Value::Symbol(text.clone()),
-        ("DBPointer", [Text(namespace), Value::ObjectId(id)]) => Value::DbPointer(namespace.clone(), *id),
+        ("DBPointer", [Text(namespace), Value::ObjectId(id)]) => {
+            Value::DbPointer(namespace.clone(), *id)
+        }
         ("Decimal", [Text(text)]) => decimal(text)?,
         ("Repeat", [Text(text), count]) => Text(text.repeat(unsigned(count)? as usize)),
         ("Range", [Int32(from), Int32(to)]) => Value::Array((*from..*to).map(Int32).collect()),
+        ("Nest", [depth]) => {
+            let wrap = |inner, _| Value::Document(vec![("n".to_owned(), inner)]);
+            (0..unsigned(depth)?.min(NESTING_MAX)).fold(Int32(1), wrap)
+        }
         ("Many", [Int32(count)]) => Value::Array((1..=*count).map(numbered_document).collect()),
         _ => return Err(format!("{name} does not exist or takes other arguments")),
     })
 }
+
+/// Deeper than any server accepts.
+const NESTING_MAX: u32 = 1000;
 
 /// One of many documents, for tests that need more of them than anyone would write down.
 fn numbered_document(number: i32) -> Value {
@@ -364,15 +404,20 @@ pub(super) fn date(text: &str) -> Result<i64, String> {
 }
 
 pub(super) fn object_id(text: &str) -> Result<[u8; 12], String> {
-    hexadecimal(text)?.try_into().map_err(|_| format!("{text} is not twelve bytes"))
+    hexadecimal(text)?
+        .try_into()
+        .map_err(|_| format!("{text} is not twelve bytes"))
 }
 
 pub(super) fn hexadecimal(text: &str) -> Result<Vec<u8>, String> {
-    if text.len() % 2 != 0 || !text.is_ascii() {
+    if !text.len().is_multiple_of(2) || !text.is_ascii() {
         return Err(format!("{text} is not hexadecimal"));
     }
     (0..text.len())
         .step_by(2)
-        .map(|at| u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| format!("{text} is not hexadecimal")))
+        .map(|at| {
+            u8::from_str_radix(&text[at..at + 2], 16)
+                .map_err(|_| format!("{text} is not hexadecimal"))
+        })
         .collect()
 }

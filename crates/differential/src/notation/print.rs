@@ -22,7 +22,10 @@ fn write_document(fields: &Fields, out: &mut String) {
         if index > 0 {
             out.push_str(", ");
         }
-        let plain = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '$');
+        let plain = !name.is_empty()
+            && name
+                .chars()
+                .all(|c| c.is_alphanumeric() || c == '_' || c == '$');
         if plain {
             out.push_str(name);
         } else {
@@ -60,7 +63,11 @@ fn write_value(value: &Value, out: &mut String) {
     match value {
         Value::Double(number) if number.is_nan() => out.push_str("NaN"),
         Value::Double(number) if number.is_infinite() => {
-            out.push_str(if *number > 0.0 { "Infinity" } else { "-Infinity" });
+            out.push_str(if *number > 0.0 {
+                "Infinity"
+            } else {
+                "-Infinity"
+            });
         }
         Value::Double(number) => push(out, format_args!("{number:?}")),
         Value::String(text) => write_string(text, out),
@@ -77,11 +84,20 @@ fn write_value(value: &Value, out: &mut String) {
         }
         Value::Binary(4, bytes) if bytes.len() == 16 => {
             let hex = hexadecimal(bytes);
-            let (a, b, c, d, e) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+            let (a, b, c, d, e) = (
+                &hex[..8],
+                &hex[8..12],
+                &hex[12..16],
+                &hex[16..20],
+                &hex[20..],
+            );
             push(out, format_args!("UUID(\"{a}-{b}-{c}-{d}-{e}\")"));
         }
         Value::Binary(subtype, bytes) => {
-            push(out, format_args!("Binary({subtype}, \"{}\")", hexadecimal(bytes)));
+            push(
+                out,
+                format_args!("Binary({subtype}, \"{}\")", hexadecimal(bytes)),
+            );
         }
         Value::Undefined => out.push_str("undefined"),
         Value::ObjectId(bytes) => write_object_id(bytes, out),
@@ -95,7 +111,10 @@ fn write_value(value: &Value, out: &mut String) {
         },
         Value::Null => out.push_str("null"),
         Value::Regex(pattern, options) => {
-            push(out, format_args!("/{}/{options}", pattern.replace('/', "\\/")));
+            push(
+                out,
+                format_args!("/{}/{options}", pattern.replace('/', "\\/")),
+            );
         }
         Value::DbPointer(namespace, id) => {
             out.push_str("DBPointer(");
@@ -105,7 +124,11 @@ fn write_value(value: &Value, out: &mut String) {
             out.push(')');
         }
         Value::Code(text) | Value::Symbol(text) => {
-            out.push_str(if matches!(value, Value::Code(_)) { "Code(" } else { "Symbol(" });
+            out.push_str(if matches!(value, Value::Code(_)) {
+                "Code("
+            } else {
+                "Symbol("
+            });
             write_string(text, out);
             out.push(')');
         }
@@ -117,9 +140,14 @@ fn write_value(value: &Value, out: &mut String) {
             out.push(')');
         }
         Value::Int32(number) => push(out, format_args!("{number}")),
-        Value::Timestamp(seconds, increment) => push(out, format_args!("Timestamp({seconds}, {increment})")),
+        Value::Timestamp(seconds, increment) => {
+            push(out, format_args!("Timestamp({seconds}, {increment})"))
+        }
         Value::Int64(number) => push(out, format_args!("{number}L")),
-        Value::Decimal(bytes) => push(out, format_args!("{}m", bson::Decimal128::from_bytes(*bytes))),
+        Value::Decimal(bytes) => push(
+            out,
+            format_args!("{}m", bson::Decimal128::from_bytes(*bytes)),
+        ),
         Value::MinKey => out.push_str("MinKey"),
         Value::MaxKey => out.push_str("MaxKey"),
     }
@@ -128,7 +156,10 @@ fn write_value(value: &Value, out: &mut String) {
 fn write_object_id(bytes: &[u8; 12], out: &mut String) {
     match bytes {
         [0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d] => {
-            push(out, format_args!("oid({})", u32::from_be_bytes([*a, *b, *c, *d])));
+            push(
+                out,
+                format_args!("oid({})", u32::from_be_bytes([*a, *b, *c, *d])),
+            );
         }
         _ => push(out, format_args!("ObjectId(\"{}\")", hexadecimal(bytes))),
     }

@@ -48,7 +48,10 @@ impl Sum {
 
     pub fn add(&mut self, number: Number) {
         match number {
-            Number::Int32(v) => self.add_whole(v.into()),
+            Number::Int32(v) => {
+                self.whole += i128::from(v);
+                self.add_double(v.into());
+            }
             Number::Int64(v) => {
                 self.widest = self.widest.max(Widest::Int64);
                 self.add_whole(v);
@@ -165,7 +168,7 @@ impl Sum {
     fn add_whole(&mut self, value: i64) {
         self.whole += i128::from(value);
         // Two halves that are doubles exactly.
-        let low = value & 0xFFFF_FFFF;
+        let low = value % (1 << 32);
         self.add_double(low as f64);
         self.add_double((value - low) as f64);
     }

@@ -53,6 +53,10 @@ impl Deviation {
         if other.count == 0 {
             return;
         }
+        if self.count == 0 {
+            *self = other.clone();
+            return;
+        }
         let (count, other_count) = (self.count as f64, other.count as f64);
         let delta = other.mean - self.mean;
         let both = count + other_count;
@@ -96,15 +100,10 @@ impl Deviation {
     }
 
     fn over(&self, count: i64) -> Value {
-        // Not a number among them leaves nothing to say.
         if count <= 0 {
             return Value::Null;
         }
-        let deviation = (self.squares / count as f64).sqrt();
-        if deviation.is_nan() {
-            return Value::Null;
-        }
-        Value::Double(deviation)
+        Value::Double((self.squares / count as f64).sqrt())
     }
 }
 
@@ -122,5 +121,31 @@ impl Extreme {
             Extreme::Min => against.is_lt(),
             Extreme::Max => against.is_gt(),
         }
+    }
+
+    /// Puts a value among the `n` most extreme, the most extreme first, and
+    /// returns the one that has to go. Of equal values the first to come are
+    /// kept; the largest are listed with the latest of equals first.
+    pub(crate) fn insert<T>(
+        self,
+        values: &mut Vec<T>,
+        n: usize,
+        value: T,
+        view: impl Fn(&T) -> ValueRef<'_>,
+    ) -> Option<T> {
+        if values.len() >= n {
+            let enters = values
+                .last()
+                .is_some_and(|least| self.replaces(view(&value), view(least)));
+            if !enters {
+                return Some(value);
+            }
+        }
+        let at = values.partition_point(|known| match self {
+            Extreme::Min => order::compare(view(known), view(&value)).is_le(),
+            Extreme::Max => order::compare(view(known), view(&value)).is_gt(),
+        });
+        values.insert(at, value);
+        if values.len() > n { values.pop() } else { None }
     }
 }

@@ -93,7 +93,11 @@ fn parse_n(
     context: &QueryContext,
 ) -> Result<Accumulator, Error> {
     let ValueRef::Document(doc) = argument else {
-        let code = if matches!(name, "$maxN" | "$minN") { 5787900 } else { 5787801 };
+        let code = if matches!(name, "$maxN" | "$minN") {
+            5787900
+        } else {
+            5787801
+        };
         return Err(Error::location(
             code,
             format!("specification must be an object; found {name}: {argument:?}"),

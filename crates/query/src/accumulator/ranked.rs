@@ -1,8 +1,8 @@
 //! The order of `$top`, `$topN`, `$bottom`, `$bottomN`.
 //!
 //! Fields are compared as they stand: an array is one value here, where `$sort`
-//! would look at its elements. Among equals the documents that came first are
-//! kept.
+//! would look at its elements. A document enters only if it is better than the
+//! worst one kept; then the first of the worst goes.
 
 use crate::expression::FieldPath;
 use model::bson::{ArrayBuf, ArrayWriter, Doc, Value, ValueRef};
@@ -25,10 +25,7 @@ impl Ranking {
                 Some(1) => false,
                 Some(-1) => true,
                 None if !element.value().is_number() => {
-                    return Err(Error::location(
-                        15974,
-                        "Illegal key in $sort specification",
-                    ));
+                    return Err(Error::location(15974, "Illegal key in $sort specification"));
                 }
                 _ => {
                     return Err(Error::location(
@@ -59,7 +56,11 @@ impl Ranking {
         for ((left, right), (_, descending)) in left.iter().zip(right.iter()).zip(&self.fields) {
             let by_field = order::compare(left, right);
             if by_field.is_ne() {
-                return if *descending { by_field.reverse() } else { by_field };
+                return if *descending {
+                    by_field.reverse()
+                } else {
+                    by_field
+                };
             }
         }
         Ordering::Equal
@@ -75,22 +76,24 @@ impl Ranking {
     ) {
         let full = entries.len() >= limit;
         if full {
-            let worst = if self.bottom { entries.first() } else { entries.last() };
+            let worst = if self.bottom {
+                entries.first()
+            } else {
+                entries.last()
+            };
             let better = worst.is_some_and(|(worst, _)| {
                 let against = self.compare(&key, worst);
-                if self.bottom { against.is_gt() } else { against.is_lt() }
+                if self.bottom {
+                    against.is_gt()
+                } else {
+                    against.is_lt()
+                }
             });
             if !better {
                 return;
             }
             if self.bottom {
-                // Of the equally low ones the latest goes.
-                let lowest = entries[0].0.clone();
-                let equals = entries
-                    .iter()
-                    .take_while(|(key, _)| self.compare(key, &lowest).is_eq())
-                    .count();
-                entries.remove(equals - 1);
+                entries.remove(0);
             } else {
                 entries.pop();
             }

@@ -27,7 +27,10 @@ enum Gathered {
     Push(Vec<Value>),
     Set(ValueSet),
     Merged(Merged),
-    Deviation { deviation: Deviation, sample: bool },
+    Deviation {
+        deviation: Deviation,
+        sample: bool,
+    },
     FirstN(usize, Vec<Value>),
     LastN(usize, VecDeque<Value>),
     /// In order, the most extreme first.
@@ -208,15 +211,9 @@ impl State {
             }
             Gathered::ExtremeN(which, n, values) => {
                 if let Some(value) = value.filter(|value| !value.is_nullish()) {
-                    let at = values.partition_point(|known| !which.replaces(value, known.as_ref()));
-                    if at < *n {
-                        *bytes += size(value);
-                        values.insert(at, value.to_owned());
-                    }
-                    if values.len() > *n
-                        && let Some(least) = values.pop()
-                    {
-                        *bytes -= size(least.as_ref());
+                    *bytes += size(value);
+                    if let Some(out) = which.insert(values, *n, value.to_owned(), Value::as_ref) {
+                        *bytes -= size(out.as_ref());
                     }
                 }
             }
@@ -285,7 +282,9 @@ impl State {
     /// What [`Self::merge`] of another state takes.
     pub fn partial(self) -> Value {
         match self.gathered {
-            Gathered::Sum(sum) => Value::Array(sum.parts().into_iter().map(Number::to_value).collect()),
+            Gathered::Sum(sum) => {
+                Value::Array(sum.parts().into_iter().map(Number::to_value).collect())
+            }
             Gathered::Mean(mean) => {
                 let parts: ArrayBuf = mean.sum.parts().into_iter().map(Number::to_value).collect();
                 let partial = DocWriter::new()
@@ -349,6 +348,13 @@ impl State {
                         return Err(malformed());
                     };
                     self.add_ranked(key.to_owned(), Some(value))?;
+                }
+            }
+            (Gathered::ExtremeN(Extreme::Max, ..), ValueRef::Array(values)) => {
+                // The latest of equals are listed first.
+                let values: Vec<_> = values.iter().collect();
+                for value in values.into_iter().rev() {
+                    self.add(Some(value))?;
                 }
             }
             (_, ValueRef::Array(values)) => {

@@ -79,31 +79,39 @@ pub(super) fn subtract<'a>(
     let refused = || {
         Error::new(
             Code::TYPE_MISMATCH,
-            format!("can't $subtract {} from {}", right.type_name(), left.type_name()),
+            format!(
+                "can't $subtract {} from {}",
+                right.type_name(),
+                left.type_name()
+            ),
         )
     };
     let (Some(minuend), Some(subtrahend)) = (left.as_value(), right.as_value()) else {
         return Ok(Evaluated::null());
     };
     if let ValueRef::DateTime(millis) = minuend {
-        let overflow = || Error::new(Code::OVERFLOW, "date overflow in $subtract");
+        let overflow = || {
+            Error::new(
+                Code::DURATION_OVERFLOW,
+                "Overflow while subtracting from a date",
+            )
+        };
         if let ValueRef::DateTime(other) = subtrahend {
-            return Ok(millis.checked_sub(other).ok_or_else(overflow)?.into());
+            // The real server lets this one wrap around.
+            return Ok(millis.wrapping_sub(other).into());
         }
-        let Some(number) = Number::of(subtrahend) else {
+        if !subtrahend.is_number() {
             return Err(refused());
-        };
-        let difference = match number {
-            Number::Double(number) => number as i64,
-            other => other.to_i64_truncated().ok_or_else(overflow)?,
-        };
-        let date = millis.checked_sub(difference).ok_or_else(overflow)?;
+        }
+        let date = millis
+            .checked_sub(super::rounding::to_long(&right)?)
+            .ok_or_else(overflow)?;
         return Ok(Evaluated::Owned(Value::DateTime(date)));
     }
     match (Number::of(minuend), Number::of(subtrahend)) {
-        (Some(left), Some(right)) => {
-            Ok(Evaluated::Owned(number::subtract_widening(left, right).to_value()))
-        }
+        (Some(left), Some(right)) => Ok(Evaluated::Owned(
+            number::subtract_widening(left, right).to_value(),
+        )),
         _ => Err(refused()),
     }
 }
@@ -121,7 +129,10 @@ pub(super) fn multiply<'a>(
         let Some(factor) = Number::of(value) else {
             return Err(Error::new(
                 Code::TYPE_MISMATCH,
-                format!("$multiply only supports numeric types, not {}", value.kind().name()),
+                format!(
+                    "$multiply only supports numeric types, not {}",
+                    value.kind().name()
+                ),
             ));
         };
         product = number::multiply_widening(product, factor);

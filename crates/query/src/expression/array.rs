@@ -3,6 +3,7 @@
 
 use super::node::{Evaluated, Frame, Node};
 use super::rounding::exact_i32;
+use super::size::check_computed;
 use model::bson::{Array, ArrayBuf, ArrayWriter, ValueRef};
 use model::{Error, order};
 
@@ -87,7 +88,10 @@ fn end<'a>(
     if as_array(&array).is_none() {
         return Err(Error::location(
             28689,
-            format!("{name}'s argument must be an array, but is {}", array.type_name()),
+            format!(
+                "{name}'s argument must be an array, but is {}",
+                array.type_name()
+            ),
         ));
     }
     Ok(element(&array, pick))
@@ -104,7 +108,9 @@ pub(super) fn last<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    end(arguments, frame, "$last", |array| array.count().checked_sub(1))
+    end(arguments, frame, "$last", |array| {
+        array.count().checked_sub(1)
+    })
 }
 
 pub(super) fn size<'a>(
@@ -168,9 +174,13 @@ pub(super) fn concat_arrays<'a>(
         let Some(array) = as_array(&value) else {
             return Err(Error::location(
                 28664,
-                format!("$concatArrays only supports arrays, not {}", value.type_name()),
+                format!(
+                    "$concatArrays only supports arrays, not {}",
+                    value.type_name()
+                ),
             ));
         };
+        check_computed(output.bytes() + array.as_bytes().len())?;
         for value in array.iter() {
             output.push(value);
         }

@@ -4,6 +4,7 @@ use super::array::as_array;
 use super::node::{Evaluated, Frame, Node};
 use super::parse::{Parser, object};
 use super::table::Operator;
+use crate::accumulator::Extreme;
 use model::bson::{ArrayBuf, ArrayWriter, Value, ValueRef};
 use model::number::Number;
 use model::{Error, order};
@@ -11,18 +12,20 @@ use std::cmp::Ordering;
 
 /// How elements of an array are ordered: by themselves or by their fields.
 #[derive(Clone, Debug)]
-pub(crate) enum SortOrder {
+pub(super) enum SortOrder {
     Whole { descending: bool },
     Fields(Vec<(Vec<String>, bool)>),
 }
 
 /// Reads `1`, `-1` or `{field: 1, …}`.
-pub(crate) fn sort_order(value: ValueRef<'_>) -> Result<SortOrder, Error> {
+pub(super) fn sort_order(value: ValueRef<'_>) -> Result<SortOrder, Error> {
     match value {
         ValueRef::Document(doc) => {
             let bad = |why: &str| Error::location(2942505, format!("BadValue: {why}"));
             if doc.is_empty() {
-                return Err(bad("The sort pattern is empty when it should be a set of fields."));
+                return Err(bad(
+                    "The sort pattern is empty when it should be a set of fields.",
+                ));
             }
             let mut fields = Vec::new();
             for element in doc.iter() {
@@ -33,7 +36,9 @@ pub(crate) fn sort_order(value: ValueRef<'_>) -> Result<SortOrder, Error> {
                     return Err(bad("The sort field cannot be empty"));
                 }
                 if name.split('.').any(str::is_empty) {
-                    return Err(bad("The sort field is a dotted field but has an empty part"));
+                    return Err(bad(
+                        "The sort field is a dotted field but has an empty part",
+                    ));
                 }
                 fields.push((name.split('.').map(str::to_owned).collect(), descending));
             }
@@ -63,7 +68,7 @@ fn direction(value: ValueRef<'_>) -> Option<bool> {
 }
 
 impl SortOrder {
-    pub(crate) fn compare(&self, left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
+    pub(super) fn compare(&self, left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
         match self {
             SortOrder::Whole { descending } => directed(order::compare(left, right), *descending),
             SortOrder::Fields(fields) => {
@@ -80,7 +85,11 @@ impl SortOrder {
 }
 
 fn directed(ordering: Ordering, descending: bool) -> Ordering {
-    if descending { ordering.reverse() } else { ordering }
+    if descending {
+        ordering.reverse()
+    } else {
+        ordering
+    }
 }
 
 /// The field an element is sorted by; null if there is none. Names step into
@@ -121,12 +130,10 @@ pub(super) fn parse_sort_array(
             }
         }
     }
-    let input = input.ok_or_else(|| {
-        Error::location(2942502, "$sortArray requires 'input' to be specified")
-    })?;
-    let sort_by = sort_by.ok_or_else(|| {
-        Error::location(2942503, "$sortArray requires 'sortBy' to be specified")
-    })?;
+    let input = input
+        .ok_or_else(|| Error::location(2942502, "$sortArray requires 'input' to be specified"))?;
+    let sort_by = sort_by
+        .ok_or_else(|| Error::location(2942503, "$sortArray requires 'sortBy' to be specified"))?;
     let sort_by = sort_order(sort_by)?;
     Ok(Node::Call {
         operator,
@@ -200,7 +207,9 @@ pub(super) fn first_n<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    n_of_array(arguments, frame, |values, n| values.into_iter().take(n).collect())
+    n_of_array(arguments, frame, |values, n| {
+        values.into_iter().take(n).collect()
+    })
 }
 
 pub(super) fn last_n<'a>(
@@ -217,20 +226,26 @@ pub(super) fn max_n<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    n_of_array(arguments, frame, |values, n| extremes(values, n, true))
+    n_of_array(arguments, frame, |values, n| {
+        extremes(values, n, Extreme::Max)
+    })
 }
 
 pub(super) fn min_n<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    n_of_array(arguments, frame, |values, n| extremes(values, n, false))
+    n_of_array(arguments, frame, |values, n| {
+        extremes(values, n, Extreme::Min)
+    })
 }
 
-fn extremes(mut values: Vec<ValueRef<'_>>, n: usize, descending: bool) -> ArrayBuf {
-    values.retain(|value| !value.is_nullish());
-    values.sort_by(|left, right| directed(order::compare(*left, *right), descending));
-    values.into_iter().take(n).collect()
+fn extremes(values: Vec<ValueRef<'_>>, n: usize, which: Extreme) -> ArrayBuf {
+    let mut best = Vec::new();
+    for value in values.into_iter().filter(|value| !value.is_nullish()) {
+        which.insert(&mut best, n, value, |value| *value);
+    }
+    best.into_iter().collect()
 }
 
 /// Arguments become `[longest?, input…, default…]`, as many defaults as inputs
@@ -270,7 +285,10 @@ pub(super) fn parse_zip(
         }
     }
     if inputs.is_empty() {
-        return Err(Error::location(34465, "$zip requires at least one input array"));
+        return Err(Error::location(
+            34465,
+            "$zip requires at least one input array",
+        ));
     }
     if !defaults.is_empty() && !longest {
         return Err(Error::location(
@@ -324,7 +342,10 @@ pub(super) fn zip<'a>(
         if as_array(&value).is_none() {
             return Err(Error::location(
                 34468,
-                format!("$zip found a non-array expression in input: {}", value.type_name()),
+                format!(
+                    "$zip found a non-array expression in input: {}",
+                    value.type_name()
+                ),
             ));
         }
         evaluated.push(value);
@@ -342,13 +363,20 @@ pub(super) fn zip<'a>(
         .map(|array| array.iter().collect())
         .collect();
     let lengths = columns.iter().map(Vec::len);
-    let rows = if longest { lengths.max() } else { lengths.min() }.unwrap_or(0);
+    let rows = if longest {
+        lengths.max()
+    } else {
+        lengths.min()
+    }
+    .unwrap_or(0);
     let mut output = ArrayWriter::new();
     for row in 0..rows {
         let mut line = ArrayWriter::new();
         for (column, filler) in columns.iter().zip(&filler) {
-            let value = column.get(row).copied().or(filler.as_value());
-            line.push(value.unwrap_or(ValueRef::Null));
+            // A default that is missing leaves the line shorter.
+            if let Some(value) = column.get(row).copied().or(filler.as_value()) {
+                line.push(value);
+            }
         }
         let line = line.finish();
         output.push(&line);

@@ -1,6 +1,6 @@
 //! `$cond`, `$ifNull`, `$switch`: only the chosen branch is evaluated.
 
-use super::node::{Evaluated, Frame, Node, truthy};
+use super::node::{Evaluated, Frame, Node, truthy, truthy_value};
 use super::parse::{Parser, object};
 use super::table::Operator;
 use model::Error;
@@ -85,6 +85,7 @@ pub(super) fn parse_switch(
 ) -> Result<Node, Error> {
     let doc = object("$switch", argument, 40060)?;
     let mut nodes = vec![Node::Absent];
+    let mut branches_given = false;
     for element in doc.iter() {
         match element.key() {
             "branches" => {
@@ -95,6 +96,7 @@ pub(super) fn parse_switch(
                     ));
                 };
                 for branch in branches.iter() {
+                    branches_given = true;
                     let (case, then) = parse_branch(parser, branch)?;
                     nodes.push(case);
                     nodes.push(then);
@@ -109,10 +111,44 @@ pub(super) fn parse_switch(
             }
         }
     }
-    if nodes.len() == 1 {
-        return Err(Error::location(40068, "$switch requires at least one branch"));
+    if !branches_given {
+        return Err(Error::location(
+            40068,
+            "$switch requires at least one branch",
+        ));
     }
-    parser.call(operator, nodes.into())
+    let mut nodes = without_constant_cases(nodes);
+    match (nodes.len(), &nodes[0]) {
+        (1, Node::Absent) => Err(Error::location(
+            40069,
+            "One cannot execute a switch statement where all the cases evaluate to false without a default",
+        )),
+        (1, _) => Ok(nodes.swap_remove(0)),
+        _ => parser.call(operator, nodes.into()),
+    }
+}
+
+/// Drops branches that never apply, and makes the first that always applies
+/// the default.
+fn without_constant_cases(nodes: Vec<Node>) -> Vec<Node> {
+    let mut nodes = nodes.into_iter();
+    let mut kept: Vec<Node> = nodes.next().into_iter().collect();
+    while let (Some(case), Some(then)) = (nodes.next(), nodes.next()) {
+        let constant = match &case {
+            Node::Constant(value) => Some(truthy_value(value.as_ref())),
+            Node::Missing => Some(false),
+            _ => None,
+        };
+        match constant {
+            Some(true) => {
+                kept[0] = then;
+                break;
+            }
+            Some(false) => {}
+            None => kept.extend([case, then]),
+        }
+    }
+    kept
 }
 
 fn parse_branch(parser: &mut Parser<'_>, branch: ValueRef<'_>) -> Result<(Node, Node), Error> {

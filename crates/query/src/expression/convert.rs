@@ -78,7 +78,9 @@ fn target(to: ValueRef<'_>) -> Result<Target, Error> {
             "$convert's 'to' argument must be a string or number",
         ));
     };
-    let whole = number.to_i64_exact().and_then(|whole| i32::try_from(whole).ok());
+    let whole = number
+        .to_i64_exact()
+        .and_then(|whole| i32::try_from(whole).ok());
     let Some(whole) = whole else {
         return Err(Error::new(
             Code::FAILED_TO_PARSE,
@@ -203,7 +205,8 @@ fn decimal(value: ValueRef<'_>) -> Result<Option<Decimal>, Error> {
         ValueRef::Boolean(flag) => Some(Decimal::from_i64(i64::from(flag))),
         ValueRef::DateTime(millis) => Some(Decimal::from_i64(millis)),
         ValueRef::String(text) => Some(
-            Decimal::parse(text).map_err(|_| failure(format!("Failed to parse number '{text}'")))?,
+            Decimal::parse(text)
+                .map_err(|_| failure(format!("Failed to parse number '{text}'")))?,
         ),
         value => Number::of(value).map(Number::to_decimal),
     })
@@ -217,9 +220,7 @@ fn to_millis(value: ValueRef<'_>) -> Result<Option<i64>, Error> {
         ValueRef::Int64(_) | ValueRef::Double(_) | ValueRef::Decimal128(_) => {
             Number::of(value).map(number_to_whole).transpose()?
         }
-        ValueRef::String(text) => {
-            Some(date::parse_text(text, &date::TimeZone::Utc).map_err(failure)?)
-        }
+        ValueRef::String(text) => Some(date::parse_text(text).map_err(failure)?),
         _ => None,
     })
 }
@@ -249,9 +250,14 @@ fn text(value: ValueRef<'_>) -> Result<Option<String>, Error> {
         ValueRef::Int32(number) => Some(number.to_string()),
         ValueRef::Int64(number) => Some(number.to_string()),
         ValueRef::Double(number) if number.is_nan() => Some("NaN".to_owned()),
-        ValueRef::Double(number) if number.is_infinite() => {
-            Some(if number > 0.0 { "Infinity" } else { "-Infinity" }.to_owned())
-        }
+        ValueRef::Double(number) if number.is_infinite() => Some(
+            if number > 0.0 {
+                "Infinity"
+            } else {
+                "-Infinity"
+            }
+            .to_owned(),
+        ),
         ValueRef::Double(number) => Some(six_digits(number)),
         ValueRef::Decimal128(number) => Some(Decimal::from_bits(number).to_string()),
         ValueRef::ObjectId(id) => Some(id.to_string()),
@@ -305,7 +311,10 @@ pub(super) fn is_number<'a>(
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
     let value = arguments[0].evaluate(frame)?;
-    Ok(value.as_value().is_some_and(|value| value.is_number()).into())
+    Ok(value
+        .as_value()
+        .is_some_and(|value| value.is_number())
+        .into())
 }
 
 pub(super) fn type_of<'a>(

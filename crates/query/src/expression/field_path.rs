@@ -38,10 +38,7 @@ impl FieldPath {
             })
             .collect::<Result<Box<[Box<str>]>, Error>>()?;
         if names.len() > MAX_NAMES {
-            return Err(Error::new(
-                model::Code::OVERFLOW,
-                "FieldPath is too long",
-            ));
+            return Err(Error::new(model::Code::OVERFLOW, "FieldPath is too long"));
         }
         Ok(FieldPath { names })
     }

@@ -3,6 +3,7 @@
 use super::node::{Evaluated, Frame, Node};
 use super::rounding::one_number;
 use model::Error;
+use model::decimal::Decimal;
 use model::number::Number;
 
 pub(super) fn exp<'a>(
@@ -102,13 +103,27 @@ pub(super) fn log<'a>(
             "$log's base must be a positive number not equal to 1",
         ));
     }
+    if number.is_nan() || base_number.is_nan() {
+        return Ok(f64::NAN.into());
+    }
     let result = match (number, base_number) {
         (Number::Decimal(_), _) | (_, Number::Decimal(_)) => {
-            Number::Decimal(number.to_decimal().log(base_number.to_decimal()))
+            Number::Decimal(decimal_log(number.to_decimal(), base_number.to_decimal()))
         }
         _ => Number::Double(number.to_f64().ln() / base_number.to_f64().ln()),
     };
     Ok(Evaluated::Owned(result.to_value()))
+}
+
+/// Logarithms of decimals as the real server answers them: right for the bases
+/// 2 and 10; for any other base it divides by the base itself instead of the
+/// base's logarithm.
+fn decimal_log(number: Decimal, base: Decimal) -> Decimal {
+    match base.to_i64_exact() {
+        Some(2) => number.log(base),
+        Some(10) => number.log10(),
+        _ => number.ln().divide(base),
+    }
 }
 
 pub(super) fn pow<'a>(

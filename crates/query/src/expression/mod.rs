@@ -24,6 +24,7 @@ mod conditional;
 mod convert;
 mod date;
 mod field_path;
+mod fold;
 mod identifier;
 mod logarithm;
 mod node;
@@ -44,17 +45,20 @@ mod tests;
 mod trigonometry;
 mod trim;
 
+pub(crate) use array_order::check_n;
 pub use field_path::FieldPath;
 pub use identifier::check_user_variable;
 pub use node::Evaluated;
-pub(crate) use array_order::{SortOrder, check_n, sort_order};
 pub(crate) use node::truthy;
 pub(crate) use object::{Merged, not_mergeable};
+#[cfg(test)]
+pub(crate) use tests::{parse_json, print_json};
 
 use crate::context::QueryContext;
 use model::Error;
 use model::bson::{Doc, Value, ValueRef};
 use node::{Frame, Node};
+use std::sync::Arc;
 
 /// A parsed expression.
 #[derive(Clone, Debug)]
@@ -64,16 +68,19 @@ pub struct Expression {
     slots: usize,
     /// How many of them come with each evaluation.
     late_variables: usize,
+    /// Their values, unless an evaluation brings others.
+    late_values: Arc<[Option<Value>]>,
 }
 
 impl Expression {
     pub fn parse(value: ValueRef<'_>, context: &QueryContext) -> Result<Expression, Error> {
         let mut parser = parse::Parser::new(context);
-        let node = parser.operand(value)?;
+        let node = parser.parse(value)?;
         Ok(Expression {
             node,
             slots: parser.slots(),
             late_variables: context.late_variables.len(),
+            late_values: context.late_values.clone(),
         })
     }
 
@@ -83,6 +90,7 @@ impl Expression {
             node: Node::Constant(value),
             slots: 0,
             late_variables: 0,
+            late_values: Arc::new([]),
         }
     }
 
@@ -128,6 +136,11 @@ impl Expression {
             Node::Constant(value) => Ok(Evaluated::Borrowed(value.as_ref())),
             Node::Field(path) => Ok(path.evaluate(root)),
             node => {
+                let late = if late.is_empty() {
+                    &self.late_values
+                } else {
+                    late
+                };
                 let mut frame = Frame::new(root, late, self.late_variables, self.slots);
                 node.evaluate(&mut frame)
             }

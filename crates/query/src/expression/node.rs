@@ -9,6 +9,7 @@ use super::array_order::SortOrder;
 use super::field_path::FieldPath;
 use super::regex::Pattern;
 use super::scope::{Filter, Let, Map, Reduce};
+use super::size::check_computed;
 use super::table::Operator;
 use model::Error;
 use model::bson::{ArrayWriter, Doc, DocWriter, Value, ValueRef};
@@ -93,7 +94,8 @@ impl<'a> Evaluated<'a> {
 
     /// The type's name as messages give it.
     pub(super) fn type_name(&self) -> &'static str {
-        self.as_value().map_or("missing", |value| value.kind().name())
+        self.as_value()
+            .map_or("missing", |value| value.kind().name())
     }
 
     pub(super) fn null() -> Evaluated<'a> {
@@ -195,6 +197,7 @@ impl Node {
                 for (name, node) in fields {
                     if let Some(value) = node.evaluate(frame)?.as_value() {
                         writer.append(name, value);
+                        check_computed(writer.len())?;
                     }
                 }
                 Ok(writer.finish().into())
@@ -205,6 +208,7 @@ impl Node {
                     let value = node.evaluate(frame)?;
                     // A missing element would shift the others: it becomes null.
                     writer.push(value.as_value().unwrap_or(ValueRef::Null));
+                    check_computed(writer.bytes())?;
                 }
                 Ok(writer.finish().into())
             }

@@ -117,7 +117,10 @@ pub(super) fn array_to_object<'a>(
     let Some(array) = as_array(&value) else {
         return Err(Error::location(
             40386,
-            format!("$arrayToObject requires an array input, found: {}", value.type_name()),
+            format!(
+                "$arrayToObject requires an array input, found: {}",
+                value.type_name()
+            ),
         ));
     };
     let mut merged = Merged::default();
@@ -293,14 +296,14 @@ pub(super) fn parse_get_field(
 ) -> Result<Node, Error> {
     let (field, input) = match argument {
         ValueRef::Document(doc)
-            if !doc.first().is_some_and(|first| first.key().starts_with('$')) =>
+            if !doc
+                .first()
+                .is_some_and(|first| first.key().starts_with('$')) =>
         {
             let (mut field, mut input) = (None, None);
             for element in doc.iter() {
                 match element.key() {
-                    "field" => {
-                        field = Some(field_name(parser, "$getField", element.value(), &GET_FIELD)?);
-                    }
+                    "field" => field = Some(element.value()),
                     "input" => input = Some(parser.operand(element.value())?),
                     other => {
                         return Err(Error::location(
@@ -311,7 +314,8 @@ pub(super) fn parse_get_field(
                 }
             }
             let field = field.ok_or_else(|| required("$getField", "field", 3041702))?;
-            (field, input.ok_or_else(|| required("$getField", "input", 3041703))?)
+            let input = input.ok_or_else(|| required("$getField", "input", 3041703))?;
+            (field_name(parser, "$getField", field, &GET_FIELD)?, input)
         }
         name => (
             field_name(parser, "$getField", name, &GET_FIELD)?,
@@ -325,7 +329,10 @@ pub(super) fn parse_get_field(
 }
 
 fn required(operator: &str, name: &str, code: i32) -> Error {
-    Error::location(code, format!("{operator} requires '{name}' to be specified"))
+    Error::location(
+        code,
+        format!("{operator} requires '{name}' to be specified"),
+    )
 }
 
 pub(super) fn get_field<'a>(
@@ -337,7 +344,9 @@ pub(super) fn get_field<'a>(
     };
     let input = arguments[1].evaluate(frame)?;
     if let Evaluated::Borrowed(ValueRef::Document(doc)) = input {
-        return Ok(doc.get(name).map_or(Evaluated::Missing, Evaluated::Borrowed));
+        return Ok(doc
+            .get(name)
+            .map_or(Evaluated::Missing, Evaluated::Borrowed));
     }
     Ok(match input.as_value() {
         Some(ValueRef::Document(doc)) => match doc.get(name) {
@@ -377,7 +386,7 @@ fn parse_field_change(
     for element in doc.iter() {
         let value = element.value();
         match element.key() {
-            "field" => field = Some(field_name(parser, name, value, &SET_FIELD)?),
+            "field" => field = Some(value),
             "input" => input = Some(parser.operand(value)?),
             "value" if with_value => new_value = Some(parser.operand(value)?),
             other => {
@@ -395,6 +404,7 @@ fn parse_field_change(
         (None, false) => Node::Missing,
     };
     let input = input.ok_or_else(|| required(name, "input", 4161109))?;
+    let field = field_name(parser, name, field, &SET_FIELD)?;
     Ok(Node::Call {
         operator,
         arguments: Box::new([field, input, new_value]),
@@ -432,11 +442,4 @@ pub(super) fn set_field<'a>(
         writer.append(name, value);
     }
     Ok(writer.finish().into())
-}
-
-pub(super) fn unset_field<'a>(
-    arguments: &'a [Node],
-    frame: &mut Frame<'a>,
-) -> Result<Evaluated<'a>, Error> {
-    set_field(arguments, frame)
 }

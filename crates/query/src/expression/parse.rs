@@ -2,8 +2,9 @@
 //! to values.
 
 use super::field_path::{FieldPath, check_field_name};
+use super::fold::fold;
 use super::identifier::check_variable;
-use super::node::{Frame, Node};
+use super::node::Node;
 use super::table::{self, Operator, Parameters};
 use crate::context::QueryContext;
 use model::bson::{Array, Doc, Value, ValueRef};
@@ -14,6 +15,9 @@ pub(super) struct Parser<'c> {
     /// Names in scope, outermost first; a name's place is its slot.
     scope: Vec<String>,
     slots: usize,
+    /// The first error of a constant subexpression: reported only if all the
+    /// rest can be parsed.
+    pub(super) fold_error: Option<Error>,
 }
 
 impl<'c> Parser<'c> {
@@ -22,6 +26,16 @@ impl<'c> Parser<'c> {
             context,
             scope: context.late_variables.clone(),
             slots: context.late_variables.len(),
+            fold_error: None,
+        }
+    }
+
+    /// Parses the whole expression.
+    pub(super) fn parse(&mut self, value: ValueRef<'_>) -> Result<Node, Error> {
+        let node = self.operand(value)?;
+        match self.fold_error.take() {
+            Some(error) => Err(error),
+            None => Ok(node),
         }
     }
 
@@ -37,7 +51,8 @@ impl<'c> Parser<'c> {
         parse: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let outside = self.scope.len();
-        self.scope.extend(names.iter().map(|name| (*name).to_owned()));
+        self.scope
+            .extend(names.iter().map(|name| (*name).to_owned()));
         self.slots = self.slots.max(self.scope.len());
         let parsed = parse(self);
         self.scope.truncate(outside);
@@ -113,7 +128,10 @@ impl<'c> Parser<'c> {
     }
 
     fn variable(&mut self, name: &str, path: Option<&str>) -> Result<Node, Error> {
-        let parse_path = || path.map(FieldPath::parse).transpose();
+        let parse_path = || match path {
+            Some("") => Err(Error::location(40353, "FieldPath must not end with a '.'.")),
+            path => path.map(FieldPath::parse).transpose(),
+        };
         if let Some(slot) = self.slot_of(name) {
             return Ok(Node::Variable {
                 slot,
@@ -292,28 +310,6 @@ impl<'c> Parser<'c> {
         }
         Ok(nodes.into())
     }
-
-    /// A call; if nothing in it depends on the document, its value.
-    pub(super) fn call(
-        &mut self,
-        operator: &'static Operator,
-        arguments: Box<[Node]>,
-    ) -> Result<Node, Error> {
-        let constant = !operator.volatile && arguments.iter().all(Node::is_constant);
-        let call = Node::Call {
-            operator,
-            arguments,
-        };
-        if !constant {
-            return Ok(call);
-        }
-        let mut frame = Frame::new(Doc::EMPTY, &[], 0, 0);
-        let value = call.evaluate(&mut frame)?.into_value();
-        Ok(match value {
-            Some(value) => Node::Constant(value),
-            None => Node::Missing,
-        })
-    }
 }
 
 /// The document of named arguments.
@@ -331,26 +327,6 @@ pub(super) fn object<'a>(
                 other.kind().name()
             ),
         )),
-    }
-}
-
-/// Puts a document or array of constants in one piece.
-fn fold(node: Node) -> Node {
-    let constant = match &node {
-        Node::Object(fields) => fields.iter().all(|(_, node)| node.is_constant()),
-        Node::Array(nodes) => nodes.iter().all(Node::is_constant),
-        _ => false,
-    };
-    if !constant {
-        return node;
-    }
-    let value = node
-        .evaluate(&mut Frame::new(Doc::EMPTY, &[], 0, 0))
-        .ok()
-        .and_then(|value| value.into_value());
-    match value {
-        Some(value) => Node::Constant(value),
-        None => node,
     }
 }
 
@@ -435,4 +411,3 @@ pub(super) fn no_arguments(
         arguments: Box::new([]),
     })
 }
-

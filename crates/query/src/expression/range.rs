@@ -13,20 +13,35 @@ pub(super) fn range<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let start = bound(&arguments[0].evaluate(frame)?, "a numeric starting value", 34443)?;
-    let end = bound(&arguments[1].evaluate(frame)?, "a numeric ending value", 34445)?;
+    let start = bound(
+        &arguments[0].evaluate(frame)?,
+        "a numeric starting value",
+        34443,
+    )?;
+    let end = bound(
+        &arguments[1].evaluate(frame)?,
+        "a numeric ending value",
+        34445,
+    )?;
     let step = match arguments.get(2) {
         None => 1,
         Some(node) => {
             let step = bound(&node.evaluate(frame)?, "a numeric step value", 34447)?;
             if step == 0 {
-                return Err(Error::location(34449, "$range requires a non-zero step value"));
+                return Err(Error::location(
+                    34449,
+                    "$range requires a non-zero step value",
+                ));
             }
             step
         }
     };
     let (mut at, end, step) = (i64::from(start), i64::from(end), i64::from(step));
-    let count = if (step > 0) == (at < end) { (end - at).abs() / step.abs() } else { 0 };
+    let count = if (step > 0) == (at < end) {
+        (end - at).abs() / step.abs()
+    } else {
+        0
+    };
     if count as usize > MAX_RANGE_BYTES / std::mem::size_of::<i64>() {
         return Err(Error::new(
             Code::EXCEEDED_MEMORY_LIMIT,
@@ -46,7 +61,10 @@ fn bound(value: &Evaluated<'_>, what: &str, code: i32) -> Result<i32, Error> {
     let Some(number) = value.as_value().filter(|value| value.is_number()) else {
         return Err(Error::location(
             code,
-            format!("$range requires {what}, found value of type: {}", value.type_name()),
+            format!(
+                "$range requires {what}, found value of type: {}",
+                value.type_name()
+            ),
         ));
     };
     exact_i32(number).ok_or_else(|| {

@@ -9,13 +9,13 @@ use super::table::Operator;
 use crate::regex::Options;
 use model::Error;
 use model::bson::{ArrayBuf, ArrayWriter, DocBuf, DocWriter, Value, ValueRef};
-use pcre2::bytes::{Captures, Regex, RegexBuilder};
+use pcre2::bytes::{CaptureLocations, Regex, RegexBuilder};
 use std::fmt;
 
 /// Bounds the work of one match; an honest pattern stays far below.
 const MATCH_LIMIT: u32 = 1_000_000;
 
-/// A compiled constant; `None` where pattern or options are null.
+/// A compiled constant; `None` where the pattern is null.
 #[derive(Clone)]
 pub(super) struct Pattern(Option<Regex>);
 
@@ -40,10 +40,14 @@ pub(super) fn parse(
         argument,
         51103,
         31024,
-        &[("input", Some(31022)), ("regex", Some(31023)), ("options", None)],
+        &[
+            ("input", Some(31022)),
+            ("regex", Some(31023)),
+            ("options", None),
+        ],
     )?;
-    let [input, regex, options] = <[Node; 3]>::try_from(arguments.into_vec())
-        .expect("there are as many arguments as names");
+    let [input, regex, options] =
+        <[Node; 3]>::try_from(arguments.into_vec()).expect("there are as many arguments as names");
     let arguments: Box<[Node]> = match (&regex, &options) {
         (Node::Constant(regex), Node::Absent) => {
             let compiled = compile(Some(regex.as_ref()), None, operator.name)?;
@@ -61,7 +65,7 @@ pub(super) fn parse(
     })
 }
 
-/// `None` if the pattern is null or missing, or the options are null.
+/// `None` if the pattern is null or missing.
 fn compile(
     regex: Option<ValueRef<'_>>,
     options: Option<ValueRef<'_>>,
@@ -78,13 +82,8 @@ fn compile(
             ));
         }
     };
-    let mut null_options = false;
     let options = match options {
-        None => own_options,
-        Some(ValueRef::Null | ValueRef::Undefined) => {
-            null_options = true;
-            own_options
-        }
+        None | Some(ValueRef::Null | ValueRef::Undefined) => own_options,
         Some(ValueRef::String(options)) => {
             if !own_options.is_empty() {
                 return Err(Error::location(
@@ -116,7 +115,7 @@ fn compile(
         ));
     }
     let flags = Options::parse(options)?;
-    let Some(pattern) = pattern.filter(|_| !null_options) else {
+    let Some(pattern) = pattern else {
         return Ok(None);
     };
     RegexBuilder::new()
@@ -189,10 +188,11 @@ pub(super) fn find<'a>(
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
     let found = with_match(arguments, frame, "$regexFind", |regex, text| {
-        let captures = regex
-            .captures(text.as_bytes())
+        let mut captures = regex.capture_locations();
+        let found = regex
+            .captures_read_at(&mut captures, text.as_bytes(), 0)
             .map_err(|error| failed("$regexFind", &error))?;
-        Ok(captures.map(|captures| describe(&captures, text)))
+        Ok(found.map(|_| describe(&captures, text)))
     })?;
     Ok(match found.flatten() {
         Some(found) => Evaluated::Owned(Value::Document(found)),
@@ -206,14 +206,24 @@ pub(super) fn find_all<'a>(
 ) -> Result<Evaluated<'a>, Error> {
     let found = with_match(arguments, frame, "$regexFindAll", |regex, text| {
         let mut output = ArrayWriter::new();
-        for captures in regex.captures_iter(text.as_bytes()) {
-            let captures = captures.map_err(|error| failed("$regexFindAll", &error))?;
-            // An empty match at the very end counts only if nothing precedes it.
-            let at_end = captures.get(0).is_some_and(|all| all.start() == text.len());
-            if at_end && !text.is_empty() {
+        let mut captures = regex.capture_locations();
+        let mut start = 0;
+        loop {
+            let found = regex
+                .captures_read_at(&mut captures, text.as_bytes(), start)
+                .map_err(|error| failed("$regexFindAll", &error))?;
+            let Some(found) = found else {
+                break;
+            };
+            output.push(&describe(&captures, text));
+            start = found.end();
+            if found.start() == found.end() {
+                start += text[start..].chars().next().map_or(1, char::len_utf8);
+            }
+            // An empty match at the very end counts only in an empty text.
+            if start >= text.len() {
                 break;
             }
-            output.push(&describe(&captures, text));
         }
         Ok(output.finish())
     })?;
@@ -221,13 +231,13 @@ pub(super) fn find_all<'a>(
 }
 
 /// `{match, idx, captures}`.
-fn describe(captures: &Captures<'_>, text: &str) -> DocBuf {
+fn describe(captures: &CaptureLocations, text: &str) -> DocBuf {
     let span = |at: usize| {
         captures
             .get(at)
-            .and_then(|part| text.get(part.start()..part.end()))
+            .and_then(|(start, end)| text.get(start..end))
     };
-    let start = captures.get(0).map_or(0, |all| all.start());
+    let start = captures.get(0).map_or(0, |(start, _)| start);
     let index = text.get(..start).map_or(0, |before| before.chars().count());
     let mut writer = DocWriter::new();
     writer.append("match", span(0).unwrap_or_default());

@@ -27,7 +27,10 @@ pub(super) fn one_number<'a>(
         Some(number) => Ok(Evaluated::Owned(apply(number)?.to_value())),
         None => Err(Error::location(
             28765,
-            format!("{operator} only supports numeric types, not {}", value.type_name()),
+            format!(
+                "{operator} only supports numeric types, not {}",
+                value.type_name()
+            ),
         )),
     }
 }
@@ -84,7 +87,13 @@ pub(super) fn round<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    to_place(arguments, frame, "$round", Rounding::HalfEven, f64::round_ties_even)
+    to_place(
+        arguments,
+        frame,
+        "$round",
+        Rounding::HalfEven,
+        f64::round_ties_even,
+    )
 }
 
 pub(super) fn trunc<'a>(
@@ -103,14 +112,8 @@ fn to_place<'a>(
 ) -> Result<Evaluated<'a>, Error> {
     let value = arguments[0].evaluate(frame)?;
     let place = match arguments.get(1) {
-        None => 0,
-        Some(node) => {
-            let place = node.evaluate(frame)?;
-            if value.is_nullish() || place.is_nullish() {
-                return Ok(Evaluated::null());
-            }
-            check_place(&place, operator)?
-        }
+        Some(node) => Some(node.evaluate(frame)?),
+        None => None,
     };
     if value.is_nullish() {
         return Ok(Evaluated::null());
@@ -118,8 +121,16 @@ fn to_place<'a>(
     let Some(number) = value.as_value().and_then(Number::of) else {
         return Err(Error::location(
             51081,
-            format!("{operator} only supports numeric types, not {}", value.type_name()),
+            format!(
+                "{operator} only supports numeric types, not {}",
+                value.type_name()
+            ),
         ));
+    };
+    let place = match &place {
+        Some(place) if place.is_nullish() => return Ok(Evaluated::null()),
+        Some(place) => check_place(place, operator)?,
+        None => 0,
     };
     let rounded = match number {
         Number::Double(number) if place == 0 || !number.is_finite() => {
@@ -148,14 +159,29 @@ fn to_place<'a>(
     Ok(Evaluated::Owned(rounded.to_value()))
 }
 
-fn check_place(place: &Evaluated<'_>, operator: &str) -> Result<i32, Error> {
-    let Some(value) = place.as_value().filter(ValueRef::is_number) else {
+/// A number cut to an int64, as the server does where it wants one.
+pub(super) fn to_long(value: &Evaluated<'_>) -> Result<i64, Error> {
+    let Some(number) = value.as_value().and_then(Number::of) else {
         return Err(Error::location(
             16004,
-            format!("can't convert from BSON type {} to long", place.type_name()),
+            format!("can't convert from BSON type {} to long", value.type_name()),
         ));
     };
-    let Some(place) = exact_i32(value) else {
+    let whole = match number {
+        Number::Decimal(decimal) => decimal.round_to_place(0, Rounding::HalfEven).to_i64_exact(),
+        other => other.to_i64_truncated(),
+    };
+    whole.ok_or_else(|| {
+        Error::location(
+            31109,
+            format!("Can't coerce out of range value {value:?} to long"),
+        )
+    })
+}
+
+fn check_place(place: &Evaluated<'_>, operator: &str) -> Result<i32, Error> {
+    to_long(place)?;
+    let Some(place) = place.as_value().and_then(exact_i32) else {
         return Err(Error::location(
             51082,
             format!("precision argument to  {operator} must be a integral value"),

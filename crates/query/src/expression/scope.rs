@@ -6,6 +6,7 @@
 use super::identifier::check_user_variable;
 use super::node::{Evaluated, Frame, Node, truthy};
 use super::parse::{Parser, object};
+use super::size::check_computed;
 use super::table::Operator;
 use model::Error;
 use model::bson::{ArrayWriter, ValueRef};
@@ -89,7 +90,10 @@ pub(super) fn parse_let(
 }
 
 fn missing(code: i32, parameter: &str, operator: &str) -> Error {
-    Error::location(code, format!("Missing '{parameter}' parameter to {operator}"))
+    Error::location(
+        code,
+        format!("Missing '{parameter}' parameter to {operator}"),
+    )
 }
 
 impl Let {
@@ -147,6 +151,7 @@ fn parse_per_element<'d>(
     let input = input.ok_or_else(|| missing(first_code + 2, "input", operator))?;
     let name = match name {
         None => "this",
+        Some(ValueRef::String("CURRENT")) => "CURRENT",
         Some(ValueRef::String(name)) => {
             check_user_variable(name)?;
             name
@@ -190,6 +195,7 @@ impl Map {
             frame.bind(self.slot, value);
             let mapped = self.each.evaluate(frame)?;
             output.push(mapped.as_value().unwrap_or(ValueRef::Null));
+            check_computed(output.bytes())?;
             Ok(true)
         })?;
         Ok(output.finish().into())
@@ -260,7 +266,10 @@ impl Filter {
         if !matches!(input.as_value(), Some(ValueRef::Array(_))) {
             return Err(Error::location(
                 28651,
-                format!("input to $filter must be an array not {}", input.type_name()),
+                format!(
+                    "input to $filter must be an array not {}",
+                    input.type_name()
+                ),
             ));
         }
         let limit = self.limit(frame)?;

@@ -6,14 +6,10 @@
 
 use super::array::as_array;
 use super::node::{Evaluated, Frame, Node, truthy_value};
-use model::bson::{Array, ArrayBuf, ValueRef};
+use model::bson::{Array, ArrayBuf, Value, ValueRef};
 use model::{Error, order};
 
-fn expect<'v>(
-    value: &'v Evaluated<'_>,
-    code: i32,
-    operator: &str,
-) -> Result<Array<'v>, Error> {
+fn expect<'v>(value: &'v Evaluated<'_>, code: i32, operator: &str) -> Result<Array<'v>, Error> {
     as_array(value).ok_or_else(|| {
         Error::location(
             code,
@@ -31,6 +27,10 @@ fn sorted_set(array: Array<'_>) -> Vec<ValueRef<'_>> {
     values.sort_by(|left, right| order::compare(*left, *right));
     values.dedup_by(|later, earlier| order::compare(*later, *earlier).is_eq());
     values
+}
+
+fn owned(values: &[ValueRef<'_>]) -> Vec<Value> {
+    values.iter().map(|value| value.to_owned()).collect()
 }
 
 fn contains(set: &[ValueRef<'_>], value: ValueRef<'_>) -> bool {
@@ -106,18 +106,26 @@ pub(super) fn intersection<'a>(
     if first.is_nullish() {
         return Ok(Evaluated::null());
     }
-    let mut common = sorted_set(expect(&first, 17047, "$setIntersection")?);
+    let mut common = owned(&sorted_set(expect(&first, 17047, "$setIntersection")?));
     for argument in others {
         let value = argument.evaluate(frame)?;
         if value.is_nullish() {
             return Ok(Evaluated::null());
         }
         let set = sorted_set(expect(&value, 17047, "$setIntersection")?);
-        common.retain(|value| contains(&set, *value));
-        // Nothing can come back: later arguments are not looked at.
-        if common.is_empty() {
-            break;
-        }
+        // Of two equal elements the one from the smaller set remains.
+        let (mut smaller, larger) = if common.len() > set.len() {
+            (owned(&set), common)
+        } else {
+            let larger = owned(&set);
+            (common, larger)
+        };
+        smaller.retain(|value| {
+            larger
+                .binary_search_by(|known| order::compare(known.as_ref(), value.as_ref()))
+                .is_ok()
+        });
+        common = smaller;
     }
     Ok(common.into_iter().collect::<ArrayBuf>().into())
 }
@@ -175,7 +183,13 @@ pub(super) fn is_subset<'a>(
 ) -> Result<Evaluated<'a>, Error> {
     let left = arguments[0].evaluate(frame)?;
     let right = arguments[1].evaluate(frame)?;
-    let part = expect(&left, 17046, "$setIsSubset")?;
+    // A constant right side has a code of its own for a left one that is no array.
+    let code = if arguments[1].is_constant() {
+        17310
+    } else {
+        17046
+    };
+    let part = expect(&left, code, "$setIsSubset")?;
     let whole = sorted_set(expect(&right, 17042, "$setIsSubset")?);
     Ok(part.iter().all(|value| contains(&whole, value)).into())
 }

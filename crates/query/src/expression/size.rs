@@ -5,6 +5,21 @@ use super::node::{Evaluated, Frame, Node};
 use model::Error;
 use model::bson::{Timestamp, ValueRef};
 
+/// The most bytes that one computed value may take.
+const MAX_COMPUTED_BYTES: usize = 64 * 1024 * 1024;
+
+/// Stops an expression that would fill the memory, such as one that doubles a
+/// string again and again.
+pub(super) fn check_computed(bytes: usize) -> Result<(), Error> {
+    if bytes <= MAX_COMPUTED_BYTES {
+        return Ok(());
+    }
+    Err(Error::location(
+        13548,
+        format!("a computed value grew to {bytes} bytes, past the 64MB limit"),
+    ))
+}
+
 fn text_length<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
@@ -17,7 +32,10 @@ fn text_length<'a>(
         Some(ValueRef::String(text)) => Ok((length(text) as i32).into()),
         _ => Err(Error::location(
             code,
-            format!("{operator} requires a string argument, found: {}", value.type_name()),
+            format!(
+                "{operator} requires a string argument, found: {}",
+                value.type_name()
+            ),
         )),
     }
 }
@@ -33,7 +51,9 @@ pub(super) fn length_code_points<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    text_length(arguments, frame, "$strLenCP", 34471, |text| text.chars().count())
+    text_length(arguments, frame, "$strLenCP", 34471, |text| {
+        text.chars().count()
+    })
 }
 
 pub(super) fn binary_size<'a>(
@@ -65,7 +85,10 @@ pub(super) fn bson_size<'a>(
         Some(ValueRef::Document(doc)) => Ok((doc.len() as i32).into()),
         Some(other) => Err(Error::location(
             31393,
-            format!("$bsonSize requires a document input, found: {}", other.kind().name()),
+            format!(
+                "$bsonSize requires a document input, found: {}",
+                other.kind().name()
+            ),
         )),
     }
 }
@@ -102,5 +125,7 @@ pub(super) fn timestamp_increment<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    timestamp_part(arguments, frame, "$tsIncrement", 5687302, |time| time.increment)
+    timestamp_part(arguments, frame, "$tsIncrement", 5687302, |time| {
+        time.increment
+    })
 }

@@ -6,9 +6,9 @@
 use super::array::as_array;
 use super::node::{Evaluated, Frame, Node};
 use crate::accumulator::{Deviation, Extreme, Mean};
+use model::Error;
 use model::bson::ValueRef;
 use model::number::{Number, Sum};
-use model::Error;
 
 fn for_each<'a>(
     arguments: &'a [Node],
@@ -69,14 +69,26 @@ fn extreme<'a>(
             let best = array
                 .iter()
                 .filter(|value| !value.is_nullish())
-                .reduce(|best, value| if which.replaces(value, best) { value } else { best });
+                .reduce(|best, value| {
+                    if which.replaces(value, best) {
+                        value
+                    } else {
+                        best
+                    }
+                });
             return Ok(Evaluated::Borrowed(best.unwrap_or(ValueRef::Null)));
         }
         let best = match as_array(&value) {
             Some(array) => array
                 .iter()
                 .filter(|value| !value.is_nullish())
-                .reduce(|best, value| if which.replaces(value, best) { value } else { best })
+                .reduce(|best, value| {
+                    if which.replaces(value, best) {
+                        value
+                    } else {
+                        best
+                    }
+                })
                 .map(|value| value.to_owned()),
             None if value.is_nullish() => None,
             None => return Ok(value),

@@ -5,6 +5,7 @@
 
 use super::date::iso_text;
 use super::node::{Evaluated, Frame, Node};
+use super::size::check_computed;
 use model::Error;
 use model::bson::{ArrayWriter, ValueRef};
 use model::decimal::Decimal;
@@ -18,7 +19,10 @@ pub(super) fn concat<'a>(
     for argument in arguments {
         let value = argument.evaluate(frame)?;
         match value.as_value() {
-            Some(ValueRef::String(part)) => text.push_str(part),
+            Some(ValueRef::String(part)) => {
+                check_computed(text.len() + part.len())?;
+                text.push_str(part);
+            }
             None | Some(ValueRef::Null | ValueRef::Undefined) => return Ok(Evaluated::null()),
             Some(other) => {
                 return Err(Error::location(
@@ -63,7 +67,10 @@ pub(super) fn coerce<'v>(value: &'v Evaluated<'_>) -> Result<Cow<'v, str>, Error
         | ValueRef::MaxKey => {
             return Err(Error::location(
                 16007,
-                format!("can't convert from BSON type {} to String", value.kind().name()),
+                format!(
+                    "can't convert from BSON type {} to String",
+                    value.kind().name()
+                ),
             ));
         }
     })
@@ -152,7 +159,10 @@ pub(super) fn split<'a>(
         return Err(wrong(40086, "second", &separator));
     };
     if separator.is_empty() {
-        return Err(Error::location(40087, "$split requires a non-empty separator"));
+        return Err(Error::location(
+            40087,
+            "$split requires a non-empty separator",
+        ));
     }
     let mut parts = ArrayWriter::new();
     for part in text.split(separator) {
@@ -187,6 +197,15 @@ fn replace<'a>(
     }
     match texts {
         [Some(input), Some(find), Some(replacement)] => {
+            let most = match find.len() {
+                0 => input.len() + 1,
+                length => input.len() / length,
+            };
+            check_computed(
+                input
+                    .len()
+                    .saturating_add(most.saturating_mul(replacement.len())),
+            )?;
             Ok(replaced(input, find, replacement).into())
         }
         _ => Ok(Evaluated::null()),
@@ -197,16 +216,22 @@ pub(super) fn replace_one<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    replace(arguments, frame, "$replaceOne", |input, find, replacement| {
-        input.replacen(find, replacement, 1)
-    })
+    replace(
+        arguments,
+        frame,
+        "$replaceOne",
+        |input, find, replacement| input.replacen(find, replacement, 1),
+    )
 }
 
 pub(super) fn replace_all<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    replace(arguments, frame, "$replaceAll", |input, find, replacement| {
-        input.replace(find, replacement)
-    })
+    replace(
+        arguments,
+        frame,
+        "$replaceAll",
+        |input, find, replacement| input.replace(find, replacement),
+    )
 }

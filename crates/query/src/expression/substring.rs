@@ -157,14 +157,20 @@ pub(super) fn index_of_bytes<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let found = search(arguments, frame, "$indexOfBytes", 40091, |text, token, start, end| {
-        let end = end.min(text.len());
-        if start > end {
-            return None;
-        }
-        let within = &text.as_bytes()[start..end];
-        memchr::memmem::find(within, token.as_bytes()).map(|at| start + at)
-    })?;
+    let found = search(
+        arguments,
+        frame,
+        "$indexOfBytes",
+        40091,
+        |text, token, start, end| {
+            let end = end.min(text.len());
+            if start > end {
+                return None;
+            }
+            let within = &text.as_bytes()[start..end];
+            memchr::memmem::find(within, token.as_bytes()).map(|at| start + at)
+        },
+    )?;
     Ok(index(found))
 }
 
@@ -172,22 +178,28 @@ pub(super) fn index_of_code_points<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let found = search(arguments, frame, "$indexOfCP", 40093, |text, token, start, end| {
-        let mut from_start = text.char_indices().enumerate().skip(start);
-        let count = text.chars().count();
-        let end_byte = text
-            .char_indices()
-            .nth(end)
-            .map_or(text.len(), |(at, _)| at);
-        if count < start || start > end {
-            return None;
-        }
-        let token_length = token.chars().count();
-        from_start
-            .find(|(at, (byte, _))| {
-                at + token_length <= end.min(count) && text[*byte..end_byte].starts_with(token)
-            })
-            .map(|(at, _)| at)
-    })?;
+    let found = search(
+        arguments,
+        frame,
+        "$indexOfCP",
+        40093,
+        |text, token, start, end| {
+            let mut from_start = text.char_indices().enumerate().skip(start);
+            let count = text.chars().count();
+            let end_byte = text
+                .char_indices()
+                .nth(end)
+                .map_or(text.len(), |(at, _)| at);
+            if count < start || start > end {
+                return None;
+            }
+            let token_length = token.chars().count();
+            from_start
+                .find(|(at, (byte, _))| {
+                    at + token_length <= end.min(count) && text[*byte..end_byte].starts_with(token)
+                })
+                .map(|(at, _)| at)
+        },
+    )?;
     Ok(index(found))
 }

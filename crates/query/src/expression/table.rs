@@ -11,17 +11,26 @@ use model::Error;
 use model::bson::ValueRef;
 use std::fmt;
 
-pub(super) type Evaluate =
-    for<'a> fn(&'a [Node], &mut Frame<'a>) -> Result<Evaluated<'a>, Error>;
-pub(super) type Parse =
-    fn(&mut Parser<'_>, &'static Operator, ValueRef<'_>) -> Result<Node, Error>;
+pub(super) type Evaluate = for<'a> fn(&'a [Node], &mut Frame<'a>) -> Result<Evaluated<'a>, Error>;
+pub(super) type Parse = fn(&mut Parser<'_>, &'static Operator, ValueRef<'_>) -> Result<Node, Error>;
 
 pub(super) struct Operator {
     pub(super) name: &'static str,
     pub(super) parameters: Parameters,
     pub(super) evaluate: Evaluate,
-    /// Another value each time: never folded.
-    pub(super) volatile: bool,
+    /// Whether constant arguments are folded when parsed; the real server does
+    /// not do so for all, and then an error waits for the first document.
+    pub(super) folds: bool,
+}
+
+impl Operator {
+    /// Whether arguments may be regrouped and reordered.
+    pub(super) fn is_commutative(&self) -> bool {
+        matches!(
+            self.name,
+            "$add" | "$multiply" | "$setUnion" | "$setIntersection"
+        )
+    }
 }
 
 impl fmt::Debug for Operator {
@@ -70,6 +79,13 @@ fn never<'a>(_: &'a [Node], _: &mut Frame<'a>) -> Result<Evaluated<'a>, Error> {
     ))
 }
 
+const fn folds(name: &str) -> bool {
+    !matches!(
+        name.as_bytes(),
+        b"$rand" | b"$firstN" | b"$lastN" | b"$maxN" | b"$minN" | b"$replaceOne" | b"$replaceAll"
+    )
+}
+
 const fn named(
     not_object: i32,
     unknown: i32,
@@ -113,7 +129,7 @@ macro_rules! operators {
             name: $name,
             parameters: $parameters,
             evaluate: $evaluate,
-            volatile: matches!($name.as_bytes(), b"$rand"),
+            folds: folds($name),
         }),*];
     };
 }
@@ -285,7 +301,7 @@ operators! {
     "$tsIncrement" Exactly(1) => size::timestamp_increment;
     "$tsSecond" Exactly(1) => size::timestamp_second;
     "$type" Exactly(1) => convert::type_of;
-    "$unsetField" Special(object::parse_unset_field) => object::unset_field;
+    "$unsetField" Special(object::parse_unset_field) => object::set_field;
     "$week" Special(date::parse_part) => date::week;
     "$year" Special(date::parse_part) => date::year;
     "$zip" Special(array_order::parse_zip) => array_order::zip;

@@ -1,7 +1,6 @@
 //! `$sin` and its like, and the two angle conversions.
 //!
-//! Decimal arguments are computed in doubles and keep 15 digits, where the real
-//! server computes 34; the conversions are exact in both.
+//! A decimal argument gives a decimal with 34 digits, any other a double.
 
 use super::node::{Evaluated, Frame, Node};
 use super::rounding::one_number;
@@ -37,6 +36,7 @@ fn apply<'a>(
     operator: &str,
     domain: Domain,
     function: fn(f64) -> f64,
+    decimal_function: fn(Decimal) -> Decimal,
 ) -> Result<Evaluated<'a>, Error> {
     one_number(arguments, frame, operator, |number| {
         let argument = number.to_f64();
@@ -46,38 +46,37 @@ fn apply<'a>(
                 format!("cannot apply {operator} to {argument}, value out of range"),
             ));
         }
-        let result = function(argument);
         Ok(match number {
-            Number::Decimal(_) => Number::Decimal(Decimal::from_f64(result)),
-            _ => Number::Double(result),
+            Number::Decimal(number) => Number::Decimal(decimal_function(number)),
+            _ => Number::Double(function(argument)),
         })
     })
 }
 
 macro_rules! functions {
-    ($($name:ident $operator:literal $domain:expr => $function:expr;)*) => {$(
+    ($($name:ident $operator:literal $domain:expr;)*) => {$(
         pub(super) fn $name<'a>(
             arguments: &'a [Node],
             frame: &mut Frame<'a>,
         ) -> Result<Evaluated<'a>, Error> {
-            apply(arguments, frame, $operator, $domain, $function)
+            apply(arguments, frame, $operator, $domain, f64::$name, Decimal::$name)
         }
     )*};
 }
 
 functions! {
-    sin "$sin" Domain::Finite => f64::sin;
-    cos "$cos" Domain::Finite => f64::cos;
-    tan "$tan" Domain::Finite => f64::tan;
-    asin "$asin" Domain::Between(-1.0, 1.0) => f64::asin;
-    acos "$acos" Domain::Between(-1.0, 1.0) => f64::acos;
-    atan "$atan" Domain::Any => f64::atan;
-    sinh "$sinh" Domain::Any => f64::sinh;
-    cosh "$cosh" Domain::Any => f64::cosh;
-    tanh "$tanh" Domain::Any => f64::tanh;
-    asinh "$asinh" Domain::Any => f64::asinh;
-    acosh "$acosh" Domain::Between(1.0, f64::INFINITY) => f64::acosh;
-    atanh "$atanh" Domain::Between(-1.0, 1.0) => f64::atanh;
+    sin "$sin" Domain::Finite;
+    cos "$cos" Domain::Finite;
+    tan "$tan" Domain::Finite;
+    asin "$asin" Domain::Between(-1.0, 1.0);
+    acos "$acos" Domain::Between(-1.0, 1.0);
+    atan "$atan" Domain::Any;
+    sinh "$sinh" Domain::Any;
+    cosh "$cosh" Domain::Any;
+    tanh "$tanh" Domain::Any;
+    asinh "$asinh" Domain::Any;
+    acosh "$acosh" Domain::Between(1.0, f64::INFINITY);
+    atanh "$atanh" Domain::Between(-1.0, 1.0);
 }
 
 pub(super) fn atan2<'a>(
@@ -93,7 +92,10 @@ pub(super) fn atan2<'a>(
         let Some(number) = value.as_value().and_then(Number::of) else {
             return Err(Error::location(
                 51044 + at as i32,
-                format!("$atan2 only supports numeric types, not {}", value.type_name()),
+                format!(
+                    "$atan2 only supports numeric types, not {}",
+                    value.type_name()
+                ),
             ));
         };
         numbers[at] = Some(number);
@@ -101,12 +103,11 @@ pub(super) fn atan2<'a>(
     let [Some(y), Some(x)] = numbers else {
         return Ok(Evaluated::null());
     };
-    let angle = y.to_f64().atan2(x.to_f64());
     let decimal = matches!(y, Number::Decimal(_)) || matches!(x, Number::Decimal(_));
     let result = if decimal {
-        Number::Decimal(Decimal::from_f64(angle))
+        Number::Decimal(y.to_decimal().atan2(x.to_decimal()))
     } else {
-        Number::Double(angle)
+        Number::Double(y.to_f64().atan2(x.to_f64()))
     };
     Ok(Evaluated::Owned(result.to_value()))
 }
@@ -115,11 +116,12 @@ fn scale<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
     operator: &str,
-    decimal_factor: &str,
     convert: fn(f64) -> f64,
+    decimal_factor: &str,
 ) -> Result<Evaluated<'a>, Error> {
     one_number(arguments, frame, operator, |number| {
         Ok(match number {
+            // One rounded factor, as the real server has it: the last digit shows.
             Number::Decimal(number) => {
                 let factor = Decimal::parse(decimal_factor).unwrap_or(Decimal::NaN);
                 Number::Decimal(number.multiply(factor))
@@ -137,8 +139,8 @@ pub(super) fn degrees_to_radians<'a>(
         arguments,
         frame,
         "$degreesToRadians",
-        "0.01745329251994329576923690768488613",
         |degrees| degrees * (std::f64::consts::PI / 180.0),
+        "0.01745329251994329576923690768488613",
     )
 }
 
@@ -150,7 +152,7 @@ pub(super) fn radians_to_degrees<'a>(
         arguments,
         frame,
         "$radiansToDegrees",
-        "57.29577951308232087679815481410517",
         |radians| radians * (180.0 / std::f64::consts::PI),
+        "57.29577951308232087679815481410517",
     )
 }

@@ -7,8 +7,8 @@ use model::bson::ValueRef;
 /// What is trimmed unless `chars` says otherwise: NUL and Unicode's spaces.
 const BLANKS: &[char] = &[
     '\0', ' ', '\t', '\n', '\u{b}', '\u{c}', '\r', '\u{a0}', '\u{1680}', '\u{2000}', '\u{2001}',
-    '\u{2002}', '\u{2003}', '\u{2004}', '\u{2005}', '\u{2006}', '\u{2007}', '\u{2008}',
-    '\u{2009}', '\u{200a}',
+    '\u{2002}', '\u{2003}', '\u{2004}', '\u{2005}', '\u{2006}', '\u{2007}', '\u{2008}', '\u{2009}',
+    '\u{200a}',
 ];
 
 fn trimmed<'a>(
@@ -24,7 +24,10 @@ fn trimmed<'a>(
     let Some(ValueRef::String(text)) = input.as_value() else {
         return Err(Error::location(
             50699,
-            format!("{operator} requires its input to be a string, got {}", input.type_name()),
+            format!(
+                "{operator} requires its input to be a string, got {}",
+                input.type_name()
+            ),
         ));
     };
     if arguments[1].is_absent() {
@@ -39,7 +42,10 @@ fn trimmed<'a>(
         }
         Some(other) => Err(Error::location(
             50700,
-            format!("{operator} requires 'chars' to be a string, got {}", other.kind().name()),
+            format!(
+                "{operator} requires 'chars' to be a string, got {}",
+                other.kind().name()
+            ),
         )),
     }
 }
@@ -48,7 +54,9 @@ pub(super) fn trim<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    trimmed(arguments, frame, "$trim", |text, chars| text.trim_matches(chars))
+    trimmed(arguments, frame, "$trim", |text, chars| {
+        text.trim_matches(chars)
+    })
 }
 
 pub(super) fn ltrim<'a>(

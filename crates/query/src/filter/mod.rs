@@ -33,7 +33,7 @@ mod types;
 mod values;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use bits::{BitMask, BitTest};
 pub use types::TypeSet;

@@ -178,7 +178,11 @@ pub(super) fn width(bounds: &FieldBounds) -> f64 {
         }
     });
     let sum: f64 = widths.sum();
-    if bounds.is_everything() { 1.0 } else { sum.min(0.95) }
+    if bounds.is_everything() {
+        1.0
+    } else {
+        sum.min(0.95)
+    }
 }
 
 fn is_bracket_end(value: &Value) -> bool {
@@ -198,9 +202,8 @@ fn hashed_bounds(leaf: &Filter) -> Option<FieldBounds> {
     let Filter::Field { predicate, .. } = leaf else {
         return None;
     };
-    let hash = |value: ValueRef<'_>| {
-        Interval::point(Value::Int64(model::hash::hashed_index_key(value)))
-    };
+    let hash =
+        |value: ValueRef<'_>| Interval::point(Value::Int64(model::hash::hashed_index_key(value)));
     let points = |value: &Value| match value {
         Value::Null => Some(vec![hash(ValueRef::Null), hash(ValueRef::Undefined)]),
         Value::Array(_) | Value::Undefined => None,

@@ -59,4 +59,3 @@ fn value_text(value: ValueRef<'_>) -> String {
         other => format!("{other:?}"),
     }
 }
-

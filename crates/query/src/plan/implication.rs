@@ -39,17 +39,14 @@ fn leaf_implies(leaf: &Filter, wanted: &Filter) -> bool {
     if path != wanted_path {
         return false;
     }
-    leaf.to_document() == wanted.to_document()
-        || predicate_implies(predicate, wanted_predicate)
+    leaf.to_document() == wanted.to_document() || predicate_implies(predicate, wanted_predicate)
 }
 
 fn predicate_implies(predicate: &Predicate, wanted: &Predicate) -> bool {
     match wanted {
         Predicate::Exists => needs_a_value(predicate),
         Predicate::Compare(comparison, limit) => match predicate {
-            Predicate::Compare(given, value) => {
-                compare_implies(*given, value, *comparison, limit)
-            }
+            Predicate::Compare(given, value) => compare_implies(*given, value, *comparison, limit),
             Predicate::In(set) => {
                 set.regexes().is_empty()
                     && set
@@ -129,12 +126,7 @@ fn satisfies(value: &Value, comparison: Comparison, limit: &Value) -> bool {
         && comparison.accepts(order::compare(value.as_ref(), limit.as_ref()))
 }
 
-fn compare_implies(
-    given: Comparison,
-    value: &Value,
-    wanted: Comparison,
-    limit: &Value,
-) -> bool {
+fn compare_implies(given: Comparison, value: &Value, wanted: Comparison, limit: &Value) -> bool {
     if !is_ordinary(value)
         || !is_ordinary(limit)
         || order::bracket(value.kind()) != order::bracket(limit.kind())

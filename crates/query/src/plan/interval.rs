@@ -85,7 +85,12 @@ fn compare_high(left: &Interval, right: &Interval) -> Ordering {
 
 impl FieldBounds {
     pub fn everything() -> Self {
-        Self::of(vec![Interval::new(Value::MinKey, true, Value::MaxKey, true)])
+        Self::of(vec![Interval::new(
+            Value::MinKey,
+            true,
+            Value::MaxKey,
+            true,
+        )])
     }
 
     pub fn nothing() -> Self {
@@ -316,8 +321,16 @@ mod tests {
                 for half in -2..16 {
                     let value = Value::Double(f64::from(half) / 2.0);
                     let (a, b) = (left.contains(&value), right.contains(&value));
-                    assert_eq!(union.contains(&value), a || b, "{left:?} {right:?} {value:?}");
-                    assert_eq!(both.contains(&value), a && b, "{left:?} {right:?} {value:?}");
+                    assert_eq!(
+                        union.contains(&value),
+                        a || b,
+                        "{left:?} {right:?} {value:?}"
+                    );
+                    assert_eq!(
+                        both.contains(&value),
+                        a && b,
+                        "{left:?} {right:?} {value:?}"
+                    );
                     assert_eq!(not.contains(&value), !a, "{left:?} {value:?}");
                 }
             }

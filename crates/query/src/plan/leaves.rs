@@ -99,13 +99,7 @@ impl<'f> Collector<'f> {
         }
     }
 
-    fn push(
-        &mut self,
-        path: &Path,
-        filter: &'f Filter,
-        around: &Around,
-        conjunct: Option<usize>,
-    ) {
+    fn push(&mut self, path: &Path, filter: &'f Filter, around: &Around, conjunct: Option<usize>) {
         if path.is_itself() {
             return;
         }

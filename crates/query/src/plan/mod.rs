@@ -226,7 +226,10 @@ pub fn id_equality(filter: &Filter) -> Option<RecordKey> {
             path,
             predicate: Predicate::Compare(Comparison::Equal, value),
         } if path.as_str() == "_id"
-            && !matches!(value, Value::Array(_) | Value::Undefined | Value::Regex { .. }) =>
+            && !matches!(
+                value,
+                Value::Array(_) | Value::Undefined | Value::Regex { .. }
+            ) =>
         {
             Some(RecordKey::from_id(value.as_ref()))
         }
@@ -347,13 +350,14 @@ impl Planner<'_, '_> {
     /// A plan for an `$or` whose every branch can use an index.
     fn union(&self) -> Option<Plan> {
         let conjuncts = leaves::conjuncts(self.request.filter);
-        let (at, branches) = conjuncts
-            .iter()
-            .enumerate()
-            .find_map(|(at, conjunct)| match conjunct {
-                Filter::Or(branches) => Some((at, branches)),
-                _ => None,
-            })?;
+        let (at, branches) =
+            conjuncts
+                .iter()
+                .enumerate()
+                .find_map(|(at, conjunct)| match conjunct {
+                    Filter::Or(branches) => Some((at, branches)),
+                    _ => None,
+                })?;
         let others: Vec<Filter> = conjuncts
             .iter()
             .enumerate()
@@ -459,7 +463,10 @@ fn between(request: &PlanRequest<'_>, indexes: &[IndexView<'_>]) -> Result<Plan,
     let mut access = IndexAccess {
         index: at,
         fields: vec![FieldBounds::everything(); directions.len()],
-        bounds: ScanBounds::new(&vec![FieldBounds::everything(); directions.len()], &directions),
+        bounds: ScanBounds::new(
+            &vec![FieldBounds::everything(); directions.len()],
+            &directions,
+        ),
         direction: ScanDirection::Forward,
         multikey: view.multikey,
         covered: false,
@@ -481,10 +488,7 @@ fn between(request: &PlanRequest<'_>, indexes: &[IndexView<'_>]) -> Result<Plan,
 }
 
 fn wrong_bounds() -> Error {
-    Error::location(
-        51174,
-        "The index chosen is not compatible with min/max",
-    )
+    Error::location(51174, "The index chosen is not compatible with min/max")
 }
 
 /// Whether a document with several keys is emitted at this one: the first of

@@ -92,14 +92,17 @@ fn predicate_bounds(predicate: &Predicate, index: IndexTraits) -> Option<Predica
         Predicate::In(set) => membership(set),
         Predicate::Regex(regex) => Some(pattern(regex)),
         Predicate::Exists => {
-            let proof = if index.sparse { Proof::Exact } else { Proof::Document };
+            let proof = if index.sparse {
+                Proof::Exact
+            } else {
+                Proof::Document
+            };
             with_proof(FieldBounds::everything(), proof)
         }
         Predicate::Type(types) => Some(type_brackets(*types)),
-        Predicate::Modulo { .. } => with_proof(
-            FieldBounds::of(vec![bracket_of(Kind::Double)]),
-            Proof::Key,
-        ),
+        Predicate::Modulo { .. } => {
+            with_proof(FieldBounds::of(vec![bracket_of(Kind::Double)]), Proof::Key)
+        }
         // All of them speak of one element, which is one key.
         Predicate::ElementPasses(filters) => {
             let mut bounds = FieldBounds::everything();
@@ -212,7 +215,11 @@ fn range(comparison: Comparison, value: &Value) -> Option<PredicateBounds> {
             with_proof(bounds, Proof::Document)
         }
         Value::Null => {
-            let bounds = if included { nullish() } else { FieldBounds::nothing() };
+            let bounds = if included {
+                nullish()
+            } else {
+                FieldBounds::nothing()
+            };
             with_proof(bounds, Proof::Document)
         }
         value if is_nan(value) => exact(if included {
@@ -268,7 +275,11 @@ fn pattern(regex: &Regex) -> PredicateBounds {
                 Some(next) => (Value::String(next), false),
                 None => upper_end_of(Kind::String),
             };
-            let proof = if prefix.is_exact { Proof::Exact } else { Proof::Key };
+            let proof = if prefix.is_exact {
+                Proof::Exact
+            } else {
+                Proof::Key
+            };
             let low = Value::String(prefix.text);
             (Interval::new(low, true, high, high_included), proof)
         }
@@ -306,7 +317,11 @@ fn type_brackets(types: TypeSet) -> PredicateBounds {
     let only_numbers = types.all_numbers() && types.codes().next().is_none();
     PredicateBounds {
         bounds: FieldBounds::of(types.kinds().map(bracket_of).collect()),
-        proof: if only_numbers { Proof::Exact } else { Proof::Document },
+        proof: if only_numbers {
+            Proof::Exact
+        } else {
+            Proof::Document
+        },
     }
 }
 
@@ -314,7 +329,11 @@ fn type_brackets(types: TypeSet) -> PredicateBounds {
 /// positive bounds hold only keys that prove the positive condition: a document
 /// that does not meet it has none of its keys there.
 fn negated_bounds(predicate: &Predicate, index: IndexTraits) -> Option<PredicateBounds> {
-    let proof = if index.multikey { Proof::Document } else { Proof::Exact };
+    let proof = if index.multikey {
+        Proof::Document
+    } else {
+        Proof::Exact
+    };
     let complement = |bounds: &FieldBounds| with_proof(bounds.complement(), proof);
     match predicate {
         Predicate::Exists => with_proof(FieldBounds::point(Value::Null), Proof::Document),

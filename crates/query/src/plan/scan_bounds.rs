@@ -117,11 +117,7 @@ impl ScanBounds {
     }
 
     /// All keys between two whole keys, for `min` and `max`.
-    pub fn between(
-        low: Bound<Vec<u8>>,
-        high: Bound<Vec<u8>>,
-        directions: &[Direction],
-    ) -> Self {
+    pub fn between(low: Bound<Vec<u8>>, high: Bound<Vec<u8>>, directions: &[Direction]) -> Self {
         Self {
             fields: Vec::new(),
             directions: directions.to_vec(),

@@ -19,6 +19,8 @@
 
 mod parse;
 mod slice;
+#[cfg(test)]
+mod tests;
 pub(crate) mod tree;
 mod write;
 

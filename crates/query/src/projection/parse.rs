@@ -257,14 +257,15 @@ impl<'c> Parser<'c> {
         }
         self.mode = Some(Mode::Include);
         let unknown = format!("Unrecognized expression '{}'", operator.key());
-        let expression = Expression::parse(ValueRef::Document(doc), self.context).map_err(|error| {
-            // The field's own operator has a code of its own; those inside keep theirs.
-            if error.code == Code::INVALID_PIPELINE_OPERATOR && error.message == unknown {
-                Error::location(31325, format!("Unknown expression {}", operator.key()))
-            } else {
-                error
-            }
-        })?;
+        let expression =
+            Expression::parse(ValueRef::Document(doc), self.context).map_err(|error| {
+                // The field's own operator has a code of its own; those inside keep theirs.
+                if error.code == Code::INVALID_PIPELINE_OPERATOR && error.message == unknown {
+                    Error::location(31325, format!("Unknown expression {}", operator.key()))
+                } else {
+                    error
+                }
+            })?;
         self.root.insert(&path, Entry::Computed(expression))
     }
 
@@ -295,13 +296,10 @@ impl<'c> Parser<'c> {
                 "Cannot use $elemMatch projection on a nested field.",
             ));
         }
-        let filter = DocWriter::new()
-            .with(&path[0], element.value())
-            .finish();
+        let filter = DocWriter::new().with(&path[0], element.value()).finish();
         let filter = Filter::parse(filter.as_doc(), self.context)?;
         self.has_first_match = true;
-        self.root
-            .insert(&path, Entry::FirstMatch(Box::new(filter)))
+        self.root.insert(&path, Entry::FirstMatch(Box::new(filter)))
     }
 
     fn finish(mut self, filter: Option<Doc<'_>>) -> Result<Projection, Error> {
@@ -345,9 +343,17 @@ fn refuse_meta(argument: ValueRef<'_>) -> Error {
             40218,
             "query requires text score metadata, but it is not available",
         ),
-        "geoNearDistance" | "geoNearPoint" | "indexKey" | "randVal" | "recordId"
-        | "searchHighlights" | "searchScore" | "searchScoreDetails" | "sortKey"
-        | "timeseriesBucketMinTime" | "timeseriesBucketMaxTime" => Error::new(
+        "geoNearDistance"
+        | "geoNearPoint"
+        | "indexKey"
+        | "randVal"
+        | "recordId"
+        | "searchHighlights"
+        | "searchScore"
+        | "searchScoreDetails"
+        | "sortKey"
+        | "timeseriesBucketMinTime"
+        | "timeseriesBucketMaxTime" => Error::new(
             Code::COMMAND_NOT_SUPPORTED,
             format!("$meta: \"{name}\" is not supported yet"),
         ),

@@ -157,6 +157,12 @@ impl Sorter {
     pub fn push(&mut self, document: DocBuf) -> Result<(), Error> {
         let mut key = Vec::new();
         self.pattern.key_into(document.as_doc(), &mut key)?;
+        self.push_with_key(key, document)
+    }
+
+    /// Sorts a document by a key of the caller's, whatever the pattern says. No
+    /// key may be a prefix of another.
+    pub fn push_with_key(&mut self, mut key: Vec<u8>, document: DocBuf) -> Result<(), Error> {
         key.extend_from_slice(&self.arrivals.to_be_bytes());
         self.arrivals += 1;
         self.keep(Entry { key, document });

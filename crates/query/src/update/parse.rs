@@ -102,7 +102,10 @@ impl Modifiers {
             uses_position,
             ..
         } = building;
-        if let Some(unused) = array_filters.keys().find(|name| !used_filters.contains(name)) {
+        if let Some(unused) = array_filters
+            .keys()
+            .find(|name| !used_filters.contains(name))
+        {
             return Err(failed_to_parse(format!(
                 "The array filter for identifier '{unused}' was not used in the update {document:?}"
             )));
@@ -147,8 +150,7 @@ impl Building<'_> {
     }
 }
 
-type Operator =
-    fn(&mut Building<'_>, &str, ValueRef<'_>, &QueryContext) -> Result<(), Error>;
+type Operator = fn(&mut Building<'_>, &str, ValueRef<'_>, &QueryContext) -> Result<(), Error>;
 
 fn operator(name: &str) -> Result<Operator, Error> {
     Ok(match name {
@@ -437,7 +439,10 @@ fn rename(building: &mut Building<'_>, from: &str, value: ValueRef<'_>) -> Resul
             "The source and target field for $rename must differ: {from}: {to:?}"
         )));
     }
-    for (side, components) in [("source", path::parse(from)?), ("destination", path::parse(to)?)] {
+    for (side, components) in [
+        ("source", path::parse(from)?),
+        ("destination", path::parse(to)?),
+    ] {
         let dynamic = components
             .iter()
             .any(|component| !matches!(component, Component::Field(_)));

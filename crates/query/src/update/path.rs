@@ -92,9 +92,7 @@ pub(super) fn parse(path: &str) -> Result<Vec<Component>, Error> {
             }
             "$[]" => array_step(path, &components, Component::All)?,
             _ => match part.strip_prefix("$[").and_then(|p| p.strip_suffix(']')) {
-                Some(name) => {
-                    array_step(path, &components, Component::Filtered(name.to_owned()))?
-                }
+                Some(name) => array_step(path, &components, Component::Filtered(name.to_owned()))?,
                 None => Component::Field(part.to_owned()),
             },
         };

@@ -51,10 +51,17 @@ impl CatalogKey {
 
     /// The collection a meta key stands for, if it is a catalog document's.
     pub(crate) fn parse(key: &[u8]) -> Option<CollectionId> {
-        let digits = key.strip_prefix(Self::COLLECTIONS)?;
-        let digits = std::str::from_utf8(digits).ok()?;
-        u32::from_str_radix(digits, 16).ok().map(CollectionId)
+        hexadecimal(key.strip_prefix(Self::COLLECTIONS)?).map(CollectionId)
     }
+
+    /// The index that a meta key says is multikey, if it is such a key.
+    pub(crate) fn parse_multikey(key: &[u8]) -> Option<IndexId> {
+        hexadecimal(key.strip_prefix(MULTIKEY_PREFIX.as_bytes())?).map(IndexId)
+    }
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u32> {
+    u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
 /// Ids that were never given to anything.

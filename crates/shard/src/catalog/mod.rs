@@ -165,25 +165,44 @@ impl Catalog {
         self.current.load().by_id(id).cloned()
     }
 
-    /// Takes over an applied catalog document. Called by the log's loop only,
-    /// one change at a time.
-    pub(crate) fn applied(&self, id: CollectionId, collection: Option<Collection>) {
+    /// Takes over the catalog documents of one applied entry, all at once, so
+    /// that no reader sees a rename half done. Called by the log's loop only,
+    /// one entry at a time.
+    pub(crate) fn applied(&self, changes: Vec<(CollectionId, Option<Collection>)>) {
+        if changes.is_empty() {
+            return;
+        }
         let current = self.current.load();
         let mut version = CatalogVersion {
             by_namespace: current.by_namespace.clone(),
             by_id: current.by_id.clone(),
         };
-        let previous = version.by_id.remove(&id);
-        if let Some(previous) = &previous {
-            version.by_namespace.remove(&previous.namespace);
-        }
-        if let Some(mut collection) = collection {
-            if let Some(previous) = previous {
-                collection.carry_over(&previous);
+        for (id, collection) in changes {
+            let previous = version.by_id.remove(&id);
+            if let Some(previous) = &previous {
+                version.by_namespace.remove(&previous.namespace);
             }
-            version.put(collection);
+            if let Some(mut collection) = collection {
+                if let Some(previous) = previous {
+                    collection.carry_over(&previous);
+                }
+                version.put(collection);
+            }
         }
         self.current.store(Arc::new(version));
+    }
+
+    /// An entry from before a restart says that an index is multikey. Entries of
+    /// this life have set it before they were appended.
+    pub(crate) fn set_multikey(&self, id: IndexId) {
+        let current = self.current.load();
+        for collection in current.collections() {
+            for (other, index) in collection.secondary_indexes() {
+                if other == id {
+                    index.multikey.store(true, Ordering::Release);
+                }
+            }
+        }
     }
 }
 

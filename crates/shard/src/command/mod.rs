@@ -9,9 +9,12 @@ pub(crate) mod arguments;
 pub(crate) mod delete;
 pub(crate) mod diagnostic;
 pub(crate) mod envelope;
+pub(crate) mod find;
 pub(crate) mod find_and_modify;
+pub(crate) mod get_more;
 pub(crate) mod hello;
 pub(crate) mod insert;
+pub(crate) mod kill_cursors;
 pub(crate) mod modify;
 pub(crate) mod session;
 pub(crate) mod update;
@@ -159,6 +162,8 @@ pub(crate) async fn dispatch(
 
 async fn run(invocation: &Invocation<'_>) -> Answer {
     match invocation.request.name() {
+        "find" => find::find(invocation).await,
+        "getMore" => get_more::get_more(invocation).await,
         "insert" => insert::insert(invocation).await,
         "update" => update::update(invocation).await,
         "delete" => delete::delete(invocation).await,
@@ -171,6 +176,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
     match name {
         "hello" | "isMaster" | "ismaster" => hello::hello(invocation).await,
         "findAndModify" | "findandmodify" => find_and_modify::find_and_modify(invocation).await,
+        "killCursors" => kill_cursors::kill_cursors(invocation),
         "ping" => finish(Reply::writer()),
         "buildInfo" | "buildinfo" => diagnostic::build_info(),
         "connectionStatus" => diagnostic::connection_status(invocation),

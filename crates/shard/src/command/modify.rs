@@ -138,7 +138,7 @@ impl Modification<'_> {
             &self.selection.filter,
             self.selection.sort.as_ref(),
             self.selection.hint.as_ref(),
-            &self.selection.context,
+            invocation.operation,
         )?;
         let chunk_max = if self.multi { ENTRY_DOCUMENTS_MAX } else { 1 };
         loop {

@@ -1,4 +1,36 @@
-use crate::Shard; use crate::catalog::Collection; use crate::operation::Operation; use model::Error; use model::bson::Value; use model::key::RecordKey; use query::context::QueryContext; use query::filter::Filter; use query::sort::SortPattern; use std::sync::Arc;
-pub(crate) struct Candidates;
-impl Candidates { pub(crate) fn new(_: &Arc<Shard>, _: &Arc<Collection>, _: &Filter, _: Option<&SortPattern>, _: Option<&Value>, _: &QueryContext) -> Result<Self, Error> { Ok(Self) }
-pub(crate) fn next_keys(&mut self, _: usize, _: &Operation) -> Result<Vec<RecordKey>, Error> { Ok(vec![]) } }
+//! Reading: running plans over snapshots, resumable by position.
+//!
+//! ```text
+//!   Query ──► planning (candidates, trial, cache) ──► Execution ──► documents, in batches
+//!                                                       │ resume: snapshot, then multikey flags
+//!                                                       │ next:   scan ─► bounds ─► fetch ─► filter ─► once?
+//!                                                       │ suspend: keeps a position, drops the snapshot
+//! ```
+//!
+//! | file | part |
+//! | --- | --- |
+//! | `query.rs` | what is asked |
+//! | `planning.rs` | from a query to a plan; the trial where several compete |
+//! | `execution.rs` | a plan under way: scan, sort, skip, limit |
+//! | `scan.rs` | one live scan within bounds, over records or index entries |
+//! | `covered.rs` | documents put together from index keys |
+//! | `candidates.rs` | record keys for updates and deletes |
+//! | `spill.rs` | sorted runs on disk |
+//!
+//! A cursor holds positions, never a snapshot. A snapshot is taken *before* the
+//! multikey flags are read: a flag is set before the first such entry is
+//! appended, so a snapshot without the flag has no document with two keys.
+
+mod candidates;
+mod covered;
+mod execution;
+mod planning;
+mod query;
+mod scan;
+mod spill;
+
+pub(crate) use candidates::Candidates;
+pub(crate) use execution::{Budget, Execution, Found, Statistics, Step};
+pub(crate) use planning::{PlanCache, Planned, plan};
+pub(crate) use query::Query;
+pub(crate) use spill::FileSpill;

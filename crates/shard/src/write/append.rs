@@ -231,6 +231,7 @@ impl Applier {
     /// that came from this member carry their changes and have none.
     fn publish_catalog(&self, payload: &[u8]) -> Result<(), BoxError> {
         let entry = Entry::decode(payload)?;
+        let mut changes = Vec::new();
         for operation in entry.operations() {
             let (key, value) = match operation? {
                 Operation::PutMeta { key, value } => (key, Some(value)),
@@ -242,6 +243,12 @@ impl Applier {
                 | Operation::DropIndex { .. }
                 | Operation::Noop => continue,
             };
+            if let Some(index) = CatalogKey::parse_multikey(key) {
+                if value.is_some() {
+                    self.catalog.set_multikey(index);
+                }
+                continue;
+            }
             let Some(id) = CatalogKey::parse(key) else {
                 continue;
             };
@@ -252,8 +259,9 @@ impl Applier {
                 }
                 None => None,
             };
-            self.catalog.applied(id, collection);
+            changes.push((id, collection));
         }
+        self.catalog.applied(changes);
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ pub(in super::super) fn date_add<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    change(arguments, frame, "$dateAdd", |amount| Some(amount))
+    change(arguments, frame, "$dateAdd", Some)
 }
 
 pub(in super::super) fn date_subtract<'a>(
@@ -75,7 +75,12 @@ fn change<'a>(
         )
     };
     let amount = signed(whole).ok_or_else(invalid)?;
-    let result = add(start_ms, unit, amount, &zone, invalid)?;
+    let mut result = add(start_ms, unit, amount, &zone, invalid)?;
+    // The real server loses a second here, and so must we: in any zone but UTC,
+    // for dates before 1970 that are not on a full second.
+    if start_ms < 0 && start_ms % 1000 != 0 && !zone.is_utc() {
+        result = result.saturating_sub(1000);
+    }
     Ok(Evaluated::Owned(Value::DateTime(result)))
 }
 

@@ -57,7 +57,10 @@ pub(super) fn named_unit(value: &Evaluated<'_>, operator: &str) -> Result<Unit, 
             Err(Error::location(5439014, error.message))
         }
         Err(error) => Err(error),
-        Ok(None) => Err(Error::location(5439013, format!("{operator} requires 'unit'"))),
+        Ok(None) => Err(Error::location(
+            5439013,
+            format!("{operator} requires 'unit'"),
+        )),
     }
 }
 

@@ -77,7 +77,10 @@ pub(super) fn check(pattern: &str, allowed: &[u8]) -> Result<(), Error> {
         }
         match rest.next() {
             None => {
-                return Err(Error::location(18535, "Unmatched '%' at end of format string"));
+                return Err(Error::location(
+                    18535,
+                    "Unmatched '%' at end of format string",
+                ));
             }
             Some(c) if c.is_ascii() && allowed.contains(&(c as u8)) => {}
             Some(c) => {
@@ -115,7 +118,7 @@ fn format(pattern: &str, utc_ms: i64, zone: &TimeZone) -> Result<String, Error> 
             Some('V') => write!(text, "{:02}", civil.iso_week().0),
             Some('u') => write!(text, "{}", civil.iso_weekday()),
             Some('z') => write!(text, "{}", zone.offset_text(utc_ms)),
-            Some('Z') => write!(text, "{:+}", zone.offset_ms(utc_ms) / 60_000),
+            Some('Z') => write!(text, "{}", zone.offset_ms(utc_ms) / 60_000),
             Some('%') => {
                 text.push('%');
                 Ok(())

@@ -89,16 +89,25 @@ pub(in super::super) fn date_from_parts<'a>(
         if value.is_nullish() {
             return Ok(Evaluated::null());
         }
-        let Some(number) = value.as_value().and_then(Number::of).and_then(Number::to_i64_exact) else {
+        let Some(number) = value
+            .as_value()
+            .and_then(Number::of)
+            .and_then(Number::to_i64_exact)
+        else {
             return Err(Error::location(
                 40515,
-                format!("'{name}' must evaluate to an integer, found {}", value.type_name()),
+                format!(
+                    "'{name}' must evaluate to an integer, found {}",
+                    value.type_name()
+                ),
             ));
         };
         if at == 0 && !(1..=9999).contains(&number) {
             return Err(Error::location(
                 if iso { 31095 } else { 40523 },
-                format!("'{name}' must evaluate to an integer in the range 1 to 9999, found {number}"),
+                format!(
+                    "'{name}' must evaluate to an integer in the range 1 to 9999, found {number}"
+                ),
             ));
         }
         let limited = !matches!(*name, "year" | "isoWeekYear" | "second" | "millisecond");

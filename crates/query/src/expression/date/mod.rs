@@ -25,7 +25,6 @@ pub(super) use parts::{
 };
 pub(super) use text::{date_from_string, parse_text};
 pub(super) use truncate::date_trunc;
-pub(super) use zone::TimeZone;
 
 use super::node::Evaluated;
 use model::Error;

@@ -18,7 +18,9 @@ pub(in super::super) fn parse_part(
     let name = operator.name;
     let arguments: Box<[Node]> = match argument {
         ValueRef::Document(doc)
-            if !doc.first().is_some_and(|first| first.key().starts_with('$')) =>
+            if !doc
+                .first()
+                .is_some_and(|first| first.key().starts_with('$')) =>
         {
             let (mut date, mut zone) = (None, Node::Absent);
             for element in doc.iter() {
@@ -141,7 +143,10 @@ pub(in super::super) fn date_to_parts<'a>(
                 Some(other) => {
                     return Err(Error::location(
                         40521,
-                        format!("iso8601 must evaluate to a bool, found {}", other.kind().name()),
+                        format!(
+                            "iso8601 must evaluate to a bool, found {}",
+                            other.kind().name()
+                        ),
                     ));
                 }
             }

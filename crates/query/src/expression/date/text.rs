@@ -50,7 +50,11 @@ pub(in super::super) fn date_from_string<'a>(
     let (Some(zone), false) = (zone, null_format) else {
         return Ok(Evaluated::null());
     };
-    let zone = if arguments[2].is_absent() { None } else { Some(zone) };
+    let zone = if arguments[2].is_absent() {
+        None
+    } else {
+        Some(zone)
+    };
     let parsed = match (text.as_value(), pattern) {
         (Some(ValueRef::String(text)), None) => read(text).and_then(|found| found.finish(zone)),
         (Some(ValueRef::String(text)), Some(pattern)) => {
@@ -69,7 +73,7 @@ pub(in super::super) fn date_from_string<'a>(
 }
 
 /// Reads a date in any of the usual spellings.
-pub(in super::super) fn parse_text(text: &str, _zone: &TimeZone) -> Result<i64, String> {
+pub(in super::super) fn parse_text(text: &str) -> Result<i64, String> {
     read(text)?.finish(None)
 }
 
@@ -134,7 +138,11 @@ impl<'t> Reader<'t> {
     }
 
     fn word(&mut self) -> &'t str {
-        let length = self.rest.bytes().take_while(u8::is_ascii_alphabetic).count();
+        let length = self
+            .rest
+            .bytes()
+            .take_while(u8::is_ascii_alphabetic)
+            .count();
         let (word, rest) = self.rest.split_at(length);
         self.rest = rest;
         word
@@ -207,14 +215,20 @@ fn checked_day(year: i64, month: i64, day: i64) -> Option<i64> {
 /// `2020-01-31`, `2020/1/31`, `2020-01`.
 fn year_first(reader: &mut Reader<'_>) -> Option<i64> {
     let year = reader.exactly(4)?;
-    let separator = reader.rest.chars().next().filter(|c| matches!(c, '-' | '/'))?;
+    let separator = reader
+        .rest
+        .chars()
+        .next()
+        .filter(|c| matches!(c, '-' | '/'))?;
     reader.take(separator)?;
     if reader.digits() > 2 {
         return None;
     }
     let month = reader.number(1, 2)?;
     if reader.take(separator).is_none() {
-        return (separator == '-').then(|| checked_day(year, month, 1)).flatten();
+        return (separator == '-')
+            .then(|| checked_day(year, month, 1))
+            .flatten();
     }
     checked_day(year, month, reader.number(1, 2)?)
 }
@@ -259,7 +273,11 @@ fn month_slash_day(reader: &mut Reader<'_>) -> Option<i64> {
 /// `31.1.2020` or `31-1-2020`.
 fn day_dot_month(reader: &mut Reader<'_>) -> Option<i64> {
     let day = reader.number(1, 2)?;
-    let separator = reader.rest.chars().next().filter(|c| matches!(c, '-' | '.'))?;
+    let separator = reader
+        .rest
+        .chars()
+        .next()
+        .filter(|c| matches!(c, '-' | '.'))?;
     reader.take(separator)?;
     let month = reader.number(1, 2)?;
     reader.take(separator)?;
@@ -291,7 +309,13 @@ fn named_month(reader: &mut Reader<'_>) -> Option<i64> {
 
 fn is_weekday(word: &str) -> bool {
     const DAYS: [&str; 7] = [
-        "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday",
+        "monday",
+        "tuesday",
+        "wednesday",
+        "thursday",
+        "friday",
+        "saturday",
+        "sunday",
     ];
     let word = word.to_ascii_lowercase();
     word.len() >= 3 && DAYS.iter().any(|day| *day == word || day[..3] == *word)
@@ -299,8 +323,18 @@ fn is_weekday(word: &str) -> bool {
 
 fn month_number(word: &str) -> Option<i64> {
     const MONTHS: [&str; 12] = [
-        "january", "february", "march", "april", "may", "june", "july", "august", "september",
-        "october", "november", "december",
+        "january",
+        "february",
+        "march",
+        "april",
+        "may",
+        "june",
+        "july",
+        "august",
+        "september",
+        "october",
+        "november",
+        "december",
     ];
     let word = word.to_ascii_lowercase();
     let at = MONTHS
@@ -314,7 +348,11 @@ fn read_time(reader: &mut Reader<'_>) -> Option<i64> {
     let (mut hour, minute, second);
     if reader.digits() >= 4 {
         (hour, minute) = (reader.number(2, 2)?, reader.number(2, 2)?);
-        second = if reader.digits() >= 2 { reader.number(2, 2)? } else { 0 };
+        second = if reader.digits() >= 2 {
+            reader.number(2, 2)?
+        } else {
+            0
+        };
     } else {
         hour = reader.number(1, 2)?;
         reader.take(':')?;

@@ -45,7 +45,10 @@ pub(in super::super) fn date_trunc<'a>(
     let Some(at) = millis(&date) else {
         return Err(Error::location(
             5439012,
-            format!("$dateTrunc requires 'date' to be a date, but got {}", date.type_name()),
+            format!(
+                "$dateTrunc requires 'date' to be a date, but got {}",
+                date.type_name()
+            ),
         ));
     };
     let bin_size = check_bin_size(&bin_size)?;
@@ -78,7 +81,10 @@ fn check_bin_size(value: &Evaluated<'_>) -> Result<i64, Error> {
 /// The start of `value`'s bin.
 fn floor_to(value: i64, reference: i64, size: i64) -> Option<i64> {
     let distance = value.checked_sub(reference)?;
-    distance.div_euclid(size).checked_mul(size)?.checked_add(reference)
+    distance
+        .div_euclid(size)
+        .checked_mul(size)?
+        .checked_add(reference)
 }
 
 /// `None` if the bins are too large for 64-bit milliseconds.

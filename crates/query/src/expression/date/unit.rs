@@ -70,7 +70,9 @@ pub(super) fn unit_value(
         Some(ValueRef::String(name)) => Unit::parse(name).map(Some).ok_or_else(|| {
             Error::new(
                 Code::FAILED_TO_PARSE,
-                format!("{operator} parameter 'unit' value cannot be recognized as a time unit: {name}"),
+                format!(
+                    "{operator} parameter 'unit' value cannot be recognized as a time unit: {name}"
+                ),
             )
         }),
         Some(other) => Err(Error::location(

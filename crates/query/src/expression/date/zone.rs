@@ -8,7 +8,7 @@ use model::Error;
 use model::bson::ValueRef;
 
 #[derive(Clone, Debug)]
-pub(in super::super) enum TimeZone {
+pub(super) enum TimeZone {
     Utc,
     /// Milliseconds east of Greenwich.
     Fixed(i64),
@@ -16,7 +16,7 @@ pub(in super::super) enum TimeZone {
 }
 
 impl TimeZone {
-    pub(in super::super) fn parse(name: &str) -> Option<TimeZone> {
+    pub(super) fn parse(name: &str) -> Option<TimeZone> {
         if matches!(name, "UTC" | "GMT") {
             return Some(TimeZone::Utc);
         }
@@ -82,13 +82,16 @@ impl TimeZone {
         }
     }
 
+    pub(super) fn is_utc(&self) -> bool {
+        matches!(self, TimeZone::Utc)
+    }
+
     /// `+hhmm`.
     pub(super) fn offset_text(&self, utc_ms: i64) -> String {
         let minutes = self.offset_ms(utc_ms) / 60_000;
         let sign = if minutes < 0 { '-' } else { '+' };
         format!("{sign}{:02}{:02}", minutes.abs() / 60, minutes.abs() % 60)
     }
-
 }
 
 /// `+hh`, `+hhmm` or `+hh:mm`, in milliseconds.

@@ -3,9 +3,7 @@
 //! A number without point or exponent is an int32; all other types are written
 //! as documents with one key, `{"$numberLong": "1"}` and so on.
 
-use model::bson::{
-    ArrayWriter, DocWriter, ObjectId, Timestamp, Value, ValueRef,
-};
+use model::bson::{ArrayWriter, DocWriter, ObjectId, Timestamp, Value, ValueRef};
 use model::decimal::Decimal;
 use std::fmt::Write;
 

@@ -7,7 +7,7 @@
 
 mod json;
 
-pub(crate) use json::parse as parse_json;
+pub(crate) use json::{parse as parse_json, print as print_json};
 
 use super::Expression;
 use crate::context::QueryContext;
@@ -57,12 +57,74 @@ fn check(table: &str) {
             ));
         }
     }
-    assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} differ\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 #[test]
-fn bulk() {
-    if let Ok(path) = std::env::var("EXPRESSION_TABLE") {
-        check(&std::fs::read_to_string(path).unwrap());
-    }
+fn operators_of_one_argument() {
+    check(include_str!("one_argument.txt"));
+}
+
+#[test]
+fn operators_of_two_arguments() {
+    check(include_str!("two_arguments.txt"));
+}
+
+#[test]
+fn how_arguments_are_written() {
+    check(include_str!("arguments.txt"));
+}
+
+#[test]
+fn paths_scopes_and_dates() {
+    check(include_str!("paths_scopes_dates.txt"));
+}
+
+#[test]
+fn nested_expressions() {
+    check(include_str!("nested.txt"));
+}
+
+#[test]
+fn computed_values_are_bounded() {
+    let doubling = json::parse(
+        r#"{"$reduce": {"input": {"$range": [0, 60]}, "initialValue": "x", "in": {"$concat": ["$$value", "$$value"]}}}"#,
+    );
+    assert_eq!(outcome(&doubling, Doc::EMPTY), "late 13548");
+}
+
+#[test]
+fn expressions_and_states_cross_threads() {
+    fn check<T: Send + Sync>() {}
+    check::<Expression>();
+    check::<crate::accumulator::Accumulator>();
+    check::<crate::accumulator::State>();
+}
+
+#[test]
+fn variables_of_the_context() {
+    let context = QueryContext {
+        variables: vec![("x".to_owned(), Value::Int32(1))],
+        ..context()
+    };
+    let late = context.with_late_variable("y").with_late_variable("x");
+    let expression = json::parse(
+        r#"{"$let": {"vars": {"z": "$$y.a"}, "in": ["$$x", "$$z", "$$NOW", {"$ifNull": ["$$y.b", "$c"]}]}}"#,
+    );
+    let parsed = Expression::parse(expression.as_ref(), &late).expect("it parses");
+    let Value::Document(root) = json::parse(r#"{"c": 7}"#) else {
+        panic!("a document");
+    };
+    let values = [Some(json::parse(r#"{"a": [2]}"#)), Some(Value::Int32(3))];
+    let found = parsed
+        .evaluate_with(root.as_doc(), &values)
+        .expect("it evaluates")
+        .into_value();
+    let expected = json::parse(r#"[3, [2], {"$date": "0"}, 7]"#);
+    assert_eq!(found, Some(expected));
 }

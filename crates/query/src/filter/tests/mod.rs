@@ -15,7 +15,7 @@
 //! A `doc` after anything else begins a new set of documents.
 
 mod laws;
-mod notation;
+pub(crate) mod notation;
 
 use crate::context::QueryContext;
 use crate::filter::Filter;

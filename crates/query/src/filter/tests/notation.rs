@@ -6,7 +6,7 @@ use model::decimal::Decimal;
 use serde_json::Value as Json;
 
 /// One document after the other.
-pub(super) fn documents(text: &str) -> Vec<DocBuf> {
+pub(crate) fn documents(text: &str) -> Vec<DocBuf> {
     serde_json::Deserializer::from_str(text)
         .into_iter::<Json>()
         .map(|json| match json.expect("extended JSON") {

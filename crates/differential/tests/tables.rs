@@ -1,0 +1,65 @@
+//! The tables and a bounded number of random cases, as continuous integration runs them.
+//!
+//! `TERNDB_DIFFERENTIAL_TARGET` says what is compared with the oracle: `terndb` (the default) or
+//! `mongod`, which checks the tables themselves. `TERNDB_DIFFERENTIAL_CASES` is the number of random
+//! cases. The `terndb` binary is the one beside the tests, or `TERNDB_BINARY`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use differential::generate::{Kind, Plan, run_generated};
+use differential::report::report;
+use differential::run::{Judged, Pair, run_tables};
+use differential::server::{Server, start_mongod, start_terndb};
+use differential::table::read_folder;
+
+fn check(judged: &[Judged]) {
+    let text = report(judged, false);
+    assert!(
+        !judged.iter().any(|case| case.verdict.is_failure()),
+        "\n{text}"
+    );
+    println!("{text}");
+}
+
+fn servers() -> (Server, Server, Pair) {
+    let target =
+        std::env::var("TERNDB_DIFFERENTIAL_TARGET").unwrap_or_else(|_| "terndb".to_owned());
+    let oracle = start_mongod().expect("the oracle starts");
+    let (started, self_check) = match target.as_str() {
+        "mongod" => (start_mongod(), true),
+        "terndb" => (start_terndb(), false),
+        other => panic!("TERNDB_DIFFERENTIAL_TARGET is {other}, neither terndb nor mongod"),
+    };
+    let target = started.expect("the target starts");
+    let pair = Pair {
+        oracle: oracle.address.clone(),
+        target: target.address.clone(),
+        self_check,
+    };
+    (oracle, target, pair)
+}
+
+#[test]
+fn every_table_row_agrees_with_the_oracle() {
+    let tables = read_folder(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tables")))
+        .expect("the tables parse");
+    let (_oracle, _target, pair) = servers();
+    check(&run_tables(&pair, &tables, None, 2));
+}
+
+#[test]
+fn random_cases_agree_with_the_oracle() {
+    let cases = std::env::var("TERNDB_DIFFERENTIAL_CASES")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let plan = Plan {
+        seed: 1,
+        cases: cases.unwrap_or(6000),
+        budget: Duration::from_secs(120),
+        kinds: Kind::ALL.to_vec(),
+        differences_max: 20,
+    };
+    let (_oracle, _target, pair) = servers();
+    check(&run_generated(&pair, &plan));
+}

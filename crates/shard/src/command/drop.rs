@@ -1,0 +1,96 @@
+//! `drop` and `dropDatabase`.
+
+use super::arguments::{Argument, arguments};
+use super::{Answer, Invocation, finish};
+use crate::catalog::Collection;
+use model::bson::ValueRef;
+use model::number::Number;
+use model::{Code, Error, Namespace};
+use wire::Reply;
+
+pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
+    let namespace = invocation.namespace()?;
+    let mut uuid = None;
+    for argument in arguments("drop", invocation.request.body()) {
+        match argument.name() {
+            "collectionUUID" => uuid = Some(uuid_bytes(&argument)?),
+            _ => return Err(argument.unknown()),
+        }
+    }
+    check_droppable(&namespace)?;
+    if let (Some(uuid), Some(collection)) = (uuid, invocation.shard.catalog.get(&namespace)) {
+        check_uuid(&collection, uuid)?;
+    }
+    let Some(dropped) = invocation.shard.drop_collection(&namespace).await? else {
+        return Err(Error::new(Code::NAMESPACE_NOT_FOUND, "ns not found"));
+    };
+    let mut writer = Reply::writer();
+    writer
+        .append("nIndexesWas", dropped.indexes.len() as i32)
+        .append("ns", namespace.as_str());
+    finish(writer)
+}
+
+fn check_droppable(namespace: &Namespace) -> Result<(), Error> {
+    let name = namespace.collection();
+    if name.starts_with("system.") && name != "system.profile" && name != "system.views" {
+        return Err(Error::new(
+            Code::ILLEGAL_OPERATION,
+            format!("can't drop system collection {namespace}"),
+        ));
+    }
+    Ok(())
+}
+
+fn uuid_bytes<'a>(argument: &Argument<'a>) -> Result<&'a [u8], Error> {
+    match argument.value() {
+        ValueRef::Binary { subtype: 4, bytes } => Ok(bytes),
+        _ => Err(argument.wrong_type("binData")),
+    }
+}
+
+fn check_uuid(collection: &Collection, expected: &[u8]) -> Result<(), Error> {
+    if collection.uuid.0 == expected {
+        return Ok(());
+    }
+    Err(Error::location(
+        361,
+        "Collection UUID does not match that specified",
+    ))
+}
+
+pub(crate) async fn drop_database(invocation: &Invocation<'_>) -> Answer {
+    let body = invocation.request.body();
+    let given = body.first().map(|element| element.value());
+    match given.and_then(Number::of) {
+        None => {
+            let kind = given.map_or("missing", |value| value.kind().name());
+            return Err(Error::new(
+                Code::TYPE_MISMATCH,
+                format!(
+                    "BSON field 'dropDatabase.dropDatabase' is the wrong type '{kind}', expected \
+                     types '[long, int, decimal, double']"
+                ),
+            ));
+        }
+        Some(number) if number.to_f64() != 1.0 => {
+            return Err(Error::location(
+                5_255_100,
+                "Have to pass 1 as 'drop' parameter",
+            ));
+        }
+        Some(_) => {}
+    }
+    if let Some(argument) = arguments("dropDatabase", body).next() {
+        return Err(argument.unknown());
+    }
+    let database = invocation.request.database();
+    if database == "admin" {
+        return Err(Error::new(
+            Code::ILLEGAL_OPERATION,
+            "Dropping the 'admin' database is prohibited.",
+        ));
+    }
+    invocation.shard.drop_database(database).await?;
+    finish(Reply::writer())
+}

@@ -1,0 +1,386 @@
+//! `find`: the first batch, and a cursor for the rest.
+//!
+//! A filter that names one `_id` and asks for nothing special goes straight to
+//! the record cache and from there into the reply.
+
+use super::arguments::{Argument, arguments};
+use super::envelope::ReadConcern;
+use super::{Answer, Invocation, finish, let_variables, refuse_collation};
+use crate::cursor::{Batch, BatchSource, FIRST_BATCH_DOCUMENTS, Filled, OpenCursor, fill_batch};
+use crate::error::from_storage;
+use crate::operation::Operation;
+use crate::read::{Budget, Execution, Query, Step};
+use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
+use model::{Code, Error, Namespace};
+use query::context::QueryContext;
+use query::filter::Filter;
+use query::path::Path;
+use query::projection::Projection;
+use query::sort::{SortPattern, natural_direction};
+use wire::Reply;
+
+/// A parsed `find`.
+pub(crate) struct FindCommand {
+    pub(crate) query: Query,
+    pub(crate) projection: Option<Projection>,
+    pub(crate) projection_spec: Option<DocBuf>,
+    pub(crate) batch_size: Option<u64>,
+    single_batch: bool,
+    no_cursor_timeout: bool,
+    return_key: bool,
+}
+
+/// The fields of the command as they stand.
+#[derive(Default)]
+struct Fields<'a> {
+    filter: Option<Doc<'a>>,
+    sort: Option<Doc<'a>>,
+    projection: Option<Doc<'a>>,
+    hint: Option<Value>,
+    skip: u64,
+    limit: Option<u64>,
+    batch_size: Option<u64>,
+    single_batch: bool,
+    min: Option<Doc<'a>>,
+    max: Option<Doc<'a>>,
+    variables: Option<Doc<'a>>,
+    allow_disk_use: Option<bool>,
+    no_cursor_timeout: bool,
+    return_key: bool,
+    tailable: bool,
+    await_data: bool,
+}
+
+pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
+    let namespace = invocation.namespace()?;
+    let body = invocation.request.body();
+    if let Some(answer) = find_by_id(invocation, &namespace)? {
+        return Ok(answer);
+    }
+    let command = FindCommand::parse(invocation, body)?;
+    let shard = invocation.shard;
+    let mut writer = Reply::writer();
+    writer.begin_document("cursor");
+    let Some(collection) = shard.catalog.get(&namespace) else {
+        writer.begin_array("firstBatch").end();
+        return finish_cursor(writer, 0, &namespace);
+    };
+    let execution = Execution::new(shard, &collection, command.query, invocation.operation)?;
+    let mut source = FindSource {
+        execution,
+        projection: command.projection,
+        return_key: command.return_key,
+    };
+    let documents_max = match (command.batch_size, command.single_batch) {
+        (Some(size), _) => Some(size),
+        // A limit below the default still ends the cursor at once.
+        (None, false) => Some(FIRST_BATCH_DOCUMENTS),
+        (None, true) => None,
+    };
+    let mut batch = Batch::begin(writer, "firstBatch", documents_max);
+    // A batch of none opens the cursor without looking for anything.
+    let mut more = true;
+    if documents_max != Some(0) {
+        more = fill_batch(&mut source, invocation.operation, &mut batch)?;
+    }
+    shard.counters.returned(batch.documents() as usize);
+    let writer = batch.end();
+    if !more || command.single_batch {
+        return finish_cursor(writer, 0, &namespace);
+    }
+    let id = shard.cursors.open(OpenCursor {
+        namespace: namespace.clone(),
+        source: Box::new(source),
+        no_timeout: command.no_cursor_timeout,
+        time_left: time_left(invocation),
+        command: body.to_owned(),
+    });
+    finish_cursor(writer, id, &namespace)
+}
+
+/// What is left of the command's time limit, for its cursor.
+pub(crate) fn time_left(invocation: &Invocation<'_>) -> Option<std::time::Duration> {
+    let limit = invocation.envelope.time_limit?;
+    Some(limit.saturating_sub(invocation.operation.started.elapsed()))
+}
+
+/// Closes the `cursor` document and the reply.
+pub(crate) fn finish_cursor(mut writer: DocWriter, id: i64, namespace: &Namespace) -> Answer {
+    writer
+        .append("id", id)
+        .append("ns", namespace.as_str())
+        .end();
+    finish(writer)
+}
+
+/// The most frequent query of all: one record by its `_id`, whole.
+fn find_by_id(
+    invocation: &Invocation<'_>,
+    namespace: &Namespace,
+) -> Result<Option<Reply>, Error> {
+    let mut id = None;
+    for argument in arguments("find", invocation.request.body()) {
+        match argument.name() {
+            "filter" => {
+                let ValueRef::Document(filter) = argument.value() else {
+                    return Ok(None);
+                };
+                let mut elements = filter.iter();
+                match (elements.next(), elements.next()) {
+                    (Some(only), None) if only.key() == "_id" => id = Some(only.value()),
+                    _ => return Ok(None),
+                }
+            }
+            "limit" | "batchSize" => match argument.value() {
+                ValueRef::Int32(number) if number > 0 => {}
+                ValueRef::Int64(number) if number > 0 => {}
+                _ => return Ok(None),
+            },
+            "singleBatch" => {
+                if !matches!(argument.value(), ValueRef::Boolean(_)) {
+                    return Ok(None);
+                }
+            }
+            _ => return Ok(None),
+        }
+    }
+    let plain = match id {
+        Some(ValueRef::Document(doc)) => doc
+            .first()
+            .is_none_or(|first| !first.key_bytes().starts_with(b"$")),
+        Some(ValueRef::Array(_) | ValueRef::Regex { .. } | ValueRef::Undefined) | None => false,
+        Some(_) => true,
+    };
+    let (Some(id), true) = (id, plain) else {
+        return Ok(None);
+    };
+    if invocation.envelope.read_concern != ReadConcern::Latest {
+        return Ok(None);
+    }
+    let shard = invocation.shard;
+    let key = model::key::RecordKey::from_id(id);
+    let record = match shard.catalog.current().get(namespace) {
+        Some(collection) => shard
+            .store
+            .get(collection.id, key.as_bytes())
+            .map_err(from_storage)?,
+        None => None,
+    };
+    shard.counters.returned(usize::from(record.is_some()));
+    let bytes = record.as_ref().map_or(0, |record| record.document().len());
+    let mut writer = Reply::writer_with_capacity(bytes + namespace.as_str().len() + 96);
+    writer.begin_document("cursor").begin_array("firstBatch");
+    if let Some(record) = &record {
+        writer.push(Doc::from_validated(record.document()));
+    }
+    writer.end();
+    finish_cursor(writer, 0, namespace).map(Some)
+}
+
+/// Documents of a `find`, projected.
+pub(crate) struct FindSource {
+    pub(crate) execution: Execution,
+    pub(crate) projection: Option<Projection>,
+    pub(crate) return_key: bool,
+}
+
+impl BatchSource for FindSource {
+    fn fill(
+        &mut self,
+        operation: &Operation,
+        batch: &mut Batch,
+        budget: &mut Budget,
+    ) -> Result<Filled, Error> {
+        loop {
+            if batch.is_full() && !self.execution.is_ended() {
+                return Ok(Filled::Full);
+            }
+            let found = match self.execution.next(operation, budget)? {
+                Step::Found(found) => found,
+                Step::Paused => return Ok(Filled::Paused),
+                Step::Ended => return Ok(Filled::Ended),
+            };
+            let taken = if self.return_key {
+                let key = self.execution.index_key(&found)?.unwrap_or_default();
+                batch.offer(key.as_doc())
+            } else {
+                match &self.projection {
+                    Some(projection) => batch.offer(projection.apply(found.document())?.as_doc()),
+                    None => batch.offer(found.document()),
+                }
+            };
+            if !taken {
+                self.execution.put_back(found);
+                return Ok(Filled::Full);
+            }
+        }
+    }
+
+    fn suspend(&mut self) {
+        self.execution.suspend();
+    }
+}
+
+fn unsigned(argument: &Argument<'_>) -> Result<u64, Error> {
+    argument.non_negative().map(|number| number as u64)
+}
+
+impl<'a> Fields<'a> {
+    fn read(body: Doc<'a>) -> Result<Self, Error> {
+        let mut fields = Fields::default();
+        for argument in arguments("find", body) {
+            match argument.name() {
+                "filter" => fields.filter = argument.optional_doc()?,
+                "sort" => fields.sort = argument.optional_doc()?,
+                "projection" => fields.projection = argument.optional_doc()?,
+                "hint" => fields.hint = hint(&argument)?,
+                "skip" => fields.skip = unsigned(&argument)?,
+                "limit" => fields.limit = Some(unsigned(&argument)?).filter(|limit| *limit > 0),
+                "batchSize" => fields.batch_size = Some(unsigned(&argument)?),
+                "singleBatch" => fields.single_batch = argument.boolean()?,
+                "min" => fields.min = argument.optional_doc()?,
+                "max" => fields.max = argument.optional_doc()?,
+                "let" => fields.variables = argument.optional_doc()?,
+                "collation" => {
+                    if let Some(collation) = argument.optional_doc()? {
+                        refuse_collation(collation)?;
+                    }
+                }
+                "allowDiskUse" => fields.allow_disk_use = Some(argument.boolean()?),
+                "noCursorTimeout" => fields.no_cursor_timeout = argument.boolean()?,
+                "returnKey" => fields.return_key = argument.boolean()?,
+                "tailable" => fields.tailable = argument.boolean()?,
+                "awaitData" => fields.await_data = argument.boolean()?,
+                "showRecordId" => {
+                    if argument.boolean()? {
+                        return Err(Error::new(
+                            Code::COMMAND_NOT_SUPPORTED,
+                            "showRecordId is not supported: records have no numeric id",
+                        ));
+                    }
+                }
+                "oplogReplay" | "allowPartialResults" | "readOnce" => {
+                    argument.boolean()?;
+                }
+                "options" | "term" | "runtimeConstants" | "legacyRuntimeConstants" => {}
+                _ => return Err(argument.unknown()),
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// A hint: a document or a string; an empty document is none.
+pub(crate) fn hint(argument: &Argument<'_>) -> Result<Option<Value>, Error> {
+    match argument.value() {
+        ValueRef::Document(doc) if doc.is_empty() => Ok(None),
+        value @ (ValueRef::Document(_) | ValueRef::String(_)) => Ok(Some(value.to_owned())),
+        _ => Err(Error::new(
+            Code::FAILED_TO_PARSE,
+            "Hint must be a string or an object",
+        )),
+    }
+}
+
+/// `{$natural: ..}` is an order of records, said as a sort.
+pub(crate) fn sort_pattern(
+    sort: Doc<'_>,
+    hint: &mut Option<Value>,
+) -> Result<Option<SortPattern>, Error> {
+    if natural_direction(sort)?.is_some() {
+        hint.get_or_insert_with(|| Value::Document(sort.to_owned()));
+        return Ok(None);
+    }
+    let pattern = SortPattern::parse(sort)?;
+    Ok((!pattern.is_empty()).then_some(pattern))
+}
+
+impl FindCommand {
+    pub(crate) fn parse(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<Self, Error> {
+        let fields = Fields::read(body)?;
+        if fields.await_data && !fields.tailable {
+            return Err(Error::new(
+                Code::FAILED_TO_PARSE,
+                "Cannot set 'awaitData' without also setting 'tailable'",
+            ));
+        }
+        if fields.tailable {
+            return Err(Error::bad_value(
+                "error processing query: tailable cursor requested on non capped collection",
+            ));
+        }
+        let context = let_variables(invocation, fields.variables)?;
+        let filter_doc = fields.filter.unwrap_or(Doc::EMPTY);
+        let filter = Filter::parse(filter_doc, &context)?.optimized();
+        let mut hint = fields.hint;
+        let sort = match fields.sort {
+            Some(sort) => sort_pattern(sort, &mut hint)?,
+            None => None,
+        };
+        let projection = match fields.projection {
+            Some(spec) if !spec.is_empty() => {
+                Some(Projection::parse(spec, fields.filter, &context)?)
+            }
+            _ => None,
+        };
+        let mut query = Query {
+            sort,
+            skip: fields.skip,
+            limit: fields.limit,
+            needed: fields.projection.and_then(needed_fields),
+            hint,
+            min: fields.min.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
+            max: fields.max.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
+            allow_disk_use: fields.allow_disk_use.unwrap_or(true),
+            ..Query::new(filter)
+        };
+        query.at = read_time(invocation);
+        Ok(Self {
+            query,
+            projection,
+            projection_spec: fields.projection.map(Doc::to_owned),
+            batch_size: fields.batch_size,
+            single_batch: fields.single_batch,
+            no_cursor_timeout: fields.no_cursor_timeout,
+            return_key: fields.return_key,
+        })
+    }
+}
+
+/// The time that a read with concern "snapshot" sees.
+pub(crate) fn read_time(invocation: &Invocation<'_>) -> Option<model::time::ClusterTime> {
+    match invocation.envelope.read_concern {
+        ReadConcern::Latest => None,
+        ReadConcern::Snapshot => Some(invocation.shard.store.applied_time()),
+    }
+}
+
+/// The fields that a plain inclusion asks for.
+pub(crate) fn needed_fields(spec: Doc<'_>) -> Option<Vec<Path>> {
+    let mut needed = Vec::new();
+    let mut id = true;
+    for element in spec.iter() {
+        let included = match element.value() {
+            ValueRef::Boolean(flag) => flag,
+            value => model::number::Number::of(value)? .to_f64() != 0.0,
+        };
+        match (element.key(), included) {
+            ("_id", included) => id = included,
+            (_, false) => return None,
+            (name, true) if name.contains('$') => return None,
+            (name, true) => needed.push(Path::new(name)),
+        }
+    }
+    if needed.is_empty() && !id {
+        return None;
+    }
+    if id {
+        needed.push(Path::new("_id"));
+    }
+    Some(needed)
+}
+
+/// An empty context, for callers that parse filters of their own.
+pub(crate) fn plain_context(invocation: &Invocation<'_>) -> QueryContext {
+    QueryContext::new(invocation.shard.clock.now_ms())
+}

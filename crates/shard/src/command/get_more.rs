@@ -1,0 +1,70 @@
+//! `getMore`: the next batch of a cursor.
+
+use super::arguments::{arguments, missing};
+use super::find::finish_cursor;
+use super::{Answer, Invocation};
+use crate::cursor::{Batch, fill_batch};
+use model::bson::ValueRef;
+use model::{Code, Error, Namespace};
+use wire::Reply;
+
+pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
+    let request = invocation.request;
+    let body = request.body();
+    let id = match body.first().map(|first| first.value()) {
+        Some(ValueRef::Int64(id)) => id,
+        Some(other) => {
+            return Err(Error::new(
+                Code::TYPE_MISMATCH,
+                format!(
+                    "BSON field 'getMore.getMore' is the wrong type '{}', expected type 'long'",
+                    other.kind().name()
+                ),
+            ));
+        }
+        None => return Err(missing("getMore", "getMore")),
+    };
+    let mut collection = None;
+    let mut batch_size = None;
+    for argument in arguments("getMore", body) {
+        match argument.name() {
+            "collection" => collection = Some(argument.string()?),
+            "batchSize" => {
+                let size = argument.non_negative()? as u64;
+                batch_size = Some(size).filter(|size| *size > 0);
+            }
+            "term" | "lastKnownCommittedOpTime" => {}
+            _ => return Err(argument.unknown()),
+        }
+    }
+    let collection = collection.ok_or_else(|| missing("getMore", "collection"))?;
+    let namespace = Namespace::new(request.database(), collection)?;
+    if invocation.envelope.time_limit.is_some() {
+        return Err(Error::bad_value(
+            "cannot set maxTimeMS on getMore command for a non-awaitData cursor",
+        ));
+    }
+    let shard = invocation.shard;
+    let mut held = shard
+        .cursors
+        .check_out(id, &namespace, invocation.operation)?;
+    let cursor = held.cursor();
+    if let Some(left) = cursor.time_left {
+        invocation.operation.set_time_limit(left);
+    }
+    let mut writer = Reply::writer_with_capacity(16 * 1024);
+    writer.begin_document("cursor");
+    let mut batch = Batch::begin(writer, "nextBatch", batch_size);
+    let more = fill_batch(&mut *cursor.source, invocation.operation, &mut batch)?;
+    if let Some(left) = &mut cursor.time_left {
+        *left = left.saturating_sub(invocation.operation.started.elapsed());
+    }
+    shard.counters.returned(batch.documents() as usize);
+    let writer = batch.end();
+    let more = more && held.check_in();
+    let reply = finish_cursor(writer, if more { id } else { 0 }, &namespace)?;
+    if more && request.exhaust_allowed() {
+        return Ok(reply.then(request.clone()));
+    }
+    Ok(reply)
+}

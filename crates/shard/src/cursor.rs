@@ -1,0 +1,322 @@
+//! Cursors: results that are handed out in batches.
+//!
+//! ```text
+//!   open ─► idle ──check_out──► busy ──check_in──► idle …
+//!             │ ten idle minutes, killCursors        │ killCursors: ends at its next check
+//!             ▼                                      ▼
+//!            gone                                   gone
+//! ```
+//!
+//! A cursor is a source of batches and the namespace it belongs to. While a
+//! getMore uses it, it is not in the registry but marked busy there; a getMore
+//! that ends in any other way than `check_in` leaves nothing behind.
+//!
+//! Left out: cursors of a session are not killed when the session ends; they
+//! time out.
+
+use crate::operation::Operation;
+use crate::read::Budget;
+use foldhash::fast::FixedState;
+use model::bson::{Doc, DocBuf, DocWriter};
+use model::{Code, Error, Namespace};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Documents of a first batch where the client names no number.
+pub(crate) const FIRST_BATCH_DOCUMENTS: u64 = 101;
+/// What a batch may weigh: one document of the greatest size always fits.
+const BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Idle cursors are closed after this time.
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Steps of a batch that run on the connection's own worker; what needs more
+/// tells the runtime that it blocks.
+const STEPS_INLINE: u64 = 512;
+
+/// Documents on their way into a reply.
+pub(crate) struct Batch {
+    writer: DocWriter,
+    start: usize,
+    documents: u64,
+    documents_max: u64,
+}
+
+impl Batch {
+    /// Begins the array of documents within `writer`'s open document.
+    pub(crate) fn begin(mut writer: DocWriter, name: &str, documents_max: Option<u64>) -> Self {
+        writer.begin_array(name);
+        Self {
+            start: writer.len(),
+            writer,
+            documents: 0,
+            documents_max: documents_max.unwrap_or(u64::MAX),
+        }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.documents >= self.documents_max
+    }
+
+    pub(crate) fn documents(&self) -> u64 {
+        self.documents
+    }
+
+    /// Appends a document, unless it does not fit.
+    pub(crate) fn offer(&mut self, document: Doc<'_>) -> bool {
+        let bytes = self.writer.len() - self.start + document.len() + 16;
+        if self.is_full() || (self.documents > 0 && bytes > BATCH_BYTES_MAX) {
+            return false;
+        }
+        self.writer.push(document);
+        self.documents += 1;
+        true
+    }
+
+    /// Ends the array; the document around it stays open.
+    pub(crate) fn end(mut self) -> DocWriter {
+        self.writer.end();
+        self.writer
+    }
+}
+
+/// Why a source stopped filling a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Filled {
+    /// The batch is full; there may be more.
+    Full,
+    /// The budget is used up.
+    Paused,
+    /// There is nothing more.
+    Ended,
+}
+
+/// Where batches come from.
+pub(crate) trait BatchSource: Send {
+    /// Offers documents to the batch until it is full.
+    fn fill(
+        &mut self,
+        operation: &Operation,
+        batch: &mut Batch,
+        budget: &mut Budget,
+    ) -> Result<Filled, Error>;
+
+    /// Lets go of what must not be held between batches.
+    fn suspend(&mut self);
+}
+
+/// Fills a batch, and says whether there may be more.
+pub(crate) fn fill_batch(
+    source: &mut dyn BatchSource,
+    operation: &Operation,
+    batch: &mut Batch,
+) -> Result<bool, Error> {
+    let mut budget = Budget::of(STEPS_INLINE);
+    let mut filled = source.fill(operation, batch, &mut budget)?;
+    if filled == Filled::Paused {
+        filled = tokio::task::block_in_place(|| {
+            let mut budget = Budget::UNLIMITED;
+            source.fill(operation, batch, &mut budget)
+        })?;
+    }
+    Ok(filled != Filled::Ended)
+}
+
+/// A cursor in somebody's hands.
+pub(crate) struct OpenCursor {
+    pub(crate) namespace: Namespace,
+    pub(crate) source: Box<dyn BatchSource>,
+    pub(crate) no_timeout: bool,
+    /// What is left of the time limit of the command that opened it.
+    pub(crate) time_left: Option<Duration>,
+    /// The command that opened it, for `currentOp`.
+    pub(crate) command: DocBuf,
+}
+
+struct Slot {
+    namespace: Namespace,
+    state: State,
+}
+
+enum State {
+    Idle {
+        cursor: Box<OpenCursor>,
+        since: Instant,
+    },
+    Busy(Arc<Operation>),
+}
+
+/// All cursors of this shard.
+pub(crate) struct Cursors {
+    slots: Mutex<HashMap<i64, Slot, FixedState>>,
+}
+
+/// What became of cursors that were to be killed.
+#[derive(Default)]
+pub(crate) struct Killed {
+    pub(crate) killed: Vec<i64>,
+    pub(crate) not_found: Vec<i64>,
+}
+
+fn not_found(id: i64) -> Error {
+    Error::new(Code::CURSOR_NOT_FOUND, format!("cursor id {id} not found"))
+}
+
+impl Cursors {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Mutex::new(HashMap::with_hasher(FixedState::with_seed(7))),
+        }
+    }
+
+    /// Keeps a cursor and names it.
+    pub(crate) fn open(&self, mut cursor: OpenCursor) -> i64 {
+        cursor.source.suspend();
+        let mut slots = self.slots.lock();
+        let id = loop {
+            let id = fastrand::i64(1..);
+            if !slots.contains_key(&id) {
+                break id;
+            }
+        };
+        slots.insert(id, Slot::idle(cursor));
+        id
+    }
+
+    /// Takes a cursor for one getMore.
+    pub(crate) fn check_out(
+        &self,
+        id: i64,
+        namespace: &Namespace,
+        operation: &Arc<Operation>,
+    ) -> Result<CheckedOut<'_>, Error> {
+        let mut slots = self.slots.lock();
+        let slot = slots.get_mut(&id).ok_or_else(|| not_found(id))?;
+        if slot.namespace != *namespace {
+            return Err(Error::new(
+                Code::UNAUTHORIZED,
+                format!(
+                    "Requested getMore on namespace '{namespace}', but cursor belongs to a \
+                     different namespace {}",
+                    slot.namespace
+                ),
+            ));
+        }
+        let busy = State::Busy(operation.clone());
+        match std::mem::replace(&mut slot.state, busy) {
+            State::Idle { cursor, .. } => Ok(CheckedOut {
+                cursors: self,
+                id,
+                cursor: Some(cursor),
+            }),
+            State::Busy(other) => {
+                slot.state = State::Busy(other);
+                Err(Error::new(
+                    Code::CURSOR_IN_USE,
+                    format!("cursor id {id} is already in use"),
+                ))
+            }
+        }
+    }
+
+    /// Ends cursors; one that is busy ends at its next check.
+    pub(crate) fn kill(&self, ids: &[i64], namespace: Option<&Namespace>) -> Killed {
+        let mut outcome = Killed::default();
+        let mut slots = self.slots.lock();
+        for &id in ids {
+            let is_there = slots
+                .get(&id)
+                .is_some_and(|slot| namespace.is_none_or(|wanted| slot.namespace == *wanted));
+            if !is_there {
+                outcome.not_found.push(id);
+                continue;
+            }
+            if let Some(slot) = slots.remove(&id)
+                && let State::Busy(operation) = slot.state
+            {
+                operation.kill();
+            }
+            outcome.killed.push(id);
+        }
+        outcome
+    }
+
+    /// Closes cursors that were idle for too long.
+    pub(crate) fn close_idle(&self, now: Instant) {
+        self.slots.lock().retain(|_, slot| match &slot.state {
+            State::Busy(_) => true,
+            State::Idle { cursor, since } => {
+                cursor.no_timeout || now.saturating_duration_since(*since) < IDLE_TIMEOUT
+            }
+        });
+    }
+
+    /// Open cursors: all, those in use, those without timeout.
+    pub(crate) fn counts(&self) -> (usize, usize, usize) {
+        let slots = self.slots.lock();
+        let busy = |slot: &&Slot| matches!(slot.state, State::Busy(_));
+        let endless = |slot: &&Slot| match &slot.state {
+            State::Idle { cursor, .. } => cursor.no_timeout,
+            State::Busy(_) => false,
+        };
+        (
+            slots.len(),
+            slots.values().filter(busy).count(),
+            slots.values().filter(endless).count(),
+        )
+    }
+}
+
+impl Slot {
+    fn idle(cursor: OpenCursor) -> Self {
+        Self {
+            namespace: cursor.namespace.clone(),
+            state: State::Idle {
+                cursor: Box::new(cursor),
+                since: Instant::now(),
+            },
+        }
+    }
+}
+
+/// A cursor in use; dropped, it is gone.
+pub(crate) struct CheckedOut<'a> {
+    cursors: &'a Cursors,
+    id: i64,
+    cursor: Option<Box<OpenCursor>>,
+}
+
+impl CheckedOut<'_> {
+    pub(crate) fn cursor(&mut self) -> &mut OpenCursor {
+        self.cursor
+            .as_mut()
+            .expect("a checked out cursor is there until it is checked in")
+    }
+
+    /// Gives the cursor back for the next getMore. False if it was killed.
+    pub(crate) fn check_in(mut self) -> bool {
+        let Some(mut cursor) = self.cursor.take() else {
+            return false;
+        };
+        cursor.source.suspend();
+        let mut slots = self.cursors.slots.lock();
+        match slots.get_mut(&self.id) {
+            Some(slot) => {
+                slot.state = State::Idle {
+                    cursor,
+                    since: Instant::now(),
+                };
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Drop for CheckedOut<'_> {
+    fn drop(&mut self) {
+        if self.cursor.is_some() {
+            self.cursors.slots.lock().remove(&self.id);
+        }
+    }
+}

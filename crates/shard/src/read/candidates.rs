@@ -1,0 +1,101 @@
+//! Record keys for updates and deletes, in the order of a plan.
+//!
+//! A writer changes what it finds, and a changed document may move ahead in the
+//! index that is being scanned. So a search over an index stays on one snapshot
+//! until the statement is over; one over records, whose keys never change, takes
+//! a new snapshot for each chunk.
+
+use super::{Budget, Execution, Query, Step};
+use crate::Shard;
+use crate::catalog::Collection;
+use crate::operation::Operation;
+use model::Error;
+use model::bson::Value;
+use model::key::RecordKey;
+use query::filter::Filter;
+use query::plan::Access;
+use query::sort::SortPattern;
+use std::sync::Arc;
+
+/// Steps that a search takes before it makes room for other connections.
+const STEPS_INLINE: u64 = 256;
+
+pub(crate) struct Candidates {
+    source: Source,
+}
+
+enum Source {
+    /// The filter names one record; whoever asks looks it up anyway.
+    One(Option<RecordKey>),
+    Search(Box<Execution>),
+}
+
+impl Candidates {
+    pub(crate) fn new(
+        shard: &Arc<Shard>,
+        collection: &Arc<Collection>,
+        filter: &Filter,
+        sort: Option<&SortPattern>,
+        hint: Option<&Value>,
+        operation: &Operation,
+    ) -> Result<Self, Error> {
+        if hint.is_none()
+            && let Some(key) = query::plan::id_equality(filter)
+        {
+            return Ok(Self {
+                source: Source::One(Some(key)),
+            });
+        }
+        let query = Query {
+            sort: sort.cloned(),
+            hint: hint.cloned(),
+            ..Query::new(filter.clone())
+        };
+        let execution = Execution::new(shard, collection, query, operation)?;
+        Ok(Self {
+            source: Source::Search(Box::new(execution)),
+        })
+    }
+
+    /// The next keys, at most so many; none means that there are no more.
+    pub(crate) fn next_keys(
+        &mut self,
+        keys_max: usize,
+        operation: &Operation,
+    ) -> Result<Vec<RecordKey>, Error> {
+        let execution = match &mut self.source {
+            Source::One(key) => return Ok(key.take().into_iter().collect()),
+            Source::Search(execution) => execution,
+        };
+        let mut keys = Vec::new();
+        let mut budget = Budget::of(STEPS_INLINE);
+        if !fill(execution, &mut keys, keys_max, operation, &mut budget)? {
+            tokio::task::block_in_place(|| {
+                let mut budget = Budget::UNLIMITED;
+                fill(execution, &mut keys, keys_max, operation, &mut budget)
+            })?;
+        }
+        if let Access::Records { .. } = execution.planned().plan.access {
+            execution.suspend();
+        }
+        Ok(keys)
+    }
+}
+
+/// False if the budget ended first.
+fn fill(
+    execution: &mut Execution,
+    keys: &mut Vec<RecordKey>,
+    keys_max: usize,
+    operation: &Operation,
+    budget: &mut Budget,
+) -> Result<bool, Error> {
+    while keys.len() < keys_max {
+        match execution.next(operation, budget)? {
+            Step::Found(found) => keys.push(found.record_key()),
+            Step::Paused => return Ok(false),
+            Step::Ended => break,
+        }
+    }
+    Ok(true)
+}

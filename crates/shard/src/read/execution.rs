@@ -1,0 +1,676 @@
+//! A plan under way: it yields documents one by one, pauses when its budget is
+//! used up, and is suspended between batches.
+//!
+//! ```text
+//!   scan ─► inside bounds? ─► fetch ─► matches? ─► first time? ─► (sort) ─► skip ─► limit ─► Found
+//! ```
+//!
+//! Between `resume` and `suspend` it reads one snapshot. Suspended, it is a
+//! value: plan, branch, position, and what a sort holds already.
+
+use super::covered;
+use super::planning::Planned;
+use super::scan::{Item, Scan, Space, Stepped};
+use super::spill::FileSpill;
+use super::{Query, plan};
+use crate::catalog::{Collection, Index};
+use crate::error::from_storage;
+use crate::operation::Operation;
+use crate::{Shard, Snapshot};
+use model::bson::{Doc, DocBuf, Value};
+use model::key::RecordKey;
+use model::{Code, Error};
+use query::filter::Filter;
+use query::plan::{Access, IndexAccess, ScanBounds, ScanDirection, emits_at};
+use query::sort::{Sorted, Sorter};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use storage::{IndexEntry, Record, StoredRecord};
+
+/// How many steps go by between two looks at the deadline.
+const STEPS_PER_CHECK: u64 = 128;
+
+/// How many steps may be taken before the caller is asked again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    pub(crate) steps: u64,
+}
+
+impl Budget {
+    pub(crate) const UNLIMITED: Budget = Budget { steps: u64::MAX };
+
+    pub(crate) fn of(steps: u64) -> Self {
+        Self { steps }
+    }
+}
+
+/// What `next` came to.
+pub(crate) enum Step {
+    Found(Found),
+    /// The budget is used up; there may be more.
+    Paused,
+    Ended,
+}
+
+/// A document that was found.
+#[derive(Clone, Debug)]
+pub(crate) enum Found {
+    Record(StoredRecord),
+    Fetched { entry: IndexEntry, record: Record },
+    /// By key alone, or through the record cache.
+    Looked { key: RecordKey, record: Record },
+    /// Sorted, or put together from a key.
+    Made(DocBuf),
+}
+
+impl Found {
+    pub(crate) fn document(&self) -> Doc<'_> {
+        match self {
+            Found::Record(record) => Doc::from_validated(record.document()),
+            Found::Fetched { record, .. } | Found::Looked { record, .. } => {
+                Doc::from_validated(record.document())
+            }
+            Found::Made(document) => document.as_doc(),
+        }
+    }
+
+    /// The record's key. A collection is clustered by `_id`, so a document that
+    /// lost its key on the way through a sort still names it.
+    pub(crate) fn record_key(&self) -> RecordKey {
+        match self {
+            Found::Record(record) => RecordKey::from_bytes(record.key()),
+            Found::Fetched { entry, .. } => RecordKey::from_bytes(entry.record_key()),
+            Found::Looked { key, .. } => key.clone(),
+            Found::Made(document) => {
+                let id = covered::id_of(document.as_doc());
+                RecordKey::from_id(id.unwrap_or(model::bson::ValueRef::Null))
+            }
+        }
+    }
+
+    pub(crate) fn into_document(self) -> DocBuf {
+        match self {
+            Found::Made(document) => document,
+            other => other.document().to_owned(),
+        }
+    }
+}
+
+/// What an execution has done so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Statistics {
+    pub(crate) keys_examined: u64,
+    pub(crate) documents_examined: u64,
+    /// Documents that passed the filter, before sort, skip and limit.
+    pub(crate) matched: u64,
+    pub(crate) returned: u64,
+    pub(crate) steps: u64,
+    pub(crate) seeks: u64,
+    pub(crate) duplicates: u64,
+    /// Per branch: keys inside its bounds.
+    pub(crate) branches: Vec<BranchStatistics>,
+    pub(crate) sorted_bytes: u64,
+    pub(crate) spilled: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BranchStatistics {
+    pub(crate) keys_examined: u64,
+    pub(crate) keys_inside: u64,
+    pub(crate) seeks: u64,
+}
+
+enum Stage {
+    /// Documents go out as they are found.
+    Streaming,
+    Collecting(Box<Sorter>),
+    Sorted(Box<Sorted>),
+    Ended,
+}
+
+/// Lives from `resume` to `suspend`.
+struct Live {
+    snapshot: Snapshot,
+    scan: Option<Scan>,
+    /// For each index of the plan's list, whether it has documents with several
+    /// keys; read after the snapshot was taken.
+    multikey: Vec<bool>,
+}
+
+pub(crate) struct Execution {
+    shard: Arc<Shard>,
+    collection: Arc<Collection>,
+    planned: Planned,
+    query: Query,
+    stage: Stage,
+    live: Option<Live>,
+    branch: usize,
+    /// The last item inside the bounds; becomes `position` when suspended.
+    last: Option<Item>,
+    position: Option<Vec<u8>>,
+    put_back: Option<Found>,
+    skipped: u64,
+    emitted: u64,
+    pub(crate) statistics: Statistics,
+}
+
+impl Execution {
+    /// Plans a query and is ready to run. Takes the snapshot of the first batch.
+    pub(crate) fn new(
+        shard: &Arc<Shard>,
+        collection: &Arc<Collection>,
+        query: Query,
+        operation: &Operation,
+    ) -> Result<Self, Error> {
+        if query.hint.is_none()
+            && query.min.is_none()
+            && query.max.is_none()
+            && query.at.is_none()
+            && let Some(key) = query::plan::id_equality(&query.filter)
+        {
+            let planned = Planned::id(key);
+            return Self::with_plan(shard, collection, query, planned, None);
+        }
+        let snapshot = shard.store.snapshot();
+        let planned = plan(shard, collection, &query, operation)?;
+        planned.count_use();
+        Self::with_plan(shard, collection, query, planned, Some(snapshot))
+    }
+
+    /// Runs a plan that was chosen already.
+    pub(super) fn with_plan(
+        shard: &Arc<Shard>,
+        collection: &Arc<Collection>,
+        query: Query,
+        planned: Planned,
+        snapshot: Option<Snapshot>,
+    ) -> Result<Self, Error> {
+        let mut execution = Self {
+            shard: shard.clone(),
+            collection: collection.clone(),
+            stage: Stage::Streaming,
+            live: None,
+            branch: 0,
+            last: None,
+            position: None,
+            put_back: None,
+            skipped: 0,
+            emitted: 0,
+            statistics: Statistics {
+                branches: vec![BranchStatistics::default(); planned.branches()],
+                ..Statistics::default()
+            },
+            planned,
+            query,
+        };
+        if execution.planned.plan.needs_sort
+            && let Some(pattern) = &execution.query.sort
+        {
+            let limit = execution
+                .query
+                .limit
+                .map(|limit| limit.saturating_add(execution.query.skip))
+                .map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+            let mut sorter = Sorter::new(pattern.clone(), limit);
+            if execution.query.allow_disk_use {
+                sorter = sorter.with_spill(Box::new(FileSpill::new(shard.scratch.clone())));
+            }
+            execution.stage = Stage::Collecting(Box::new(sorter));
+        }
+        if let Some(snapshot) = snapshot {
+            execution.go_live(snapshot);
+        }
+        Ok(execution)
+    }
+
+    pub(crate) fn planned(&self) -> &Planned {
+        &self.planned
+    }
+
+    pub(crate) fn query(&self) -> &Query {
+        &self.query
+    }
+
+    pub(crate) fn collection(&self) -> &Arc<Collection> {
+        &self.collection
+    }
+
+    /// Whether everything was returned.
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(self.stage, Stage::Ended) && self.put_back.is_none()
+    }
+
+    /// Whether the rest no longer depends on the collection.
+    fn is_detached(&self) -> bool {
+        matches!(self.stage, Stage::Sorted(_) | Stage::Ended)
+    }
+
+    /// Begins a batch: a new snapshot, and a look at what changed meanwhile.
+    pub(crate) fn resume(&mut self) -> Result<(), Error> {
+        if self.live.is_some() || self.is_detached() {
+            return Ok(());
+        }
+        if let Access::Id(_) = self.planned.plan.access {
+            return Ok(());
+        }
+        let snapshot = self.shard.store.snapshot();
+        let Some(current) = self.shard.catalog.by_id(self.collection.id) else {
+            return Err(Error::new(
+                Code::QUERY_PLAN_KILLED,
+                format!(
+                    "collection dropped. UUID {}",
+                    uuid_text(&self.collection.uuid.0)
+                ),
+            ));
+        };
+        for index in self.planned.used_indexes() {
+            let there = current.indexes.iter().any(|other| other.id == index.id);
+            if !there {
+                return Err(Error::new(
+                    Code::QUERY_PLAN_KILLED,
+                    format!("index '{}' dropped", index.definition.name),
+                ));
+            }
+        }
+        self.go_live(snapshot);
+        Ok(())
+    }
+
+    fn go_live(&mut self, snapshot: Snapshot) {
+        let multikey = self
+            .planned
+            .indexes
+            .iter()
+            .map(|index| index.is_multikey())
+            .collect();
+        self.live = Some(Live {
+            snapshot,
+            scan: None,
+            multikey,
+        });
+    }
+
+    /// Ends a batch: lets go of the snapshot and keeps the position.
+    pub(crate) fn suspend(&mut self) {
+        self.note_scan();
+        if let Some(last) = self.last.take() {
+            self.position = Some(last.position().to_vec());
+        }
+        if let Some(found) = self.put_back.take() {
+            // A slice of a scan may hold a whole block of the engine's cache.
+            self.put_back = Some(Found::Made(found.into_document()));
+        }
+        self.live = None;
+    }
+
+    /// Returns a document that did not fit; it comes first next time.
+    pub(crate) fn put_back(&mut self, found: Found) {
+        self.statistics.returned -= 1;
+        self.put_back = Some(found);
+    }
+
+    /// The next document, looking at no more than the budget allows.
+    pub(crate) fn next(
+        &mut self,
+        operation: &Operation,
+        budget: &mut Budget,
+    ) -> Result<Step, Error> {
+        if let Some(found) = self.put_back.take() {
+            self.statistics.returned += 1;
+            return Ok(Step::Found(found));
+        }
+        loop {
+            if self.query.limit.is_some_and(|limit| self.emitted >= limit) {
+                self.stage = Stage::Ended;
+            }
+            let found = match &mut self.stage {
+                Stage::Ended => return Ok(Step::Ended),
+                Stage::Sorted(sorted) => match sorted.next().transpose()? {
+                    Some(document) => Found::Made(document),
+                    None => {
+                        self.stage = Stage::Ended;
+                        continue;
+                    }
+                },
+                Stage::Streaming => match self.search(operation, budget)? {
+                    Step::Found(found) => found,
+                    Step::Paused => return Ok(Step::Paused),
+                    Step::Ended => {
+                        self.stage = Stage::Ended;
+                        continue;
+                    }
+                },
+                Stage::Collecting(_) => {
+                    if !self.collect(operation, budget)? {
+                        return Ok(Step::Paused);
+                    }
+                    continue;
+                }
+            };
+            if self.skipped < self.query.skip {
+                self.skipped += 1;
+                continue;
+            }
+            self.emitted += 1;
+            self.statistics.returned += 1;
+            return Ok(Step::Found(found));
+        }
+    }
+
+    /// Feeds the sort; false if the budget ended first.
+    fn collect(&mut self, operation: &Operation, budget: &mut Budget) -> Result<bool, Error> {
+        loop {
+            match self.search(operation, budget)? {
+                Step::Paused => return Ok(false),
+                Step::Found(found) => {
+                    let document = found.into_document();
+                    self.statistics.sorted_bytes += document.as_bytes().len() as u64;
+                    if let Stage::Collecting(sorter) = &mut self.stage {
+                        sorter.push(document)?;
+                    }
+                }
+                Step::Ended => {
+                    let stage = std::mem::replace(&mut self.stage, Stage::Ended);
+                    if let Stage::Collecting(sorter) = stage {
+                        self.statistics.spilled = sorter.has_spilled();
+                        self.stage = Stage::Sorted(Box::new(sorter.finish()?));
+                    }
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    /// The next document that matches, before sort, skip and limit.
+    fn search(&mut self, operation: &Operation, budget: &mut Budget) -> Result<Step, Error> {
+        if let Access::Id(key) = &self.planned.plan.access {
+            return self.look_up(key.clone());
+        }
+        self.resume()?;
+        loop {
+            if budget.steps == 0 {
+                return Ok(Step::Paused);
+            }
+            budget.steps -= 1;
+            self.statistics.steps += 1;
+            if self.statistics.steps % STEPS_PER_CHECK == 0 {
+                operation.check()?;
+            }
+            match self.step()? {
+                Some(Step::Found(found)) => {
+                    self.statistics.matched += 1;
+                    return Ok(Step::Found(found));
+                }
+                Some(ended) => return Ok(ended),
+                None => {}
+            }
+        }
+    }
+
+    fn look_up(&mut self, key: RecordKey) -> Result<Step, Error> {
+        if self.branch > 0 {
+            return Ok(Step::Ended);
+        }
+        self.branch = 1;
+        let record = self
+            .shard
+            .store
+            .get(self.collection.id, key.as_bytes())
+            .map_err(from_storage)?;
+        Ok(match record {
+            Some(record) => {
+                self.statistics.keys_examined += 1;
+                self.statistics.documents_examined += 1;
+                self.statistics.matched += 1;
+                Step::Found(Found::Looked { key, record })
+            }
+            None => Step::Ended,
+        })
+    }
+
+    /// Looks at one item of the scan. `None`: not this one.
+    fn step(&mut self) -> Result<Option<Step>, Error> {
+        let live = self.live.as_mut().expect("an execution is resumed before it steps");
+        match &self.planned.plan.access {
+            Access::Nothing | Access::Id(_) => Ok(Some(Step::Ended)),
+            Access::Records { direction, filter } => {
+                let space = match self.query.at {
+                    Some(time) => Space::Past(self.collection.id, time),
+                    None => Space::Records(self.collection.id),
+                };
+                let position = self.position.as_deref();
+                let (scan, snapshot) = live.scan(space, None, *direction, position)?;
+                match scan.step(snapshot, None)? {
+                    Stepped::Inside(Item::Record(record)) => {
+                        self.statistics.documents_examined += 1;
+                        let matched = matches(filter, Doc::from_validated(record.document()))?;
+                        let found = matched.then(|| Step::Found(Found::Record(record.clone())));
+                        self.last = Some(Item::Record(record));
+                        Ok(found)
+                    }
+                    Stepped::Inside(Item::Entry(_)) | Stepped::Outside => Ok(None),
+                    Stepped::Ended => Ok(Some(Step::Ended)),
+                }
+            }
+            Access::Index(access) => {
+                let stepped = step_index(
+                    live,
+                    &self.collection,
+                    &self.planned.indexes,
+                    access,
+                    self.query.at,
+                    self.position.as_deref(),
+                    &mut self.last,
+                    &mut self.statistics,
+                    0,
+                )?;
+                Ok(match stepped {
+                    IndexStep::Found(found) => Some(Step::Found(found)),
+                    IndexStep::NotThis => None,
+                    IndexStep::Ended => Some(Step::Ended),
+                })
+            }
+            Access::Union(union) => {
+                let Some(branch) = union.branches.get(self.branch) else {
+                    return Ok(Some(Step::Ended));
+                };
+                let stepped = step_index(
+                    live,
+                    &self.collection,
+                    &self.planned.indexes,
+                    &branch.access,
+                    self.query.at,
+                    self.position.as_deref(),
+                    &mut self.last,
+                    &mut self.statistics,
+                    self.branch,
+                )?;
+                match stepped {
+                    IndexStep::NotThis => Ok(None),
+                    IndexStep::Found(found) => {
+                        let document = found.document();
+                        for earlier in &union.branches[..self.branch] {
+                            if earlier.filter.matches(document)? {
+                                self.statistics.duplicates += 1;
+                                return Ok(None);
+                            }
+                        }
+                        Ok(Some(Step::Found(found)))
+                    }
+                    IndexStep::Ended => {
+                        self.note_scan();
+                        if let Some(live) = &mut self.live {
+                            live.scan = None;
+                        }
+                        self.last = None;
+                        self.position = None;
+                        self.branch += 1;
+                        Ok(None)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes over the counts of the scan that ends here.
+    fn note_scan(&mut self) {
+        let Some(scan) = self.live.as_mut().and_then(|live| live.scan.as_mut()) else {
+            return;
+        };
+        self.statistics.seeks += scan.seeks;
+        if let Some(branch) = self.statistics.branches.get_mut(self.branch) {
+            branch.seeks += scan.seeks;
+        }
+        scan.seeks = 0;
+    }
+
+    /// The key of the index entry that a document was found at, for `returnKey`.
+    pub(crate) fn index_key(&self, found: &Found) -> Result<Option<DocBuf>, Error> {
+        let index = self.planned.used_indexes().next();
+        match (found, index) {
+            (Found::Fetched { entry, .. }, Some(index)) => {
+                let values =
+                    covered::key_values(&index.definition, entry.fields(), entry.type_bits())?;
+                Ok(Some(covered::flat_document(&index.definition, &values)))
+            }
+            (Found::Record(record), Some(index)) if index.id.is_none() => {
+                let document = Doc::from_validated(record.document());
+                let id: Value = covered::id_of(document)
+                    .map(|id| id.to_owned())
+                    .unwrap_or(Value::Null);
+                Ok(Some(covered::flat_document(&index.definition, &[id])))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl Live {
+    /// The scan under way, opened if there is none, and what it reads.
+    fn scan(
+        &mut self,
+        space: Space,
+        bounds: Option<&ScanBounds>,
+        direction: ScanDirection,
+        position: Option<&[u8]>,
+    ) -> Result<(&mut Scan, &Snapshot), Error> {
+        if self.scan.is_none() {
+            let scan = Scan::open(&self.snapshot, space, bounds, direction, position)?;
+            self.scan = Some(scan);
+        }
+        let scan = self.scan.as_mut().expect("just opened");
+        Ok((scan, &self.snapshot))
+    }
+}
+
+fn matches(filter: &Option<Filter>, document: Doc<'_>) -> Result<bool, Error> {
+    match filter {
+        Some(filter) => filter.matches(document),
+        None => Ok(true),
+    }
+}
+
+enum IndexStep {
+    Found(Found),
+    NotThis,
+    Ended,
+}
+
+#[allow(clippy::too_many_arguments)]
+fn step_index(
+    live: &mut Live,
+    collection: &Collection,
+    indexes: &[Arc<Index>],
+    access: &IndexAccess,
+    at: Option<model::time::ClusterTime>,
+    position: Option<&[u8]>,
+    last: &mut Option<Item>,
+    statistics: &mut Statistics,
+    branch: usize,
+) -> Result<IndexStep, Error> {
+    let index = &indexes[access.index];
+    let multikey = live.multikey[access.index];
+    let space = match (index.id, at) {
+        (Some(id), _) => Space::Index(id),
+        (None, None) => Space::Records(collection.id),
+        (None, Some(time)) => Space::Past(collection.id, time),
+    };
+    let bounds = Some(&access.bounds);
+    let (scan, snapshot) = live.scan(space, bounds, access.direction, position)?;
+    let stepped = scan.step(snapshot, bounds)?;
+    let examined = !matches!(stepped, Stepped::Ended);
+    statistics.keys_examined += u64::from(examined);
+    let counts = &mut statistics.branches[branch];
+    counts.keys_examined += u64::from(examined);
+    let item = match stepped {
+        Stepped::Ended => return Ok(IndexStep::Ended),
+        Stepped::Outside => return Ok(IndexStep::NotThis),
+        Stepped::Inside(item) => item,
+    };
+    counts.keys_inside += 1;
+    let found = match &item {
+        Item::Record(record) => {
+            if !access.covered {
+                statistics.documents_examined += 1;
+            }
+            matches(&access.residual, Doc::from_validated(record.document()))?
+                .then(|| Found::Record(record.clone()))
+        }
+        Item::Entry(entry) if access.covered && !multikey => {
+            let document = covered::document(&index.definition, entry)?;
+            matches(&access.residual, document.as_doc())?.then_some(Found::Made(document))
+        }
+        Item::Entry(entry) => {
+            statistics.documents_examined += 1;
+            let record = snapshot
+                .get(collection.id, entry.record_key())
+                .map_err(from_storage)?;
+            match record {
+                // An entry without its record: only `validate` is to say so.
+                None => None,
+                Some(record) => {
+                    let document = Doc::from_validated(record.document());
+                    if !matches(&access.residual, document)? {
+                        None
+                    } else if multikey
+                        && !emits_at(&index.definition, access, entry.fields(), document)?
+                    {
+                        statistics.duplicates += 1;
+                        None
+                    } else {
+                        Some(Found::Fetched {
+                            entry: entry.clone(),
+                            record,
+                        })
+                    }
+                }
+            }
+        }
+    };
+    *last = Some(item);
+    Ok(match found {
+        Some(found) => IndexStep::Found(found),
+        None => IndexStep::NotThis,
+    })
+}
+
+fn uuid_text(bytes: &[u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
+}
+
+impl Planned {
+    /// Adds to the counters that `$indexStats` shows.
+    fn count_use(&self) {
+        for index in self.used_indexes() {
+            index.accesses.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

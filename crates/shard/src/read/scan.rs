@@ -1,0 +1,177 @@
+//! One live scan over records or index entries, within bounds.
+//!
+//! It skips what is outside the bounds by seeking, and remembers the last item
+//! it looked at, so that another scan over another snapshot goes on behind it.
+
+use crate::Snapshot;
+use crate::error::from_storage;
+use model::ids::{CollectionId, IndexId};
+use model::key::KeyError;
+use model::time::ClusterTime;
+use model::{Code, Error};
+use query::plan::{Check, ScanBounds, ScanDirection};
+use std::ops::Bound;
+use storage::engine::fjall::FjallEngine;
+use storage::store::{IndexScan, PastScan, RecordScan};
+use storage::{Direction, Engine, IndexEntry, KeyRange, StoredRecord};
+
+type EngineSnapshot = <FjallEngine as Engine>::Snapshot;
+
+/// What is scanned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Space {
+    Records(CollectionId),
+    /// Records as they were.
+    Past(CollectionId, ClusterTime),
+    Index(IndexId),
+}
+
+/// What a scan yields.
+#[derive(Clone, Debug)]
+pub(super) enum Item {
+    Record(StoredRecord),
+    Entry(IndexEntry),
+}
+
+impl Item {
+    /// Where to go on from.
+    pub(super) fn position(&self) -> &[u8] {
+        match self {
+            Item::Record(record) => record.key(),
+            Item::Entry(entry) => entry.position(),
+        }
+    }
+}
+
+enum Items {
+    Records(RecordScan<EngineSnapshot>),
+    Past(Box<PastScan<EngineSnapshot>>),
+    Entries(IndexScan<EngineSnapshot>),
+    None,
+}
+
+pub(super) struct Scan {
+    items: Items,
+    space: Space,
+    direction: ScanDirection,
+    /// Items looked at, inside or not.
+    pub(super) examined: u64,
+    pub(super) seeks: u64,
+}
+
+/// What one step of a scan found.
+pub(super) enum Stepped {
+    Inside(Item),
+    /// Skipped one item.
+    Outside,
+    Ended,
+}
+
+fn damaged(error: KeyError) -> Error {
+    Error::new(
+        Code::INTERNAL_ERROR,
+        format!("a stored key is damaged: {error}"),
+    )
+}
+
+impl Scan {
+    /// Starts within the bounds, behind `position` if there is one.
+    pub(super) fn open(
+        snapshot: &Snapshot,
+        space: Space,
+        bounds: Option<&ScanBounds>,
+        direction: ScanDirection,
+        position: Option<&[u8]>,
+    ) -> Result<Self, Error> {
+        let (low, high) = match bounds {
+            Some(bounds) => bounds.range(),
+            None => (Bound::Unbounded, Bound::Unbounded),
+        };
+        let (low, high) = match (position, direction) {
+            (None, _) => (low, high),
+            (Some(position), ScanDirection::Forward) => (Bound::Excluded(position), high),
+            (Some(position), ScanDirection::Backward) => (low, Bound::Excluded(position)),
+        };
+        let mut scan = Self {
+            items: Items::None,
+            space,
+            direction,
+            examined: 0,
+            seeks: 0,
+        };
+        scan.start(snapshot, low, high)?;
+        Ok(scan)
+    }
+
+    fn start(
+        &mut self,
+        snapshot: &Snapshot,
+        low: Bound<&[u8]>,
+        high: Bound<&[u8]>,
+    ) -> Result<(), Error> {
+        let range = KeyRange::new(low, high);
+        if range.is_empty() {
+            self.items = Items::None;
+            return Ok(());
+        }
+        self.seeks += 1;
+        let direction = match self.direction {
+            ScanDirection::Forward => Direction::Forward,
+            ScanDirection::Backward => Direction::Backward,
+        };
+        self.items = match self.space {
+            Space::Records(id) => Items::Records(snapshot.scan_records(id, range, direction)),
+            Space::Index(id) => Items::Entries(snapshot.scan_index(id, range, direction)),
+            Space::Past(id, time) => {
+                let past = snapshot.at(time).map_err(from_storage)?;
+                Items::Past(Box::new(past.scan_records(id, range, direction)))
+            }
+        };
+        Ok(())
+    }
+
+    fn next_item(&mut self) -> Result<Option<Item>, Error> {
+        let item = match &mut self.items {
+            Items::Records(scan) => scan.next().map(|found| found.map(Item::Record)),
+            Items::Past(scan) => scan.next().map(|found| found.map(Item::Record)),
+            Items::Entries(scan) => scan.next().map(|found| found.map(Item::Entry)),
+            Items::None => None,
+        };
+        item.transpose().map_err(from_storage)
+    }
+
+    /// Looks at one item.
+    pub(super) fn step(
+        &mut self,
+        snapshot: &Snapshot,
+        bounds: Option<&ScanBounds>,
+    ) -> Result<Stepped, Error> {
+        let Some(item) = self.next_item()? else {
+            return Ok(Stepped::Ended);
+        };
+        self.examined += 1;
+        let Some(bounds) = bounds.filter(|bounds| !bounds.range_decides()) else {
+            return Ok(Stepped::Inside(item));
+        };
+        let key = match &item {
+            Item::Record(record) => record.key(),
+            Item::Entry(entry) => entry.fields(),
+        };
+        match bounds.check(key, self.direction).map_err(damaged)? {
+            Check::Inside => Ok(Stepped::Inside(item)),
+            Check::Ended => Ok(Stepped::Ended),
+            Check::SeekTo(target) => {
+                let (low, high) = bounds.range();
+                match self.direction {
+                    ScanDirection::Forward => {
+                        self.start(snapshot, Bound::Included(&target), high)?
+                    }
+                    ScanDirection::Backward => {
+                        self.start(snapshot, low, Bound::Excluded(&target))?
+                    }
+                }
+                Ok(Stepped::Outside)
+            }
+        }
+    }
+}
