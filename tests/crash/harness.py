@@ -124,5 +124,5 @@ class Workplace:
         return f"\n  seed: {seed}\n  data kept in: {self.root}\n{note}"
 
 
-def seed_from_environment(name: str, default: int) -> int:
+def number_from_environment(name: str, default: int) -> int:
     return int(os.environ.get(name, default))

@@ -26,8 +26,6 @@ from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailur
 from pymongo.write_concern import WriteConcern
 
 DATABASE = "crash"
-HOT_DOCUMENTS = 3
-UNIQUE_VALUES = 12
 # What a server answers when it is told to stop: the outcome is unknown.
 STOPPING = {91, 11600, 11602}
 
@@ -88,8 +86,13 @@ class Writer:
 
     def __init__(self, name: str):
         self.name = name
+        # What is there for certain, and what is there after the steps since.
         self.state: dict = {}
+        self.current: dict = {}
         self.steps: list[Step] = []
+        # What the last restart left of the steps before it.
+        self.present: list[Step] = []
+        self.absent: list[Step] = []
         self.next_id = 0
         self.failure: BaseException | None = None
 
@@ -122,14 +125,6 @@ class Writer:
             return BUFFERED
         return random.choice([MAJORITY, DEFAULT])
 
-    def value(self, key):
-        """The value of a key after all steps attempted so far."""
-        for step in reversed(self.steps):
-            for changed, value in reversed(step.effects):
-                if changed == key:
-                    return value
-        return self.state.get(key)
-
     def apply(self, effects_of_steps: list, concern: WriteConcern, call, expect=None):
         """Sends one operation that consists of these steps, in this order."""
         began = time.monotonic()
@@ -138,6 +133,7 @@ class Writer:
         try:
             reply = call()
         except DuplicateKeyError:
+            # Refused: none of it happened.
             del self.steps[len(self.steps) - len(steps) :]
             raise
         except ConnectionFailure:
@@ -149,14 +145,10 @@ class Writer:
         acknowledged = time.monotonic()
         for step in steps:
             step.acknowledged = acknowledged
+            leave_behind(self.current, step)
         if expect is not None and not expect(reply):
             raise Lost(f"{self.name}: unexpected reply {reply!r} to {effects_of_steps!r:.300}")
-        self.fold()
         return reply
-
-    # How many steps are kept one by one; older ones are folded into the state.
-    def fold(self) -> None:
-        """Nothing, unless the writer's acknowledged steps cannot be lost."""
 
     # Judging.
 
@@ -170,11 +162,8 @@ class Writer:
         if low == 0 and not wrong:
             return self._settle(0, state)
         for number, step in enumerate(self.steps, 1):
+            leave_behind(state, step)
             for key, value in step.effects:
-                if value is None:
-                    state.pop(key, None)
-                else:
-                    state[key] = value
                 if found.get(key) == value:
                     wrong.discard(key)
                 else:
@@ -196,6 +185,7 @@ class Writer:
     def _settle(self, number: int, state: dict) -> int:
         self.present, self.absent = self.steps[:number], self.steps[number:]
         self.state = state
+        self.current = dict(state)
         self.steps = []
         return len(self.absent)
 
@@ -209,7 +199,7 @@ class Writer:
         ]
         expected = dict(self.state)
         for step in self.steps[:number]:
-            expected.update(step.effects)
+            leave_behind(expected, step)
         for key in sorted(wrong, key=repr)[:5]:
             lines.append(f"  {key}: found {found.get(key)!r:.200}, expected {expected.get(key)!r:.200}")
             for at, step in enumerate(self.steps, 1):
@@ -218,6 +208,14 @@ class Writer:
                     told = "acknowledged" if step.acknowledged else "unknown"
                     lines.append(f"    step {at} ({kind}, {told}) changes it")
         return "\n".join(lines)
+
+
+def leave_behind(state: dict, step: Step) -> None:
+    for key, value in step.effects:
+        if value is None:
+            state.pop(key, None)
+        else:
+            state[key] = value
 
 
 def check_order(writers) -> None:

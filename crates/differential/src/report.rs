@@ -18,7 +18,12 @@ pub fn report(judged: &[Judged], brief: bool) -> String {
             Verdict::Agrees | Verdict::KnownToDiffer => Vec::new(),
         };
         if brief {
-            let first = lines.first().map_or("", String::as_str);
+            let first = lines
+                .iter()
+                .take(2)
+                .map(|line| cut(line, 160))
+                .collect::<Vec<_>>()
+                .join("  ");
             let row = case.text.split_whitespace().collect::<Vec<_>>().join(" ");
             line(
                 &mut out,

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::difference::differences;
 use crate::normalize::Normalizer;
+use crate::notation::print;
 use crate::row::Row;
 use crate::session::{Outcome, Session, selected};
 use crate::table::{Group, Setup, Table};
@@ -124,10 +125,13 @@ impl Sessions {
         };
         let mut lines = Vec::new();
         for (index, (oracle, target)) in by_oracle.iter().zip(by_target).enumerate() {
-            let found = differences(
-                &normalizer(self.oracle.database.as_str()).reply(oracle),
-                &normalizer(self.target.database.as_str()).reply(target),
-            );
+            let found = match one_sided_failure(oracle, target) {
+                Some(line) => vec![line],
+                None => differences(
+                    &normalizer(self.oracle.database.as_str()).reply(oracle),
+                    &normalizer(self.target.database.as_str()).reply(target),
+                ),
+            };
             let prefix = if by_oracle.len() > 1 {
                 format!("#{} ", index + 1)
             } else {
@@ -140,6 +144,28 @@ impl Sessions {
             }
         }
         lines
+    }
+}
+
+/// If only one server fails, that alone is worth a line: the rest follows from it.
+fn one_sided_failure(oracle: &Fields, target: &Fields) -> Option<String> {
+    let show = |reply: &Fields| {
+        let failed = get(reply, "ok").is_some_and(|ok| !ok.is_truthy());
+        let name = get(reply, "codeName")
+            .and_then(Value::as_str)
+            .unwrap_or("an error without a name");
+        let code = get(reply, "code").map_or(String::new(), print);
+        if failed {
+            Err(format!("{name} {code}"))
+        } else {
+            Ok("success".to_owned())
+        }
+    };
+    match (show(oracle), show(target)) {
+        (Ok(oracle), Err(target)) | (Err(oracle), Ok(target)) => {
+            Some(format!("outcome: {oracle} | {target}"))
+        }
+        (Ok(_), Ok(_)) | (Err(_), Err(_)) => None,
     }
 }
 

@@ -220,23 +220,19 @@ impl Cursors {
     }
 
     /// Ends cursors; one that is busy ends at its next check.
-    pub(crate) fn kill(&self, ids: &[i64], namespace: Option<&Namespace>) -> Killed {
+    pub(crate) fn kill(&self, ids: &[i64]) -> Killed {
         let mut outcome = Killed::default();
         let mut slots = self.slots.lock();
         for &id in ids {
-            let is_there = slots
-                .get(&id)
-                .is_some_and(|slot| namespace.is_none_or(|wanted| slot.namespace == *wanted));
-            if !is_there {
-                outcome.not_found.push(id);
-                continue;
+            match slots.remove(&id) {
+                None => outcome.not_found.push(id),
+                Some(slot) => {
+                    if let State::Busy(operation) = slot.state {
+                        operation.kill();
+                    }
+                    outcome.killed.push(id);
+                }
             }
-            if let Some(slot) = slots.remove(&id)
-                && let State::Busy(operation) = slot.state
-            {
-                operation.kill();
-            }
-            outcome.killed.push(id);
         }
         outcome
     }

@@ -130,9 +130,10 @@ impl Shard {
         let Some(collection) = self.catalog.get(namespace) else {
             return Ok(None);
         };
-        let _gate = collection.gate.write().await;
+        let gate = collection.gate.write().await;
         self.propose_catalog(|encoder| drop_collection(encoder, &collection))
             .await?;
+        drop(gate);
         Ok(Some(collection))
     }
 
@@ -218,7 +219,7 @@ impl Shard {
         if chosen.is_empty() {
             return Ok(Some(collection));
         }
-        let _gate = collection.gate.write().await;
+        let gate = collection.gate.write().await;
         let mut changed = collection.copy();
         let (dropped, kept) = std::mem::take(&mut changed.indexes)
             .into_iter()
@@ -229,6 +230,7 @@ impl Shard {
             drop_indexes(encoder, &dropped);
         })
         .await?;
+        drop(gate);
         Ok(Some(collection))
     }
 

@@ -71,8 +71,9 @@ pub(super) fn subtract<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let left = arguments[0].evaluate(frame)?;
+    // The real server evaluates the right side first, which shows in errors.
     let right = arguments[1].evaluate(frame)?;
+    let left = arguments[0].evaluate(frame)?;
     if left.is_nullish() || right.is_nullish() {
         return Ok(Evaluated::null());
     }
@@ -141,18 +142,16 @@ pub(super) fn multiply<'a>(
 }
 
 /// Both operands as numbers; `None` if either is null.
-fn two_numbers<'a>(
-    arguments: &'a [Node],
-    frame: &mut Frame<'a>,
+fn two_numbers(
+    left: &Evaluated<'_>,
+    right: &Evaluated<'_>,
     refused: impl FnOnce(&str, &str) -> Error,
 ) -> Result<Option<(Number, Number)>, Error> {
-    let left = arguments[0].evaluate(frame)?;
-    let right = arguments[1].evaluate(frame)?;
     if left.is_nullish() || right.is_nullish() {
         return Ok(None);
     }
     let number = |value: &Evaluated<'_>| value.as_value().and_then(Number::of);
-    match (number(&left), number(&right)) {
+    match (number(left), number(right)) {
         (Some(left), Some(right)) => Ok(Some((left, right))),
         _ => Err(refused(left.type_name(), right.type_name())),
     }
@@ -162,7 +161,10 @@ pub(super) fn divide<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let numbers = two_numbers(arguments, frame, |left, right| {
+    // The real server evaluates the right side first, as in `$subtract`.
+    let right = arguments[1].evaluate(frame)?;
+    let left = arguments[0].evaluate(frame)?;
+    let numbers = two_numbers(&left, &right, |left, right| {
         Error::new(
             Code::TYPE_MISMATCH,
             format!("$divide only supports numeric types, not {left} and {right}"),
@@ -181,7 +183,9 @@ pub(super) fn modulo<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let numbers = two_numbers(arguments, frame, |left, right| {
+    let left = arguments[0].evaluate(frame)?;
+    let right = arguments[1].evaluate(frame)?;
+    let numbers = two_numbers(&left, &right, |left, right| {
         Error::location(
             16611,
             format!("$mod only supports numeric types, not {left} and {right}"),

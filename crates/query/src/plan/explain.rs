@@ -56,6 +56,7 @@ fn value_text(value: ValueRef<'_>) -> String {
         ValueRef::Double(number) if number.is_nan() => "nan.0".to_owned(),
         ValueRef::Double(number) if number == f64::INFINITY => "inf.0".to_owned(),
         ValueRef::Double(number) if number == f64::NEG_INFINITY => "-inf.0".to_owned(),
+        ValueRef::DateTime(ms) => format!("new Date({ms})"),
         other => format!("{other:?}"),
     }
 }

@@ -221,38 +221,63 @@ impl BatchSource for FindSource {
     }
 }
 
-fn unsigned(argument: &Argument<'_>) -> Result<u64, Error> {
-    argument.non_negative().map(|number| number as u64)
+/// A number that is not negative; null stands for none.
+fn unsigned(argument: &Argument<'_>) -> Result<Option<u64>, Error> {
+    if matches!(argument.value(), ValueRef::Null | ValueRef::Undefined) {
+        return Ok(None);
+    }
+    argument.non_negative().map(|number| Some(number as u64))
+}
+
+/// `find` has checks of its own for documents and flags, with texts of their own.
+fn object<'a>(argument: &Argument<'a>) -> Result<Doc<'a>, Error> {
+    match argument.value() {
+        ValueRef::Document(doc) => Ok(doc),
+        _ => Err(Error::new(
+            Code::TYPE_MISMATCH,
+            format!("Expected field {}to be of type object", argument.name()),
+        )),
+    }
+}
+
+fn flag(argument: &Argument<'_>) -> Result<bool, Error> {
+    match argument.value() {
+        ValueRef::Boolean(value) => Ok(value),
+        other => Err(Error::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "Field '{}' should be a boolean value, but found: {}",
+                argument.name(),
+                other.kind().name()
+            ),
+        )),
+    }
 }
 
 impl<'a> Fields<'a> {
     fn read(body: Doc<'a>) -> Result<Self, Error> {
         let mut fields = Fields::default();
-        for argument in arguments("find", body) {
+        for argument in arguments("FindCommandRequest", body) {
             match argument.name() {
-                "filter" => fields.filter = argument.optional_doc()?,
-                "sort" => fields.sort = argument.optional_doc()?,
-                "projection" => fields.projection = argument.optional_doc()?,
+                "filter" => fields.filter = Some(object(&argument)?),
+                "sort" => fields.sort = Some(object(&argument)?),
+                "projection" => fields.projection = Some(object(&argument)?),
                 "hint" => fields.hint = hint(&argument)?,
-                "skip" => fields.skip = unsigned(&argument)?,
-                "limit" => fields.limit = Some(unsigned(&argument)?).filter(|limit| *limit > 0),
-                "batchSize" => fields.batch_size = Some(unsigned(&argument)?),
-                "singleBatch" => fields.single_batch = argument.boolean()?,
-                "min" => fields.min = argument.optional_doc()?,
-                "max" => fields.max = argument.optional_doc()?,
+                "skip" => fields.skip = unsigned(&argument)?.unwrap_or(0),
+                "limit" => fields.limit = unsigned(&argument)?.filter(|limit| *limit > 0),
+                "batchSize" => fields.batch_size = unsigned(&argument)?,
+                "singleBatch" => fields.single_batch = flag(&argument)?,
+                "min" => fields.min = Some(object(&argument)?),
+                "max" => fields.max = Some(object(&argument)?),
                 "let" => fields.variables = argument.optional_doc()?,
-                "collation" => {
-                    if let Some(collation) = argument.optional_doc()? {
-                        refuse_collation(collation)?;
-                    }
-                }
-                "allowDiskUse" => fields.allow_disk_use = Some(argument.boolean()?),
-                "noCursorTimeout" => fields.no_cursor_timeout = argument.boolean()?,
-                "returnKey" => fields.return_key = argument.boolean()?,
-                "tailable" => fields.tailable = argument.boolean()?,
-                "awaitData" => fields.await_data = argument.boolean()?,
+                "collation" => refuse_collation(object(&argument)?)?,
+                "allowDiskUse" => fields.allow_disk_use = Some(flag(&argument)?),
+                "noCursorTimeout" => fields.no_cursor_timeout = flag(&argument)?,
+                "returnKey" => fields.return_key = flag(&argument)?,
+                "tailable" => fields.tailable = flag(&argument)?,
+                "awaitData" => fields.await_data = flag(&argument)?,
                 "showRecordId" => {
-                    if argument.boolean()? {
+                    if flag(&argument)? {
                         return Err(Error::new(
                             Code::COMMAND_NOT_SUPPORTED,
                             "showRecordId is not supported: records have no numeric id",
@@ -260,9 +285,22 @@ impl<'a> Fields<'a> {
                     }
                 }
                 "oplogReplay" | "allowPartialResults" | "readOnce" => {
-                    argument.boolean()?;
+                    flag(&argument)?;
                 }
-                "options" | "term" | "runtimeConstants" | "legacyRuntimeConstants" => {}
+                "options" => {
+                    argument.optional_doc()?;
+                }
+                "ntoreturn" => {
+                    return Err(Error::location(
+                        5746102,
+                        "the ntoreturn find command parameter is not supported when FCV >= 5.1",
+                    ));
+                }
+                "term" => {
+                    return Err(Error::bad_value(
+                        "cannot supply 'term' without active replication",
+                    ));
+                }
                 _ => return Err(argument.unknown()),
             }
         }
@@ -288,7 +326,17 @@ pub(crate) fn sort_pattern(
     hint: &mut Option<Value>,
 ) -> Result<Option<SortPattern>, Error> {
     if natural_direction(sort)?.is_some() {
-        hint.get_or_insert_with(|| Value::Document(sort.to_owned()));
+        let indexed = match hint {
+            Some(Value::Document(hint)) => hint.get("$natural").is_none(),
+            Some(_) => true,
+            None => false,
+        };
+        if indexed {
+            return Err(Error::bad_value(
+                "index hint not allowed with $natural sort order",
+            ));
+        }
+        *hint = Some(Value::Document(sort.to_owned()));
         return Ok(None);
     }
     let pattern = SortPattern::parse(sort)?;
@@ -307,6 +355,19 @@ impl FindCommand {
         if fields.tailable {
             return Err(Error::bad_value(
                 "error processing query: tailable cursor requested on non capped collection",
+            ));
+        }
+        if let (Some(min), Some(max)) = (fields.min, fields.max)
+            && !min.is_empty()
+            && !max.is_empty()
+            && !min
+                .iter()
+                .map(|element| element.key())
+                .eq(max.iter().map(|element| element.key()))
+        {
+            return Err(Error::location(
+                51176,
+                "min and max must have the same field names",
             ));
         }
         let context = let_variables(invocation, fields.variables)?;

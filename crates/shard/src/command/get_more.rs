@@ -39,15 +39,16 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     }
     let collection = collection.ok_or_else(|| missing("getMore", "collection"))?;
     let namespace = Namespace::new(request.database(), collection)?;
-    if invocation.envelope.time_limit.is_some() {
-        return Err(Error::bad_value(
-            "cannot set maxTimeMS on getMore command for a non-awaitData cursor",
-        ));
-    }
     let shard = invocation.shard;
     let mut held = shard
         .cursors
         .check_out(id, &namespace, invocation.operation)?;
+    if invocation.envelope.time_limit.is_some() {
+        held.check_in();
+        return Err(Error::bad_value(
+            "cannot set maxTimeMS on getMore command for a non-awaitData cursor",
+        ));
+    }
     let cursor = held.cursor();
     if let Some(left) = cursor.time_left {
         invocation.operation.set_time_limit(left);

@@ -6,7 +6,7 @@ use model::bson::ValueRef;
 use wire::Reply;
 
 pub(crate) fn kill_cursors(invocation: &Invocation<'_>) -> Answer {
-    let namespace = invocation.namespace()?;
+    invocation.namespace()?;
     let mut ids = None;
     for argument in arguments("killCursors", invocation.request.body()) {
         match argument.name() {
@@ -34,7 +34,7 @@ pub(crate) fn kill_cursors(invocation: &Invocation<'_>) -> Answer {
         }
     }
     let ids = ids.ok_or_else(|| missing("killCursors", "cursors"))?;
-    let outcome = invocation.shard.cursors.kill(&ids, Some(&namespace));
+    let outcome = invocation.shard.cursors.kill(&ids);
     let mut writer = Reply::writer();
     for (name, ids) in [
         ("cursorsKilled", &outcome.killed[..]),

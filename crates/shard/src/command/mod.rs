@@ -6,8 +6,10 @@
 //! others are boxed, so that an idle connection does not reserve room for them.
 
 pub(crate) mod arguments;
+pub(crate) mod count;
 pub(crate) mod delete;
 pub(crate) mod diagnostic;
+pub(crate) mod distinct;
 pub(crate) mod envelope;
 pub(crate) mod find;
 pub(crate) mod find_and_modify;
@@ -176,6 +178,8 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
     match name {
         "hello" | "isMaster" | "ismaster" => hello::hello(invocation).await,
         "findAndModify" | "findandmodify" => find_and_modify::find_and_modify(invocation).await,
+        "count" => count::count(invocation),
+        "distinct" => distinct::distinct(invocation),
         "killCursors" => kill_cursors::kill_cursors(invocation),
         "ping" => finish(Reply::writer()),
         "buildInfo" | "buildinfo" => diagnostic::build_info(),

@@ -20,6 +20,8 @@ pub(in super::super) fn date_diff<'a>(
     let Some(zone) = zone_argument(&arguments[3], frame)? else {
         return Ok(Evaluated::null());
     };
+    let start = moment(&start, "startDate")?;
+    let end = moment(&end, "endDate")?;
     let unit = named_unit(&unit, "$dateDiff")?;
     let first_weekday = if unit == Unit::Week {
         match start_of_week(&arguments[4], frame, "$dateDiff")? {
@@ -29,8 +31,6 @@ pub(in super::super) fn date_diff<'a>(
     } else {
         7
     };
-    let start = moment(&start, "startDate")?;
-    let end = moment(&end, "endDate")?;
     let boundaries = boundary(end, unit, &zone, first_weekday)
         .checked_sub(boundary(start, unit, &zone, first_weekday))
         .ok_or_else(|| Error::new(Code::DURATION_OVERFLOW, "Overflow in $dateDiff"))?;

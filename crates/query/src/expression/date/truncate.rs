@@ -33,15 +33,6 @@ pub(in super::super) fn date_trunc<'a>(
     let Some(zone) = zone_argument(&arguments[3], frame)? else {
         return Ok(Evaluated::null());
     };
-    let unit = named_unit(&unit, "$dateTrunc")?;
-    let first_weekday = if unit == Unit::Week {
-        match start_of_week(&arguments[4], frame, "$dateTrunc")? {
-            Some(day) => day,
-            None => return Ok(Evaluated::null()),
-        }
-    } else {
-        7
-    };
     let Some(at) = millis(&date) else {
         return Err(Error::location(
             5439012,
@@ -50,6 +41,15 @@ pub(in super::super) fn date_trunc<'a>(
                 date.type_name()
             ),
         ));
+    };
+    let unit = named_unit(&unit, "$dateTrunc")?;
+    let first_weekday = if unit == Unit::Week {
+        match start_of_week(&arguments[4], frame, "$dateTrunc")? {
+            Some(day) => day,
+            None => return Ok(Evaluated::null()),
+        }
+    } else {
+        7
     };
     let bin_size = check_bin_size(&bin_size)?;
     let truncated = truncate(at, unit, bin_size, &zone, first_weekday)

@@ -1,0 +1,132 @@
+//! `count`: how many documents match.
+//!
+//! Without a filter and a hint the collection's counter answers, which is exact.
+
+use super::arguments::arguments;
+use super::find::{hint, read_time};
+use super::{Answer, Invocation, finish, refuse_collation};
+use crate::operation::Operation;
+use crate::read::{Budget, Execution, Query, Step};
+use model::bson::{Doc, Kind, Value, ValueRef};
+use model::number::Number;
+use model::{Code, Error, Namespace};
+use query::context::QueryContext;
+use query::filter::Filter;
+use wire::Reply;
+
+/// A parsed `count`.
+pub(crate) struct CountCommand {
+    pub(crate) namespace: Namespace,
+    pub(crate) query: Query,
+}
+
+impl CountCommand {
+    pub(crate) fn parse(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<Self, Error> {
+        let namespace = match body.first().map(|first| first.value()) {
+            Some(ValueRef::String(name)) => Namespace::new(invocation.request.database(), name)?,
+            other => {
+                return Err(Error::new(
+                    Code::INVALID_NAMESPACE,
+                    format!(
+                        "collection name has invalid type {}",
+                        other.map_or("missing", |value| value.kind().name())
+                    ),
+                ));
+            }
+        };
+        let mut filter = None;
+        let mut wanted_hint: Option<Value> = None;
+        let (mut skip, mut limit) = (0, None);
+        for argument in arguments("count", body) {
+            match argument.name() {
+                "query" => filter = argument.optional_doc()?,
+                "hint" => wanted_hint = hint(&argument)?,
+                "limit" => limit = count_limit(argument.value())?,
+                "skip" => {
+                    if !matches!(argument.element().kind(), Kind::Null | Kind::Undefined) {
+                        skip = argument.non_negative()? as u64;
+                    }
+                }
+                "collation" => {
+                    if let Some(collation) = argument.optional_doc()? {
+                        refuse_collation(collation)?;
+                    }
+                }
+                "fields" | "queryOptions" | "mirrored" => {}
+                _ => return Err(argument.unknown()),
+            }
+        }
+        let context = QueryContext::new(invocation.shard.clock.now_ms());
+        let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
+        let mut query = Query::new(filter);
+        query.hint = wanted_hint;
+        query.skip = skip;
+        query.limit = limit;
+        query.needed = Some(Vec::new());
+        query.at = read_time(invocation);
+        Ok(Self { namespace, query })
+    }
+
+    /// Whether the collection's counter is the answer.
+    pub(crate) fn is_fast(&self) -> bool {
+        self.query.filter.is_everything() && self.query.hint.is_none() && self.query.at.is_none()
+    }
+}
+
+/// A negative limit means the same as a positive one.
+fn count_limit(value: ValueRef<'_>) -> Result<Option<u64>, Error> {
+    let Some(number) = Number::of(value) else {
+        return Err(Error::bad_value("limit value is not a valid number"));
+    };
+    let Some(limit) = number.to_i64_exact() else {
+        return Err(Error::new(
+            Code::FAILED_TO_PARSE,
+            format!("Expected an integer: limit: {value:?}"),
+        ));
+    };
+    if limit == i64::MIN {
+        return Err(Error::bad_value("limit value for count cannot be min long"));
+    }
+    Ok(Some(limit.unsigned_abs()).filter(|limit| *limit > 0))
+}
+
+pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
+    let command = CountCommand::parse(invocation, invocation.request.body())?;
+    let shard = invocation.shard;
+    let counted = match shard.catalog.get(&command.namespace) {
+        None => 0,
+        Some(collection) if command.is_fast() => {
+            let all = shard.store.collection_counter(collection.id).items;
+            let behind = all.saturating_sub(command.query.skip);
+            behind.min(command.query.limit.unwrap_or(u64::MAX))
+        }
+        Some(collection) => {
+            let mut execution =
+                Execution::new(shard, &collection, command.query, invocation.operation)?;
+            count_all(&mut execution, invocation.operation)?
+        }
+    };
+    let mut writer = Reply::writer();
+    match i32::try_from(counted) {
+        Ok(small) => writer.append("n", small),
+        Err(_) => writer.append("n", counted as i64),
+    };
+    finish(writer)
+}
+
+/// Runs an execution to its end and counts what it yields.
+pub(crate) fn count_all(execution: &mut Execution, operation: &Operation) -> Result<u64, Error> {
+    const STEPS_INLINE: u64 = 512;
+    let mut counted = 0;
+    let mut run = |budget: &mut Budget| loop {
+        match execution.next(operation, budget)? {
+            Step::Found(_) => counted += 1,
+            Step::Paused => return Ok(false),
+            Step::Ended => return Ok::<bool, Error>(true),
+        }
+    };
+    if !run(&mut Budget::of(STEPS_INLINE))? {
+        tokio::task::block_in_place(|| run(&mut Budget::UNLIMITED))?;
+    }
+    Ok(counted)
+}

@@ -1,0 +1,145 @@
+//! `distinct`: the different values of a field among matching documents.
+//!
+//! Values come in the order of their first appearance, each once by BSON
+//! equality; arrays at the end of the path give their elements. An index on the
+//! field is used as a covered source of documents where arrays do not forbid it.
+
+use super::arguments::{arguments, missing};
+use super::find::read_time;
+use super::{Answer, Invocation, finish, refuse_collation};
+use crate::operation::Operation;
+use crate::read::{Budget, Execution, Query, Step};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::key::{Direction, TypeBits, encode_into};
+use model::{Code, Error};
+use query::context::QueryContext;
+use query::filter::Filter;
+use query::path::{LeafArray, Path};
+use std::collections::HashSet;
+use wire::Reply;
+
+/// What the values may weigh together.
+const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// A parsed `distinct`.
+pub(crate) struct DistinctCommand {
+    pub(crate) query: Query,
+    pub(crate) path: Path,
+}
+
+impl DistinctCommand {
+    pub(crate) fn parse(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<Self, Error> {
+        let mut key = None;
+        let mut filter = None;
+        for argument in arguments("distinct", body) {
+            match argument.name() {
+                "key" => key = Some(argument.string()?),
+                "query" => filter = argument.optional_doc()?,
+                "collation" => {
+                    if let Some(collation) = argument.optional_doc()? {
+                        refuse_collation(collation)?;
+                    }
+                }
+                _ => return Err(argument.unknown()),
+            }
+        }
+        let key = key.ok_or_else(|| missing("distinct", "key"))?;
+        if key.contains('\0') {
+            return Err(Error::location(
+                31032,
+                "Key field cannot contain an embedded null byte",
+            ));
+        }
+        // A sort over the field has the same rules for paths.
+        let as_sort: DocBuf = DocWriter::new().with(key, 1).finish();
+        query::sort::SortPattern::parse(as_sort.as_doc())?;
+        let context = QueryContext::new(invocation.shard.clock.now_ms());
+        let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
+        let mut query = Query::new(filter);
+        query.at = read_time(invocation);
+        Ok(Self {
+            query,
+            path: Path::new(key),
+        })
+    }
+}
+
+pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
+    let namespace = invocation.namespace()?;
+    let command = DistinctCommand::parse(invocation, invocation.request.body())?;
+    let mut writer = Reply::writer();
+    writer.begin_array("values");
+    let mut values = Values {
+        start: writer.len(),
+        writer,
+        seen: HashSet::new(),
+        path: &command.path,
+    };
+    if let Some(collection) = invocation.shard.catalog.get(&namespace) {
+        let operation = invocation.operation;
+        let mut execution =
+            Execution::new(invocation.shard, &collection, command.query, operation)?;
+        const STEPS_INLINE: u64 = 512;
+        if !values.collect(&mut execution, operation, &mut Budget::of(STEPS_INLINE))? {
+            tokio::task::block_in_place(|| {
+                values.collect(&mut execution, operation, &mut Budget::UNLIMITED)
+            })?;
+        }
+    }
+    let mut writer = values.writer;
+    writer.end();
+    finish(writer)
+}
+
+struct Values<'p> {
+    writer: DocWriter,
+    start: usize,
+    /// Encoded, so that equal values of different types are one.
+    seen: HashSet<Vec<u8>>,
+    path: &'p Path,
+}
+
+impl Values<'_> {
+    /// False if the budget ended first.
+    fn collect(
+        &mut self,
+        execution: &mut Execution,
+        operation: &Operation,
+        budget: &mut Budget,
+    ) -> Result<bool, Error> {
+        loop {
+            match execution.next(operation, budget)? {
+                Step::Found(found) => self.add(found.document())?,
+                Step::Paused => return Ok(false),
+                Step::Ended => return Ok(true),
+            }
+        }
+    }
+
+    fn add(&mut self, document: Doc<'_>) -> Result<(), Error> {
+        let path = self.path;
+        let mut found: Vec<ValueRef<'_>> = Vec::new();
+        path.any(document, LeafArray::Whole, &mut |value, _| {
+            match value {
+                Some(ValueRef::Array(array)) => found.extend(array.iter()),
+                Some(value) => found.push(value),
+                None => {}
+            }
+            false
+        });
+        for value in found {
+            let mut key = Vec::new();
+            encode_into(&mut key, &mut TypeBits::new(), value, Direction::Ascending);
+            if self.seen.insert(key) {
+                self.writer.push(value);
+                if self.writer.len() - self.start > REPLY_BYTES_MAX {
+                    return Err(Error::new(
+                        Code(17217),
+                        "distinct too big, 16mb cap",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+"""The crew of writers on one data directory, from round to round."""
+
+import random
+import threading
+import time
+
+from harness import DEADLINE_S, Server
+from workload import Round, check_order
+from writers import (
+    CatalogWriter,
+    DocumentWriter,
+    HeavyWriter,
+    SequenceWriter,
+    check_shared,
+    prepare,
+)
+
+DOCUMENT_WRITERS = 4
+
+
+class Crew:
+    def __init__(self):
+        self.documents = [DocumentWriter(f"w{number}") for number in range(DOCUMENT_WRITERS)]
+        self.sequence = SequenceWriter("sequence")
+        self.heavy = HeavyWriter("heavy")
+        self.catalog = CatalogWriter("catalog")
+        self.prepared = False
+        self.present = self.absent = 0
+
+    def everyone(self) -> list:
+        return [*self.documents, self.sequence, self.heavy, self.catalog]
+
+    def check(self, server: Server, power_cut: bool) -> None:
+        """Judges what the last round left behind."""
+        with server.client() as client:
+            if not self.prepared:
+                prepare(client)
+                for writer in [*self.documents, self.catalog]:
+                    writer.prepare(client)
+                self.prepared = True
+            database = client["crash"]
+            for writer in self.everyone():
+                writer.check(database, power_cut)
+            check_order(self.everyone())
+            check_shared(client)
+        self.present += sum(len(writer.present) for writer in self.everyone())
+        self.absent += sum(len(writer.absent) for writer in self.everyone())
+
+    def work(self, server: Server, chance: random.Random, seed: str, ending: str) -> int | None:
+        """One round of load, ended by kill -9 ("kill") or SIGTERM ("term"). The exit code."""
+        working = [*self.documents, self.sequence]
+        # The others come and go, so that each is met alone and together.
+        working += [writer for writer in (self.heavy, self.catalog) if chance.random() < 0.5]
+        round = Round()
+        target = chance.randrange(30, 500)
+        with server.client() as client, server.client(maxPoolSize=1) as alone:
+            threads = [
+                threading.Thread(
+                    target=writer.run,
+                    args=(
+                        alone if writer is self.sequence else client,
+                        random.Random(f"{seed}-{writer.name}"),
+                        round,
+                    ),
+                )
+                for writer in working
+            ]
+            for thread in threads:
+                thread.start()
+            began = time.monotonic()
+            round.wait_for(target, DEADLINE_S)
+            failed = any(writer.failure for writer in working)
+            if ending == "kill" and not failed:
+                server.kill()
+                code = None
+            else:
+                code = server.terminate()
+            round.end()
+            for thread in threads:
+                thread.join(DEADLINE_S)
+                assert not thread.is_alive(), "a writer did not end"
+        for writer in working:
+            if writer.failure:
+                raise writer.failure
+        assert round.acknowledged >= target, (
+            f"only {round.acknowledged} of {target} operations in {time.monotonic() - began:.0f} s"
+        )
+        return code
+
+    def summary(self) -> str:
+        return f"{self.present} steps there, {self.absent} not"
