@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pymongo
@@ -73,15 +74,25 @@ class Server:
         return self.errors.read_text(errors="replace")
 
     def client(self, **options) -> pymongo.MongoClient:
-        return pymongo.MongoClient(
+        client = pymongo.MongoClient(
             self.uri,
             directConnection=True,
             retryWrites=False,
             retryReads=False,
-            serverSelectionTimeoutMS=20_000,
+            # Short, because a writer that looks for a killed server waits so long.
+            serverSelectionTimeoutMS=500,
             socketTimeoutMS=DEADLINE_S * 1000,
             **options,
         )
+        # The first connection may take longer on a busy machine.
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                client.admin.command("ping")
+                return client
+            except pymongo.errors.ConnectionFailure:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    raise
 
     def kill(self) -> None:
         """kill -9, and the end of the process."""

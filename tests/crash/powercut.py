@@ -14,10 +14,13 @@ a seed, what the disk had kept:
 What is not simulated: disks that lie about a sync, and bytes that rot.
 """
 
+import atexit
+import functools
 import os
 import shutil
 import struct
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +29,12 @@ RECORD = struct.Struct("<QQQQQ")
 WRITE, SET_LENGTH = 0, 1
 
 
-def compile_shim(folder: Path) -> Path:
-    """Builds the preloaded library into `folder`."""
-    library = folder / "powercut.so"
+@functools.cache
+def compile_shim() -> Path:
+    """Builds the preloaded library, once in the life of this process."""
+    folder = tempfile.mkdtemp(prefix="terndb-shim-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = Path(folder, "powercut.so")
     source = Path(__file__).with_name("powercut.c")
     subprocess.run(
         ["cc", "-O2", "-Wall", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"],
@@ -214,15 +220,24 @@ def cut_bytes(path: Path, changes: list[Change], random) -> str:
             if state == base:
                 break
         base_size = os.fstat(file.fileno()).st_size
-        for sector, content in captured.items():
-            if content:
-                os.pwrite(file.fileno(), content, sector * SECTOR_BYTES)
+        put_sectors(file, captured)
         size = os.fstat(file.fileno()).st_size
     newer = sum(1 for state in chosen.values() if state != base)
     return (
         f"{kind}: {base} of {count} unsynced changes kept, then {newer} newer sectors,"
         f" {base_size} -> {size} bytes"
     )
+
+
+def put_sectors(file, sectors: dict[int, bytes]) -> None:
+    """Writes sectors as they were in other states of the file."""
+    ends = [number * SECTOR_BYTES + len(content) for number, content in sectors.items() if content]
+    size = max([os.fstat(file.fileno()).st_size, *ends])
+    for number, content in sectors.items():
+        if content:
+            # Where the file ended in that state, the rest of the sector was zeros.
+            room = min(SECTOR_BYTES, size - number * SECTOR_BYTES)
+            os.pwrite(file.fileno(), content.ljust(room, b"\0"), number * SECTOR_BYTES)
 
 
 def undo(file, change: Change) -> None:

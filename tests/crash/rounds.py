@@ -70,12 +70,13 @@ class Crew:
             began = time.monotonic()
             round.wait_for(target, DEADLINE_S)
             failed = any(writer.failure for writer in working)
+            # What is under way is cut off; nobody begins anew and looks for the dead.
+            round.end()
             if ending == "kill" and not failed:
                 server.kill()
                 code = None
             else:
                 code = server.terminate()
-            round.end()
             for thread in threads:
                 thread.join(DEADLINE_S)
                 assert not thread.is_alive(), "a writer did not end"

@@ -2,9 +2,10 @@
 //! documents, timeouts of cursors.
 //!
 //! One task owns all of it and ends when a shutdown begins; its parent waits for
-//! it. Each pass is bounded, so a shutdown never waits long.
+//! it. Maintenance is bounded in each pass and may be left at any point; expiry
+//! writes, so it is never left in the middle but looks for the shutdown itself.
 
-use crate::Shard;
+use crate::{Shard, ttl};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -17,10 +18,13 @@ impl Shard {
     pub fn spawn_background(self: &Arc<Self>) -> JoinHandle<()> {
         let shard = self.clone();
         tokio::spawn(async move {
-            tokio::select! {
-                () = shard.shutdown_begun() => {}
-                () = maintenance(&shard) => {}
-            }
+            let maintained = async {
+                tokio::select! {
+                    () = shard.shutdown_begun() => {}
+                    () = maintenance(&shard) => {}
+                }
+            };
+            tokio::join!(maintained, ttl::run(&shard));
         })
     }
 }

@@ -17,7 +17,7 @@
 use crate::operation::Operation;
 use crate::read::Budget;
 use foldhash::fast::FixedState;
-use model::bson::{Doc, DocBuf, DocWriter};
+use model::bson::{Doc, DocWriter};
 use model::{Code, Error, Namespace};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -96,7 +96,7 @@ pub(crate) trait BatchSource: Send {
     /// Offers documents to the batch until it is full.
     fn fill(
         &mut self,
-        operation: &Operation,
+        operation: &Arc<Operation>,
         batch: &mut Batch,
         budget: &mut Budget,
     ) -> Result<Filled, Error>;
@@ -108,14 +108,14 @@ pub(crate) trait BatchSource: Send {
 /// Fills a batch, and says whether there may be more.
 pub(crate) fn fill_batch(
     source: &mut dyn BatchSource,
-    operation: &Operation,
+    operation: &Arc<Operation>,
     batch: &mut Batch,
 ) -> Result<bool, Error> {
     let mut budget = Budget::of(STEPS_INLINE);
     let mut filled = source.fill(operation, batch, &mut budget)?;
     if filled == Filled::Paused {
         filled = tokio::task::block_in_place(|| {
-            let mut budget = Budget::UNLIMITED;
+            let mut budget = Budget::unlimited();
             source.fill(operation, batch, &mut budget)
         })?;
     }
@@ -129,8 +129,6 @@ pub(crate) struct OpenCursor {
     pub(crate) no_timeout: bool,
     /// What is left of the time limit of the command that opened it.
     pub(crate) time_left: Option<Duration>,
-    /// The command that opened it, for `currentOp`.
-    pub(crate) command: DocBuf,
 }
 
 struct Slot {

@@ -111,7 +111,7 @@ impl Shard {
             .find(|other| *other != name && other.eq_ignore_ascii_case(name));
         match other {
             Some(other) => Err(Error::new(
-                Code(13297),
+                Code::DATABASE_DIFFER_CASE,
                 format!(
                     "db already exists with different case already have: [{other}] trying to \
                      create [{name}]"

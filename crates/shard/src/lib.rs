@@ -15,19 +15,26 @@
 //! `write/append.rs` takes gate and latches → `write/evaluator.rs` → log →
 //! `write/append.rs` (`Applier`) → reply.
 
+mod aggregate;
 mod background;
 mod catalog;
 mod clock;
 mod command;
 mod counters;
 mod cursor;
+mod ddl;
 mod error;
 mod host;
 mod index_build;
-mod ddl;
 mod operation;
+mod parameters;
 mod read;
 mod shard;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod ttl;
 mod write;
 
 pub use clock::{Clock, SystemClock};

@@ -7,6 +7,7 @@ use crate::counters::Counters;
 use crate::cursor::Cursors;
 use crate::host::Host;
 use crate::operation::Operations;
+use crate::parameters::Parameters;
 use crate::read::PlanCache;
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
@@ -50,6 +51,7 @@ pub struct Shard {
     pub(crate) counters: Counters,
     pub(crate) cursors: Cursors,
     pub(crate) plan_cache: PlanCache,
+    pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
     pub(crate) started: Instant,
@@ -107,6 +109,7 @@ impl Shard {
             counters: Counters::default(),
             cursors: Cursors::new(),
             plan_cache: PlanCache::new(),
+            parameters: Parameters::new(),
             clock,
             host: Host::look_up(),
             started: Instant::now(),
@@ -137,6 +140,10 @@ impl Shard {
     /// Says that the shard is about to stop: what waits for news stops waiting.
     pub fn begin_shutdown(&self) {
         self.shutdown.send_replace(true);
+    }
+
+    pub(crate) fn is_shutting_down(&self) -> bool {
+        *self.shutdown.borrow()
     }
 
     pub(crate) async fn shutdown_begun(&self) {

@@ -39,6 +39,12 @@ pub(super) fn parse(
         "$top" | "$topN" | "$bottom" | "$bottomN" => return parse_ranked(name, argument, context),
         _ => {}
     }
+    if matches!(argument, ValueRef::Array(_)) {
+        return Err(Error::location(
+            40237,
+            format!("The {name} accumulator is a unary operator"),
+        ));
+    }
     let kind = match name {
         "$sum" => Kind::Sum,
         "$count" => Kind::Count,
@@ -65,12 +71,6 @@ pub(super) fn parse(
             ));
         }
     };
-    if matches!(argument, ValueRef::Array(_)) {
-        return Err(Error::location(
-            40237,
-            format!("The {name} accumulator is a unary operator"),
-        ));
-    }
     let argument = match &kind {
         Kind::Count => match argument {
             ValueRef::Document(none) if none.is_empty() => Expression::constant(Value::Int32(1)),

@@ -41,7 +41,7 @@ mod string;
 mod substring;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trigonometry;
 mod trim;
 

@@ -327,7 +327,7 @@ fn parse_partial(filter: Doc<'_>) -> Result<Filter, Error> {
 fn refuse_expressions(filter: &Filter) -> Result<(), Error> {
     match filter {
         Filter::Expression { .. } => {
-            Err(Error::location(224, "$expr is not allowed in this context"))
+            Err(Error::new(Code::QUERY_FEATURE_NOT_ALLOWED, "$expr is not allowed in this context"))
         }
         Filter::And(children) | Filter::Or(children) | Filter::Nor(children) => {
             children.iter().try_for_each(refuse_expressions)

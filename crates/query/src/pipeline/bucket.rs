@@ -7,7 +7,7 @@
 
 use super::environment::Environment;
 use super::group::{Group, parse_field};
-use super::memory::{MEMORY_BYTES_MAX, exceeded};
+use super::memory::exceeded;
 use super::source::{Advance, Interruption, Source};
 use super::stage::{Stage, Step};
 use crate::accumulator::{Accumulator, State};
@@ -409,7 +409,7 @@ impl Bucketing {
         environment: &Arc<dyn Environment>,
     ) -> Result<Self, Error> {
         let mut sorter = Sorter::new(SortPattern::parse(Doc::EMPTY)?, None)
-            .with_memory_limit(MEMORY_BYTES_MAX);
+            .with_memory_limit(environment.memory_bytes_max());
         let spill = environment.spill();
         let may_spill = spill.is_some();
         if let Some(spill) = spill {

@@ -2,7 +2,7 @@
 //! `$sample`.
 
 use super::environment::Environment;
-use super::memory::{MEMORY_BYTES_MAX, exceeded};
+use super::memory::exceeded;
 use super::source::{Advance, Documents, Interruption, Source};
 use crate::sort::{SortPattern, Sorted, Sorter};
 use model::Error;
@@ -25,7 +25,8 @@ impl Sorting {
         environment: &Arc<dyn Environment>,
     ) -> Self {
         let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        let mut sorter = Sorter::new(pattern, limit);
+        let mut sorter =
+            Sorter::new(pattern, limit).with_memory_limit(environment.memory_bytes_max());
         if let Some(spill) = environment.spill() {
             sorter = sorter.with_spill(spill);
         }
@@ -180,7 +181,7 @@ impl Sampling {
                 self.memory_bytes += kept.as_bytes().len();
             }
         }
-        if self.memory_bytes > MEMORY_BYTES_MAX {
+        if self.memory_bytes > self.environment.memory_bytes_max() {
             return Err(exceeded("$sample"));
         }
         Ok(())

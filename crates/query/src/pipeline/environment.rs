@@ -1,6 +1,7 @@
 //! What stages need from outside: other collections, disk, statistics, and the
 //! word that the operation is to end.
 
+use super::memory::MEMORY_BYTES_MAX;
 use super::source::Source;
 use crate::filter::Filter;
 use crate::sort::{SortPattern, Spill};
@@ -19,6 +20,11 @@ pub trait Environment: Send + Sync {
 
     /// Where to put what does not fit into memory; `None` if that is not allowed.
     fn spill(&self) -> Option<Box<dyn Spill>>;
+
+    /// What a stage that collects its input may take before it uses the disk.
+    fn memory_bytes_max(&self) -> usize {
+        MEMORY_BYTES_MAX
+    }
 
     /// The one document of `$collStats`.
     fn collection_stats(&self, namespace: &Namespace, options: Doc<'_>) -> Result<DocBuf, Error>;

@@ -2,11 +2,11 @@
 //! filter that finds them elsewhere.
 
 use crate::filter::{Filter, ValueSet};
-use crate::path::{Path, array_index};
+use crate::path::Path;
 use model::bson::{Array, Doc, Value, ValueRef};
 
 /// Calls with every value that a path leads to; the elements of an array at its
-/// end count instead of the array.
+/// end count instead of the array. Names that are numbers are names.
 pub(super) fn visit_values<'a>(
     doc: Doc<'a>,
     path: &[Box<str>],
@@ -32,12 +32,6 @@ fn visit_behind<'a>(value: ValueRef<'a>, rest: &[Box<str>], visit: &mut dyn FnMu
 }
 
 fn visit_array<'a>(array: Array<'a>, rest: &[Box<str>], visit: &mut dyn FnMut(ValueRef<'a>)) {
-    if let Some((name, behind)) = rest.split_first()
-        && let Some(index) = array_index(name)
-        && let Some(value) = array.get(index as usize)
-    {
-        visit_behind(value, behind, visit);
-    }
     for element in array.iter() {
         if let ValueRef::Document(doc) = element {
             visit_values(doc, rest, visit);

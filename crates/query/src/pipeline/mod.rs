@@ -1,23 +1,99 @@
 //! Aggregation pipelines.
+//!
+//! ```text
+//!   BSON array ─parse─► steps (plain data) ─optimize─► scan request + steps
+//!                                                         │ start
+//!                                                         ▼
+//!                                    scan ─► stage ─► stage ─► documents, pulled one by one
+//! ```
+//!
+//! | file | part |
+//! | --- | --- |
+//! | `parse.rs` | stages by name, and the rules about their places |
+//! | `stage.rs` | stages as data |
+//! | `optimize.rs` | rearranging, and what the scan takes over |
+//! | `run.rs` | from stages to a chain of sources |
+//! | `source.rs` | the pull model, and the stages that pass documents through |
+//! | `environment.rs` | what stages need from outside |
+//! | `project.rs` | `$project`, `$addFields`, `$unset` |
+//! | `group.rs`, `bucket.rs`, `collect.rs` | stages that collect their input |
+//! | `lookup.rs`, `graph_lookup.rs`, `union.rs` | stages that read elsewhere |
+//! | `facet.rs`, `unwind.rs`, `redact.rs` | the others |
+//! | `output.rs` | `$out` and `$merge` as data; the caller writes |
+//!
+//! A stage that has to collect its input may take 100 MB, then it goes to disk
+//! if it is allowed to.
+//!
+//! Left out and refused by name: change streams, geo and text search, window
+//! functions.
+
+mod bucket;
+mod collect;
+mod environment;
+mod facet;
+mod graph_lookup;
+mod group;
+mod join;
+mod lookup;
+mod memory;
+mod nested_field;
+mod optimize;
+mod output;
+mod parse;
+pub mod project;
+mod redact;
+mod run;
+mod source;
+mod stage;
+#[cfg(test)]
+mod tests;
+mod union;
+mod unwind;
+
+pub use environment::{Environment, ScanRequest};
+pub use output::{Merge, Out, WhenMatched, WhenNotMatched};
+pub use parse::{Place, Scope, not_an_array, parse};
+pub use run::start;
+pub use source::{Advance, Documents, Source};
+pub use stage::{Stage, Step};
 
 use crate::context::QueryContext;
+use model::Error;
 use model::bson::{Array, Doc, DocBuf};
-use model::{Code, Error};
 
 /// The stages that change one document at a time, as updates use them.
 #[derive(Clone, Debug)]
-pub struct Transform;
+pub struct Transform {
+    stages: Vec<Stage>,
+}
 
 impl Transform {
     /// Parses the pipeline of an update.
-    pub fn parse_update(_stages: Array<'_>, _context: &QueryContext) -> Result<Self, Error> {
-        Err(Error::new(
-            Code::COMMAND_NOT_SUPPORTED,
-            "pipeline updates are not supported yet",
-        ))
+    pub fn parse_update(stages: Array<'_>, context: &QueryContext) -> Result<Self, Error> {
+        let scope = Scope {
+            database: "update",
+            collection: None,
+            context,
+            place: Place::Update,
+            depth: 0,
+        };
+        let stages = parse(stages, &scope)?
+            .into_iter()
+            .map(|step| step.stage)
+            .collect();
+        Ok(Self { stages })
     }
 
     pub fn apply(&self, doc: Doc<'_>) -> Result<DocBuf, Error> {
-        Ok(doc.to_owned())
+        let mut document = doc.to_owned();
+        for stage in &self.stages {
+            match stage {
+                Stage::Project(projector) => document = projector.apply(document.as_doc())?,
+                Stage::Replace(replacement) => document = replacement.apply(document.as_doc())?,
+                // Parsing for an update lets no other stage pass.
+                _ => {}
+            }
+        }
+        Ok(document)
     }
 }

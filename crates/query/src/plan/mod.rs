@@ -51,6 +51,9 @@ use std::ops::Bound;
 /// Among more candidates than these no trial would pay.
 const CANDIDATES_MAX: usize = 16;
 
+/// What a unique key costs.
+const LOOKUP_COST: f64 = 1e-9;
+
 /// An index as the planner sees it: ready, and not hidden.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexView<'a> {
@@ -206,7 +209,9 @@ pub fn candidates(
                 plans.push(planner.records(ScanDirection::Forward));
             }
             plans.sort_by(|a, b| a.cost.total_cmp(&b.cost));
-            plans.truncate(CANDIDATES_MAX);
+            // One document at most: nothing can beat that.
+            let lookup = plans.first().is_some_and(|best| best.cost <= LOOKUP_COST);
+            plans.truncate(if lookup { 1 } else { CANDIDATES_MAX });
             Ok(plans)
         }
     }
@@ -339,7 +344,7 @@ impl Planner<'_, '_> {
         }
         let unique = view.definition.unique || view.definition.is_id();
         if unique && access.fields.iter().all(FieldBounds::is_single_point) {
-            return 1e-9;
+            return LOOKUP_COST;
         }
         let fetch = if access.covered { 0.0 } else { share };
         let sort = if needs_sort { share } else { 0.0 };

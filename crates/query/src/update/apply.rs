@@ -1,112 +1,60 @@
-//! Modifiers as a tree of paths, and how it changes a document.
+//! How a tree of modifiers changes a document: one walk, written as it goes.
 //!
-//! All modifiers of an update are merged into one tree, whose children are
-//! sorted, so that fields are created in a defined order and two modifiers of
-//! one path, or of a path and its prefix, are found as a conflict when the
-//! update is parsed. `$`, `$[]` and `$[name]` can only be resolved against a
-//! document: where several of them mean the same element their subtrees are
-//! merged again, with the same check.
+//! ```text
+//!   fields of the document, in its order:
+//!       not named by the tree        copied as bytes
+//!       a leaf of the tree           kept, replaced or left out
+//!       an inner node of the tree    opened and walked the same way
+//!   then the fields that are created, in the order of the tree
+//! ```
+//!
+//! What a node would create is known before anything is written for it
+//! ([`Run::creates`]), so that nothing is ever taken back. Whether anything
+//! changed is the walk's result; if nothing did, what was written is dropped.
 
 use super::modifier::{Application, Effect, Modifier};
-use super::path::{Component, parse_index};
-use super::tree::{Fields, Node};
+use super::path::{At, Component, parse_index};
+use super::tree::{UpdateNode, merge_child};
 use crate::filter::Filter;
-use model::bson::{DocWriter, Value};
-use model::{Code, Error};
+use model::bson::{Array, Doc, DocWriter, ValueRef};
+use model::{Code, Error, text};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The most elements an update may add to an array to reach an index.
 const BACKFILL_MAX: usize = 1_500_000;
 
-#[derive(Clone, Debug)]
-pub(super) enum UpdateNode {
-    Leaf(Modifier),
-    /// Sorted by [`Component::compare`].
-    Inner(Vec<(Component, UpdateNode)>),
+type Children = [(Component, UpdateNode)];
+
+/// Where a value goes.
+#[derive(Clone, Copy)]
+enum Slot<'k> {
+    Field(&'k str),
+    /// The next element of the open array.
+    Element,
 }
 
-impl UpdateNode {
-    pub(super) fn empty() -> Self {
-        UpdateNode::Inner(Vec::new())
-    }
-
-    /// Adds a modifier at a path; `full` is the path for messages.
-    pub(super) fn insert(
-        &mut self,
-        path: &[Component],
-        modifier: Modifier,
-        full: &str,
-    ) -> Result<(), Error> {
-        let conflict = |at: &str| {
-            Error::new(
-                Code::CONFLICTING_UPDATE_OPERATORS,
-                format!("Updating the path '{full}' would create a conflict at '{at}'"),
-            )
-        };
-        let mut node = self;
-        let mut walked = String::new();
-        for component in path {
-            let UpdateNode::Inner(children) = node else {
-                return Err(conflict(&walked));
-            };
-            push_component(&mut walked, &component.to_string());
-            let found = children.binary_search_by(|(other, _)| other.compare(component));
-            let at = match found {
-                Ok(at) => at,
-                Err(at) => {
-                    children.insert(at, (component.clone(), UpdateNode::empty()));
-                    at
-                }
-            };
-            node = &mut children[at].1;
-        }
-        match node {
-            UpdateNode::Inner(children) if children.is_empty() => {
-                *node = UpdateNode::Leaf(modifier);
-                Ok(())
-            }
-            UpdateNode::Inner(_) | UpdateNode::Leaf(_) => Err(conflict(full)),
-        }
-    }
-
-    fn creates(&self, is_insert: bool) -> bool {
+impl Slot<'_> {
+    fn put(self, value: ValueRef<'_>, out: &mut DocWriter) {
         match self {
-            UpdateNode::Leaf(modifier) => modifier.creates(is_insert),
-            UpdateNode::Inner(children) => {
-                children.iter().any(|(_, child)| child.creates(is_insert))
-            }
-        }
-    }
-
-    /// One node that does what both do.
-    fn merge(&self, other: &UpdateNode, path: &str) -> Result<UpdateNode, Error> {
-        let (UpdateNode::Inner(left), UpdateNode::Inner(right)) = (self, other) else {
-            return Err(Error::new(
-                Code::CONFLICTING_UPDATE_OPERATORS,
-                format!("Update created a conflict at '{path}'"),
-            ));
+            Slot::Field(name) => out.append(name, value),
+            Slot::Element => out.push(value),
         };
-        let mut merged = left.clone();
-        for (component, node) in right {
-            match merged.binary_search_by(|(other, _)| other.compare(component)) {
-                Ok(at) => {
-                    let mut inner = path.to_owned();
-                    push_component(&mut inner, &component.to_string());
-                    merged[at].1 = merged[at].1.merge(node, &inner)?;
-                }
-                Err(at) => merged.insert(at, (component.clone(), node.clone())),
-            }
-        }
-        Ok(UpdateNode::Inner(merged))
     }
-}
 
-fn push_component(path: &mut String, component: &str) {
-    if !path.is_empty() {
-        path.push('.');
+    fn begin_document(self, out: &mut DocWriter) {
+        match self {
+            Slot::Field(name) => out.begin_document(name),
+            Slot::Element => out.push_document(),
+        };
     }
-    path.push_str(component);
+
+    fn begin_array(self, out: &mut DocWriter) {
+        match self {
+            Slot::Field(name) => out.begin_array(name),
+            Slot::Element => out.push_array(),
+        };
+    }
 }
 
 /// One run of the modifiers over one document.
@@ -115,269 +63,412 @@ pub(super) struct Run<'c> {
     /// The array element that the filter matched, for `$`.
     pub(super) matched: Option<&'c str>,
     pub(super) array_filters: &'c BTreeMap<String, Filter>,
-    /// Values at the source paths of `$rename`, taken before anything changes.
-    pub(super) renamed: BTreeMap<String, Value>,
+    /// What `$rename` takes along, by source path: values of the document as it
+    /// was. Sources that are not there have no entry.
+    pub(super) renamed: Vec<(&'c str, ValueRef<'c>)>,
 }
 
 impl<'c> Run<'c> {
-    /// Applies the children of an inner node to a document's fields.
-    pub(super) fn fields<'a>(
+    /// Writes the fields of a document as changed; true if they differ.
+    pub(super) fn fields(
         &self,
-        children: &[(Component, UpdateNode)],
-        fields: &mut Fields<'a>,
-        path: &str,
+        children: &Children,
+        doc: Doc<'_>,
+        at: &At<'_>,
+        out: &mut DocWriter,
     ) -> Result<bool, Error> {
+        let children = self.resolve(children, at)?;
+        let mut met = 0u64;
         let mut changed = false;
-        for (name, node) in self.resolve(children, path)? {
-            let mut at_path = path.to_owned();
-            push_component(&mut at_path, &name);
-            let existing = fields.position(&name);
-            match (node.as_ref(), existing) {
-                (UpdateNode::Leaf(modifier), _) => {
-                    let current = existing.map(|at| &fields.entries[at].1);
-                    match self.leaf(modifier, &at_path, current)? {
-                        Effect::Keep => continue,
-                        Effect::Put(node) => match existing {
-                            Some(at) => fields.entries[at].1 = node,
-                            None => fields.entries.push((Cow::Owned(name), node)),
-                        },
-                        Effect::Remove => match existing {
-                            Some(at) => {
-                                fields.entries.remove(at);
-                            }
-                            None => continue,
-                        },
-                    }
-                    changed = true;
-                }
-                (inner @ UpdateNode::Inner(_), Some(at)) => {
-                    changed |= self.inner(inner, &mut fields.entries[at].1, &at_path)?;
-                }
-                (inner @ UpdateNode::Inner(_), None) => {
-                    if let Some(created) = self.create(inner, &at_path)? {
-                        fields.entries.push((Cow::Owned(name), created));
-                        changed = true;
-                    }
-                }
-            }
-        }
-        Ok(changed)
-    }
-
-    fn leaf<'a>(
-        &self,
-        modifier: &Modifier,
-        path: &str,
-        current: Option<&Node<'a>>,
-    ) -> Result<Effect<'a>, Error> {
-        match modifier {
-            Modifier::RenameFrom(source) => Ok(match self.renamed.get(source) {
-                Some(value) => Effect::Put(Node::Owned(value.clone())),
-                None => Effect::Keep,
-            }),
-            other => other.apply(path, current, &self.application),
-        }
-    }
-
-    /// Goes into an existing value.
-    fn inner(&self, node: &UpdateNode, value: &mut Node<'_>, path: &str) -> Result<bool, Error> {
-        let UpdateNode::Inner(children) = node else {
-            unreachable!("leaves are applied by their container");
-        };
-        let has_array_step = children.iter().any(|(step, _)| step.is_array_step());
-        value.open();
-        match value {
-            Node::Document(_) | Node::Borrowed(_) | Node::Owned(_) if has_array_step => {
-                let step = children
-                    .iter()
-                    .find(|(step, _)| step.is_array_step())
-                    .map(|(step, _)| step.to_string());
-                Err(Error::bad_value(format!(
-                    "Cannot apply array updates to non-array element at path '{path}' ({})",
-                    step.unwrap_or_default()
-                )))
-            }
-            Node::Document(fields) => self.fields(children, fields, path),
-            Node::Array(elements) => self.elements(children, elements, path),
-            Node::Borrowed(_) | Node::Owned(_) => {
-                if !node.creates(self.application.is_insert) {
-                    return Ok(false);
-                }
-                Err(not_viable(children, path, value))
-            }
-        }
-    }
-
-    /// Makes the documents that lead to a field which is not there.
-    fn create<'a>(&self, node: &UpdateNode, path: &str) -> Result<Option<Node<'a>>, Error> {
-        let UpdateNode::Inner(children) = node else {
-            unreachable!("leaves are applied by their container");
-        };
-        if children.iter().any(|(step, _)| step.is_array_step()) {
-            return Err(Error::bad_value(format!(
-                "The path '{path}' must exist in the document in order to apply array updates."
-            )));
-        }
-        if !node.creates(self.application.is_insert) {
-            return Ok(None);
-        }
-        let mut fields = Fields::default();
-        let changed = self.fields(children, &mut fields, path)?;
-        Ok(changed.then_some(Node::Document(fields)))
-    }
-
-    fn elements(
-        &self,
-        children: &[(Component, UpdateNode)],
-        elements: &mut Vec<Node<'_>>,
-        path: &str,
-    ) -> Result<bool, Error> {
-        // What each element gets: steps by index, by filter, and by `$[]`.
-        let mut planned: BTreeMap<usize, UpdateNode> = BTreeMap::new();
-        let mut plan = |at: usize, node: &UpdateNode| -> Result<(), Error> {
-            let merged = match planned.get(&at) {
-                None => node.clone(),
-                Some(before) => before.merge(node, &format!("{path}.{at}"))?,
+        for element in doc.iter() {
+            let key = element.key_bytes();
+            let child = children
+                .iter()
+                .position(|(step, _)| field_name(step).as_bytes() == key);
+            let Some(child) = child else {
+                out.append_element(&element);
+                continue;
             };
-            planned.insert(at, merged);
-            Ok(())
-        };
-        for (step, node) in children {
-            match step {
-                Component::All => {
-                    for at in 0..elements.len() {
-                        plan(at, node)?;
-                    }
-                }
-                Component::Filtered(name) => {
-                    for (at, element) in elements.iter().enumerate() {
-                        if self.accepts(name, element)? {
-                            plan(at, node)?;
-                        }
-                    }
-                }
-                Component::Positional => plan(self.matched_index(path)?, node)?,
-                Component::Field(name) => match parse_index(name) {
-                    Some(at) => plan(at, node)?,
-                    None if node.creates(self.application.is_insert) => {
-                        let value = Node::Array(elements.clone());
-                        return Err(not_viable(children, path, &value));
-                    }
-                    None => {}
-                },
+            if child < 64 {
+                met |= 1 << child;
             }
+            let name = element.key();
+            let node = &children[child].1;
+            let at = at.field(name);
+            changed |= self.value(node, Slot::Field(name), element.value(), &at, out)?;
         }
-        let mut changed = false;
-        for (at, node) in planned {
-            changed |= self.element(&node, elements, at, path)?;
+        for (child, (step, node)) in children.iter().enumerate() {
+            let name = field_name(step);
+            let is_met = match child {
+                0..64 => met & (1 << child) != 0,
+                _ => doc.element(name).is_some(),
+            };
+            if !is_met {
+                changed |= self.missing(node, Slot::Field(name), &at.field(name), out)?;
+            }
         }
         Ok(changed)
     }
 
-    fn element(
+    /// Writes a value that is there, as its node changes it.
+    fn value(
         &self,
         node: &UpdateNode,
-        elements: &mut Vec<Node<'_>>,
-        at: usize,
-        path: &str,
+        slot: Slot<'_>,
+        value: ValueRef<'_>,
+        at: &At<'_>,
+        out: &mut DocWriter,
     ) -> Result<bool, Error> {
-        let at_path = format!("{path}.{at}");
         match node {
             UpdateNode::Leaf(modifier) => {
-                match self.leaf(modifier, &at_path, elements.get(at))? {
-                    Effect::Keep => return Ok(false),
-                    Effect::Put(node) => {
-                        backfill(elements, at)?;
-                        match elements.get_mut(at) {
-                            Some(element) => *element = node,
-                            None => elements.push(node),
+                match self.leaf(modifier, at, Some(value))? {
+                    Effect::Keep => {
+                        slot.put(value, out);
+                        return Ok(false);
+                    }
+                    Effect::Put(new) => slot.put(new, out),
+                    Effect::PutOwned(new) => slot.put(new.as_ref(), out),
+                    Effect::Remove => {
+                        // Removing an element would shift the others.
+                        if let Slot::Element = slot {
+                            out.push(ValueRef::Null);
                         }
                     }
-                    // Removing an element would shift the others.
-                    Effect::Remove => elements[at] = Node::Owned(Value::Null),
                 }
                 Ok(true)
             }
-            UpdateNode::Inner(_) => match elements.get_mut(at) {
-                Some(element) => self.inner(node, element, &at_path),
-                None => match self.create(node, &at_path)? {
-                    Some(created) => {
-                        backfill(elements, at)?;
-                        elements.push(created);
-                        Ok(true)
+            UpdateNode::Fields(children) => match value {
+                ValueRef::Document(doc) => {
+                    slot.begin_document(out);
+                    let changed = self.fields(children, doc, at, out)?;
+                    out.end();
+                    Ok(changed)
+                }
+                ValueRef::Array(array) => {
+                    slot.begin_array(out);
+                    let changed = self.indexed(children, array, at, out)?;
+                    out.end();
+                    Ok(changed)
+                }
+                scalar => {
+                    for (step, child) in self.resolve(children, at)?.iter() {
+                        self.check_unreachable(child, field_name(step), scalar, at)?;
                     }
-                    None => Ok(false),
-                },
+                    slot.put(scalar, out);
+                    Ok(false)
+                }
+            },
+            UpdateNode::Elements(children) => match value {
+                ValueRef::Array(array) => {
+                    slot.begin_array(out);
+                    let changed = self.selected(children, array, at, out)?;
+                    out.end();
+                    Ok(changed)
+                }
+                other => Err(Error::bad_value(format!(
+                    "Cannot apply array updates to non-array element {}: {}",
+                    at.last(),
+                    text::value_quoted(other)
+                ))),
             },
         }
     }
 
-    fn accepts(&self, name: &str, element: &Node<'_>) -> Result<bool, Error> {
-        let filter = &self.array_filters[name];
-        let value = element.value();
-        let shown = DocWriter::new().with(name, value.as_ref()).finish();
+    /// Writes what a node makes of a field or element that is not there.
+    fn missing(
+        &self,
+        node: &UpdateNode,
+        slot: Slot<'_>,
+        at: &At<'_>,
+        out: &mut DocWriter,
+    ) -> Result<bool, Error> {
+        match node {
+            UpdateNode::Leaf(modifier) => {
+                match self.leaf(modifier, at, None)? {
+                    Effect::Keep | Effect::Remove => return Ok(false),
+                    Effect::Put(new) => slot.put(new, out),
+                    Effect::PutOwned(new) => slot.put(new.as_ref(), out),
+                }
+                Ok(true)
+            }
+            UpdateNode::Fields(children) => {
+                let children = self.resolve(children, at)?;
+                for (step, child) in children.iter() {
+                    refuse_array_steps(child, &at.field(field_name(step)))?;
+                }
+                if !children.iter().any(|(_, child)| self.creates(child)) {
+                    return Ok(false);
+                }
+                slot.begin_document(out);
+                for (step, child) in children.iter() {
+                    let name = field_name(step);
+                    self.missing(child, Slot::Field(name), &at.field(name), out)?;
+                }
+                out.end();
+                Ok(true)
+            }
+            UpdateNode::Elements(_) => Err(must_exist(at)),
+        }
+    }
+
+    /// Writes an array whose elements are named by index.
+    fn indexed(
+        &self,
+        children: &Children,
+        array: Array<'_>,
+        at: &At<'_>,
+        out: &mut DocWriter,
+    ) -> Result<bool, Error> {
+        let children = self.resolve(children, at)?;
+        let mut by_index: Vec<(usize, &UpdateNode)> = Vec::with_capacity(children.len());
+        for (step, node) in children.iter() {
+            let name = field_name(step);
+            match parse_index(name) {
+                Some(index) => by_index.push((index, node)),
+                None => self.check_unreachable(node, name, ValueRef::Array(array), at)?,
+            }
+        }
+        by_index.sort_by_key(|(index, _)| *index);
+        let mut planned = by_index
+            .chunk_by(|(left, _), (right, _)| left == right)
+            .peekable();
+        let mut changed = false;
+        let mut length = 0;
+        for value in array.iter() {
+            match planned.next_if(|nodes| nodes[0].0 == length) {
+                None => {
+                    out.push(value);
+                }
+                Some(nodes) => {
+                    changed |= self.chained(nodes, Some(value), &at.index(length), out)?;
+                }
+            }
+            length += 1;
+        }
+        for nodes in planned {
+            let index = nodes[0].0;
+            for (_, node) in nodes {
+                refuse_array_steps(node, &at.index(index))?;
+            }
+            if !nodes.iter().any(|(_, node)| self.creates(node)) {
+                continue;
+            }
+            if index - length > BACKFILL_MAX {
+                return Err(Error::new(
+                    Code::CANNOT_BACKFILL_ARRAY,
+                    format!("can't backfill more than {BACKFILL_MAX} elements"),
+                ));
+            }
+            for _ in length..index {
+                out.push(ValueRef::Null);
+            }
+            length = index + 1;
+            changed |= self.chained(nodes, None, &at.index(index), out)?;
+        }
+        Ok(changed)
+    }
+
+    /// One element after the other, of those that mean the same index: `0`, `00`.
+    fn chained(
+        &self,
+        nodes: &[(usize, &UpdateNode)],
+        value: Option<ValueRef<'_>>,
+        at: &At<'_>,
+        out: &mut DocWriter,
+    ) -> Result<bool, Error> {
+        let Some(((_, last), before)) = nodes.split_last() else {
+            return Ok(false);
+        };
+        if before.is_empty() {
+            return match value {
+                Some(value) => self.value(last, Slot::Element, value, at, out),
+                None => self.missing(last, Slot::Element, at, out),
+            };
+        }
+        let mut so_far = DocWriter::new();
+        so_far.begin_array("");
+        let changed = self.chained(before, value, at, &mut so_far)?;
+        so_far.end();
+        let so_far = so_far.finish();
+        let value = so_far
+            .as_doc()
+            .get_array("")
+            .and_then(|elements| elements.get(0));
+        Ok(self.chained(&nodes[nodes.len() - 1..], value, at, out)? || changed)
+    }
+
+    /// Writes an array whose elements are named by `$[]` and `$[name]`.
+    fn selected(
+        &self,
+        children: &Children,
+        array: Array<'_>,
+        at: &At<'_>,
+        out: &mut DocWriter,
+    ) -> Result<bool, Error> {
+        let mut changed = false;
+        for (index, value) in array.iter().enumerate() {
+            let at = at.index(index);
+            let mut planned: Option<Cow<'_, UpdateNode>> = None;
+            for (step, node) in children {
+                let is_selected = match step {
+                    Component::All => true,
+                    Component::Filtered(name) => self.accepts(name, value)?,
+                    Component::Field(_) | Component::Positional => {
+                        unreachable!("elements are selected by array steps")
+                    }
+                };
+                if is_selected {
+                    planned = Some(match planned {
+                        None => Cow::Borrowed(node),
+                        Some(before) => Cow::Owned(before.merge(node, &at.to_string())?),
+                    });
+                }
+            }
+            match planned {
+                None => {
+                    out.push(value);
+                }
+                Some(node) => changed |= self.value(&node, Slot::Element, value, &at, out)?,
+            }
+        }
+        Ok(changed)
+    }
+
+    fn leaf<'m>(
+        &'m self,
+        modifier: &'m Modifier,
+        at: &At<'_>,
+        current: Option<ValueRef<'_>>,
+    ) -> Result<Effect<'m>, Error> {
+        match modifier {
+            Modifier::RenameFrom(source) => Ok(match self.renamed(source) {
+                Some(value) => Effect::Put(value),
+                None => Effect::Keep,
+            }),
+            other => other.apply(at, current, &self.application),
+        }
+    }
+
+    fn renamed(&self, source: &str) -> Option<ValueRef<'c>> {
+        let found = self.renamed.iter().find(|(known, _)| *known == source);
+        found.map(|(_, value)| *value)
+    }
+
+    /// Whether a node makes something where nothing is.
+    fn creates(&self, node: &UpdateNode) -> bool {
+        match node {
+            UpdateNode::Leaf(Modifier::RenameFrom(source)) => self.renamed(source).is_some(),
+            UpdateNode::Leaf(modifier) => modifier.creates(self.application.is_insert),
+            UpdateNode::Fields(children) | UpdateNode::Elements(children) => {
+                children.iter().any(|(_, child)| self.creates(child))
+            }
+        }
+    }
+
+    /// A node whose path leads through a value without fields: most modifiers
+    /// refuse that, those that would do nothing anyway do not.
+    fn check_unreachable(
+        &self,
+        node: &UpdateNode,
+        name: &str,
+        container: ValueRef<'_>,
+        at: &At<'_>,
+    ) -> Result<(), Error> {
+        refuse_array_steps(node, &at.field(name))?;
+        let element = || format!("{{{}: {}}}", at.last(), text::value_quoted(container));
+        if self.creates(node) {
+            return Err(Error::new(
+                Code::PATH_NOT_VIABLE,
+                format!("Cannot create field '{name}' in element {}", element()),
+            ));
+        }
+        if takes_from_array(node) {
+            return Err(Error::new(
+                Code::PATH_NOT_VIABLE,
+                format!(
+                    "Cannot use the part ({name}) of ({}) to traverse the element ({})",
+                    at.field(name),
+                    element()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn accepts(&self, name: &str, value: ValueRef<'_>) -> Result<bool, Error> {
+        let filter = self
+            .array_filters
+            .get(name)
+            .expect("identifiers were looked up when the update was parsed");
+        let shown = DocWriter::new().with(name, value).finish();
         filter.matches(shown.as_doc())
     }
 
-    fn matched_index(&self, path: &str) -> Result<usize, Error> {
-        self.matched
-            .and_then(parse_index)
-            .ok_or_else(|| no_match(path))
-    }
-
-    /// Children of a document with `$` replaced by what it stands for.
+    /// The children with `$` replaced by what it stands for.
     fn resolve<'n>(
         &self,
-        children: &'n [(Component, UpdateNode)],
-        path: &str,
-    ) -> Result<Vec<(String, Cow<'n, UpdateNode>)>, Error> {
-        let mut resolved: Vec<(String, Cow<'n, UpdateNode>)> = Vec::with_capacity(children.len());
-        for (step, node) in children {
-            let name = match step {
-                Component::Positional => self.matched.ok_or_else(|| no_match(path))?.to_owned(),
-                Component::Field(name) => name.clone(),
-                Component::All | Component::Filtered(_) => continue,
-            };
-            match resolved.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, before)) => *before = Cow::Owned(before.merge(node, &name)?),
-                None => resolved.push((name, Cow::Borrowed(node))),
-            }
+        children: &'n Children,
+        at: &At<'_>,
+    ) -> Result<Cow<'n, Children>, Error> {
+        let positional = children
+            .iter()
+            .find(|(step, _)| *step == Component::Positional);
+        let Some((_, node)) = positional else {
+            return Ok(Cow::Borrowed(children));
+        };
+        let Some(matched) = self.matched else {
+            return Err(Error::bad_value(
+                "The positional operator did not find the match needed from the query.",
+            ));
+        };
+        let mut resolved: Vec<(Component, UpdateNode)> = children
+            .iter()
+            .filter(|(step, _)| *step != Component::Positional)
+            .cloned()
+            .collect();
+        let step = Component::Field(matched.to_owned());
+        merge_child(&mut resolved, step, node, &at.to_string())?;
+        Ok(Cow::Owned(resolved))
+    }
+}
+
+/// The name of a resolved step.
+fn field_name(step: &Component) -> &str {
+    match step {
+        Component::Field(name) => name,
+        Component::Positional | Component::All | Component::Filtered(_) => {
+            unreachable!("steps by name were resolved")
         }
-        Ok(resolved)
     }
 }
 
-fn no_match(path: &str) -> Error {
+fn takes_from_array(node: &UpdateNode) -> bool {
+    match node {
+        UpdateNode::Leaf(modifier) => modifier.takes_from_array(),
+        UpdateNode::Fields(children) | UpdateNode::Elements(children) => {
+            children.iter().any(|(_, child)| takes_from_array(child))
+        }
+    }
+}
+
+/// Steps into elements need their array to exist.
+fn refuse_array_steps(node: &UpdateNode, at: &At<'_>) -> Result<(), Error> {
+    match node {
+        UpdateNode::Leaf(_) => Ok(()),
+        UpdateNode::Fields(children) => {
+            if !node.has_array_step() {
+                return Ok(());
+            }
+            children.iter().try_for_each(|(step, child)| {
+                refuse_array_steps(child, &at.field(&step.to_string()))
+            })
+        }
+        UpdateNode::Elements(_) => Err(must_exist(at)),
+    }
+}
+
+fn must_exist(at: &At<'_>) -> Error {
     Error::bad_value(format!(
-        "The positional operator did not find the match needed from the query. Path: '{path}'"
+        "The path '{at}' must exist in the document in order to apply array updates."
     ))
-}
-
-fn not_viable(children: &[(Component, UpdateNode)], path: &str, value: &Node<'_>) -> Error {
-    let field = children
-        .first()
-        .map(|(step, _)| step.to_string())
-        .unwrap_or_default();
-    Error::new(
-        Code::PATH_NOT_VIABLE,
-        format!(
-            "Cannot create field '{field}' in element {{{path}: {:?}}}",
-            value.value()
-        ),
-    )
-}
-
-/// Fills an array with nulls up to an index.
-fn backfill(elements: &mut Vec<Node<'_>>, at: usize) -> Result<(), Error> {
-    if at <= elements.len() {
-        return Ok(());
-    }
-    if at - elements.len() > BACKFILL_MAX {
-        return Err(Error::new(
-            Code::CANNOT_BACKFILL_ARRAY,
-            format!("can't backfill more than {BACKFILL_MAX} elements"),
-        ));
-    }
-    elements.resize_with(at, || Node::Owned(Value::Null));
-    Ok(())
 }

@@ -1,8 +1,11 @@
 //! Modifiers of arrays: `$push`, `$addToSet`, `$pop`, `$pull`, `$pullAll`.
+//!
+//! Elements are borrowed from the document and the update and copied once, into
+//! the new array.
 
-use super::modifier::{Effect, put};
+use super::modifier::Effect;
+use super::path::At;
 use crate::filter::Filter;
-use crate::sort::SortPattern;
 use model::bson::{ArrayBuf, DocWriter, Value, ValueRef};
 use model::{Code, Error, order};
 use std::cmp::Ordering;
@@ -19,9 +22,10 @@ pub(super) struct Push {
 #[derive(Clone, Debug)]
 pub(super) enum PushSort {
     /// Whole elements.
-    Elements(Ordering),
+    Ascending,
+    Descending,
     /// Fields of elements that are documents.
-    Fields(SortPattern),
+    Fields(Vec<SortField>),
 }
 
 #[derive(Clone, Debug)]
@@ -40,7 +44,7 @@ pub(super) enum Pop {
 pub(super) enum Pull {
     /// Equal to this value.
     Equal(Value),
-    /// Accepted by operators on the element itself; the filter is on `v`.
+    /// Accepted by operators on the element itself; the filter is on [`ELEMENT`].
     Element(Filter),
     /// Documents that match.
     Documents(Filter),
@@ -49,143 +53,169 @@ pub(super) enum Pull {
 /// The name under which an element is shown to a filter on elements.
 pub(super) const ELEMENT: &str = "v";
 
-fn elements(path: &str, value: Option<ValueRef<'_>>) -> Result<Vec<Value>, Error> {
-    match value {
-        None => Ok(Vec::new()),
-        Some(ValueRef::Array(array)) => Ok(array.iter().map(|v| v.to_owned()).collect()),
-        Some(other) => Err(Error::bad_value(format!(
-            "The field '{path}' must be an array but is of type {} in document",
-            other.kind().name()
-        ))),
-    }
-}
-
-fn array<'a>(elements: Vec<Value>) -> Effect<'a> {
-    put(Value::Array(elements.into_iter().collect::<ArrayBuf>()))
+fn array<'m>(elements: &[ValueRef<'_>]) -> Effect<'m> {
+    Effect::PutOwned(Value::Array(elements.iter().copied().collect::<ArrayBuf>()))
 }
 
 impl Push {
-    pub(super) fn apply<'a>(
+    pub(super) fn apply<'m>(
         &self,
-        path: &str,
+        at: &At<'_>,
         current: Option<ValueRef<'_>>,
-    ) -> Result<Effect<'a>, Error> {
-        let mut all = elements(path, current)?;
-        let at = match self.position {
-            None => all.len(),
-            Some(position) if position >= 0 => all.len().min(position as usize),
-            Some(position) => all
-                .len()
-                .saturating_sub(position.unsigned_abs().try_into().unwrap_or(usize::MAX)),
+    ) -> Result<Effect<'m>, Error> {
+        let before = match current {
+            None => 0,
+            Some(ValueRef::Array(array)) => array.count(),
+            Some(other) => {
+                return Err(Error::bad_value(format!(
+                    "The field '{at}' must be an array but is of type {} in document",
+                    other.kind().name()
+                )));
+            }
         };
-        all.splice(at..at, self.values.iter().cloned());
+        let mut all: Vec<ValueRef<'_>> = Vec::with_capacity(before + self.values.len());
+        if let Some(ValueRef::Array(array)) = current {
+            all.extend(array.iter());
+        }
+        let position = match self.position {
+            None => all.len(),
+            Some(position) => match usize::try_from(position) {
+                Ok(from_start) => all.len().min(from_start),
+                Err(_) => all.len().saturating_sub(magnitude(position)),
+            },
+        };
+        all.splice(position..position, self.values.iter().map(Value::as_ref));
         match &self.sort {
             None => {}
-            Some(PushSort::Elements(direction)) => {
-                all.sort_by(|a, b| oriented(order::compare(a.as_ref(), b.as_ref()), *direction))
+            Some(PushSort::Ascending) => all.sort_by(|a, b| order::compare(*a, *b)),
+            Some(PushSort::Descending) => all.sort_by(|a, b| order::compare(*b, *a)),
+            Some(PushSort::Fields(fields)) => {
+                all.sort_by(|a, b| compare_by_fields(fields, *a, *b))
             }
-            Some(PushSort::Fields(pattern)) => sort_by_fields(&mut all, pattern)?,
         }
         if let Some(slice) = self.slice {
-            let keep = usize::try_from(slice.unsigned_abs()).unwrap_or(usize::MAX);
+            let keep = magnitude(slice);
             if slice >= 0 {
                 all.truncate(keep);
             } else if all.len() > keep {
                 all.drain(..all.len() - keep);
             }
         }
-        Ok(array(all))
+        // MongoDB looks at what it was asked for, not at what came of it.
+        let is_idle = self.values.is_empty() && self.sort.is_none() && all.len() == before;
+        if is_idle && current.is_some() {
+            return Ok(Effect::Keep);
+        }
+        Ok(array(&all))
     }
 }
 
-fn oriented(ordering: Ordering, direction: Ordering) -> Ordering {
-    match direction {
-        Ordering::Greater => ordering.reverse(),
-        Ordering::Less | Ordering::Equal => ordering,
-    }
+fn magnitude(number: i64) -> usize {
+    usize::try_from(number.unsigned_abs()).unwrap_or(usize::MAX)
 }
 
-/// Elements that are no documents count as documents without the fields.
-fn sort_by_fields(all: &mut [Value], pattern: &SortPattern) -> Result<(), Error> {
-    let mut failed = None;
-    let empty = model::bson::DocBuf::new();
-    all.sort_by(|a, b| {
-        let document = |value: &Value| match value {
-            Value::Document(doc) => doc.clone(),
-            _ => empty.clone(),
+/// A field that `$push` sorts by. Arrays compare as a whole here, unlike in a
+/// query's sort.
+#[derive(Clone, Debug)]
+pub(super) struct SortField {
+    pub(super) path: String,
+    pub(super) is_descending: bool,
+}
+
+impl SortField {
+    /// The value to sort by; null where there is none.
+    fn key<'a>(&self, element: ValueRef<'a>) -> ValueRef<'a> {
+        let ValueRef::Document(mut doc) = element else {
+            return ValueRef::Null;
         };
-        match pattern.compare(document(a).as_doc(), document(b).as_doc()) {
-            Ok(ordering) => ordering,
-            Err(error) => {
-                failed = Some(error);
-                Ordering::Equal
+        let mut names = self.path.split('.').peekable();
+        while let Some(name) = names.next() {
+            match doc.get(name) {
+                Some(value) if names.peek().is_none() => return value,
+                Some(ValueRef::Document(inner)) => doc = inner,
+                // By index, which is the name that an element has as a field.
+                Some(ValueRef::Array(array)) => doc = array.as_doc(),
+                Some(_) | None => return ValueRef::Null,
             }
         }
-    });
-    failed.map_or(Ok(()), Err)
+        ValueRef::Null
+    }
+}
+
+fn compare_by_fields(fields: &[SortField], left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
+    for field in fields {
+        let ordering = order::compare(field.key(left), field.key(right));
+        if ordering.is_ne() {
+            return match field.is_descending {
+                true => ordering.reverse(),
+                false => ordering,
+            };
+        }
+    }
+    Ordering::Equal
 }
 
 impl AddToSet {
-    pub(super) fn apply<'a>(
+    pub(super) fn apply<'m>(
         &self,
-        path: &str,
+        at: &At<'_>,
         current: Option<ValueRef<'_>>,
-    ) -> Result<Effect<'a>, Error> {
-        let mut all = elements(path, current)?;
+    ) -> Result<Effect<'m>, Error> {
+        let mut all: Vec<ValueRef<'_>> = match current {
+            None => Vec::new(),
+            Some(ValueRef::Array(array)) => array.iter().collect(),
+            Some(other) => {
+                return Err(Error::bad_value(format!(
+                    "Cannot apply $addToSet to non-array field. Field named '{}' has non-array type {}",
+                    at.last(),
+                    other.kind().name()
+                )));
+            }
+        };
         let before = all.len();
-        for value in &self.values {
-            let known = all
-                .iter()
-                .any(|other| order::compare(other.as_ref(), value.as_ref()).is_eq());
-            if !known {
-                all.push(value.clone());
+        for value in self.values.iter().map(Value::as_ref) {
+            if !all.iter().any(|known| order::compare(*known, value).is_eq()) {
+                all.push(value);
             }
         }
         // An empty $each on a missing field still creates the empty array.
         if all.len() == before && current.is_some() {
             return Ok(Effect::Keep);
         }
-        Ok(array(all))
+        Ok(array(&all))
     }
 }
 
 impl Pop {
-    pub(super) fn apply<'a>(
+    pub(super) fn apply<'m>(
         self,
-        path: &str,
+        at: &At<'_>,
         current: Option<ValueRef<'_>>,
-    ) -> Result<Effect<'a>, Error> {
-        let mut all: Vec<Value> = match current {
+    ) -> Result<Effect<'m>, Error> {
+        let all: Vec<ValueRef<'_>> = match current {
             None => return Ok(Effect::Keep),
-            Some(ValueRef::Array(array)) => array.iter().map(|v| v.to_owned()).collect(),
+            Some(ValueRef::Array(array)) => array.iter().collect(),
             Some(other) => {
                 return Err(Error::new(
                     Code::TYPE_MISMATCH,
                     format!(
-                        "Path '{path}' contains an element of non-array type '{}'",
+                        "Path '{at}' contains an element of non-array type '{}'",
                         other.kind().name()
                     ),
                 ));
             }
         };
-        if all.is_empty() {
-            return Ok(Effect::Keep);
-        }
-        match self {
-            Pop::First => {
-                all.remove(0);
-            }
-            Pop::Last => {
-                all.pop();
-            }
-        }
-        Ok(array(all))
+        Ok(match (self, all.as_slice()) {
+            (_, []) => Effect::Keep,
+            (Pop::First, [_, rest @ ..]) => array(rest),
+            (Pop::Last, [rest @ .., _]) => array(rest),
+        })
     }
 }
 
 impl Pull {
-    pub(super) fn apply<'a>(&self, current: Option<ValueRef<'_>>) -> Result<Effect<'a>, Error> {
-        remove_matching("$pull", current, |element| self.matches(element))
+    pub(super) fn apply<'m>(&self, current: Option<ValueRef<'_>>) -> Result<Effect<'m>, Error> {
+        remove_matching(current, |element| self.matches(element))
     }
 
     fn matches(&self, element: ValueRef<'_>) -> Result<bool, Error> {
@@ -203,39 +233,40 @@ impl Pull {
     }
 }
 
-pub(super) fn pull_all<'a>(
+pub(super) fn pull_all<'m>(
     current: Option<ValueRef<'_>>,
     unwanted: &[Value],
-) -> Result<Effect<'a>, Error> {
-    remove_matching("$pullAll", current, |element| {
+) -> Result<Effect<'m>, Error> {
+    remove_matching(current, |element| {
         Ok(unwanted
             .iter()
             .any(|value| order::compare(value.as_ref(), element).is_eq()))
     })
 }
 
-fn remove_matching<'a>(
-    name: &str,
+fn remove_matching<'m>(
     current: Option<ValueRef<'_>>,
     matches: impl Fn(ValueRef<'_>) -> Result<bool, Error>,
-) -> Result<Effect<'a>, Error> {
+) -> Result<Effect<'m>, Error> {
     let all = match current {
         None => return Ok(Effect::Keep),
         Some(ValueRef::Array(array)) => array,
         Some(_) => {
-            return Err(Error::bad_value(format!(
-                "Cannot apply {name} to a non-array value"
-            )));
+            return Err(Error::bad_value("Cannot apply $pull to a non-array value"));
         }
     };
     let mut kept = Vec::new();
-    let mut removed = false;
+    let mut is_removed = false;
     for element in all.iter() {
         if matches(element)? {
-            removed = true;
+            is_removed = true;
         } else {
-            kept.push(element.to_owned());
+            kept.push(element);
         }
     }
-    Ok(if removed { array(kept) } else { Effect::Keep })
+    Ok(if is_removed {
+        array(&kept)
+    } else {
+        Effect::Keep
+    })
 }

@@ -4,17 +4,23 @@
 //! ```text
 //!   {$set: {"a.b": 1}, $inc: {c: 2}}  ─parse─►  a ─ b: $set 1
 //!                                               c: $inc 2      (one tree, conflicts found)
-//!   document ─► fields opened along the paths ─► changed ─► written once
+//!   document ─walk─► untouched fields copied as bytes, the others changed on the way
 //! ```
 //!
-//! Invariants: `_id` never changes; a result equal to the original byte for byte
-//! is reported as no change.
+//! Invariant: `_id` never changes. `None` means that nothing was to be done, in
+//! MongoDB's sense: `$set` to the same bytes is nothing, `$push` with `$sort` is
+//! a change even if the array was sorted before.
 
 mod apply;
+mod array_filters;
 mod array_modifier;
 mod modifier;
 mod parse;
+mod parse_array;
 mod path;
+mod rename;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod upsert;
 
@@ -24,12 +30,13 @@ pub use upsert::upsert_base;
 use crate::context::QueryContext;
 use crate::filter::Filter;
 use crate::pipeline::Transform;
-use apply::{Run, UpdateNode};
-use model::bson::{Doc, DocBuf, DocWriter, Timestamp, ValueRef};
-use model::{Code, Error};
+use apply::Run;
+use model::bson::{Doc, DocBuf, DocWriter, Timestamp};
+use model::{Code, Error, text};
 use modifier::Application;
+use path::At;
 use std::collections::BTreeMap;
-use tree::Fields;
+use tree::UpdateNode;
 
 /// A parsed update.
 #[derive(Clone, Debug)]
@@ -44,9 +51,11 @@ pub enum Update {
 pub struct Modifiers {
     root: UpdateNode,
     array_filters: BTreeMap<String, Filter>,
-    /// Source paths of `$rename`.
-    rename_sources: Vec<String>,
+    /// Source and destination of each `$rename`.
+    renames: Vec<(String, String)>,
     uses_position: bool,
+    /// Top-level names that may not be stored.
+    dollar_fields: Vec<String>,
 }
 
 /// What an update needs to know of the moment it is applied.
@@ -76,16 +85,24 @@ impl Update {
         moment: UpdateMoment<'_>,
         context: &QueryContext,
     ) -> Result<Option<DocBuf>, Error> {
-        let result = match self {
-            Update::Replacement(replacement) => replace(doc, replacement.as_doc())?,
-            Update::Modifiers(modifiers) => match modifiers.apply(doc, moment, context)? {
-                Some(result) => result,
-                None => return Ok(None),
-            },
-            Update::Pipeline(transform) => with_id(doc, transform.apply(doc)?),
-        };
-        check_id_unchanged(doc, result.as_doc())?;
-        Ok((result.as_bytes() != doc.as_bytes()).then_some(result))
+        match self {
+            Update::Replacement(replacement) => {
+                // A replacement without `_id` counts as a change even if all
+                // else is equal.
+                if replacement.as_bytes() == doc.as_bytes() {
+                    return Ok(None);
+                }
+                let result = replace(doc, replacement.as_doc());
+                check_same_id(doc, result.as_doc())?;
+                Ok(Some(result))
+            }
+            Update::Modifiers(modifiers) => modifiers.apply(doc, moment, context),
+            Update::Pipeline(transform) => {
+                let result = with_id(doc, transform.apply(doc)?);
+                check_same_id(doc, result.as_doc())?;
+                Ok((result.as_bytes() != doc.as_bytes()).then_some(result))
+            }
+        }
     }
 }
 
@@ -96,13 +113,18 @@ impl Modifiers {
         moment: UpdateMoment<'_>,
         context: &QueryContext,
     ) -> Result<Option<DocBuf>, Error> {
-        let UpdateNode::Inner(children) = &self.root else {
+        let UpdateNode::Fields(children) = &self.root else {
             unreachable!("the root holds fields");
         };
-        let mut renamed = BTreeMap::new();
-        for source in &self.rename_sources {
-            if let Some(value) = parse::rename_source(doc, source)? {
-                renamed.insert(source.clone(), value);
+        let mut renamed = Vec::with_capacity(self.renames.len());
+        for (source, destination) in &self.renames {
+            if let Some(value) = rename::source(doc, source)? {
+                rename::check_destination(doc, destination)?;
+                let is_id = destination == "_id" || destination.starts_with("_id.");
+                if is_id && doc.element("_id").is_some() {
+                    return Err(id_is_immutable());
+                }
+                renamed.push((source.as_str(), value));
             }
         }
         let run = Run {
@@ -115,32 +137,31 @@ impl Modifiers {
             array_filters: &self.array_filters,
             renamed,
         };
-        let mut fields = Fields::open(doc);
-        if !run.fields(children, &mut fields, "")? {
+        let mut out = DocWriter::with_buffer(Vec::with_capacity(doc.len() + 64));
+        if !run.fields(children, doc, &At::ROOT, &mut out)? {
             return Ok(None);
         }
-        let mut writer = DocWriter::with_buffer(Vec::with_capacity(doc.len() + 64));
-        fields.write(&mut writer);
-        Ok(Some(writer.finish()))
+        let result = out.finish();
+        check_identical_id(doc, result.as_doc())?;
+        for name in &self.dollar_fields {
+            if result.get(name).is_some() {
+                return Err(dollar_field(name));
+            }
+        }
+        Ok(Some(result))
     }
 }
 
-/// The replacement with the original's `_id` in front.
-fn replace(original: Doc<'_>, replacement: Doc<'_>) -> Result<DocBuf, Error> {
-    let Some(id) = original.element("_id") else {
-        return Ok(replacement.to_owned());
-    };
-    if let Some(given) = replacement.get("_id")
-        && model::order::compare(given, id.value()).is_ne()
-    {
-        return Err(id_changed(given));
-    }
+/// The replacement with `_id` in front: its own, else the original's.
+fn replace(original: Doc<'_>, replacement: Doc<'_>) -> DocBuf {
     let mut writer = DocWriter::with_buffer(Vec::with_capacity(replacement.len() + 32));
-    writer.append_element(&id);
-    for element in replacement.iter().filter(|e| e.key() != "_id") {
+    if let Some(id) = replacement.element("_id").or(original.element("_id")) {
+        writer.append_element(&id);
+    }
+    for element in replacement.iter().filter(|e| e.key_bytes() != b"_id") {
         writer.append_element(&element);
     }
-    Ok(writer.finish())
+    writer.finish()
 }
 
 /// A pipeline that drops `_id` leaves it in place.
@@ -158,24 +179,53 @@ fn with_id(original: Doc<'_>, result: DocBuf) -> DocBuf {
     }
 }
 
-fn check_id_unchanged(before: Doc<'_>, after: Doc<'_>) -> Result<(), Error> {
-    match (before.get("_id"), after.get("_id")) {
-        (Some(old), Some(new)) if model::order::compare(old, new).is_eq() => Ok(()),
-        (Some(_), Some(new)) => Err(id_changed(new)),
-        (Some(_), None) => Err(Error::new(
-            Code::IMMUTABLE_FIELD,
-            "Performing an update on the path '_id' would modify the immutable field '_id'",
-        )),
-        (None, Some(new)) => check_id(new),
+/// Modifiers may not touch `_id`, not even to make 1.0 of 1.
+fn check_identical_id(before: Doc<'_>, after: Doc<'_>) -> Result<(), Error> {
+    match (before.element("_id"), after.element("_id")) {
+        (Some(old), Some(new)) if old == new => Ok(()),
+        (Some(_), _) => Err(id_is_immutable()),
+        (None, Some(new)) => check_id(new.value()),
         (None, None) => Ok(()),
     }
 }
 
-fn id_changed(to: ValueRef<'_>) -> Error {
+fn id_is_immutable() -> Error {
     Error::new(
         Code::IMMUTABLE_FIELD,
-        format!(
-            "After applying the update, the (immutable) field '_id' was found to have been altered to _id: {to:?}"
-        ),
+        "Performing an update on the path '_id' would modify the immutable field '_id'",
     )
+}
+
+/// A new whole document may write `_id` differently, as long as it is equal.
+fn check_same_id(before: Doc<'_>, after: Doc<'_>) -> Result<(), Error> {
+    let Some(new) = after.get("_id") else {
+        return Ok(());
+    };
+    check_id(new)?;
+    match before.get("_id") {
+        Some(old) if model::order::compare(old, new).is_ne() => Err(Error::new(
+            Code::IMMUTABLE_FIELD,
+            format!(
+                "After applying the update, the (immutable) field '_id' was found to have been altered to _id: {}",
+                text::value_quoted(new)
+            ),
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// A top-level field whose name may not be stored.
+fn dollar_field(name: &str) -> Error {
+    match name {
+        "$ref" | "$id" | "$db" => Error::new(
+            Code::INVALID_DB_REF,
+            format!("Found {name} field outside of a DBRef, which is invalid."),
+        ),
+        _ => Error::new(
+            Code::DOLLAR_PREFIXED_FIELD_NAME,
+            format!(
+                "The dollar ($) prefixed field '{name}' in '{name}' is not allowed in the context of an update's replacement document. Consider using an aggregation pipeline with $replaceWith."
+            ),
+        ),
+    }
 }

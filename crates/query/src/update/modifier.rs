@@ -1,11 +1,11 @@
 //! What one modifier does to the value at its path.
 
 use super::array_modifier::{AddToSet, Pop, Pull, Push};
-use super::tree::Node;
+use super::path::At;
 use crate::context::QueryContext;
 use model::bson::{Kind, Timestamp, Value, ValueRef};
 use model::number::{self, Number};
-use model::{Code, Error, order};
+use model::{Code, Error, order, text};
 use std::cmp::Ordering;
 
 /// A modifier with its operand.
@@ -38,9 +38,11 @@ pub(super) enum BitOperation {
 }
 
 /// What becomes of the value.
-pub(super) enum Effect<'a> {
+pub(super) enum Effect<'m> {
     Keep,
-    Put(Node<'a>),
+    /// The modifier's own operand.
+    Put(ValueRef<'m>),
+    PutOwned(Value),
     Remove,
 }
 
@@ -72,65 +74,90 @@ impl Modifier {
         }
     }
 
-    pub(super) fn apply<'a>(
-        &self,
-        path: &str,
-        current: Option<&Node<'a>>,
+    /// Whether it takes elements from an array, and so insists on a path that
+    /// can lead to one.
+    pub(super) fn takes_from_array(&self) -> bool {
+        match self {
+            Modifier::Pop(_) | Modifier::Pull(_) | Modifier::PullAll(_) => true,
+            Modifier::SetOnInsert(_)
+            | Modifier::Unset
+            | Modifier::Set(_)
+            | Modifier::Increment(_)
+            | Modifier::Multiply(_)
+            | Modifier::Minimum(_)
+            | Modifier::Maximum(_)
+            | Modifier::CurrentDate
+            | Modifier::CurrentTimestamp
+            | Modifier::Bit(_)
+            | Modifier::Push(_)
+            | Modifier::AddToSet(_)
+            | Modifier::RenameFrom(_) => false,
+        }
+    }
+
+    /// What it does to the value at its path, `None` if there is none.
+    pub(super) fn apply<'m>(
+        &'m self,
+        at: &At<'_>,
+        current: Option<ValueRef<'_>>,
         application: &Application<'_>,
-    ) -> Result<Effect<'a>, Error> {
-        let value = current.map(Node::value);
-        let value = value.as_ref().map(|value| value.as_ref().as_ref());
+    ) -> Result<Effect<'m>, Error> {
         Ok(match self {
-            Modifier::Set(operand) => put_if_changed(value, operand),
-            Modifier::SetOnInsert(operand) if application.is_insert => {
-                put_if_changed(value, operand)
-            }
+            Modifier::Set(operand) => set(current, operand),
+            Modifier::SetOnInsert(operand) if application.is_insert => set(current, operand),
             Modifier::SetOnInsert(_) => Effect::Keep,
-            Modifier::Unset => match value {
+            Modifier::Unset => match current {
                 Some(_) => Effect::Remove,
                 None => Effect::Keep,
             },
-            Modifier::Increment(operand) => match value {
-                None => put(operand.to_value()),
+            Modifier::Increment(operand) => match current {
+                None => Effect::PutOwned(operand.to_value()),
                 Some(value) => {
-                    let sum = number::add_checked(numeric(path, "$inc", value)?, *operand)
-                        .ok_or_else(|| overflow(path, "$inc", value))?;
-                    put_if_changed(Some(value), &sum.to_value())
+                    let sum = number::add_checked(numeric(at, "$inc", value)?, *operand)
+                        .ok_or_else(|| overflow(at, "$inc", value))?;
+                    put_if_changed(Some(value), sum.to_value())
                 }
             },
-            Modifier::Multiply(operand) => match value {
-                None => put(zero_like(*operand)),
+            Modifier::Multiply(operand) => match current {
+                None => Effect::PutOwned(zero_like(*operand)),
                 Some(value) => {
-                    let product = number::multiply_checked(numeric(path, "$mul", value)?, *operand)
-                        .ok_or_else(|| overflow(path, "$mul", value))?;
-                    put_if_changed(Some(value), &product.to_value())
+                    let product = number::multiply_checked(numeric(at, "$mul", value)?, *operand)
+                        .ok_or_else(|| overflow(at, "$mul", value))?;
+                    put_if_changed(Some(value), product.to_value())
                 }
             },
-            Modifier::Minimum(operand) => put_if_ordered(value, operand, Ordering::Less),
-            Modifier::Maximum(operand) => put_if_ordered(value, operand, Ordering::Greater),
-            Modifier::CurrentDate => put(Value::DateTime(application.context.now_ms)),
-            Modifier::CurrentTimestamp => put(Value::Timestamp(application.timestamp)),
-            Modifier::Bit(operations) => bit(path, value, operations)?,
-            Modifier::Push(push) => push.apply(path, value)?,
-            Modifier::AddToSet(add) => add.apply(path, value)?,
-            Modifier::Pop(pop) => pop.apply(path, value)?,
-            Modifier::Pull(pull) => pull.apply(value)?,
-            Modifier::PullAll(unwanted) => super::array_modifier::pull_all(value, unwanted)?,
-            // The tree resolves renames before it comes here.
+            Modifier::Minimum(operand) => set_if_ordered(current, operand, Ordering::Less),
+            Modifier::Maximum(operand) => set_if_ordered(current, operand, Ordering::Greater),
+            Modifier::CurrentDate => {
+                Effect::PutOwned(Value::DateTime(application.context.now_ms))
+            }
+            Modifier::CurrentTimestamp => {
+                Effect::PutOwned(Value::Timestamp(application.timestamp))
+            }
+            Modifier::Bit(operations) => bit(at, current, operations)?,
+            Modifier::Push(push) => push.apply(at, current)?,
+            Modifier::AddToSet(add) => add.apply(at, current)?,
+            Modifier::Pop(pop) => pop.apply(at, current)?,
+            Modifier::Pull(pull) => pull.apply(current)?,
+            Modifier::PullAll(unwanted) => super::array_modifier::pull_all(current, unwanted)?,
+            // The walk puts renamed values where they go.
             Modifier::RenameFrom(_) => Effect::Keep,
         })
     }
 }
 
-pub(super) fn put<'a>(value: Value) -> Effect<'a> {
-    Effect::Put(Node::Owned(value))
+/// Equal bytes are no change; an equal number of another type is one.
+fn set<'m>(current: Option<ValueRef<'_>>, operand: &'m Value) -> Effect<'m> {
+    match current {
+        Some(current) if same_bytes(current, operand.as_ref()) => Effect::Keep,
+        _ => Effect::Put(operand.as_ref()),
+    }
 }
 
-/// Equal bytes are no change; an equal number of another type is one.
-pub(super) fn put_if_changed<'a>(current: Option<ValueRef<'_>>, new: &Value) -> Effect<'a> {
+fn put_if_changed<'m>(current: Option<ValueRef<'_>>, new: Value) -> Effect<'m> {
     match current {
         Some(current) if same_bytes(current, new.as_ref()) => Effect::Keep,
-        _ => put(new.clone()),
+        _ => Effect::PutOwned(new),
     }
 }
 
@@ -141,23 +168,23 @@ fn same_bytes(left: ValueRef<'_>, right: ValueRef<'_>) -> bool {
     }
 }
 
-fn put_if_ordered<'a>(
+fn set_if_ordered<'m>(
     current: Option<ValueRef<'_>>,
-    operand: &Value,
+    operand: &'m Value,
     wanted: Ordering,
-) -> Effect<'a> {
+) -> Effect<'m> {
     match current {
         Some(current) if order::compare(operand.as_ref(), current) != wanted => Effect::Keep,
-        _ => put(operand.clone()),
+        _ => Effect::Put(operand.as_ref()),
     }
 }
 
-fn numeric(path: &str, name: &str, value: ValueRef<'_>) -> Result<Number, Error> {
+fn numeric(at: &At<'_>, name: &str, value: ValueRef<'_>) -> Result<Number, Error> {
     Number::of(value).ok_or_else(|| {
         Error::new(
             Code::TYPE_MISMATCH,
             format!(
-                "Cannot apply {name} to a value of non-numeric type. The field '{path}' has non-numeric type {}",
+                "Cannot apply {name} to a value of non-numeric type. The field '{at}' has non-numeric type {}",
                 value.kind().name()
             ),
         )
@@ -174,23 +201,24 @@ fn zero_like(number: Number) -> Value {
     }
 }
 
-fn overflow(path: &str, name: &str, value: ValueRef<'_>) -> Error {
+fn overflow(at: &At<'_>, name: &str, value: ValueRef<'_>) -> Error {
     Error::bad_value(format!(
-        "Failed to apply {name} operations to current value ({value:?}) of field '{path}'"
+        "Failed to apply {name} operations to current value ({}) of field '{at}'",
+        text::value_quoted(value)
     ))
 }
 
-fn bit<'a>(
-    path: &str,
+fn bit<'m>(
+    at: &At<'_>,
     current: Option<ValueRef<'_>>,
     operations: &[(BitOperation, Value)],
-) -> Result<Effect<'a>, Error> {
+) -> Result<Effect<'m>, Error> {
     let mut result = match current {
         None => Value::Int32(0),
         Some(value @ (ValueRef::Int32(_) | ValueRef::Int64(_))) => value.to_owned(),
         Some(other) => {
             return Err(Error::bad_value(format!(
-                "Cannot apply $bit to a value of non-integral type: field '{path}' has type {}",
+                "Cannot apply $bit to a value of non-integral type: field '{at}' has type {}",
                 other.kind().name()
             )));
         }
@@ -212,7 +240,7 @@ fn bit<'a>(
             Value::Int32(combined as i32)
         };
     }
-    Ok(put_if_changed(current, &result))
+    Ok(put_if_changed(current, result))
 }
 
 fn as_i64(value: &Value) -> i64 {
@@ -225,11 +253,22 @@ fn as_i64(value: &Value) -> i64 {
 
 /// Whether `_id` may have this value.
 pub fn check_id(value: ValueRef<'_>) -> Result<(), Error> {
-    match value.kind() {
-        Kind::Array | Kind::Regex | Kind::Undefined => Err(Error::new(
+    if let Kind::Array | Kind::Regex | Kind::Undefined = value.kind() {
+        return Err(Error::new(
             Code::INVALID_ID_FIELD,
             format!("The '_id' value cannot be of type {}", value.kind().name()),
-        )),
-        _ => Ok(()),
+        ));
     }
+    if let ValueRef::Document(doc) = value
+        && let Some(dollar) = doc.iter().find(|element| element.key().starts_with('$'))
+    {
+        return Err(Error::new(
+            Code::DOLLAR_PREFIXED_FIELD_NAME,
+            format!(
+                "_id fields may not contain '$'-prefixed fields: {} is not valid for storage.",
+                dollar.key()
+            ),
+        ));
+    }
+    Ok(())
 }

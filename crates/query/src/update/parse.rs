@@ -1,21 +1,22 @@
 //! From the command's bytes to an update.
+//!
+//! The modifiers of arrays and `arrayFilters` have files of their own.
 
-use super::apply::UpdateNode;
-use super::array_modifier::{AddToSet, ELEMENT, Pop, Pull, Push, PushSort};
+use super::array_filters;
+use super::parse_array;
+use super::tree::UpdateNode;
 use super::modifier::{BitOperation, Modifier};
 use super::path::{self, Component};
 use super::{Modifiers, Update};
 use crate::context::QueryContext;
 use crate::filter::Filter;
 use crate::pipeline::Transform;
-use crate::sort::SortPattern;
-use model::bson::{Array, Doc, DocWriter, Value, ValueRef};
+use model::bson::{Array, Doc, ValueRef};
 use model::number::Number;
-use model::{Code, Error};
-use std::cmp::Ordering;
+use model::{Code, Error, text};
 use std::collections::BTreeMap;
 
-fn failed_to_parse(message: impl Into<String>) -> Error {
+pub(super) fn failed_to_parse(message: impl Into<String>) -> Error {
     Error::new(Code::FAILED_TO_PARSE, message)
 }
 
@@ -49,19 +50,8 @@ impl Update {
         if is_modifiers {
             return Modifiers::parse(document, array_filters, context).map(Update::Modifiers);
         }
-        if array_filters.is_some_and(|filters| !filters.is_empty()) {
-            return Err(failed_to_parse(
-                "arrayFilters may not be specified for a replacement-style update",
-            ));
-        }
         if let Some(dollar) = document.iter().find(|e| e.key().starts_with('$')) {
-            return Err(Error::new(
-                Code::DOLLAR_PREFIXED_FIELD_NAME,
-                format!(
-                    "The dollar ($) prefixed field '{}' in '{0}' is not allowed in the context of an update's replacement document. Consider using an aggregation pipeline with $replaceWith.",
-                    dollar.key()
-                ),
-            ));
+            return Err(super::dollar_field(dollar.key()));
         }
         Ok(Update::Replacement(document.to_owned()))
     }
@@ -73,10 +63,10 @@ impl Modifiers {
         array_filters: Option<Array<'_>>,
         context: &QueryContext,
     ) -> Result<Modifiers, Error> {
-        let array_filters = parse_array_filters(array_filters, context)?;
+        let array_filters = array_filters::parse(array_filters, context)?;
         let mut building = Building {
             root: UpdateNode::empty(),
-            rename_sources: Vec::new(),
+            renames: Vec::new(),
             used_filters: Vec::new(),
             uses_position: false,
             array_filters: &array_filters,
@@ -86,9 +76,9 @@ impl Modifiers {
             let operator = operator(name)?;
             let ValueRef::Document(fields) = element.value() else {
                 return Err(failed_to_parse(format!(
-                    "Modifiers operate on fields but we found type {} instead. For example: {{$mod: {{<field>: ...}}}} not {{{name}: {:?}}}",
+                    "Modifiers operate on fields but we found type {} instead. For example: {{$mod: {{<field>: ...}}}} not {{{name}: {}}}",
                     element.kind().name(),
-                    element.value()
+                    text::value_quoted(element.value())
                 )));
             };
             for field in fields.iter() {
@@ -97,7 +87,7 @@ impl Modifiers {
         }
         let Building {
             root,
-            rename_sources,
+            renames,
             used_filters,
             uses_position,
             ..
@@ -107,21 +97,31 @@ impl Modifiers {
             .find(|name| !used_filters.contains(name))
         {
             return Err(failed_to_parse(format!(
-                "The array filter for identifier '{unused}' was not used in the update {document:?}"
+                "The array filter for identifier '{unused}' was not used in the update {}",
+                text::document_quoted(document)
             )));
         }
+        let dollar_fields = match &root {
+            UpdateNode::Fields(children) => children
+                .iter()
+                .map(|(step, _)| step.to_string())
+                .filter(|name| name.starts_with('$'))
+                .collect(),
+            UpdateNode::Elements(_) | UpdateNode::Leaf(_) => Vec::new(),
+        };
         Ok(Modifiers {
             root,
             array_filters,
-            rename_sources,
+            renames,
             uses_position,
+            dollar_fields,
         })
     }
 }
 
 struct Building<'f> {
     root: UpdateNode,
-    rename_sources: Vec<String>,
+    renames: Vec<(String, String)>,
     used_filters: Vec<String>,
     uses_position: bool,
     array_filters: &'f BTreeMap<String, Filter>,
@@ -169,11 +169,11 @@ fn operator(name: &str) -> Result<Operator, Error> {
         "$max" => |b, path, value, _| b.add(path, Modifier::Maximum(value.to_owned())),
         "$currentDate" => |b, path, value, _| b.add(path, current_date(value)?),
         "$bit" => |b, path, value, _| b.add(path, bit(value)?),
-        "$push" => |b, path, value, context| b.add(path, push(value, context)?),
-        "$addToSet" => |b, path, value, _| b.add(path, add_to_set(value)?),
-        "$pop" => |b, path, value, _| b.add(path, pop(path, value)?),
-        "$pull" => |b, path, value, context| b.add(path, pull(value, context)?),
-        "$pullAll" => |b, path, value, _| b.add(path, pull_all(value)?),
+        "$push" => |b, path, value, _| b.add(path, parse_array::push(value)?),
+        "$addToSet" => |b, path, value, _| b.add(path, parse_array::add_to_set(value)?),
+        "$pop" => |b, path, value, _| b.add(path, parse_array::pop(path, value)?),
+        "$pull" => |b, path, value, context| b.add(path, parse_array::pull(value, context)?),
+        "$pullAll" => |b, path, value, _| b.add(path, parse_array::pull_all(value)?),
         "$rename" => |b, path, value, _| rename(b, path, value),
         _ => {
             return Err(failed_to_parse(format!(
@@ -187,7 +187,10 @@ fn numeric_operand(verb: &str, path: &str, value: ValueRef<'_>) -> Result<Number
     Number::of(value).ok_or_else(|| {
         Error::new(
             Code::TYPE_MISMATCH,
-            format!("Cannot {verb} with non-numeric argument: {{{path}: {value:?}}}"),
+            format!(
+                "Cannot {verb} with non-numeric argument: {{{path}: {}}}",
+                text::value_quoted(value)
+            ),
         )
     })
 }
@@ -237,7 +240,8 @@ fn bit(value: ValueRef<'_>) -> Result<Modifier, Error> {
             "xor" => BitOperation::Xor,
             other => {
                 return Err(Error::bad_value(format!(
-                    "The $bit modifier only supports 'and', 'or', and 'xor', not '{other}' which is an unknown operator: {{{value:?}}}"
+                    "The $bit modifier only supports 'and', 'or', and 'xor', not '{other}' which is an unknown operator: {{{other}: {}}}",
+                    text::value_quoted(element.value())
                 )));
             }
         };
@@ -247,8 +251,10 @@ fn bit(value: ValueRef<'_>) -> Result<Modifier, Error> {
             }
             other => {
                 return Err(Error::bad_value(format!(
-                    "The $bit modifier field must be an Integer(32/64 bit); a '{}' is not supported here: {{{value:?}}}",
-                    other.kind().name()
+                    "The $bit modifier field must be an Integer(32/64 bit); a '{}' is not supported here: {{{}: {}}}",
+                    other.kind().name(),
+                    element.key(),
+                    text::value_quoted(other)
                 )));
             }
         }
@@ -261,300 +267,37 @@ fn bit(value: ValueRef<'_>) -> Result<Modifier, Error> {
     Ok(Modifier::Bit(operations))
 }
 
-/// Whether a modifier's operand is written out with `$each`.
-fn each_form(value: ValueRef<'_>) -> Option<Doc<'_>> {
-    match value {
-        ValueRef::Document(doc) if doc.get("$each").is_some() => Some(doc),
-        _ => None,
-    }
-}
-
-fn each_values(name: &str, value: ValueRef<'_>) -> Result<Vec<Value>, Error> {
-    match value {
-        ValueRef::Array(array) => Ok(array.iter().map(|v| v.to_owned()).collect()),
-        other => Err(match name {
-            "$push" => Error::bad_value(format!(
-                "The argument to $each in $push must be an array but it was of type: {}",
-                other.kind().name()
-            )),
-            _ => Error::new(
-                Code::TYPE_MISMATCH,
-                format!(
-                    "The argument to $each in {name} must be an array but it was of type {}",
-                    other.kind().name()
-                ),
-            ),
-        }),
-    }
-}
-
-fn push(value: ValueRef<'_>, _context: &QueryContext) -> Result<Modifier, Error> {
-    let Some(doc) = each_form(value) else {
-        return Ok(Modifier::Push(Push {
-            values: vec![value.to_owned()],
-            position: None,
-            slice: None,
-            sort: None,
-        }));
-    };
-    let mut push = Push {
-        values: Vec::new(),
-        position: None,
-        slice: None,
-        sort: None,
-    };
-    let integer = |name: &str, value: ValueRef<'_>| {
-        exact_integer(value).ok_or_else(|| {
-            Error::bad_value(format!(
-                "The value for {name} must be an integer value but was given type: {}",
-                value.kind().name()
-            ))
-        })
-    };
-    for element in doc.iter() {
-        match (element.key(), element.value()) {
-            ("$each", value) => push.values = each_values("$push", value)?,
-            ("$position", value) => push.position = Some(integer("$position", value)?),
-            ("$slice", value) => push.slice = Some(integer("$slice", value)?),
-            ("$sort", value) => push.sort = Some(push_sort(value)?),
-            (other, _) => {
-                return Err(Error::bad_value(format!(
-                    "Unrecognized clause in $push: {other}"
-                )));
-            }
-        }
-    }
-    Ok(Modifier::Push(push))
-}
-
-fn push_sort(value: ValueRef<'_>) -> Result<PushSort, Error> {
-    match value {
-        ValueRef::Document(pattern) => {
-            for element in pattern.iter() {
-                if !matches!(as_f64(element.value()), Some(1.0 | -1.0)) {
-                    return Err(Error::bad_value(
-                        "The $sort element value must be either 1 or -1",
-                    ));
-                }
-                if element.key().is_empty() || element.key().split('.').any(str::is_empty) {
-                    return Err(Error::bad_value(
-                        "The $sort field is a dotted field but has an empty part",
-                    ));
-                }
-            }
-            if pattern.is_empty() {
-                return Err(Error::bad_value(
-                    "The $sort pattern is empty when it should be a set of fields.",
-                ));
-            }
-            SortPattern::parse(pattern).map(PushSort::Fields)
-        }
-        other => match as_f64(other) {
-            Some(1.0) => Ok(PushSort::Elements(Ordering::Less)),
-            Some(-1.0) => Ok(PushSort::Elements(Ordering::Greater)),
-            Some(_) | None => Err(Error::bad_value(
-                "The $sort is invalid: use 1/-1 to sort the whole element, or {field:1/-1} to sort embedded fields",
-            )),
-        },
-    }
-}
-
-fn add_to_set(value: ValueRef<'_>) -> Result<Modifier, Error> {
-    let each = match value {
-        ValueRef::Document(doc) if doc.first().is_some_and(|e| e.key() == "$each") => Some(doc),
-        _ => None,
-    };
-    let Some(doc) = each else {
-        return Ok(Modifier::AddToSet(AddToSet {
-            values: vec![value.to_owned()],
-        }));
-    };
-    if let Some(other) = doc.iter().nth(1) {
-        return Err(Error::bad_value(format!(
-            "Found unexpected fields after $each in $addToSet: {}",
-            other.key()
-        )));
-    }
-    let each = doc.get("$each").expect("the first field is $each");
-    Ok(Modifier::AddToSet(AddToSet {
-        values: each_values("$addToSet", each)?,
-    }))
-}
-
-fn pop(path: &str, value: ValueRef<'_>) -> Result<Modifier, Error> {
-    match exact_integer(value) {
-        Some(1) => Ok(Modifier::Pop(Pop::Last)),
-        Some(-1) => Ok(Modifier::Pop(Pop::First)),
-        Some(other) => Err(failed_to_parse(format!(
-            "$pop expects 1 or -1, found: {other}"
-        ))),
-        None => Err(failed_to_parse(format!(
-            "Expected a number in: {path}: {value:?}"
-        ))),
-    }
-}
-
-fn pull(value: ValueRef<'_>, context: &QueryContext) -> Result<Modifier, Error> {
-    let element_filter = |value: ValueRef<'_>| {
-        let shown = DocWriter::new().with(ELEMENT, value).finish();
-        Filter::parse(shown.as_doc(), context).map(Pull::Element)
-    };
-    let pull = match value {
-        ValueRef::Document(doc) => {
-            let first = doc.first().map(|e| e.key().to_owned()).unwrap_or_default();
-            let on_element = first.starts_with('$')
-                && !matches!(first.as_str(), "$and" | "$or" | "$nor" | "$expr");
-            if on_element {
-                element_filter(value)?
-            } else {
-                Pull::Documents(Filter::parse(doc, context)?)
-            }
-        }
-        ValueRef::Regex { .. } => element_filter(value)?,
-        other => Pull::Equal(other.to_owned()),
-    };
-    Ok(Modifier::Pull(pull))
-}
-
-fn pull_all(value: ValueRef<'_>) -> Result<Modifier, Error> {
-    match value {
-        ValueRef::Array(array) => Ok(Modifier::PullAll(
-            array.iter().map(|v| v.to_owned()).collect(),
-        )),
-        other => Err(Error::bad_value(format!(
-            "$pullAll requires an array argument but was given a {}",
-            other.kind().name()
-        ))),
-    }
-}
-
 fn rename(building: &mut Building<'_>, from: &str, value: ValueRef<'_>) -> Result<(), Error> {
     let ValueRef::String(to) = value else {
         return Err(Error::bad_value(format!(
-            "The 'to' field for $rename must be a string: {from}: {value:?}"
+            "The 'to' field for $rename must be a string: {from}: {}",
+            text::value_quoted(value)
         )));
     };
+    let source = path::parse(from)?;
+    let destination = path::parse(to)?;
     if from == to {
         return Err(Error::bad_value(format!(
-            "The source and target field for $rename must differ: {from}: {to:?}"
+            "The source and target field for $rename must differ: {from}: \"{to}\""
         )));
     }
-    for (side, components) in [
-        ("source", path::parse(from)?),
-        ("destination", path::parse(to)?),
-    ] {
-        let dynamic = components
+    if source.starts_with(&destination) || destination.starts_with(&source) {
+        return Err(Error::bad_value(format!(
+            "The source and target field for $rename must not be on the same path: {from}: \"{to}\""
+        )));
+    }
+    for (side, path, components) in [("source", from, source), ("destination", to, destination)] {
+        let is_dynamic = components
             .iter()
             .any(|component| !matches!(component, Component::Field(_)));
-        if dynamic {
+        if is_dynamic {
             return Err(Error::bad_value(format!(
-                "The {side} field for $rename may not be dynamic: {from}"
+                "The {side} field for $rename may not be dynamic: {path}"
             )));
         }
     }
     building.add(from, Modifier::Unset)?;
     building.add(to, Modifier::RenameFrom(from.to_owned()))?;
-    building.rename_sources.push(from.to_owned());
+    building.renames.push((from.to_owned(), to.to_owned()));
     Ok(())
-}
-
-/// The value that a `$rename` takes along; arrays may not be on its way.
-pub(super) fn rename_source(doc: Doc<'_>, path: &str) -> Result<Option<Value>, Error> {
-    let mut current = doc;
-    let mut parts = path.split('.').peekable();
-    while let Some(part) = parts.next() {
-        let Some(value) = current.get(part) else {
-            return Ok(None);
-        };
-        if parts.peek().is_none() {
-            return Ok(Some(value.to_owned()));
-        }
-        match value {
-            ValueRef::Document(inner) => current = inner,
-            ValueRef::Array(_) => {
-                return Err(Error::bad_value(format!(
-                    "The source field cannot be an array element, '{path}' in doc with {:?} has an array field",
-                    doc.get("_id")
-                )));
-            }
-            _ => return Ok(None),
-        }
-    }
-    Ok(None)
-}
-
-fn parse_array_filters(
-    filters: Option<Array<'_>>,
-    context: &QueryContext,
-) -> Result<BTreeMap<String, Filter>, Error> {
-    let mut parsed = BTreeMap::new();
-    let Some(filters) = filters else {
-        return Ok(parsed);
-    };
-    for filter in filters.iter() {
-        let ValueRef::Document(document) = filter else {
-            return Err(Error::new(
-                Code::TYPE_MISMATCH,
-                "arrayFilters must be documents",
-            ));
-        };
-        let mut identifiers = Vec::new();
-        identifiers_of(document, &mut identifiers);
-        identifiers.dedup();
-        let name = match identifiers.as_slice() {
-            [name] => name.clone(),
-            [] => {
-                return Err(failed_to_parse(
-                    "Cannot use an expression without a top-level field name in arrayFilters",
-                ));
-            }
-            [first, second, ..] => {
-                return Err(failed_to_parse(format!(
-                    "Error parsing array filter :: caused by :: Expected a single top-level field name, found '{first}' and '{second}'"
-                )));
-            }
-        };
-        let valid = name.starts_with(|c: char| c.is_ascii_lowercase())
-            && name.chars().all(|c| c.is_ascii_alphanumeric());
-        if !valid {
-            return Err(Error::bad_value(format!(
-                "Error parsing array filter :: caused by :: The top-level field name must be an alphanumeric string beginning with a lowercase letter, found '{name}'"
-            )));
-        }
-        let filter = Filter::parse(document, context)?;
-        if parsed.insert(name.clone(), filter).is_some() {
-            return Err(failed_to_parse(format!(
-                "Found multiple array filters with the same top-level field name {name}"
-            )));
-        }
-    }
-    Ok(parsed)
-}
-
-/// The first path components that a filter mentions, in order.
-fn identifiers_of(filter: Doc<'_>, found: &mut Vec<String>) {
-    for element in filter.iter() {
-        match (element.key(), element.value()) {
-            ("$and" | "$or" | "$nor", ValueRef::Array(clauses)) => {
-                for clause in clauses.iter() {
-                    if let ValueRef::Document(clause) = clause {
-                        identifiers_of(clause, found);
-                    }
-                }
-            }
-            (name, _) if name.starts_with('$') => {}
-            (name, _) => {
-                let first = name.split('.').next().unwrap_or(name);
-                found.push(first.to_owned());
-            }
-        }
-    }
-}
-
-fn as_f64(value: ValueRef<'_>) -> Option<f64> {
-    Number::of(value).map(Number::to_f64)
-}
-
-fn exact_integer(value: ValueRef<'_>) -> Option<i64> {
-    Number::of(value).and_then(Number::to_i64_exact)
 }

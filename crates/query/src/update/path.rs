@@ -1,4 +1,7 @@
 //! Paths of update modifiers: `a.b`, `a.$`, `a.$[]`, `a.$[name].b`.
+//!
+//! A path is split when the update is parsed ([`Component`]); while a document
+//! is walked, [`At`] remembers the way as a chain on the stack.
 
 use model::{Code, Error};
 use std::cmp::Ordering;
@@ -24,21 +27,28 @@ impl Component {
         }
     }
 
-    /// The order in which modifiers are applied: numbers as numbers, then text.
+    /// The order in which fields are created.
     pub(super) fn compare(&self, other: &Self) -> Ordering {
-        match (self.index(), other.index()) {
-            (Some(a), Some(b)) => a.cmp(&b),
+        match (self, other) {
+            (Component::Field(left), Component::Field(right)) => compare_names(left, right),
             _ => self.to_string().cmp(&other.to_string()),
         }
     }
+}
 
-    /// The array index this step stands for, if it can be one.
-    pub(super) fn index(&self) -> Option<usize> {
-        match self {
-            Component::Field(name) => parse_index(name),
-            Component::Positional | Component::All | Component::Filtered(_) => None,
-        }
+/// As text, except that of two names that begin with a digit other than zero the
+/// shorter comes first. So 9 comes before 10, and 9 before 1a too.
+fn compare_names(left: &str, right: &str) -> Ordering {
+    let is_counted = |name: &str| matches!(name.as_bytes().first(), Some(b'1'..=b'9'));
+    if is_counted(left) && is_counted(right) {
+        left.len().cmp(&right.len()).then_with(|| left.cmp(right))
+    } else {
+        left.cmp(right)
     }
+}
+
+fn is_digits(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl std::fmt::Display for Component {
@@ -52,11 +62,13 @@ impl std::fmt::Display for Component {
     }
 }
 
-/// A field name that is an array index: digits without a leading zero.
+/// A name as an array index. Unlike in filters, leading zeros are allowed.
 pub(super) fn parse_index(name: &str) -> Option<usize> {
-    let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    let canonical = digits && (name.len() == 1 || !name.starts_with('0'));
-    if canonical { name.parse().ok() } else { None }
+    if !is_digits(name) {
+        return None;
+    }
+    let index: u32 = name.parse().ok()?;
+    usize::try_from(index).ok()
 }
 
 pub(super) fn parse(path: &str) -> Result<Vec<Component>, Error> {
@@ -108,4 +120,59 @@ fn array_step(path: &str, before: &[Component], step: Component) -> Result<Compo
         )));
     }
     Ok(step)
+}
+
+/// Where an update is in a document: known for messages, never stored.
+#[derive(Clone, Copy)]
+pub(super) struct At<'p> {
+    parent: Option<&'p At<'p>>,
+    name: AtName<'p>,
+}
+
+#[derive(Clone, Copy)]
+enum AtName<'p> {
+    Root,
+    Field(&'p str),
+    Index(usize),
+}
+
+impl<'p> At<'p> {
+    pub(super) const ROOT: At<'static> = At {
+        parent: None,
+        name: AtName::Root,
+    };
+
+    pub(super) fn field(&'p self, name: &'p str) -> At<'p> {
+        At {
+            parent: Some(self),
+            name: AtName::Field(name),
+        }
+    }
+
+    pub(super) fn index(&'p self, index: usize) -> At<'p> {
+        At {
+            parent: Some(self),
+            name: AtName::Index(index),
+        }
+    }
+
+    /// The last step alone.
+    pub(super) fn last(&self) -> String {
+        match self.name {
+            AtName::Root => String::new(),
+            AtName::Field(name) => name.to_owned(),
+            AtName::Index(index) => index.to_string(),
+        }
+    }
+}
+
+impl std::fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(parent) = self.parent
+            && !matches!(parent.name, AtName::Root)
+        {
+            write!(f, "{parent}.")?;
+        }
+        f.write_str(&self.last())
+    }
 }

@@ -1,136 +1,158 @@
-//! A document that can be changed: expanded only along the paths touched.
+//! The modifiers of an update as one tree of paths.
 //!
-//! A node is either a value as it lies in the original document, or a container
-//! that was opened because an update goes through it. Writing the result copies
-//! untouched fields as bytes.
+//! Children are kept in the order in which fields are created. Two modifiers of
+//! one path, or of a path and its prefix, are found as a conflict when the tree
+//! is built. `$`, `$[]` and `$[name]` can only be resolved against a document:
+//! where several of them mean the same element, their subtrees are merged then,
+//! with the same check.
 
-use model::bson::{ArrayWriter, Doc, DocBuf, DocWriter, Value, ValueRef};
-use std::borrow::Cow;
+use super::modifier::Modifier;
+use super::path::Component;
+use model::{Code, Error};
+use std::cmp::Ordering;
 
 #[derive(Clone, Debug)]
-pub(super) enum Node<'a> {
-    /// Untouched.
-    Borrowed(ValueRef<'a>),
-    /// Put here by a modifier.
-    Owned(Value),
-    Document(Fields<'a>),
-    Array(Vec<Node<'a>>),
+pub(super) enum UpdateNode {
+    Leaf(Modifier),
+    /// Steps by name or index, `$` among them.
+    Fields(Vec<(Component, UpdateNode)>),
+    /// `$[]` and `$[name]`: steps into the elements of an array.
+    Elements(Vec<(Component, UpdateNode)>),
 }
 
-#[derive(Clone, Debug, Default)]
-pub(super) struct Fields<'a> {
-    pub(super) entries: Vec<(Cow<'a, str>, Node<'a>)>,
-}
-
-impl<'a> Fields<'a> {
-    pub(super) fn open(doc: Doc<'a>) -> Self {
-        Self {
-            entries: doc
-                .iter()
-                .map(|e| (Cow::Borrowed(e.key()), Node::Borrowed(e.value())))
-                .collect(),
-        }
+impl UpdateNode {
+    pub(super) fn empty() -> Self {
+        UpdateNode::Fields(Vec::new())
     }
 
-    fn open_owned(doc: Doc<'_>) -> Fields<'static> {
-        Fields {
-            entries: doc
-                .iter()
-                .map(|e| {
-                    let name = Cow::Owned(e.key().to_owned());
-                    (name, Node::Owned(e.value().to_owned()))
-                })
-                .collect(),
-        }
-    }
-
-    pub(super) fn position(&self, name: &str) -> Option<usize> {
-        self.entries.iter().position(|(key, _)| key == name)
-    }
-
-    pub(super) fn write(&self, writer: &mut DocWriter) {
-        for (name, node) in &self.entries {
-            match node {
-                Node::Borrowed(value) => {
-                    writer.append(name, *value);
-                }
-                Node::Owned(value) => {
-                    writer.append(name, value);
-                }
-                Node::Document(fields) => {
-                    writer.begin_document(name);
-                    fields.write(writer);
-                    writer.end();
-                }
-                Node::Array(elements) => {
-                    writer.begin_array(name);
-                    write_elements(elements, writer);
-                    writer.end();
-                }
-            }
-        }
-    }
-
-    pub(super) fn to_document(&self) -> DocBuf {
-        let mut writer = DocWriter::new();
-        self.write(&mut writer);
-        writer.finish()
-    }
-}
-
-fn write_elements(elements: &[Node<'_>], writer: &mut DocWriter) {
-    for node in elements {
-        match node {
-            Node::Borrowed(value) => {
-                writer.push(*value);
-            }
-            Node::Owned(value) => {
-                writer.push(value);
-            }
-            Node::Document(fields) => {
-                writer.push_document();
-                fields.write(writer);
-                writer.end();
-            }
-            Node::Array(elements) => {
-                writer.push_array();
-                write_elements(elements, writer);
-                writer.end();
-            }
-        }
-    }
-}
-
-impl Node<'_> {
-    /// Opens a container value, so that it can be changed inside.
-    pub(super) fn open(&mut self) {
-        let opened = match self {
-            Node::Borrowed(ValueRef::Document(doc)) => Node::Document(Fields::open(*doc)),
-            Node::Borrowed(ValueRef::Array(array)) => {
-                Node::Array(array.iter().map(Node::Borrowed).collect())
-            }
-            Node::Owned(Value::Document(doc)) => Node::Document(Fields::open_owned(doc.as_doc())),
-            Node::Owned(Value::Array(array)) => {
-                Node::Array(array.iter().map(|v| Node::Owned(v.to_owned())).collect())
-            }
-            Node::Borrowed(_) | Node::Owned(_) | Node::Document(_) | Node::Array(_) => return,
+    /// Adds a modifier at a path; `full` is the path for messages.
+    pub(super) fn insert(
+        &mut self,
+        path: &[Component],
+        modifier: Modifier,
+        full: &str,
+    ) -> Result<(), Error> {
+        let conflict = |walked: &[Component]| {
+            let at: Vec<String> = walked.iter().map(Component::to_string).collect();
+            Error::new(
+                Code::CONFLICTING_UPDATE_OPERATORS,
+                format!(
+                    "Updating the path '{full}' would create a conflict at '{}'",
+                    at.join(".")
+                ),
+            )
         };
-        *self = opened;
-    }
-
-    /// The value as it stands now, changes inside included.
-    pub(super) fn value(&self) -> Cow<'_, Value> {
-        match self {
-            Node::Borrowed(value) => Cow::Owned(value.to_owned()),
-            Node::Owned(value) => Cow::Borrowed(value),
-            Node::Document(fields) => Cow::Owned(Value::Document(fields.to_document())),
-            Node::Array(elements) => {
-                let mut writer = ArrayWriter::new();
-                for element in elements {
-                    writer.push(element.value().as_ref().as_ref());
-                }
-                Cow::Owned(Value::Array(writer.finish()))
+        let mut node = self;
+        for (depth, component) in path.iter().enumerate() {
+            if component.is_array_step()
+                && let UpdateNode::Fields(children) = node
+                && children.is_empty()
+            {
+                *node = UpdateNode::Elements(Vec::new());
+            }
+            let children = match (node, component.is_array_step()) {
+                (UpdateNode::Fields(children), false) => children,
+                (UpdateNode::Elements(children), true) => children,
+                // One container is stepped into either by name or by filter.
+                (UpdateNode::Leaf(_), _)
+                | (UpdateNode::Fields(_), true)
+                | (UpdateNode::Elements(_), false) => return Err(conflict(&path[..depth])),
+            };
+            let at = match position(children, component) {
+                Some(at) => at,
+                None => insert_ordered(children, component.clone(), UpdateNode::empty()),
+            };
+            node = &mut children[at].1;
+        }
+        match node {
+            UpdateNode::Fields(children) if children.is_empty() => {
+                *node = UpdateNode::Leaf(modifier);
+                Ok(())
+            }
+            UpdateNode::Fields(_) | UpdateNode::Elements(_) | UpdateNode::Leaf(_) => {
+                Err(conflict(path))
             }
         }
     }
+
+    /// One node that does what both do; `path` is for the message.
+    pub(super) fn merge(&self, other: &UpdateNode, path: &str) -> Result<UpdateNode, Error> {
+        match (self, other) {
+            (UpdateNode::Fields(left), UpdateNode::Fields(right)) => {
+                merge_children(left, right, path).map(UpdateNode::Fields)
+            }
+            (UpdateNode::Elements(left), UpdateNode::Elements(right)) => {
+                merge_children(left, right, path).map(UpdateNode::Elements)
+            }
+            (
+                UpdateNode::Leaf(_) | UpdateNode::Fields(_) | UpdateNode::Elements(_),
+                UpdateNode::Leaf(_) | UpdateNode::Fields(_) | UpdateNode::Elements(_),
+            ) => Err(Error::new(
+                Code::CONFLICTING_UPDATE_OPERATORS,
+                format!("Update created a conflict at '{path}'"),
+            )),
+        }
+    }
+
+    /// Whether a step into the elements of an array lies somewhere below.
+    pub(super) fn has_array_step(&self) -> bool {
+        match self {
+            UpdateNode::Leaf(_) => false,
+            UpdateNode::Fields(children) => {
+                children.iter().any(|(_, child)| child.has_array_step())
+            }
+            UpdateNode::Elements(_) => true,
+        }
+    }
+}
+
+fn merge_children(
+    left: &[(Component, UpdateNode)],
+    right: &[(Component, UpdateNode)],
+    path: &str,
+) -> Result<Vec<(Component, UpdateNode)>, Error> {
+    let mut merged = left.to_vec();
+    for (component, node) in right {
+        merge_child(&mut merged, component.clone(), node, path)?;
+    }
+    Ok(merged)
+}
+
+/// Adds one child, merging it with what is at the same step.
+pub(super) fn merge_child(
+    children: &mut Vec<(Component, UpdateNode)>,
+    component: Component,
+    node: &UpdateNode,
+    path: &str,
+) -> Result<(), Error> {
+    match position(children, &component) {
+        Some(at) => {
+            let inner = match path {
+                "" => component.to_string(),
+                path => format!("{path}.{component}"),
+            };
+            children[at].1 = children[at].1.merge(node, &inner)?;
+        }
+        None => {
+            insert_ordered(children, component, node.clone());
+        }
+    }
+    Ok(())
+}
+
+fn position(children: &[(Component, UpdateNode)], component: &Component) -> Option<usize> {
+    children.iter().position(|(known, _)| known == component)
+}
+
+fn insert_ordered(
+    children: &mut Vec<(Component, UpdateNode)>,
+    component: Component,
+    node: UpdateNode,
+) -> usize {
+    let at = children
+        .iter()
+        .position(|(known, _)| component.compare(known) == Ordering::Less)
+        .unwrap_or(children.len());
+    children.insert(at, (component, node));
+    at
 }

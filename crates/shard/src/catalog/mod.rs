@@ -28,7 +28,8 @@ use query::index::IndexDefinition;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::sync::RwLock;
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, RwLock};
 
 /// One collection as of some catalog version.
 #[derive(Debug)]
@@ -131,15 +132,12 @@ impl CatalogVersion {
             .insert(collection.namespace.clone(), collection.clone());
         self.by_id.insert(collection.id, collection);
     }
-
-    pub(crate) fn database_exists(&self, name: &str) -> bool {
-        self.database(name).next().is_some()
-    }
 }
 
 /// The current catalog, and the way to replace it.
 pub(crate) struct Catalog {
     current: ArcSwap<CatalogVersion>,
+    changed: Notify,
 }
 
 impl Catalog {
@@ -150,6 +148,7 @@ impl Catalog {
         }
         Self {
             current: ArcSwap::from_pointee(version),
+            changed: Notify::new(),
         }
     }
 
@@ -163,6 +162,11 @@ impl Catalog {
 
     pub(crate) fn by_id(&self, id: CollectionId) -> Option<Arc<Collection>> {
         self.current.load().by_id(id).cloned()
+    }
+
+    /// Completes at the first change after this call.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
     /// Takes over the catalog documents of one applied entry, all at once, so
@@ -190,6 +194,7 @@ impl Catalog {
             }
         }
         self.current.store(Arc::new(version));
+        self.changed.notify_waiters();
     }
 
     /// An entry from before a restart says that an index is multikey. Entries of

@@ -178,8 +178,8 @@ impl<'a> IndexChange<'a> {
                 match (found.next(), found.next()) {
                     (Some(index), None) => index,
                     (Some(_), Some(_)) => {
-                        return Err(Error::location(
-                            181,
+                        return Err(Error::new(
+                            Code::AMBIGUOUS_INDEX_KEY_PATTERN,
                             format!(
                                 "index keyPattern {} matches several indexes, must use index \
                                  name instead",

@@ -126,7 +126,7 @@ pub(crate) fn count_all(execution: &mut Execution, operation: &Operation) -> Res
         }
     };
     if !run(&mut Budget::of(STEPS_INLINE))? {
-        tokio::task::block_in_place(|| run(&mut Budget::UNLIMITED))?;
+        tokio::task::block_in_place(|| run(&mut Budget::unlimited()))?;
     }
     Ok(counted)
 }

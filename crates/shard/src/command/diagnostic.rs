@@ -1,8 +1,10 @@
 //! What shells and monitoring tools ask about the server itself.
 
-use super::arguments::arguments;
-use super::{Answer, Invocation, finish};
-use model::bson::{DocWriter, ValueRef};
+use super::arguments::{arguments, fields};
+use super::{Answer, Invocation, bare_failure, finish};
+use crate::Shard;
+use crate::parameters::SETTABLE;
+use model::bson::{ArrayBuf, DocWriter, Value, ValueRef};
 use model::{Code, Error};
 use wire::{Origin, Reply};
 
@@ -43,15 +45,25 @@ pub(crate) fn build_info() -> Answer {
     finish(writer)
 }
 
-pub(crate) fn connection_status(_invocation: &Invocation<'_>) -> Answer {
+pub(crate) fn connection_status(invocation: &Invocation<'_>) -> Answer {
+    let mut privileges = false;
+    for argument in arguments("connectionStatus", invocation.request.body()) {
+        match argument.name() {
+            "showPrivileges" => privileges = argument.loose_boolean()?,
+            _ => return Err(argument.unknown()),
+        }
+    }
     let mut writer = Reply::writer();
     writer
         .begin_document("authInfo")
         .begin_array("authenticatedUsers")
         .end()
         .begin_array("authenticatedUserRoles")
-        .end()
         .end();
+    if privileges {
+        writer.begin_array("authenticatedUserPrivileges").end();
+    }
+    writer.end();
     finish(writer)
 }
 
@@ -64,43 +76,91 @@ pub(crate) fn whats_my_uri(invocation: &Invocation<'_>) -> Answer {
 }
 
 /// The parameters that can be read, with their values.
-fn parameters() -> DocWriter {
-    let mut writer = DocWriter::new();
-    writer
-        .begin_document("featureCompatibilityVersion")
-        .append("version", "6.0")
-        .end()
-        .begin_array("authenticationMechanisms")
-        .end()
-        .append("cursorTimeoutMillis", 600_000i64)
-        .append("ttlMonitorEnabled", true)
-        .append("ttlMonitorSleepSecs", 60)
-        .append("internalQueryMaxBlockingSortMemoryUsageBytes", 104_857_600)
-        .append("quiet", false)
-        .append("logLevel", 0);
-    writer
+fn parameters(shard: &Shard) -> Vec<(&'static str, Value)> {
+    let settings = shard.parameters.current();
+    let version = DocWriter::new().with("version", "6.0").finish();
+    let mut known: Vec<(&'static str, Value)> = vec![
+        ("authenticationMechanisms", Value::Array(ArrayBuf::new())),
+        ("featureCompatibilityVersion", Value::Document(version)),
+        ("localLogicalSessionTimeoutMinutes", 30.into()),
+        ("enableTestCommands", false.into()),
+        ("transactionLifetimeLimitSeconds", 60.into()),
+    ];
+    for name in SETTABLE {
+        known.extend(settings.get(name).map(|value| (*name, value)));
+    }
+    known.sort_by_key(|(name, _)| *name);
+    known
 }
 
 pub(crate) fn get_parameter(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
-    let known = parameters().finish();
     let body = invocation.request.body();
-    let all = body.first().map(|e| e.value()) == Some(ValueRef::String("*"))
-        || body
-            .get_doc("getParameter")
-            .is_some_and(|doc| doc.get("allParameters") == Some(ValueRef::Boolean(true)));
+    let (mut all, mut details) = (false, false);
+    match body.first().map(|element| element.value()) {
+        Some(ValueRef::String("*")) => all = true,
+        Some(ValueRef::Document(options)) => {
+            for field in fields("getParameter", options) {
+                match field.name() {
+                    "allParameters" => all = field.loose_boolean()?,
+                    "showDetails" => details = field.loose_boolean()?,
+                    "setAt" => {}
+                    _ => return Err(field.unknown()),
+                }
+            }
+        }
+        _ => {}
+    }
     let mut writer = Reply::writer();
     let mut found = false;
-    for element in known.iter() {
-        if all || body.iter().skip(1).any(|e| e.key() == element.key()) {
-            writer.append_element(&element);
-            found = true;
+    for (name, value) in parameters(invocation.shard) {
+        if !all && !body.iter().skip(1).any(|element| element.key() == name) {
+            continue;
+        }
+        found = true;
+        if details {
+            writer
+                .begin_document(name)
+                .append("value", &value)
+                .append("settableAtRuntime", SETTABLE.contains(&name))
+                .append("settableAtStartup", false)
+                .end();
+        } else {
+            writer.append(name, &value);
         }
     }
     if !found {
-        return Err(Error::new(Code::INVALID_OPTIONS, "no option found to get"));
+        return bare_failure("no option found to get");
     }
     finish(writer)
+}
+
+/// Sets parameters, all or none. The reply shows what the first one was.
+pub(crate) fn set_parameter(invocation: &Invocation<'_>) -> Answer {
+    invocation.admin_only()?;
+    let shard = invocation.shard;
+    let readable = parameters(shard);
+    let mut settings = shard.parameters.current();
+    let mut was = None;
+    for argument in arguments("setParameter", invocation.request.body()) {
+        let name = argument.name();
+        if !SETTABLE.contains(&name) {
+            return bare_failure(&if readable.iter().any(|(known, _)| *known == name) {
+                format!("not allowed to change [{name}] at runtime")
+            } else {
+                format!("attempted to set unrecognized parameter [{name}], use help:true to see options ")
+            });
+        }
+        if was.is_none() {
+            was = settings.get(name);
+        }
+        settings.set(name, argument.value())?;
+    }
+    let Some(was) = was else {
+        return bare_failure("no option found to set, use help:true to see options ");
+    };
+    shard.parameters.replace(settings);
+    finish(Reply::writer().with("was", &was))
 }
 
 pub(crate) fn get_log(invocation: &Invocation<'_>) -> Answer {
@@ -110,7 +170,7 @@ pub(crate) fn get_log(invocation: &Invocation<'_>) -> Answer {
         _ => {
             return Err(Error::new(
                 Code::TYPE_MISMATCH,
-                "Argument to getLog must be of type String",
+                "BSON field 'getLog.getLog' is the wrong type, expected type 'string'",
             ));
         }
     };
@@ -138,7 +198,6 @@ pub(crate) fn get_log(invocation: &Invocation<'_>) -> Answer {
 }
 
 pub(crate) fn host_info(invocation: &Invocation<'_>) -> Answer {
-    invocation.admin_only()?;
     let host = &invocation.shard.host;
     let mut writer = Reply::writer();
     writer
@@ -184,10 +243,16 @@ pub(crate) fn server_status(invocation: &Invocation<'_>) -> Answer {
             _ => Err(error),
         })?;
     }
-    let shard = invocation.shard;
+    let mut writer = Reply::writer();
+    append_server_status(invocation.shard, &mut writer);
+    finish(writer)
+}
+
+/// The sections of `serverStatus`.
+pub(crate) fn append_server_status(shard: &Shard, writer: &mut DocWriter) {
     let metrics = shard.wire_metrics();
     let uptime = shard.started.elapsed();
-    let mut writer = Reply::writer();
+    let (cursors, cursors_in_use, cursors_endless) = shard.cursors.counts();
     writer
         .append("host", &shard.host.name)
         .append("version", COMPATIBLE_VERSION)
@@ -207,7 +272,7 @@ pub(crate) fn server_status(invocation: &Invocation<'_>) -> Answer {
         .append("bytesOut", metrics.bytes_out as i64)
         .append("numRequests", metrics.requests as i64)
         .end();
-    shard.counters.append_to(&mut writer);
+    shard.counters.append_to(writer);
     writer
         .begin_document("storageEngine")
         .append("name", "fjall")
@@ -220,7 +285,12 @@ pub(crate) fn server_status(invocation: &Invocation<'_>) -> Answer {
         .append("resident", resident_mb())
         .append("supported", true)
         .end();
-    finish(writer)
+    writer
+        .begin_document("cursors")
+        .append("open", cursors as i64)
+        .append("inUse", cursors_in_use as i64)
+        .append("noTimeout", cursors_endless as i64)
+        .end();
 }
 
 /// Resident memory in MiB, as the system counts it.
@@ -235,10 +305,12 @@ fn resident_mb() -> i32 {
 /// Every command with what it is for.
 const COMMANDS: &[(&str, &str)] = &[
     ("aggregate", "runs an aggregation pipeline"),
+    ("availableQueryOptions", "flags of legacy queries"),
     ("buildInfo", "the version and how it was built"),
     ("collMod", "changes options of an index"),
     ("collStats", "sizes of a collection"),
     ("connectionStatus", "who is authenticated on this connection"),
+    ("connPoolStats", "pools of outgoing connections"),
     ("count", "counts documents"),
     ("create", "creates a collection"),
     ("createIndexes", "creates indexes"),
@@ -252,10 +324,14 @@ const COMMANDS: &[(&str, &str)] = &[
     ("dropIndexes", "drops indexes"),
     ("endSessions", "ends sessions"),
     ("explain", "how a command would run"),
+    ("features", "features of the process"),
     ("find", "reads documents"),
     ("findAndModify", "changes one document and returns it"),
     ("fsync", "makes everything durable"),
+    ("fsyncUnlock", "ends a lock by fsync"),
     ("getCmdLineOpts", "how the server was started"),
+    ("getDiagnosticData", "counters in one document"),
+    ("getFreeMonitoringStatus", "free monitoring is not there"),
     ("getLog", "names of logs"),
     ("getMore", "continues a cursor"),
     ("getParameter", "reads a parameter"),
@@ -269,15 +345,51 @@ const COMMANDS: &[(&str, &str)] = &[
     ("listCommands", "this list"),
     ("listDatabases", "all databases"),
     ("listIndexes", "indexes of a collection"),
+    ("lockInfo", "locks"),
+    ("logout", "ends authentication"),
+    ("logRotate", "nothing: the log goes to standard error"),
     ("ping", "answers"),
+    ("profile", "whether operations are profiled"),
     ("refreshSessions", "prolongs sessions"),
     ("renameCollection", "renames a collection"),
+    ("replSetGetConfig", "configuration of a replica set"),
+    ("replSetGetStatus", "members of a replica set"),
+    ("rolesInfo", "roles"),
     ("serverStatus", "counters"),
+    ("setFeatureCompatibilityVersion", "accepts 6.0"),
+    ("setParameter", "changes a parameter"),
+    ("shardingState", "whether this is a shard"),
     ("shutdown", "stops the server"),
     ("startSession", "starts a session"),
+    ("top", "collections in use"),
     ("update", "changes documents"),
+    ("usersInfo", "users"),
     ("validate", "checks records against indexes"),
     ("whatsmyuri", "the client's address"),
+];
+
+/// Those that may only be run against the admin database.
+const ADMIN_COMMANDS: &[&str] = &[
+    "currentOp",
+    "fsync",
+    "fsyncUnlock",
+    "getCmdLineOpts",
+    "getDiagnosticData",
+    "getFreeMonitoringStatus",
+    "getLog",
+    "getParameter",
+    "killOp",
+    "listDatabases",
+    "lockInfo",
+    "logRotate",
+    "renameCollection",
+    "replSetGetConfig",
+    "replSetGetStatus",
+    "setFeatureCompatibilityVersion",
+    "setParameter",
+    "shardingState",
+    "shutdown",
+    "top",
 ];
 
 pub(crate) fn list_commands() -> Answer {
@@ -289,7 +401,11 @@ pub(crate) fn list_commands() -> Answer {
             .append("help", *help)
             .append("requiresAuth", false)
             .append("secondaryOk", true)
-            .append("adminOnly", false)
+            .append("adminOnly", ADMIN_COMMANDS.contains(name))
+            .begin_array("apiVersions")
+            .end()
+            .begin_array("deprecatedApiVersions")
+            .end()
             .end();
     }
     writer.end();

@@ -1,21 +1,23 @@
 //! `distinct`: the different values of a field among matching documents.
 //!
-//! Values come in the order of their first appearance, each once by BSON
-//! equality; arrays at the end of the path give their elements. An index on the
-//! field is used as a covered source of documents where arrays do not forbid it.
+//! Values come in BSON order, each once by BSON equality and as it was first
+//! seen; arrays at the end of the path give their elements.
+//!
+//! Left out: reading the values from the keys of an index alone. A key does not
+//! tell a missing field from null.
 
 use super::arguments::{arguments, missing};
 use super::find::read_time;
 use super::{Answer, Invocation, finish, refuse_collation};
 use crate::operation::Operation;
 use crate::read::{Budget, Execution, Query, Step};
-use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::{Direction, TypeBits, encode_into};
 use model::{Code, Error};
 use query::context::QueryContext;
 use query::filter::Filter;
 use query::path::{LeafArray, Path};
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use wire::Reply;
 
 /// What the values may weigh together.
@@ -67,12 +69,9 @@ impl DistinctCommand {
 pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
     let command = DistinctCommand::parse(invocation, invocation.request.body())?;
-    let mut writer = Reply::writer();
-    writer.begin_array("values");
     let mut values = Values {
-        start: writer.len(),
-        writer,
-        seen: HashSet::new(),
+        found: BTreeMap::new(),
+        bytes: 0,
         path: &command.path,
     };
     if let Some(collection) = invocation.shard.catalog.get(&namespace) {
@@ -82,20 +81,23 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
         const STEPS_INLINE: u64 = 512;
         if !values.collect(&mut execution, operation, &mut Budget::of(STEPS_INLINE))? {
             tokio::task::block_in_place(|| {
-                values.collect(&mut execution, operation, &mut Budget::UNLIMITED)
+                values.collect(&mut execution, operation, &mut Budget::unlimited())
             })?;
         }
     }
-    let mut writer = values.writer;
+    let mut writer = Reply::writer_with_capacity(values.bytes + 64);
+    writer.begin_array("values");
+    for value in values.found.values() {
+        writer.push(value);
+    }
     writer.end();
     finish(writer)
 }
 
 struct Values<'p> {
-    writer: DocWriter,
-    start: usize,
-    /// Encoded, so that equal values of different types are one.
-    seen: HashSet<Vec<u8>>,
+    /// By their encoding, so that equal values of different types are one.
+    found: BTreeMap<Vec<u8>, Value>,
+    bytes: usize,
     path: &'p Path,
 }
 
@@ -130,14 +132,14 @@ impl Values<'_> {
         for value in found {
             let mut key = Vec::new();
             encode_into(&mut key, &mut TypeBits::new(), value, Direction::Ascending);
-            if self.seen.insert(key) {
-                self.writer.push(value);
-                if self.writer.len() - self.start > REPLY_BYTES_MAX {
-                    return Err(Error::new(
-                        Code(17217),
-                        "distinct too big, 16mb cap",
-                    ));
-                }
+            if self.found.contains_key(&key) {
+                continue;
+            }
+            // An encoding is about as long as the value, and its name is short.
+            self.bytes += key.len() + 8;
+            self.found.insert(key, value.to_owned());
+            if self.bytes > REPLY_BYTES_MAX {
+                return Err(Error::new(Code(17217), "distinct too big, 16mb cap"));
             }
         }
         Ok(())

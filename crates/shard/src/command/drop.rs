@@ -53,8 +53,8 @@ fn check_uuid(collection: &Collection, expected: &[u8]) -> Result<(), Error> {
     if collection.uuid.0 == expected {
         return Ok(());
     }
-    Err(Error::location(
-        361,
+    Err(Error::new(
+        Code::COLLECTION_UUID_MISMATCH,
         "Collection UUID does not match that specified",
     ))
 }

@@ -2,6 +2,7 @@
 
 use crate::command::arguments::{fields, is_generic};
 use model::bson::{Doc, ValueRef};
+use model::time::ClusterTime;
 use model::{Code, Error};
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ pub(crate) enum WriteConcern {
 pub(crate) enum ReadConcern {
     /// One member: local, available, majority and linearizable are the same.
     Latest,
-    Snapshot,
+    /// As of one time: the given one, or that of the command's start.
+    Snapshot(Option<ClusterTime>),
 }
 
 #[derive(Debug)]
@@ -151,12 +153,13 @@ fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
 
 fn read_concern(doc: Doc<'_>) -> Result<ReadConcern, Error> {
     let mut concern = ReadConcern::Latest;
+    let mut at = None;
     for field in fields("readConcern", doc) {
         match field.name() {
             "level" => {
                 concern = match field.string()? {
                     "local" | "available" | "majority" | "linearizable" => ReadConcern::Latest,
-                    "snapshot" => ReadConcern::Snapshot,
+                    "snapshot" => ReadConcern::Snapshot(None),
                     other => {
                         return Err(Error::bad_value(format!(
                             "Enumeration value '{other}' for field 'readConcern.level' is not a valid value."
@@ -164,10 +167,23 @@ fn read_concern(doc: Doc<'_>) -> Result<ReadConcern, Error> {
                     }
                 }
             }
-            "afterClusterTime" | "atClusterTime" | "afterOpTime" | "provenance"
+            "atClusterTime" => match field.value() {
+                ValueRef::Timestamp(time) => {
+                    at = Some(ClusterTime::new(time.seconds, time.increment));
+                }
+                _ => return Err(field.wrong_type("timestamp")),
+            },
+            "afterClusterTime" | "afterOpTime" | "provenance"
             | "allowTransactionTableSnapshot" | "waitLastStableRecoveryTimestamp" => {}
             _ => return Err(field.unknown()),
         }
     }
-    Ok(concern)
+    match (concern, at) {
+        (ReadConcern::Snapshot(_), at) => Ok(ReadConcern::Snapshot(at)),
+        (ReadConcern::Latest, None) => Ok(concern),
+        (ReadConcern::Latest, Some(_)) => Err(Error::new(
+            Code::INVALID_OPTIONS,
+            "readConcern.atClusterTime is only allowed with readConcern level snapshot",
+        )),
+    }
 }

@@ -12,11 +12,11 @@ use crate::operation::Operation;
 use crate::read::{Budget, Execution, Query, Step};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::{Code, Error, Namespace};
-use query::context::QueryContext;
 use query::filter::Filter;
 use query::path::Path;
 use query::projection::Projection;
 use query::sort::{SortPattern, natural_direction};
+use std::sync::Arc;
 use wire::Reply;
 
 /// A parsed `find`.
@@ -65,6 +65,7 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         writer.begin_array("firstBatch").end();
         return finish_cursor(writer, 0, &namespace);
     };
+    let at = command.query.at;
     let execution = Execution::new(shard, &collection, command.query, invocation.operation)?;
     let mut source = FindSource {
         execution,
@@ -84,7 +85,10 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         more = fill_batch(&mut source, invocation.operation, &mut batch)?;
     }
     shard.counters.returned(batch.documents() as usize);
-    let writer = batch.end();
+    let mut writer = batch.end();
+    if let Some(time) = at {
+        writer.append("atClusterTime", time);
+    }
     if !more || command.single_batch {
         return finish_cursor(writer, 0, &namespace);
     }
@@ -93,7 +97,6 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         source: Box::new(source),
         no_timeout: command.no_cursor_timeout,
         time_left: time_left(invocation),
-        command: body.to_owned(),
     });
     finish_cursor(writer, id, &namespace)
 }
@@ -187,7 +190,7 @@ pub(crate) struct FindSource {
 impl BatchSource for FindSource {
     fn fill(
         &mut self,
-        operation: &Operation,
+        operation: &Arc<Operation>,
         batch: &mut Batch,
         budget: &mut Budget,
     ) -> Result<Filled, Error> {
@@ -388,7 +391,7 @@ impl FindCommand {
             sort,
             skip: fields.skip,
             limit: fields.limit,
-            needed: fields.projection.and_then(needed_fields),
+            needed: projection.as_ref().and_then(needed_paths),
             hint,
             min: fields.min.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
             max: fields.max.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
@@ -412,36 +415,13 @@ impl FindCommand {
 pub(crate) fn read_time(invocation: &Invocation<'_>) -> Option<model::time::ClusterTime> {
     match invocation.envelope.read_concern {
         ReadConcern::Latest => None,
-        ReadConcern::Snapshot => Some(invocation.shard.store.applied_time()),
+        ReadConcern::Snapshot(Some(time)) => Some(time),
+        ReadConcern::Snapshot(None) => Some(invocation.shard.store.applied_time()),
     }
 }
 
-/// The fields that a plain inclusion asks for.
-pub(crate) fn needed_fields(spec: Doc<'_>) -> Option<Vec<Path>> {
-    let mut needed = Vec::new();
-    let mut id = true;
-    for element in spec.iter() {
-        let included = match element.value() {
-            ValueRef::Boolean(flag) => flag,
-            value => model::number::Number::of(value)? .to_f64() != 0.0,
-        };
-        match (element.key(), included) {
-            ("_id", included) => id = included,
-            (_, false) => return None,
-            (name, true) if name.contains('$') => return None,
-            (name, true) => needed.push(Path::new(name)),
-        }
-    }
-    if needed.is_empty() && !id {
-        return None;
-    }
-    if id {
-        needed.push(Path::new("_id"));
-    }
-    Some(needed)
-}
-
-/// An empty context, for callers that parse filters of their own.
-pub(crate) fn plain_context(invocation: &Invocation<'_>) -> QueryContext {
-    QueryContext::new(invocation.shard.clock.now_ms())
+/// The fields that a projection needs, if they are few.
+pub(crate) fn needed_paths(projection: &Projection) -> Option<Vec<Path>> {
+    let needed = projection.needed_fields()?;
+    Some(needed.iter().map(|path| Path::new(path)).collect())
 }

@@ -18,10 +18,13 @@ use model::text::document_quoted;
 use model::{Code, Error, Namespace};
 use query::index::{IndexDefinition, parse_specification};
 use std::collections::HashSet;
+use std::time::Duration;
 use wire::Reply;
 
 /// Indexes that one collection may have, the one on `_id` included.
 const INDEXES_MAX: usize = 64;
+/// How long to wait for another's build before looking whether to go on.
+const BUILD_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
@@ -42,7 +45,8 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
         let chosen = choose(Some(&collection), &namespace, &asked)?;
         if chosen.wait {
             drop(ddl);
-            catalog_change.await;
+            // Looks again now and then: the client's time may be up.
+            let _ = tokio::time::timeout(BUILD_WAIT, catalog_change).await;
             invocation.operation.check()?;
             continue;
         }
@@ -343,8 +347,8 @@ fn names_of(collection: &Collection, target: &Target<'_>) -> Result<Vec<String>,
                 )),
                 [index] if index.definition.is_id() => id(),
                 [index] => Ok(vec![index.definition.name.clone()]),
-                [first, second, ..] => Err(Error::location(
-                    181,
+                [first, second, ..] => Err(Error::new(
+                    Code::AMBIGUOUS_INDEX_KEY_PATTERN,
                     format!(
                         "{} indexes found for key: {}, identify by name instead. Conflicting \
                          indexes: {}, {}",

@@ -17,6 +17,7 @@ use query::context::QueryContext;
 use query::filter::Filter;
 use std::collections::VecDeque;
 use storage::layout::Subject;
+use std::sync::Arc;
 use wire::Reply;
 
 pub(crate) async fn list_collections(invocation: &Invocation<'_>) -> Answer {
@@ -190,7 +191,7 @@ struct ListSource {
 impl BatchSource for ListSource {
     fn fill(
         &mut self,
-        operation: &Operation,
+        operation: &Arc<Operation>,
         batch: &mut Batch,
         _budget: &mut Budget,
     ) -> Result<Filled, Error> {
@@ -227,7 +228,6 @@ fn reply_with_list(
             source: Box::new(source),
             no_timeout: false,
             time_left: time_left(invocation),
-            command: invocation.request.body().to_owned(),
         }),
     };
     finish_cursor(writer, id, namespace)

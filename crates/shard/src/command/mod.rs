@@ -5,21 +5,33 @@
 //! small family. Frequent commands run inside the connection's own future; the
 //! others are boxed, so that an idle connection does not reserve room for them.
 
+pub(crate) mod aggregate;
 pub(crate) mod arguments;
+pub(crate) mod coll_mod;
+pub(crate) mod create;
 pub(crate) mod count;
 pub(crate) mod delete;
 pub(crate) mod diagnostic;
+pub(crate) mod drop;
 pub(crate) mod distinct;
 pub(crate) mod envelope;
+pub(crate) mod explain;
 pub(crate) mod find;
 pub(crate) mod find_and_modify;
 pub(crate) mod get_more;
 pub(crate) mod hello;
+pub(crate) mod indexes;
 pub(crate) mod insert;
 pub(crate) mod kill_cursors;
+pub(crate) mod list;
 pub(crate) mod modify;
+pub(crate) mod operations;
+pub(crate) mod probes;
+pub(crate) mod rename;
 pub(crate) mod session;
+pub(crate) mod stats;
 pub(crate) mod update;
+pub(crate) mod validate;
 pub(crate) mod write_reply;
 
 use crate::Shard;
@@ -62,6 +74,19 @@ impl Invocation<'_> {
             )),
             None => Err(Error::bad_value("the command is empty")),
         }
+    }
+
+    /// Like [`Invocation::namespace`], for commands that only look at a
+    /// collection: MongoDB has another code for a name that is no string there.
+    pub(crate) fn namespace_of_check(&self) -> Result<Namespace, Error> {
+        let is_text = matches!(
+            self.request.body().first().map(|element| element.value()),
+            Some(ValueRef::String(_))
+        );
+        self.namespace().map_err(|error| match is_text {
+            true => error,
+            false => Error::new(Code::INVALID_NAMESPACE, error.message),
+        })
     }
 
     /// Refuses a command that belongs to the admin database elsewhere.
@@ -127,6 +152,12 @@ pub(crate) fn refuse_collation(collation: Doc<'_>) -> Result<(), Error> {
     ))
 }
 
+/// A failure for which MongoDB has no code.
+pub(crate) fn bare_failure(message: &str) -> Answer {
+    let writer = Reply::writer().with("ok", 0.0).with("errmsg", message);
+    Ok(Reply::from_writer(writer))
+}
+
 /// Closes a successful reply.
 pub(crate) fn finish(mut writer: DocWriter) -> Answer {
     writer.append("ok", 1.0);
@@ -179,7 +210,9 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "hello" | "isMaster" | "ismaster" => hello::hello(invocation).await,
         "findAndModify" | "findandmodify" => find_and_modify::find_and_modify(invocation).await,
         "count" => count::count(invocation),
+        "aggregate" => aggregate::aggregate(invocation).await,
         "distinct" => distinct::distinct(invocation),
+        "explain" => explain::explain(invocation),
         "killCursors" => kill_cursors::kill_cursors(invocation),
         "ping" => finish(Reply::writer()),
         "buildInfo" | "buildinfo" => diagnostic::build_info(),
@@ -193,10 +226,30 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "whatsmyuri" => diagnostic::whats_my_uri(invocation),
         "startSession" => session::start_session(invocation),
         "refreshSessions" | "endSessions" => session::note_sessions(invocation),
-        _ => Err(not_found(name)),
+        "create" => create::create(invocation).await,
+        "drop" => drop::drop(invocation).await,
+        "dropDatabase" => drop::drop_database(invocation).await,
+        "renameCollection" => rename::rename_collection(invocation).await,
+        "collMod" => coll_mod::coll_mod(invocation).await,
+        "createIndexes" => indexes::create_indexes(invocation).await,
+        "dropIndexes" | "deleteIndexes" => indexes::drop_indexes(invocation).await,
+        "listCollections" => list::list_collections(invocation).await,
+        "listDatabases" => list::list_databases(invocation),
+        "listIndexes" => list::list_indexes(invocation).await,
+        "collStats" | "collstats" => stats::coll_stats(invocation),
+        "dbStats" | "dbstats" => stats::db_stats(invocation),
+        "dataSize" | "datasize" => stats::data_size(invocation),
+        "validate" => validate::validate(invocation).await,
+        "currentOp" => operations::current_op(invocation),
+        "killOp" => operations::kill_op(invocation),
+        "fsync" => operations::fsync(invocation).await,
+        "fsyncUnlock" => operations::fsync_unlock(invocation),
+        "shutdown" => operations::shutdown(invocation),
+        "setParameter" => diagnostic::set_parameter(invocation),
+        _ => probes::answer(name, invocation),
     }
 }
 
-fn not_found(name: &str) -> Error {
+pub(crate) fn not_found(name: &str) -> Error {
     Error::new(Code::COMMAND_NOT_FOUND, format!("no such command: '{name}'"))
 }

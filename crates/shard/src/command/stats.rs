@@ -186,7 +186,7 @@ pub(crate) fn db_stats(invocation: &Invocation<'_>) -> Answer {
         .append("views", 0);
     append_count(&mut writer, "objects", documents);
     let average = if documents == 0 { 0.0 } else { data / documents as f64 };
-    let mut size = |writer: &mut DocWriter, name: &str, bytes: f64| {
+    let size = |writer: &mut DocWriter, name: &str, bytes: f64| {
         // A database that does not exist has sizes of another type.
         if sizes.is_empty() {
             writer.append(name, 0);

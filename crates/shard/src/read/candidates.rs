@@ -71,7 +71,7 @@ impl Candidates {
         let mut budget = Budget::of(STEPS_INLINE);
         if !fill(execution, &mut keys, keys_max, operation, &mut budget)? {
             tokio::task::block_in_place(|| {
-                let mut budget = Budget::UNLIMITED;
+                let mut budget = Budget::unlimited();
                 fill(execution, &mut keys, keys_max, operation, &mut budget)
             })?;
         }

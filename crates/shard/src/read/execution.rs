@@ -17,7 +17,7 @@ use crate::catalog::{Collection, Index};
 use crate::error::from_storage;
 use crate::operation::Operation;
 use crate::{Shard, Snapshot};
-use model::bson::{Doc, DocBuf, Value};
+use model::bson::{Doc, DocBuf, DocWriter};
 use model::key::RecordKey;
 use model::{Code, Error};
 use query::filter::Filter;
@@ -37,7 +37,9 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(crate) const UNLIMITED: Budget = Budget { steps: u64::MAX };
+    pub(crate) fn unlimited() -> Self {
+        Self { steps: u64::MAX }
+    }
 
     pub(crate) fn of(steps: u64) -> Self {
         Self { steps }
@@ -229,10 +231,6 @@ impl Execution {
 
     pub(crate) fn query(&self) -> &Query {
         &self.query
-    }
-
-    pub(crate) fn collection(&self) -> &Arc<Collection> {
-        &self.collection
     }
 
     /// Whether everything was returned.
@@ -534,11 +532,10 @@ impl Execution {
                 Ok(Some(covered::flat_document(&index.definition, &values)))
             }
             (Found::Record(record), Some(index)) if index.id.is_none() => {
-                let document = Doc::from_validated(record.document());
-                let id: Value = covered::id_of(document)
-                    .map(|id| id.to_owned())
-                    .unwrap_or(Value::Null);
-                Ok(Some(covered::flat_document(&index.definition, &[id])))
+                Ok(Some(only_id(Doc::from_validated(record.document()))))
+            }
+            (Found::Looked { record, .. }, _) => {
+                Ok(Some(only_id(Doc::from_validated(record.document()))))
             }
             _ => Ok(None),
         }
@@ -652,6 +649,14 @@ fn step_index(
         Some(found) => IndexStep::Found(found),
         None => IndexStep::NotThis,
     })
+}
+
+fn only_id(document: Doc<'_>) -> DocBuf {
+    let mut out = DocWriter::new();
+    if let Some(id) = covered::id_of(document) {
+        out.append("_id", id);
+    }
+    out.finish()
 }
 
 fn uuid_text(bytes: &[u8; 16]) -> String {

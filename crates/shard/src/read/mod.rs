@@ -16,6 +16,7 @@
 //! | `covered.rs` | documents put together from index keys |
 //! | `candidates.rs` | record keys for updates and deletes |
 //! | `spill.rs` | sorted runs on disk |
+//! | `stages.rs` | plans as explain shows them |
 //!
 //! A cursor holds positions, never a snapshot. A snapshot is taken *before* the
 //! multikey flags are read: a flag is set before the first such entry is
@@ -28,9 +29,10 @@ mod planning;
 mod query;
 mod scan;
 mod spill;
+pub(crate) mod stages;
 
 pub(crate) use candidates::Candidates;
-pub(crate) use execution::{Budget, Execution, Found, Statistics, Step};
-pub(crate) use planning::{PlanCache, Planned, plan};
+pub(crate) use execution::{Budget, Execution, Found, Step};
+pub(crate) use planning::{PlanCache, plan};
 pub(crate) use query::Query;
 pub(crate) use spill::FileSpill;

@@ -97,11 +97,6 @@ impl PlanCache {
         }
         winners.insert((collection, shape), winner);
     }
-
-    /// Forgets what was learned about a collection.
-    pub(crate) fn forget(&self, collection: CollectionId) {
-        self.winners.lock().retain(|(id, _), _| *id != collection);
-    }
 }
 
 /// Chooses a plan. The caller took its snapshot before.

@@ -116,6 +116,11 @@ impl<'s> Evaluator<'s> {
         }
     }
 
+    /// The collection with the indexes that hold for this entry.
+    pub(crate) fn collection(&self) -> &'s Collection {
+        self.collection
+    }
+
     pub(super) fn held_stripes(&self) -> &[Stripe] {
         self.held.stripes()
     }

@@ -17,7 +17,7 @@ use super::{Group, Key};
 use crate::accumulator::State;
 use crate::expression::Evaluated;
 use crate::pipeline::environment::Environment;
-use crate::pipeline::memory::{MEMORY_BYTES_MAX, exceeded};
+use crate::pipeline::memory::{exceeded, value_bytes};
 use crate::pipeline::source::{Advance, Interruption, Source};
 use crate::sort::{SortPattern, Sorted, Sorter};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
@@ -126,11 +126,21 @@ impl Candidate<'_> {
     }
 }
 
+/// A `$switch` that ends nowhere has a number of its own in a group's key, and
+/// so in `$bucket`.
+fn no_branch(error: Error) -> Error {
+    match error.code {
+        Code(40066) => Error::location(4934200, error.message),
+        _ => error,
+    }
+}
+
 impl Key {
     fn candidate<'a>(&'a self, doc: Doc<'a>) -> Result<Candidate<'a>, Error> {
         match self {
             Key::Single(expression) | Key::OneField(_, expression) => {
-                Ok(Candidate::Single(expression.evaluate_ref(doc)?))
+                let value = expression.evaluate_ref(doc).map_err(no_branch)?;
+                Ok(Candidate::Single(value))
             }
             Key::Fields(fields) => fields
                 .iter()
@@ -205,7 +215,8 @@ impl Table {
             self.memory_bytes += state.memory_bytes();
             self.states.push(state);
         }
-        self.memory_bytes += size_of::<Entry>() + 16 + key_doc.as_bytes().len() + 16;
+        // The table itself takes about 16 bytes for a group.
+        self.memory_bytes += size_of::<Entry>() + 16 + value_bytes(key.as_ref());
         let next = self.heads.insert(hash, at).unwrap_or(NONE);
         self.entries.push(Entry { key, next });
         Ok(at)
@@ -282,7 +293,7 @@ impl Grouping {
             let spill = self.environment.spill().ok_or_else(|| exceeded("$group"))?;
             self.sorter = Some(
                 Sorter::new(SortPattern::parse(Doc::EMPTY)?, None)
-                    .with_memory_limit(MEMORY_BYTES_MAX / 4)
+                    .with_memory_limit(self.environment.memory_bytes_max() / 4)
                     .with_spill(spill),
             );
         }
@@ -359,6 +370,7 @@ fn merge_partials(states: &mut [State], partial: Doc<'_>) -> Result<(), Error> {
 impl Source for Grouping {
     fn advance(&mut self) -> Result<Advance, Error> {
         if self.output.is_none() {
+            let memory_bytes_max = self.environment.memory_bytes_max();
             loop {
                 match self.input.advance()? {
                     Advance::Document => {}
@@ -366,7 +378,7 @@ impl Source for Grouping {
                     Advance::End => break,
                 }
                 self.table.add(&self.group, self.input.current())?;
-                if self.table.memory_bytes > MEMORY_BYTES_MAX {
+                if self.table.memory_bytes > memory_bytes_max {
                     self.spill()?;
                 }
                 self.interruption.step()?;

@@ -1,0 +1,137 @@
+//! From stages to a running chain of sources.
+
+use super::bucket::Bucketing;
+use super::collect::{Counting, Sampling, Sorting};
+use super::environment::{Environment, ScanRequest};
+use super::facet::Faceting;
+use super::graph_lookup::FollowingGraph;
+use super::group::Grouping;
+use super::lookup::LookingUp;
+use super::optimize::{optimize, push_down};
+use super::redact::Redacting;
+use super::source::{
+    Documents, Interruption, Limited, Matching, Projecting, Replacing, Skipping, Source,
+};
+use super::stage::{Stage, Step};
+use super::union::{Uniting, documents};
+use super::unwind::Unwinding;
+use model::bson::{DocBuf, Value};
+use model::{Code, Error, Namespace};
+use std::sync::Arc;
+
+/// Starts a pipeline over a collection, or one that makes its own documents.
+/// Stages that write are left out: the caller does what they say.
+pub fn start(
+    steps: Vec<Step>,
+    collection: Option<Namespace>,
+    hint: Option<Value>,
+    environment: &Arc<dyn Environment>,
+) -> Result<Box<dyn Source>, Error> {
+    let mut steps = optimize(steps);
+    if let Some(initial) = initial(&steps, environment)? {
+        steps.remove(0);
+        return chain(initial, steps, environment);
+    }
+    let Some(collection) = collection else {
+        return Err(Error::new(
+            Code::INVALID_NAMESPACE,
+            "a pipeline without a collection begins with its own documents",
+        ));
+    };
+    let mut request = ScanRequest {
+        hint,
+        ..ScanRequest::all(collection)
+    };
+    let rest = push_down(steps, &mut request);
+    let input: Box<dyn Source> = if request.limit == Some(0) {
+        Box::new(Documents::new(Vec::new()))
+    } else {
+        environment.scan(request)?
+    };
+    chain(input, rest, environment)
+}
+
+/// The source of a first stage that takes no input.
+fn initial(
+    steps: &[Step],
+    environment: &Arc<dyn Environment>,
+) -> Result<Option<Box<dyn Source>>, Error> {
+    let Some(first) = steps.first().filter(|step| step.stage.is_initial()) else {
+        return Ok(None);
+    };
+    let made = match &first.stage {
+        Stage::CollectionStats(namespace, options) => {
+            vec![environment.collection_stats(namespace, options.as_doc())?]
+        }
+        Stage::IndexStats(namespace) => environment.index_stats(namespace)?,
+        Stage::CurrentOperations(options) => environment.current_operations(options.as_doc())?,
+        stage => documents(stage)?,
+    };
+    Ok(Some(Box::new(Documents::new(made))))
+}
+
+/// Puts stages behind a source.
+pub(super) fn chain(
+    mut source: Box<dyn Source>,
+    steps: Vec<Step>,
+    environment: &Arc<dyn Environment>,
+) -> Result<Box<dyn Source>, Error> {
+    for step in steps {
+        source = attach(source, step.stage, environment)?;
+    }
+    Ok(source)
+}
+
+fn attach(
+    input: Box<dyn Source>,
+    stage: Stage,
+    environment: &Arc<dyn Environment>,
+) -> Result<Box<dyn Source>, Error> {
+    Ok(match stage {
+        Stage::Match(filter) => Box::new(Matching {
+            input,
+            filter,
+            interruption: Interruption::new(environment),
+        }),
+        Stage::Project(projector) => Box::new(Projecting {
+            input,
+            projector,
+            current: DocBuf::new(),
+        }),
+        Stage::Replace(replacement) => Box::new(Replacing {
+            input,
+            replacement,
+            current: DocBuf::new(),
+        }),
+        Stage::Sort { pattern, limit } => {
+            Box::new(Sorting::new(input, pattern, limit, environment))
+        }
+        Stage::Limit(remaining) => Box::new(Limited { input, remaining }),
+        Stage::Skip(remaining) => Box::new(Skipping {
+            input,
+            remaining,
+            interruption: Interruption::new(environment),
+        }),
+        Stage::Count(name) => Box::new(Counting::new(input, name, environment)),
+        Stage::Unwind(unwind) => Box::new(Unwinding::new(input, unwind)),
+        Stage::Group(group) => Box::new(Grouping::new(input, *group, environment)),
+        Stage::BucketAuto(stage) => Box::new(Bucketing::new(input, *stage, environment)?),
+        Stage::Sample(size) => Box::new(Sampling::new(input, size, environment)),
+        Stage::Redact(redact) => Box::new(Redacting {
+            input,
+            redact,
+            current: DocBuf::new(),
+        }),
+        Stage::Facet(facet) => Box::new(Faceting::new(input, *facet, environment)?),
+        Stage::Lookup(lookup) => Box::new(LookingUp::new(input, *lookup, environment)),
+        Stage::GraphLookup(stage) => Box::new(FollowingGraph::new(input, *stage, environment)),
+        Stage::UnionWith(union) => Box::new(Uniting::new(input, *union, environment)),
+        // First stages were taken out by `start`, and writing is the caller's.
+        Stage::Documents(_)
+        | Stage::CollectionStats(..)
+        | Stage::IndexStats(_)
+        | Stage::CurrentOperations(_)
+        | Stage::Out(_)
+        | Stage::Merge(_) => input,
+    })
+}

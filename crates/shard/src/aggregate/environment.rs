@@ -1,0 +1,247 @@
+//! The shard as a running pipeline sees it.
+//!
+//! A pipeline outlives the command that began it: each getMore brings its own
+//! operation, whose deadline and end count from then on. Scans that are open
+//! between two batches keep a position and no snapshot; since they are buried
+//! in the stages, the environment knows them all and suspends them.
+
+use crate::Shard;
+use crate::command::operations::running_operations;
+use crate::command::stats::{Sizes, append_collection_stats, append_count};
+use crate::operation::Operation;
+use crate::read::{Budget, Execution, FileSpill, Found, Query, Step};
+use arc_swap::ArcSwap;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::number::Number;
+use model::{Code, Error, Namespace};
+use parking_lot::Mutex;
+use query::path::Path;
+use query::pipeline::{Advance, Documents, Environment, ScanRequest, Source};
+use query::sort::Spill;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+pub(crate) struct ShardEnvironment {
+    shard: Arc<Shard>,
+    /// The command that asks for documents now.
+    operation: ArcSwap<Operation>,
+    allow_disk_use: bool,
+    scans: Mutex<Vec<Weak<Mutex<Execution>>>>,
+    this: Weak<ShardEnvironment>,
+}
+
+impl ShardEnvironment {
+    pub(crate) fn new(
+        shard: &Arc<Shard>,
+        operation: &Arc<Operation>,
+        allow_disk_use: bool,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            shard: shard.clone(),
+            operation: ArcSwap::new(operation.clone()),
+            allow_disk_use,
+            scans: Mutex::new(Vec::new()),
+            this: this.clone(),
+        })
+    }
+
+    /// From now on another command asks for documents.
+    pub(crate) fn run_for(&self, operation: &Arc<Operation>) {
+        self.operation.store(operation.clone());
+    }
+
+    /// Lets go of all snapshots.
+    pub(crate) fn suspend(&self) {
+        self.scans.lock().retain(|scan| match scan.upgrade() {
+            Some(scan) => {
+                scan.lock().suspend();
+                true
+            }
+            None => false,
+        });
+    }
+
+    fn remember(&self, execution: &Arc<Mutex<Execution>>) {
+        let mut scans = self.scans.lock();
+        // A `$lookup` opens one after the other and ends them all.
+        scans.retain(|scan| scan.strong_count() > 0);
+        scans.push(Arc::downgrade(execution));
+    }
+}
+
+impl Environment for ShardEnvironment {
+    fn check(&self) -> Result<(), Error> {
+        self.operation.load().check()
+    }
+
+    fn scan(&self, request: ScanRequest) -> Result<Box<dyn Source>, Error> {
+        let Some(collection) = self.shard.catalog.get(&request.namespace) else {
+            return Ok(Box::new(Documents::new(Vec::new())));
+        };
+        let query = Query {
+            sort: request.sort,
+            skip: request.skip,
+            limit: request.limit,
+            needed: request
+                .fields
+                .map(|fields| fields.iter().map(|name| Path::new(name)).collect()),
+            hint: request.hint,
+            allow_disk_use: self.allow_disk_use,
+            ..Query::new(request.filter)
+        };
+        let operation = self.operation.load();
+        let execution = Execution::new(&self.shard, &collection, query, &operation)?;
+        let execution = Arc::new(Mutex::new(execution));
+        self.remember(&execution);
+        let environment = self.this.upgrade().ok_or_else(|| {
+            Error::new(Code::INTERNAL_ERROR, "a pipeline's environment is gone")
+        })?;
+        Ok(Box::new(CollectionScan {
+            execution,
+            environment,
+            found: None,
+        }))
+    }
+
+    fn spill(&self) -> Option<Box<dyn Spill>> {
+        self.allow_disk_use.then(|| {
+            let spill: Box<dyn Spill> = Box::new(FileSpill::new(self.shard.scratch.clone()));
+            spill
+        })
+    }
+
+    fn collection_stats(&self, namespace: &Namespace, options: Doc<'_>) -> Result<DocBuf, Error> {
+        let shard = &self.shard;
+        let collection = shard.catalog.get(namespace);
+        let mut writer = DocWriter::new();
+        writer
+            .append("ns", namespace.as_str())
+            .append("host", shard.host.name.as_str())
+            .append("localTime", ValueRef::DateTime(shard.clock.now_ms()));
+        let missing = || {
+            Error::new(
+                Code::NAMESPACE_NOT_FOUND,
+                format!("Unable to retrieve count in $collStats stage :: caused by :: Collection [{namespace}] not found."),
+            )
+        };
+        for option in options.iter() {
+            match option.key() {
+                "latencyStats" => {
+                    writer.begin_document("latencyStats");
+                    for kind in ["reads", "writes", "commands", "transactions"] {
+                        writer
+                            .begin_document(kind)
+                            .append("latency", 0i64)
+                            .append("ops", 0i64)
+                            .end();
+                    }
+                    writer.end();
+                }
+                "storageStats" => {
+                    let scale = match option.value() {
+                        ValueRef::Document(options) => options.get("scale").and_then(Number::of),
+                        _ => None,
+                    };
+                    let scale = scale.and_then(Number::to_i64_truncated).unwrap_or(1).max(1);
+                    let mut stats = DocWriter::new();
+                    append_collection_stats(shard, namespace, scale.unsigned_abs(), &mut stats);
+                    let stats = stats.finish();
+                    writer.begin_document("storageStats");
+                    for field in stats.iter().filter(|field| field.key() != "ns") {
+                        writer.append_element(&field);
+                    }
+                    writer.end();
+                }
+                "count" => {
+                    let collection = collection.as_ref().ok_or_else(missing)?;
+                    let count = Sizes::of(shard, collection).documents;
+                    append_count(&mut writer, "count", count);
+                }
+                _ => {
+                    collection.as_ref().ok_or_else(missing)?;
+                    writer
+                        .begin_document("queryExecStats")
+                        .begin_document("collectionScans")
+                        .append("total", 0i64)
+                        .append("nonTailable", 0i64)
+                        .end()
+                        .end();
+                }
+            }
+        }
+        Ok(writer.finish())
+    }
+
+    fn index_stats(&self, namespace: &Namespace) -> Result<Vec<DocBuf>, Error> {
+        let Some(collection) = self.shard.catalog.get(namespace) else {
+            return Ok(Vec::new());
+        };
+        let describe = |index: &Arc<crate::catalog::Index>| {
+            let ops = index.accesses.load(Ordering::Relaxed);
+            let mut writer = DocWriter::new();
+            writer
+                .append("name", index.definition.name.as_str())
+                .append("key", index.definition.key_pattern())
+                .append("host", self.shard.host.name.as_str())
+                .begin_document("accesses")
+                .append("ops", i64::try_from(ops).unwrap_or(i64::MAX))
+                .append("since", ValueRef::DateTime(index.accesses_since_ms))
+                .end()
+                .append("spec", &index.definition.spec);
+            if !index.is_ready() {
+                writer.append("building", true);
+            }
+            writer.finish()
+        };
+        Ok(collection.indexes.iter().map(describe).collect())
+    }
+
+    fn current_operations(&self, _options: Doc<'_>) -> Result<Vec<DocBuf>, Error> {
+        Ok(running_operations(&self.shard))
+    }
+
+    fn random_below(&self, bound: u64) -> u64 {
+        fastrand::u64(..bound)
+    }
+}
+
+/// A collection as a pipeline reads it.
+struct CollectionScan {
+    execution: Arc<Mutex<Execution>>,
+    environment: Arc<ShardEnvironment>,
+    found: Option<Found>,
+}
+
+impl Source for CollectionScan {
+    fn advance(&mut self) -> Result<Advance, Error> {
+        let operation = self.environment.operation.load();
+        let mut budget = Budget::unlimited();
+        loop {
+            match self.execution.lock().next(&operation, &mut budget)? {
+                Step::Found(found) => {
+                    self.found = Some(found);
+                    return Ok(Advance::Document);
+                }
+                Step::Ended => {
+                    self.found = None;
+                    return Ok(Advance::End);
+                }
+                Step::Paused => budget = Budget::unlimited(),
+            }
+        }
+    }
+
+    fn current(&self) -> Doc<'_> {
+        match &self.found {
+            Some(found) => found.document(),
+            None => Doc::EMPTY,
+        }
+    }
+
+    fn take(&mut self) -> DocBuf {
+        match self.found.take() {
+            Some(found) => found.into_document(),
+            None => DocBuf::new(),
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! `$merge`: finds each document in the target and does what was said for the
+//! case that it is there, or is not.
+
+use super::out::insert_all;
+use super::{portion, while_running};
+use crate::command::Invocation;
+use crate::command::insert::check_target;
+use crate::command::modify::{Action, Modification, Selection};
+use model::bson::{ArrayBuf, ArrayWriter, Doc, DocBuf, DocWriter, ValueRef};
+use model::{Code, Error};
+use query::context::QueryContext;
+use query::filter::Filter;
+use query::pipeline::{Merge, Source, WhenMatched, WhenNotMatched};
+use query::update::Update;
+
+/// How often a document that appears and vanishes is tried.
+const ATTEMPTS: usize = 10;
+
+/// A field list must be unique in the target, or a document would join several.
+pub(crate) fn check_unique(invocation: &Invocation<'_>, merge: &Merge) -> Result<(), Error> {
+    let Some(on) = &merge.on else {
+        return Ok(());
+    };
+    if on.len() == 1 && on[0] == "_id" {
+        return Ok(());
+    }
+    let collection = invocation.shard.catalog.get(&merge.target);
+    let unique = collection.is_some_and(|collection| {
+        collection.secondary_indexes().any(|(_, index)| {
+            let definition = &index.definition;
+            index.is_ready()
+                && definition.unique
+                && definition.partial.is_none()
+                && definition.fields.len() == on.len()
+                && definition
+                    .fields
+                    .iter()
+                    .all(|field| on.iter().any(|name| name == field.path.as_str()))
+        })
+    });
+    if unique {
+        return Ok(());
+    }
+    Err(Error::location(
+        51183,
+        "Cannot find index to verify that join fields will be unique",
+    ))
+}
+
+pub(crate) async fn merge_into(
+    invocation: &Invocation<'_>,
+    source: &mut dyn Source,
+    merge: &Merge,
+    context: &QueryContext,
+) -> Result<(), Error> {
+    check_target(&merge.target).map_err(while_running)?;
+    let joining = Joining {
+        invocation,
+        merge,
+        context,
+        overlay: overlay_pipeline(),
+        by_id: merge
+            .on
+            .as_ref()
+            .is_none_or(|on| on.iter().any(|name| name == "_id")),
+    };
+    loop {
+        let documents = portion(source).map_err(while_running)?;
+        if documents.is_empty() {
+            return Ok(());
+        }
+        for document in documents {
+            joining.join(document).await.map_err(while_running)?;
+            invocation.operation.check()?;
+        }
+    }
+}
+
+/// What `whenMatched: "merge"` means as an update.
+fn overlay_pipeline() -> ArrayBuf {
+    let mut stage = DocWriter::new();
+    stage
+        .begin_document("$replaceWith")
+        .begin_array("$mergeObjects")
+        .push("$$ROOT")
+        .push("$$new")
+        .end()
+        .end();
+    let mut stages = ArrayWriter::new();
+    stages.push(&stage.finish());
+    stages.finish()
+}
+
+struct Joining<'a> {
+    invocation: &'a Invocation<'a>,
+    merge: &'a Merge,
+    context: &'a QueryContext,
+    overlay: ArrayBuf,
+    by_id: bool,
+}
+
+impl Joining<'_> {
+    async fn join(&self, document: DocBuf) -> Result<(), Error> {
+        let document = match document.get("_id") {
+            None if self.by_id => self.with_id(document.as_doc()),
+            _ => document,
+        };
+        let identity = self.merge.identity(document.as_doc())?;
+        for _ in 0..ATTEMPTS {
+            if self.update(document.as_doc(), identity.as_doc()).await? {
+                return Ok(());
+            }
+            match self.merge.when_not_matched {
+                WhenNotMatched::Discard => return Ok(()),
+                WhenNotMatched::Fail => {
+                    return Err(Error::new(
+                        Code::MERGE_STAGE_NO_MATCHING_DOCUMENT,
+                        "$merge could not find a matching document in the target collection for \
+                         at least one document in the source collection",
+                    ));
+                }
+                WhenNotMatched::Insert => {}
+            }
+            let target = &self.merge.target;
+            match insert_all(self.invocation, target, vec![document.clone()]).await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.code == Code::DUPLICATE_KEY && self.is_identity(&error) => {
+                    match self.merge.when_matched {
+                        WhenMatched::Fail => {
+                            return Err(prefixed(
+                                "$merge with whenMatched: fail found an existing document with \
+                                 the same values for the 'on' fields",
+                                error,
+                            ));
+                        }
+                        // Somebody inserted it meanwhile: now there is one to change.
+                        WhenMatched::KeepExisting
+                        | WhenMatched::Replace
+                        | WhenMatched::Merge
+                        | WhenMatched::Pipeline(_) => {}
+                    }
+                }
+                Err(error) if error.code == Code::DUPLICATE_KEY => {
+                    return Err(prefixed("$merge failed due to a DuplicateKey error", error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::new(
+            Code::WRITE_CONFLICT,
+            "$merge lost too many races for one document",
+        ))
+    }
+
+    fn with_id(&self, doc: Doc<'_>) -> DocBuf {
+        let mut writer = DocWriter::new();
+        writer.append("_id", self.invocation.shard.new_object_id());
+        for element in doc.iter() {
+            writer.append_element(&element);
+        }
+        writer.finish()
+    }
+
+    /// Whether a violated index is the one on the join fields.
+    fn is_identity(&self, error: &Error) -> bool {
+        let pattern = error
+            .details
+            .as_ref()
+            .and_then(|details| details.as_doc().get_doc("keyPattern"));
+        let Some(pattern) = pattern else {
+            return false;
+        };
+        match &self.merge.on {
+            None => pattern.iter().all(|field| field.key() == "_id"),
+            Some(on) => pattern
+                .iter()
+                .all(|field| on.iter().any(|name| name == field.key())),
+        }
+    }
+
+    /// Changes the document in the target; false if there is none.
+    async fn update(&self, document: Doc<'_>, identity: Doc<'_>) -> Result<bool, Error> {
+        let context = self.merge.bound(document, self.context)?;
+        let update = match &self.merge.when_matched {
+            WhenMatched::Fail => return Ok(false),
+            WhenMatched::KeepExisting => {
+                let mut stages = ArrayWriter::new();
+                stages.push(&DocWriter::new().with("$set", Doc::EMPTY).finish());
+                Update::parse(ValueRef::from(&stages.finish()), None, &context)?
+            }
+            WhenMatched::Replace => Update::Replacement(document.to_owned()),
+            WhenMatched::Merge => Update::parse(ValueRef::from(&self.overlay), None, &context)?,
+            WhenMatched::Pipeline(stages) => {
+                Update::parse(ValueRef::from(stages), None, &context)?
+            }
+        };
+        let selection = Selection {
+            filter: identity_filter(identity).normalized(),
+            sort: None,
+            hint: None,
+            context,
+        };
+        let outcome = Modification {
+            invocation: self.invocation,
+            namespace: &self.merge.target,
+            selection: &selection,
+            action: &Action::Update(Box::new(update)),
+            multi: false,
+            upsert: false,
+            images: false,
+        }
+        .run()
+        .await
+        .map_err(|error| {
+            if error.code == Code::IMMUTABLE_FIELD {
+                prefixed(
+                    "$merge failed to update the matching document, did you attempt to modify \
+                     the _id or the shard key?",
+                    error,
+                )
+            } else {
+                error
+            }
+        })?;
+        Ok(outcome.matched > 0)
+    }
+}
+
+/// Values are meant as they are, never as operators.
+fn identity_filter(identity: Doc<'_>) -> Filter {
+    Filter::And(
+        identity
+            .iter()
+            .map(|field| {
+                Filter::equal(
+                    query::path::Path::new(field.key()),
+                    field.value().to_owned(),
+                )
+            })
+            .collect(),
+    )
+    .optimized()
+}
+
+fn prefixed(what: &str, error: Error) -> Error {
+    Error {
+        message: format!("{what} :: caused by :: {}", error.message),
+        ..error
+    }
+}

@@ -1,0 +1,245 @@
+//! `aggregate`: runs a pipeline; the first batch, and a cursor for the rest.
+
+use super::arguments::{arguments, missing};
+use super::find::{finish_cursor, time_left};
+use super::{Answer, Invocation, let_variables, refuse_collation};
+use crate::aggregate::{
+    PipelineSource, ShardEnvironment, check_unique, merge_into, write_out,
+};
+use crate::cursor::{Batch, FIRST_BATCH_DOCUMENTS, OpenCursor, fill_batch};
+use model::bson::{Array, Doc, Value, ValueRef};
+use model::number::Number;
+use model::{Code, Error, Namespace};
+use query::pipeline::{Environment, Place, Scope, Stage, Step, not_an_array, parse, start};
+use std::sync::Arc;
+use wire::Reply;
+
+/// The fields of the command as they stand.
+#[derive(Default)]
+struct Fields<'a> {
+    pipeline: Option<Array<'a>>,
+    batch_size: Option<u64>,
+    has_cursor: bool,
+    explain: Option<bool>,
+    allow_disk_use: bool,
+    hint: Option<Value>,
+    variables: Option<Doc<'a>>,
+}
+
+pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
+    let body = invocation.request.body();
+    let collection = target(invocation)?;
+    let fields = Fields::read(body)?;
+    let pipeline = fields
+        .pipeline
+        .ok_or_else(|| missing("aggregate", "pipeline"))?;
+    if !fields.has_cursor && fields.explain.is_none() {
+        return Err(Error::new(
+            Code::FAILED_TO_PARSE,
+            "The 'cursor' option is required, except for aggregate with the explain argument",
+        ));
+    }
+    if fields.explain == Some(true) {
+        return Err(Error::new(
+            Code::COMMAND_NOT_SUPPORTED,
+            "explain of aggregations is not supported yet",
+        ));
+    }
+    let context = let_variables(invocation, fields.variables)?;
+    let mut steps = parse(
+        pipeline,
+        &Scope {
+            database: invocation.request.database(),
+            collection: collection.as_ref(),
+            context: &context,
+            place: Place::Command,
+            depth: 0,
+        },
+    )?;
+    let output = take_output(&mut steps);
+    if let Some(Stage::Merge(merge)) = &output {
+        check_unique(invocation, merge)?;
+    }
+    let environment =
+        ShardEnvironment::new(invocation.shard, invocation.operation, fields.allow_disk_use);
+    let shared: Arc<dyn Environment> = environment.clone();
+    let mut source = start(steps, collection.clone(), fields.hint, &shared)?;
+    let namespace = match collection {
+        Some(collection) => collection,
+        None => Namespace::new(invocation.request.database(), "$cmd.aggregate")?,
+    };
+    match output {
+        Some(Stage::Out(out)) => write_out(invocation, &mut *source, &out.target).await?,
+        Some(Stage::Merge(merge)) => {
+            merge_into(invocation, &mut *source, &merge, &context).await?;
+        }
+        _ => {
+            let source = PipelineSource {
+                source,
+                environment,
+                left_over: false,
+            };
+            return first_batch(invocation, source, fields.batch_size, &namespace);
+        }
+    }
+    let mut writer = Reply::writer();
+    writer.begin_document("cursor").begin_array("firstBatch").end();
+    finish_cursor(writer, 0, &namespace)
+}
+
+/// The collection that is named; `None` for `{aggregate: 1}`.
+fn target(invocation: &Invocation<'_>) -> Result<Option<Namespace>, Error> {
+    let database = invocation.request.database();
+    let first = invocation.request.body().first();
+    match first.map(|element| element.value()) {
+        Some(ValueRef::String(name)) => {
+            if name == "$cmd.aggregate" || name.is_empty() {
+                return Err(Error::new(
+                    Code::INVALID_NAMESPACE,
+                    format!("Invalid namespace specified '{database}.{name}'"),
+                ));
+            }
+            Namespace::new(database, name).map(Some)
+        }
+        Some(value) if value.is_number() => {
+            if Number::of(value).and_then(Number::to_i64_exact) == Some(1) {
+                return Ok(None);
+            }
+            Err(Error::new(
+                Code::FAILED_TO_PARSE,
+                "Invalid command format: the 'aggregate' field must specify a collection name or 1",
+            ))
+        }
+        other => Err(Error::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "collection name has invalid type: {}",
+                other.map_or("missing", |value| value.kind().name())
+            ),
+        )),
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn read(body: Doc<'a>) -> Result<Self, Error> {
+        let mut fields = Fields {
+            allow_disk_use: true,
+            ..Fields::default()
+        };
+        for argument in arguments("aggregate", body) {
+            let value = argument.value();
+            match argument.name() {
+                "pipeline" => match value {
+                    ValueRef::Array(stages) => fields.pipeline = Some(stages),
+                    _ => return Err(not_an_array()),
+                },
+                "cursor" => {
+                    let ValueRef::Document(cursor) = value else {
+                        return Err(mismatch("cursor field must be missing or an object"));
+                    };
+                    fields.has_cursor = true;
+                    fields.batch_size = batch_size(cursor)?;
+                }
+                "explain" => match value {
+                    ValueRef::Boolean(flag) => fields.explain = Some(flag),
+                    _ => return Err(mismatch("explain must be a boolean")),
+                },
+                "allowDiskUse" => match value {
+                    ValueRef::Boolean(flag) => fields.allow_disk_use = flag,
+                    other => {
+                        return Err(mismatch(&format!(
+                            "Field 'allowDiskUse' should be a boolean value, but found: {}",
+                            other.kind().name()
+                        )));
+                    }
+                },
+                "hint" => match value {
+                    ValueRef::String(_) | ValueRef::Document(_) => {
+                        fields.hint = Some(value.to_owned()).filter(|_| !is_empty(value));
+                    }
+                    _ => {
+                        return Err(Error::new(
+                            Code::FAILED_TO_PARSE,
+                            "Hint must be a string or an object",
+                        ));
+                    }
+                },
+                "let" => fields.variables = argument.optional_doc()?,
+                "collation" => refuse_collation(argument.doc()?)?,
+                "bypassDocumentValidation" => {
+                    argument.loose_boolean()?;
+                }
+                "fromMongos" | "isMapReduceCommand" | "needsMerge" => {
+                    argument.boolean()?;
+                }
+                "collectionUUID" => {
+                    if !matches!(value, ValueRef::Binary { .. }) {
+                        return Err(argument.wrong_type("binData"));
+                    }
+                }
+                _ => return Err(argument.unknown()),
+            }
+        }
+        Ok(fields)
+    }
+}
+
+fn is_empty(value: ValueRef<'_>) -> bool {
+    matches!(value, ValueRef::Document(doc) if doc.is_empty())
+}
+
+fn mismatch(message: &str) -> Error {
+    Error::new(Code::TYPE_MISMATCH, message)
+}
+
+fn batch_size(cursor: Doc<'_>) -> Result<Option<u64>, Error> {
+    let mut size = None;
+    for field in super::arguments::fields("cursor", cursor) {
+        match field.name() {
+            "batchSize" if field.value().is_nullish() => {}
+            "batchSize" => size = Some(field.non_negative()? as u64),
+            _ => return Err(field.unknown()),
+        }
+    }
+    Ok(size)
+}
+
+/// Takes the stage that writes off the end.
+fn take_output(steps: &mut Vec<Step>) -> Option<Stage> {
+    let last = steps.pop()?;
+    match last.stage {
+        Stage::Out(_) | Stage::Merge(_) => Some(last.stage),
+        _ => {
+            steps.push(last);
+            None
+        }
+    }
+}
+
+fn first_batch(
+    invocation: &Invocation<'_>,
+    mut source: PipelineSource,
+    batch_size: Option<u64>,
+    namespace: &Namespace,
+) -> Answer {
+    let shard = invocation.shard;
+    let mut writer = Reply::writer();
+    writer.begin_document("cursor");
+    let documents_max = batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
+    let mut batch = Batch::begin(writer, "firstBatch", Some(documents_max));
+    // A batch of none opens the cursor without looking for anything.
+    let more =
+        documents_max == 0 || fill_batch(&mut source, invocation.operation, &mut batch)?;
+    shard.counters.returned(batch.documents() as usize);
+    let writer = batch.end();
+    if !more {
+        return finish_cursor(writer, 0, namespace);
+    }
+    let id = shard.cursors.open(OpenCursor {
+        namespace: namespace.clone(),
+        source: Box::new(source),
+        no_timeout: false,
+        time_left: time_left(invocation),
+    });
+    finish_cursor(writer, id, namespace)
+}

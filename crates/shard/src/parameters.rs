@@ -1,0 +1,154 @@
+//! Parameters that `setParameter` changes while the server runs.
+//!
+//! All of them together are one small value behind a watch channel: who depends
+//! on one (the expiry of documents, say) is woken when any changes.
+
+use model::bson::{Value, ValueRef};
+use model::number::Number;
+use model::{Code, Error};
+use tokio::sync::watch;
+
+/// The values of all parameters at one moment.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Settings {
+    pub(crate) cursor_timeout_ms: i64,
+    pub(crate) sort_memory_bytes: i32,
+    pub(crate) log_level: i32,
+    pub(crate) no_table_scan: bool,
+    pub(crate) quiet: bool,
+    pub(crate) ttl_enabled: bool,
+    pub(crate) ttl_sleep_secs: i32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            cursor_timeout_ms: 600_000,
+            sort_memory_bytes: 100 * 1024 * 1024,
+            log_level: 0,
+            no_table_scan: false,
+            quiet: false,
+            ttl_enabled: true,
+            ttl_sleep_secs: 60,
+        }
+    }
+}
+
+pub(crate) struct Parameters {
+    settings: watch::Sender<Settings>,
+}
+
+/// Names in the order in which they are shown.
+pub(crate) const SETTABLE: &[&str] = &[
+    "cursorTimeoutMillis",
+    "internalQueryMaxBlockingSortMemoryUsageBytes",
+    "logLevel",
+    "notablescan",
+    "quiet",
+    "ttlMonitorEnabled",
+    "ttlMonitorSleepSecs",
+];
+
+impl Settings {
+    pub(crate) fn get(&self, name: &str) -> Option<Value> {
+        Some(match name {
+            "cursorTimeoutMillis" => self.cursor_timeout_ms.into(),
+            "internalQueryMaxBlockingSortMemoryUsageBytes" => self.sort_memory_bytes.into(),
+            "logLevel" => self.log_level.into(),
+            "notablescan" => self.no_table_scan.into(),
+            "quiet" => self.quiet.into(),
+            "ttlMonitorEnabled" => self.ttl_enabled.into(),
+            "ttlMonitorSleepSecs" => self.ttl_sleep_secs.into(),
+            _ => return None,
+        })
+    }
+
+    /// Changes one parameter; its name must be one of [`SETTABLE`].
+    pub(crate) fn set(&mut self, name: &str, value: ValueRef<'_>) -> Result<(), Error> {
+        let truth = model::number::is_truthy(value);
+        match name {
+            "cursorTimeoutMillis" => {
+                self.cursor_timeout_ms = integer(name, value, i64::MIN, i64::MAX)?;
+            }
+            "internalQueryMaxBlockingSortMemoryUsageBytes" => {
+                let bytes = integer32(name, value)?;
+                if bytes < 0 {
+                    return Err(out_of_range(name, bytes, "greater than or equal to 0"));
+                }
+                self.sort_memory_bytes = bytes;
+            }
+            "logLevel" => {
+                let level = Number::of(value).ok_or_else(|| {
+                    let shown = model::text::value_quoted(value);
+                    Error::bad_value(format!("Invalid value for logLevel: logLevel: {shown}"))
+                })?;
+                self.log_level = (level.to_f64() as i32).clamp(0, 5);
+            }
+            "notablescan" => {
+                if truth {
+                    return Err(Error::new(
+                        Code::COMMAND_NOT_SUPPORTED,
+                        "the parameter notablescan is not supported",
+                    ));
+                }
+            }
+            "quiet" => self.quiet = truth,
+            "ttlMonitorEnabled" => self.ttl_enabled = truth,
+            "ttlMonitorSleepSecs" => {
+                let seconds = integer32(name, value)?;
+                if seconds < 1 {
+                    return Err(out_of_range(name, seconds, "greater than 0"));
+                }
+                self.ttl_sleep_secs = seconds;
+            }
+            _ => unreachable!("callers set only parameters that can be set"),
+        }
+        Ok(())
+    }
+}
+
+fn out_of_range(name: &str, value: i32, rule: &str) -> Error {
+    Error::bad_value(format!(
+        "Invalid value for parameter {name}: {value} is not {rule}"
+    ))
+}
+
+fn integer(name: &str, value: ValueRef<'_>, min: i64, max: i64) -> Result<i64, Error> {
+    let number = Number::of(value).ok_or_else(|| {
+        Error::bad_value(format!(
+            "Failed validating {name}: Unable to coerce value to integral type"
+        ))
+    })?;
+    match number.to_i64_truncated() {
+        Some(number) if (min..=max).contains(&number) => Ok(number),
+        _ => Err(Error::bad_value(format!(
+            "Failed validating {name}: Out of bounds coercing to integral value"
+        ))),
+    }
+}
+
+fn integer32(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
+    let number = integer(name, value, i32::MIN.into(), i32::MAX.into())?;
+    Ok(i32::try_from(number).unwrap_or(i32::MAX))
+}
+
+impl Parameters {
+    pub(crate) fn new() -> Self {
+        Self {
+            settings: watch::Sender::new(Settings::default()),
+        }
+    }
+
+    pub(crate) fn current(&self) -> Settings {
+        *self.settings.borrow()
+    }
+
+    /// Takes over changed settings and wakes who watches them.
+    pub(crate) fn replace(&self, settings: Settings) {
+        self.settings.send_replace(settings);
+    }
+
+    pub(crate) fn watch(&self) -> watch::Receiver<Settings> {
+        self.settings.subscribe()
+    }
+}

@@ -1,0 +1,161 @@
+//! What tests of this crate stand on: a shard in a temporary directory, asked
+//! with requests inside the process, and scripts of commands with what they
+//! must answer.
+//!
+//! A script has one command in each line, written in the notation of the
+//! differential tests, and what is expected of its reply behind `=>`:
+//!
+//! ```text
+//!   {insert: "c", documents: [{_id: 1}]}   => {n: 1}     these fields, and maybe others
+//!   {create: "c"}                          => 48         the code of an error
+//!   admin {listDatabases: 1}               => {}         another database
+//! ```
+//!
+//! Documents must hold the expected fields with values of the same type; arrays
+//! must have as many elements. An empty pattern accepts any success. Lines that
+//! begin with `#` say why.
+
+use crate::command;
+use crate::{Shard, ShardOptions};
+use differential::notation::{parse, print, print_fields};
+use differential::value::{Fields, Value, decode, encode, get};
+use model::bson::DocBuf;
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+use wire::{ConnectionInfo, Request};
+
+pub(crate) struct TestShard {
+    pub(crate) shard: Arc<Shard>,
+    connection: Arc<ConnectionInfo>,
+    directory: TempDir,
+}
+
+impl TestShard {
+    pub(crate) async fn open() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let shard = open(directory.path()).await;
+        Self {
+            shard,
+            connection: Arc::new(ConnectionInfo::in_process(1)),
+            directory,
+        }
+    }
+
+    /// Closes the shard and opens it again from what it has stored.
+    pub(crate) async fn reopen(self) -> Self {
+        let Self {
+            shard,
+            connection,
+            directory,
+        } = self;
+        tokio::task::block_in_place(|| shard.close()).expect("the shard closes");
+        assert_eq!(Arc::strong_count(&shard), 1, "nobody else holds the shard");
+        drop(shard);
+        let shard = open(directory.path()).await;
+        Self {
+            shard,
+            connection,
+            directory,
+        }
+    }
+
+    /// Runs one command, written as text.
+    pub(crate) async fn run(&self, database: &str, text: &str) -> Fields {
+        let Value::Document(mut fields) = parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))
+        else {
+            panic!("{text} is not a document");
+        };
+        fields.push(("$db".to_owned(), Value::String(database.to_owned())));
+        let body = DocBuf::from_bytes(encode(&fields)).expect("encoded BSON is valid");
+        let request = Request::from_parts(body, Vec::new()).expect("a command");
+        let reply = command::dispatch(&self.shard, &self.connection, &request).await;
+        decode(reply.document().as_bytes()).expect("a reply is valid BSON")
+    }
+
+    /// Runs a script: see the header of this file.
+    pub(crate) async fn check(&self, script: &str) {
+        for line in script.lines().map(str::trim) {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let (command, expected) = line
+                .rsplit_once("=>")
+                .unwrap_or_else(|| panic!("{line} expects nothing"));
+            let brace = command.find('{').unwrap_or_default();
+            let (database, command) = command.split_at(brace);
+            let database = match database.trim() {
+                "" => "test",
+                named => named,
+            };
+            let reply = self.run(database, command).await;
+            let expected = parse(expected.trim()).unwrap_or_else(|e| panic!("{line}: {e}"));
+            check_reply(line, &reply, &expected);
+        }
+    }
+
+    /// Checks that the collection's records and indexes agree.
+    pub(crate) async fn check_valid(&self, collection: &str) -> Fields {
+        let reply = self.run("test", &format!("{{validate: \"{collection}\"}}")).await;
+        let printed = print_fields(&reply);
+        assert_eq!(get(&reply, "valid"), Some(&Value::Bool(true)), "{printed}");
+        reply
+    }
+}
+
+async fn open(directory: &Path) -> Arc<Shard> {
+    let options = ShardOptions {
+        data: directory.to_owned(),
+        cache_bytes: 8 << 20,
+    };
+    let shard = tokio::task::block_in_place(|| Shard::open(&options)).expect("the shard opens");
+    shard
+        .discard_unfinished_builds()
+        .await
+        .expect("unfinished builds are discarded");
+    shard
+}
+
+fn check_reply(line: &str, reply: &Fields, expected: &Value) {
+    let printed = print_fields(reply);
+    let code = get(reply, "code").or_else(|| {
+        let first = get(reply, "writeErrors")?.as_array()?.first()?;
+        first.get("code")
+    });
+    match expected {
+        Value::Int32(_) => assert_eq!(code, Some(expected), "{line}\n  answered {printed}"),
+        pattern => {
+            let ok = get(reply, "ok") == Some(&Value::Double(1.0)) || get_ok(pattern);
+            assert!(ok, "{line}\n  answered {printed}");
+            let whole = Value::Document(reply.clone());
+            if let Err(why) = matches(&whole, pattern) {
+                panic!("{line}\n  answered {printed}\n  {why}");
+            }
+        }
+    }
+}
+
+/// Whether a pattern speaks about `ok` itself.
+fn get_ok(pattern: &Value) -> bool {
+    pattern.get("ok").is_some()
+}
+
+fn matches(found: &Value, pattern: &Value) -> Result<(), String> {
+    match (found, pattern) {
+        (Value::Document(fields), Value::Document(expected)) => {
+            for (name, value) in expected {
+                match get(fields, name) {
+                    Some(found) => matches(found, value)?,
+                    None => return Err(format!("{name} is missing")),
+                }
+            }
+            Ok(())
+        }
+        (Value::Array(found), Value::Array(expected)) if found.len() == expected.len() => found
+            .iter()
+            .zip(expected)
+            .try_for_each(|(found, expected)| matches(found, expected)),
+        _ if found == pattern => Ok(()),
+        _ => Err(format!("{} is not {}", print(found), print(pattern))),
+    }
+}

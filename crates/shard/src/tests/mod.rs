@@ -1,0 +1,7 @@
+//! Tests that ask a whole shard, command by command.
+
+mod administration;
+mod catalog;
+mod expiry;
+mod index_build;
+mod validation;

@@ -1,0 +1,351 @@
+//! Reading through commands: finds, cursors, counts, plans. Each test opens a
+//! shard of its own in a temporary directory and speaks to it as a client does.
+
+use bson::{Bson, Document, doc};
+use model::bson::DocBuf;
+use shard::{Shard, ShardHandler, ShardOptions};
+use std::sync::Arc;
+use tempfile::TempDir;
+use wire::{ConnectionInfo, Handler, Request};
+
+struct World {
+    handler: ShardHandler,
+    connection: Arc<ConnectionInfo>,
+    _data: TempDir,
+}
+
+impl World {
+    fn open() -> Self {
+        let data = TempDir::new().expect("a temporary directory");
+        let shard = Shard::open(&ShardOptions {
+            data: data.path().to_owned(),
+            cache_bytes: 8 << 20,
+        })
+        .expect("an empty directory opens");
+        Self {
+            handler: ShardHandler(shard),
+            connection: Arc::new(ConnectionInfo::in_process(1)),
+            _data: data,
+        }
+    }
+
+    async fn run(&self, mut command: Document) -> Document {
+        command.insert("$db", "test");
+        let mut bytes = Vec::new();
+        command.to_writer(&mut bytes).expect("a command encodes");
+        let body = DocBuf::from_bytes(bytes).expect("a command is valid");
+        let request = Request::from_parts(body, Vec::new()).expect("a command has a name");
+        let reply = self.handler.handle(&self.connection, request).await;
+        Document::from_reader(reply.document().as_bytes()).expect("a reply decodes")
+    }
+
+    async fn ok(&self, command: Document) -> Document {
+        let text = command.to_string();
+        let reply = self.run(command).await;
+        assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{text}: {reply}");
+        reply
+    }
+
+    async fn code(&self, command: Document) -> i32 {
+        self.run(command).await.get_i32("code").unwrap_or(0)
+    }
+
+    async fn insert(&self, documents: Vec<Document>) {
+        for chunk in documents.chunks(500) {
+            self.ok(doc! {"insert": "c", "documents": chunk.to_vec()}).await;
+        }
+    }
+
+    async fn index(&self, key: Document, name: &str) {
+        self.ok(doc! {"createIndexes": "c", "indexes": [{"key": key, "name": name}]})
+            .await;
+    }
+
+    /// The ids that a find returns, over batches of the given size.
+    async fn ids(&self, mut find: Document, batch: i32) -> Vec<i32> {
+        find.insert("batchSize", batch);
+        let mut reply = self.ok(find).await;
+        let mut ids = Vec::new();
+        let mut name = "firstBatch";
+        loop {
+            let cursor = reply.get_document("cursor").expect("a cursor").clone();
+            for document in cursor.get_array(name).expect("a batch") {
+                ids.push(match document.as_document().and_then(|d| d.get("_id")) {
+                    Some(Bson::Int32(id)) => *id,
+                    other => panic!("an id: {other:?}"),
+                });
+            }
+            let id = cursor.get_i64("id").expect("an id");
+            if id == 0 {
+                return ids;
+            }
+            name = "nextBatch";
+            reply = self
+                .ok(doc! {"getMore": id, "collection": "c", "batchSize": batch})
+                .await;
+        }
+    }
+}
+
+fn numbers(count: i32) -> Vec<Document> {
+    (0..count)
+        .map(|at| doc! {"_id": at, "a": at % 5, "b": at, "r": [at, at + 1], "s": format!("x{at}")})
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_batch_size_yields_the_same_documents() {
+    let world = World::open();
+    world.insert(numbers(300)).await;
+    world.index(doc! {"a": 1, "b": -1}, "ab").await;
+    world.index(doc! {"r": 1}, "r").await;
+    world.index(doc! {"s": 1}, "s").await;
+    let queries = [
+        doc! {"find": "c"},
+        doc! {"find": "c", "filter": {"a": 1}},
+        doc! {"find": "c", "filter": {"a": {"$in": [1, 3]}, "b": {"$gt": 50}}},
+        doc! {"find": "c", "filter": {"a": 2}, "sort": {"b": 1}},
+        doc! {"find": "c", "filter": {"a": 2}, "sort": {"s": -1}, "skip": 3, "limit": 20},
+        doc! {"find": "c", "filter": {"r": {"$gte": 10, "$lt": 200}}},
+        doc! {"find": "c", "filter": {"r": {"$in": [5, 6, 7]}}},
+        doc! {"find": "c", "filter": {"$or": [{"a": 1}, {"s": "x2"}, {"r": 7}]}},
+        doc! {"find": "c", "filter": {"_id": {"$gt": 7, "$lt": 31}}, "sort": {"_id": -1}},
+        doc! {"find": "c", "filter": {"_id": {"$in": [3, 1, 700, 2]}}},
+        doc! {"find": "c", "filter": {"s": {"$regex": "^x1"}}},
+    ];
+    for query in queries {
+        let mut natural = query.clone();
+        if !natural.contains_key("sort") {
+            natural.insert("hint", doc! {"$natural": 1});
+        }
+        let mut expected = world.ids(natural, 1000).await;
+        let sorted = query.contains_key("sort");
+        if !sorted {
+            expected.sort_unstable();
+        }
+        for batch in [1, 2, 7, 100, 1000] {
+            let mut found = world.ids(query.clone(), batch).await;
+            if !sorted {
+                found.sort_unstable();
+            }
+            assert_eq!(found, expected, "{query} in batches of {batch}");
+        }
+    }
+}
+
+/// A position cannot hold a set of seen ids: the key at which a document is
+/// emitted is recomputed from the document.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_document_with_several_keys_is_emitted_at_its_first_key() {
+    let world = World::open();
+    world.insert(vec![
+        doc! {"_id": 1, "r": [1, 5, 9]},
+        doc! {"_id": 2, "r": [4, 6]},
+        doc! {"_id": 3, "r": 5},
+        doc! {"_id": 4, "r": [9, 0]},
+    ])
+    .await;
+    world.index(doc! {"r": 1}, "r").await;
+    let find = |sort: i32| doc! {"find": "c", "filter": {"r": {"$gte": 0}}, "sort": {"r": sort}, "hint": "r"};
+    for batch in [1, 2, 10] {
+        assert_eq!(world.ids(find(1), batch).await, [4, 1, 2, 3]);
+        assert_eq!(world.ids(find(-1), batch).await.len(), 4);
+        let between = doc! {"find": "c", "filter": {"r": {"$in": [5, 6, 9]}}, "hint": "r"};
+        assert_eq!(world.ids(between, batch).await, [1, 3, 2, 4]);
+    }
+}
+
+/// Writers go on while a cursor is open; what did not change is returned once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_goes_on_over_changes() {
+    let world = World::open();
+    world.insert(numbers(50)).await;
+    world.index(doc! {"b": 1}, "b").await;
+    let find = doc! {"find": "c", "filter": {"b": {"$gte": 0}}, "hint": "b", "batchSize": 10};
+    let first = world.ok(find).await;
+    let cursor = first.get_document("cursor").expect("a cursor");
+    let id = cursor.get_i64("id").expect("an id");
+    world.ok(doc! {"delete": "c", "deletes": [{"q": {"_id": {"$lt": 20}}, "limit": 0}]})
+        .await;
+    world.insert(vec![doc! {"_id": 100, "b": -5}, doc! {"_id": 101, "b": 25}]).await;
+    let rest = world.ok(doc! {"getMore": id, "collection": "c"}).await;
+    let cursor = rest.get_document("cursor").expect("a cursor");
+    let ids: Vec<i32> = cursor
+        .get_array("nextBatch")
+        .expect("a batch")
+        .iter()
+        .filter_map(|document| document.as_document()?.get_i32("_id").ok())
+        .collect();
+    let mut expected: Vec<i32> = (20..50).collect();
+    expected.insert(6, 101);
+    let mut sorted = ids.clone();
+    sorted.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(sorted, expected);
+    assert_eq!(cursor.get_i64("id").ok(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cursors_end_and_refuse_as_mongodb_has_it() {
+    let world = World::open();
+    world.insert(numbers(10)).await;
+    let open = world.ok(doc! {"find": "c", "batchSize": 0}).await;
+    let cursor = open.get_document("cursor").expect("a cursor");
+    assert!(cursor.get_array("firstBatch").expect("a batch").is_empty());
+    let id = cursor.get_i64("id").expect("an id");
+    let more = |id: i64| doc! {"getMore": id, "collection": "c", "batchSize": 3};
+    assert_eq!(world.code(doc! {"getMore": id, "collection": "d"}).await, 13);
+    assert_eq!(world.code(doc! {"getMore": id, "collection": "c", "maxTimeMS": 5}).await, 2);
+    world.ok(more(id)).await;
+    let killed = world.ok(doc! {"killCursors": "c", "cursors": [id, 77_i64]}).await;
+    assert_eq!(killed.get_array("cursorsKilled").map(Vec::len).ok(), Some(1));
+    assert_eq!(killed.get_array("cursorsNotFound").map(Vec::len).ok(), Some(1));
+    assert_eq!(world.code(more(id)).await, 43);
+
+    let open = world.ok(doc! {"find": "c", "batchSize": 2}).await;
+    let id = open.get_document("cursor").and_then(|c| c.get_i64("id")).expect("an id");
+    world.ok(doc! {"drop": "c"}).await;
+    assert_eq!(world.code(more(id)).await, 175);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_arguments_get_mongodbs_codes() {
+    let world = World::open();
+    world.insert(numbers(3)).await;
+    world.index(doc! {"s": 1}, "s").await;
+    for (command, code) in [
+        (doc! {"find": "c", "limit": -1}, 51024),
+        (doc! {"find": "c", "limit": "x"}, 14),
+        (doc! {"find": "c", "filter": 1}, 14),
+        (doc! {"find": "c", "sort": {"a": 2}}, 15975),
+        (doc! {"find": "c", "hint": "nope"}, 2),
+        (doc! {"find": "c", "hint": 5}, 9),
+        (doc! {"find": "c", "bogus": 1}, 40415),
+        (doc! {"find": "c", "tailable": true}, 2),
+        (doc! {"find": "c", "awaitData": true}, 9),
+        (doc! {"find": "c", "singleBatch": 1}, 14),
+        (doc! {"find": "c", "min": {"s": 1}}, 51173),
+        (doc! {"find": "c", "min": {"a": 1}, "hint": "s"}, 51174),
+        (doc! {"find": "c", "min": {"s": 5}, "max": {"s": 3}, "hint": "s"}, 51175),
+        (doc! {"find": "c", "min": {"s": 5}, "max": {"a": 3}, "hint": "s"}, 51176),
+        (doc! {"getMore": 5_i64, "collection": "c"}, 43),
+        (doc! {"getMore": 5, "collection": "c"}, 14),
+        (doc! {"getMore": 5_i64}, 40414),
+        (doc! {"killCursors": "c", "cursors": [5]}, 14),
+        (doc! {"count": "c", "limit": "x"}, 2),
+        (doc! {"count": "c", "skip": -1}, 51024),
+        (doc! {"count": "c", "bogus": 1}, 40415),
+        (doc! {"distinct": "c"}, 40414),
+        (doc! {"distinct": "c", "key": ""}, 40352),
+        (doc! {"explain": {"insert": "c"}}, 20),
+        (doc! {"explain": {"bogus": "c"}}, 59),
+        (doc! {"explain": 5}, 14),
+    ] {
+        let reply = world.run(command.clone()).await;
+        assert_eq!(reply.get_i32("code").ok(), Some(code), "{command}: {reply}");
+    }
+}
+
+/// The names of the stages from the root down, first inputs only.
+fn stages(explained: &Document) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut stage = explained
+        .get_document("queryPlanner")
+        .and_then(|planner| planner.get_document("winningPlan"))
+        .ok();
+    while let Some(current) = stage {
+        names.push(current.get_str("stage").unwrap_or("?").to_owned());
+        stage = current.get_document("inputStage").ok();
+    }
+    names
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn explain_names_stages_as_mongodb_does() {
+    let world = World::open();
+    world.insert(numbers(20)).await;
+    world.index(doc! {"a": 1, "b": -1}, "ab").await;
+    for (command, expected) in [
+        (doc! {"find": "none"}, "EOF"),
+        (doc! {"find": "c"}, "COLLSCAN"),
+        (doc! {"find": "c", "filter": {"_id": 3}}, "IDHACK"),
+        (doc! {"find": "c", "filter": {"_id": {"$gt": 3}}}, "FETCH IXSCAN"),
+        (doc! {"find": "c", "filter": {"a": 1}}, "FETCH IXSCAN"),
+        (doc! {"find": "c", "filter": {"a": 1}, "sort": {"b": 1}}, "FETCH IXSCAN"),
+        (doc! {"find": "c", "filter": {"a": 1}, "sort": {"s": 1}}, "SORT FETCH IXSCAN"),
+        (doc! {"find": "c", "sort": {"s": 1}, "skip": 1}, "SKIP SORT COLLSCAN"),
+        (doc! {"find": "c", "limit": 3}, "LIMIT COLLSCAN"),
+        (
+            doc! {"find": "c", "filter": {"a": 1}, "projection": {"_id": 0, "b": 1}},
+            "PROJECTION_COVERED IXSCAN",
+        ),
+        (
+            doc! {"find": "c", "filter": {"a": 1}, "projection": {"b": 1}, "skip": 1, "limit": 2},
+            "LIMIT PROJECTION_SIMPLE FETCH SKIP IXSCAN",
+        ),
+        (doc! {"find": "c", "projection": {"a": 0}}, "PROJECTION_DEFAULT COLLSCAN"),
+        (doc! {"find": "c", "filter": {"$or": [{"a": 1}, {"_id": 3}]}}, "SUBPLAN FETCH OR"),
+        (doc! {"count": "c"}, "RECORD_STORE_FAST_COUNT"),
+        (doc! {"count": "c", "query": {"a": 1}}, "COUNT COUNT_SCAN"),
+        (doc! {"count": "c", "query": {"s": 1}}, "COUNT COLLSCAN"),
+        (doc! {"count": "c", "query": {"a": {"$in": [1, 2]}}}, "COUNT IXSCAN"),
+        (doc! {"distinct": "c", "key": "s"}, "PROJECTION_SIMPLE COLLSCAN"),
+        (
+            doc! {"update": "c", "updates": [{"q": {"a": 1}, "u": {"$set": {"z": 1}}}]},
+            "UPDATE FETCH IXSCAN",
+        ),
+        (doc! {"delete": "c", "deletes": [{"q": {"_id": 1}, "limit": 1}]}, "DELETE IDHACK"),
+        (doc! {"aggregate": "c", "pipeline": [{"$match": {"a": 1}}], "cursor": {}}, "FETCH IXSCAN"),
+    ] {
+        for verbosity in ["queryPlanner", "executionStats", "allPlansExecution"] {
+            let explained = world
+                .ok(doc! {"explain": command.clone(), "verbosity": verbosity})
+                .await;
+            assert_eq!(stages(&explained).join(" "), expected, "{command}");
+        }
+    }
+    let explained = world
+        .ok(doc! {"explain": {"find": "c", "filter": {"a": 1, "b": {"$gt": 3}}}})
+        .await;
+    let statistics = explained.get_document("executionStats").expect("statistics");
+    assert_eq!(statistics.get_i32("nReturned").ok(), Some(3), "{explained}");
+    assert_eq!(statistics.get_i32("totalKeysExamined").ok(), Some(3));
+    assert_eq!(statistics.get_i32("totalDocsExamined").ok(), Some(3));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counts_and_distinct_values() {
+    let world = World::open();
+    world.insert(numbers(1000)).await;
+    world.index(doc! {"a": 1}, "a").await;
+    for (command, expected) in [
+        (doc! {"count": "c"}, 1000),
+        (doc! {"count": "c", "query": {"a": 1}}, 200),
+        (doc! {"count": "c", "query": {"a": 1}, "skip": 190}, 10),
+        (doc! {"count": "c", "query": {"a": 1}, "limit": -7}, 7),
+        (doc! {"count": "c", "skip": 998}, 2),
+        (doc! {"count": "c", "query": {"r": {"$gte": 990}}}, 11),
+        (doc! {"count": "none"}, 0),
+    ] {
+        let reply = world.ok(command.clone()).await;
+        assert_eq!(reply.get_i32("n").ok(), Some(expected), "{command}");
+    }
+    let reply = world.ok(doc! {"distinct": "c", "key": "a", "query": {"b": {"$lt": 3}}}).await;
+    assert_eq!(reply.get_array("values").ok(), Some(&vec![0.into(), 1.into(), 2.into()]));
+}
+
+/// Chunks of an update scan one snapshot: a document that moves ahead in the
+/// index is not met again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_update_meets_each_document_once() {
+    let world = World::open();
+    world.insert(numbers(600)).await;
+    world.index(doc! {"b": 1}, "b").await;
+    let update = doc! {"update": "c", "updates": [
+        {"q": {"b": {"$gte": 0}}, "u": {"$inc": {"b": 1000}}, "multi": true, "hint": "b"},
+    ]};
+    let reply = world.ok(update).await;
+    assert_eq!(reply.get_i32("nModified").ok(), Some(600), "{reply}");
+    let reply = world.ok(doc! {"count": "c", "query": {"b": {"$gte": 1000, "$lt": 1600}}}).await;
+    assert_eq!(reply.get_i32("n").ok(), Some(600));
+}
