@@ -220,11 +220,15 @@ class Values(Program):
                 document = {"a": document}
             return document
 
-        self.db.c.insert_one({"_id": 1, "d": nested(100)})
-        self.assertEqual(self.db.c.find_one()["d"], nested(100))
-        with self.assertRaises(OperationFailure):
-            self.db.c.insert_one({"_id": 2, "d": nested(250)})
-        self.client.admin.command("ping")
+        self.db.c.insert_one({"_id": 1, "d": nested(180)})
+        self.assertEqual(self.db.c.find_one()["d"], nested(180))
+        with self.refused(15, kind=WriteError):
+            self.db.c.insert_one({"_id": 2, "d": nested(181)})
+        # So deep that the message itself is refused.
+        with self.refused(15, "Overflow"):
+            self.db.c.insert_one({"_id": 3, "d": nested(250)})
+        with self.refused(15, "Overflow"):
+            self.db.c.find_one({"d": nested(250)})
         self.assertEqual(self.db.c.count_documents({}), 1)
 
     def test_dollar_fields_and_dots(self):

@@ -92,17 +92,18 @@ impl IndexDefinition {
     /// This definition with one option of its specification set, or taken away.
     pub fn with_option(&self, name: &str, value: Option<ValueRef<'_>>) -> Result<Self, Error> {
         let mut spec = DocWriter::new();
-        for field in self.spec.iter() {
-            match value {
-                _ if field.key() != name => spec.append_element(&field),
-                Some(value) => spec.append(name, value),
-                None => &mut spec,
-            };
-        }
-        if let Some(value) = value
-            && self.spec.get(name).is_none()
-        {
-            spec.append(name, value);
+        for field in ["v", "key", "name"].iter().chain(specification::OPTIONS) {
+            match self.spec.as_doc().element(field) {
+                _ if *field == name => {
+                    if let Some(value) = value {
+                        spec.append(name, value);
+                    }
+                }
+                Some(element) => {
+                    spec.append_element(&element);
+                }
+                None => {}
+            }
         }
         Self::from_stored(spec.finish().as_doc())
     }

@@ -5,9 +5,10 @@
 //! it. Maintenance is bounded in each pass and may be left at any point; expiry
 //! writes, so it is never left in the middle but looks for the shutdown itself.
 
+use crate::cursor::IDLE_TIMEOUT;
 use crate::{Shard, ttl};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,12 +30,25 @@ impl Shard {
     }
 }
 
+/// The time by which cursors are judged. They end after [`IDLE_TIMEOUT`]; a
+/// parameter that says otherwise moves the clock instead.
+fn idle_clock(shard: &Shard) -> Instant {
+    let now = Instant::now();
+    let wanted_ms = shard.parameters.current().cursor_timeout_ms;
+    let wanted = Duration::from_millis(u64::try_from(wanted_ms).unwrap_or(0));
+    let moved = match IDLE_TIMEOUT.checked_sub(wanted) {
+        Some(sooner) => now.checked_add(sooner),
+        None => now.checked_sub(wanted - IDLE_TIMEOUT),
+    };
+    moved.unwrap_or(now)
+}
+
 async fn maintenance(shard: &Arc<Shard>) {
     let mut ticks = tokio::time::interval(MAINTENANCE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        shard.cursors.close_idle(std::time::Instant::now());
+        shard.cursors.close_idle(idle_clock(shard));
         let maintained = tokio::task::block_in_place(|| {
             let now = shard.log.latest_time();
             shard.store.maintain(now, MAINTENANCE_BUDGET)

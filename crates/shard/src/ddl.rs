@@ -36,7 +36,8 @@ use storage::entry::Encoder;
 use tokio::sync::RwLock;
 
 /// The change of one index's definition.
-pub(crate) type Redefine<'a> = dyn Fn(&IndexDefinition) -> Result<IndexDefinition, Error> + Send + Sync + 'a;
+pub(crate) type Redefine<'a> =
+    dyn Fn(&IndexDefinition) -> Result<IndexDefinition, Error> + Send + Sync + 'a;
 
 impl Shard {
     /// The collection, created if it is not there.

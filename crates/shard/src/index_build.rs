@@ -58,7 +58,7 @@ impl Shard {
     ) -> Result<Option<Build>, Error> {
         let mut ids = self.next_ids()?;
         let _gate = collection.gate.write().await;
-        self.wait_for_appended().await?;
+        self.wait_for_proposed().await?;
         let empty = self.store.collection_counter(collection.id).items == 0;
         let state = if empty {
             IndexState::Ready
@@ -140,7 +140,7 @@ impl Shard {
             if indexes.len() != build.indexes.len() {
                 return Err(aborted("the index was dropped"));
             }
-            self.wait_for_appended().await?;
+            self.wait_for_proposed().await?;
             let batch = tokio::task::block_in_place(|| {
                 Batch::read(&self.store, &collection, &indexes, after.as_deref())
             })?;
@@ -163,7 +163,7 @@ impl Shard {
             match proposed {
                 Ok(pending) => break pending,
                 Err(ProposeError::Busy) => {
-                    self.log.ready().await.map_err(crate::error::from_log)?
+                    self.log.ready().await.map_err(crate::error::from_log)?;
                 }
                 Err(error) => return Err(crate::error::from_log(error)),
             }
@@ -172,13 +172,13 @@ impl Shard {
         Ok(())
     }
 
-    /// Waits until everything appended so far is applied.
-    pub(crate) async fn wait_for_appended(&self) -> Result<(), Error> {
-        let appended = self.log.last_appended();
-        self.log
-            .wait_applied(appended)
-            .await
-            .map_err(crate::error::from_log_read)
+    /// Waits until everything proposed so far is applied. The log's last written
+    /// position does not tell: a proposal may still wait in its queue. An entry
+    /// behind it does, because entries are applied in order.
+    pub(crate) async fn wait_for_proposed(&self) -> Result<(), Error> {
+        let mut payload = Vec::new();
+        Encoder::new(&mut payload).noop();
+        self.append_batch(payload, &[]).await
     }
 
     /// Removes builds that a crash left unfinished. Called once, before serving.
@@ -193,8 +193,10 @@ impl Shard {
             .collect();
         for collection in unfinished {
             let mut changed = collection.copy();
-            let (ready, building): (Vec<_>, Vec<_>) =
-                changed.indexes.drain(..).partition(|index| index.is_ready());
+            let (ready, building): (Vec<_>, Vec<_>) = changed
+                .indexes
+                .drain(..)
+                .partition(|index| index.is_ready());
             changed.indexes = ready;
             for index in &building {
                 tracing::warn!(
@@ -257,8 +259,8 @@ impl Batch {
             let mut keys: Vec<(IndexId, EncodedKey)> = Vec::new();
             for (id, index) in indexes {
                 let found = index.definition.keys(doc)?;
-                let known = index.is_multikey()
-                    || batch.multikey.iter().any(|other| other.id == Some(*id));
+                let known =
+                    index.is_multikey() || batch.multikey.iter().any(|other| other.id == Some(*id));
                 if found.multikey && !known {
                     batch.multikey.push((*index).clone());
                 }

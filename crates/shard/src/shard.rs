@@ -216,7 +216,12 @@ fn open_log(data: &Path, applier: Applier) -> Result<Group<Applier>, replication
         }
     })?;
     let options = replication::Options::new(GroupId(1));
-    Group::open(options, Arc::new(disk), Arc::new(replication::SystemClock), applier)
+    Group::open(
+        options,
+        Arc::new(disk),
+        Arc::new(replication::SystemClock),
+        applier,
+    )
 }
 
 fn clear_scratch(scratch: &Path) -> Result<(), storage::Error> {

@@ -96,7 +96,9 @@ impl TestShard {
 
     /// Checks that the collection's records and indexes agree.
     pub(crate) async fn check_valid(&self, collection: &str) -> Fields {
-        let reply = self.run("test", &format!("{{validate: \"{collection}\"}}")).await;
+        let reply = self
+            .run("test", &format!("{{validate: \"{collection}\"}}"))
+            .await;
         let printed = print_fields(&reply);
         assert_eq!(get(&reply, "valid"), Some(&Value::Bool(true)), "{printed}");
         reply

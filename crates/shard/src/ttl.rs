@@ -25,12 +25,12 @@ use model::ids::{CollectionId, IndexId};
 use model::key::{Direction as KeyDirection, KeyBuilder, RecordKey};
 use query::index::FieldKind;
 use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use storage::{Direction, KeyRange};
-use std::ops::Bound;
 
 /// Documents that one entry of the log removes.
 const BATCH_DOCUMENTS: usize = 500;
@@ -75,7 +75,10 @@ impl Shard {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!("documents of index {} do not expire: {error}", expiring.name);
+                    tracing::warn!(
+                        "documents of index {} do not expire: {error}",
+                        expiring.name
+                    );
                 }
             }
             if self.is_shutting_down() {
@@ -116,26 +119,33 @@ impl Shard {
             after = Some(position);
             let keys: Vec<RecordKey> = keys.into_iter().collect();
             let written = self
-                .write(expiring.collection, WriteConcern::Applied, &keys, |evaluator| {
-                    let mut count = 0;
-                    for key in &keys {
-                        let Some(version) = evaluator.latest(key)? else {
-                            continue;
-                        };
-                        let current = evaluator.collection();
-                        if still_expired(current, expiring, version.doc())? {
-                            evaluator.remove(key.clone(), &version)?;
-                            count += 1;
+                .write(
+                    expiring.collection,
+                    WriteConcern::Applied,
+                    &keys,
+                    |evaluator| {
+                        let mut count = 0;
+                        for key in &keys {
+                            let Some(version) = evaluator.latest(key)? else {
+                                continue;
+                            };
+                            let current = evaluator.collection();
+                            if still_expired(current, expiring, version.doc())? {
+                                evaluator.remove(key.clone(), &version)?;
+                                count += 1;
+                            }
                         }
-                    }
-                    Ok(count)
-                })
+                        Ok(count)
+                    },
+                )
                 .await?;
             let Some(count) = written else {
                 return Ok(removed);
             };
             removed += count;
-            self.counters.ttl_deleted.fetch_add(count, Ordering::Relaxed);
+            self.counters
+                .ttl_deleted
+                .fetch_add(count, Ordering::Relaxed);
             self.counters.deleted(count as i64);
             if self.is_shutting_down() {
                 return Ok(removed);
@@ -152,7 +162,10 @@ impl Shard {
     ) -> Result<(BTreeSet<RecordKey>, Option<Vec<u8>>), Error> {
         let end = model::key::prefix_end(expiring.expired.end());
         let range = KeyRange::new(
-            after.map_or(Bound::Included(&expiring.expired.start()[..]), Bound::Excluded),
+            after.map_or(
+                Bound::Included(&expiring.expired.start()[..]),
+                Bound::Excluded,
+            ),
             end.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
         );
         let snapshot = self.store.snapshot();
@@ -213,5 +226,8 @@ fn still_expired(
         return Ok(false);
     };
     let keys = index.definition.keys(doc)?;
-    Ok(keys.keys.iter().any(|key| expiring.expired.contains(&key.fields)))
+    Ok(keys
+        .keys
+        .iter()
+        .any(|key| expiring.expired.contains(&key.fields)))
 }

@@ -52,7 +52,8 @@ impl World {
 
     async fn insert(&self, documents: Vec<Document>) {
         for chunk in documents.chunks(500) {
-            self.ok(doc! {"insert": "c", "documents": chunk.to_vec()}).await;
+            self.ok(doc! {"insert": "c", "documents": chunk.to_vec()})
+                .await;
         }
     }
 
@@ -138,13 +139,14 @@ async fn every_batch_size_yields_the_same_documents() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_document_with_several_keys_is_emitted_at_its_first_key() {
     let world = World::open();
-    world.insert(vec![
-        doc! {"_id": 1, "r": [1, 5, 9]},
-        doc! {"_id": 2, "r": [4, 6]},
-        doc! {"_id": 3, "r": 5},
-        doc! {"_id": 4, "r": [9, 0]},
-    ])
-    .await;
+    world
+        .insert(vec![
+            doc! {"_id": 1, "r": [1, 5, 9]},
+            doc! {"_id": 2, "r": [4, 6]},
+            doc! {"_id": 3, "r": 5},
+            doc! {"_id": 4, "r": [9, 0]},
+        ])
+        .await;
     world.index(doc! {"r": 1}, "r").await;
     let find = |sort: i32| doc! {"find": "c", "filter": {"r": {"$gte": 0}}, "sort": {"r": sort}, "hint": "r"};
     for batch in [1, 2, 10] {
@@ -165,9 +167,12 @@ async fn a_scan_goes_on_over_changes() {
     let first = world.ok(find).await;
     let cursor = first.get_document("cursor").expect("a cursor");
     let id = cursor.get_i64("id").expect("an id");
-    world.ok(doc! {"delete": "c", "deletes": [{"q": {"_id": {"$lt": 20}}, "limit": 0}]})
+    world
+        .ok(doc! {"delete": "c", "deletes": [{"q": {"_id": {"$lt": 20}}, "limit": 0}]})
         .await;
-    world.insert(vec![doc! {"_id": 100, "b": -5}, doc! {"_id": 101, "b": 25}]).await;
+    world
+        .insert(vec![doc! {"_id": 100, "b": -5}, doc! {"_id": 101, "b": 25}])
+        .await;
     let rest = world.ok(doc! {"getMore": id, "collection": "c"}).await;
     let cursor = rest.get_document("cursor").expect("a cursor");
     let ids: Vec<i32> = cursor
@@ -194,16 +199,35 @@ async fn cursors_end_and_refuse_as_mongodb_has_it() {
     assert!(cursor.get_array("firstBatch").expect("a batch").is_empty());
     let id = cursor.get_i64("id").expect("an id");
     let more = |id: i64| doc! {"getMore": id, "collection": "c", "batchSize": 3};
-    assert_eq!(world.code(doc! {"getMore": id, "collection": "d"}).await, 13);
-    assert_eq!(world.code(doc! {"getMore": id, "collection": "c", "maxTimeMS": 5}).await, 2);
+    assert_eq!(
+        world.code(doc! {"getMore": id, "collection": "d"}).await,
+        13
+    );
+    assert_eq!(
+        world
+            .code(doc! {"getMore": id, "collection": "c", "maxTimeMS": 5})
+            .await,
+        2
+    );
     world.ok(more(id)).await;
-    let killed = world.ok(doc! {"killCursors": "c", "cursors": [id, 77_i64]}).await;
-    assert_eq!(killed.get_array("cursorsKilled").map(Vec::len).ok(), Some(1));
-    assert_eq!(killed.get_array("cursorsNotFound").map(Vec::len).ok(), Some(1));
+    let killed = world
+        .ok(doc! {"killCursors": "c", "cursors": [id, 77_i64]})
+        .await;
+    assert_eq!(
+        killed.get_array("cursorsKilled").map(Vec::len).ok(),
+        Some(1)
+    );
+    assert_eq!(
+        killed.get_array("cursorsNotFound").map(Vec::len).ok(),
+        Some(1)
+    );
     assert_eq!(world.code(more(id)).await, 43);
 
     let open = world.ok(doc! {"find": "c", "batchSize": 2}).await;
-    let id = open.get_document("cursor").and_then(|c| c.get_i64("id")).expect("an id");
+    let id = open
+        .get_document("cursor")
+        .and_then(|c| c.get_i64("id"))
+        .expect("an id");
     world.ok(doc! {"drop": "c"}).await;
     assert_eq!(world.code(more(id)).await, 175);
 }
@@ -226,8 +250,14 @@ async fn bad_arguments_get_mongodbs_codes() {
         (doc! {"find": "c", "singleBatch": 1}, 14),
         (doc! {"find": "c", "min": {"s": 1}}, 51173),
         (doc! {"find": "c", "min": {"a": 1}, "hint": "s"}, 51174),
-        (doc! {"find": "c", "min": {"s": 5}, "max": {"s": 3}, "hint": "s"}, 51175),
-        (doc! {"find": "c", "min": {"s": 5}, "max": {"a": 3}, "hint": "s"}, 51176),
+        (
+            doc! {"find": "c", "min": {"s": 5}, "max": {"s": 3}, "hint": "s"},
+            51175,
+        ),
+        (
+            doc! {"find": "c", "min": {"s": 5}, "max": {"a": 3}, "hint": "s"},
+            51176,
+        ),
         (doc! {"getMore": 5_i64, "collection": "c"}, 43),
         (doc! {"getMore": 5, "collection": "c"}, 14),
         (doc! {"getMore": 5_i64}, 40414),
@@ -269,11 +299,23 @@ async fn explain_names_stages_as_mongodb_does() {
         (doc! {"find": "none"}, "EOF"),
         (doc! {"find": "c"}, "COLLSCAN"),
         (doc! {"find": "c", "filter": {"_id": 3}}, "IDHACK"),
-        (doc! {"find": "c", "filter": {"_id": {"$gt": 3}}}, "FETCH IXSCAN"),
+        (
+            doc! {"find": "c", "filter": {"_id": {"$gt": 3}}},
+            "FETCH IXSCAN",
+        ),
         (doc! {"find": "c", "filter": {"a": 1}}, "FETCH IXSCAN"),
-        (doc! {"find": "c", "filter": {"a": 1}, "sort": {"b": 1}}, "FETCH IXSCAN"),
-        (doc! {"find": "c", "filter": {"a": 1}, "sort": {"s": 1}}, "SORT FETCH IXSCAN"),
-        (doc! {"find": "c", "sort": {"s": 1}, "skip": 1}, "SKIP SORT COLLSCAN"),
+        (
+            doc! {"find": "c", "filter": {"a": 1}, "sort": {"b": 1}},
+            "FETCH IXSCAN",
+        ),
+        (
+            doc! {"find": "c", "filter": {"a": 1}, "sort": {"s": 1}},
+            "SORT FETCH IXSCAN",
+        ),
+        (
+            doc! {"find": "c", "sort": {"s": 1}, "skip": 1},
+            "SKIP SORT COLLSCAN",
+        ),
         (doc! {"find": "c", "limit": 3}, "LIMIT COLLSCAN"),
         (
             doc! {"find": "c", "filter": {"a": 1}, "projection": {"_id": 0, "b": 1}},
@@ -283,19 +325,37 @@ async fn explain_names_stages_as_mongodb_does() {
             doc! {"find": "c", "filter": {"a": 1}, "projection": {"b": 1}, "skip": 1, "limit": 2},
             "LIMIT PROJECTION_SIMPLE FETCH SKIP IXSCAN",
         ),
-        (doc! {"find": "c", "projection": {"a": 0}}, "PROJECTION_DEFAULT COLLSCAN"),
-        (doc! {"find": "c", "filter": {"$or": [{"a": 1}, {"_id": 3}]}}, "SUBPLAN FETCH OR"),
+        (
+            doc! {"find": "c", "projection": {"a": 0}},
+            "PROJECTION_DEFAULT COLLSCAN",
+        ),
+        (
+            doc! {"find": "c", "filter": {"$or": [{"a": 1}, {"_id": 3}]}},
+            "SUBPLAN FETCH OR",
+        ),
         (doc! {"count": "c"}, "RECORD_STORE_FAST_COUNT"),
         (doc! {"count": "c", "query": {"a": 1}}, "COUNT COUNT_SCAN"),
         (doc! {"count": "c", "query": {"s": 1}}, "COUNT COLLSCAN"),
-        (doc! {"count": "c", "query": {"a": {"$in": [1, 2]}}}, "COUNT IXSCAN"),
-        (doc! {"distinct": "c", "key": "s"}, "PROJECTION_SIMPLE COLLSCAN"),
+        (
+            doc! {"count": "c", "query": {"a": {"$in": [1, 2]}}},
+            "COUNT IXSCAN",
+        ),
+        (
+            doc! {"distinct": "c", "key": "s"},
+            "PROJECTION_SIMPLE COLLSCAN",
+        ),
         (
             doc! {"update": "c", "updates": [{"q": {"a": 1}, "u": {"$set": {"z": 1}}}]},
             "UPDATE FETCH IXSCAN",
         ),
-        (doc! {"delete": "c", "deletes": [{"q": {"_id": 1}, "limit": 1}]}, "DELETE IDHACK"),
-        (doc! {"aggregate": "c", "pipeline": [{"$match": {"a": 1}}], "cursor": {}}, "FETCH IXSCAN"),
+        (
+            doc! {"delete": "c", "deletes": [{"q": {"_id": 1}, "limit": 1}]},
+            "DELETE IDHACK",
+        ),
+        (
+            doc! {"aggregate": "c", "pipeline": [{"$match": {"a": 1}}], "cursor": {}},
+            "FETCH IXSCAN",
+        ),
     ] {
         for verbosity in ["queryPlanner", "executionStats", "allPlansExecution"] {
             let explained = world
@@ -307,7 +367,9 @@ async fn explain_names_stages_as_mongodb_does() {
     let explained = world
         .ok(doc! {"explain": {"find": "c", "filter": {"a": 1, "b": {"$gt": 3}}}})
         .await;
-    let statistics = explained.get_document("executionStats").expect("statistics");
+    let statistics = explained
+        .get_document("executionStats")
+        .expect("statistics");
     assert_eq!(statistics.get_i32("nReturned").ok(), Some(3), "{explained}");
     assert_eq!(statistics.get_i32("totalKeysExamined").ok(), Some(3));
     assert_eq!(statistics.get_i32("totalDocsExamined").ok(), Some(3));
@@ -330,8 +392,13 @@ async fn counts_and_distinct_values() {
         let reply = world.ok(command.clone()).await;
         assert_eq!(reply.get_i32("n").ok(), Some(expected), "{command}");
     }
-    let reply = world.ok(doc! {"distinct": "c", "key": "a", "query": {"b": {"$lt": 3}}}).await;
-    assert_eq!(reply.get_array("values").ok(), Some(&vec![0.into(), 1.into(), 2.into()]));
+    let reply = world
+        .ok(doc! {"distinct": "c", "key": "a", "query": {"b": {"$lt": 3}}})
+        .await;
+    assert_eq!(
+        reply.get_array("values").ok(),
+        Some(&vec![0.into(), 1.into(), 2.into()])
+    );
 }
 
 /// Chunks of an update scan one snapshot: a document that moves ahead in the
@@ -346,6 +413,8 @@ async fn an_update_meets_each_document_once() {
     ]};
     let reply = world.ok(update).await;
     assert_eq!(reply.get_i32("nModified").ok(), Some(600), "{reply}");
-    let reply = world.ok(doc! {"count": "c", "query": {"b": {"$gte": 1000, "$lt": 1600}}}).await;
+    let reply = world
+        .ok(doc! {"count": "c", "query": {"b": {"$gte": 1000, "$lt": 1600}}})
+        .await;
     assert_eq!(reply.get_i32("n").ok(), Some(600));
 }

@@ -97,6 +97,13 @@ pub fn nesting_depth(doc: Doc<'_>) -> usize {
             open.pop();
             continue;
         };
+        // Text would be checked again on its way out: only containers are read.
+        if !matches!(
+            element.kind(),
+            Kind::Document | Kind::Array | Kind::JavaScriptWithScope
+        ) {
+            continue;
+        }
         match element.value() {
             ValueRef::Document(inner) | ValueRef::JavaScriptWithScope { scope: inner, .. } => {
                 open.push(inner.iter());

@@ -6,7 +6,7 @@
 //! int64 to double where it does not fit.
 
 use super::Number;
-use crate::decimal::Decimal;
+use crate::decimal::{Decimal, Rounding};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Sum {
@@ -95,6 +95,27 @@ impl Sum {
             },
             Widest::Double => Number::Double(self.double()),
             Widest::Decimal => Number::Decimal(self.decimal()),
+        }
+    }
+
+    /// The total as a 64-bit whole number, rounded the way a date takes it: what
+    /// remains of the larger double after rounding is added to the smaller one
+    /// and rounded again, which takes exact halves towards zero as long as one
+    /// double holds the sum. `None` if it does not fit; a decimal that does not
+    /// fit is the least whole number, as the real server has it.
+    pub fn rounded_i64(&self) -> Option<i64> {
+        match self.widest {
+            Widest::Int32 | Widest::Int64 => i64::try_from(self.whole).ok(),
+            Widest::Double => {
+                let high = self.double();
+                let whole = Number::Double(high.round()).to_i64_exact()?;
+                let rest = high - high.round() + self.low;
+                whole.checked_add(rest.round() as i64)
+            }
+            Widest::Decimal => {
+                let rounded = self.decimal().round_to_place(0, Rounding::HalfEven);
+                Some(rounded.to_i64_exact().unwrap_or(i64::MIN))
+            }
         }
     }
 

@@ -46,25 +46,13 @@ pub(super) fn add<'a>(
             },
         }
     }
-    let total = sum.total();
     if has_date {
-        let millis = match total {
-            Number::Double(total) => rounded_to_i64(total),
-            Number::Decimal(total) => total
-                .round_to_place(0, model::decimal::Rounding::HalfEven)
-                .to_i64_exact(),
-            total => total.to_i64_exact(),
-        };
-        return match millis {
+        return match sum.rounded_i64() {
             Some(millis) => Ok(Evaluated::Owned(Value::DateTime(millis))),
             None => Err(Error::new(Code::OVERFLOW, "date overflow in $add")),
         };
     }
-    Ok(Evaluated::Owned(total.to_value()))
-}
-
-fn rounded_to_i64(number: f64) -> Option<i64> {
-    Number::Double(number.trunc()).to_i64_exact()
+    Ok(Evaluated::Owned(sum.total().to_value()))
 }
 
 pub(super) fn subtract<'a>(

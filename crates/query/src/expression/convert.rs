@@ -51,6 +51,8 @@ pub(super) fn convert<'a>(
     };
     match converted(value, target) {
         Ok(value) => Ok(Evaluated::Owned(value)),
+        // A date that has no text is an error of another kind, never caught.
+        Err(error) if error.code != Code::CONVERSION_FAILURE => Err(error),
         Err(error) if arguments[2].is_absent() => Err(failure(format!(
             "{} in $convert with no onError value",
             error.message
@@ -152,6 +154,13 @@ fn to_whole(value: ValueRef<'_>, least: i64, most: i64) -> Result<Option<i64>, E
             let Some(number) = Number::of(value) else {
                 return Ok(None);
             };
+            // A double is compared with the bounds before its fraction is cut,
+            // a decimal after.
+            if let Number::Double(double) = number
+                && (double < least as f64 || double > most as f64)
+            {
+                return Err(failure("Conversion would overflow target type"));
+            }
             number_to_whole(number)?
         }
     };
@@ -277,6 +286,7 @@ fn shorthand<'a>(
     };
     match converted(value, Target::Kind(kind)) {
         Ok(value) => Ok(Evaluated::Owned(value)),
+        Err(error) if error.code != Code::CONVERSION_FAILURE => Err(error),
         Err(error) => Err(failure(format!(
             "{} in $convert with no onError value",
             error.message

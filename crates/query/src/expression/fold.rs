@@ -7,6 +7,7 @@
 
 use super::node::{Evaluated, Frame, Node, truthy_value};
 use super::parse::Parser;
+use super::set::check_constants;
 use super::table::Operator;
 use model::Error;
 use model::bson::Doc;
@@ -39,6 +40,9 @@ impl Parser<'_> {
         }
         if operator.name == "$or" && arguments.iter().any(|node| decided(node, true)) {
             return Ok(Node::Constant(true.into()));
+        }
+        if let Err(error) = check_constants(operator.name, &arguments) {
+            self.fold_error.get_or_insert(error);
         }
         let constant = operator.folds && arguments.iter().all(Node::is_constant);
         let call = Node::Call {

@@ -70,6 +70,7 @@ pub struct Expression {
     late_variables: usize,
     /// Their values, unless an evaluation brings others.
     late_values: Arc<[Option<Value>]>,
+    reads_document: bool,
 }
 
 impl Expression {
@@ -81,6 +82,7 @@ impl Expression {
             slots: parser.slots(),
             late_variables: context.late_variables.len(),
             late_values: context.late_values.clone(),
+            reads_document: parser.reads_document(),
         })
     }
 
@@ -91,6 +93,7 @@ impl Expression {
             slots: 0,
             late_variables: 0,
             late_values: Arc::new([]),
+            reads_document: false,
         }
     }
 
@@ -108,6 +111,12 @@ impl Expression {
             Node::Field(path) => Some(path),
             _ => None,
         }
+    }
+
+    /// Whether the expression as it was written refers to the document, even
+    /// where that cannot matter.
+    pub fn reads_document(&self) -> bool {
+        self.reads_document
     }
 
     /// True for `"$$ROOT"`.

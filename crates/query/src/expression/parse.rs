@@ -18,6 +18,8 @@ pub(super) struct Parser<'c> {
     /// The first error of a constant subexpression: reported only if all the
     /// rest can be parsed.
     pub(super) fold_error: Option<Error>,
+    /// Whether anything refers to the document, even if folding drops it.
+    reads_document: bool,
 }
 
 impl<'c> Parser<'c> {
@@ -27,6 +29,7 @@ impl<'c> Parser<'c> {
             scope: context.late_variables.clone(),
             slots: context.late_variables.len(),
             fold_error: None,
+            reads_document: false,
         }
     }
 
@@ -37,6 +40,10 @@ impl<'c> Parser<'c> {
             Some(error) => Err(error),
             None => Ok(node),
         }
+    }
+
+    pub(super) fn reads_document(&self) -> bool {
+        self.reads_document
     }
 
     /// How many slots an evaluation needs.
@@ -116,7 +123,7 @@ impl<'c> Parser<'c> {
                     slot,
                     path: Some(path),
                 },
-                None => Node::Field(path),
+                None => self.of_document(Node::Field(path)),
             });
         };
         let (name, path) = match rest.split_once('.') {
@@ -143,10 +150,10 @@ impl<'c> Parser<'c> {
             return Ok(constant_path(value.as_ref(), parse_path()?));
         }
         match name {
-            "ROOT" | "CURRENT" => Ok(match parse_path()? {
-                Some(path) => Node::Field(path),
-                None => Node::Root,
-            }),
+            "ROOT" | "CURRENT" => {
+                let node = parse_path()?.map_or(Node::Root, Node::Field);
+                Ok(self.of_document(node))
+            }
             "NOW" => Ok(constant_path(
                 ValueRef::DateTime(self.context.now_ms),
                 parse_path()?,
@@ -173,6 +180,11 @@ impl<'c> Parser<'c> {
                 format!("Use of undefined variable: {name}"),
             )),
         }
+    }
+
+    fn of_document(&mut self, node: Node) -> Node {
+        self.reads_document = true;
+        node
     }
 
     fn slot_of(&self, name: &str) -> Option<usize> {
@@ -348,6 +360,41 @@ pub(super) fn literal(
     argument: ValueRef<'_>,
 ) -> Result<Node, Error> {
     Ok(Node::Constant(argument.to_owned()))
+}
+
+/// `{$meta: "..."}`. Where a document cannot have such a value the real server
+/// refuses to look for it, or finds nothing; what it could have is not kept here.
+pub(super) fn meta(
+    parser: &mut Parser<'_>,
+    _: &'static Operator,
+    argument: ValueRef<'_>,
+) -> Result<Node, Error> {
+    let ValueRef::String(name) = argument else {
+        return Err(Error::location(
+            17307,
+            "$meta only supports string arguments",
+        ));
+    };
+    match name {
+        "textScore" | "geoNearDistance" | "geoNearPoint" => Err(Error::location(
+            40218,
+            format!("query requires {name} metadata, but it is not available"),
+        )),
+        "searchScore"
+        | "searchHighlights"
+        | "searchScoreDetails"
+        | "randVal"
+        | "timeseriesBucketMinTime"
+        | "timeseriesBucketMaxTime" => Ok(parser.of_document(Node::Missing)),
+        "sortKey" | "indexKey" | "recordId" => Err(Error::new(
+            Code::COMMAND_NOT_SUPPORTED,
+            format!("{{$meta: \"{name}\"}} is not supported in expressions yet"),
+        )),
+        _ => Err(Error::location(
+            17308,
+            format!("Unsupported argument to $meta: {name}"),
+        )),
+    }
 }
 
 /// Operators that take one operand, an array standing for itself.

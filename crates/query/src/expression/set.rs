@@ -184,7 +184,7 @@ pub(super) fn is_subset<'a>(
     let left = arguments[0].evaluate(frame)?;
     let right = arguments[1].evaluate(frame)?;
     // A constant right side has a code of its own for a left one that is no array.
-    let code = if arguments[1].is_constant() {
+    let code = if arguments[1].is_constant() && !arguments[0].is_constant() {
         17310
     } else {
         17046
@@ -192,4 +192,21 @@ pub(super) fn is_subset<'a>(
     let part = expect(&left, code, "$setIsSubset")?;
     let whole = sorted_set(expect(&right, 17042, "$setIsSubset")?);
     Ok(part.iter().all(|value| contains(&whole, value)).into())
+}
+
+/// Constant operands that are no arrays are refused before any document is
+/// looked at, with codes of their own.
+pub(super) fn check_constants(operator: &str, arguments: &[Node]) -> Result<(), Error> {
+    let check = |node: &Node, code: i32| match node {
+        Node::Constant(value) => {
+            let value = Evaluated::Borrowed(value.as_ref());
+            expect(&value, code, operator).map(|_| ())
+        }
+        _ => Ok(()),
+    };
+    match (operator, arguments) {
+        ("$setEquals", operands) => operands.iter().try_for_each(|node| check(node, 5887502)),
+        ("$setIsSubset", [part, whole]) if !part.is_constant() => check(whole, 17311),
+        _ => Ok(()),
+    }
 }

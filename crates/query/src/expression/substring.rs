@@ -184,20 +184,16 @@ pub(super) fn index_of_code_points<'a>(
         "$indexOfCP",
         40093,
         |text, token, start, end| {
-            let mut from_start = text.char_indices().enumerate().skip(start);
-            let count = text.chars().count();
-            let end_byte = text
-                .char_indices()
-                .nth(end)
-                .map_or(text.len(), |(at, _)| at);
-            if count < start || start > end {
-                return None;
+            // An empty text holds an empty one, though no place in it is searched.
+            if text.is_empty() && token.is_empty() && start == 0 {
+                return Some(0);
             }
-            let token_length = token.chars().count();
-            from_start
-                .find(|(at, (byte, _))| {
-                    at + token_length <= end.min(count) && text[*byte..end_byte].starts_with(token)
-                })
+            // The end says where a find may begin, not where it must end.
+            text.char_indices()
+                .enumerate()
+                .take(end)
+                .skip(start)
+                .find(|(_, (byte, _))| text[*byte..].starts_with(token))
                 .map(|(at, _)| at)
         },
     )?;

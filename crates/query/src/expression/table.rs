@@ -1,7 +1,7 @@
 //! All operators by name: how their arguments are written and what computes them.
 
 use super::node::{Evaluated, Frame, Node};
-use super::parse::{Parser, conversion, literal, no_arguments, whole_operand};
+use super::parse::{Parser, conversion, literal, meta, no_arguments, whole_operand};
 use super::{
     arithmetic, array, array_order, boolean, comparison, conditional, convert, date, logarithm,
     object, range, regex, rounding, scope, set, size, statistics, string, substring, trigonometry,
@@ -66,7 +66,6 @@ pub(super) fn find(name: &str) -> Option<&'static Operator> {
 pub(super) fn refused(name: &str) -> Option<&'static str> {
     match name {
         "$function" => Some("needs server-side JavaScript, which is not supported"),
-        "$meta" => Some("is not supported: there are no text or search indexes"),
         _ => None,
     }
 }
@@ -157,6 +156,7 @@ operators! {
     "$concat" Any => string::concat;
     "$concatArrays" Any => array::concat_arrays;
     "$cond" Special(conditional::parse_cond) => conditional::cond;
+    "$const" Special(literal) => never;
     "$convert" named(9, 9, &[("input", Some(9)), ("to", Some(9)), ("onError", None), ("onNull", None)]) => convert::convert;
     "$cos" Exactly(1) => trigonometry::cos;
     "$cosh" Exactly(1) => trigonometry::cosh;
@@ -234,6 +234,7 @@ operators! {
     "$max" Any => statistics::max;
     "$maxN" N_LARGEST => array_order::max_n;
     "$mergeObjects" Any => object::merge_objects;
+    "$meta" Special(meta) => never;
     "$millisecond" Special(date::parse_part) => date::millisecond;
     "$min" Any => statistics::min;
     "$minN" N_LARGEST => array_order::min_n;

@@ -25,6 +25,24 @@ const FIELDS_MAX: usize = 32;
 /// How deep `$and` and `$or` may nest in a partial index's expression.
 const PARTIAL_DEPTH_MAX: usize = 4;
 
+/// What is stored behind `v`, `key` and `name`, in the order in which it is
+/// shown, whatever order it was sent in.
+pub(super) const OPTIONS: &[&str] = &[
+    "background",
+    "unique",
+    "hidden",
+    "partialFilterExpression",
+    "sparse",
+    "expireAfterSeconds",
+    "default_language",
+    "language_override",
+    "textIndexVersion",
+    "2dsphereIndexVersion",
+    "bits",
+    "min",
+    "max",
+];
+
 /// One specification under examination.
 struct Specification<'a> {
     sent: Doc<'a>,
@@ -326,9 +344,10 @@ fn parse_partial(filter: Doc<'_>) -> Result<Filter, Error> {
 
 fn refuse_expressions(filter: &Filter) -> Result<(), Error> {
     match filter {
-        Filter::Expression { .. } => {
-            Err(Error::new(Code::QUERY_FEATURE_NOT_ALLOWED, "$expr is not allowed in this context"))
-        }
+        Filter::Expression { .. } => Err(Error::new(
+            Code::QUERY_FEATURE_NOT_ALLOWED,
+            "$expr is not allowed in this context",
+        )),
         Filter::And(children) | Filter::Or(children) | Filter::Nor(children) => {
             children.iter().try_for_each(refuse_expressions)
         }
@@ -500,33 +519,22 @@ impl Specification<'_> {
             .append("v", self.version)
             .append("key", self.key)
             .append("name", self.name);
-        if self
-            .sent
-            .get("unique")
-            .is_some_and(model::number::is_truthy)
-        {
-            writer.append("unique", true);
-        }
-        for field in self.sent.iter() {
-            match field.key() {
-                "hidden" if !model::number::is_truthy(field.value()) => {}
-                "sparse" | "background" | "hidden" => {
-                    writer.append(field.key(), model::number::is_truthy(field.value()));
+        for name in OPTIONS {
+            let Some(element) = self.sent.element(name) else {
+                continue;
+            };
+            let truth = model::number::is_truthy(element.value());
+            match *name {
+                "unique" | "hidden" if !truth => {}
+                "unique" | "hidden" | "sparse" | "background" => {
+                    writer.append(name, truth);
                 }
                 "expireAfterSeconds" => {
-                    writer.append("expireAfterSeconds", stored_seconds(field.value()));
+                    writer.append(name, stored_seconds(element.value()));
                 }
-                "partialFilterExpression"
-                | "default_language"
-                | "language_override"
-                | "textIndexVersion"
-                | "2dsphereIndexVersion"
-                | "bits"
-                | "min"
-                | "max" => {
-                    writer.append_element(&field);
+                _ => {
+                    writer.append_element(&element);
                 }
-                _ => {}
             }
         }
         writer.finish()

@@ -22,10 +22,7 @@ use model::{Code, Error};
 use std::sync::Arc;
 
 /// `$bucket` as the two stages that it stands for.
-pub(super) fn parse_bucket(
-    spec: ValueRef<'_>,
-    context: &QueryContext,
-) -> Result<[Step; 2], Error> {
+pub(super) fn parse_bucket(spec: ValueRef<'_>, context: &QueryContext) -> Result<[Step; 2], Error> {
     let ValueRef::Document(doc) = spec else {
         return Err(Error::location(
             40201,
@@ -41,15 +38,17 @@ pub(super) fn parse_bucket(
         match element.key() {
             "groupBy" => group_by = Some(bucket_group_by(value)?),
             "boundaries" => boundaries = Some(bucket_boundaries(value, context)?),
-            "default" => default = Some(constant(value, context).ok_or_else(|| {
-                Error::location(
-                    40195,
-                    format!(
-                        "The $bucket 'default' field must be a constant expression, but found: \
+            "default" => {
+                default = Some(constant(value, context).ok_or_else(|| {
+                    Error::location(
+                        40195,
+                        format!(
+                            "The $bucket 'default' field must be a constant expression, but found: \
                          {value:?}."
-                    ),
-                )
-            })?),
+                        ),
+                    )
+                })?)
+            }
             "output" => match value {
                 ValueRef::Document(fields) => output = Some(fields),
                 _ => {
@@ -209,7 +208,10 @@ fn bucket_group(
     group.begin_array("branches");
     for pair in boundaries.windows(2) {
         let [lower, upper] = pair else { continue };
-        group.push_document().begin_document("case").begin_array("$and");
+        group
+            .push_document()
+            .begin_document("case")
+            .begin_array("$and");
         for (operator, bound) in [("$gte", lower), ("$lt", upper)] {
             group.push_document().begin_array(operator).push(group_by);
             group.push_document().append("$literal", bound).end();
@@ -221,7 +223,10 @@ fn bucket_group(
     }
     group.end();
     if let Some(default) = default {
-        group.begin_document("default").append("$literal", default).end();
+        group
+            .begin_document("default")
+            .append("$literal", default)
+            .end();
     }
     group.end().end();
     match output {
@@ -441,7 +446,9 @@ impl Bucketing {
         };
         self.buckets_made += 1;
         let is_last = self.buckets_made == self.stage.buckets;
-        let share = (self.count as f64 / self.stage.buckets as f64).round().max(1.0) as u64;
+        let share = (self.count as f64 / self.stage.buckets as f64)
+            .round()
+            .max(1.0) as u64;
         let mut states = self
             .stage
             .fields

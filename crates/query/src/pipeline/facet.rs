@@ -50,8 +50,7 @@ impl Facet {
                 ));
             };
             for stage in stages.elements() {
-                let is_stage =
-                    matches!(stage.value(), ValueRef::Document(doc) if !doc.is_empty());
+                let is_stage = matches!(stage.value(), ValueRef::Document(doc) if !doc.is_empty());
                 if !is_stage {
                     return Err(Error::location(
                         40171,
@@ -281,7 +280,11 @@ mod parking {
         }
 
         fn current(&self) -> Doc<'_> {
-            match self.next.checked_sub(1).and_then(|at| self.documents.get(at)) {
+            match self
+                .next
+                .checked_sub(1)
+                .and_then(|at| self.documents.get(at))
+            {
                 Some(document) => document.as_doc(),
                 None => Doc::EMPTY,
             }

@@ -126,7 +126,10 @@ fn parse_depth(value: ValueRef<'_>) -> Result<i64, Error> {
     let Some(number) = Number::of(value) else {
         return Err(Error::location(
             40100,
-            format!("maxDepth must be numeric, found type: {}", value.kind().name()),
+            format!(
+                "maxDepth must be numeric, found type: {}",
+                value.kind().name()
+            ),
         ));
     };
     let whole = number.to_i64_truncated().unwrap_or(i64::MAX);
@@ -176,7 +179,10 @@ struct Seen {
 impl Seen {
     fn insert(&mut self, value: ValueRef<'_>) -> bool {
         let known = self.places.entry(hash_value(value)).or_default();
-        if known.iter().any(|known| compare(known.as_ref(), value).is_eq()) {
+        if known
+            .iter()
+            .any(|known| compare(known.as_ref(), value).is_eq())
+        {
             return false;
         }
         known.push(value.to_owned());
@@ -219,9 +225,9 @@ impl FollowingGraph {
             }
         };
         match start.as_value() {
-            Some(ValueRef::Array(values)) => values
-                .iter()
-                .for_each(|value| enter(value, &mut frontier)),
+            Some(ValueRef::Array(values)) => {
+                values.iter().for_each(|value| enter(value, &mut frontier))
+            }
             Some(value) => enter(value, &mut frontier),
             None => {}
         }
@@ -229,7 +235,9 @@ impl FollowingGraph {
         while !frontier.is_empty() && stage.depth_max.is_none_or(|max| depth <= max) {
             self.environment.check()?;
             let wanted = ValueSet::new(frontier.clone(), Vec::new());
-            let mut source = self.environment.scan(stage.request(std::mem::take(&mut frontier)))?;
+            let mut source = self
+                .environment
+                .scan(stage.request(std::mem::take(&mut frontier)))?;
             while source.advance()? == Advance::Document {
                 let reached = source.current();
                 // A missing field equals null for a filter, but leads nowhere here.

@@ -18,6 +18,8 @@ use model::bson::ValueRef;
 pub struct Group {
     key: Key,
     fields: Vec<(Box<str>, Accumulator)>,
+    /// See [`Group::compile`].
+    compiled: bool,
 }
 
 /// What documents are grouped by.
@@ -58,10 +60,33 @@ impl Group {
             }
             fields.push(parse_field(name, element.value(), context)?);
         }
-        let key = key.ok_or_else(|| {
-            Error::location(15955, "a group specification must include an _id")
-        })?;
-        Ok(Self { key, fields })
+        let key =
+            key.ok_or_else(|| Error::location(15955, "a group specification must include an _id"))?;
+        Ok(Self {
+            key,
+            fields,
+            compiled: false,
+        })
+    }
+
+    /// MongoDB runs leading stages that are plain `$lookup` or `$group` in its
+    /// other engine, where some errors have other numbers.
+    pub(super) fn compile(&mut self) {
+        self.compiled = true;
+    }
+
+    fn error(&self, error: Error) -> Error {
+        if !self.compiled {
+            return error;
+        }
+        let code = match (error.code.0, error.message.as_str()) {
+            (40066, _) => 4934200,
+            (40400, _) => 5911200,
+            (16554, _) => 4974201,
+            (2, message) if message.contains("$divide") => 4848401,
+            (other, _) => other,
+        };
+        Error::location(code, error.message)
     }
 }
 

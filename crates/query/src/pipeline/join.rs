@@ -47,7 +47,10 @@ pub(super) fn any_of(field: &str, mut values: Vec<Value>) -> Filter {
         Some(last) => {
             values.push(last);
             // A regular expression in a set would be a pattern; here it is a value.
-            if values.iter().any(|value| matches!(value, Value::Regex { .. })) {
+            if values
+                .iter()
+                .any(|value| matches!(value, Value::Regex { .. }))
+            {
                 return Filter::Or(
                     values
                         .into_iter()

@@ -28,6 +28,8 @@ pub struct Lookup {
     /// Local and foreign field.
     join: Option<(FieldPath, String)>,
     pipeline: Option<Pipeline>,
+    /// See [`Lookup::compile`].
+    compiled: bool,
 }
 
 /// The pipeline to run for each document.
@@ -116,7 +118,24 @@ impl Lookup {
             from: arguments.from,
             join,
             pipeline,
+            compiled: false,
         })
+    }
+
+    /// MongoDB runs leading stages that are plain `$lookup` or `$group` in its
+    /// other engine. There the output is always the last field, and a local
+    /// value that is undefined finds nothing where else it is an error.
+    pub(super) fn compile(&mut self) {
+        self.compiled = true;
+    }
+
+    pub(super) fn is_plain(&self) -> bool {
+        self.pipeline.is_none()
+    }
+
+    /// The field that the result is put into.
+    pub(super) fn output(&self) -> &FieldPath {
+        &self.output
     }
 
     /// Whether fields under this top-level name come out as they went in.
@@ -124,14 +143,36 @@ impl Lookup {
         *self.output.names()[0] != *name
     }
 
-    fn join_filter(&self, doc: Doc<'_>) -> Option<Filter> {
-        let (local, foreign) = self.join.as_ref()?;
+    fn join_filter(&self, doc: Doc<'_>) -> Result<Option<Filter>, Error> {
+        let Some((local, foreign)) = &self.join else {
+            return Ok(None);
+        };
         let mut values = Vec::new();
-        visit_values(doc, local.names(), &mut |value| values.push(value.to_owned()));
-        if values.is_empty() {
+        let mut undefined = false;
+        visit_values(doc, local.names(), &mut |value| match value {
+            ValueRef::Undefined => undefined = true,
+            value => values.push(value.to_owned()),
+        });
+        if undefined && !self.compiled {
+            return Err(Error::bad_value("cannot compare to undefined"));
+        }
+        if values.is_empty() && !undefined {
             values.push(Value::Null);
         }
-        Some(any_of(foreign, values))
+        Ok(Some(any_of(foreign, values)))
+    }
+
+    /// The document with what was found.
+    fn joined(&self, doc: Doc<'_>, found: &ArrayBuf) -> DocBuf {
+        let path = self.output.names();
+        let joined = with_field(doc, path, Some(found.into()));
+        if !self.compiled {
+            return joined;
+        }
+        let outer = &path[..1];
+        let value = joined.get(&outer[0]);
+        let without = with_field(joined.as_doc(), outer, None);
+        with_field(without.as_doc(), outer, value)
     }
 
     fn open(
@@ -139,7 +180,7 @@ impl Lookup {
         doc: Doc<'_>,
         environment: &Arc<dyn Environment>,
     ) -> Result<Box<dyn Source>, Error> {
-        let filter = self.join_filter(doc);
+        let filter = self.join_filter(doc)?;
         let mut steps = match &self.pipeline {
             Some(pipeline) => pipeline.bound(doc, self.from.as_ref())?,
             None => Vec::new(),
@@ -150,7 +191,10 @@ impl Lookup {
                 ..ScanRequest::all(from.clone())
             }),
             (Some(filter), from) => {
-                steps.insert(0, Step::new("$match", &filter.to_document(), Stage::Match(filter)));
+                steps.insert(
+                    0,
+                    Step::new("$match", &filter.to_document(), Stage::Match(filter)),
+                );
                 start(steps, from.clone(), None, environment)
             }
             (None, from) => {
@@ -246,9 +290,7 @@ impl Pipeline {
         let context = scope.context.bind(&names, vec![None; names.len()]);
         let inside = scope.inside(Place::Lookup, from, &context)?;
         parse(stages, &inside)?;
-        let correlated = stages
-            .iter()
-            .any(|stage| varies(stage, &names));
+        let correlated = stages.iter().any(|stage| varies(stage, &names));
         Ok(Self {
             stages: stages.to_owned(),
             names,
@@ -342,14 +384,17 @@ impl Source for LookingUp {
         }
         self.environment.check()?;
         let doc = self.input.current();
-        let output = self.lookup.output.names();
         let once = self.lookup.join.is_none()
-            && self.lookup.pipeline.as_ref().is_some_and(|pipeline| !pipeline.correlated);
+            && self
+                .lookup
+                .pipeline
+                .as_ref()
+                .is_some_and(|pipeline| !pipeline.correlated);
         self.current = match (&self.kept, once) {
-            (Some(kept), _) => with_field(doc, output, Some(kept.into())),
+            (Some(kept), _) => self.lookup.joined(doc, kept),
             (None, once) => {
                 let found = self.found(doc)?;
-                let document = with_field(doc, output, Some((&found).into()));
+                let document = self.lookup.joined(doc, &found);
                 if once {
                     self.kept = Some(found);
                 }

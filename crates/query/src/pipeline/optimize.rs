@@ -121,7 +121,8 @@ fn asks_only_for(filter: &Filter, keeps: &dyn Fn(&str) -> bool) -> bool {
 fn merge_matches(steps: &mut Vec<Step>) {
     let mut at = 0;
     while at < steps.len() {
-        let next_is_match = matches!(steps.get(at + 1), Some(next) if matches!(next.stage, Stage::Match(_)));
+        let next_is_match =
+            matches!(steps.get(at + 1), Some(next) if matches!(next.stage, Stage::Match(_)));
         if !(next_is_match && matches!(steps[at].stage, Stage::Match(_))) {
             at += 1;
             continue;
@@ -184,7 +185,11 @@ fn merge_windows(steps: Vec<Step>) -> Vec<Step> {
 
 fn push_window(steps: &mut Vec<Step>, window: Window) {
     if window.skip > 0 {
-        steps.push(Step::new("$skip", window.skip as i64, Stage::Skip(window.skip)));
+        steps.push(Step::new(
+            "$skip",
+            window.skip as i64,
+            Stage::Skip(window.skip),
+        ));
     }
     if let Some(limit) = window.limit {
         steps.push(Step::new("$limit", limit as i64, Stage::Limit(limit)));

@@ -1,8 +1,8 @@
 //! `$out` and `$merge`: where a pipeline's documents go. Writing them is the
 //! business of whoever runs the pipeline.
 
-use super::parse::{Scope, missing_field, parse, unknown_field, wrong_type};
 use super::parse::Place;
+use super::parse::{Scope, missing_field, parse, unknown_field, wrong_type};
 use crate::context::QueryContext;
 use crate::expression::{Expression, FieldPath, check_user_variable};
 use model::bson::{ArrayBuf, Doc, DocBuf, DocWriter, Value, ValueRef};
@@ -67,7 +67,10 @@ fn string<'a>(name: &str, value: ValueRef<'a>) -> Result<&'a str, Error> {
         ValueRef::String(text) => Ok(text),
         other => Err(Error::location(
             13111,
-            format!("wrong type for field ({name}) {} != string", other.kind().name()),
+            format!(
+                "wrong type for field ({name}) {} != string",
+                other.kind().name()
+            ),
         )),
     }
 }

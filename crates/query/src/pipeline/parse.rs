@@ -117,7 +117,11 @@ fn parse_stage(doc: Doc<'_>, scope: &Scope<'_>, steps: &mut Vec<Step>) -> Result
     let context = scope.context;
     let stage = match name {
         "$match" => match spec {
-            ValueRef::Document(filter) => Stage::Match(Filter::parse(filter, context)?.optimized()),
+            ValueRef::Document(filter) => Stage::Match(
+                Filter::parse(filter, context)
+                    .map_err(refused_in_match)?
+                    .optimized(),
+            ),
             _ => {
                 return Err(Error::location(
                     15959,
@@ -174,7 +178,7 @@ fn parse_stage(doc: Doc<'_>, scope: &Scope<'_>, steps: &mut Vec<Step>) -> Result
         "$out" => Stage::Out(output::Out::parse(spec, scope)?),
         "$merge" => Stage::Merge(Box::new(output::Merge::parse(spec, scope)?)),
         "$_internalInhibitOptimization" => return Ok(()),
-        unsupported => return Err(refuse(unsupported)),
+        unsupported => return Err(refuse(unsupported, spec)),
     };
     steps.push(Step {
         spec: doc.to_owned(),
@@ -183,9 +187,33 @@ fn parse_stage(doc: Doc<'_>, scope: &Scope<'_>, steps: &mut Vec<Step>) -> Result
     Ok(())
 }
 
+/// Some conditions are refused in `$match` for other reasons than in `find`.
+fn refused_in_match(error: Error) -> Error {
+    if error.code == Code::COMMAND_NOT_SUPPORTED && error.message.starts_with("$where") {
+        return Error::bad_value("$where is not allowed in this context");
+    }
+    if error.code == Code::NO_QUERY_EXECUTION_PLANS {
+        return Error::location(
+            5626500,
+            "$geoNear, $near, and $nearSphere are not allowed in this context, as these \
+             operators require sorting geospatial data.",
+        );
+    }
+    error
+}
+
 /// What MongoDB has and this server has not, and what nobody has.
-fn refuse(name: &str) -> Error {
+fn refuse(name: &str, spec: ValueRef<'_>) -> Error {
     match name {
+        "$geoNear" if matches!(spec, ValueRef::Document(doc) if doc.get("near").is_none()) => {
+            Error::location(5860400, "$geoNear requires a 'near' argument")
+        }
+        "$listSessions" | "$listLocalSessions" if !matches!(spec, ValueRef::Document(_)) => {
+            Error::new(
+                Code::TYPE_MISMATCH,
+                format!("{name} options must be specified in an object"),
+            )
+        }
         "$changeStream" => Error::location(
             40573,
             "The $changeStream stage is only supported on replica sets",
@@ -215,9 +243,7 @@ fn check_places(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
         let writes = step.stage.is_final();
         match scope.place {
             Place::Facet
-                if writes
-                    || step.stage.is_initial()
-                    || matches!(step.stage, Stage::Facet(_)) =>
+                if writes || step.stage.is_initial() || matches!(step.stage, Stage::Facet(_)) =>
             {
                 return Err(Error::location(
                     40600,
@@ -236,9 +262,7 @@ fn check_places(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
                     format!("{name} is not allowed within a $unionWith's sub-pipeline"),
                 ));
             }
-            Place::Update
-                if !matches!(step.stage, Stage::Project(_) | Stage::Replace(_)) =>
-            {
+            Place::Update if !matches!(step.stage, Stage::Project(_) | Stage::Replace(_)) => {
                 return Err(Error::new(
                     Code::INVALID_OPTIONS,
                     format!("{name} is not allowed to be used within an update"),
@@ -360,10 +384,7 @@ fn parse_count(value: ValueRef<'_>) -> Result<Box<str>, Error> {
     Ok(name.into())
 }
 
-fn parse_replace_root(
-    spec: ValueRef<'_>,
-    context: &QueryContext,
-) -> Result<Replacement, Error> {
+fn parse_replace_root(spec: ValueRef<'_>, context: &QueryContext) -> Result<Replacement, Error> {
     let ValueRef::Document(doc) = spec else {
         return Err(Error::location(
             40229,
@@ -402,9 +423,8 @@ fn parse_sample(value: ValueRef<'_>) -> Result<u64, Error> {
                 format!("unrecognized option to $sample: {}", element.key()),
             ));
         }
-        let number = Number::of(element.value()).ok_or_else(|| {
-            Error::location(28746, "size argument to $sample must be a number")
-        })?;
+        let number = Number::of(element.value())
+            .ok_or_else(|| Error::location(28746, "size argument to $sample must be a number"))?;
         let whole = number.to_i64_truncated().unwrap_or(i64::MAX);
         size = Some(u64::try_from(whole).map_err(|_| {
             Error::location(28747, "size argument to $sample must not be negative")
@@ -468,7 +488,12 @@ fn parse_collection_stats(spec: ValueRef<'_>, scope: &Scope<'_>) -> Result<Stage
             return Err(unknown_field("$collStats", element.key()));
         }
         let ValueRef::Document(options) = element.value() else {
-            return Err(wrong_type("$collStats", element.key(), element.value(), "object"));
+            return Err(wrong_type(
+                "$collStats",
+                element.key(),
+                element.value(),
+                "object",
+            ));
         };
         let scale = options.get("scale").and_then(Number::of);
         if let Some(scale) = scale.and_then(|scale| scale.to_i64_truncated())
@@ -509,7 +534,10 @@ fn parse_current_operations(spec: ValueRef<'_>, scope: &Scope<'_>) -> Result<Sta
         if !known {
             return Err(Error::new(
                 Code::FAILED_TO_PARSE,
-                format!("Unrecognized option '{}' in $currentOp stage.", element.key()),
+                format!(
+                    "Unrecognized option '{}' in $currentOp stage.",
+                    element.key()
+                ),
             ));
         }
         if !matches!(element.value(), ValueRef::Boolean(_)) {

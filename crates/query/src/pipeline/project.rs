@@ -95,7 +95,11 @@ impl Projector {
 
     /// Whether fields under this top-level name come out as they went in.
     pub fn keeps(&self, name: &str) -> bool {
-        let entry = self.fields.entries.iter().find(|(known, _)| **known == *name);
+        let entry = self
+            .fields
+            .entries
+            .iter()
+            .find(|(known, _)| **known == *name);
         match (self.mode, entry) {
             (Mode::Inclusion, Some((_, Entry::Listed))) => true,
             (Mode::Inclusion, _) => false,
@@ -105,19 +109,27 @@ impl Projector {
 
     /// The top-level fields that an inclusion without expressions reads.
     pub fn only_fields(&self) -> Option<Vec<&str>> {
-        (self.mode == Mode::Inclusion && !self.fields.computes)
-            .then(|| self.fields.entries.iter().map(|(name, _)| &**name).collect())
+        (self.mode == Mode::Inclusion && !self.fields.computes).then(|| {
+            self.fields
+                .entries
+                .iter()
+                .map(|(name, _)| &**name)
+                .collect()
+        })
     }
 
     /// Top-level names that are plain copies of another top-level field.
     pub fn renames(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.fields.entries.iter().filter_map(|(name, entry)| match entry {
-            Entry::Computed(expression) => match expression.as_field_path()?.names() {
-                [only] => Some((&**name, &**only)),
-                _ => None,
-            },
-            Entry::Listed | Entry::Nested(_) => None,
-        })
+        self.fields
+            .entries
+            .iter()
+            .filter_map(|(name, entry)| match entry {
+                Entry::Computed(expression) => match expression.as_field_path()?.names() {
+                    [only] => Some((&**name, &**only)),
+                    _ => None,
+                },
+                Entry::Listed | Entry::Nested(_) => None,
+            })
     }
 }
 

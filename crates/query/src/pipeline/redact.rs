@@ -26,7 +26,9 @@ impl Redact {
     pub(super) fn parse(spec: ValueRef<'_>, context: &QueryContext) -> Result<Self, Error> {
         let mut context = context.clone();
         for (name, value) in [("KEEP", KEEP), ("DESCEND", DESCEND), ("PRUNE", PRUNE)] {
-            context.variables.push((name.to_owned(), Value::from(value)));
+            context
+                .variables
+                .push((name.to_owned(), Value::from(value)));
         }
         Ok(Self {
             expression: Expression::parse(spec, &context)?,

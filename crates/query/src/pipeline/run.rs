@@ -42,13 +42,35 @@ pub fn start(
         hint,
         ..ScanRequest::all(collection)
     };
-    let rest = push_down(steps, &mut request);
+    let mut rest = push_down(steps, &mut request);
+    compile(&mut rest);
     let input: Box<dyn Source> = if request.limit == Some(0) {
         Box::new(Documents::new(Vec::new()))
     } else {
         environment.scan(request)?
     };
     chain(input, rest, environment)
+}
+
+/// Marks the leading stages that MongoDB would run in its other engine, which
+/// differs in small things that clients can see. A `$lookup` that is unwound is
+/// none of them.
+fn compile(steps: &mut [Step]) {
+    for at in 0..steps.len() {
+        let unwound = match steps.get(at + 1).map(|step| &step.stage) {
+            Some(Stage::Unwind(unwind)) => Some(unwind.path().clone()),
+            _ => None,
+        };
+        match &mut steps[at].stage {
+            Stage::Group(group) => group.compile(),
+            Stage::Lookup(lookup)
+                if lookup.is_plain() && unwound.as_ref() != Some(lookup.output()) =>
+            {
+                lookup.compile();
+            }
+            _ => return,
+        }
+    }
 }
 
 /// The source of a first stage that takes no input.

@@ -9,12 +9,12 @@
 //! branches of `$facet` ever see it; every stage passes it on and keeps what it
 //! has collected so far.
 
+use super::environment::Environment;
+use super::project::Projector;
 use crate::expression::Expression;
 use crate::filter::Filter;
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use super::project::Projector;
-use super::environment::Environment;
 use std::sync::Arc;
 
 /// What came of asking for the next document.

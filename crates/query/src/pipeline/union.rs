@@ -118,7 +118,10 @@ impl Source for Uniting {
             }
         }
         if let Some(union) = self.union.take() {
-            let initial = union.steps.first().is_some_and(|step| step.stage.is_initial());
+            let initial = union
+                .steps
+                .first()
+                .is_some_and(|step| step.stage.is_initial());
             let collection = match (initial, union.collection) {
                 (true, _) => None,
                 (false, collection) => collection,

@@ -91,6 +91,10 @@ impl Unwind {
         })
     }
 
+    pub(super) fn path(&self) -> &FieldPath {
+        &self.path
+    }
+
     /// Whether fields under this top-level name come out as they went in.
     pub(super) fn keeps(&self, name: &str) -> bool {
         let touches = |path: &FieldPath| *path.names()[0] == *name;
@@ -142,7 +146,9 @@ impl Source for Unwinding {
                     self.unwind.path.names(),
                     Some(element.as_ref()),
                 );
-                self.current = self.unwind.with_index(doc, ValueRef::Int64(self.next_index));
+                self.current = self
+                    .unwind
+                    .with_index(doc, ValueRef::Int64(self.next_index));
                 self.next_index += 1;
                 return Ok(Advance::Document);
             }

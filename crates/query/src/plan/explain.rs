@@ -4,8 +4,9 @@ use super::access::IndexAccess;
 use super::interval::{FieldBounds, Interval};
 use super::scan_bounds::ScanDirection;
 use crate::index::{FieldKind, IndexDefinition};
-use model::bson::{DocBuf, DocWriter, ValueRef};
+use model::bson::{DocBuf, DocWriter};
 use model::key::Direction;
+use model::text::value_quoted;
 
 /// `{a: ["[1, 1]"], b: ["[MaxKey, MinKey]"]}`.
 pub fn bounds_document(definition: &IndexDefinition, access: &IndexAccess) -> DocBuf {
@@ -45,18 +46,8 @@ pub fn interval_text(interval: &Interval, ascending: bool) -> String {
     format!(
         "{}{}, {}{}",
         if from.1 { '[' } else { '(' },
-        value_text(from.0.as_ref()),
-        value_text(to.0.as_ref()),
+        value_quoted(from.0.as_ref()),
+        value_quoted(to.0.as_ref()),
         if to.1 { ']' } else { ')' },
     )
-}
-
-fn value_text(value: ValueRef<'_>) -> String {
-    match value {
-        ValueRef::Double(number) if number.is_nan() => "nan.0".to_owned(),
-        ValueRef::Double(number) if number == f64::INFINITY => "inf.0".to_owned(),
-        ValueRef::Double(number) if number == f64::NEG_INFINITY => "-inf.0".to_owned(),
-        ValueRef::DateTime(ms) => format!("new Date({ms})"),
-        other => format!("{other:?}"),
-    }
 }

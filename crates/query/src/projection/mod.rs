@@ -21,7 +21,7 @@ mod parse;
 mod slice;
 #[cfg(test)]
 mod tests;
-pub(crate) mod tree;
+mod tree;
 mod write;
 
 use crate::context::QueryContext;
@@ -60,21 +60,6 @@ impl Projection {
     /// The specification of a `$project` stage.
     pub fn parse_stage(spec: Doc<'_>, context: &QueryContext) -> Result<Self, Error> {
         parse::parse_stage(spec, context)
-    }
-
-    /// A projection that keeps every field and sets those of the tree: the
-    /// stage `$addFields`.
-    pub(crate) fn keeping(root: Branch) -> Self {
-        Self {
-            mode: Mode::Keep,
-            root,
-            positional: None,
-        }
-    }
-
-    /// A projection that removes these paths: the stage `$unset`.
-    pub(crate) fn removing(root: Branch) -> Self {
-        Self::keeping(root)
     }
 
     pub fn apply(&self, doc: Doc<'_>) -> Result<DocBuf, Error> {

@@ -149,8 +149,8 @@ impl<'c> Parser<'c> {
             self.id = Some(includes);
             return Ok(());
         }
-        self.decide(if includes { Mode::Include } else { Mode::Keep }, element)?;
-        self.root.insert(&path, Entry::Named)
+        self.root.insert(&path, Entry::Named)?;
+        self.decide(if includes { Mode::Include } else { Mode::Keep }, element)
     }
 
     /// Takes note that a field wants a mode.

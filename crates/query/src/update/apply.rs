@@ -405,11 +405,7 @@ impl<'c> Run<'c> {
     }
 
     /// The children with `$` replaced by what it stands for.
-    fn resolve<'n>(
-        &self,
-        children: &'n Children,
-        at: &At<'_>,
-    ) -> Result<Cow<'n, Children>, Error> {
+    fn resolve<'n>(&self, children: &'n Children, at: &At<'_>) -> Result<Cow<'n, Children>, Error> {
         let positional = children
             .iter()
             .find(|(step, _)| *step == Component::Positional);

@@ -89,9 +89,7 @@ impl Push {
             None => {}
             Some(PushSort::Ascending) => all.sort_by(|a, b| order::compare(*a, *b)),
             Some(PushSort::Descending) => all.sort_by(|a, b| order::compare(*b, *a)),
-            Some(PushSort::Fields(fields)) => {
-                all.sort_by(|a, b| compare_by_fields(fields, *a, *b))
-            }
+            Some(PushSort::Fields(fields)) => all.sort_by(|a, b| compare_by_fields(fields, *a, *b)),
         }
         if let Some(slice) = self.slice {
             let keep = magnitude(slice);
@@ -174,7 +172,10 @@ impl AddToSet {
         };
         let before = all.len();
         for value in self.values.iter().map(Value::as_ref) {
-            if !all.iter().any(|known| order::compare(*known, value).is_eq()) {
+            if !all
+                .iter()
+                .any(|known| order::compare(*known, value).is_eq())
+            {
                 all.push(value);
             }
         }

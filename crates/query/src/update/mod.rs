@@ -31,7 +31,7 @@ use crate::context::QueryContext;
 use crate::filter::Filter;
 use crate::pipeline::Transform;
 use apply::Run;
-use model::bson::{Doc, DocBuf, DocWriter, Timestamp};
+use model::bson::{Doc, DocBuf, DocWriter, MAX_STORED_DEPTH, Timestamp, nesting_depth};
 use model::{Code, Error, text};
 use modifier::Application;
 use path::At;
@@ -54,6 +54,8 @@ pub struct Modifiers {
     /// Source and destination of each `$rename`.
     renames: Vec<(String, String)>,
     uses_position: bool,
+    /// Whether a result has to be looked at for its depth.
+    may_be_too_deep: bool,
     /// Top-level names that may not be stored.
     dollar_fields: Vec<String>,
 }
@@ -98,9 +100,14 @@ impl Update {
             }
             Update::Modifiers(modifiers) => modifiers.apply(doc, moment, context),
             Update::Pipeline(transform) => {
-                let result = with_id(doc, transform.apply(doc)?);
+                let result = transform.apply(doc)?;
+                if result.as_bytes() == doc.as_bytes() {
+                    return Ok(None);
+                }
+                let result = with_id(doc, result);
+                check_depth(result.as_doc())?;
                 check_same_id(doc, result.as_doc())?;
-                Ok((result.as_bytes() != doc.as_bytes()).then_some(result))
+                Ok(Some(result))
             }
         }
     }
@@ -143,6 +150,9 @@ impl Modifiers {
         }
         let result = out.finish();
         check_identical_id(doc, result.as_doc())?;
+        if self.may_be_too_deep {
+            check_depth(result.as_doc())?;
+        }
         for name in &self.dollar_fields {
             if result.get(name).is_some() {
                 return Err(dollar_field(name));
@@ -212,6 +222,17 @@ fn check_same_id(before: Doc<'_>, after: Doc<'_>) -> Result<(), Error> {
         )),
         Some(_) | None => Ok(()),
     }
+}
+
+/// Refuses what is nested deeper than MongoDB stores.
+fn check_depth(doc: Doc<'_>) -> Result<(), Error> {
+    if nesting_depth(doc) < MAX_STORED_DEPTH {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::OVERFLOW,
+        format!("Document exceeds maximum nesting depth of {MAX_STORED_DEPTH}"),
+    ))
 }
 
 /// A top-level field whose name may not be stored.

@@ -3,7 +3,7 @@
 use super::array_modifier::{AddToSet, Pop, Pull, Push};
 use super::path::At;
 use crate::context::QueryContext;
-use model::bson::{Kind, Timestamp, Value, ValueRef};
+use model::bson::{Kind, Timestamp, Value, ValueRef, nesting_depth};
 use model::number::{self, Number};
 use model::{Code, Error, order, text};
 use std::cmp::Ordering;
@@ -95,6 +95,29 @@ impl Modifier {
         }
     }
 
+    /// How many levels of documents and arrays its operand adds at its path.
+    pub(super) fn operand_levels(&self) -> usize {
+        match self {
+            Modifier::Set(operand)
+            | Modifier::SetOnInsert(operand)
+            | Modifier::Minimum(operand)
+            | Modifier::Maximum(operand) => levels(operand),
+            Modifier::Push(Push { values, .. }) | Modifier::AddToSet(AddToSet { values }) => {
+                1 + values.iter().map(levels).max().unwrap_or(0)
+            }
+            Modifier::Unset
+            | Modifier::Increment(_)
+            | Modifier::Multiply(_)
+            | Modifier::CurrentDate
+            | Modifier::CurrentTimestamp
+            | Modifier::Bit(_)
+            | Modifier::Pop(_)
+            | Modifier::Pull(_)
+            | Modifier::PullAll(_)
+            | Modifier::RenameFrom(_) => 0,
+        }
+    }
+
     /// What it does to the value at its path, `None` if there is none.
     pub(super) fn apply<'m>(
         &'m self,
@@ -115,7 +138,7 @@ impl Modifier {
                 Some(value) => {
                     let sum = number::add_checked(numeric(at, "$inc", value)?, *operand)
                         .ok_or_else(|| overflow(at, "$inc", value))?;
-                    put_if_changed(Some(value), sum.to_value())
+                    put_number(value, sum)
                 }
             },
             Modifier::Multiply(operand) => match current {
@@ -123,17 +146,13 @@ impl Modifier {
                 Some(value) => {
                     let product = number::multiply_checked(numeric(at, "$mul", value)?, *operand)
                         .ok_or_else(|| overflow(at, "$mul", value))?;
-                    put_if_changed(Some(value), product.to_value())
+                    put_number(value, product)
                 }
             },
             Modifier::Minimum(operand) => set_if_ordered(current, operand, Ordering::Less),
             Modifier::Maximum(operand) => set_if_ordered(current, operand, Ordering::Greater),
-            Modifier::CurrentDate => {
-                Effect::PutOwned(Value::DateTime(application.context.now_ms))
-            }
-            Modifier::CurrentTimestamp => {
-                Effect::PutOwned(Value::Timestamp(application.timestamp))
-            }
+            Modifier::CurrentDate => Effect::PutOwned(Value::DateTime(application.context.now_ms)),
+            Modifier::CurrentTimestamp => Effect::PutOwned(Value::Timestamp(application.timestamp)),
             Modifier::Bit(operations) => bit(at, current, operations)?,
             Modifier::Push(push) => push.apply(at, current)?,
             Modifier::AddToSet(add) => add.apply(at, current)?,
@@ -146,11 +165,33 @@ impl Modifier {
     }
 }
 
+fn levels(value: &Value) -> usize {
+    match value {
+        Value::Document(doc) => 1 + nesting_depth(doc.as_doc()),
+        Value::Array(array) => 1 + nesting_depth(array.as_array().as_doc()),
+        _ => 0,
+    }
+}
+
 /// Equal bytes are no change; an equal number of another type is one.
 fn set<'m>(current: Option<ValueRef<'_>>, operand: &'m Value) -> Effect<'m> {
     match current {
         Some(current) if same_bytes(current, operand.as_ref()) => Effect::Keep,
         _ => Effect::Put(operand.as_ref()),
+    }
+}
+
+/// A result that equals the number before is no change, if its type is the same
+/// too. NaN equals nothing, so that arithmetic on it is always a change.
+fn put_number<'m>(current: ValueRef<'_>, result: Number) -> Effect<'m> {
+    let is_same = match (current, result) {
+        (ValueRef::Double(before), Number::Double(after)) => before == after,
+        (current, result) => same_bytes(current, result.to_value().as_ref()),
+    };
+    if is_same {
+        Effect::Keep
+    } else {
+        Effect::PutOwned(result.to_value())
     }
 }
 
@@ -259,16 +300,27 @@ pub fn check_id(value: ValueRef<'_>) -> Result<(), Error> {
             format!("The '_id' value cannot be of type {}", value.kind().name()),
         ));
     }
-    if let ValueRef::Document(doc) = value
-        && let Some(dollar) = doc.iter().find(|element| element.key().starts_with('$'))
-    {
-        return Err(Error::new(
-            Code::DOLLAR_PREFIXED_FIELD_NAME,
-            format!(
-                "_id fields may not contain '$'-prefixed fields: {} is not valid for storage.",
-                dollar.key()
-            ),
-        ));
+    check_id_names(value)
+}
+
+/// No field of an `_id` may look like an operator, at any depth.
+fn check_id_names(value: ValueRef<'_>) -> Result<(), Error> {
+    let fields = match value {
+        ValueRef::Document(doc) => doc,
+        ValueRef::Array(array) => array.as_doc(),
+        _ => return Ok(()),
+    };
+    for field in fields.iter() {
+        if field.key_bytes().starts_with(b"$") {
+            return Err(Error::new(
+                Code::DOLLAR_PREFIXED_FIELD_NAME,
+                format!(
+                    "_id fields may not contain '$'-prefixed fields: {} is not valid for storage.",
+                    field.key()
+                ),
+            ));
+        }
+        check_id_names(field.value())?;
     }
     Ok(())
 }

@@ -3,15 +3,15 @@
 //! The modifiers of arrays and `arrayFilters` have files of their own.
 
 use super::array_filters;
-use super::parse_array;
-use super::tree::UpdateNode;
 use super::modifier::{BitOperation, Modifier};
+use super::parse_array;
 use super::path::{self, Component};
+use super::tree::UpdateNode;
 use super::{Modifiers, Update};
 use crate::context::QueryContext;
 use crate::filter::Filter;
 use crate::pipeline::Transform;
-use model::bson::{Array, Doc, ValueRef};
+use model::bson::{Array, Doc, MAX_STORED_DEPTH, ValueRef};
 use model::number::Number;
 use model::{Code, Error, text};
 use std::collections::BTreeMap;
@@ -53,6 +53,7 @@ impl Update {
         if let Some(dollar) = document.iter().find(|e| e.key().starts_with('$')) {
             return Err(super::dollar_field(dollar.key()));
         }
+        super::check_depth(document)?;
         Ok(Update::Replacement(document.to_owned()))
     }
 }
@@ -69,6 +70,7 @@ impl Modifiers {
             renames: Vec::new(),
             used_filters: Vec::new(),
             uses_position: false,
+            may_be_too_deep: false,
             array_filters: &array_filters,
         };
         for element in document.iter() {
@@ -90,6 +92,7 @@ impl Modifiers {
             renames,
             used_filters,
             uses_position,
+            may_be_too_deep,
             ..
         } = building;
         if let Some(unused) = array_filters
@@ -114,6 +117,7 @@ impl Modifiers {
             array_filters,
             renames,
             uses_position,
+            may_be_too_deep,
             dollar_fields,
         })
     }
@@ -124,12 +128,16 @@ struct Building<'f> {
     renames: Vec<(String, String)>,
     used_filters: Vec<String>,
     uses_position: bool,
+    may_be_too_deep: bool,
     array_filters: &'f BTreeMap<String, Filter>,
 }
 
 impl Building<'_> {
     fn add(&mut self, full: &str, modifier: Modifier) -> Result<(), Error> {
         let components = path::parse(full)?;
+        if components.len() - 1 + modifier.operand_levels() >= MAX_STORED_DEPTH {
+            self.may_be_too_deep = true;
+        }
         for component in &components {
             match component {
                 Component::Positional => self.uses_position = true,
@@ -274,6 +282,11 @@ fn rename(building: &mut Building<'_>, from: &str, value: ValueRef<'_>) -> Resul
             text::value_quoted(value)
         )));
     };
+    if to.contains('\0') {
+        return Err(Error::bad_value(
+            "The 'to' field for $rename cannot contain an embedded null byte",
+        ));
+    }
     let source = path::parse(from)?;
     let destination = path::parse(to)?;
     if from == to {
@@ -298,6 +311,10 @@ fn rename(building: &mut Building<'_>, from: &str, value: ValueRef<'_>) -> Resul
     }
     building.add(from, Modifier::Unset)?;
     building.add(to, Modifier::RenameFrom(from.to_owned()))?;
+    // The value may be nested as deep as a document can be, and goes deeper.
+    if to.split('.').count() > from.split('.').count() {
+        building.may_be_too_deep = true;
+    }
     building.renames.push((from.to_owned(), to.to_owned()));
     Ok(())
 }

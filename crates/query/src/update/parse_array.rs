@@ -252,10 +252,9 @@ pub(super) fn has_expression(filter: &Filter) -> bool {
         }
         Filter::Not(child) => has_expression(child),
         Filter::Expression { .. } => true,
-        Filter::Field { .. }
-        | Filter::SampleRate(_)
-        | Filter::AlwaysTrue
-        | Filter::AlwaysFalse => false,
+        Filter::Field { .. } | Filter::SampleRate(_) | Filter::AlwaysTrue | Filter::AlwaysFalse => {
+            false
+        }
     }
 }
 

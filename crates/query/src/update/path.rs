@@ -3,6 +3,7 @@
 //! A path is split when the update is parsed ([`Component`]); while a document
 //! is walked, [`At`] remembers the way as a chain on the stack.
 
+use model::bson::MAX_DEPTH;
 use model::{Code, Error};
 use std::cmp::Ordering;
 
@@ -80,6 +81,13 @@ pub(super) fn parse(path: &str) -> Result<Vec<Component>, Error> {
     }
     let mut components = Vec::new();
     for part in path.split('.') {
+        // Longer than any document is deep: the walk recurses by component.
+        if components.len() == MAX_DEPTH {
+            return Err(Error::new(
+                Code::OVERFLOW,
+                format!("An update path has at most {MAX_DEPTH} components"),
+            ));
+        }
         let component = match part {
             "" => {
                 return Err(Error::new(

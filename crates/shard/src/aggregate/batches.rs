@@ -32,8 +32,12 @@ impl BatchSource for PipelineSource {
         }
         self.environment.run_for(operation);
         loop {
+            // Whether a full batch was the last one is not asked, as in MongoDB:
+            // the next document may be expensive.
+            if batch.is_full() {
+                return Ok(Filled::Full);
+            }
             if !self.left_over {
-                // Only the stages know whether a full batch was the last one.
                 match self.source.advance().map_err(while_running)? {
                     Advance::Document => {}
                     Advance::Paused | Advance::End => return Ok(Filled::Ended),

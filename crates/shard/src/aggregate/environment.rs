@@ -93,9 +93,10 @@ impl Environment for ShardEnvironment {
         let execution = Execution::new(&self.shard, &collection, query, &operation)?;
         let execution = Arc::new(Mutex::new(execution));
         self.remember(&execution);
-        let environment = self.this.upgrade().ok_or_else(|| {
-            Error::new(Code::INTERNAL_ERROR, "a pipeline's environment is gone")
-        })?;
+        let environment = self
+            .this
+            .upgrade()
+            .ok_or_else(|| Error::new(Code::INTERNAL_ERROR, "a pipeline's environment is gone"))?;
         Ok(Box::new(CollectionScan {
             execution,
             environment,
@@ -121,7 +122,9 @@ impl Environment for ShardEnvironment {
         let missing = || {
             Error::new(
                 Code::NAMESPACE_NOT_FOUND,
-                format!("Unable to retrieve count in $collStats stage :: caused by :: Collection [{namespace}] not found."),
+                format!(
+                    "Unable to retrieve count in $collStats stage :: caused by :: Collection [{namespace}] not found."
+                ),
             )
         };
         for option in options.iter() {

@@ -69,9 +69,21 @@ pub(crate) async fn merge_into(
         if documents.is_empty() {
             return Ok(());
         }
-        for document in documents {
-            joining.join(document).await.map_err(while_running)?;
+        // Documents that cannot be identified end the command before any of the
+        // portion is written; other failures only after all of it.
+        let identified = documents
+            .into_iter()
+            .map(|document| joining.identify(document))
+            .collect::<Result<Vec<_>, Error>>()
+            .map_err(while_running)?;
+        let mut failed = None;
+        for (document, identity) in identified {
+            let joined = joining.join(document.as_doc(), identity.as_doc()).await;
+            failed = failed.or(joined.err());
             invocation.operation.check()?;
+        }
+        if let Some(error) = failed {
+            return Err(while_running(error));
         }
     }
 }
@@ -100,14 +112,19 @@ struct Joining<'a> {
 }
 
 impl Joining<'_> {
-    async fn join(&self, document: DocBuf) -> Result<(), Error> {
+    /// The document, with an `_id` if it needs one, and the fields that find it.
+    fn identify(&self, document: DocBuf) -> Result<(DocBuf, DocBuf), Error> {
         let document = match document.get("_id") {
             None if self.by_id => self.with_id(document.as_doc()),
             _ => document,
         };
         let identity = self.merge.identity(document.as_doc())?;
+        Ok((document, identity))
+    }
+
+    async fn join(&self, document: Doc<'_>, identity: Doc<'_>) -> Result<(), Error> {
         for _ in 0..ATTEMPTS {
-            if self.update(document.as_doc(), identity.as_doc()).await? {
+            if self.update(document, identity).await? {
                 return Ok(());
             }
             match self.merge.when_not_matched {
@@ -122,7 +139,7 @@ impl Joining<'_> {
                 WhenNotMatched::Insert => {}
             }
             let target = &self.merge.target;
-            match insert_all(self.invocation, target, vec![document.clone()]).await {
+            match insert_all(self.invocation, target, vec![document.to_owned()]).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.code == Code::DUPLICATE_KEY && self.is_identity(&error) => {
                     match self.merge.when_matched {
@@ -190,9 +207,7 @@ impl Joining<'_> {
             }
             WhenMatched::Replace => Update::Replacement(document.to_owned()),
             WhenMatched::Merge => Update::parse(ValueRef::from(&self.overlay), None, &context)?,
-            WhenMatched::Pipeline(stages) => {
-                Update::parse(ValueRef::from(stages), None, &context)?
-            }
+            WhenMatched::Pipeline(stages) => Update::parse(ValueRef::from(stages), None, &context)?,
         };
         let selection = Selection {
             filter: identity_filter(identity).normalized(),

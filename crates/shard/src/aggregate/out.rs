@@ -43,7 +43,10 @@ pub(crate) async fn write_out(
     }
     let mut written = fill(invocation, source, &hidden).await;
     if written.is_ok() {
-        written = shard.rename_collection(&hidden, target, true).await.map(|_| ());
+        written = shard
+            .rename_collection(&hidden, target, true)
+            .await
+            .map(|_| ());
     }
     if written.is_err() {
         shard.drop_collection(&hidden).await?;
@@ -91,11 +94,9 @@ pub(super) async fn insert_all(
                 invocation.envelope.write_concern,
                 &keys,
                 |evaluator| {
-                    prepared
-                        .iter()
-                        .try_for_each(|(key, document)| {
-                            evaluator.insert(key.clone(), document.clone())
-                        })
+                    prepared.iter().try_for_each(|(key, document)| {
+                        evaluator.insert(key.clone(), document.clone())
+                    })
                 },
             )
             .await?;

@@ -138,7 +138,11 @@ impl Collection {
     }
 
     /// Reads a stored catalog document. `now_ms` starts the access counters.
-    pub(crate) fn from_document(id: CollectionId, doc: Doc<'_>, now_ms: i64) -> Result<Self, Error> {
+    pub(crate) fn from_document(
+        id: CollectionId,
+        doc: Doc<'_>,
+        now_ms: i64,
+    ) -> Result<Self, Error> {
         let namespace = doc.get_str("ns").ok_or_else(|| damaged("ns"))?;
         let uuid = match doc.get("uuid") {
             Some(ValueRef::Binary { bytes, .. }) => bytes.try_into().ok(),

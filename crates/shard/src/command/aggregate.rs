@@ -1,11 +1,10 @@
 //! `aggregate`: runs a pipeline; the first batch, and a cursor for the rest.
 
 use super::arguments::{arguments, missing};
+use super::explain::{Verbosity, explain_command};
 use super::find::{finish_cursor, time_left};
 use super::{Answer, Invocation, let_variables, refuse_collation};
-use crate::aggregate::{
-    PipelineSource, ShardEnvironment, check_unique, merge_into, write_out,
-};
+use crate::aggregate::{PipelineSource, ShardEnvironment, check_unique, merge_into, write_out};
 use crate::cursor::{Batch, FIRST_BATCH_DOCUMENTS, OpenCursor, fill_batch};
 use model::bson::{Array, Doc, Value, ValueRef};
 use model::number::Number;
@@ -39,12 +38,6 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
             "The 'cursor' option is required, except for aggregate with the explain argument",
         ));
     }
-    if fields.explain == Some(true) {
-        return Err(Error::new(
-            Code::COMMAND_NOT_SUPPORTED,
-            "explain of aggregations is not supported yet",
-        ));
-    }
     let context = let_variables(invocation, fields.variables)?;
     let mut steps = parse(
         pipeline,
@@ -56,12 +49,18 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
             depth: 0,
         },
     )?;
+    if fields.explain == Some(true) {
+        return explain_command(invocation, body, Verbosity::QueryPlanner);
+    }
     let output = take_output(&mut steps);
     if let Some(Stage::Merge(merge)) = &output {
         check_unique(invocation, merge)?;
     }
-    let environment =
-        ShardEnvironment::new(invocation.shard, invocation.operation, fields.allow_disk_use);
+    let environment = ShardEnvironment::new(
+        invocation.shard,
+        invocation.operation,
+        fields.allow_disk_use,
+    );
     let shared: Arc<dyn Environment> = environment.clone();
     let mut source = start(steps, collection.clone(), fields.hint, &shared)?;
     let namespace = match collection {
@@ -83,7 +82,10 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         }
     }
     let mut writer = Reply::writer();
-    writer.begin_document("cursor").begin_array("firstBatch").end();
+    writer
+        .begin_document("cursor")
+        .begin_array("firstBatch")
+        .end();
     finish_cursor(writer, 0, &namespace)
 }
 
@@ -228,8 +230,7 @@ fn first_batch(
     let documents_max = batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
     let mut batch = Batch::begin(writer, "firstBatch", Some(documents_max));
     // A batch of none opens the cursor without looking for anything.
-    let more =
-        documents_max == 0 || fill_batch(&mut source, invocation.operation, &mut batch)?;
+    let more = documents_max == 0 || fill_batch(&mut source, invocation.operation, &mut batch)?;
     shard.counters.returned(batch.documents() as usize);
     let writer = batch.end();
     if !more {

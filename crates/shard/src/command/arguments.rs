@@ -59,10 +59,7 @@ pub(crate) struct Argument<'a> {
 
 /// Walks the arguments of a command behind its name, generic fields left out.
 /// A field given twice is refused.
-pub(crate) fn arguments<'a>(
-    command: &'a str,
-    body: Doc<'a>,
-) -> impl Iterator<Item = Argument<'a>> {
+pub(crate) fn arguments<'a>(command: &'a str, body: Doc<'a>) -> impl Iterator<Item = Argument<'a>> {
     body.iter()
         .skip(1)
         .map(move |element| Argument { command, element })

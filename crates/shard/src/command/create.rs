@@ -55,7 +55,8 @@ fn parse(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Options, 
     let mut refused = None;
     // A wrong type anywhere is reported before an option that is not there.
     let mut refuse = |error: Error| refused = refused.take().or(Some(error));
-    let (mut capped, mut sized, mut view, mut pipeline) = (false, false, false, false);
+    let (mut capped, mut sized, mut limited) = (false, false, false);
+    let (mut view, mut pipeline) = (false, false);
     for argument in arguments("create", invocation.request.body()) {
         if argument.value().is_nullish() {
             check_known(&argument)?;
@@ -63,9 +64,19 @@ fn parse(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Options, 
         }
         match argument.name() {
             "capped" => capped = argument.loose_boolean()?,
-            "size" | "max" => {
-                argument.integer()?;
+            "size" => {
+                let size = argument.integer()?;
+                if size < 1 {
+                    return Err(Error::location(
+                        51024,
+                        format!("BSON field 'size' value must be >= 1, actual value '{size}'"),
+                    ));
+                }
                 sized = true;
+            }
+            "max" => {
+                argument.integer()?;
+                limited = true;
             }
             "autoIndexId" => {
                 if !argument.loose_boolean()? {
@@ -149,10 +160,16 @@ fn parse(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Options, 
             _ => return Err(argument.unknown()),
         }
     }
-    if sized && !capped {
+    if (sized || limited) && !capped {
         return Err(Error::new(
             Code::INVALID_OPTIONS,
             "the 'capped' field needs to be true when either the 'size' or 'max' fields are present",
+        ));
+    }
+    if capped && !sized {
+        return Err(Error::new(
+            Code::INVALID_OPTIONS,
+            "the 'size' field is required when 'capped' is true",
         ));
     }
     if pipeline && !view {
@@ -174,10 +191,27 @@ fn parse(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Options, 
 }
 
 const KNOWN: &[&str] = &[
-    "capped", "size", "max", "autoIndexId", "idIndex", "collation", "storageEngine",
-    "indexOptionDefaults", "validationLevel", "validationAction", "validator", "viewOn",
-    "pipeline", "clusteredIndex", "timeseries", "expireAfterSeconds", "flags", "temp",
-    "recordPreImages", "changeStreamPreAndPostImages", "encryptedFields",
+    "capped",
+    "size",
+    "max",
+    "autoIndexId",
+    "idIndex",
+    "collation",
+    "storageEngine",
+    "indexOptionDefaults",
+    "validationLevel",
+    "validationAction",
+    "validator",
+    "viewOn",
+    "pipeline",
+    "clusteredIndex",
+    "timeseries",
+    "expireAfterSeconds",
+    "flags",
+    "temp",
+    "recordPreImages",
+    "changeStreamPreAndPostImages",
+    "encryptedFields",
 ];
 
 /// An option that is null counts as absent, but must be one that exists.
@@ -188,7 +222,11 @@ fn check_known(argument: &Argument<'_>) -> Result<(), Error> {
     Err(argument.unknown())
 }
 
-fn keep_choice(kept: &mut DocWriter, argument: &Argument<'_>, choices: &[&str]) -> Result<(), Error> {
+fn keep_choice(
+    kept: &mut DocWriter,
+    argument: &Argument<'_>,
+    choices: &[&str],
+) -> Result<(), Error> {
     let chosen = argument.string()?;
     if !choices.contains(&chosen) {
         return Err(Error::bad_value(format!(
@@ -202,9 +240,7 @@ fn keep_choice(kept: &mut DocWriter, argument: &Argument<'_>, choices: &[&str]) 
 
 /// Whether an option `{enabled: …}` switches recorded images on.
 pub(crate) fn wants_images(option: Doc<'_>) -> bool {
-    option
-        .get("enabled")
-        .is_some_and(model::number::is_truthy)
+    option.get("enabled").is_some_and(model::number::is_truthy)
 }
 
 fn check_id_index(spec: Doc<'_>) -> Result<(), Error> {

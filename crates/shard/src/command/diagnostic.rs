@@ -12,6 +12,13 @@ use wire::{Origin, Reply};
 pub(crate) const COMPATIBLE_VERSION: &str = "6.0.5";
 const COMPATIBLE_VERSION_PARTS: [i32; 4] = [6, 0, 5, 0];
 
+pub(crate) fn ping(invocation: &Invocation<'_>) -> Answer {
+    match arguments("ping", invocation.request.body()).next() {
+        Some(argument) => Err(argument.unknown()),
+        None => finish(Reply::writer()),
+    }
+}
+
 pub(crate) fn build_info() -> Answer {
     let mut writer = Reply::writer();
     writer
@@ -148,7 +155,9 @@ pub(crate) fn set_parameter(invocation: &Invocation<'_>) -> Answer {
             return bare_failure(&if readable.iter().any(|(known, _)| *known == name) {
                 format!("not allowed to change [{name}] at runtime")
             } else {
-                format!("attempted to set unrecognized parameter [{name}], use help:true to see options ")
+                format!(
+                    "attempted to set unrecognized parameter [{name}], use help:true to see options "
+                )
             });
         }
         if was.is_none() {
@@ -185,7 +194,10 @@ pub(crate) fn get_log(invocation: &Invocation<'_>) -> Answer {
         }
         // The log goes to standard error and is not kept in memory.
         "global" | "startupWarnings" => {
-            writer.append("totalLinesWritten", 0).begin_array("log").end();
+            writer
+                .append("totalLinesWritten", 0)
+                .begin_array("log")
+                .end();
         }
         _ => {
             return Err(Error::new(
@@ -238,10 +250,12 @@ pub(crate) fn get_cmd_line_opts(invocation: &Invocation<'_>) -> Answer {
 pub(crate) fn server_status(invocation: &Invocation<'_>) -> Answer {
     for argument in arguments("serverStatus", invocation.request.body()) {
         // Any section may be switched on or off; ours are always there.
-        argument.loose_boolean().or_else(|error| match argument.value() {
-            ValueRef::Document(_) => Ok(true),
-            _ => Err(error),
-        })?;
+        argument
+            .loose_boolean()
+            .or_else(|error| match argument.value() {
+                ValueRef::Document(_) => Ok(true),
+                _ => Err(error),
+            })?;
     }
     let mut writer = Reply::writer();
     append_server_status(invocation.shard, &mut writer);
@@ -309,7 +323,10 @@ const COMMANDS: &[(&str, &str)] = &[
     ("buildInfo", "the version and how it was built"),
     ("collMod", "changes options of an index"),
     ("collStats", "sizes of a collection"),
-    ("connectionStatus", "who is authenticated on this connection"),
+    (
+        "connectionStatus",
+        "who is authenticated on this connection",
+    ),
     ("connPoolStats", "pools of outgoing connections"),
     ("count", "counts documents"),
     ("create", "creates a collection"),
@@ -340,7 +357,10 @@ const COMMANDS: &[(&str, &str)] = &[
     ("insert", "adds documents"),
     ("isMaster", "what this server is"),
     ("killCursors", "ends cursors"),
+    ("killAllSessions", "ends sessions"),
+    ("killAllSessionsByPattern", "ends sessions"),
     ("killOp", "ends an operation"),
+    ("killSessions", "ends sessions"),
     ("listCollections", "collections of a database"),
     ("listCommands", "this list"),
     ("listDatabases", "all databases"),
@@ -391,6 +411,11 @@ const ADMIN_COMMANDS: &[&str] = &[
     "shutdown",
     "top",
 ];
+
+/// Whether there is a command of this name.
+pub(crate) fn is_command(name: &str) -> bool {
+    COMMANDS.iter().any(|(known, _)| *known == name)
+}
 
 pub(crate) fn list_commands() -> Answer {
     let mut writer = Reply::writer();

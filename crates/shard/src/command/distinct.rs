@@ -2,15 +2,13 @@
 //!
 //! Values come in BSON order, each once by BSON equality and as it was first
 //! seen; arrays at the end of the path give their elements.
-//!
-//! Left out: reading the values from the keys of an index alone. A key does not
-//! tell a missing field from null.
+//! An index that begins with the field names its values by itself.
 
 use super::arguments::{arguments, missing};
 use super::find::read_time;
 use super::{Answer, Invocation, finish, refuse_collation};
 use crate::operation::Operation;
-use crate::read::{Budget, Execution, Query, Step};
+use crate::read::{Budget, DistinctScan, Execution, Query, Step};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::{Direction, TypeBits, encode_into};
 use model::{Code, Error};
@@ -74,7 +72,22 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
         bytes: 0,
         path: &command.path,
     };
-    if let Some(collection) = invocation.shard.catalog.get(&namespace) {
+    let collection = invocation.shard.catalog.get(&namespace);
+    let by_index = collection
+        .as_ref()
+        .and_then(|collection| DistinctScan::find(collection, &command.query, &command.path));
+    if let Some(scan) = by_index {
+        tokio::task::block_in_place(|| {
+            scan.run(
+                invocation.shard,
+                invocation.operation,
+                |value| match value {
+                    Value::Array(array) => array.iter().try_for_each(|value| values.insert(value)),
+                    value => values.insert(value.as_ref()),
+                },
+            )
+        })?;
+    } else if let Some(collection) = collection {
         let operation = invocation.operation;
         let mut execution =
             Execution::new(invocation.shard, &collection, command.query, operation)?;
@@ -129,18 +142,20 @@ impl Values<'_> {
             }
             false
         });
-        for value in found {
-            let mut key = Vec::new();
-            encode_into(&mut key, &mut TypeBits::new(), value, Direction::Ascending);
-            if self.found.contains_key(&key) {
-                continue;
-            }
-            // An encoding is about as long as the value, and its name is short.
-            self.bytes += key.len() + 8;
-            self.found.insert(key, value.to_owned());
-            if self.bytes > REPLY_BYTES_MAX {
-                return Err(Error::new(Code(17217), "distinct too big, 16mb cap"));
-            }
+        found.into_iter().try_for_each(|value| self.insert(value))
+    }
+
+    fn insert(&mut self, value: ValueRef<'_>) -> Result<(), Error> {
+        let mut key = Vec::new();
+        encode_into(&mut key, &mut TypeBits::new(), value, Direction::Ascending);
+        if self.found.contains_key(&key) {
+            return Ok(());
+        }
+        // An encoding is about as long as the value, and its name is short.
+        self.bytes += key.len() + 8;
+        self.found.insert(key, value.to_owned());
+        if self.bytes > REPLY_BYTES_MAX {
+            return Err(Error::new(Code(17217), "distinct too big, 16mb cap"));
         }
         Ok(())
     }

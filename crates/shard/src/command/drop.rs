@@ -17,9 +17,11 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
             _ => return Err(argument.unknown()),
         }
     }
-    check_droppable(&namespace)?;
-    if let (Some(uuid), Some(collection)) = (uuid, invocation.shard.catalog.get(&namespace)) {
-        check_uuid(&collection, uuid)?;
+    if let Some(collection) = invocation.shard.catalog.get(&namespace) {
+        check_droppable(&namespace)?;
+        if let Some(uuid) = uuid {
+            check_uuid(&collection, uuid)?;
+        }
     }
     let Some(dropped) = invocation.shard.drop_collection(&namespace).await? else {
         return Err(Error::new(Code::NAMESPACE_NOT_FOUND, "ns not found"));

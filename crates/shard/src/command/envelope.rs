@@ -41,7 +41,10 @@ impl Envelope {
         for element in body.iter().skip(1) {
             // Almost all fields are the command's own: look at the first byte
             // before comparing names.
-            if !matches!(element.key_bytes().first(), Some(b'm' | b'w' | b'r' | b't' | b'a' | b's' | b'l')) {
+            if !matches!(
+                element.key_bytes().first(),
+                Some(b'm' | b'w' | b'r' | b't' | b'a' | b's' | b'l')
+            ) {
                 continue;
             }
             let name = element.key();
@@ -114,7 +117,9 @@ fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
                     ValueRef::String(mode) => {
                         return Err(Error::location(
                             79,
-                            format!("No write concern mode named '{mode}' found in replica set configuration"),
+                            format!(
+                                "No write concern mode named '{mode}' found in replica set configuration"
+                            ),
                         ));
                     }
                     value => match model::number::Number::of(value).map(|n| n.to_f64()) {
@@ -173,8 +178,11 @@ fn read_concern(doc: Doc<'_>) -> Result<ReadConcern, Error> {
                 }
                 _ => return Err(field.wrong_type("timestamp")),
             },
-            "afterClusterTime" | "afterOpTime" | "provenance"
-            | "allowTransactionTableSnapshot" | "waitLastStableRecoveryTimestamp" => {}
+            "afterClusterTime"
+            | "afterOpTime"
+            | "provenance"
+            | "allowTransactionTableSnapshot"
+            | "waitLastStableRecoveryTimestamp" => {}
             _ => return Err(field.unknown()),
         }
     }

@@ -8,11 +8,12 @@ use super::count::CountCommand;
 use super::distinct::DistinctCommand;
 use super::find::{FindCommand, hint, sort_pattern};
 use super::{Answer, Invocation, diagnostic, finish, let_variables};
-use crate::read::stages::{Shape, Stage, rejected, stages};
-use crate::read::{Budget, Execution, Query, Step};
+use crate::read::stages::{Shape, Stage, distinct_stages, rejected, stages};
+use crate::read::{Budget, DistinctScan, Execution, Query, Step};
 use model::bson::{Array, Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error, Namespace};
 use query::filter::Filter;
+use query::path::Path;
 use std::time::Instant;
 use wire::Reply;
 
@@ -80,7 +81,7 @@ pub(crate) fn explain_command(
         "update" | "delete" => Explained::write(invocation, command, name)?,
         "findAndModify" | "findandmodify" => Explained::find_and_modify(invocation, command)?,
         "aggregate" => Explained::aggregate(invocation, command)?,
-        "insert" | "getMore" | "killCursors" | "explain" => {
+        known if diagnostic::is_command(known) => {
             return Err(Error::new(
                 Code::ILLEGAL_OPERATION,
                 format!("Cannot explain cmd: {name}"),
@@ -104,7 +105,14 @@ enum Purpose {
     Count {
         fast: bool,
     },
-    Distinct,
+    Distinct {
+        path: Path,
+    },
+    /// A change of one document that returns it.
+    FindAndModify {
+        remove: bool,
+        upsert: bool,
+    },
     Update {
         multi: bool,
         upsert: bool,
@@ -141,7 +149,12 @@ impl Explained {
         let projection = parsed
             .projection_spec
             .filter(|spec| !spec.as_doc().is_empty())
-            .map(|spec| (spec, parsed.projection.as_ref().is_some_and(|p| p.is_simple())));
+            .map(|spec| {
+                (
+                    spec,
+                    parsed.projection.as_ref().is_some_and(|p| p.is_simple()),
+                )
+            });
         Ok(Self {
             namespace: namespace_of(invocation, command)?,
             query: parsed.query,
@@ -164,7 +177,7 @@ impl Explained {
         Ok(Self {
             namespace: namespace_of(invocation, command)?,
             query: parsed.query,
-            purpose: Purpose::Distinct,
+            purpose: Purpose::Distinct { path: parsed.path },
         })
     }
 
@@ -235,13 +248,9 @@ impl Explained {
         Ok(Self {
             namespace: namespace_of(invocation, command)?,
             query,
-            purpose: if truthy("remove") {
-                Purpose::Delete { multi: false }
-            } else {
-                Purpose::Update {
-                    multi: false,
-                    upsert: truthy("upsert"),
-                }
+            purpose: Purpose::FindAndModify {
+                remove: truthy("remove"),
+                upsert: truthy("upsert"),
             },
         })
     }
@@ -331,12 +340,22 @@ impl Explained {
                 );
             }
             Some(collection) => {
-                let mut execution = Execution::new(
-                    shard,
-                    &collection,
-                    self.query.clone(),
-                    invocation.operation,
-                )?;
+                if let Purpose::Distinct { path } = &self.purpose
+                    && let Some(scan) = DistinctScan::find(&collection, &self.query, path)
+                {
+                    let mut values = 0;
+                    if verbosity > Verbosity::QueryPlanner {
+                        values = tokio::task::block_in_place(|| {
+                            scan.run(shard, invocation.operation, |_| Ok(()))
+                        })?;
+                    }
+                    report.winning = distinct_stages(&scan, values);
+                    report.returned = values;
+                    report.keys_examined = values;
+                    return report.reply(invocation, command, verbosity, &self.purpose);
+                }
+                let mut execution =
+                    Execution::new(shard, &collection, self.query.clone(), invocation.operation)?;
                 if verbosity > Verbosity::QueryPlanner {
                     tokio::task::block_in_place(|| run_to_end(&mut execution, invocation))?;
                 }
@@ -353,10 +372,22 @@ impl Explained {
                 projection: Some((spec, simple)),
             } => Shape::Projected(spec.as_doc(), *simple),
             Purpose::Count { .. } => Shape::Counted,
-            Purpose::Distinct => Shape::Projected(Doc::EMPTY, true),
+            // MongoDB projects where some index might have covered.
+            Purpose::Distinct { path } => {
+                let indexed = execution
+                    .collection()
+                    .indexes
+                    .iter()
+                    .any(|index| index.definition.fields.iter().any(|f| f.path == *path));
+                match indexed {
+                    true => Shape::Projected(Doc::EMPTY, true),
+                    false => Shape::Whole,
+                }
+            }
             Purpose::Find { projection: None }
             | Purpose::Update { .. }
             | Purpose::Delete { .. }
+            | Purpose::FindAndModify { .. }
             | Purpose::Aggregate { .. } => Shape::Whole,
         };
         let statistics = &execution.statistics;
@@ -366,9 +397,10 @@ impl Explained {
             .map(|stage| self.wrap(stage, 0))
             .collect();
         report.returned = match self.purpose {
-            Purpose::Find { .. } | Purpose::Distinct | Purpose::Aggregate { .. } => {
-                statistics.returned
-            }
+            Purpose::Find { .. }
+            | Purpose::Distinct { .. }
+            | Purpose::FindAndModify { .. }
+            | Purpose::Aggregate { .. } => statistics.returned,
             Purpose::Count { .. } | Purpose::Update { .. } | Purpose::Delete { .. } => 0,
         };
         report.keys_examined = statistics.keys_examined;
@@ -380,14 +412,21 @@ impl Explained {
         let count = i32::try_from(found).unwrap_or(i32::MAX);
         let search = match (&self.purpose, search) {
             // A single change stops by itself: its limit is no stage.
-            (Purpose::Update { multi: false, .. } | Purpose::Delete { multi: false }, stage) => {
-                stage.without_limit()
-            }
+            (
+                Purpose::Update { multi: false, .. }
+                | Purpose::Delete { multi: false }
+                | Purpose::FindAndModify { .. },
+                stage,
+            ) => stage.without_limit(),
             (_, stage) => stage,
         };
         let works = search.works() + 1;
         match self.purpose {
-            Purpose::Update { upsert, .. } => Stage::new("UPDATE")
+            Purpose::Update { upsert, .. }
+            | Purpose::FindAndModify {
+                remove: false,
+                upsert,
+            } => Stage::new("UPDATE")
                 .done(
                     DocWriter::new()
                         .with("nMatched", count)
@@ -396,13 +435,15 @@ impl Explained {
                 )
                 .returning(0, works)
                 .over(search),
-            Purpose::Delete { .. } => Stage::new("DELETE")
-                .done(DocWriter::new().with("nWouldDelete", count))
-                .returning(0, works)
-                .over(search),
+            Purpose::Delete { .. } | Purpose::FindAndModify { remove: true, .. } => {
+                Stage::new("DELETE")
+                    .done(DocWriter::new().with("nWouldDelete", count))
+                    .returning(0, works)
+                    .over(search)
+            }
             Purpose::Find { .. }
             | Purpose::Count { .. }
-            | Purpose::Distinct
+            | Purpose::Distinct { .. }
             | Purpose::Aggregate { .. } => search,
         }
     }
@@ -463,7 +504,10 @@ impl Report {
             out.append("$db", invocation.request.database());
         }
         out.end();
-        let port = invocation.connection.local().map_or(0, |local| local.port());
+        let port = invocation
+            .connection
+            .local()
+            .map_or(0, |local| local.port());
         out.begin_document("serverInfo")
             .append("host", invocation.shard.host.name.as_str())
             .append("port", i32::from(port))

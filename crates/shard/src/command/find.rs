@@ -11,6 +11,7 @@ use crate::error::from_storage;
 use crate::operation::Operation;
 use crate::read::{Budget, Execution, Query, Step};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
+use model::number::Number;
 use model::{Code, Error, Namespace};
 use query::filter::Filter;
 use query::path::Path;
@@ -62,8 +63,13 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let mut writer = Reply::writer();
     writer.begin_document("cursor");
     let Some(collection) = shard.catalog.get(&namespace) else {
-        writer.begin_array("firstBatch").end();
-        return finish_cursor(writer, 0, &namespace);
+        writer
+            .append("id", 0i64)
+            .append("ns", namespace.as_str())
+            .begin_array("firstBatch")
+            .end()
+            .end();
+        return finish(writer);
     };
     let at = command.query.at;
     let execution = Execution::new(shard, &collection, command.query, invocation.operation)?;
@@ -72,12 +78,7 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         projection: command.projection,
         return_key: command.return_key,
     };
-    let documents_max = match (command.batch_size, command.single_batch) {
-        (Some(size), _) => Some(size),
-        // A limit below the default still ends the cursor at once.
-        (None, false) => Some(FIRST_BATCH_DOCUMENTS),
-        (None, true) => None,
-    };
+    let documents_max = Some(command.batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS));
     let mut batch = Batch::begin(writer, "firstBatch", documents_max);
     // A batch of none opens the cursor without looking for anything.
     let mut more = true;
@@ -117,10 +118,7 @@ pub(crate) fn finish_cursor(mut writer: DocWriter, id: i64, namespace: &Namespac
 }
 
 /// The most frequent query of all: one record by its `_id`, whole.
-fn find_by_id(
-    invocation: &Invocation<'_>,
-    namespace: &Namespace,
-) -> Result<Option<Reply>, Error> {
+fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Option<Reply>, Error> {
     let mut id = None;
     for argument in arguments("find", invocation.request.body()) {
         match argument.name() {
@@ -195,7 +193,10 @@ impl BatchSource for FindSource {
         budget: &mut Budget,
     ) -> Result<Filled, Error> {
         loop {
-            if batch.is_full() && !self.execution.is_ended() {
+            if self.execution.is_ended() {
+                return Ok(Filled::Ended);
+            }
+            if batch.is_full() {
                 return Ok(Filled::Full);
             }
             let found = match self.execution.next(operation, budget)? {
@@ -229,7 +230,11 @@ fn unsigned(argument: &Argument<'_>) -> Result<Option<u64>, Error> {
     if matches!(argument.value(), ValueRef::Null | ValueRef::Undefined) {
         return Ok(None);
     }
-    argument.non_negative().map(|number| Some(number as u64))
+    match Number::of(argument.value()).map(Number::to_f64) {
+        Some(number) if number.is_nan() => Ok(Some(0)),
+        Some(number) if number >= i64::MAX as f64 => Ok(Some(i64::MAX as u64)),
+        _ => argument.non_negative().map(|number| Some(number as u64)),
+    }
 }
 
 /// `find` has checks of its own for documents and flags, with texts of their own.

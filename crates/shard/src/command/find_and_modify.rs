@@ -55,6 +55,9 @@ fn parse<'a>(invocation: &'a Invocation<'_>) -> Result<Arguments<'a>, Error> {
         if parsed.upsert {
             return refuse("Cannot specify both upsert=true and remove=true ");
         }
+        if parsed.array_filters.is_some() {
+            return refuse("Cannot specify arrayFilters and remove=true");
+        }
         if parsed.new {
             return refuse(
                 "Cannot specify both new=true and remove=true; 'remove' always returns the deleted document",
@@ -85,6 +88,11 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
         }
         _ => None,
     };
+    if parsed.new && projection.as_ref().is_some_and(Projection::uses_position) {
+        return Err(Error::bad_value(
+            "cannot use a positional projection and return the new document",
+        ));
+    }
     let mut selection = Selection::parse(filter, parsed.hint.clone(), context)?;
     if let Some(sort) = parsed.sort.filter(|sort| !sort.is_empty()) {
         selection.sort = Some(SortPattern::parse(sort)?);

@@ -13,6 +13,9 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     let body = request.body();
     let id = match body.first().map(|first| first.value()) {
         Some(ValueRef::Int64(id)) => id,
+        Some(ValueRef::Null | ValueRef::Undefined) | None => {
+            return Err(missing("getMore", "getMore"));
+        }
         Some(other) => {
             return Err(Error::new(
                 Code::TYPE_MISMATCH,
@@ -22,7 +25,6 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
                 ),
             ));
         }
-        None => return Err(missing("getMore", "getMore")),
     };
     let mut collection = None;
     let mut batch_size = None;

@@ -94,10 +94,7 @@ fn note_client(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<(), Error> 
     }
 }
 
-fn negotiate(
-    invocation: &Invocation<'_>,
-    body: Doc<'_>,
-) -> Result<Option<Vec<Compressor>>, Error> {
+fn negotiate(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<Option<Vec<Compressor>>, Error> {
     let Some(offered) = body.get("compression") else {
         return Ok(None);
     };
@@ -117,7 +114,10 @@ fn negotiate(
 /// Waits as a watching client asks for; tells whether it asked.
 async fn await_change(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<bool, Error> {
     let known = body.get_doc("topologyVersion");
-    let wait_ms = body.get("maxAwaitTimeMS").and_then(model::number::Number::of).map(|n| n.to_f64());
+    let wait_ms = body
+        .get("maxAwaitTimeMS")
+        .and_then(model::number::Number::of)
+        .map(|n| n.to_f64());
     let (known, wait_ms) = match (known, wait_ms) {
         (Some(known), Some(wait_ms)) => (known, wait_ms),
         (None, None) => return Ok(false),

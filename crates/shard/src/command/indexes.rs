@@ -112,7 +112,9 @@ fn parse(invocation: &Invocation<'_>) -> Result<Vec<IndexDefinition>, Error> {
         return Err(Error::bad_value("Standalones can't specify commitQuorum"));
     }
     if specs.is_empty() {
-        return Err(Error::bad_value("Must specify at least one index to create"));
+        return Err(Error::bad_value(
+            "Must specify at least one index to create",
+        ));
     }
     specs
         .into_iter()
@@ -121,17 +123,21 @@ fn parse(invocation: &Invocation<'_>) -> Result<Vec<IndexDefinition>, Error> {
 }
 
 fn list_of_documents<'a>(argument: &Argument<'a>) -> Result<Vec<Doc<'a>>, Error> {
-    let documents = argument.array()?.iter().enumerate().map(|(at, value)| match value {
-        ValueRef::Document(doc) => Ok(doc),
-        other => Err(Error::new(
-            Code::TYPE_MISMATCH,
-            format!(
-                "BSON field 'createIndexes.indexes.{at}' is the wrong type '{}', expected type \
+    let documents = argument
+        .array()?
+        .iter()
+        .enumerate()
+        .map(|(at, value)| match value {
+            ValueRef::Document(doc) => Ok(doc),
+            other => Err(Error::new(
+                Code::TYPE_MISMATCH,
+                format!(
+                    "BSON field 'createIndexes.indexes.{at}' is the wrong type '{}', expected type \
                  'object'",
-                other.kind().name()
-            ),
-        )),
-    });
+                    other.kind().name()
+                ),
+            )),
+        });
     documents.collect()
 }
 
@@ -307,12 +313,7 @@ fn parse_target<'a>(argument: &Argument<'a>) -> Result<Target<'a>, Error> {
 }
 
 fn names_of(collection: &Collection, target: &Target<'_>) -> Result<Vec<String>, Error> {
-    let id = || {
-        Err(Error::new(
-            Code::INVALID_OPTIONS,
-            "cannot drop _id index",
-        ))
-    };
+    let id = || Err(Error::new(Code::INVALID_OPTIONS, "cannot drop _id index"));
     match target {
         Target::All => Ok(collection
             .secondary_indexes()

@@ -8,7 +8,7 @@ use super::arguments::arguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents};
 use crate::write::{Refusal, prepare_insert};
-use model::bson::{Doc, DocBuf};
+use model::bson::{Doc, DocBuf, MAX_STORED_DEPTH, nesting_depth};
 use model::key::RecordKey;
 use model::{Error, Namespace};
 
@@ -61,6 +61,27 @@ fn batch_end(documents: &[Doc<'_>], from: usize) -> usize {
     to
 }
 
+/// Refuses two `_id`s, and what is nested deeper than MongoDB stores.
+fn check_shape(doc: Doc<'_>) -> Result<(), Error> {
+    if doc
+        .iter()
+        .filter(|e| e.key_bytes() == b"_id")
+        .nth(1)
+        .is_some()
+    {
+        return Err(Error::bad_value(
+            "can't have multiple _id fields in one document",
+        ));
+    }
+    if nesting_depth(doc) < MAX_STORED_DEPTH {
+        return Ok(());
+    }
+    Err(Error::new(
+        model::Code::OVERFLOW,
+        format!("cannot insert document because it exceeds {MAX_STORED_DEPTH} levels of nesting"),
+    ))
+}
+
 /// Refuses collections that clients may not create.
 pub(crate) fn check_target(namespace: &Namespace) -> Result<(), Error> {
     use model::Code;
@@ -97,7 +118,7 @@ impl Batch<'_> {
         let mut prepared: Vec<(usize, RecordKey, DocBuf)> = Vec::with_capacity(documents.len());
         let mut refused = Vec::new();
         for (offset, doc) in documents.iter().enumerate() {
-            match prepare_insert(shard, *doc) {
+            match check_shape(*doc).and_then(|()| prepare_insert(shard, *doc)) {
                 Ok(document) => {
                     let id = document.get("_id").expect("prepared documents have an _id");
                     prepared.push((first + offset, RecordKey::from_id(id), document));

@@ -4,20 +4,20 @@
 //! batch stays in memory under a cursor.
 
 use super::arguments::{Argument, arguments, fields};
-use super::find::{finish_cursor, time_left};
+use super::find::time_left;
 use super::{Answer, Invocation, finish};
 use crate::Shard;
 use crate::catalog::Collection;
-use crate::cursor::{Batch, BatchSource, Filled, OpenCursor, fill_batch};
+use crate::cursor::{Batch, BatchSource, Filled, OpenCursor};
 use crate::operation::Operation;
 use crate::read::Budget;
-use model::bson::{DocBuf, DocWriter, ValueRef};
+use model::bson::{DocBuf, DocWriter, MAX_DOCUMENT_BYTES, ValueRef};
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::filter::Filter;
 use std::collections::VecDeque;
-use storage::layout::Subject;
 use std::sync::Arc;
+use storage::layout::Subject;
 use wire::Reply;
 
 pub(crate) async fn list_collections(invocation: &Invocation<'_>) -> Answer {
@@ -211,24 +211,45 @@ impl BatchSource for ListSource {
 fn reply_with_list(
     invocation: &Invocation<'_>,
     namespace: &Namespace,
-    listed: VecDeque<DocBuf>,
+    mut listed: VecDeque<DocBuf>,
     batch_size: Option<u64>,
 ) -> Answer {
-    let mut source = ListSource { rest: listed };
-    let mut writer = Reply::writer();
-    writer.begin_document("cursor");
-    let mut batch = Batch::begin(writer, "firstBatch", batch_size);
+    let first = first_batch(&mut listed, batch_size);
     // A batch of none opens the cursor even if there is nothing to list.
-    let more = batch_size == Some(0) || fill_batch(&mut source, invocation.operation, &mut batch)?;
-    let writer = batch.end();
-    let id = match more {
-        false => 0,
-        true => invocation.shard.cursors.open(OpenCursor {
+    let id = match listed.is_empty() && batch_size != Some(0) {
+        true => 0,
+        false => invocation.shard.cursors.open(OpenCursor {
             namespace: namespace.clone(),
-            source: Box::new(source),
+            source: Box::new(ListSource { rest: listed }),
             no_timeout: false,
             time_left: time_left(invocation),
         }),
     };
-    finish_cursor(writer, id, namespace)
+    let mut writer = Reply::writer();
+    writer
+        .begin_document("cursor")
+        .append("id", id)
+        .append("ns", namespace.as_str())
+        .begin_array("firstBatch");
+    for document in &first {
+        writer.push(document);
+    }
+    writer.end().end();
+    finish(writer)
+}
+
+/// Takes as many documents as one reply holds.
+fn first_batch(listed: &mut VecDeque<DocBuf>, batch_size: Option<u64>) -> Vec<DocBuf> {
+    let mut first = Vec::new();
+    let mut bytes = 0;
+    while (first.len() as u64) < batch_size.unwrap_or(u64::MAX)
+        && let Some(next) = listed.front()
+    {
+        bytes += next.as_bytes().len() + 16;
+        if !first.is_empty() && bytes > MAX_DOCUMENT_BYTES {
+            break;
+        }
+        first.extend(listed.pop_front());
+    }
+    first
 }

@@ -8,12 +8,12 @@
 pub(crate) mod aggregate;
 pub(crate) mod arguments;
 pub(crate) mod coll_mod;
-pub(crate) mod create;
 pub(crate) mod count;
+pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod diagnostic;
-pub(crate) mod drop;
 pub(crate) mod distinct;
+pub(crate) mod drop;
 pub(crate) mod envelope;
 pub(crate) mod explain;
 pub(crate) mod find;
@@ -131,8 +131,24 @@ pub(crate) fn let_variables(
     variables: Option<Doc<'_>>,
 ) -> Result<QueryContext, Error> {
     let mut context = QueryContext::new(invocation.shard.clock.now_ms());
+    let time = invocation.shard.log.latest_time();
+    context.cluster_time = Some(Timestamp {
+        seconds: time.seconds(),
+        increment: time.increment(),
+    });
     for element in variables.iter().flat_map(|doc| doc.iter()) {
+        // CURRENT may be bound here too, though nothing ever sees it.
+        if element.key() != "CURRENT" {
+            query::expression::check_user_variable(element.key())?;
+        }
         let expression = Expression::parse(element.value(), &context)?;
+        if expression.reads_document() {
+            return Err(Error::location(
+                4890500,
+                "Command let Expression tried to access a field, but this is not allowed because \
+                 Command let Expressions run before the query examines any documents.",
+            ));
+        }
         let value = expression
             .evaluate(Doc::EMPTY)?
             .unwrap_or(model::bson::Value::Undefined);
@@ -214,7 +230,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "distinct" => distinct::distinct(invocation),
         "explain" => explain::explain(invocation),
         "killCursors" => kill_cursors::kill_cursors(invocation),
-        "ping" => finish(Reply::writer()),
+        "ping" => diagnostic::ping(invocation),
         "buildInfo" | "buildinfo" => diagnostic::build_info(),
         "connectionStatus" => diagnostic::connection_status(invocation),
         "getParameter" => diagnostic::get_parameter(invocation),
@@ -251,5 +267,8 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
 }
 
 pub(crate) fn not_found(name: &str) -> Error {
-    Error::new(Code::COMMAND_NOT_FOUND, format!("no such command: '{name}'"))
+    Error::new(
+        Code::COMMAND_NOT_FOUND,
+        format!("no such command: '{name}'"),
+    )
 }

@@ -13,13 +13,13 @@ use super::Invocation;
 use crate::catalog::Collection;
 use crate::read::Candidates;
 use crate::write::{Evaluator, Refusal, Version, check_stored, prepare_insert};
-use model::bson::{Doc, DocBuf, DocWriter, Value};
+use model::bson::{Doc, DocBuf, Value};
 use model::key::RecordKey;
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::filter::Filter;
 use query::sort::SortPattern;
-use query::update::{Update, UpdateMoment, upsert_base};
+use query::update::{Update, UpdateMoment};
 use std::sync::Arc;
 
 /// Candidates that one log entry takes in a change of many documents.
@@ -125,12 +125,18 @@ impl Modification<'_> {
             return false;
         };
         let equalities = self.selection.filter.equalities();
-        pattern
-            .iter()
-            .all(|field| equalities.iter().any(|(path, _)| path.as_str() == field.key()))
+        pattern.iter().all(|field| {
+            equalities
+                .iter()
+                .any(|(path, _)| path.as_str() == field.key())
+        })
     }
 
-    async fn change(&self, collection: &Arc<Collection>, outcome: &mut Outcome) -> Result<(), Error> {
+    async fn change(
+        &self,
+        collection: &Arc<Collection>,
+        outcome: &mut Outcome,
+    ) -> Result<(), Error> {
         let invocation = self.invocation;
         let mut candidates = Candidates::new(
             invocation.shard,
@@ -260,18 +266,12 @@ impl Modification<'_> {
             unreachable!("only updates upsert");
         };
         let shard = self.invocation.shard;
-        let base = upsert_base(&self.selection.filter)?;
-        let base = match &**update {
-            // A replacement takes nothing from the filter but `_id`.
-            Update::Replacement(replacement) => only_id(base.as_doc(), replacement.as_doc()),
-            Update::Modifiers(_) | Update::Pipeline(_) => base,
-        };
-        let applied = update.apply(
-            base.as_doc(),
+        let new = update.upsert(
+            &self.selection.filter,
             self.moment(None, true),
             &self.selection.context,
         )?;
-        let document = prepare_insert(shard, applied.unwrap_or(base).as_doc())?;
+        let document = prepare_insert(shard, new.as_doc())?;
         check_stored(document.as_doc())?;
         let id = document.get("_id").expect("prepared documents have an _id");
         let key = RecordKey::from_id(id);
@@ -298,14 +298,4 @@ struct Evaluated {
     modified: i64,
     changed: Option<Changed>,
     error: Option<Error>,
-}
-
-fn only_id(base: Doc<'_>, replacement: Doc<'_>) -> DocBuf {
-    let mut writer = DocWriter::new();
-    if let Some(id) = base.element("_id")
-        && replacement.get("_id").is_none()
-    {
-        writer.append_element(&id);
-    }
-    writer.finish()
 }

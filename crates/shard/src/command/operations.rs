@@ -110,7 +110,10 @@ fn kind_of(command: Doc<'_>) -> &'static str {
 
 fn namespace_of(command: Doc<'_>) -> String {
     let database = command.get_str("$db").unwrap_or_default();
-    match command.first().map(|element| (element.key(), element.value())) {
+    match command
+        .first()
+        .map(|element| (element.key(), element.value()))
+    {
         Some(("getMore", _)) => {
             let collection = command.get_str("collection").unwrap_or("$cmd");
             format!("{database}.{collection}")
@@ -134,7 +137,11 @@ fn iso_time(now_ms: i64) -> String {
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let march_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
+    let month = if march_month < 10 {
+        march_month + 3
+    } else {
+        march_month - 9
+    };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     let (hour, minute) = (in_day / 3_600_000, in_day / 60_000 % 60);
     let (second, milli) = (in_day / 1_000 % 60, in_day % 1_000);
@@ -143,9 +150,11 @@ fn iso_time(now_ms: i64) -> String {
 
 pub(crate) fn kill_op(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
-    let value = invocation.request.body().get("op").ok_or_else(|| {
-        Error::new(Code::NO_SUCH_KEY, "Missing expected field \"op\"")
-    })?;
+    let value = invocation
+        .request
+        .body()
+        .get("op")
+        .ok_or_else(|| Error::new(Code::NO_SUCH_KEY, "Missing expected field \"op\""))?;
     let number = Number::of(value).ok_or_else(|| {
         Error::new(
             Code::TYPE_MISMATCH,

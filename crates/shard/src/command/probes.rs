@@ -11,15 +11,25 @@ use wire::Reply;
 /// Commands of MongoDB that belong to another kind of server or are not there
 /// yet, with why. They exist, so they are not answered with CommandNotFound.
 const REFUSED: &[(&str, &str)] = &[
-    ("cloneCollectionAsCapped", "capped collections are not supported yet"),
+    (
+        "cloneCollectionAsCapped",
+        "capped collections are not supported yet",
+    ),
     ("compact", "the storage engine compacts on its own"),
-    ("convertToCapped", "capped collections are not supported yet"),
+    (
+        "convertToCapped",
+        "capped collections are not supported yet",
+    ),
     ("createRole", "users and roles are not supported yet"),
     ("createUser", "users and roles are not supported yet"),
+    ("dbHash", "hashes of databases are not made yet"),
     ("filemd5", "it is deprecated"),
     ("mapReduce", "use aggregate"),
     ("planCacheSetFilter", "index filters are not supported"),
-    ("reIndex", "validate says whether an index is damaged; drop and create it then"),
+    (
+        "reIndex",
+        "validate says whether an index is damaged; drop and create it then",
+    ),
     ("saslStart", "authentication is not supported yet"),
 ];
 
@@ -29,10 +39,13 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
         "availableQueryOptions" => finish(Reply::writer().with("options", 246)),
         "connPoolStats" => connection_pools(),
         "features" => features(invocation),
-        "getDefaultRWConcern" | "setDefaultRWConcern" => Err(Error::location(
-            51300,
-            format!("'{name}' is not supported on standalone nodes."),
-        )),
+        "getDefaultRWConcern" | "setDefaultRWConcern" => {
+            invocation.admin_only()?;
+            Err(Error::location(
+                51300,
+                format!("'{name}' is not supported on standalone nodes."),
+            ))
+        }
         "getDiagnosticData" => diagnostic_data(invocation),
         "getFreeMonitoringStatus" => {
             invocation.admin_only()?;
@@ -42,10 +55,16 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
             5_739_000,
             "getLastError command is not supported",
         )),
-        "getShardMap" => Err(Error::new(
-            Code::SHARDING_STATE_NOT_INITIALIZED,
-            "Sharding is not enabled",
-        )),
+        "getShardMap" => {
+            invocation.admin_only()?;
+            Err(Error::new(
+                Code::SHARDING_STATE_NOT_INITIALIZED,
+                "Sharding is not enabled",
+            ))
+        }
+        "killSessions" | "killAllSessions" | "killAllSessionsByPattern" => {
+            kill_sessions(name, invocation)
+        }
         "lockInfo" => empty_list(invocation, "lockInfo"),
         "logRotate" => {
             invocation.admin_only()?;
@@ -69,10 +88,13 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
             finish(Reply::writer().with("enabled", false))
         }
         "top" => top(invocation),
-        "commitTransaction" | "abortTransaction" => Err(Error::new(
-            Code::COMMAND_FAILED,
-            format!("{name} must be run within a transaction"),
-        )),
+        "commitTransaction" | "abortTransaction" => {
+            invocation.admin_only()?;
+            Err(Error::new(
+                Code::COMMAND_FAILED,
+                format!("{name} must be run within a transaction"),
+            ))
+        }
         _ => match REFUSED.iter().find(|(refused, _)| *refused == name) {
             Some((_, why)) => Err(Error::new(
                 Code::COMMAND_NOT_SUPPORTED,
@@ -80,6 +102,28 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
             )),
             None => Err(not_found(name)),
         },
+    }
+}
+
+/// Sessions hold nothing that could be killed; the list is checked.
+fn kill_sessions(name: &str, invocation: &Invocation<'_>) -> Answer {
+    let first = invocation.request.body().first();
+    let wrong = |at: String, kind: &str, expected: &str| {
+        Err(Error::new(
+            Code::TYPE_MISMATCH,
+            format!("BSON field '{name}{at}' is the wrong type '{kind}', expected type '{expected}'"),
+        ))
+    };
+    match first.map(|element| element.value()) {
+        Some(ValueRef::Array(sessions)) => {
+            for (at, session) in sessions.iter().enumerate() {
+                if !matches!(session, ValueRef::Document(_)) {
+                    return wrong(format!(".{at}"), session.kind().name(), "object");
+                }
+            }
+            finish(Reply::writer())
+        }
+        other => wrong(String::new(), other.map_or("missing", |value| value.kind().name()), "array"),
     }
 }
 
@@ -120,7 +164,9 @@ fn connection_pools() -> Answer {
 
 fn features(invocation: &Invocation<'_>) -> Answer {
     let machine = &invocation.shard.process_id.0[4..8];
-    let machine = machine.iter().fold(0, |sum, byte| sum << 8 | i64::from(*byte));
+    let machine = machine
+        .iter()
+        .fold(0, |sum, byte| sum << 8 | i64::from(*byte));
     let mut writer = Reply::writer();
     writer
         .begin_document("js")
@@ -169,7 +215,12 @@ fn profile(invocation: &Invocation<'_>) -> Answer {
 
 fn set_feature_compatibility(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
-    match invocation.request.body().first().map(|element| element.value()) {
+    match invocation
+        .request
+        .body()
+        .first()
+        .map(|element| element.value())
+    {
         Some(ValueRef::String("6.0")) => finish(Reply::writer()),
         Some(ValueRef::String(version)) => Err(Error::bad_value(format!(
             "Invalid feature compatibility version value '{version}'; expected '6.0'"
@@ -204,7 +255,14 @@ fn top(invocation: &Invocation<'_>) -> Answer {
 
 fn append_zero_times(writer: &mut DocWriter) {
     for kind in [
-        "total", "readLock", "writeLock", "queries", "getmore", "insert", "update", "remove",
+        "total",
+        "readLock",
+        "writeLock",
+        "queries",
+        "getmore",
+        "insert",
+        "update",
+        "remove",
         "commands",
     ] {
         writer

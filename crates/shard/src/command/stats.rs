@@ -89,7 +89,12 @@ pub(crate) fn append_collection_stats(
     writer.append("ns", namespace.as_str());
     let Some(collection) = shard.catalog.get(namespace) else {
         for name in [
-            "size", "count", "numOrphanDocs", "storageSize", "totalSize", "nindexes",
+            "size",
+            "count",
+            "numOrphanDocs",
+            "storageSize",
+            "totalSize",
+            "nindexes",
             "totalIndexSize",
         ] {
             writer.append(name, 0);
@@ -185,7 +190,11 @@ pub(crate) fn db_stats(invocation: &Invocation<'_>) -> Answer {
         .append("collections", sizes.len() as i32)
         .append("views", 0);
     append_count(&mut writer, "objects", documents);
-    let average = if documents == 0 { 0.0 } else { data / documents as f64 };
+    let average = if documents == 0 {
+        0.0
+    } else {
+        data / documents as f64
+    };
     let size = |writer: &mut DocWriter, name: &str, bytes: f64| {
         // A database that does not exist has sizes of another type.
         if sizes.is_empty() {
@@ -200,7 +209,11 @@ pub(crate) fn db_stats(invocation: &Invocation<'_>) -> Answer {
     if free_storage {
         size(&mut writer, "freeStorageSize", 0.0);
     }
-    append_count(&mut writer, "indexes", sum(|each| each.indexes.len() as u64));
+    append_count(
+        &mut writer,
+        "indexes",
+        sum(|each| each.indexes.len() as u64),
+    );
     size(&mut writer, "indexSize", indexes / scale);
     if free_storage {
         size(&mut writer, "indexFreeStorageSize", 0.0);
@@ -313,7 +326,9 @@ impl<'a> Range<'a> {
         let mut range = Self::default();
         let limit = |argument: &Argument<'_>| {
             let number = Number::of(argument.value()).and_then(Number::to_i64_truncated);
-            number.and_then(|number| u64::try_from(number).ok()).filter(|number| *number > 0)
+            number
+                .and_then(|number| u64::try_from(number).ok())
+                .filter(|number| *number > 0)
         };
         for argument in arguments("dataSize", body) {
             match argument.name() {
@@ -341,7 +356,9 @@ impl<'a> Range<'a> {
     ) -> Result<Option<Counted>, Error> {
         let fault = crate::error::from_storage;
         let (Some(min), Some(max)) = (self.min, self.max) else {
-            return self.count_records(invocation, collection, KeyRange::ALL).map(Some);
+            return self
+                .count_records(invocation, collection, KeyRange::ALL)
+                .map(Some);
         };
         let Some(index) = self.index(collection, min) else {
             return Ok(None);
@@ -354,12 +371,17 @@ impl<'a> Range<'a> {
         };
         let snapshot = invocation.shard.store.snapshot();
         let mut counted = Counted::default();
-        for (at, entry) in snapshot.scan_index(id, bounds, Direction::Forward).enumerate() {
+        for (at, entry) in snapshot
+            .scan_index(id, bounds, Direction::Forward)
+            .enumerate()
+        {
             if at % CHECK_INTERVAL == 0 {
                 invocation.operation.check()?;
             }
             let entry = entry.map_err(fault)?;
-            let record = snapshot.get(collection.id, entry.record_key()).map_err(fault)?;
+            let record = snapshot
+                .get(collection.id, entry.record_key())
+                .map_err(fault)?;
             let bytes = record.map_or(0, |record| record.document().len());
             if counted.add(bytes, self) {
                 break;

@@ -1,10 +1,13 @@
 //! `update`: changes documents, one statement after the other.
+//!
+//! All statements are read before the first one runs: a field of the wrong type
+//! fails the command, what is wrong with an update fails its statement only.
 
 use super::arguments::{arguments, fields, missing};
 use super::modify::{Action, Modification, Outcome, Selection};
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
-use model::bson::{Doc, ValueRef};
+use model::bson::{Array, Doc, Kind, Value, ValueRef};
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::update::Update;
@@ -28,6 +31,10 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
     let statements = batch_documents(invocation, "update", "updates", listed)?;
     is_batch_size(statements.len())?;
     let context = let_variables(invocation, variables)?;
+    let statements = statements
+        .iter()
+        .map(|statement| Statement::parse(*statement))
+        .collect::<Result<Vec<_>, Error>>()?;
 
     let mut outcomes = Statements::new(ordered);
     outcomes.modified(0);
@@ -35,7 +42,7 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
         if outcomes.is_over() {
             break;
         }
-        match run_statement(invocation, &namespace, *statement, &context).await {
+        match statement.run(invocation, &namespace, &context).await {
             Ok(outcome) => {
                 let upserted = outcome.upserted.as_ref();
                 outcomes.succeeded(outcome.matched + upserted.map_or(0, |_| 1));
@@ -57,60 +64,151 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
     matches!(
         error.code,
         Code::INTERRUPTED_AT_SHUTDOWN | Code::CLIENT_DISCONNECT | Code::INTERRUPTED
-    ) || matches!(error.code.0, 40414 | 40415 | 40413)
+    ) || matches!(error.code.0, 40324 | 40413 | 40414 | 40415)
 }
 
-async fn run_statement(
-    invocation: &Invocation<'_>,
-    namespace: &Namespace,
-    statement: Doc<'_>,
-    context: &QueryContext,
-) -> Result<Outcome, Error> {
-    let (mut filter, mut change, mut array_filters, mut hint) = (None, None, None, None);
-    let (mut multi, mut upsert) = (false, false);
-    let mut context = context.clone();
-    for field in fields("update.updates", statement) {
-        match field.name() {
-            "q" => filter = Some(field.doc()?),
-            "u" => change = Some(field.value()),
-            "c" => {
-                for element in field.doc()?.iter() {
-                    context
-                        .variables
-                        .push((element.key().to_owned(), element.value().to_owned()));
+/// One element of `updates`.
+struct Statement<'a> {
+    filter: Doc<'a>,
+    change: ValueRef<'a>,
+    constants: Option<Doc<'a>>,
+    array_filters: Option<Array<'a>>,
+    hint: Option<Value>,
+    multi: bool,
+    upsert: bool,
+}
+
+impl<'a> Statement<'a> {
+    fn parse(statement: Doc<'a>) -> Result<Self, Error> {
+        let (mut filter, mut change) = (None, None);
+        let (mut constants, mut array_filters, mut hint) = (None, None, None);
+        let (mut multi, mut upsert) = (false, false);
+        for field in fields("update.updates", statement) {
+            match (field.name(), field.value()) {
+                ("q", _) => filter = Some(field.doc()?),
+                ("u", value) => change = Some(change_of(value)?),
+                // Null stands for an optional field that is absent.
+                (
+                    "c" | "multi" | "upsert" | "arrayFilters" | "hint" | "collation",
+                    ValueRef::Null,
+                ) => {}
+                ("c", _) => constants = Some(field.doc()?),
+                ("multi", _) => multi = field.boolean()?,
+                ("upsert", _) => upsert = field.boolean()?,
+                ("arrayFilters", _) => {
+                    let filters = field.array()?;
+                    check_documents(filters)?;
+                    array_filters = Some(filters);
+                }
+                ("hint", value @ (ValueRef::Document(_) | ValueRef::String(_))) => {
+                    hint = Some(value.to_owned());
+                }
+                ("hint", _) => {
+                    return Err(Error::new(
+                        Code::FAILED_TO_PARSE,
+                        "Hint must be a string or an object",
+                    ));
+                }
+                ("collation", _) => super::refuse_collation(field.doc()?)?,
+                ("upsertSupplied" | "sampleId", _) => {}
+                _ => return Err(field.unknown()),
+            }
+        }
+        Ok(Self {
+            filter: filter.ok_or_else(|| missing("update.updates", "q"))?,
+            change: change.ok_or_else(|| missing("update.updates", "u"))?,
+            constants,
+            array_filters,
+            hint,
+            multi,
+            upsert,
+        })
+    }
+
+    async fn run(
+        &self,
+        invocation: &Invocation<'_>,
+        namespace: &Namespace,
+        context: &QueryContext,
+    ) -> Result<Outcome, Error> {
+        let mut context = context.clone();
+        if let Some(constants) = self.constants {
+            if let ValueRef::Document(_) = self.change {
+                return Err(Error::location(
+                    51198,
+                    "Constant values may only be specified for pipeline updates",
+                ));
+            }
+            for element in constants.iter() {
+                context
+                    .variables
+                    .push((element.key().to_owned(), element.value().to_owned()));
+            }
+        }
+        let update = Update::parse(self.change, self.array_filters, &context)?;
+        if self.multi && matches!(update, Update::Replacement(_)) {
+            return Err(Error::new(
+                Code::FAILED_TO_PARSE,
+                "multi update is not supported for replacement-style update",
+            ));
+        }
+        if let ValueRef::Document(_) = self.change {
+            super::insert::check_target(namespace)?;
+        }
+        let selection = Selection::parse(self.filter, self.hint.clone(), context)?;
+        Modification {
+            invocation,
+            namespace,
+            selection: &selection,
+            action: &Action::Update(Box::new(update)),
+            multi: self.multi,
+            upsert: self.upsert,
+            images: false,
+        }
+        .run()
+        .await
+    }
+}
+
+/// A document or a pipeline, whose stages are documents of one field.
+fn change_of(value: ValueRef<'_>) -> Result<ValueRef<'_>, Error> {
+    match value {
+        ValueRef::Document(_) => Ok(value),
+        ValueRef::Array(stages) => {
+            for stage in stages.iter() {
+                let ValueRef::Document(stage) = stage else {
+                    return Err(Error::new(
+                        Code::TYPE_MISMATCH,
+                        "Each element of the 'pipeline' array must be an object",
+                    ));
+                };
+                if stage.iter().count() != 1 {
+                    return Err(Error::location(
+                        40323,
+                        "A pipeline stage specification object must contain exactly one field.",
+                    ));
                 }
             }
-            "multi" => multi = field.boolean()?,
-            "upsert" => upsert = field.boolean()?,
-            "arrayFilters" => array_filters = Some(field.array()?),
-            "hint" => hint = Some(field.value().to_owned()),
-            "collation" => super::refuse_collation(field.doc()?)?,
-            "upsertSupplied" | "sampleId" => {}
-            _ => return Err(field.unknown()),
+            Ok(value)
+        }
+        _ => Err(Error::new(
+            Code::FAILED_TO_PARSE,
+            "Update argument must be either an object or an array",
+        )),
+    }
+}
+
+fn check_documents(filters: Array<'_>) -> Result<(), Error> {
+    for (index, filter) in filters.iter().enumerate() {
+        if filter.kind() != Kind::Document {
+            return Err(Error::new(
+                Code::TYPE_MISMATCH,
+                format!(
+                    "BSON field 'update.updates.arrayFilters.{index}' is the wrong type '{}', expected type 'object'",
+                    filter.kind().name()
+                ),
+            ));
         }
     }
-    let filter = filter.ok_or_else(|| missing("update.updates", "q"))?;
-    let change = change.ok_or_else(|| missing("update.updates", "u"))?;
-    let update = Update::parse(change, array_filters, &context)?;
-    if multi && matches!(update, Update::Replacement(_)) {
-        return Err(Error::new(
-            Code::FAILED_TO_PARSE,
-            "multi update is not supported for replacement-style update",
-        ));
-    }
-    if let ValueRef::Document(_) = change {
-        super::insert::check_target(namespace)?;
-    }
-    let selection = Selection::parse(filter, hint, context)?;
-    Modification {
-        invocation,
-        namespace,
-        selection: &selection,
-        action: &Action::Update(Box::new(update)),
-        multi,
-        upsert,
-        images: false,
-    }
-    .run()
-    .await
+    Ok(())
 }

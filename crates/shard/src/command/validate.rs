@@ -73,7 +73,7 @@ pub(crate) async fn validate(invocation: &Invocation<'_>) -> Answer {
     let (collection, snapshot, counter) = {
         // No write is between append and apply while the gate is held.
         let _gate = known.gate.write().await;
-        shard.wait_for_appended().await?;
+        shard.wait_for_proposed().await?;
         let collection = shard.catalog.by_id(known.id).ok_or_else(not_found)?;
         let counter = shard.store.collection_counter(known.id);
         (collection, shard.store.snapshot(), counter)
@@ -247,7 +247,9 @@ impl Report {
                     }
                     previous.clear();
                     previous.extend_from_slice(fields);
-                    report.found.add(fields, entry.record_key(), entry.type_bits());
+                    report
+                        .found
+                        .add(fields, entry.record_key(), entry.type_bits());
                 }
                 Err(fault) => report.fail(&fault.to_string()),
             }
@@ -410,11 +412,7 @@ fn list(listed: &mut Vec<DocBuf>, document: DocBuf) {
     }
 }
 
-fn append_texts<'a>(
-    writer: &mut DocWriter,
-    name: &str,
-    texts: impl Iterator<Item = &'a String>,
-) {
+fn append_texts<'a>(writer: &mut DocWriter, name: &str, texts: impl Iterator<Item = &'a String>) {
     writer.begin_array(name);
     for text in texts {
         writer.push(text.as_str());

@@ -17,9 +17,7 @@ pub(crate) fn is_batch_size(count: usize) -> Result<(), Error> {
     }
     Err(Error::new(
         Code::INVALID_LENGTH,
-        format!(
-            "Write batch sizes must be between 1 and {BATCH_MAX}. Got {count} operations."
-        ),
+        format!("Write batch sizes must be between 1 and {BATCH_MAX}. Got {count} operations."),
     ))
 }
 
@@ -88,6 +86,7 @@ impl WriteReply {
         statements.errors.sort_by_key(|(index, _)| *index);
         let mut writer = Reply::writer();
         writer.append("n", count(statements.count));
+        append_errors(&mut writer, &statements.errors);
         if !statements.upserted.is_empty() {
             writer.begin_array("upserted");
             for (index, id) in &statements.upserted {
@@ -102,7 +101,6 @@ impl WriteReply {
         if let Some(modified) = statements.modified {
             writer.append("nModified", count(modified));
         }
-        append_errors(&mut writer, &statements.errors);
         finish(writer)
     }
 }

@@ -9,10 +9,7 @@ use query::index::IndexDefinition;
 use storage::IndexEntry;
 
 /// `{a: .., b: {c: ..}}` from the key of an index over `a` and `b.c`.
-pub(super) fn document(
-    definition: &IndexDefinition,
-    entry: &IndexEntry,
-) -> Result<DocBuf, Error> {
+pub(super) fn document(definition: &IndexDefinition, entry: &IndexEntry) -> Result<DocBuf, Error> {
     let values = key_values(definition, entry.fields(), entry.type_bits())?;
     let fields: Vec<(Vec<&str>, Value)> = definition
         .fields

@@ -58,9 +58,15 @@ pub(crate) enum Step {
 #[derive(Clone, Debug)]
 pub(crate) enum Found {
     Record(StoredRecord),
-    Fetched { entry: IndexEntry, record: Record },
+    Fetched {
+        entry: IndexEntry,
+        record: Record,
+    },
     /// By key alone, or through the record cache.
-    Looked { key: RecordKey, record: Record },
+    Looked {
+        key: RecordKey,
+        record: Record,
+    },
     /// Sorted, or put together from a key.
     Made(DocBuf),
 }
@@ -233,9 +239,14 @@ impl Execution {
         &self.query
     }
 
+    pub(crate) fn collection(&self) -> &Arc<Collection> {
+        &self.collection
+    }
+
     /// Whether everything was returned.
     pub(crate) fn is_ended(&self) -> bool {
-        matches!(self.stage, Stage::Ended) && self.put_back.is_none()
+        let limit_reached = self.query.limit.is_some_and(|limit| self.emitted >= limit);
+        (limit_reached || matches!(self.stage, Stage::Ended)) && self.put_back.is_none()
     }
 
     /// Whether the rest no longer depends on the collection.
@@ -428,7 +439,10 @@ impl Execution {
 
     /// Looks at one item of the scan. `None`: not this one.
     fn step(&mut self) -> Result<Option<Step>, Error> {
-        let live = self.live.as_mut().expect("an execution is resumed before it steps");
+        let live = self
+            .live
+            .as_mut()
+            .expect("an execution is resumed before it steps");
         match &self.planned.plan.access {
             Access::Nothing | Access::Id(_) => Ok(Some(Step::Ended)),
             Access::Records { direction, filter } => {

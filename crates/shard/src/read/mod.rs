@@ -14,6 +14,7 @@
 //! | `execution.rs` | a plan under way: scan, sort, skip, limit |
 //! | `scan.rs` | one live scan within bounds, over records or index entries |
 //! | `covered.rs` | documents put together from index keys |
+//! | `distinct.rs` | the values of an index's first field |
 //! | `candidates.rs` | record keys for updates and deletes |
 //! | `spill.rs` | sorted runs on disk |
 //! | `stages.rs` | plans as explain shows them |
@@ -24,6 +25,7 @@
 
 mod candidates;
 mod covered;
+mod distinct;
 mod execution;
 mod planning;
 mod query;
@@ -32,6 +34,7 @@ mod spill;
 pub(crate) mod stages;
 
 pub(crate) use candidates::Candidates;
+pub(crate) use distinct::DistinctScan;
 pub(crate) use execution::{Budget, Execution, Found, Step};
 pub(crate) use planning::{PlanCache, plan};
 pub(crate) use query::Query;

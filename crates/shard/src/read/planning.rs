@@ -162,9 +162,16 @@ fn choose(
     {
         return Ok(at);
     }
+    // Among equals the older index wins, as in MongoDB.
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by_key(|&at| match &candidates[at].access {
+        Access::Index(access) => access.index,
+        Access::Nothing | Access::Id(_) | Access::Records { .. } | Access::Union(_) => usize::MAX,
+    });
     let mut best = 0;
     let mut best_score = f64::MIN;
-    for (at, plan) in candidates.iter().enumerate() {
+    for at in order {
+        let plan = &candidates[at];
         let score = trial(shard, collection, query, plan, indexes, operation)?;
         if score > best_score {
             (best, best_score) = (at, score);

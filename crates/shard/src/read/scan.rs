@@ -6,7 +6,7 @@
 use crate::Snapshot;
 use crate::error::from_storage;
 use model::ids::{CollectionId, IndexId};
-use model::key::KeyError;
+use model::key::{KeyError, prefix_end};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use query::plan::{Check, ScanBounds, ScanDirection};
@@ -138,6 +138,23 @@ impl Scan {
             Items::None => None,
         };
         item.transpose().map_err(from_storage)
+    }
+
+    /// Goes on behind all keys that begin with `prefix`; forward scans only.
+    pub(super) fn skip_prefix(
+        &mut self,
+        snapshot: &Snapshot,
+        bounds: &ScanBounds,
+        prefix: &[u8],
+    ) -> Result<(), Error> {
+        let (_, high) = bounds.range();
+        match prefix_end(prefix) {
+            Some(end) => self.start(snapshot, Bound::Included(&end), high),
+            None => {
+                self.items = Items::None;
+                Ok(())
+            }
+        }
     }
 
     /// Looks at one item.

@@ -61,7 +61,9 @@ impl Spill for FileSpill {
             out.write_all(key).map_err(failed)?;
             out.write_all(payload).map_err(failed)?;
         }
-        let mut file = out.into_inner().map_err(|error| failed(error.into_error()))?;
+        let mut file = out
+            .into_inner()
+            .map_err(|error| failed(error.into_error()))?;
         file.seek(SeekFrom::Start(0)).map_err(failed)?;
         Ok(Box::new(FileRun(BufReader::with_capacity(1 << 16, file))))
     }

@@ -3,6 +3,7 @@
 //! Stages carry MongoDB's names. Numbers that TernDB does not count (`works`,
 //! `needTime`, the states of yielding) are derived from those it does.
 
+use super::distinct::DistinctScan;
 use super::execution::{BranchStatistics, Execution, Statistics};
 use super::planning::Planned;
 use crate::catalog::Index;
@@ -204,6 +205,18 @@ fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shap
             }
         };
     }
+    // A projection that keeps what is sorted by makes the sort smaller.
+    let mut sort = None;
+    if let (Shape::Projected(spec, simple), Some(pattern)) = (shape, &query.sort)
+        && plan.needs_sort
+        && query.limit.is_none()
+        && query.skip == 0
+        && keeps_sort_fields(spec, simple, pattern)
+        && let Some(input) = stage.inputs.pop()
+    {
+        sort = Some(stage);
+        stage = input;
+    }
     if let Shape::Projected(spec, simple) = shape {
         let name = match (covered, simple) {
             (true, _) => "PROJECTION_COVERED",
@@ -216,11 +229,23 @@ fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shap
             .returning(statistics.returned, works)
             .over(stage);
     }
-    if let (Some(limit), false, false) = (query.limit, plan.needs_sort, counted) {
+    if let Some(sort) = sort {
+        stage = sort.over(stage);
+    }
+    let by_id = matches!(plan.access, Access::Id(_));
+    if let (false, Some(limit), false, false) = (by_id, query.limit, plan.needs_sort, counted) {
         stage = Stage::new("LIMIT")
             .about(DocWriter::new().with("limitAmount", limit as i64))
             .returning(statistics.returned, statistics.returned + 1)
             .over(stage);
+    }
+    let planned_by_branch = matches!(query.filter, Filter::Or(_))
+        && query.hint.is_none()
+        && query.min.is_none()
+        && query.max.is_none();
+    if planned_by_branch {
+        let (returned, works) = (stage.returned, stage.works);
+        stage = Stage::new("SUBPLAN").returning(returned, works).over(stage);
     }
     if counted {
         let skipped = query.skip.min(matched);
@@ -272,14 +297,13 @@ fn sort_stage(pattern: &SortPattern, execution: &Execution, statistics: &Statist
         .returning(returned, statistics.steps + returned + 2)
 }
 
-fn access_stage(
-    planned: &Planned,
-    plan: &Plan,
-    statistics: &Statistics,
-    counted: bool,
-) -> Stage {
+fn access_stage(planned: &Planned, plan: &Plan, statistics: &Statistics, counted: bool) -> Stage {
     match &plan.access {
-        Access::Nothing => Stage::new("EOF"),
+        // MongoDB scans for what cannot be; here nothing is read.
+        Access::Nothing => Stage::new("COLLSCAN")
+            .filter(Some(Filter::AlwaysFalse))
+            .about(DocWriter::new().with("direction", "forward"))
+            .done(DocWriter::new().with("docsExamined", 0)),
         Access::Id(_) => Stage::new("IDHACK")
             .done(
                 DocWriter::new()
@@ -321,8 +345,8 @@ fn access_stage(
                 let index = &planned.indexes[branch.access.index];
                 let own = own_residual(&branch.access, union.residual.as_ref());
                 let (of_key, of_document) = split_residual(&branch.access, own.as_ref(), index);
-                let scan = index_scan(index, &branch.access, *counts, counts.keys_inside)
-                    .filter(of_key);
+                let scan =
+                    index_scan(index, &branch.access, *counts, counts.keys_inside).filter(of_key);
                 either = either.over(match of_document {
                     None => scan,
                     Some(filter) => Stage::new("FETCH")
@@ -332,16 +356,24 @@ fn access_stage(
                         .over(scan),
                 });
             }
-            let fetched = fetch(union.residual.clone(), statistics).over(either);
-            if union.residual.is_some() {
-                return fetched;
-            }
-            let (returned, works) = (fetched.returned, fetched.works);
-            Stage::new("SUBPLAN")
-                .returning(returned, works)
-                .over(fetched)
+            fetch(union.residual.clone(), statistics).over(either)
         }
     }
+}
+
+/// Whether everything that is sorted by is there after the projection.
+fn keeps_sort_fields(spec: Doc<'_>, simple: bool, pattern: &SortPattern) -> bool {
+    pattern.paths().iter().all(|path| {
+        let path = path.as_str();
+        let named = spec.iter().find(|element| {
+            let name = element.key();
+            name == path || path.starts_with(&format!("{name}."))
+        });
+        match named {
+            Some(element) => simple && model::number::is_truthy(element.value()),
+            None => !simple || path == "_id",
+        }
+    })
 }
 
 fn fetch(filter: Option<Filter>, statistics: &Statistics) -> Stage {
@@ -401,10 +433,21 @@ fn index_scan(
             DocWriter::new()
                 .with("keysExamined", narrow(counts.keys_examined))
                 .with("seeks", narrow(counts.seeks.max(1)))
-                .with("dupsTested", if access.multikey { narrow(counts.keys_inside) } else { 0 })
+                .with(
+                    "dupsTested",
+                    if access.multikey {
+                        narrow(counts.keys_inside)
+                    } else {
+                        0
+                    },
+                )
                 .with(
                     "dupsDropped",
-                    if access.multikey { narrow(counts.keys_inside - returned.min(counts.keys_inside)) } else { 0 },
+                    if access.multikey {
+                        narrow(counts.keys_inside - returned.min(counts.keys_inside))
+                    } else {
+                        0
+                    },
                 ),
         )
         .returning(returned, counts.keys_examined + 1)
@@ -447,6 +490,25 @@ fn count_scan(index: &Arc<Index>, access: &IndexAccess, counts: BranchStatistics
         .about(about)
         .done(DocWriter::new().with("keysExamined", narrow(counts.keys_examined + 1)))
         .returning(counts.keys_inside, counts.keys_examined + 1)
+}
+
+/// The stages of a `distinct` that an index answers by itself.
+pub(crate) fn distinct_stages(scan: &DistinctScan, values: u64) -> Stage {
+    let mut about = index_fields(&scan.index, &scan.access);
+    about
+        .append("direction", direction_name(scan.access.direction))
+        .append(
+            "indexBounds",
+            &bounds_document(&scan.index.definition, &scan.access),
+        );
+    let scanned = Stage::new("DISTINCT_SCAN")
+        .about(about)
+        .done(DocWriter::new().with("keysExamined", narrow(values)))
+        .returning(values, values + 1);
+    Stage::new("PROJECTION_COVERED")
+        .about(DocWriter::new().with("transformBy", Doc::EMPTY))
+        .returning(values, values + 1)
+        .over(scanned)
 }
 
 fn conjuncts(filter: Option<&Filter>) -> &[Filter] {

@@ -46,7 +46,13 @@ async fn the_task_follows_its_parameters() {
         )
         .await;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    let passes = || server.shard.counters.ttl_deleted.load(std::sync::atomic::Ordering::Relaxed);
+    let passes = || {
+        server
+            .shard
+            .counters
+            .ttl_deleted
+            .load(std::sync::atomic::Ordering::Relaxed)
+    };
     while passes() == 0 {
         assert!(std::time::Instant::now() < deadline, "nothing expires");
         tokio::task::yield_now().await;

@@ -29,8 +29,12 @@ async fn write_until(server: Arc<TestShard>, stop: Arc<AtomicBool>, writer: usiz
         let command = match random.usize(0..4) {
             0 => format!("{{insert: 'c', documents: [{{_id: {id}, x: {x}, a: {x}}}]}}"),
             1 => format!("{{delete: 'c', deletes: [{{q: {{_id: {id}}}, limit: 1}}]}}"),
-            2 => format!("{{update: 'c', updates: [{{q: {{_id: {id}}}, u: {{$set: {{a: [{x}, {id}]}}}}}}]}}"),
-            _ => format!("{{update: 'c', updates: [{{q: {{_id: {id}}}, u: {{$set: {{x: {x}}}}}, upsert: true}}]}}"),
+            2 => format!(
+                "{{update: 'c', updates: [{{q: {{_id: {id}}}, u: {{$set: {{a: [{x}, {id}]}}}}}}]}}"
+            ),
+            _ => format!(
+                "{{update: 'c', updates: [{{q: {{_id: {id}}}, u: {{$set: {{x: {x}}}}}, upsert: true}}]}}"
+            ),
         };
         let reply = server.run("test", &command).await;
         assert_eq!(get(&reply, "ok"), Some(&Value::Double(1.0)));
@@ -74,7 +78,9 @@ async fn two_that_want_the_same_index_build_it_once() {
             let server = server.clone();
             tokio::spawn(async move {
                 let create = "{createIndexes: 'c', indexes: [{key: {x: 1}, name: 'x'}]}";
-                server.check(&format!("{create} => {{numIndexesAfter: 2}}")).await;
+                server
+                    .check(&format!("{create} => {{numIndexesAfter: 2}}"))
+                    .await;
             })
         })
         .collect();
@@ -103,7 +109,10 @@ async fn dropping_ends_a_build() {
         server.check(drop).await;
         let reply = builder.await.expect("the build ends");
         let code = get(&reply, "code");
-        assert!(code.is_none() || code == Some(&Value::Int32(276)), "{reply:?}");
+        assert!(
+            code.is_none() || code == Some(&Value::Int32(276)),
+            "{reply:?}"
+        );
         let created = server.run("test", "{listIndexes: 'c'}").await;
         if get(&created, "cursor").is_some() {
             server.check_valid("c").await;

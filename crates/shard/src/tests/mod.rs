@@ -2,6 +2,7 @@
 
 mod administration;
 mod catalog;
+mod cursors;
 mod expiry;
 mod index_build;
 mod validation;

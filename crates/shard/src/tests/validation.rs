@@ -15,7 +15,11 @@ fn fields(value: i32) -> Vec<u8> {
 /// Changes an index behind everybody's back.
 async fn tamper(server: &TestShard, id: i32, value: i32, action: IndexAction<'_>) {
     let namespace = Namespace::new("test", "c").expect("a name");
-    let collection = server.shard.catalog.get(&namespace).expect("the collection");
+    let collection = server
+        .shard
+        .catalog
+        .get(&namespace)
+        .expect("the collection");
     let (index, _) = collection.secondary_indexes().next().expect("the index");
     let key = RecordKey::from_id(ValueRef::Int32(id));
     server

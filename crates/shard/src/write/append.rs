@@ -15,7 +15,9 @@ use model::bson::Doc;
 use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
-use replication::{BoxError, Committed, Durability, LogPosition, ProposeError, StateMachine, Syncer};
+use replication::{
+    BoxError, Committed, Durability, LogPosition, ProposeError, StateMachine, Syncer,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use storage::entry::{Encoder, Entry, IndexAction, IndexChange, Operation};

@@ -20,8 +20,8 @@ use model::key::RecordKey;
 use model::{Code, Error};
 use query::index::{DocumentKeys, EncodedKey};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::ops::Bound;
+use std::sync::Arc;
 use storage::{Direction, KeyRange, Record, Slice};
 
 /// A version of a record.

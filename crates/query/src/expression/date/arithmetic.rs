@@ -74,11 +74,16 @@ fn change<'a>(
             format!("invalid {operator} 'amount' parameter value: {whole} {unit:?}"),
         )
     };
-    let amount = signed(whole).ok_or_else(invalid)?;
+    let amount = signed(whole).ok_or_else(|| {
+        Error::location(
+            6045000,
+            format!("invalid {operator} 'amount' parameter value: {whole}"),
+        )
+    })?;
     let mut result = add(start_ms, unit, amount, &zone, invalid)?;
-    // The real server loses a second here, and so must we: in any zone but UTC,
-    // for dates before 1970 that are not on a full second.
-    if start_ms < 0 && start_ms % 1000 != 0 && !zone.is_utc() {
+    // The real server loses a second here, and so must we: for dates before
+    // 1970 that are not on a full second, in every unit but milliseconds.
+    if start_ms < 0 && start_ms % 1000 != 0 && unit != Unit::Millisecond {
         result = result.saturating_sub(1000);
     }
     Ok(Evaluated::Owned(Value::DateTime(result)))

@@ -82,10 +82,6 @@ impl TimeZone {
         }
     }
 
-    pub(super) fn is_utc(&self) -> bool {
-        matches!(self, TimeZone::Utc)
-    }
-
     /// `+hhmm`.
     pub(super) fn offset_text(&self, utc_ms: i64) -> String {
         let minutes = self.offset_ms(utc_ms) / 60_000;

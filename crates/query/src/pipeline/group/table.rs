@@ -126,21 +126,11 @@ impl Candidate<'_> {
     }
 }
 
-/// A `$switch` that ends nowhere has a number of its own in a group's key, and
-/// so in `$bucket`.
-fn no_branch(error: Error) -> Error {
-    match error.code {
-        Code(40066) => Error::location(4934200, error.message),
-        _ => error,
-    }
-}
-
 impl Key {
     fn candidate<'a>(&'a self, doc: Doc<'a>) -> Result<Candidate<'a>, Error> {
         match self {
             Key::Single(expression) | Key::OneField(_, expression) => {
-                let value = expression.evaluate_ref(doc).map_err(no_branch)?;
-                Ok(Candidate::Single(value))
+                Ok(Candidate::Single(expression.evaluate_ref(doc)?))
             }
             Key::Fields(fields) => fields
                 .iter()
@@ -201,12 +191,7 @@ impl Table {
         None
     }
 
-    fn insert(
-        &mut self,
-        group: &Group,
-        candidate: Candidate<'_>,
-        hash: u64,
-    ) -> Result<u32, Error> {
+    fn insert(&mut self, group: &Group, candidate: Candidate<'_>, hash: u64) -> Result<u32, Error> {
         let key = candidate.into_key(&group.key);
         let at = self.entries.len() as u32;
         let key_doc = group.key.as_document(key.as_ref());
@@ -333,7 +318,11 @@ impl Grouping {
     }
 
     /// The next group from disk: partials with the same key follow each other.
-    fn merge_next(&self, sorted: &mut Sorted, ahead: &mut Option<DocBuf>) -> Result<Option<DocBuf>, Error> {
+    fn merge_next(
+        &self,
+        sorted: &mut Sorted,
+        ahead: &mut Option<DocBuf>,
+    ) -> Result<Option<DocBuf>, Error> {
         let Some(first) = ahead.take() else {
             return Ok(None);
         };
@@ -377,7 +366,9 @@ impl Source for Grouping {
                     Advance::Paused => return Ok(Advance::Paused),
                     Advance::End => break,
                 }
-                self.table.add(&self.group, self.input.current())?;
+                self.table
+                    .add(&self.group, self.input.current())
+                    .map_err(|error| self.group.error(error))?;
                 if self.table.memory_bytes > memory_bytes_max {
                     self.spill()?;
                 }

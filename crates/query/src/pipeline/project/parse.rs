@@ -10,7 +10,10 @@ use model::{Code, Error};
 /// `$project`.
 pub fn parse_project(spec: ValueRef<'_>, context: &QueryContext) -> Result<Projector, Error> {
     let ValueRef::Document(spec) = spec else {
-        return Err(Error::location(15969, "$project specification must be an object"));
+        return Err(Error::location(
+            15969,
+            "$project specification must be an object",
+        ));
     };
     parse_projection(spec, context).map_err(|error| caused_by("$project", error))
 }
@@ -219,7 +222,9 @@ impl Parser<'_> {
                 if self.mode == Some(Mode::Exclusion) {
                     return Err(Error::location(
                         31310,
-                        format!("Cannot use an expression {name}: {other:?} in an exclusion projection"),
+                        format!(
+                            "Cannot use an expression {name}: {other:?} in an exclusion projection"
+                        ),
                     ));
                 }
                 self.computed(&path, &dotted, other)
@@ -369,7 +374,10 @@ impl Fields {
                     rest.join(".")
                 ),
             )),
-            Some(_) => Err(Error::location(31250, format!("Path collision at {dotted}"))),
+            Some(_) => Err(Error::location(
+                31250,
+                format!("Path collision at {dotted}"),
+            )),
         }
     }
 }

@@ -100,11 +100,7 @@ impl Environment for World {
     }
 }
 
-fn run(
-    world: &Arc<World>,
-    collection: &str,
-    stages: Array<'_>,
-) -> Result<Vec<DocBuf>, Error> {
+fn run(world: &Arc<World>, collection: &str, stages: Array<'_>) -> Result<Vec<DocBuf>, Error> {
     let context = QueryContext::new(0);
     let namespace = Namespace::new("db", collection)?;
     let scope = Scope {
@@ -125,7 +121,10 @@ fn run(
 }
 
 fn printed(documents: &[Value], ordered: bool) -> String {
-    let mut lines: Vec<String> = documents.iter().map(|doc| print_json(doc.as_ref())).collect();
+    let mut lines: Vec<String> = documents
+        .iter()
+        .map(|doc| print_json(doc.as_ref()))
+        .collect();
     if !ordered {
         lines.sort();
     }
@@ -184,8 +183,10 @@ fn check(table: &str) {
                 let Value::Array(documents) = parse_json(expected) else {
                     panic!("{row} holds no outcome");
                 };
-                let documents: Vec<Value> =
-                    documents.iter().map(|document| document.to_owned()).collect();
+                let documents: Vec<Value> = documents
+                    .iter()
+                    .map(|document| document.to_owned())
+                    .collect();
                 printed(&documents, ordered)
             }
         };
@@ -222,9 +223,9 @@ fn groups_spill_and_come_back_whole() {
                 .finish()
         })
         .collect();
-    let Value::Array(stages) = parse_json(
-        r#"[{"$group": {"_id": "$k", "n": {"$sum": 1}, "first": {"$first": "$n"}}}]"#,
-    ) else {
+    let Value::Array(stages) =
+        parse_json(r#"[{"$group": {"_id": "$k", "n": {"$sum": 1}, "first": {"$first": "$n"}}}]"#)
+    else {
         panic!("an array");
     };
     for may_spill in [true, false] {
@@ -264,10 +265,7 @@ fn leading_stages_reach_the_scan() {
             r#"[{"$sort": {"a": 1}}, {"$match": {"a": 1}}, {"$skip": 2}, {"$limit": 3}]"#,
             "filtered,sorted,2,3,",
         ),
-        (
-            r#"[{"$limit": 5}, {"$match": {"a": 1}}]"#,
-            "-,-,0,5,$match",
-        ),
+        (r#"[{"$limit": 5}, {"$match": {"a": 1}}]"#, "-,-,0,5,$match"),
         (
             r#"[{"$project": {"a": 1}}, {"$match": {"a": 1}}]"#,
             "filtered,-,0,-,$project",
@@ -309,9 +307,15 @@ fn leading_stages_reach_the_scan() {
         let found = format!(
             "{},{},{},{},{}",
             if is_filtered { "filtered" } else { "-" },
-            if request.sort.is_some() { "sorted" } else { "-" },
+            if request.sort.is_some() {
+                "sorted"
+            } else {
+                "-"
+            },
             request.skip,
-            request.limit.map_or("-".to_owned(), |limit| limit.to_string()),
+            request
+                .limit
+                .map_or("-".to_owned(), |limit| limit.to_string()),
             names.join(" ")
         );
         assert_eq!(found, expected, "{pipeline}");

@@ -20,7 +20,7 @@ use crate::context::QueryContext;
 use crate::filter::Filter;
 use crate::filter::tests::notation::documents;
 use model::Error;
-use model::bson::{Doc, DocBuf, DocWriter, Timestamp, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, Timestamp, Value, ValueRef};
 
 const MOMENT: UpdateMoment<'static> = UpdateMoment {
     matched: None,
@@ -168,4 +168,38 @@ fn upsert(arguments: &[DocBuf]) -> Result<String, Error> {
         out.append_element(&field);
     }
     Ok(format!("{:?}", out.finish()))
+}
+
+#[test]
+fn results_are_no_deeper_than_what_is_stored() {
+    let nested = |levels: usize| {
+        (0..levels).fold(Value::Int32(1), |inner, _| {
+            Value::Document(DocWriter::new().with("a", &inner).finish())
+        })
+    };
+    let path = |names: usize| vec!["a"; names].join(".");
+    let cases = [
+        (path(180), nested(0), true),
+        (path(181), nested(0), false),
+        (path(5000), nested(0), false),
+        (path(1), nested(179), true),
+        (path(1), nested(180), false),
+        (path(80), nested(100), true),
+        (path(80), nested(101), false),
+    ];
+    for (path, value, is_stored) in cases {
+        let mut update = DocWriter::new();
+        update.begin_document("$set").append(&path, &value).end();
+        let doc = DocWriter::new().with("_id", 1).finish();
+        let found = parse(&update.finish(), None)
+            .and_then(|update| update.apply(doc.as_doc(), MOMENT, &QueryContext::new(0)));
+        let names = path.split('.').count();
+        match found {
+            Ok(_) => assert!(is_stored, "{names} names"),
+            Err(error) => {
+                assert!(!is_stored, "{names} names");
+                assert_eq!(error.code, model::Code::OVERFLOW);
+            }
+        }
+    }
 }
