@@ -1,7 +1,7 @@
 //! Faults of the layers below, as clients see them.
 
 use model::{Code, Error};
-use replication::{ProposeError, ReadError};
+use replication::ProposeError;
 
 pub(crate) fn from_storage(error: storage::Error) -> Error {
     let code = match &error {
@@ -23,10 +23,5 @@ pub(crate) fn from_storage(error: storage::Error) -> Error {
 /// An unknown outcome has a code that drivers treat as such: the node is going
 /// down, the write may or may not be there.
 pub(crate) fn from_log(error: ProposeError) -> Error {
-    Error::new(Code::INTERRUPTED_AT_SHUTDOWN, error.to_string())
-}
-
-/// The log ended while somebody waited for it.
-pub(crate) fn from_log_read(error: ReadError) -> Error {
     Error::new(Code::INTERRUPTED_AT_SHUTDOWN, error.to_string())
 }

@@ -53,7 +53,7 @@ mod unwind;
 pub use environment::{Environment, ScanRequest};
 pub use output::{Merge, Out, WhenMatched, WhenNotMatched};
 pub use parse::{Place, Scope, not_an_array, parse};
-pub use run::start;
+pub use run::{split_scan, start};
 pub use source::{Advance, Documents, Source};
 pub use stage::{Stage, Step};
 

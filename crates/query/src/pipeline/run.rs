@@ -27,8 +27,8 @@ pub fn start(
     hint: Option<Value>,
     environment: &Arc<dyn Environment>,
 ) -> Result<Box<dyn Source>, Error> {
-    let mut steps = optimize(steps);
     if let Some(initial) = initial(&steps, environment)? {
+        let mut steps = optimize(steps);
         steps.remove(0);
         return chain(initial, steps, environment);
     }
@@ -38,11 +38,7 @@ pub fn start(
             "a pipeline without a collection begins with its own documents",
         ));
     };
-    let mut request = ScanRequest {
-        hint,
-        ..ScanRequest::all(collection)
-    };
-    let mut rest = push_down(steps, &mut request);
+    let (request, mut rest) = split_scan(steps, collection, hint);
     compile(&mut rest);
     let input: Box<dyn Source> = if request.limit == Some(0) {
         Box::new(Documents::new(Vec::new()))
@@ -50,6 +46,20 @@ pub fn start(
         environment.scan(request)?
     };
     chain(input, rest, environment)
+}
+
+/// What a pipeline over a collection reads, and the stages behind: for explain.
+pub fn split_scan(
+    steps: Vec<Step>,
+    collection: Namespace,
+    hint: Option<Value>,
+) -> (ScanRequest, Vec<Step>) {
+    let mut request = ScanRequest {
+        hint,
+        ..ScanRequest::all(collection)
+    };
+    let rest = push_down(optimize(steps), &mut request);
+    (request, rest)
 }
 
 /// Marks the leading stages that MongoDB would run in its other engine, which

@@ -320,6 +320,10 @@ impl Planner<'_, '_> {
         };
         if let Some(needed) = self.request.needed {
             access.cover(view, needed);
+            // What has to be sorted must also be there to sort by.
+            if let (true, true, Some(sort)) = (access.covered, needs_sort, self.request.sort) {
+                access.cover(view, sort.paths());
+            }
         }
         let cost = self.cost(&access, view, needs_sort);
         Plan {

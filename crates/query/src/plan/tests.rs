@@ -466,3 +466,40 @@ fn bounds_print_as_mongodb_prints_them() {
         assert_eq!(interval_text(&interval, true), expected);
     }
 }
+
+/// A plan that skips documents must have in its keys what it sorts by.
+#[test]
+fn covered_plans_have_the_fields_that_sorting_needs() {
+    let key = DocWriter::new().with("a", 1).with("b", 1).finish();
+    let spec = DocWriter::new()
+        .with("key", &key)
+        .with("name", "ab")
+        .finish();
+    let definition = IndexDefinition::from_stored(spec.as_doc()).expect("a valid index");
+    let filter = Filter::equal(Path::new("a"), Value::Int32(1));
+    for (sort, multikey, covered) in [
+        (None, false, true),
+        (Some("b"), false, true),
+        (Some("c"), false, false),
+        (None, true, false),
+    ] {
+        let view = IndexView {
+            definition: &definition,
+            multikey,
+        };
+        let sort = sort.map(|path| {
+            SortPattern::parse(DocWriter::new().with(path, -1).finish().as_doc())
+                .expect("a valid sort")
+        });
+        let request = PlanRequest {
+            sort: sort.as_ref(),
+            needed: Some(&[Path::new("a")]),
+            ..PlanRequest::new(&filter)
+        };
+        let plans = candidates(&request, &[view]).expect("no hint, no error");
+        match &plans[0].access {
+            Access::Index(access) => assert_eq!(access.covered, covered, "{sort:?}"),
+            other => panic!("an index scan: {other:?}"),
+        }
+    }
+}

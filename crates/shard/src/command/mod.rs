@@ -38,7 +38,7 @@ use crate::Shard;
 use crate::operation::Operation;
 use arguments::Argument;
 use envelope::Envelope;
-use model::bson::{Doc, DocWriter, ValueRef};
+use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::expression::Expression;
