@@ -122,6 +122,7 @@ codes! {
     KEY_NOT_FOUND = 211 "KeyNotFound",
     CLIENT_METADATA_CANNOT_BE_MUTATED = 186 "ClientMetadataCannotBeMutated",
     QUERY_FEATURE_NOT_ALLOWED = 224 "QueryFeatureNotAllowed",
+    MECHANISM_UNAVAILABLE = 334 "MechanismUnavailable",
     COLLECTION_UUID_MISMATCH = 361 "CollectionUUIDMismatch",
     DATABASE_DIFFER_CASE = 13297 "DatabaseDifferCase",
     OUT_OF_DISK_SPACE = 14031 "OutOfDiskSpace",

@@ -340,9 +340,14 @@ async fn explain_names_stages_as_mongodb_does() {
             doc! {"count": "c", "query": {"a": {"$in": [1, 2]}}},
             "COUNT IXSCAN",
         ),
+        (doc! {"distinct": "c", "key": "s"}, "COLLSCAN"),
         (
-            doc! {"distinct": "c", "key": "s"},
+            doc! {"distinct": "c", "key": "b"},
             "PROJECTION_SIMPLE COLLSCAN",
+        ),
+        (
+            doc! {"distinct": "c", "key": "a"},
+            "PROJECTION_COVERED DISTINCT_SCAN",
         ),
         (
             doc! {"update": "c", "updates": [{"q": {"a": 1}, "u": {"$set": {"z": 1}}}]},

@@ -4,6 +4,7 @@
 //! is parsed anew for each document with the values of `let` bound, unless it
 //! refers to none of them: then it runs once and its result is kept.
 
+use super::correlate::with_implied;
 use super::environment::{Environment, ScanRequest};
 use super::join::{any_of, visit_values};
 use super::memory::{MEMORY_BYTES_MAX, too_large};
@@ -309,7 +310,7 @@ impl Pipeline {
             .iter()
             .map(|expression| expression.evaluate(doc))
             .collect::<Result<Vec<_>, Error>>()?;
-        let context = self.context.bind(&self.names, values);
+        let context = self.context.bind(&self.names, values.clone());
         let scope = Scope {
             database: &self.database,
             collection: from,
@@ -317,7 +318,14 @@ impl Pipeline {
             place: Place::Lookup,
             depth: self.depth + 1,
         };
-        parse(self.stages.as_array(), &scope)
+        let mut steps = parse(self.stages.as_array(), &scope)?;
+        for step in &mut steps {
+            if let Stage::Match(filter) = &mut step.stage {
+                let plain = std::mem::replace(filter, Filter::AlwaysTrue);
+                *filter = with_implied(plain, &self.names, &values);
+            }
+        }
+        Ok(steps)
     }
 }
 

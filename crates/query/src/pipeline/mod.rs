@@ -17,7 +17,7 @@
 //! | `environment.rs` | what stages need from outside |
 //! | `project.rs` | `$project`, `$addFields`, `$unset` |
 //! | `group.rs`, `bucket.rs`, `collect.rs` | stages that collect their input |
-//! | `lookup.rs`, `graph_lookup.rs`, `union.rs` | stages that read elsewhere |
+//! | `lookup.rs`, `correlate.rs`, `graph_lookup.rs`, `union.rs` | stages that read elsewhere |
 //! | `facet.rs`, `unwind.rs`, `redact.rs` | the others |
 //! | `output.rs` | `$out` and `$merge` as data; the caller writes |
 //!
@@ -29,6 +29,7 @@
 
 mod bucket;
 mod collect;
+mod correlate;
 mod environment;
 mod facet;
 mod graph_lookup;

@@ -31,7 +31,7 @@ use crate::context::QueryContext;
 use crate::filter::Filter;
 use crate::pipeline::Transform;
 use apply::Run;
-use model::bson::{Doc, DocBuf, DocWriter, MAX_STORED_DEPTH, Timestamp, nesting_depth};
+use model::bson::{Doc, DocBuf, DocWriter, Kind, MAX_STORED_DEPTH, Timestamp, nesting_depth};
 use model::{Code, Error, text};
 use modifier::Application;
 use path::At;
@@ -94,7 +94,7 @@ impl Update {
                 if replacement.as_bytes() == doc.as_bytes() {
                     return Ok(None);
                 }
-                let result = replace(doc, replacement.as_doc());
+                let result = replace(doc, replacement.as_doc(), moment.timestamp);
                 check_same_id(doc, result.as_doc())?;
                 Ok(Some(result))
             }
@@ -162,14 +162,21 @@ impl Modifiers {
     }
 }
 
-/// The replacement with `_id` in front: its own, else the original's.
-fn replace(original: Doc<'_>, replacement: Doc<'_>) -> DocBuf {
+/// The replacement with `_id` in front: its own, else the original's. A zero
+/// timestamp among its fields stands for now.
+fn replace(original: Doc<'_>, replacement: Doc<'_>, now: Timestamp) -> DocBuf {
     let mut writer = DocWriter::with_buffer(Vec::with_capacity(replacement.len() + 32));
     if let Some(id) = replacement.element("_id").or(original.element("_id")) {
         writer.append_element(&id);
     }
     for element in replacement.iter().filter(|e| e.key_bytes() != b"_id") {
-        writer.append_element(&element);
+        let is_zero_timestamp =
+            element.kind() == Kind::Timestamp && element.value_bytes().iter().all(|b| *b == 0);
+        if is_zero_timestamp {
+            writer.append(element.key(), now);
+        } else {
+            writer.append_element(&element);
+        }
     }
     writer.finish()
 }

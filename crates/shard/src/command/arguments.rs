@@ -58,7 +58,6 @@ pub(crate) struct Argument<'a> {
 }
 
 /// Walks the arguments of a command behind its name, generic fields left out.
-/// A field given twice is refused.
 pub(crate) fn arguments<'a>(command: &'a str, body: Doc<'a>) -> impl Iterator<Item = Argument<'a>> {
     body.iter()
         .skip(1)
@@ -87,7 +86,7 @@ impl<'a> Argument<'a> {
         self.element
     }
 
-    fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         matches!(self.element.kind(), Kind::Null | Kind::Undefined)
     }
 
@@ -184,6 +183,22 @@ impl<'a> Argument<'a> {
             ));
         }
         Ok(number)
+    }
+}
+
+/// Refuses a field given twice; `path` names the document.
+pub(crate) fn refuse_duplicates(path: &str, doc: Doc<'_>) -> Result<(), Error> {
+    let mut names: Vec<&[u8]> = doc.iter().map(|element| element.key_bytes()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(()),
+        Some(pair) => Err(Error::location(
+            40413,
+            format!(
+                "BSON field '{path}.{}' is a duplicate field",
+                String::from_utf8_lossy(pair[0])
+            ),
+        )),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `delete`: removes documents, one statement after the other.
 
-use super::arguments::{arguments, fields, missing};
+use super::arguments::{arguments, fields, missing, refuse_duplicates};
 use super::modify::{Action, Modification, Outcome, Selection};
 use super::update::is_fatal;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
@@ -17,6 +17,7 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
     let mut variables = None;
     for argument in arguments("delete", invocation.request.body()) {
         match argument.name() {
+            "ordered" if argument.is_null() => {}
             "ordered" => ordered = argument.boolean()?,
             "deletes" => listed = Some(argument),
             "let" => variables = argument.optional_doc()?,
@@ -25,18 +26,22 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
     }
     let statements = batch_documents(invocation, "delete", "deletes", listed)?;
     is_batch_size(statements.len())?;
-    let context = let_variables(invocation, variables)?;
+    // One statement that cannot be read refuses them all.
     let statements = statements
         .iter()
         .map(|statement| Statement::parse(*statement))
         .collect::<Result<Vec<_>, Error>>()?;
 
     let mut outcomes = Statements::new(ordered);
-    for (index, statement) in statements.iter().enumerate() {
+    for (index, statement) in statements.into_iter().enumerate() {
         if outcomes.is_over() {
             break;
         }
-        match statement.run(invocation, &namespace, &context).await {
+        let outcome = match let_variables(invocation, variables) {
+            Ok(context) => statement.run(invocation, &namespace, context).await,
+            Err(error) => Err(error),
+        };
+        match outcome {
             Ok(outcome) => {
                 outcomes.succeeded(outcome.matched);
                 invocation.shard.counters.deleted(outcome.matched);
@@ -48,7 +53,7 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
     WriteReply::from(outcomes).finish()
 }
 
-/// One element of `deletes`.
+/// One statement of the command.
 struct Statement<'a> {
     filter: Doc<'a>,
     hint: Option<Value>,
@@ -57,32 +62,47 @@ struct Statement<'a> {
 
 impl<'a> Statement<'a> {
     fn parse(statement: Doc<'a>) -> Result<Self, Error> {
-        let (mut filter, mut limit, mut hint) = (None, None, None);
-        for field in fields("delete.deletes", statement) {
+        const PATH: &str = "delete.deletes";
+        refuse_duplicates(PATH, statement)?;
+        let (mut filter, mut multi, mut hint) = (None, None, None);
+        for field in fields(PATH, statement) {
             match field.name() {
-                "q" => filter = Some(field.doc()?),
-                "limit" => limit = Some(field.value()),
-                "hint" => hint = Some(field.value().to_owned()),
-                "collation" => super::refuse_collation(field.doc()?)?,
+                "q" => filter = field.optional_doc()?,
+                "limit" => multi = Some(is_unlimited(field.value())?),
+                "hint" => match field.value() {
+                    ValueRef::String(_) | ValueRef::Document(_) => {
+                        hint = Some(field.value().to_owned());
+                    }
+                    _ => {
+                        return Err(Error::new(
+                            Code::FAILED_TO_PARSE,
+                            "Hint must be a string or an object",
+                        ));
+                    }
+                },
+                "collation" => {
+                    if let Some(collation) = field.optional_doc()? {
+                        super::refuse_collation(collation)?;
+                    }
+                }
                 "sampleId" => {}
                 _ => return Err(field.unknown()),
             }
         }
-        let limit = limit.ok_or_else(|| missing("delete.deletes", "limit"))?;
         Ok(Self {
-            filter: filter.ok_or_else(|| missing("delete.deletes", "q"))?,
+            filter: filter.ok_or_else(|| missing(PATH, "q"))?,
+            multi: multi.ok_or_else(|| missing(PATH, "limit"))?,
             hint,
-            multi: is_unlimited(limit)?,
         })
     }
 
     async fn run(
-        &self,
+        self,
         invocation: &Invocation<'_>,
         namespace: &Namespace,
-        context: &QueryContext,
+        context: QueryContext,
     ) -> Result<Outcome, Error> {
-        let selection = Selection::parse(self.filter, self.hint.clone(), context.clone())?;
+        let selection = Selection::parse(self.filter, self.hint, context)?;
         Modification {
             invocation,
             namespace,
@@ -97,14 +117,21 @@ impl<'a> Statement<'a> {
     }
 }
 
-/// Zero is no limit. What is no number counts as zero, as MongoDB reads it.
+/// Whether a limit means all documents: 0 does, 1 does not. What is no number
+/// counts as 0, as with the real server.
 fn is_unlimited(limit: ValueRef<'_>) -> Result<bool, Error> {
-    match Number::of(limit).map_or(0.0, Number::to_f64) {
-        0.0 => Ok(true),
-        1.0 => Ok(false),
-        other => Err(Error::new(
+    let Some(number) = Number::of(limit) else {
+        return Ok(true);
+    };
+    match number.to_i64_exact() {
+        Some(0) => Ok(true),
+        Some(1) => Ok(false),
+        _ => Err(Error::new(
             Code::FAILED_TO_PARSE,
-            format!("The limit field in delete objects must be 0 or 1. Got {other}"),
+            format!(
+                "The limit field in delete objects must be 0 or 1. Got {}",
+                number.to_f64()
+            ),
         )),
     }
 }

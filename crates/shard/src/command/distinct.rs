@@ -33,6 +33,7 @@ impl DistinctCommand {
         let mut filter = None;
         for argument in arguments("distinct", body) {
             match argument.name() {
+                "key" if argument.is_null() => {}
                 "key" => key = Some(argument.string()?),
                 "query" => filter = argument.optional_doc()?,
                 "collation" => {
@@ -65,7 +66,7 @@ impl DistinctCommand {
 }
 
 pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
-    let namespace = invocation.namespace()?;
+    let namespace = invocation.namespace_of_check()?;
     let command = DistinctCommand::parse(invocation, invocation.request.body())?;
     let mut values = Values {
         found: BTreeMap::new(),

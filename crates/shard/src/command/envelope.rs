@@ -1,6 +1,6 @@
 //! The fields that any command may carry: time limit, concerns, session.
 
-use crate::command::arguments::{fields, is_generic};
+use crate::command::arguments::{fields, is_generic, refuse_duplicates};
 use model::bson::{Doc, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error};
@@ -38,6 +38,7 @@ impl Envelope {
             write_concern: WriteConcern::Majority,
             read_concern: ReadConcern::Latest,
         };
+        refuse_duplicates("APIParametersFromClient", body)?;
         for element in body.iter().skip(1) {
             // Almost all fields are the command's own: look at the first byte
             // before comparing names.
@@ -90,11 +91,11 @@ impl Envelope {
 }
 
 fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
-    let Some(number) = model::number::Number::of(value).map(|n| n.to_f64()) else {
-        return Err(Error::new(
-            Code::TYPE_MISMATCH,
-            "maxTimeMS must be a number",
-        ));
+    let number = match model::number::Number::of(value) {
+        None => return Err(Error::bad_value("maxTimeMS must be a number")),
+        // A decimal is rounded, a double must be whole.
+        Some(decimal @ model::number::Number::Decimal(_)) => decimal.to_f64().round_ties_even(),
+        Some(number) => number.to_f64(),
     };
     if number.fract() != 0.0 || number.is_nan() {
         return Err(Error::bad_value("maxTimeMS has non-integral value"));
@@ -108,21 +109,30 @@ fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
 }
 
 fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
-    let (mut majority, mut journal) = (true, None);
-    for field in fields("writeConcern", doc) {
+    let (mut majority, mut journal, mut fsync) = (true, None, false);
+    for field in fields("WriteConcernOptions", doc) {
         match field.name() {
             "w" => {
                 majority = match field.value() {
                     ValueRef::String("majority") => true,
-                    ValueRef::String(mode) => {
-                        return Err(Error::location(
-                            79,
-                            format!(
-                                "No write concern mode named '{mode}' found in replica set configuration"
-                            ),
+                    ValueRef::String(_) | ValueRef::Null | ValueRef::Undefined => {
+                        let mode = match field.value() {
+                            ValueRef::String(mode) => mode,
+                            _ => "",
+                        };
+                        return Err(Error::bad_value(format!(
+                            "cannot use non-majority 'w' mode \"{mode}\" when a host is not a member of a replica set"
+                        )));
+                    }
+                    ValueRef::Document(tags) if tags.is_empty() => {
+                        return Err(Error::new(
+                            Code::FAILED_TO_PARSE,
+                            "tagged write concern requires tags",
                         ));
                     }
-                    value => match model::number::Number::of(value).map(|n| n.to_f64()) {
+                    // There is one member: any tags are satisfied by it.
+                    ValueRef::Document(_) => false,
+                    value => match model::number::Number::of(value).map(|n| n.to_f64().trunc()) {
                         Some(0.0 | 1.0) => false,
                         Some(number) if (0.0..=50.0).contains(&number) => {
                             return Err(Error::bad_value(
@@ -145,10 +155,26 @@ fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
                 }
             }
             "j" => journal = Some(field.loose_boolean()?),
-            "wtimeout" | "fsync" | "provenance" | "getLastError" | "wElectionId" | "wOpTime"
+            "fsync" => fsync = field.loose_boolean()?,
+            "wtimeout" => {
+                let number = model::number::Number::of(field.value()).map(|n| n.to_f64());
+                if number.is_some_and(|number| number.abs() > f64::from(i32::MAX)) {
+                    return Err(Error::new(
+                        Code::FAILED_TO_PARSE,
+                        "wtimeout must be a 32-bit integer",
+                    ));
+                }
+            }
+            "provenance" | "getLastError" | "wElectionId" | "wOpTime"
             | "wtimeoutMS" => {}
             _ => return Err(field.unknown()),
         }
+    }
+    if fsync && journal == Some(true) {
+        return Err(Error::new(
+            Code::FAILED_TO_PARSE,
+            "fsync and j options cannot be used together",
+        ));
     }
     Ok(match (majority, journal) {
         (true, _) | (false, Some(true)) => WriteConcern::Majority,

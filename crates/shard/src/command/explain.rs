@@ -451,12 +451,7 @@ impl Explained {
 
 fn run_to_end(execution: &mut Execution, invocation: &Invocation<'_>) -> Result<(), Error> {
     let mut budget = Budget::unlimited();
-    loop {
-        match execution.next(invocation.operation, &mut budget)? {
-            Step::Found(_) => {}
-            Step::Paused | Step::Ended => break,
-        }
-    }
+    while let Step::Found(_) = execution.next(invocation.operation, &mut budget)? {}
     execution.suspend();
     Ok(())
 }

@@ -21,6 +21,7 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
     let mut listed = None;
     for argument in arguments("insert", invocation.request.body()) {
         match argument.name() {
+            "ordered" if argument.is_null() => {}
             "ordered" => ordered = argument.boolean()?,
             "documents" => listed = Some(argument),
             "bypassDocumentValidation" => {

@@ -115,9 +115,17 @@ pub(crate) fn batch_documents<'a>(
         return Ok(sequence.iter().collect());
     }
     let listed = listed.ok_or_else(|| arguments::missing(command, name))?;
+    if listed.is_null() {
+        return Err(Error::location(
+            10065,
+            format!("invalid parameter: expected an object ({name})"),
+        ));
+    }
     listed
         .array()?
         .iter()
+        // As everywhere in commands, null stands for nothing.
+        .filter(|value| !value.is_nullish())
         .map(|value| match value {
             ValueRef::Document(doc) => Ok(doc),
             _ => Err(listed.wrong_type("object")),

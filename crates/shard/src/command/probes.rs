@@ -1,6 +1,7 @@
 //! Short answers: what shells, drivers and monitoring tools ask of any server
 //! to find out what it is, and commands that are refused by name.
 
+use super::arguments::missing;
 use super::diagnostic::append_server_status;
 use super::{Answer, Invocation, finish, not_found};
 use model::bson::{DocWriter, ValueRef};
@@ -30,12 +31,12 @@ const REFUSED: &[(&str, &str)] = &[
         "reIndex",
         "validate says whether an index is damaged; drop and create it then",
     ),
-    ("saslStart", "authentication is not supported yet"),
 ];
 
 /// Answers the commands that are not listed in [`super::run_rare`].
 pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
     match name {
+        "authenticate" | "saslStart" => refuse_authentication(name, invocation),
         "availableQueryOptions" => finish(Reply::writer().with("options", 246)),
         "connPoolStats" => connection_pools(),
         "features" => features(invocation),
@@ -111,7 +112,9 @@ fn kill_sessions(name: &str, invocation: &Invocation<'_>) -> Answer {
     let wrong = |at: String, kind: &str, expected: &str| {
         Err(Error::new(
             Code::TYPE_MISMATCH,
-            format!("BSON field '{name}{at}' is the wrong type '{kind}', expected type '{expected}'"),
+            format!(
+                "BSON field '{name}{at}' is the wrong type '{kind}', expected type '{expected}'"
+            ),
         ))
     };
     match first.map(|element| element.value()) {
@@ -123,7 +126,22 @@ fn kill_sessions(name: &str, invocation: &Invocation<'_>) -> Answer {
             }
             finish(Reply::writer())
         }
-        other => wrong(String::new(), other.map_or("missing", |value| value.kind().name()), "array"),
+        other => wrong(
+            String::new(),
+            other.map_or("missing", |value| value.kind().name()),
+            "array",
+        ),
+    }
+}
+
+/// There are no users yet, so no mechanism is there to authenticate by.
+fn refuse_authentication(name: &str, invocation: &Invocation<'_>) -> Answer {
+    match invocation.request.body().get_str("mechanism") {
+        None => Err(missing(name, "mechanism")),
+        Some(mechanism) => Err(Error::new(
+            Code::MECHANISM_UNAVAILABLE,
+            format!("Received authentication for mechanism {mechanism} which is not enabled"),
+        )),
     }
 }
 

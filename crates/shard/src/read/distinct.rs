@@ -103,7 +103,7 @@ impl DistinctScan {
             let (value, length) = first_value(entry.fields(), entry.type_bits(), direction)?;
             visit(value)?;
             values += 1;
-            if values % VALUES_PER_CHECK == 0 {
+            if u64::is_multiple_of(values, VALUES_PER_CHECK) {
                 operation.check()?;
             }
             scan.skip_prefix(&snapshot, bounds, &entry.fields()[..length])?;

@@ -21,7 +21,7 @@ use model::bson::{Doc, DocBuf, DocWriter};
 use model::key::RecordKey;
 use model::{Code, Error};
 use query::filter::Filter;
-use query::plan::{Access, IndexAccess, ScanBounds, ScanDirection, emits_at};
+use query::plan::{Access, IndexAccess, ScanBounds, ScanDirection, Union, emits_at};
 use query::sort::{Sorted, Sorter};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,6 +29,8 @@ use storage::{IndexEntry, Record, StoredRecord};
 
 /// How many steps go by between two looks at the deadline.
 const STEPS_PER_CHECK: u64 = 128;
+
+const RESUMED: &str = "an execution is resumed before it steps";
 
 /// How many steps may be taken before the caller is asked again.
 #[derive(Clone, Copy, Debug)]
@@ -148,7 +150,7 @@ struct Live {
 pub(crate) struct Execution {
     shard: Arc<Shard>,
     collection: Arc<Collection>,
-    planned: Planned,
+    planned: Arc<Planned>,
     query: Query,
     stage: Stage,
     live: Option<Live>,
@@ -208,7 +210,7 @@ impl Execution {
                 branches: vec![BranchStatistics::default(); planned.branches()],
                 ..Statistics::default()
             },
-            planned,
+            planned: Arc::new(planned),
             query,
         };
         if execution.planned.plan.needs_sort
@@ -402,7 +404,7 @@ impl Execution {
             }
             budget.steps -= 1;
             self.statistics.steps += 1;
-            if self.statistics.steps % STEPS_PER_CHECK == 0 {
+            if self.statistics.steps.is_multiple_of(STEPS_PER_CHECK) {
                 operation.check()?;
             }
             match self.step()? {
@@ -439,89 +441,129 @@ impl Execution {
 
     /// Looks at one item of the scan. `None`: not this one.
     fn step(&mut self) -> Result<Option<Step>, Error> {
-        let live = self
-            .live
-            .as_mut()
-            .expect("an execution is resumed before it steps");
-        match &self.planned.plan.access {
+        let planned = Arc::clone(&self.planned);
+        match &planned.plan.access {
             Access::Nothing | Access::Id(_) => Ok(Some(Step::Ended)),
-            Access::Records { direction, filter } => {
-                let space = match self.query.at {
-                    Some(time) => Space::Past(self.collection.id, time),
-                    None => Space::Records(self.collection.id),
-                };
-                let position = self.position.as_deref();
-                let (scan, snapshot) = live.scan(space, None, *direction, position)?;
-                match scan.step(snapshot, None)? {
-                    Stepped::Inside(Item::Record(record)) => {
-                        self.statistics.documents_examined += 1;
-                        let matched = matches(filter, Doc::from_validated(record.document()))?;
-                        let found = matched.then(|| Step::Found(Found::Record(record.clone())));
-                        self.last = Some(Item::Record(record));
-                        Ok(found)
-                    }
-                    Stepped::Inside(Item::Entry(_)) | Stepped::Outside => Ok(None),
-                    Stepped::Ended => Ok(Some(Step::Ended)),
-                }
+            Access::Records { direction, filter } => self.step_records(*direction, filter),
+            Access::Index(access) => Ok(match self.step_index(access)? {
+                IndexStep::Found(found) => Some(Step::Found(found)),
+                IndexStep::NotThis => None,
+                IndexStep::Ended => Some(Step::Ended),
+            }),
+            Access::Union(union) => self.step_union(union),
+        }
+    }
+
+    fn step_records(
+        &mut self,
+        direction: ScanDirection,
+        filter: &Option<Filter>,
+    ) -> Result<Option<Step>, Error> {
+        let space = self.record_space();
+        let live = self.live.as_mut().expect(RESUMED);
+        let position = self.position.as_deref();
+        let (scan, snapshot) = live.scan(space, None, direction, position)?;
+        match scan.step(snapshot, None)? {
+            Stepped::Inside(Item::Record(record)) => {
+                self.statistics.documents_examined += 1;
+                let matched = matches(filter, Doc::from_validated(record.document()))?;
+                let found = matched.then(|| Step::Found(Found::Record(record.clone())));
+                self.last = Some(Item::Record(record));
+                Ok(found)
             }
-            Access::Index(access) => {
-                let stepped = step_index(
-                    live,
-                    &self.collection,
-                    &self.planned.indexes,
-                    access,
-                    self.query.at,
-                    self.position.as_deref(),
-                    &mut self.last,
-                    &mut self.statistics,
-                    0,
-                )?;
-                Ok(match stepped {
-                    IndexStep::Found(found) => Some(Step::Found(found)),
-                    IndexStep::NotThis => None,
-                    IndexStep::Ended => Some(Step::Ended),
-                })
-            }
-            Access::Union(union) => {
-                let Some(branch) = union.branches.get(self.branch) else {
-                    return Ok(Some(Step::Ended));
-                };
-                let stepped = step_index(
-                    live,
-                    &self.collection,
-                    &self.planned.indexes,
-                    &branch.access,
-                    self.query.at,
-                    self.position.as_deref(),
-                    &mut self.last,
-                    &mut self.statistics,
-                    self.branch,
-                )?;
-                match stepped {
-                    IndexStep::NotThis => Ok(None),
-                    IndexStep::Found(found) => {
-                        let document = found.document();
-                        for earlier in &union.branches[..self.branch] {
-                            if earlier.filter.matches(document)? {
-                                self.statistics.duplicates += 1;
-                                return Ok(None);
-                            }
-                        }
-                        Ok(Some(Step::Found(found)))
-                    }
-                    IndexStep::Ended => {
-                        self.note_scan();
-                        if let Some(live) = &mut self.live {
-                            live.scan = None;
-                        }
-                        self.last = None;
-                        self.position = None;
-                        self.branch += 1;
-                        Ok(None)
+            Stepped::Inside(Item::Entry(_)) | Stepped::Outside => Ok(None),
+            Stepped::Ended => Ok(Some(Step::Ended)),
+        }
+    }
+
+    fn record_space(&self) -> Space {
+        match self.query.at {
+            Some(time) => Space::Past(self.collection.id, time),
+            None => Space::Records(self.collection.id),
+        }
+    }
+
+    fn step_union(&mut self, union: &Union) -> Result<Option<Step>, Error> {
+        let Some(branch) = union.branches.get(self.branch) else {
+            return Ok(Some(Step::Ended));
+        };
+        match self.step_index(&branch.access)? {
+            IndexStep::NotThis => Ok(None),
+            IndexStep::Found(found) => {
+                // A document belongs to the first branch that it matches.
+                for earlier in &union.branches[..self.branch] {
+                    if earlier.filter.matches(found.document())? {
+                        self.statistics.duplicates += 1;
+                        return Ok(None);
                     }
                 }
+                Ok(Some(Step::Found(found)))
+            }
+            IndexStep::Ended => {
+                self.note_scan();
+                if let Some(live) = &mut self.live {
+                    live.scan = None;
+                }
+                self.last = None;
+                self.position = None;
+                self.branch += 1;
+                Ok(None)
             }
         }
+    }
+
+    /// Looks at one entry of the index that the current branch scans.
+    fn step_index(&mut self, access: &IndexAccess) -> Result<IndexStep, Error> {
+        let index = Arc::clone(&self.planned.indexes[access.index]);
+        let space = match index.id {
+            Some(id) => Space::Index(id),
+            None => self.record_space(),
+        };
+        let live = self.live.as_mut().expect(RESUMED);
+        let multikey = live.multikey[access.index];
+        let bounds = Some(&access.bounds);
+        let position = self.position.as_deref();
+        let (scan, snapshot) = live.scan(space, bounds, access.direction, position)?;
+        let stepped = scan.step(snapshot, bounds)?;
+        let counts = &mut self.statistics.branches[self.branch];
+        if !matches!(stepped, Stepped::Ended) {
+            self.statistics.keys_examined += 1;
+            counts.keys_examined += 1;
+        }
+        let item = match stepped {
+            Stepped::Ended => return Ok(IndexStep::Ended),
+            Stepped::Outside => return Ok(IndexStep::NotThis),
+            Stepped::Inside(item) => item,
+        };
+        counts.keys_inside += 1;
+        let found = match &item {
+            Item::Record(record) => {
+                self.statistics.documents_examined += u64::from(!access.covered);
+                matches(&access.residual, Doc::from_validated(record.document()))?
+                    .then(|| Found::Record(record.clone()))
+            }
+            Item::Entry(entry) if access.covered && !multikey => {
+                let document = covered::document(&index.definition, entry)?;
+                matches(&access.residual, document.as_doc())?.then_some(Found::Made(document))
+            }
+            Item::Entry(entry) => {
+                self.statistics.documents_examined += 1;
+                let record = snapshot
+                    .get(self.collection.id, entry.record_key())
+                    .map_err(from_storage)?;
+                let fetched = Fetch {
+                    index: &index,
+                    access,
+                    multikey,
+                };
+                fetched.check(entry, record, &mut self.statistics)?
+            }
+        };
+        self.last = Some(item);
+        Ok(match found {
+            Some(found) => IndexStep::Found(found),
+            None => IndexStep::NotThis,
+        })
     }
 
     /// Takes over the counts of the scan that ends here.
@@ -587,82 +629,38 @@ enum IndexStep {
     Ended,
 }
 
-#[allow(clippy::too_many_arguments)]
-fn step_index(
-    live: &mut Live,
-    collection: &Collection,
-    indexes: &[Arc<Index>],
-    access: &IndexAccess,
-    at: Option<model::time::ClusterTime>,
-    position: Option<&[u8]>,
-    last: &mut Option<Item>,
-    statistics: &mut Statistics,
-    branch: usize,
-) -> Result<IndexStep, Error> {
-    let index = &indexes[access.index];
-    let multikey = live.multikey[access.index];
-    let space = match (index.id, at) {
-        (Some(id), _) => Space::Index(id),
-        (None, None) => Space::Records(collection.id),
-        (None, Some(time)) => Space::Past(collection.id, time),
-    };
-    let bounds = Some(&access.bounds);
-    let (scan, snapshot) = live.scan(space, bounds, access.direction, position)?;
-    let stepped = scan.step(snapshot, bounds)?;
-    let examined = !matches!(stepped, Stepped::Ended);
-    statistics.keys_examined += u64::from(examined);
-    let counts = &mut statistics.branches[branch];
-    counts.keys_examined += u64::from(examined);
-    let item = match stepped {
-        Stepped::Ended => return Ok(IndexStep::Ended),
-        Stepped::Outside => return Ok(IndexStep::NotThis),
-        Stepped::Inside(item) => item,
-    };
-    counts.keys_inside += 1;
-    let found = match &item {
-        Item::Record(record) => {
-            if !access.covered {
-                statistics.documents_examined += 1;
-            }
-            matches(&access.residual, Doc::from_validated(record.document()))?
-                .then(|| Found::Record(record.clone()))
+/// How a fetched record is judged.
+struct Fetch<'a> {
+    index: &'a Index,
+    access: &'a IndexAccess,
+    multikey: bool,
+}
+
+impl Fetch<'_> {
+    fn check(
+        &self,
+        entry: &IndexEntry,
+        record: Option<Record>,
+        statistics: &mut Statistics,
+    ) -> Result<Option<Found>, Error> {
+        // An entry without its record: only `validate` is to say so.
+        let Some(record) = record else {
+            return Ok(None);
+        };
+        let document = Doc::from_validated(record.document());
+        if !matches(&self.access.residual, document)? {
+            return Ok(None);
         }
-        Item::Entry(entry) if access.covered && !multikey => {
-            let document = covered::document(&index.definition, entry)?;
-            matches(&access.residual, document.as_doc())?.then_some(Found::Made(document))
+        let definition = &self.index.definition;
+        if self.multikey && !emits_at(definition, self.access, entry.fields(), document)? {
+            statistics.duplicates += 1;
+            return Ok(None);
         }
-        Item::Entry(entry) => {
-            statistics.documents_examined += 1;
-            let record = snapshot
-                .get(collection.id, entry.record_key())
-                .map_err(from_storage)?;
-            match record {
-                // An entry without its record: only `validate` is to say so.
-                None => None,
-                Some(record) => {
-                    let document = Doc::from_validated(record.document());
-                    if !matches(&access.residual, document)? {
-                        None
-                    } else if multikey
-                        && !emits_at(&index.definition, access, entry.fields(), document)?
-                    {
-                        statistics.duplicates += 1;
-                        None
-                    } else {
-                        Some(Found::Fetched {
-                            entry: entry.clone(),
-                            record,
-                        })
-                    }
-                }
-            }
-        }
-    };
-    *last = Some(item);
-    Ok(match found {
-        Some(found) => IndexStep::Found(found),
-        None => IndexStep::NotThis,
-    })
+        Ok(Some(Found::Fetched {
+            entry: entry.clone(),
+            record,
+        }))
+    }
 }
 
 fn only_id(document: Doc<'_>) -> DocBuf {

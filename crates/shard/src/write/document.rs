@@ -1,7 +1,7 @@
 //! What a document must be to be stored.
 
 use crate::Shard;
-use model::bson::{Doc, DocBuf, DocWriter, Kind, MAX_DOCUMENT_BYTES, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, Element, Kind, MAX_DOCUMENT_BYTES, ValueRef};
 use model::{Code, Error};
 use query::update::check_id;
 
@@ -14,7 +14,13 @@ pub(crate) fn prepare_insert(shard: &Shard, doc: Doc<'_>) -> Result<DocBuf, Erro
             doc.len()
         )));
     }
-    let id = doc.element("_id");
+    let mut ids = doc.iter().filter(|element| element.key() == "_id");
+    let id = ids.next();
+    if ids.next().is_some() {
+        return Err(Error::bad_value(
+            "can't have multiple _id fields in one document",
+        ));
+    }
     if let Some(id) = &id {
         check_id(id.value())?;
         check_id_fields(id.value())?;
@@ -50,20 +56,38 @@ fn is_zero_timestamp(value: ValueRef<'_>) -> bool {
     matches!(value, ValueRef::Timestamp(time) if time.seconds == 0 && time.increment == 0)
 }
 
-/// `_id` must not look like an operator, at any depth.
+/// `_id` must not look like an operator, at any depth; a reference may stand in
+/// it: `{$ref: "collection", $id: anything}`, perhaps with `$db`.
 fn check_id_fields(id: ValueRef<'_>) -> Result<(), Error> {
-    let ValueRef::Document(doc) = id else {
-        return Ok(());
+    let doc = match id {
+        ValueRef::Document(doc) => doc,
+        ValueRef::Array(array) => return array.iter().try_for_each(check_id_fields),
+        _ => return Ok(()),
     };
-    match doc.iter().find(|e| e.key().starts_with('$')) {
-        Some(field) => Err(Error::new(
-            Code::DOLLAR_PREFIXED_FIELD_NAME,
-            format!(
-                "_id fields may not contain '$'-prefixed fields: {} is not valid for storage.",
-                field.key()
-            ),
-        )),
-        None => Ok(()),
+    for element in doc.iter().skip(reference_fields(doc)) {
+        if element.key().starts_with('$') {
+            return Err(Error::new(
+                Code::DOLLAR_PREFIXED_FIELD_NAME,
+                format!(
+                    "_id fields may not contain '$'-prefixed fields: {} is not valid for storage.",
+                    element.key()
+                ),
+            ));
+        }
+        check_id_fields(element.value())?;
+    }
+    Ok(())
+}
+
+/// How many of the first fields make a reference to another document.
+fn reference_fields(doc: Doc<'_>) -> usize {
+    let mut fields = doc.iter();
+    let is_text = |field: &Element<'_>, name| field.key() == name && field.kind() == Kind::String;
+    match (fields.next(), fields.next(), fields.next()) {
+        (Some(first), Some(second), third) if is_text(&first, "$ref") && second.key() == "$id" => {
+            2 + usize::from(third.is_some_and(|third| is_text(&third, "$db")))
+        }
+        _ => 0,
     }
 }
 

@@ -154,8 +154,8 @@ impl<'s> Evaluator<'s> {
 
     /// Adds a document that must not be there yet.
     pub(crate) fn insert(&mut self, key: RecordKey, document: DocBuf) -> Result<(), Refusal> {
-        if let Some(existing) = self.latest(&key)? {
-            let id = existing.doc().get("_id").unwrap_or(ValueRef::Null);
+        if self.latest(&key)?.is_some() {
+            let id = document.get("_id").unwrap_or(ValueRef::Null);
             let key_value = DocWriter::new().with("_id", id).finish();
             let pattern = DocWriter::new().with("_id", 1).finish();
             return Err(Refusal::Error(duplicate_key(
@@ -383,8 +383,9 @@ fn duplicate_key(collection: &Collection, name: &str, pattern: Doc<'_>, value: D
     Error::new(
         Code::DUPLICATE_KEY,
         format!(
-            "E11000 duplicate key error collection: {} index: {name} dup key: {value:?}",
-            collection.namespace
+            "E11000 duplicate key error collection: {} index: {name} dup key: {}",
+            collection.namespace,
+            model::text::document_quoted(value)
         ),
     )
     .with_details(
