@@ -112,7 +112,7 @@ class Handshake(Program):
 
     def test_a_client_names_itself(self):
         with connect(appname="clients test") as client:
-            [shown] = client.admin.command({"currentOp": 1, "appName": "clients test", "active": True})["inprog"]
+            [shown] = client.admin.command({"currentOp": 1, "appName": "clients test", "command.currentOp": 1})["inprog"]
             self.assertEqual(shown["clientMetadata"]["application"]["name"], "clients test")
             self.assertEqual(shown["clientMetadata"]["driver"]["name"].split("|")[0], "PyMongo")
 

@@ -1,5 +1,6 @@
 """The crew of writers on one data directory, from round to round."""
 
+import os
 import random
 import threading
 import time
@@ -16,6 +17,34 @@ from writers import (
 )
 
 DOCUMENT_WRITERS = 4
+
+
+class Budget:
+    """How many rounds to go: as many as asked for, or a default within a time.
+
+    On a slow machine the default ends early, but never before a third of the rounds.
+    """
+
+    def __init__(self, variable: str, default: int, default_s: float):
+        self.asked = os.environ.get(variable)
+        self.rounds = int(self.asked or default)
+        self.limit_s = default_s
+        self.began = time.monotonic()
+        self.done = 0
+
+    def __iter__(self):
+        while self.done < self.rounds:
+            slow = self.spent_s() > self.limit_s and self.done >= self.rounds // 3
+            if slow and not self.asked:
+                return
+            yield self.done
+            self.done += 1
+
+    def spent_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.rounds} in {self.spent_s():.0f} s"
 
 
 class Crew:
@@ -52,7 +81,7 @@ class Crew:
         # The others come and go, so that each is met alone and together.
         working += [writer for writer in (self.heavy, self.catalog) if chance.random() < 0.5]
         round = Round()
-        target = chance.randrange(30, 500)
+        target = chance.randrange(30, 400)
         with server.client() as client, server.client(maxPoolSize=1) as alone:
             threads = [
                 threading.Thread(

@@ -9,13 +9,11 @@ TERNDB_CRASH_ROUNDS sets the number of rounds, TERNDB_CRASH_SEED the seed.
 
 import itertools
 import random
-import time
 import unittest
 
 from harness import Server, Workplace, number_from_environment
-from rounds import Crew
+from rounds import Budget, Crew
 
-ROUNDS = number_from_environment("TERNDB_CRASH_ROUNDS", 60)
 SEED = number_from_environment("TERNDB_CRASH_SEED", 20_240_607)
 
 
@@ -24,8 +22,8 @@ class Kill(unittest.TestCase):
         self.place = Workplace("kill")
         self.crew = Crew()
         endings = []
-        began = time.monotonic()
-        for number in range(ROUNDS):
+        rounds = Budget("TERNDB_CRASH_ROUNDS", default=60, default_s=90)
+        for number in rounds:
             seed = f"{SEED}-{number}"
             try:
                 endings.append(self.one_round(random.Random(seed), seed))
@@ -34,7 +32,10 @@ class Kill(unittest.TestCase):
                     f"round {number}: {failure}{self.place.evidence(seed)}"
                 ) from failure
         counts = {kind: sum(1 for _ in group) for kind, group in itertools.groupby(sorted(endings))}
-        print(f"\n{ROUNDS} rounds in {time.monotonic() - began:.0f} s: {counts}, {self.crew.summary()}")
+        server = Server(self.place.data).wait_ready()
+        self.crew.check(server, power_cut=False)
+        self.assertEqual(server.terminate(), 0)
+        print(f"\nkill -9: {rounds}, {counts}, {self.crew.summary()}")
         self.place.discard()
 
     def one_round(self, chance: random.Random, seed: str) -> str:

@@ -15,16 +15,13 @@ import os
 import random
 import subprocess
 import sys
-import time
 import unittest
 from pathlib import Path
 
 from harness import Server, Workplace, number_from_environment
 from powercut import PowerCut, compile_shim
-from rounds import Crew
+from rounds import Budget, Crew
 
-CUTS = number_from_environment("TERNDB_POWER_CUTS", 40)
-FIRST_START_CUTS = max(10, CUTS // 4)
 SEED = number_from_environment("TERNDB_CRASH_SEED", 20_240_607)
 
 
@@ -84,20 +81,20 @@ def judge(machine: Machine, crew: Crew, chance: random.Random) -> None:
 class PowerCuts(unittest.TestCase):
     def test_majority_writes_survive_and_the_rest_is_a_prefix(self):
         machine, crew = Machine("power"), Crew()
-        began = time.monotonic()
         judge(machine, crew, random.Random(SEED))
-        for number in range(CUTS):
+        cuts = Budget("TERNDB_POWER_CUTS", default=40, default_s=90)
+        for number in cuts:
             seed = f"{SEED}-{number}"
             try:
                 cut_round(machine, crew, random.Random(seed), seed)
             except BaseException as failure:
                 raise machine.failed(number, seed, failure) from failure
-        print(f"\n{CUTS} cuts in {time.monotonic() - began:.0f} s: {crew.summary()}")
+        print(f"\npower cuts: {cuts}, {crew.summary()}")
         self.assertGreater(crew.absent, 0, "cuts that take nothing prove nothing")
         machine.place.discard()
 
     def test_first_start_can_be_cut(self):
-        for number in range(FIRST_START_CUTS):
+        for number in Budget("TERNDB_POWER_CUTS", default=12, default_s=20):
             seed = f"{SEED}-first-{number}"
             chance = random.Random(seed)
             machine = Machine("first")

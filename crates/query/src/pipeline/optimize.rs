@@ -9,11 +9,13 @@
 use super::environment::ScanRequest;
 use super::stage::{Stage, Step};
 use crate::filter::Filter;
+use model::bson::ValueRef;
 use std::collections::BTreeSet;
 
 pub(super) fn optimize(steps: Vec<Step>) -> Vec<Step> {
     let mut steps = move_matches(steps);
     merge_matches(&mut steps);
+    drop_overruled_sorts(&mut steps);
     bound_sorts(merge_windows(steps))
 }
 
@@ -112,9 +114,46 @@ fn asks_only_for(filter: &Filter, keeps: &dyn Fn(&str) -> bool) -> bool {
             .first()
             .is_some_and(|first| keeps(first.name())),
         Filter::AlwaysTrue | Filter::AlwaysFalse => true,
-        // Which fields an expression reads is not known here, and chance must
-        // be asked as often as it was written.
-        Filter::Expression { .. } | Filter::SampleRate(_) => false,
+        Filter::Expression { source, .. } => reads_only(source.as_ref(), keeps),
+        // Chance must be asked as often as it was written.
+        Filter::SampleRate(_) => false,
+    }
+}
+
+/// Whether an expression reads no other fields than those. It is asked as it
+/// was written: strings that only look like paths count as such.
+fn reads_only(source: ValueRef<'_>, keeps: &dyn Fn(&str) -> bool) -> bool {
+    match source {
+        ValueRef::String(text) => match text.strip_prefix('$') {
+            None => true,
+            Some(rest) => match rest.strip_prefix('$') {
+                Some(variable) => {
+                    let name = variable.split('.').next().unwrap_or(variable);
+                    !matches!(name, "ROOT" | "CURRENT")
+                }
+                None => keeps(rest.split('.').next().unwrap_or(rest)),
+            },
+        },
+        ValueRef::Document(doc) => doc.iter().all(|element| {
+            // These read the whole document without saying so, or chance.
+            !matches!(element.key(), "$getField" | "$rand" | "CURRENT")
+                && reads_only(element.value(), keeps)
+        }),
+        ValueRef::Array(array) => array.iter().all(|value| reads_only(value, keeps)),
+        _ => true,
+    }
+}
+
+/// A sort right behind another decides alone.
+fn drop_overruled_sorts(steps: &mut Vec<Step>) {
+    let is_sort = |step: &Step| matches!(step.stage, Stage::Sort { limit: None, .. });
+    let mut at = 0;
+    while at + 1 < steps.len() {
+        if is_sort(&steps[at]) && is_sort(&steps[at + 1]) {
+            steps.remove(at);
+        } else {
+            at += 1;
+        }
     }
 }
 

@@ -299,16 +299,10 @@ impl Planner<'_, '_> {
         }
         plans.extend(self.union());
         let sorted = plans.iter().any(|plan| !plan.needs_sort);
-        for plan in whole {
-            let covered = matches!(&plan.access, Access::Index(access) if access.covered);
-            let orders = self.needs_sort() && !plan.needs_sort && !sorted;
-            let replaces_records = plans.is_empty()
-                && covered
-                && !self.needs_sort()
-                && self.request.needed.is_some_and(|needed| !needed.is_empty());
-            if orders || replaces_records {
-                plans.push(plan);
-            }
+        // Without bounds an index is worth it for its order alone. Reading a whole
+        // index instead of the records would show missing fields as null.
+        if self.needs_sort() && !sorted {
+            plans.extend(whole.into_iter().filter(|plan| !plan.needs_sort));
         }
         plans
     }

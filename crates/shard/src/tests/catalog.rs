@@ -79,6 +79,8 @@ async fn collections_are_dropped_and_renamed() {
             admin {renameCollection: "other.c"} => 40414
             admin {renameCollection: "other.c", to: "test.x", dropTarget: 5} => 14
             other {drop: "c"} => {nIndexesWas: 2, ns: "other.c"}
+            {drop: "system.js"} => 26
+            {create: "system.js"} => {}
             {drop: "system.js"} => 20
             {insert: "x", documents: [{_id: 1}]} => {n: 1}
             {insert: "y", documents: [{_id: 1}]} => {n: 1}

@@ -134,7 +134,7 @@ impl<'t> Reader<'t> {
     }
 
     fn spaces(&mut self) {
-        self.rest = self.rest.trim_start_matches([' ', '\t']);
+        self.rest = self.rest.trim_start_matches([' ', '\t', '\0']);
     }
 
     fn word(&mut self) -> &'t str {
@@ -150,7 +150,10 @@ impl<'t> Reader<'t> {
 }
 
 fn read(text: &str) -> Result<Found, String> {
-    let mut reader = Reader { rest: text.trim() };
+    // A NUL byte passes for a space.
+    let mut reader = Reader {
+        rest: text.trim_matches(|c: char| c.is_whitespace() || c == '\0'),
+    };
     let failed = || format!("Error parsing date string '{text}'");
     if reader.rest.is_empty() {
         return Err(failed());

@@ -75,12 +75,10 @@ impl Candidate<'_> {
     fn hash(&self) -> u64 {
         match self {
             Candidate::Single(value) => hash_value(value.as_value().unwrap_or(ValueRef::Null)),
-            // MinKey stands for a missing part; should it collide with a real
-            // one, comparing tells them apart.
             Candidate::Fields(parts) => hash_values(
                 parts
                     .iter()
-                    .map(|part| part.as_value().unwrap_or(ValueRef::MinKey)),
+                    .map(|part| part.as_value().unwrap_or(ValueRef::Undefined)),
             ),
         }
     }
@@ -88,19 +86,14 @@ impl Candidate<'_> {
     fn equals(&self, key: &Key, known: ValueRef<'_>) -> bool {
         match (self, key, known) {
             (Candidate::Fields(parts), Key::Fields(fields), ValueRef::Document(known)) => {
-                let mut known = known.iter();
-                for ((name, _), part) in fields.iter().zip(parts) {
-                    let Some(value) = part.as_value() else {
-                        continue;
-                    };
-                    match known.next() {
-                        Some(element)
-                            if element.key_bytes() == name.as_bytes()
-                                && order::compare(element.value(), value).is_eq() => {}
-                        _ => return false,
-                    }
-                }
-                known.next().is_none()
+                let mut known = known.iter().peekable();
+                fields.iter().zip(parts).all(|((name, _), part)| {
+                    let stored = known.next_if(|field| field.key_bytes() == name.as_bytes());
+                    // A missing part equals an undefined one.
+                    let stored = stored.map_or(ValueRef::Undefined, |field| field.value());
+                    let value = part.as_value().unwrap_or(ValueRef::Undefined);
+                    order::compare(stored, value).is_eq()
+                })
             }
             (Candidate::Single(value), _, known) => {
                 order::compare(value.as_value().unwrap_or(ValueRef::Null), known).is_eq()
