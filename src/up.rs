@@ -4,6 +4,9 @@
 //!   open the data ─► listen ─► serve ── Ctrl-C, SIGTERM or `shutdown` ──► drain ─► sync ─► exit 0
 //! ```
 //!
+//! Draining gives running commands a few seconds to finish; what takes longer is
+//! interrupted, with an error on which drivers retry elsewhere.
+//!
 //! Everything that can go wrong before the server answers is one sentence on
 //! standard error and a non-zero exit.
 
@@ -15,8 +18,12 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use wire::{Server, ServerOptions};
+
+/// How long running commands may take to finish after the signal to stop.
+const FINISH: Duration = Duration::from_secs(5);
 
 pub fn run(options: UpOptions) -> Result<()> {
     let settings = options.settle()?;
@@ -53,11 +60,13 @@ async fn serve(settings: UpSettings) -> Result<()> {
         .await
         .context("cannot tidy up unfinished index builds")?;
     let background = shard.spawn_background();
+    // Before the world is told that the server is there: a signal may follow at once.
+    let signals = StopSignals::expect()?;
     let mut serving = tokio::spawn(server.serve(vec![listener]));
     announce(&settings, address)?;
 
     let why = tokio::select! {
-        why = stop_signal() => why?,
+        why = signals.received() => why,
         () = shard.shutdown_requested() => "a client asked for it",
         ended = &mut serving => match ended {
             Ok(()) => bail!("the server ended unexpectedly"),
@@ -67,7 +76,15 @@ async fn serve(settings: UpSettings) -> Result<()> {
     tracing::info!("stopping: {why}");
     shard.begin_shutdown();
     handle.shutdown();
-    serving.await.context("the server did not end in order")?;
+    let drained = match tokio::time::timeout(FINISH, &mut serving).await {
+        Ok(drained) => drained,
+        Err(_) => {
+            tracing::info!("interrupting what still runs");
+            shard.interrupt_operations();
+            serving.await
+        }
+    };
+    drained.context("the server did not end in order")?;
     background.await.context("a background task failed")?;
     tokio::task::spawn_blocking(move || shard.close())
         .await
@@ -107,12 +124,25 @@ fn announce(settings: &UpSettings, address: SocketAddr) -> Result<()> {
     .context("cannot write to standard output")
 }
 
-/// Waits for the signal that ends the process.
-async fn stop_signal() -> Result<&'static str> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
-    Ok(tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "Ctrl-C",
-    })
+/// The signals that end the process. From [`StopSignals::expect`] on they are
+/// caught, whenever somebody asks for them.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    fn expect() -> Result<StopSignals> {
+        Ok(StopSignals {
+            terminate: signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?,
+        })
+    }
+
+    async fn received(mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "Ctrl-C",
+        }
+    }
 }

@@ -136,6 +136,7 @@ class _Shared:
         if code != 0:
             print(f"the shared server ended with {code}: {cls.process.stderr()}")
             os._exit(1)
+        cls.process.errors.close()
         shutil.rmtree(directory, ignore_errors=True)
 
 

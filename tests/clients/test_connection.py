@@ -212,6 +212,7 @@ class Lives(unittest.TestCase):
                 process.process.kill()
                 process.wait()
             self.assertNotIn("panicked", process.stderr())
+            process.errors.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self, *flags, **options) -> Process:
@@ -221,19 +222,17 @@ class Lives(unittest.TestCase):
 
     def test_restarted_on_the_same_port(self):
         first = self.start()
-        client = connect(first.uri, retryReads=True)
-        self.addCleanup(client.close)
-        client.x.c.insert_many([{"_id": i, "n": i % 3} for i in range(1000)])
-        client.x.c.create_index("n")
-        self.assertEqual(first.stop(), 0)
-        with self.assertRaises(PyMongoError):
-            with pymongo.timeout(0.5):
+        with connect(first.uri) as client:
+            client.x.c.insert_many([{"_id": i, "n": i % 3} for i in range(1000)])
+            client.x.c.create_index("n")
+            self.assertEqual(first.stop(), 0)
+            with self.assertRaises(PyMongoError), pymongo.timeout(0.5):
                 client.x.c.count_documents({})
-        self.start(port=first.port)
-        # The same client, which learned that the server was gone, finds it again.
-        self.assertEqual(client.x.c.count_documents({"n": 1}), 333)
-        self.assertEqual(sorted(client.x.c.index_information()), ["_id_", "n_1"])
-        self.assertTrue(client.x.command("validate", "c", full=True)["valid"])
+            self.start(port=first.port)
+            # The same client, which learned that the server was gone, finds it again.
+            self.assertEqual(client.x.c.count_documents({"n": 1}), 333)
+            self.assertEqual(sorted(client.x.c.index_information()), ["_id_", "n_1"])
+            self.assertTrue(client.x.command("validate", "c", full=True)["valid"])
 
     def test_ended_by_signals(self):
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -245,11 +244,13 @@ class Lives(unittest.TestCase):
 
     def test_ended_by_command(self):
         process = self.start()
-        with connect(process.uri) as client:
+        with connect(process.uri, serverSelectionTimeoutMS=1000) as client:
             client.x.c.insert_one({"_id": 1})
-            with self.assertRaises(ConnectionFailure):
+            try:
                 client.admin.command("shutdown")
-                client.admin.command("ping")
+            except ConnectionFailure:
+                # The connection may end before the answer comes, or instead of it.
+                pass
         self.assertEqual(process.wait(), 0, process.stderr())
 
     def test_ended_while_clients_are_busy(self):
@@ -296,7 +297,7 @@ class Lives(unittest.TestCase):
 
     def test_a_running_scan_does_not_hold_up_the_end(self):
         process = self.start()
-        with connect(process.uri) as client:
+        with connect(process.uri, serverSelectionTimeoutMS=1000) as client:
             client.x.c.insert_many([{"_id": i} for i in range(3000)])
             pipeline = [
                 {"$lookup": {"from": "c", "pipeline": [], "as": "a"}},
@@ -392,6 +393,7 @@ class Starting(unittest.TestCase):
 
     def test_data_in_use(self):
         process = Process(self.directory / "d")
+        self.addCleanup(process.errors.close)
         try:
             self.one_line(["--port", 0, "--data", "d"], "d", "in use")
             with connect(process.uri) as client:
@@ -400,7 +402,9 @@ class Starting(unittest.TestCase):
             self.assertEqual(process.stop(), 0)
 
     def test_data_of_another_version(self):
-        self.assertEqual(Process(self.directory / "d").stop(), 0)
+        process = Process(self.directory / "d")
+        self.addCleanup(process.errors.close)
+        self.assertEqual(process.stop(), 0)
         formats = list((self.directory / "d").rglob("FORMAT"))
         self.assertTrue(formats)
         formats[0].write_text("TernDB store format 999\ncrc32c 00000000\n")

@@ -224,6 +224,8 @@ class Values(Program):
         self.assertEqual(self.db.c.find_one()["d"], nested(180))
         with self.refused(15, kind=WriteError):
             self.db.c.insert_one({"_id": 2, "d": nested(181)})
+        with self.refused(15, kind=WriteError):
+            self.db.c.update_one({"_id": 1}, {"$set": {"d": nested(181)}})
         # So deep that the message itself is refused.
         with self.refused(15, "Overflow"):
             self.db.c.insert_one({"_id": 3, "d": nested(250)})

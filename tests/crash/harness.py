@@ -29,6 +29,10 @@ def binary() -> Path:
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "terndb"
 
 
+class NotStarted(AssertionError):
+    """A server ended, or said nothing, instead of becoming ready."""
+
+
 class Server:
     """One life of a server process."""
 
@@ -61,10 +65,10 @@ class Server:
         """Waits until the server says where to connect."""
         if not self._answered.wait(DEADLINE_S):
             self.kill()
-            raise AssertionError(f"the server was not ready in {DEADLINE_S} s: {self.stderr()}")
+            raise NotStarted(f"the server was not ready in {DEADLINE_S} s: {self.stderr()}")
         if not self.uri:
             self.kill()
-            raise AssertionError(f"the server did not start: {self.stderr()}")
+            raise NotStarted(f"the server did not start: {self.stderr()}")
         return self
 
     def ready_within(self, seconds: float) -> bool:

@@ -11,7 +11,8 @@ a seed, what the disk had kept:
 - For each name created, removed, replaced or renamed since its directory was last
   synced, on its own: before or after. Names that share a file (a rename) go together.
 
-What is not simulated: disks that lie about a sync, and bytes that rot.
+What is not simulated: disks that lie about a sync, bytes that rot, and a directory
+that was made, synced and removed within one life of the server.
 """
 
 import atexit
@@ -84,13 +85,17 @@ class PowerCut:
     def __init__(self, data: Path, aside: Path):
         self.data = data
         self.aside = aside
+        self.held: list[int] = []
 
     def begin(self) -> None:
         """Declares all that is in the data directory now to be on the disk."""
         shutil.rmtree(self.aside, ignore_errors=True)
         self.aside.mkdir(parents=True)
         self.data.mkdir(parents=True, exist_ok=True)
+        self._let_go()
         for folder, folders, files in os.walk(self.data):
+            # Held open, a directory's inode number is not given to another one.
+            self.held.append(os.open(folder, os.O_RDONLY))
             lines = []
             for name in folders + files:
                 path = Path(folder, name)
@@ -99,6 +104,11 @@ class PowerCut:
                     os.link(path, self.aside / f"f{inode}")
                 lines.append(f"{inode} {'d' if name in folders else 'f'} {name}\n")
             (self.aside / f"d{os.stat(folder).st_ino}").write_text("".join(lines))
+
+    def _let_go(self) -> None:
+        for handle in self.held:
+            os.close(handle)
+        self.held = []
 
     def environment(self, shim: Path, ignore: str = "", delay_us: int = 2000) -> dict[str, str]:
         return {
@@ -121,6 +131,7 @@ class PowerCut:
                 if changes:
                     done = cut_bytes(path, changes, random)
                     story.append(f"{path.relative_to(self.data)}: {done}")
+        self._let_go()
         return story
 
     def _cut_names(self, folder: Path, random, story: list[str]) -> None:
@@ -158,7 +169,9 @@ class PowerCut:
             if kind == "d":
                 # Its files are gone from it; those that were stable come back below.
                 (folder / name).mkdir()
-                shutil.copy(self.aside / f"d{inode}", self.aside / f"d{(folder / name).stat().st_ino}")
+                listing = self.aside / f"d{inode}"
+                if listing.exists():
+                    shutil.copy(listing, self.aside / f"d{(folder / name).stat().st_ino}")
             else:
                 os.link(self.aside / f"f{inode}", folder / name)
 

@@ -143,18 +143,25 @@ fn compile(pattern: &str, options: Options) -> Result<Engine, Error> {
     }
     // The older PCRE's name for a mode that is always on here.
     let pattern = pattern.strip_prefix("(*UTF8)").unwrap_or(pattern);
-    pcre2::bytes::RegexBuilder::new()
-        .utf(true)
-        .caseless(options.case_insensitive)
-        .multi_line(options.multi_line)
-        .dotall(options.dot_matches_newline)
-        .extended(options.extended)
-        .jit_if_available(true)
-        .build(&format!("(*LIMIT_MATCH={MATCH_LIMIT}){pattern}"))
-        .map(Engine::Perl)
-        .map_err(|error| {
-            Error::location(51091, format!("Regular expression is invalid: {}", error))
-        })
+    let build = |pattern: &str| {
+        pcre2::bytes::RegexBuilder::new()
+            .utf(true)
+            .caseless(options.case_insensitive)
+            .multi_line(options.multi_line)
+            .dotall(options.dot_matches_newline)
+            .extended(options.extended)
+            .jit_if_available(true)
+            .build(&format!("(*LIMIT_MATCH={MATCH_LIMIT}){pattern}"))
+            .map_err(|error| {
+                Error::location(51091, format!("Regular expression is invalid: {error}"))
+            })
+    };
+    // The real server also compiles every pattern inside a group, so that a
+    // comment must end before the pattern does.
+    if pattern.contains('#') {
+        build(&format!("(?:{pattern})"))?;
+    }
+    build(pattern).map(Engine::Perl)
 }
 
 impl PartialEq for Regex {

@@ -3,17 +3,29 @@
 //!
 //! Long loops call [`Operation::check`] between steps; it answers with the error
 //! that ends them. A killed operation ends at its next check, never in the
-//! middle of a write.
+//! middle of a write. What only reads also ends when its client has gone; a
+//! write goes on, because a client may send one and hang up.
 
 use bytes::Bytes;
 use foldhash::fast::FixedState;
+use model::bson::Doc;
 use model::{Code, Error};
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use wire::ConnectionInfo;
+
+/// How often a computing operation looks whether its client is still there.
+const LOOK_FOR_HANGUP_MS: u64 = 100;
+
+/// Why an operation is to end before its time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Interruption {
+    Killed,
+    Shutdown,
+}
 
 /// One command under way.
 pub(crate) struct Operation {
@@ -23,7 +35,10 @@ pub(crate) struct Operation {
     /// The command document, for `currentOp`.
     pub(crate) command: Bytes,
     deadline: Mutex<Option<Instant>>,
-    killed: AtomicBool,
+    interruption: OnceLock<Interruption>,
+    ends_with_client: bool,
+    /// When to look for the client again, in milliseconds after the start.
+    next_look_ms: AtomicU64,
 }
 
 impl Operation {
@@ -36,38 +51,76 @@ impl Operation {
     }
 
     pub(crate) fn kill(&self) {
-        self.killed.store(true, Ordering::Release);
+        // A second reason to end adds nothing.
+        let _ = self.interruption.set(Interruption::Killed);
     }
 
     pub(crate) fn is_killed(&self) -> bool {
-        self.killed.load(Ordering::Acquire)
+        self.interruption.get().is_some()
     }
 
     /// The error that ends this operation now, if any. Cheap enough for every
     /// hundredth step of a loop, not for every one.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.is_killed() {
-            return Err(Error::new(Code::INTERRUPTED, "operation was interrupted"));
+        match self.interruption.get() {
+            Some(Interruption::Killed) => {
+                return Err(Error::new(Code::INTERRUPTED, "operation was interrupted"));
+            }
+            Some(Interruption::Shutdown) => {
+                return Err(Error::new(
+                    Code::INTERRUPTED_AT_SHUTDOWN,
+                    "interrupted at shutdown",
+                ));
+            }
+            None => {}
         }
-        if self.connection.is_closed() {
+        let now = Instant::now();
+        if self.ends_with_client && self.client_is_gone(now) {
             return Err(Error::new(
                 Code::CLIENT_DISCONNECT,
                 "operation was interrupted because a client disconnected",
             ));
         }
         match self.deadline() {
-            Some(deadline) if Instant::now() >= deadline => Err(Error::new(
+            Some(deadline) if now >= deadline => Err(Error::new(
                 Code::MAX_TIME_MS_EXPIRED,
                 "operation exceeded time limit",
             )),
             _ => Ok(()),
         }
     }
+
+    fn client_is_gone(&self, now: Instant) -> bool {
+        let running_ms = now.saturating_duration_since(self.started).as_millis() as u64;
+        if running_ms < self.next_look_ms.load(Ordering::Relaxed) {
+            return self.connection.is_closed();
+        }
+        self.next_look_ms
+            .store(running_ms + LOOK_FOR_HANGUP_MS, Ordering::Relaxed);
+        self.connection.look_for_hangup()
+    }
+}
+
+/// Whether a command is of no use to anybody once its client has gone.
+fn ends_with_client(command: &[u8]) -> bool {
+    let name = Doc::from_validated(command).first().map(|element| element.key());
+    !matches!(
+        name,
+        Some(
+            "insert"
+                | "update"
+                | "delete"
+                | "findAndModify"
+                | "findandmodify"
+                | "createIndexes"
+        )
+    )
 }
 
 /// All operations of this shard.
 pub(crate) struct Operations {
     next_id: AtomicI32,
+    shutting_down: AtomicBool,
     running: Mutex<HashMap<i32, Arc<Operation>, FixedState>>,
 }
 
@@ -81,6 +134,7 @@ impl Operations {
     pub(crate) fn new() -> Self {
         Self {
             next_id: AtomicI32::new(1),
+            shutting_down: AtomicBool::new(false),
             running: Mutex::new(HashMap::with_hasher(FixedState::with_seed(3))),
         }
     }
@@ -91,11 +145,17 @@ impl Operations {
             id,
             started: Instant::now(),
             connection: connection.clone(),
+            ends_with_client: ends_with_client(&command),
             command,
             deadline: Mutex::new(None),
-            killed: AtomicBool::new(false),
+            interruption: OnceLock::new(),
+            next_look_ms: AtomicU64::new(LOOK_FOR_HANGUP_MS),
         });
         self.running.lock().insert(id, operation.clone());
+        // Asked after it is listed: whoever interrupts all has either seen it or is seen here.
+        if self.shutting_down.load(Ordering::SeqCst) {
+            let _ = operation.interruption.set(Interruption::Shutdown);
+        }
         Registered {
             operations: self,
             operation,
@@ -104,6 +164,14 @@ impl Operations {
 
     pub(crate) fn get(&self, id: i32) -> Option<Arc<Operation>> {
         self.running.lock().get(&id).cloned()
+    }
+
+    /// Ends what runs, and what still begins, because the process ends.
+    pub(crate) fn interrupt_for_shutdown(&self) {
+        self.shutting_down.store(true, Ordering::SeqCst);
+        for operation in self.running.lock().values() {
+            let _ = operation.interruption.set(Interruption::Shutdown);
+        }
     }
 
     /// All running operations, oldest first.

@@ -142,6 +142,11 @@ impl Shard {
         self.shutdown.send_replace(true);
     }
 
+    /// Ends the operations that did not finish by themselves after the shutdown began.
+    pub fn interrupt_operations(&self) {
+        self.operations.interrupt_for_shutdown();
+    }
+
     pub(crate) fn is_shutting_down(&self) -> bool {
         *self.shutdown.borrow()
     }

@@ -22,6 +22,7 @@ fn apply<E: Engine>(store: &Store<E>, payload: &[u8], before: &[Before]) {
             time: store.applied_time().next(),
             payload,
             before,
+            after: &[],
         }])
         .expect("applied");
 }

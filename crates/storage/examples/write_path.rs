@@ -56,6 +56,7 @@ impl Run {
                 time,
                 payload: &self.payload,
                 before: &[before],
+                after: &[],
             }])
             .expect("applied");
     }

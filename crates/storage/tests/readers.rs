@@ -31,6 +31,7 @@ fn write<E: Engine>(store: &Store<E>, round: u64) {
         time: ClusterTime::new(1, round as u32),
         payload: &payload,
         before: &[],
+        after: &[],
     };
     store.apply(&[entry]).expect("applied");
 }

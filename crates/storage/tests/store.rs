@@ -42,6 +42,7 @@ fn try_apply<E: Engine>(
         time,
         payload: &payload,
         before: &[],
+        after: &[],
     }])
 }
 
@@ -259,12 +260,14 @@ fn bad_entries_change_nothing() {
                 time: at(6),
                 payload: &[1, 0, 8],
                 before: &[],
+                after: &[],
             },
             Committed {
                 position: 3,
                 time: at(7),
                 payload: &[1, 0, 99],
                 before: &[],
+                after: &[],
             },
         ]),
     ];

@@ -5,18 +5,25 @@
 //! learn from it that nobody waits for them any more.
 //!
 //! *Closed* means that the peer is gone (or has shut down its sending side, which the protocol
-//! does not distinguish). It is noticed while a command runs, without polling: the socket's
-//! readiness wakes the connection's task. Commands that only read should then stop with
+//! does not distinguish). It is noticed while a command waits, without polling: the socket's
+//! readiness wakes the connection's task. A command that computes for long keeps that task busy;
+//! it should look for itself now and then, with [`ConnectionInfo::look_for_hangup`]. For that the
+//! writing half of the socket lies here whenever no reply is being written.
+//! Commands that only read should stop with
 //! ClientDisconnect; writes should not, because a client may well send a write that wants no reply
 //! and hang up.
 
 use std::any::Any;
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use model::bson::DocBuf;
 use parking_lot::Mutex;
+use socket2::SockRef;
+use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::Notify;
 
 use crate::compression::Compressor;
@@ -39,6 +46,7 @@ pub struct ConnectionInfo {
     client_metadata: OnceLock<DocBuf>,
     compressors: Mutex<Vec<Compressor>>,
     handler_state: OnceLock<Box<dyn Any + Send + Sync>>,
+    writing_half: Mutex<Option<OwnedWriteHalf>>,
     closed: AtomicBool,
     closed_signal: Notify,
 }
@@ -51,6 +59,7 @@ impl ConnectionInfo {
             client_metadata: OnceLock::new(),
             compressors: Mutex::new(Vec::new()),
             handler_state: OnceLock::new(),
+            writing_half: Mutex::new(None),
             closed: AtomicBool::new(false),
             closed_signal: Notify::new(),
         }
@@ -131,6 +140,39 @@ impl ConnectionInfo {
     /// Whether the peer is gone. Costs one load; meant to be asked inside loops.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// Asks the socket whether the peer is gone. Costs a system call; meant to be asked a few
+    /// times a second by a command that computes without ever waiting. What a pipelining client
+    /// has sent ahead hides its hangup.
+    pub fn look_for_hangup(&self) -> bool {
+        if self.is_closed() {
+            return true;
+        }
+        let gone = match &*self.writing_half.lock() {
+            None => false,
+            Some(half) => {
+                let mut byte = [MaybeUninit::uninit()];
+                match SockRef::from(half.as_ref()).peek(&mut byte) {
+                    Ok(received) => received == 0,
+                    Err(error) => {
+                        !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+                    }
+                }
+            }
+        };
+        if gone {
+            self.mark_closed();
+        }
+        gone
+    }
+
+    pub(crate) fn keep_writing_half(&self, half: OwnedWriteHalf) {
+        *self.writing_half.lock() = Some(half);
+    }
+
+    pub(crate) fn take_writing_half(&self) -> Option<OwnedWriteHalf> {
+        self.writing_half.lock().take()
     }
 
     /// Completes when the peer is gone.

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncReadExt;
-use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
 
 use crate::frame::{CloseReason, message_length};
 
@@ -27,7 +27,7 @@ const PIPELINED_BYTES_MAX: usize = 64 * 1024;
 const GROWTH: usize = 4;
 
 pub(crate) struct Receiver {
-    pub stream: TcpStream,
+    stream: OwnedReadHalf,
     buffer: BytesMut,
     /// How much to read when the next message begins; follows the sizes of earlier ones.
     expected_bytes: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    pub fn new(stream: TcpStream) -> Receiver {
+    pub fn new(stream: OwnedReadHalf) -> Receiver {
         Receiver {
             stream,
             buffer: BytesMut::new(),
@@ -80,7 +80,7 @@ impl Receiver {
         if self.ended {
             return Poll::Ready(Ok(0));
         }
-        ready!(self.stream.poll_read_ready(context))?;
+        ready!(self.stream.as_ref().poll_read_ready(context))?;
         self.make_room();
         let received = pin!(self.stream.read_buf(&mut self.buffer)).poll(context);
         match &received {

@@ -259,6 +259,7 @@ impl<H: Handler> Served<H> {
 impl<H: Handler> Drop for Served<H> {
     fn drop(&mut self) {
         self.connection.mark_closed();
+        self.connection.take_writing_half();
         self.handler.disconnected(&self.connection);
         self.shared
             .metrics

@@ -64,7 +64,9 @@ impl<'a, H: Handler> Session<'a, H> {
         connection: &'a Arc<ConnectionInfo>,
         stream: TcpStream,
     ) -> Self {
-        let receiver = Receiver::new(stream);
+        let (reading, writing) = stream.into_split();
+        connection.keep_writing_half(writing);
+        let receiver = Receiver::new(reading);
         Session {
             handler,
             shared,
@@ -211,7 +213,10 @@ impl<'a, H: Handler> Session<'a, H> {
             self.metrics()
                 .compressed(compressor, encoded.logical_bytes, physical_bytes);
         }
-        self.receiver.stream.write_all(&encoded.bytes).await?;
+        let mut writing = (self.connection.take_writing_half()).ok_or(SessionEnd::Client)?;
+        let written = writing.write_all(&encoded.bytes).await;
+        self.connection.keep_writing_half(writing);
+        written?;
         Ok(reply_id)
     }
 

@@ -88,7 +88,8 @@ pub fn validate(bytes: &[u8], limit: usize) -> Result<(), InvalidBson> {
     Ok(())
 }
 
-/// How many levels of documents and arrays lie below the outermost one.
+/// How many documents and arrays below the outermost one enclose the deepest
+/// value: an empty one adds no level of its own, as MongoDB counts.
 pub fn nesting_depth(doc: Doc<'_>) -> usize {
     let mut deepest = 0;
     let mut open = vec![doc.iter()];
@@ -97,6 +98,7 @@ pub fn nesting_depth(doc: Doc<'_>) -> usize {
             open.pop();
             continue;
         };
+        deepest = deepest.max(open.len() - 1);
         // Text would be checked again on its way out: only containers are read.
         if !matches!(
             element.kind(),
@@ -111,7 +113,6 @@ pub fn nesting_depth(doc: Doc<'_>) -> usize {
             ValueRef::Array(inner) => open.push(inner.elements()),
             _ => {}
         }
-        deepest = deepest.max(open.len() - 1);
     }
     deepest
 }
@@ -342,6 +343,7 @@ mod tests {
         assert_eq!(validate(&nested(20_000), LIMIT), Err(InvalidBson::TooDeep));
         let bytes = nested(7);
         let doc = Doc::from_bytes(&bytes).expect("seven levels are valid");
-        assert_eq!(nesting_depth(doc), 7);
+        // The innermost one is empty: no value lies seven levels deep.
+        assert_eq!(nesting_depth(doc), 6);
     }
 }

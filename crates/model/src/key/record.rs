@@ -3,6 +3,7 @@
 use super::{Direction, KeyError, TypeBits, encode_into, skip_value};
 use crate::bson::ValueRef;
 use std::fmt;
+use std::sync::Arc;
 
 /// Where a record stands in its collection: the encoded `_id`, or the encoded
 /// fields the collection is clustered by and then the encoded `_id`. Byte order
@@ -10,8 +11,10 @@ use std::fmt;
 ///
 /// There are no type bits beside it: the document itself holds the exact values,
 /// and equal `_id`s are the same record whatever their types.
+///
+/// Cheap to clone: a write keeps its key in several places at once.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RecordKey(Box<[u8]>);
+pub struct RecordKey(Arc<[u8]>);
 
 impl RecordKey {
     /// The record key of a collection clustered by `_id`.

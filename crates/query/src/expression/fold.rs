@@ -109,10 +109,14 @@ fn constants_last(
     };
     for argument in arguments {
         match argument {
+            // A lone argument is not taken out: `$min`, `$max` and `$sum` look
+            // into it if it is an array.
             Node::Call {
                 operator: inner,
                 arguments,
-            } if inner.name == operator.name => arguments.into_iter().for_each(&mut sort),
+            } if inner.name == operator.name && arguments.len() > 1 => {
+                arguments.into_iter().for_each(&mut sort);
+            }
             other => sort(other),
         }
     }

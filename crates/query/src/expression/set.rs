@@ -197,12 +197,13 @@ pub(super) fn is_subset<'a>(
 /// Constant operands that are no arrays are refused before any document is
 /// looked at, with codes of their own.
 pub(super) fn check_constants(operator: &str, arguments: &[Node]) -> Result<(), Error> {
-    let check = |node: &Node, code: i32| match node {
-        Node::Constant(value) => {
-            let value = Evaluated::Borrowed(value.as_ref());
-            expect(&value, code, operator).map(|_| ())
-        }
-        _ => Ok(()),
+    let check = |node: &Node, code: i32| {
+        let value = match node {
+            Node::Constant(value) => Evaluated::Borrowed(value.as_ref()),
+            Node::Missing => Evaluated::Missing,
+            _ => return Ok(()),
+        };
+        expect(&value, code, operator).map(|_| ())
     };
     match (operator, arguments) {
         ("$setEquals", operands) => operands.iter().try_for_each(|node| check(node, 5887502)),

@@ -3,7 +3,7 @@
 
 use super::node::{Evaluated, Frame, Node};
 use model::Error;
-use model::bson::{Timestamp, ValueRef};
+use model::bson::{MAX_DOCUMENT_BYTES, Timestamp, ValueRef};
 
 /// The most bytes that one computed value may take.
 const MAX_COMPUTED_BYTES: usize = 64 * 1024 * 1024;
@@ -17,6 +17,17 @@ pub(super) fn check_computed(bytes: usize) -> Result<(), Error> {
     Err(Error::location(
         13548,
         format!("a computed value grew to {bytes} bytes, past the 64MB limit"),
+    ))
+}
+
+/// Refuses a computed string that no document could hold.
+pub(super) fn check_text(bytes: usize) -> Result<(), Error> {
+    if bytes < MAX_DOCUMENT_BYTES {
+        return Ok(());
+    }
+    Err(Error::location(
+        16493,
+        "Tried to create string longer than 16MB",
     ))
 }
 

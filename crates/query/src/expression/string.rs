@@ -5,7 +5,7 @@
 
 use super::date::iso_text;
 use super::node::{Evaluated, Frame, Node};
-use super::size::check_computed;
+use super::size::check_text;
 use model::Error;
 use model::bson::{ArrayWriter, ValueRef};
 use model::decimal::Decimal;
@@ -20,7 +20,7 @@ pub(super) fn concat<'a>(
         let value = argument.evaluate(frame)?;
         match value.as_value() {
             Some(ValueRef::String(part)) => {
-                check_computed(text.len() + part.len())?;
+                check_text(text.len() + part.len())?;
                 text.push_str(part);
             }
             None | Some(ValueRef::Null | ValueRef::Undefined) => return Ok(Evaluated::null()),
@@ -201,7 +201,7 @@ fn replace<'a>(
                 0 => input.len() + 1,
                 length => input.len() / length,
             };
-            check_computed(
+            check_text(
                 input
                     .len()
                     .saturating_add(most.saturating_mul(replacement.len())),

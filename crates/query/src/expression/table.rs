@@ -28,7 +28,7 @@ impl Operator {
     pub(super) fn is_commutative(&self) -> bool {
         matches!(
             self.name,
-            "$add" | "$multiply" | "$setUnion" | "$setIntersection"
+            "$add" | "$multiply" | "$setUnion" | "$setIntersection" | "$min" | "$max" | "$sum"
         )
     }
 }

@@ -90,9 +90,22 @@ fn parse_operator(
         "sampleRate" => parse_sample_rate(value)?,
         "text" => {
             return Err(match value {
-                ValueRef::Document(_) => {
-                    Error::new(Code::INDEX_NOT_FOUND, "text index required for $text query")
-                }
+                ValueRef::Document(text) => match text.get("$search") {
+                    Some(ValueRef::String(_)) => {
+                        Error::new(Code::INDEX_NOT_FOUND, "text index required for $text query")
+                    }
+                    Some(other) => Error::new(
+                        Code::TYPE_MISMATCH,
+                        format!(
+                            "\"$search\" had the wrong type. Expected string, found {}",
+                            other.kind().name()
+                        ),
+                    ),
+                    None => Error::new(
+                        Code::NO_SUCH_KEY,
+                        "Missing expected field \"$search\"",
+                    ),
+                },
                 _ => Error::bad_value("$text expects an object"),
             });
         }
@@ -108,10 +121,13 @@ fn parse_operator(
             });
         }
         "jsonSchema" => {
-            return Err(Error::new(
-                Code::COMMAND_NOT_SUPPORTED,
-                "$jsonSchema is not supported",
-            ));
+            return Err(match value {
+                ValueRef::Document(_) => Error::new(
+                    Code::COMMAND_NOT_SUPPORTED,
+                    "$jsonSchema is not supported yet",
+                ),
+                _ => Error::new(Code::TYPE_MISMATCH, "$jsonSchema must be an object"),
+            });
         }
         "not" => {
             return Err(Error::bad_value(

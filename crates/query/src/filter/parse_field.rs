@@ -110,22 +110,42 @@ fn parse_operator(
         "$bitsAnySet" => bits(BitTest::AnySet)?,
         "$bitsAnyClear" => bits(BitTest::AnyClear)?,
         "$where" => return Err(Error::bad_value("$where cannot be applied to a field")),
-        "$near" | "$nearSphere" | "$geoNear" => {
-            return Err(Error::new(
-                Code::NO_QUERY_EXECUTION_PLANS,
-                "unable to find index for $geoNear query: geospatial indexes are not supported",
-            ));
-        }
-        "$geoWithin" | "$geoIntersects" | "$within" => {
-            return Err(Error::new(
-                Code::COMMAND_NOT_SUPPORTED,
-                format!("{name} is not supported"),
-            ));
+        "$near" | "$nearSphere" | "$geoNear" | "$geoWithin" | "$geoIntersects" | "$within" => {
+            return Err(geospatial(name, value));
         }
         unknown => {
             return Err(Error::bad_value(format!("unknown operator: {unknown}")));
         }
     }))
+}
+
+/// Geospatial operators are not supported; what is written wrongly is refused
+/// with MongoDB's code all the same.
+fn geospatial(name: &str, value: ValueRef<'_>) -> Error {
+    let near = matches!(name, "$near" | "$nearSphere" | "$geoNear");
+    let shape = match value {
+        ValueRef::Document(shape) => shape,
+        ValueRef::Array(point) if near => point.as_doc(),
+        _ if near => return Error::bad_value(format!("near must be first in: {name}")),
+        _ => return Error::bad_value("geometry must be an object"),
+    };
+    match shape.first() {
+        None if near => Error::bad_value("$geometry is required for geo near query"),
+        None => Error::bad_value("geo query doesn't have any geometry"),
+        Some(_) if near => Error::new(
+            Code::NO_QUERY_EXECUTION_PLANS,
+            "unable to find index for $geoNear query: geospatial indexes are not supported yet",
+        ),
+        Some(first) => match first.key() {
+            "$geometry" | "$box" | "$polygon" | "$center" | "$centerSphere" | "$uniqueDocs" => {
+                Error::new(
+                    Code::COMMAND_NOT_SUPPORTED,
+                    format!("{name} is not supported yet"),
+                )
+            }
+            other => Error::bad_value(format!("unknown geo specifier: {other}")),
+        },
+    }
 }
 
 fn not(filter: Filter) -> Filter {

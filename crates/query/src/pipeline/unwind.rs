@@ -73,6 +73,12 @@ impl Unwind {
                 format!("path option to $unwind stage should be prefixed with a '$': {path}"),
             ));
         };
+        if path.contains('\0') {
+            return Err(Error::location(
+                16419,
+                "field path must not contain embedded null characters",
+            ));
+        }
         if let Some(name) = index
             && name.starts_with('$')
         {

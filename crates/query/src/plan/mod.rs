@@ -14,9 +14,11 @@
 //! - **Bounds never lose a match.** What they do not prove stays as a residual
 //!   filter. The property test in `tests.rs` runs random plans over a model.
 //! - **A document is emitted once, at its first key inside the bounds** (with
-//!   several branches: in the first branch whose filter it matches). This is
-//!   recomputed from the document; no set of seen ids is kept, so a position is
-//!   all that a scan needs to go on. See [`emits_at`].
+//!   several branches: in the first branch that has such a key, whichever branch
+//!   it matches). This is recomputed from the document; no set of seen ids is
+//!   kept, so a position is all that a scan needs to go on. It depends on index
+//!   keys alone, so other fields may change meanwhile. See [`emits_at`] and
+//!   [`has_key_inside`].
 //!
 //! Left out: intersections of several indexes, merging sorted branches, bounds
 //! from `$expr`, and collations.
@@ -122,19 +124,15 @@ pub enum Access {
     Union(Union),
 }
 
-/// Branches of an `$or`, one after the other.
+/// Branches of an `$or`, one after the other. A later branch leaves out every
+/// document that has a key inside the bounds of an earlier one, so the earlier
+/// one has to yield it, even if it matches only the later branch's condition.
 #[derive(Clone, Debug)]
 pub struct Union {
-    pub branches: Vec<Branch>,
+    pub branches: Vec<IndexAccess>,
     /// What every document must match besides its branch.
     pub residual: Option<Filter>,
-}
-
-#[derive(Clone, Debug)]
-pub struct Branch {
-    pub access: IndexAccess,
-    /// The whole condition of the branch: a later branch leaves out what
-    /// matches it.
+    /// The whole condition: what decides where a branch's residual says no.
     pub filter: Filter,
 }
 
@@ -370,6 +368,7 @@ impl Planner<'_, '_> {
         let mut union = Union {
             branches: Vec::with_capacity(branches.len()),
             residual: (!others.is_empty()).then(|| Filter::And(others.clone())),
+            filter: self.request.filter.clone(),
         };
         let mut cost = 0.0;
         for branch in branches {
@@ -379,10 +378,7 @@ impl Planner<'_, '_> {
             let combined = Filter::And(all);
             let (access, branch_cost) = self.branch_access(branch, &combined)?;
             cost += branch_cost;
-            union.branches.push(Branch {
-                access,
-                filter: branch.clone(),
-            });
+            union.branches.push(access);
         }
         Some(Plan {
             access: Access::Union(union),
@@ -509,4 +505,15 @@ pub fn emits_at(
         ScanDirection::Backward => keys.keys.iter().rev().find(|key| inside(&key.fields)),
     };
     Ok(first.is_some_and(|first| first.fields == key))
+}
+
+/// Whether a document has a key inside the bounds, and so belongs to a branch.
+pub fn has_key_inside(
+    definition: &IndexDefinition,
+    access: &IndexAccess,
+    document: Doc<'_>,
+) -> Result<bool, Error> {
+    let keys = definition.keys(document)?;
+    let inside = |fields: &[u8]| access.bounds.contains(fields).unwrap_or(false);
+    Ok(keys.keys.iter().any(|key| inside(&key.fields)))
 }

@@ -82,15 +82,17 @@ impl World {
                 }
                 keys
             }
-            Access::Index(access) => self.scan(access),
+            Access::Index(access) => self.scan(access, None),
             Access::Union(union) => {
                 let mut found = Vec::new();
                 for (at, branch) in union.branches.iter().enumerate() {
-                    for key in self.scan(&branch.access) {
+                    for key in self.scan(branch, Some(&union.filter)) {
                         let doc = &self.documents[&key];
-                        let earlier = union.branches[..at]
-                            .iter()
-                            .any(|branch| passes(Some(&branch.filter), doc));
+                        let earlier = union.branches[..at].iter().any(|branch| {
+                            let definition = &self.indexes[branch.index];
+                            has_key_inside(definition, branch, doc.as_doc())
+                                .expect("stored documents have keys")
+                        });
                         if !earlier {
                             found.push(key);
                         }
@@ -102,7 +104,7 @@ impl World {
     }
 
     /// Walks as a real scan does: by seeking, one key after the other.
-    fn scan(&self, access: &IndexAccess) -> Vec<Vec<u8>> {
+    fn scan(&self, access: &IndexAccess, whole: Option<&Filter>) -> Vec<Vec<u8>> {
         let definition = &self.indexes[access.index];
         let joined: BTreeMap<Vec<u8>, (&Vec<u8>, &Vec<u8>)> = self.entries[access.index]
             .iter()
@@ -135,7 +137,8 @@ impl World {
                 Check::Inside => {
                     assert!(access.bounds.contains(fields).expect("keys decode"));
                     let doc = &self.documents[*key];
-                    if passes(access.residual.as_ref(), doc)
+                    if (passes(access.residual.as_ref(), doc)
+                        || whole.is_some_and(|whole| passes(Some(whole), doc)))
                         && (!access.multikey
                             || emits_at(definition, access, fields, doc.as_doc())
                                 .expect("stored documents have keys"))

@@ -3,7 +3,7 @@
 use super::array_modifier::{AddToSet, Pop, Pull, Push};
 use super::path::At;
 use crate::context::QueryContext;
-use model::bson::{Kind, Timestamp, Value, ValueRef, nesting_depth};
+use model::bson::{Doc, Element, Kind, Timestamp, Value, ValueRef, nesting_depth};
 use model::number::{self, Number};
 use model::{Code, Error, order, text};
 use std::cmp::Ordering;
@@ -303,14 +303,15 @@ pub fn check_id(value: ValueRef<'_>) -> Result<(), Error> {
     check_id_names(value)
 }
 
-/// No field of an `_id` may look like an operator, at any depth.
+/// No field of an `_id` may look like an operator, at any depth; but a reference
+/// may stand in it: `{$ref: "collection", $id: anything}`, perhaps with `$db`.
 fn check_id_names(value: ValueRef<'_>) -> Result<(), Error> {
     let fields = match value {
         ValueRef::Document(doc) => doc,
         ValueRef::Array(array) => array.as_doc(),
         _ => return Ok(()),
     };
-    for field in fields.iter() {
+    for field in fields.iter().skip(reference_fields(fields)) {
         if field.key_bytes().starts_with(b"$") {
             return Err(Error::new(
                 Code::DOLLAR_PREFIXED_FIELD_NAME,
@@ -323,4 +324,16 @@ fn check_id_names(value: ValueRef<'_>) -> Result<(), Error> {
         check_id_names(field.value())?;
     }
     Ok(())
+}
+
+/// How many of the first fields make a reference to another document.
+fn reference_fields(doc: Doc<'_>) -> usize {
+    let mut fields = doc.iter();
+    let is_text = |field: &Element<'_>, name| field.key() == name && field.kind() == Kind::String;
+    match (fields.next(), fields.next(), fields.next()) {
+        (Some(first), Some(second), third) if is_text(&first, "$ref") && second.key() == "$id" => {
+            2 + usize::from(third.is_some_and(|third| is_text(&third, "$db")))
+        }
+        _ => 0,
+    }
 }

@@ -1,7 +1,7 @@
 //! The fields that any command may carry: time limit, concerns, session.
 
 use crate::command::arguments::{fields, is_generic, refuse_duplicates};
-use model::bson::{Doc, ValueRef};
+use model::bson::{Doc, Kind, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(crate) struct Envelope {
 }
 
 impl Envelope {
-    pub(crate) fn parse(body: Doc<'_>) -> Result<Self, Error> {
+    pub(crate) fn parse(command: &str, body: Doc<'_>) -> Result<Self, Error> {
         let mut envelope = Self {
             time_limit: None,
             write_concern: WriteConcern::Majority,
@@ -44,7 +44,7 @@ impl Envelope {
             // before comparing names.
             if !matches!(
                 element.key_bytes().first(),
-                Some(b'm' | b'w' | b'r' | b't' | b'a' | b's' | b'l')
+                Some(b'm' | b'w' | b'r' | b't' | b'a' | b's' | b'l' | b'$')
             ) {
                 continue;
             }
@@ -54,14 +54,32 @@ impl Envelope {
             }
             match (name, element.value()) {
                 ("maxTimeMS", value) => envelope.time_limit = time_limit(value)?,
+                ("maxTimeMSOpOnly", _) => {
+                    return Err(Error::new(
+                        Code::INVALID_OPTIONS,
+                        "Can not specify maxTimeMSOpOnly for non internal clients",
+                    ));
+                }
+                ("writeConcern", _) if !takes_write_concern(command) => {
+                    return Err(Error::new(
+                        Code::INVALID_OPTIONS,
+                        "Command does not support writeConcern",
+                    ));
+                }
                 ("writeConcern", ValueRef::Document(doc)) => {
                     envelope.write_concern = write_concern(doc)?
                 }
                 ("readConcern", ValueRef::Document(doc)) => {
-                    envelope.read_concern = read_concern(doc)?
+                    envelope.read_concern = read_concern(command, doc)?
                 }
-                ("lsid", ValueRef::Document(_)) => {}
-                ("writeConcern" | "readConcern" | "lsid", value) => {
+                ("readConcern", _) => {
+                    return Err(Error::new(
+                        Code::FAILED_TO_PARSE,
+                        "readConcern field should be an object",
+                    ));
+                }
+                ("lsid", ValueRef::Document(session)) => check_session(session)?,
+                ("writeConcern" | "lsid", value) => {
                     return Err(Error::new(
                         Code::TYPE_MISMATCH,
                         format!(
@@ -70,10 +88,36 @@ impl Envelope {
                         ),
                     ));
                 }
+                ("txnNumber", _) if !is_retryable(command) && body.get("autocommit").is_none() => {
+                    return Err(Error::new(
+                        Code::INVALID_OPTIONS,
+                        format!("txnNumber is not supported by the command {command}"),
+                    ));
+                }
                 ("txnNumber" | "autocommit" | "startTransaction", _) => {
                     return Err(Error::new(
                         Code::ILLEGAL_OPERATION,
                         "Transaction numbers are only allowed on a replica set member or mongos",
+                    ));
+                }
+                ("$readPreference", ValueRef::Document(preference)) => {
+                    check_read_preference(preference)?
+                }
+                ("$queryOptions" | "$readPreference", value)
+                    if !matches!(value, ValueRef::Document(_)) =>
+                {
+                    return Err(Error::new(
+                        Code::TYPE_MISMATCH,
+                        format!(
+                            "BSON field '{command}.{name}' is the wrong type '{}', expected type 'object'",
+                            value.kind().name()
+                        ),
+                    ));
+                }
+                ("apiStrict" | "apiDeprecationErrors", _) if body.get("apiVersion").is_none() => {
+                    return Err(Error::location(
+                        4886600,
+                        "Provided apiStrict and/or apiDeprecationErrors without passing apiVersion",
                     ));
                 }
                 ("apiVersion", ValueRef::String("1")) => {}
@@ -108,6 +152,16 @@ fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
     Ok((number > 0.0).then(|| Duration::from_millis(number as u64)))
 }
 
+/// A number of members as the real server reads it: decimals are rounded,
+/// doubles are cut, and NaN is zero.
+fn member_count(number: model::number::Number) -> f64 {
+    let count = match number {
+        model::number::Number::Decimal(_) => number.to_f64().round_ties_even(),
+        _ => number.to_f64().trunc(),
+    };
+    if count.is_nan() { 0.0 } else { count }
+}
+
 fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
     let (mut majority, mut journal, mut fsync) = (true, None, false);
     for field in fields("WriteConcernOptions", doc) {
@@ -132,7 +186,7 @@ fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
                     }
                     // There is one member: any tags are satisfied by it.
                     ValueRef::Document(_) => false,
-                    value => match model::number::Number::of(value).map(|n| n.to_f64().trunc()) {
+                    value => match model::number::Number::of(value).map(member_count) {
                         Some(0.0 | 1.0) => false,
                         Some(number) if (0.0..=50.0).contains(&number) => {
                             return Err(Error::bad_value(
@@ -182,19 +236,100 @@ fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
     })
 }
 
-fn read_concern(doc: Doc<'_>) -> Result<ReadConcern, Error> {
+/// Commands that write, or whose result may be written.
+fn takes_write_concern(command: &str) -> bool {
+    matches!(
+        command,
+        "insert"
+            | "update"
+            | "delete"
+            | "findAndModify"
+            | "findandmodify"
+            | "aggregate"
+            | "create"
+            | "createIndexes"
+            | "drop"
+            | "dropDatabase"
+            | "dropIndexes"
+            | "deleteIndexes"
+            | "renameCollection"
+            | "collMod"
+            | "setFeatureCompatibilityVersion"
+    )
+}
+
+/// Commands that drivers may retry; here they are refused all the same, since a
+/// retry would write twice.
+fn is_retryable(command: &str) -> bool {
+    matches!(
+        command,
+        "insert" | "update" | "delete" | "findAndModify" | "findandmodify"
+    )
+}
+
+/// Reads of documents, which may name the state they want to see.
+fn takes_read_concern(command: &str) -> bool {
+    matches!(
+        command,
+        "find" | "aggregate" | "distinct" | "count" | "getMore" | "explain" | "dbHash"
+    )
+}
+
+fn check_session(session: Doc<'_>) -> Result<(), Error> {
+    match session.get("id").map(|id| id.kind()) {
+        Some(Kind::Binary) => Ok(()),
+        Some(other) => Err(Error::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "BSON field 'OperationSessionInfo.lsid.id' is the wrong type '{}', expected type 'binData'",
+                other.name()
+            ),
+        )),
+        None => Err(Error::location(
+            40414,
+            "BSON field 'OperationSessionInfo.lsid.id' is missing but a required field",
+        )),
+    }
+}
+
+/// One member serves every read preference, if it is one.
+fn check_read_preference(preference: Doc<'_>) -> Result<(), Error> {
+    match preference.get("mode") {
+        Some(ValueRef::String(
+            "primary" | "primaryPreferred" | "secondary" | "secondaryPreferred" | "nearest",
+        )) => Ok(()),
+        other => Err(Error::bad_value(format!(
+            "Could not parse $readPreference mode {other:?}. Only the modes 'primary', 'primaryPreferred', 'secondary', 'secondaryPreferred', and 'nearest' are supported."
+        ))),
+    }
+}
+
+fn read_concern(command: &str, doc: Doc<'_>) -> Result<ReadConcern, Error> {
     let mut concern = ReadConcern::Latest;
     let mut at = None;
+    if !doc.is_empty() && !takes_read_concern(command) && doc.get_str("level") != Some("local") {
+        return Err(Error::new(
+            Code::INVALID_OPTIONS,
+            format!("Command {command} does not support readConcern {doc:?}"),
+        ));
+    }
     for field in fields("readConcern", doc) {
         match field.name() {
             "level" => {
                 concern = match field.string()? {
                     "local" | "available" | "majority" | "linearizable" => ReadConcern::Latest,
+                    "snapshot" if command == "count" => {
+                        return Err(Error::new(
+                            Code::INVALID_OPTIONS,
+                            "Command count does not support readConcern level snapshot",
+                        ));
+                    }
                     "snapshot" => ReadConcern::Snapshot(None),
                     other => {
-                        return Err(Error::bad_value(format!(
-                            "Enumeration value '{other}' for field 'readConcern.level' is not a valid value."
-                        )));
+                        return Err(Error::new(
+                            Code::FAILED_TO_PARSE,
+                            format!("'{other}' is not a readConcern level"),
+                        ));
                     }
                 }
             }
@@ -204,12 +339,20 @@ fn read_concern(doc: Doc<'_>) -> Result<ReadConcern, Error> {
                 }
                 _ => return Err(field.wrong_type("timestamp")),
             },
-            "afterClusterTime"
-            | "afterOpTime"
-            | "provenance"
-            | "allowTransactionTableSnapshot"
-            | "waitLastStableRecoveryTimestamp" => {}
-            _ => return Err(field.unknown()),
+            "afterClusterTime" if field.element().kind() == Kind::Timestamp => {
+                return Err(Error::new(
+                    Code::ILLEGAL_OPERATION,
+                    "Cannot specify afterClusterTime readConcern without replication enabled",
+                ));
+            }
+            "afterClusterTime" => return Err(field.wrong_type("timestamp")),
+            "provenance" => {}
+            other => {
+                return Err(Error::new(
+                    Code::INVALID_OPTIONS,
+                    format!("Unrecognized option in readConcern: {other}"),
+                ));
+            }
         }
     }
     match (concern, at) {

@@ -299,6 +299,11 @@ impl<'a> Fields<'a> {
                     argument.optional_doc()?;
                 }
                 "ntoreturn" => {
+                    if body.get("limit").is_some() || body.get("batchSize").is_some() {
+                        return Err(Error::bad_value(
+                            "'limit' or 'batchSize' fields can not be set with 'ntoreturn' field.",
+                        ));
+                    }
                     return Err(Error::location(
                         5746102,
                         "the ntoreturn find command parameter is not supported when FCV >= 5.1",

@@ -8,7 +8,7 @@
 //! without being asked for.
 
 use super::{Answer, Invocation};
-use model::bson::{Doc, DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error};
 use std::time::Duration;
 use wire::{Compressor, Reply, Request};
@@ -76,22 +76,28 @@ fn append_topology_version(writer: &mut DocWriter, invocation: &Invocation<'_>) 
 
 /// Keeps what the client says about itself; only its first `hello` may.
 fn note_client(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<(), Error> {
-    match body.get("client") {
-        None => Ok(()),
-        Some(ValueRef::Document(client)) => invocation
-            .connection
-            .set_client_metadata(client.to_owned())
-            .map_err(|_| {
-                Error::new(
-                    Code::CLIENT_METADATA_CANNOT_BE_MUTATED,
-                    "The client metadata document may only be sent in the first hello",
-                )
-            }),
-        Some(_) => Err(Error::new(
-            Code::TYPE_MISMATCH,
-            "The client metadata document must be an object",
-        )),
-    }
+    let connection = invocation.connection;
+    let client = match (body.get("client"), connection.client_metadata()) {
+        (Some(_), Some(_)) => {
+            return Err(Error::new(
+                Code::CLIENT_METADATA_CANNOT_BE_MUTATED,
+                "The client metadata document may only be sent in the first hello",
+            ));
+        }
+        (None, Some(_)) => return Ok(()),
+        (Some(ValueRef::Document(client)), None) => client.to_owned(),
+        (Some(_), None) => {
+            return Err(Error::new(
+                Code::TYPE_MISMATCH,
+                "The client metadata document must be an object",
+            ));
+        }
+        // The first hello has passed without a word about the client.
+        (None, None) => DocBuf::new(),
+    };
+    // A connection sends one command at a time: nobody else has set it.
+    let _ = connection.set_client_metadata(client);
+    Ok(())
 }
 
 fn negotiate(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<Option<Vec<Compressor>>, Error> {
@@ -108,7 +114,8 @@ fn negotiate(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<Option<Vec<Co
         ValueRef::String(name) => Some(name),
         _ => None,
     });
-    Ok(Some(invocation.connection.negotiate_compressors(names)))
+    let agreed = invocation.connection.negotiate_compressors(names);
+    Ok((!agreed.is_empty()).then_some(agreed))
 }
 
 /// Waits as a watching client asks for; tells whether it asked.

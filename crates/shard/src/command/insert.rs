@@ -7,10 +7,11 @@
 use super::arguments::arguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents};
-use crate::write::{Refusal, prepare_insert};
-use model::bson::{Doc, DocBuf, MAX_STORED_DEPTH, nesting_depth};
+use crate::write::{Prepared, Refusal, prepare};
+use model::bson::{Doc, Kind, MAX_STORED_DEPTH, nesting_depth};
 use model::key::RecordKey;
 use model::{Error, Namespace};
+use storage::Record;
 
 const ENTRY_DOCUMENTS_MAX: usize = 1000;
 const ENTRY_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -64,17 +65,21 @@ fn batch_end(documents: &[Doc<'_>], from: usize) -> usize {
 
 /// Refuses two `_id`s, and what is nested deeper than MongoDB stores.
 fn check_shape(doc: Doc<'_>) -> Result<(), Error> {
-    if doc
-        .iter()
-        .filter(|e| e.key_bytes() == b"_id")
-        .nth(1)
-        .is_some()
-    {
+    let mut ids = 0;
+    let mut is_flat = true;
+    for element in doc.iter() {
+        ids += usize::from(element.key_bytes() == b"_id");
+        is_flat &= !matches!(
+            element.kind(),
+            Kind::Document | Kind::Array | Kind::JavaScriptWithScope
+        );
+    }
+    if ids > 1 {
         return Err(Error::bad_value(
             "can't have multiple _id fields in one document",
         ));
     }
-    if nesting_depth(doc) < MAX_STORED_DEPTH {
+    if is_flat || nesting_depth(doc) < MAX_STORED_DEPTH {
         return Ok(());
     }
     Err(Error::new(
@@ -116,13 +121,16 @@ impl Batch<'_> {
     /// Inserts documents that share an entry; `first` is the index of the first.
     async fn insert(&mut self, first: usize, documents: &[Doc<'_>]) -> Result<(), Error> {
         let shard = self.invocation.shard;
-        let mut prepared: Vec<(usize, RecordKey, DocBuf)> = Vec::with_capacity(documents.len());
+        let mut prepared: Vec<(usize, Prepared<'_>)> = Vec::with_capacity(documents.len());
+        let mut keys: Vec<RecordKey> = Vec::with_capacity(documents.len());
         let mut refused = Vec::new();
         for (offset, doc) in documents.iter().enumerate() {
-            match check_shape(*doc).and_then(|()| prepare_insert(shard, *doc)) {
+            match check_shape(*doc).and_then(|()| prepare(shard, *doc)) {
                 Ok(document) => {
-                    let id = document.get("_id").expect("prepared documents have an _id");
-                    prepared.push((first + offset, RecordKey::from_id(id), document));
+                    let id = document.doc().get("_id");
+                    let id = id.expect("prepared documents have an _id");
+                    keys.push(RecordKey::from_id(id));
+                    prepared.push((first + offset, document));
                 }
                 Err(error) => {
                     refused.push((first + offset, error));
@@ -132,7 +140,6 @@ impl Batch<'_> {
                 }
             }
         }
-        let keys: Vec<RecordKey> = prepared.iter().map(|(_, key, _)| key.clone()).collect();
         let ordered = self.statements.ordered();
         let outcomes = loop {
             let collection = shard.ensure_collection(self.namespace).await?;
@@ -143,8 +150,10 @@ impl Batch<'_> {
                     &keys,
                     |evaluator| {
                         let mut outcomes = Vec::with_capacity(prepared.len());
-                        for (index, key, document) in &prepared {
-                            match evaluator.insert(key.clone(), document.clone()) {
+                        for ((index, document), key) in prepared.iter().zip(&keys) {
+                            // The one copy on the document's way into the engine.
+                            let draft = Record::draft(document.doc().as_bytes());
+                            match evaluator.insert_draft(key.clone(), draft) {
                                 Ok(()) => outcomes.push((*index, Ok(()))),
                                 Err(Refusal::Error(error)) => {
                                     outcomes.push((*index, Err(error)));

@@ -198,7 +198,7 @@ pub(crate) async fn dispatch(
         .operations
         .begin(connection, request.body_bytes().clone());
     shard.counters.command(request.name());
-    let answer = match Envelope::parse(request.body()) {
+    let answer = match Envelope::parse(request.name(), request.body()) {
         Err(error) => Err(error),
         Ok(envelope) => {
             if let Some(limit) = envelope.time_limit {

@@ -39,7 +39,15 @@ pub(crate) fn note_sessions(invocation: &Invocation<'_>) -> Answer {
     for session in sessions.iter() {
         let id = match session {
             ValueRef::Document(session) => session.get("id"),
-            _ => None,
+            other => {
+                return Err(Error::new(
+                    Code::TYPE_MISMATCH,
+                    format!(
+                        "BSON field '{name}' is the wrong type '{}', expected type 'object'",
+                        other.kind().name()
+                    ),
+                ));
+            }
         };
         if id.map(|id| id.kind()) != Some(Kind::Binary) {
             return Err(Error::location(

@@ -6,7 +6,15 @@
 //! ```
 //!
 //! Between `resume` and `suspend` it reads one snapshot. Suspended, it is a
-//! value: plan, branch, position, and what a sort holds already.
+//! value: plan, branch, position, and what a sort holds already. When it goes on
+//! it looks whether the collection and the indexes of its plan are still there;
+//! a snapshot in which one of them is dropped would end a scan too early, in
+//! silence.
+//!
+//! What a scan emits, and where, depends on index keys alone: a document with
+//! several entries within the bounds of its plan belongs to the first of them,
+//! in the first branch. So a change of other fields between two batches neither
+//! repeats nor loses it.
 
 use super::covered;
 use super::planning::Planned;
@@ -21,7 +29,7 @@ use model::bson::{Doc, DocBuf, DocWriter};
 use model::key::RecordKey;
 use model::{Code, Error};
 use query::filter::Filter;
-use query::plan::{Access, IndexAccess, ScanBounds, ScanDirection, Union, emits_at};
+use query::plan::{Access, IndexAccess, ScanBounds, ScanDirection, Union, emits_at, has_key_inside};
 use query::sort::{Sorted, Sorter};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -159,6 +167,8 @@ pub(crate) struct Execution {
     last: Option<Item>,
     position: Option<Vec<u8>>,
     put_back: Option<Found>,
+    /// Nothing was read since the last batch.
+    suspended: bool,
     skipped: u64,
     emitted: u64,
     pub(crate) statistics: Statistics,
@@ -204,6 +214,7 @@ impl Execution {
             last: None,
             position: None,
             put_back: None,
+            suspended: false,
             skipped: 0,
             emitted: 0,
             statistics: Statistics {
@@ -221,14 +232,16 @@ impl Execution {
                 .limit
                 .map(|limit| limit.saturating_add(execution.query.skip))
                 .map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-            let mut sorter = Sorter::new(pattern.clone(), limit);
+            let memory_bytes = shard.parameters.current().sort_memory_bytes;
+            let mut sorter = Sorter::new(pattern.clone(), limit)
+                .with_memory_limit(usize::try_from(memory_bytes).unwrap_or(0));
             if execution.query.allow_disk_use {
                 sorter = sorter.with_spill(Box::new(FileSpill::new(shard.scratch.clone())));
             }
             execution.stage = Stage::Collecting(Box::new(sorter));
         }
         if let Some(snapshot) = snapshot {
-            execution.go_live(snapshot);
+            execution.go_live(snapshot)?;
         }
         Ok(execution)
     }
@@ -251,43 +264,64 @@ impl Execution {
         (limit_reached || matches!(self.stage, Stage::Ended)) && self.put_back.is_none()
     }
 
-    /// Whether the rest no longer depends on the collection.
-    fn is_detached(&self) -> bool {
+    /// Whether everything that is still to come was read, or is read by key.
+    fn reads_nothing_more(&self) -> bool {
         matches!(self.stage, Stage::Sorted(_) | Stage::Ended)
+            || matches!(self.planned.plan.access, Access::Id(_))
     }
 
-    /// Begins a batch: a new snapshot, and a look at what changed meanwhile.
-    pub(crate) fn resume(&mut self) -> Result<(), Error> {
-        if self.live.is_some() || self.is_detached() {
+    /// Takes a snapshot, unless there is one.
+    fn resume(&mut self) -> Result<(), Error> {
+        if self.live.is_some() {
             return Ok(());
         }
-        if let Access::Id(_) = self.planned.plan.access {
-            return Ok(());
-        }
-        let snapshot = self.shard.store.snapshot();
-        let Some(current) = self.shard.catalog.by_id(self.collection.id) else {
-            return Err(Error::new(
-                Code::QUERY_PLAN_KILLED,
-                format!(
-                    "collection dropped. UUID {}",
-                    uuid_text(&self.collection.uuid.0)
-                ),
-            ));
+        self.go_live(self.shard.store.snapshot())
+    }
+
+    /// The error for a batch after a change of the catalog that took away what
+    /// the plan stands on. MongoDB asks it even of a sort that has read all.
+    fn check_catalog(&self) -> Result<(), Error> {
+        let collection = &self.collection;
+        let Some(current) = self.shard.catalog.by_id(collection.id) else {
+            return Err(self.collection_dropped());
         };
+        if current.namespace != collection.namespace {
+            return Err(killed(format!(
+                "collection renamed from '{}' to '{}'. UUID {}",
+                collection.namespace,
+                current.namespace,
+                uuid_text(&collection.uuid.0)
+            )));
+        }
         for index in self.planned.used_indexes() {
-            let there = current.indexes.iter().any(|other| other.id == index.id);
+            let there = current
+                .indexes
+                .iter()
+                .any(|other| other.id == index.id && !other.definition.hidden);
             if !there {
-                return Err(Error::new(
-                    Code::QUERY_PLAN_KILLED,
-                    format!("index '{}' dropped", index.definition.name),
-                ));
+                return Err(index_dropped(index));
             }
         }
-        self.go_live(snapshot);
         Ok(())
     }
 
-    fn go_live(&mut self, snapshot: Snapshot) {
+    fn collection_dropped(&self) -> Error {
+        killed(format!(
+            "collection dropped. UUID {}",
+            uuid_text(&self.collection.uuid.0)
+        ))
+    }
+
+    fn go_live(&mut self, snapshot: Snapshot) -> Result<(), Error> {
+        // The catalog may not show yet what the snapshot holds already.
+        if self.suspended && snapshot.has_dropped_collection(self.collection.id) {
+            return Err(self.collection_dropped());
+        }
+        for index in self.planned.used_indexes() {
+            if index.id.is_some_and(|id| snapshot.has_dropped_index(id)) {
+                return Err(index_dropped(index));
+            }
+        }
         let multikey = self
             .planned
             .indexes
@@ -299,6 +333,7 @@ impl Execution {
             scan: None,
             multikey,
         });
+        Ok(())
     }
 
     /// Ends a batch: lets go of the snapshot and keeps the position.
@@ -312,6 +347,7 @@ impl Execution {
             self.put_back = Some(Found::Made(found.into_document()));
         }
         self.live = None;
+        self.suspended = true;
     }
 
     /// Returns a document that did not fit; it comes first next time.
@@ -326,6 +362,13 @@ impl Execution {
         operation: &Operation,
         budget: &mut Budget,
     ) -> Result<Step, Error> {
+        if self.suspended && !matches!(self.stage, Stage::Ended) {
+            self.check_catalog()?;
+            if !self.reads_nothing_more() {
+                self.resume()?;
+            }
+            self.suspended = false;
+        }
         if let Some(found) = self.put_back.take() {
             self.statistics.returned += 1;
             return Ok(Step::Found(found));
@@ -445,7 +488,7 @@ impl Execution {
         match &planned.plan.access {
             Access::Nothing | Access::Id(_) => Ok(Some(Step::Ended)),
             Access::Records { direction, filter } => self.step_records(*direction, filter),
-            Access::Index(access) => Ok(match self.step_index(access)? {
+            Access::Index(access) => Ok(match self.step_index(access, None)? {
                 IndexStep::Found(found) => Some(Step::Found(found)),
                 IndexStep::NotThis => None,
                 IndexStep::Ended => Some(Step::Ended),
@@ -487,12 +530,12 @@ impl Execution {
         let Some(branch) = union.branches.get(self.branch) else {
             return Ok(Some(Step::Ended));
         };
-        match self.step_index(&branch.access)? {
+        match self.step_index(branch, Some(&union.filter))? {
             IndexStep::NotThis => Ok(None),
             IndexStep::Found(found) => {
-                // A document belongs to the first branch that it matches.
                 for earlier in &union.branches[..self.branch] {
-                    if earlier.filter.matches(found.document())? {
+                    let definition = &self.planned.indexes[earlier.index].definition;
+                    if has_key_inside(definition, earlier, found.document())? {
                         self.statistics.duplicates += 1;
                         return Ok(None);
                     }
@@ -512,8 +555,13 @@ impl Execution {
         }
     }
 
-    /// Looks at one entry of the index that the current branch scans.
-    fn step_index(&mut self, access: &IndexAccess) -> Result<IndexStep, Error> {
+    /// Looks at one entry of the index that the current branch scans. A document
+    /// passes by what is left of the branch's condition or by the whole one.
+    fn step_index(
+        &mut self,
+        access: &IndexAccess,
+        whole: Option<&Filter>,
+    ) -> Result<IndexStep, Error> {
         let index = Arc::clone(&self.planned.indexes[access.index]);
         let space = match index.id {
             Some(id) => Space::Index(id),
@@ -539,7 +587,7 @@ impl Execution {
         let found = match &item {
             Item::Record(record) => {
                 self.statistics.documents_examined += u64::from(!access.covered);
-                matches(&access.residual, Doc::from_validated(record.document()))?
+                passes(access, whole, Doc::from_validated(record.document()))?
                     .then(|| Found::Record(record.clone()))
             }
             Item::Entry(entry) if access.covered && !multikey => {
@@ -554,6 +602,7 @@ impl Execution {
                 let fetched = Fetch {
                     index: &index,
                     access,
+                    whole,
                     multikey,
                 };
                 fetched.check(entry, record, &mut self.statistics)?
@@ -623,6 +672,20 @@ fn matches(filter: &Option<Filter>, document: Doc<'_>) -> Result<bool, Error> {
     }
 }
 
+fn passes(
+    access: &IndexAccess,
+    whole: Option<&Filter>,
+    document: Doc<'_>,
+) -> Result<bool, Error> {
+    if matches(&access.residual, document)? {
+        return Ok(true);
+    }
+    match whole {
+        Some(whole) => whole.matches(document),
+        None => Ok(false),
+    }
+}
+
 enum IndexStep {
     Found(Found),
     NotThis,
@@ -633,6 +696,7 @@ enum IndexStep {
 struct Fetch<'a> {
     index: &'a Index,
     access: &'a IndexAccess,
+    whole: Option<&'a Filter>,
     multikey: bool,
 }
 
@@ -648,7 +712,7 @@ impl Fetch<'_> {
             return Ok(None);
         };
         let document = Doc::from_validated(record.document());
-        if !matches(&self.access.residual, document)? {
+        if !passes(self.access, self.whole, document)? {
             return Ok(None);
         }
         let definition = &self.index.definition;
@@ -669,6 +733,14 @@ fn only_id(document: Doc<'_>) -> DocBuf {
         out.append("_id", id);
     }
     out.finish()
+}
+
+fn killed(message: String) -> Error {
+    Error::new(Code::QUERY_PLAN_KILLED, message)
+}
+
+fn index_dropped(index: &Index) -> Error {
+    killed(format!("index '{}' dropped", index.definition.name))
 }
 
 fn uuid_text(bytes: &[u8; 16]) -> String {

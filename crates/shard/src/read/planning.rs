@@ -64,7 +64,7 @@ impl Planned {
     pub(crate) fn used_indexes(&self) -> impl Iterator<Item = &Arc<Index>> {
         let used: Vec<usize> = match &self.plan.access {
             Access::Index(access) => vec![access.index],
-            Access::Union(union) => union.branches.iter().map(|b| b.access.index).collect(),
+            Access::Union(union) => union.branches.iter().map(|b| b.index).collect(),
             Access::Nothing | Access::Id(_) | Access::Records { .. } => Vec::new(),
         };
         used.into_iter().map(|at| &self.indexes[at])
@@ -307,7 +307,7 @@ fn signature(plan: &Plan, indexes: &[Arc<Index>]) -> String {
         Access::Union(union) => union
             .branches
             .iter()
-            .map(|branch| indexes[branch.access.index].definition.name.as_str())
+            .map(|branch| indexes[branch.index].definition.name.as_str())
             .collect::<Vec<_>>()
             .join(" or "),
     }

@@ -342,11 +342,11 @@ fn access_stage(planned: &Planned, plan: &Plan, statistics: &Statistics, counted
                 )
                 .returning(statistics.matched, statistics.steps + 1);
             for (branch, counts) in union.branches.iter().zip(&statistics.branches) {
-                let index = &planned.indexes[branch.access.index];
-                let own = own_residual(&branch.access, union.residual.as_ref());
-                let (of_key, of_document) = split_residual(&branch.access, own.as_ref(), index);
+                let index = &planned.indexes[branch.index];
+                let own = own_residual(branch, union.residual.as_ref());
+                let (of_key, of_document) = split_residual(branch, own.as_ref(), index);
                 let scan =
-                    index_scan(index, &branch.access, *counts, counts.keys_inside).filter(of_key);
+                    index_scan(index, branch, *counts, counts.keys_inside).filter(of_key);
                 either = either.over(match of_document {
                     None => scan,
                     Some(filter) => Stage::new("FETCH")

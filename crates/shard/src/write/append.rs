@@ -125,19 +125,21 @@ impl Shard {
     ) -> Result<Option<replication::Pending>, NotAppended> {
         let id = evaluator.collection.id;
         let Evaluator {
-            changes, multikey, ..
+            mut changes,
+            multikey,
+            ..
         } = evaluator;
         if changes.is_empty() {
             return Ok(None);
         }
-        let mut payload = Vec::new();
+        let mut payload = Vec::with_capacity(payload_bytes(&changes));
         encode(id, &changes, &multikey, &mut payload);
         let proposed = self.log.propose(concern.durability(), |position, time| {
             // Before the entry can be applied: see `Index::multikey`.
             for index in &multikey {
                 index.multikey.store(true, Ordering::Release);
             }
-            publish(&self.overlay, id, &changes, position, time);
+            publish(&self.overlay, id, &mut changes, position, time);
             let companion = Companion {
                 collection: Some(id),
                 changes,
@@ -156,6 +158,16 @@ enum NotAppended {
     /// The log's queue is full: wait, and evaluate again.
     Busy,
     Error(Error),
+}
+
+/// About as many bytes as the entry will have, index entries left out.
+fn payload_bytes(changes: &[Change]) -> usize {
+    let of_change = |change: &Change| {
+        let document = change.after.as_ref().map_or(0, |after| after.document().len());
+        // Kind, collection, three lengths.
+        16 + change.key.as_bytes().len() + document
+    };
+    8 + changes.iter().map(of_change).sum::<usize>()
 }
 
 fn encode(
@@ -186,7 +198,7 @@ fn encode(
             .collect();
         let key = change.key.as_bytes();
         match &change.after {
-            Some(document) => encoder.put_record(collection, key, document, &entries),
+            Some(draft) => encoder.put_record(collection, key, draft.document(), &entries),
             None => encoder.delete_record(collection, key, &entries),
         }
     }
@@ -195,19 +207,18 @@ fn encode(
 fn publish(
     overlay: &Overlay,
     collection: CollectionId,
-    changes: &[Change],
+    changes: &mut [Change],
     position: LogPosition,
     time: ClusterTime,
 ) {
     for change in changes {
+        // From here on overlay, engine and history share the same bytes.
+        change.after = change.after.take().map(|draft| draft.committed_at(time));
         let pending = Pending {
             position: position.get(),
-            record: change
-                .after
-                .as_ref()
-                .map(|document| Record::new(time, document)),
+            record: change.after.clone(),
         };
-        overlay.put_record(collection, change.key.as_bytes(), pending);
+        overlay.put_record(collection, change.key.clone(), pending);
         for entry in change.entries.iter().filter(|entry| entry.unique) {
             overlay.put_index_key(
                 entry.index,
@@ -280,21 +291,26 @@ impl StateMachine for Applier {
     }
 
     fn apply(&mut self, entries: &mut [Committed<Companion>]) -> Result<(), BoxError> {
-        let before: Vec<Vec<Before>> = entries
+        let known: Vec<(Vec<Before>, Vec<Record>)> = entries
             .iter()
             .map(|committed| match &committed.companion {
-                Some(companion) => companion.changes.iter().map(known_before).collect(),
-                None => Vec::new(),
+                Some(companion) => {
+                    let changes = companion.changes.iter();
+                    let after = changes.clone().filter_map(|change| change.after.clone());
+                    (changes.map(known_before).collect(), after.collect())
+                }
+                None => (Vec::new(), Vec::new()),
             })
             .collect();
         let batch: Vec<storage::Committed<'_>> = entries
             .iter()
-            .zip(&before)
-            .map(|(committed, before)| storage::Committed {
+            .zip(&known)
+            .map(|(committed, (before, after))| storage::Committed {
                 position: committed.entry.position.get(),
                 time: committed.entry.time,
                 payload: &committed.entry.payload,
                 before,
+                after,
             })
             .collect();
         self.store.apply(&batch)?;
@@ -329,7 +345,7 @@ fn known_before(change: &Change) -> Before {
 
 fn forget(overlay: &Overlay, collection: CollectionId, changes: &[Change], position: u64) {
     for change in changes {
-        overlay.record_applied(collection, change.key.as_bytes(), position);
+        overlay.record_applied(collection, &change.key, position);
         for entry in change.entries.iter().filter(|entry| entry.unique) {
             overlay.index_key_applied(
                 entry.index,

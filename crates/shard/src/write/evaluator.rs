@@ -22,22 +22,24 @@ use query::index::{DocumentKeys, EncodedKey};
 use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use storage::{Direction, KeyRange, Record, Slice};
+use storage::layout::check_user_key;
+use storage::{Direction, KeyRange, Record};
 
 /// A version of a record.
 #[derive(Clone, Debug)]
 pub(crate) enum Version {
     /// Applied, or at least appended.
     Stored(Record),
-    /// Put by an earlier change of the same entry.
-    Unit(Slice),
+    /// Put by an earlier change of the same entry: it has no time yet.
+    Unit(Record),
 }
 
 impl Version {
     pub(crate) fn doc(&self) -> Doc<'_> {
         match self {
-            Version::Stored(record) => Doc::from_validated(record.document()),
-            Version::Unit(document) => Doc::from_validated(document),
+            Version::Stored(record) | Version::Unit(record) => {
+                Doc::from_validated(record.document())
+            }
         }
     }
 }
@@ -78,8 +80,8 @@ pub(crate) struct Change {
     pub(crate) key: RecordKey,
     /// What the entry replaces in the applied state or an earlier entry.
     pub(crate) before: Option<Version>,
-    /// `None`: removed.
-    pub(crate) after: Option<Slice>,
+    /// `None`: removed. A draft until the entry is appended.
+    pub(crate) after: Option<Record>,
     pub(crate) entries: Vec<EntryChange>,
 }
 
@@ -109,10 +111,14 @@ impl<'s> Evaluator<'s> {
             overlay,
             latches,
             collection,
+            // Mostly each latch is there for one change.
+            changes: Vec::with_capacity(held.stripes().len()),
+            changed: HashMap::with_capacity_and_hasher(
+                held.stripes().len(),
+                FixedState::with_seed(4),
+            ),
             held,
-            changes: Vec::new(),
             multikey: Vec::new(),
-            changed: HashMap::with_hasher(FixedState::with_seed(4)),
         }
     }
 
@@ -136,6 +142,9 @@ impl<'s> Evaluator<'s> {
     /// appended, else from the engine. In this order; see `overlay.rs`.
     pub(crate) fn latest(&self, key: &RecordKey) -> Result<Option<Version>, Refusal> {
         let id = self.collection.id;
+        if check_user_key(key.as_bytes().len()).is_err() {
+            return Ok(None);
+        }
         self.require_latch(record_stripe(self.latches, id.0, key))?;
         if let Some(&at) = self.changed.get(key) {
             let after = self.changes[at].after.clone();
@@ -146,15 +155,21 @@ impl<'s> Evaluator<'s> {
 
     fn latest_before(&self, key: &RecordKey) -> Result<Option<Version>, Refusal> {
         let id = self.collection.id;
-        if let Some(pending) = self.overlay.record(id, key.as_bytes()) {
+        if let Some(pending) = self.overlay.record(id, key) {
             return Ok(pending.record.map(Version::Stored));
         }
-        Ok(self.store.get(id, key.as_bytes())?.map(Version::Stored))
+        Ok(self.store.latest(id, key.as_bytes())?.map(Version::Stored))
     }
 
     /// Adds a document that must not be there yet.
     pub(crate) fn insert(&mut self, key: RecordKey, document: DocBuf) -> Result<(), Refusal> {
+        self.insert_draft(key, Record::draft(document.as_doc().as_bytes()))
+    }
+
+    /// The same for a document that is in its stored form already.
+    pub(crate) fn insert_draft(&mut self, key: RecordKey, draft: Record) -> Result<(), Refusal> {
         if self.latest(&key)?.is_some() {
+            let document = Doc::from_validated(draft.document());
             let id = document.get("_id").unwrap_or(ValueRef::Null);
             let key_value = DocWriter::new().with("_id", id).finish();
             let pattern = DocWriter::new().with("_id", 1).finish();
@@ -165,7 +180,7 @@ impl<'s> Evaluator<'s> {
                 key_value.as_doc(),
             )));
         }
-        self.put(key, None, Some(document))
+        self.put(key, None, Some(draft))
     }
 
     /// Replaces the version that [`Evaluator::latest`] returned.
@@ -175,7 +190,8 @@ impl<'s> Evaluator<'s> {
         before: &Version,
         document: DocBuf,
     ) -> Result<(), Refusal> {
-        self.put(key, Some(before), Some(document))
+        let draft = Record::draft(document.as_doc().as_bytes());
+        self.put(key, Some(before), Some(draft))
     }
 
     /// Removes the version that [`Evaluator::latest`] returned.
@@ -187,8 +203,10 @@ impl<'s> Evaluator<'s> {
         &mut self,
         key: RecordKey,
         before: Option<&Version>,
-        after: Option<DocBuf>,
+        after: Option<Record>,
     ) -> Result<(), Refusal> {
+        // Here and not when the entry is applied: an entry in the log must apply.
+        check_user_key(key.as_bytes().len())?;
         let mut entries = Vec::new();
         let mut multikey = Vec::new();
         for (id, index) in self.collection.secondary_indexes() {
@@ -197,7 +215,7 @@ impl<'s> Evaluator<'s> {
                 None => None,
             };
             let new = match &after {
-                Some(document) => keys_of(index, document.as_doc())?,
+                Some(draft) => keys_of(index, Doc::from_validated(draft.document()))?,
                 None => None,
             };
             if new.as_ref().is_some_and(|keys| keys.multikey) && !index.is_multikey() {
@@ -206,12 +224,14 @@ impl<'s> Evaluator<'s> {
             let unique = index.definition.unique;
             let first_new = entries.len();
             difference(id, unique, old, new, &mut entries);
+            for entry in &entries[first_new..] {
+                check_user_key(entry.key.fields.len() + key.as_bytes().len())?;
+            }
             if unique {
                 self.check_unique(index, id, &key, &entries[first_new..])?;
             }
         }
         self.multikey.append(&mut multikey);
-        let after = after.map(|document| Slice::from(document.into_bytes()));
         match self.changed.get(&key) {
             None => {
                 self.changed.insert(key.clone(), self.changes.len());
@@ -233,7 +253,7 @@ impl<'s> Evaluator<'s> {
                         None => None,
                     };
                     let new = match &after {
-                        Some(document) => keys_of(index, Doc::from_validated(document))?,
+                        Some(draft) => keys_of(index, Doc::from_validated(draft.document()))?,
                         None => None,
                     };
                     difference(id, index.definition.unique, old, new, &mut entries);

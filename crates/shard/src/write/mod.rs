@@ -21,7 +21,7 @@ mod latches;
 mod overlay;
 
 pub(crate) use append::{Applier, Companion};
-pub(crate) use document::{check_stored, prepare_insert};
+pub(crate) use document::{Prepared, check_stored, prepare, prepare_insert};
 pub(crate) use evaluator::{Evaluator, Refusal, Version, unique_violation};
 pub(crate) use latches::Latches;
 pub(crate) use overlay::Overlay;

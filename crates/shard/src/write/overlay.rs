@@ -9,8 +9,10 @@
 //! Readers never look here: what they see is applied.
 
 use model::ids::{CollectionId, IndexId};
+use model::key::RecordKey;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SHARDS: usize = 64;
@@ -32,13 +34,13 @@ pub(crate) struct PendingIndexKey {
 }
 
 pub(crate) struct Overlay {
-    records: Vec<Mutex<Map<CollectionId, Pending>>>,
-    index_keys: Vec<Mutex<Map<IndexId, Vec<PendingIndexKey>>>>,
+    records: Vec<Mutex<Map<(CollectionId, RecordKey), Pending>>>,
+    index_keys: Vec<Mutex<Map<(IndexId, Box<[u8]>), Vec<PendingIndexKey>>>>,
     /// Entries in all maps: zero lets an evaluator skip them.
     entries: AtomicUsize,
 }
 
-type Map<Id, V> = HashMap<(Id, Box<[u8]>), V, foldhash::fast::FixedState>;
+type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
 impl Overlay {
     pub(crate) fn new() -> Self {
@@ -58,29 +60,30 @@ impl Overlay {
         self.entries.load(Ordering::Acquire) == 0
     }
 
-    pub(crate) fn record(&self, collection: CollectionId, key: &[u8]) -> Option<Pending> {
+    pub(crate) fn record(&self, collection: CollectionId, key: &RecordKey) -> Option<Pending> {
         if self.is_empty() {
             return None;
         }
-        let map = self.records[shard(key)].lock();
-        map.get(&(collection, Box::from(key))).cloned()
+        let map = self.records[shard(key.as_bytes())].lock();
+        map.get(&(collection, key.clone())).cloned()
     }
 
-    pub(crate) fn put_record(&self, collection: CollectionId, key: &[u8], pending: Pending) {
-        let mut map = self.records[shard(key)].lock();
-        let replaced = map.insert((collection, Box::from(key)), pending);
+    pub(crate) fn put_record(&self, collection: CollectionId, key: RecordKey, pending: Pending) {
+        let mut map = self.records[shard(key.as_bytes())].lock();
+        let replaced = map.insert((collection, key), pending);
         if replaced.is_none() {
             self.entries.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// Called after the engine applied the entry at `position`.
-    pub(crate) fn record_applied(&self, collection: CollectionId, key: &[u8], position: u64) {
-        let mut map = self.records[shard(key)].lock();
-        let key = (collection, Box::from(key));
+    pub(crate) fn record_applied(&self, collection: CollectionId, key: &RecordKey, position: u64) {
+        let mut map = self.records[shard(key.as_bytes())].lock();
         // A later entry may have put a newer version in its place meanwhile.
-        if map.get(&key).is_some_and(|p| p.position == position) {
-            map.remove(&key);
+        if let Entry::Occupied(known) = map.entry((collection, key.clone()))
+            && known.get().position == position
+        {
+            known.remove();
             self.entries.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -173,12 +176,13 @@ mod tests {
     fn an_older_entry_does_not_remove_a_newer_version() {
         let overlay = Overlay::new();
         let id = CollectionId(1);
-        overlay.put_record(id, b"k", pending(1));
-        overlay.put_record(id, b"k", pending(2));
-        overlay.record_applied(id, b"k", 1);
-        assert_eq!(overlay.record(id, b"k").map(|p| p.position), Some(2));
-        overlay.record_applied(id, b"k", 2);
-        assert!(overlay.record(id, b"k").is_none());
+        let key = RecordKey::from_bytes(b"k");
+        overlay.put_record(id, key.clone(), pending(1));
+        overlay.put_record(id, key.clone(), pending(2));
+        overlay.record_applied(id, &key, 1);
+        assert_eq!(overlay.record(id, &key).map(|p| p.position), Some(2));
+        overlay.record_applied(id, &key, 2);
+        assert!(overlay.record(id, &key).is_none());
         assert!(overlay.is_empty());
     }
 

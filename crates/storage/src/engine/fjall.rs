@@ -15,10 +15,13 @@ use std::panic::RefUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 
+use fjall::compaction::Leveled;
 use fjall::compaction::filter::{
     CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict,
 };
-use fjall::config::{BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
+use fjall::config::{
+    BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
+};
 use fjall::{
     AbstractTree, CompressionType, Database, Guard, Iter, Keyspace, KeyspaceCreateOptions,
     OwnedWriteBatch, PersistMode, Readable,
@@ -31,6 +34,13 @@ use crate::error::{Error, Result};
 
 const KEYSPACE: &str = "all";
 
+/// fjall keeps its first worker free for flushes, and that one passes requests to
+/// compact on by putting them back into the queue, in a busy loop while all others
+/// compact. With two workers that took a fifth of a load's CPU. Compactions that
+/// run at the same time need levels of their own, so that of three others one is
+/// nearly always free to empty the queue.
+const WORKER_THREADS: usize = 4;
+
 #[derive(Clone, Debug)]
 pub struct FjallOptions {
     /// Block cache shared by everything the engine reads.
@@ -38,14 +48,26 @@ pub struct FjallOptions {
     pub memtable_bytes: u64,
     /// At least 64 MiB.
     pub journal_bytes: u64,
+    /// How many flushed memtables gather before they are merged with what is below
+    /// them. More of them make a load cheaper and reads dearer.
+    pub level_zero_tables: u8,
+    /// The size of a table on disk; level one holds `level_zero_tables` of them.
+    pub table_bytes: u64,
+    /// What is read, checked and decompressed at once.
+    pub block_bytes: u32,
+    pub workers: usize,
 }
 
 impl Default for FjallOptions {
     fn default() -> Self {
         Self {
             cache_bytes: 256 << 20,
-            memtable_bytes: 16 << 20,
+            memtable_bytes: 32 << 20,
             journal_bytes: 64 << 20,
+            level_zero_tables: 4,
+            table_bytes: 64 << 20,
+            block_bytes: 16 << 10,
+            workers: WORKER_THREADS,
         }
     }
 }
@@ -73,18 +95,25 @@ impl FjallEngine {
         let database = Database::builder(directory.engine_path())
             .cache_size(options.cache_bytes)
             .journal_compression(CompressionType::None)
+            .worker_threads(options.workers)
             .max_journaling_size(options.journal_bytes.max(64 << 20))
             .with_compaction_filter_factories(Arc::new(move |_| {
                 Some(Arc::clone(&for_filter) as Arc<dyn Factory>)
             }))
             .open()
             .map_err(|e| open_error(path, e))?;
-        let memtable_bytes = options.memtable_bytes;
+        let options = options.clone();
         let keyspace = database
             .keyspace(KEYSPACE, || {
                 let bloom = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0));
                 KeyspaceCreateOptions::default()
-                    .max_memtable_size(memtable_bytes)
+                    .max_memtable_size(options.memtable_bytes)
+                    .data_block_size_policy(BlockSizePolicy::all(options.block_bytes))
+                    .compaction_strategy(Arc::new(
+                        Leveled::default()
+                            .with_l0_threshold(options.level_zero_tables)
+                            .with_table_target_size(options.table_bytes),
+                    ))
                     .filter_policy(FilterPolicy::all(bloom))
                     .data_block_compression_policy(CompressionPolicy::new([
                         CompressionType::None,

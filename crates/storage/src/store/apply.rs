@@ -5,6 +5,15 @@
 //! the batch being built, in what the evaluator hands over, in the record cache,
 //! in the engine.
 //!
+//! A document is copied once, when it is evaluated: the value that is stored is the
+//! one that the evaluator made, where it is still in memory. Only after a restart,
+//! or on another member, is it copied out of the entry.
+//!
+//! A record that was not there before does not enter the record cache, and the cache
+//! is not told: it cannot hold an earlier version (the removal of one was announced to
+//! it), a reader that was too early finds nothing and fills in nothing, and what a
+//! load writes is mostly not what is read next.
+//!
 //! Nothing of the store changes before the engine has committed: a damaged entry
 //! anywhere in a group leaves the store as it was.
 //!
@@ -36,6 +45,10 @@ pub struct Committed<'a> {
     /// What the evaluator knows about the versions that are replaced, one for
     /// each put or delete of a record, in order. Missing ones are looked up.
     pub before: &'a [Before],
+    /// The versions that the entry puts, one for each put of a record, in order, if
+    /// the evaluator still has them. They must be the payload's documents at the
+    /// entry's time. Missing ones are made from the payload.
+    pub after: &'a [Record],
 }
 
 /// The version of a record before an operation.
@@ -45,15 +58,46 @@ pub enum Before {
     Unknown,
     /// There is none: an insert that found the key free.
     Absent,
+    /// Not a view into something larger: it goes into history, which would keep all
+    /// of that alive. [`Store::latest`] returns such versions.
     Present(Record),
+}
+
+/// A record key that a batch writes.
+struct Written {
+    key: Slice,
+    /// What it holds afterwards.
+    value: Option<Slice>,
+    /// It is surely not in the record cache.
+    is_new: bool,
+}
+
+/// What a batch has written so far. Loads never ask for it, so that the map is made
+/// when somebody does.
+#[derive(Default)]
+struct WrittenKeys {
+    all: Vec<Written>,
+    /// The last of each key, among the first `mapped`.
+    places: HashMap<Slice, usize, foldhash::fast::RandomState>,
+    mapped: usize,
+}
+
+impl WrittenKeys {
+    fn get(&mut self, key: &[u8]) -> Option<&Option<Slice>> {
+        for (place, written) in self.all.iter().enumerate().skip(self.mapped) {
+            self.places.insert(written.key.clone(), place);
+        }
+        self.mapped = self.all.len();
+        let place = *self.places.get(key)?;
+        Some(&self.all[place].value)
+    }
 }
 
 /// A batch under construction.
 struct Pending<'s, E: Engine> {
     store: &'s Store<E>,
     batch: WriteBatch,
-    /// Record keys written by this batch and what they hold after it.
-    written: HashMap<Slice, Option<Slice>, foldhash::fast::RandomState>,
+    written: WrittenKeys,
     deltas: Vec<(Subject, Delta)>,
     dropped: Vec<Subject>,
     already_dropped: Arc<BTreeSet<Subject>>,
@@ -69,7 +113,7 @@ impl<E: Engine> Store<E> {
         let mut pending = Pending {
             store: self,
             batch: WriteBatch::default(),
-            written: HashMap::default(),
+            written: WrittenKeys::default(),
             deltas: Vec::new(),
             dropped: Vec::new(),
             already_dropped: self.shared.dropped(),
@@ -110,12 +154,14 @@ impl<E: Engine> Store<E> {
             .read()
             .prepare(&mut batch, (position, time), &deltas, &dropped);
         self.shared.commits_begun.fetch_add(1, Ordering::AcqRel);
-        for key in written.keys() {
-            self.shared.cache.mark_changing(key);
+        let changing = || written.all.iter().filter(|written| !written.is_new);
+        for written in changing() {
+            self.shared.cache.mark_changing(&written.key);
         }
         self.engine.write(batch)?;
-        for (key, value) in written {
-            self.shared.cache.changed(key, value);
+        for written in changing() {
+            let value = written.value.clone();
+            self.shared.cache.changed(written.key.clone(), value);
         }
         self.counters.write().commit(next);
         if !dropped.is_empty() {
@@ -136,6 +182,7 @@ impl<E: Engine> Pending<'_, E> {
         };
         let decoded = Entry::decode(entry.payload).map_err(damaged)?;
         let mut before = entry.before.iter();
+        let mut after = entry.after.iter();
         for operation in decoded.operations() {
             match operation.map_err(damaged)? {
                 Operation::PutRecord {
@@ -145,7 +192,8 @@ impl<E: Engine> Pending<'_, E> {
                     index,
                 } => {
                     let before = before.next().unwrap_or(&Before::Unknown);
-                    self.record(collection, key, Some(document), before, entry.time)?;
+                    let value = value_of(document, after.next(), entry.time);
+                    self.record(collection, key, Some(value), before, entry.time)?;
                     self.index(key, index)?;
                 }
                 Operation::DeleteRecord {
@@ -186,7 +234,7 @@ impl<E: Engine> Pending<'_, E> {
         &mut self,
         collection: CollectionId,
         key: &[u8],
-        document: Option<&[u8]>,
+        value: Option<Slice>,
         before: &Before,
         time: ClusterTime,
     ) -> Result<()> {
@@ -205,10 +253,9 @@ impl<E: Engine> Pending<'_, E> {
                 let key = layout::history(collection, key, time);
                 self.batch.put(key.to_slice(), replaced);
             }
-        } else if document.is_none() {
+        } else if value.is_none() {
             return Ok(());
         }
-        let value = document.map(|document| Record::new(time, document).into_stored());
         match &value {
             Some(value) => {
                 delta.items += 1;
@@ -218,25 +265,31 @@ impl<E: Engine> Pending<'_, E> {
             None => self.batch.remove(stored.clone()),
         }
         self.count(Subject::Collection(collection), delta);
-        self.written.insert(stored, value);
+        self.written.all.push(Written {
+            key: stored,
+            value,
+            is_new: matches!(before, Before::Absent),
+        });
         Ok(())
     }
 
-    fn replaced(&self, stored: &StoredKey, before: &Before) -> Result<Option<Slice>> {
-        if let Some(value) = self.written.get(&stored[..]) {
-            return Ok(value.clone());
-        }
+    fn replaced(&mut self, stored: &StoredKey, before: &Before) -> Result<Option<Slice>> {
         match before {
             Before::Absent => {
                 debug_assert!(
-                    matches!(self.store.engine.get(stored), Ok(None)),
+                    match self.written.get(stored) {
+                        Some(value) => value.is_none(),
+                        None => matches!(self.store.engine.get(stored), Ok(None)),
+                    },
                     "an evaluator saw no record where one is stored"
                 );
                 return Ok(None);
             }
-            // It may be a view into a block of the engine: see below.
-            Before::Present(record) => return Ok(Some(Slice::new(record.stored()))),
+            Before::Present(record) => return Ok(Some(record.stored().clone())),
             Before::Unknown => {}
+        }
+        if let Some(value) = self.written.get(stored) {
+            return Ok(value.clone());
         }
         if let Some(value) = self.store.shared.cache.get(stored) {
             return Ok(Some(value));
@@ -298,6 +351,21 @@ impl<E: Engine> Pending<'_, E> {
             }
             None => self.deltas.push((subject, delta)),
         }
+    }
+}
+
+/// What is stored for a document: what the evaluator made of it, or a copy.
+fn value_of(document: &[u8], made: Option<&Record>, time: ClusterTime) -> Slice {
+    match made {
+        Some(made) => {
+            assert!(
+                made.time() == time && made.document().len() == document.len(),
+                "an evaluator's version is that of its entry"
+            );
+            debug_assert_eq!(made.document(), document);
+            made.stored().clone()
+        }
+        None => Record::new(time, document).into_stored(),
     }
 }
 

@@ -170,6 +170,10 @@ impl<E: Engine> Store<E> {
 
     /// The latest applied version of one record.
     pub fn get(&self, collection: CollectionId, key: &[u8]) -> Result<Option<Record>> {
+        // Nothing can be stored under a longer key, and engines do not take it.
+        if layout::check_user_key(key.len()).is_err() {
+            return Ok(None);
+        }
         let stored = layout::record(collection, key);
         let value = self.shared.cache.get_or_load(
             &stored,
@@ -182,6 +186,24 @@ impl<E: Engine> Store<E> {
             return Ok(None);
         }
         Record::from_stored(value).map(Some)
+    }
+
+    /// The same for a writer that holds the key's latch. The cache is asked but not
+    /// filled: what the writer reads it will mostly replace. The version shares no
+    /// memory with a block of the engine.
+    ///
+    /// No batch that writes the key may be under way: this may see one earlier than
+    /// readers do.
+    pub fn latest(&self, collection: CollectionId, key: &[u8]) -> Result<Option<Record>> {
+        if self.is_dropped(Subject::Collection(collection)) {
+            return Ok(None);
+        }
+        let stored = layout::record(collection, key);
+        let value = match self.shared.cache.get(&stored) {
+            Some(value) => Some(value),
+            None => self.engine.get(&stored)?.map(|value| Slice::new(&value)),
+        };
+        value.map(Record::from_stored).transpose()
     }
 
     /// Everything as of now. Keep it for one batch of a scan, not for a cursor's life.

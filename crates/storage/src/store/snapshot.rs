@@ -12,6 +12,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use byteview::ByteView;
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
 
@@ -33,10 +34,25 @@ impl Record {
 
     /// A version that is not stored yet (appended, but not applied).
     pub fn new(time: ClusterTime, document: &[u8]) -> Self {
-        let mut value = Vec::with_capacity(TIME_BYTES + document.len());
-        value.extend_from_slice(&layout::time_bytes(time));
-        value.extend_from_slice(document);
-        Self(Slice::from(value))
+        Self(ByteView::fused(&layout::time_bytes(time), document).into())
+    }
+
+    /// A version that has no place in the log yet: its time is still to be set.
+    pub fn draft(document: &[u8]) -> Self {
+        Self::new(ClusterTime::ZERO, document)
+    }
+
+    /// The same document, committed at `time`. The bytes are copied only if somebody
+    /// else holds them too.
+    #[must_use]
+    pub fn committed_at(self, time: ClusterTime) -> Self {
+        let mut value = ByteView::from(self.0);
+        if let Some(mut bytes) = value.get_mut() {
+            bytes[..TIME_BYTES].copy_from_slice(&layout::time_bytes(time));
+        } else {
+            return Self::new(time, &value[TIME_BYTES..]);
+        }
+        Self(value.into())
     }
 
     pub fn time(&self) -> ClusterTime {
@@ -47,7 +63,7 @@ impl Record {
         &self.0[TIME_BYTES..]
     }
 
-    pub(crate) fn stored(&self) -> &[u8] {
+    pub(crate) fn stored(&self) -> &Slice {
         &self.0
     }
 
@@ -166,6 +182,9 @@ impl<S: EngineSnapshot> Snapshot<S> {
     /// is read here may go into the cache only while no batch has begun since the
     /// snapshot was taken.
     pub fn get(&self, collection: CollectionId, key: &[u8]) -> Result<Option<Record>> {
+        if layout::check_user_key(key.len()).is_err() {
+            return Ok(None);
+        }
         if self.dropped.contains(&Subject::Collection(collection)) {
             return Ok(None);
         }
@@ -223,6 +242,16 @@ impl<S: EngineSnapshot> Snapshot<S> {
         self.scan_index(index, range, Direction::Forward)
             .next()
             .transpose()
+    }
+
+    /// Whether a scan of this collection would find nothing because it is dropped.
+    pub fn has_dropped_collection(&self, collection: CollectionId) -> bool {
+        self.dropped.contains(&Subject::Collection(collection))
+    }
+
+    /// Whether a scan of this index would find nothing because it is dropped.
+    pub fn has_dropped_index(&self, index: IndexId) -> bool {
+        self.dropped.contains(&Subject::Index(index))
     }
 
     /// The records of this snapshot as they were at `time`.
