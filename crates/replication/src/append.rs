@@ -102,6 +102,7 @@ impl Writer {
     pub fn sync(&mut self) -> io::Result<()> {
         if self.unsynced_since.is_some() {
             self.segment.file.sync()?;
+            self.log.count_sync();
             self.synced = self.last;
             self.unsynced_since = None;
         }

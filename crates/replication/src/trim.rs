@@ -6,7 +6,8 @@
 //!    they are older than its age, no pin needs them, and the state machine has been
 //!    synced past them; it is synced here if that is all that is missing.
 //! 2. **Prepare.** When the current segment is half full there must be a spare, so that
-//!    the loop never waits for zeros to be written.
+//!    the loop never waits for zeros to be written (or for space to be reserved, where
+//!    zeros are not worth it: see `LogState::next_fill`).
 //!
 //! ```text
 //!   log-A.seg ──rename──► spare-N.seg ──header, sync, rename──► log-B.seg
@@ -24,7 +25,6 @@
 
 use std::sync::Arc;
 
-use crate::disk::Fill;
 use crate::entry::LogPosition;
 use crate::error::ReadError;
 use crate::log_state::{LogState, Spare};
@@ -133,7 +133,7 @@ impl Maintenance {
         let name = log.next_spare_name();
         match log
             .disk
-            .create(&name, log.options.segment_bytes, Fill::Zeroed)
+            .create(&name, log.options.segment_bytes, log.next_fill())
         {
             Ok(file) => {
                 log.spares.lock().push(Spare { name, file });

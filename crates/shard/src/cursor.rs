@@ -18,6 +18,7 @@ use crate::operation::Operation;
 use crate::read::Budget;
 use foldhash::fast::FixedState;
 use model::bson::{Doc, DocWriter};
+use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -129,6 +130,8 @@ pub(crate) struct OpenCursor {
     pub(crate) no_timeout: bool,
     /// What is left of the time limit of the command that opened it.
     pub(crate) time_left: Option<Duration>,
+    /// The time that its reads see, for its replies.
+    pub(crate) at: Option<ClusterTime>,
 }
 
 struct Slot {

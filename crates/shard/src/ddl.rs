@@ -28,6 +28,7 @@ use crate::catalog::{CatalogKey, Collection, Index, IndexState, NextIds};
 use crate::write::Companion;
 use model::bson::DocBuf;
 use model::ids::{CollectionId, IndexId};
+use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::index::IndexDefinition;
 use replication::{Durability, ProposeError};
@@ -79,6 +80,7 @@ impl Shard {
             namespace: namespace.clone(),
             options,
             indexes: vec![ready(None, IndexDefinition::on_id()?)],
+            since: ClusterTime::ZERO,
             gate: Arc::new(RwLock::new(())),
         };
         ids.collection += 1;

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Settings {
     pub(crate) cursor_timeout_ms: i64,
+    pub(crate) group_memory_bytes: i64,
     pub(crate) sort_memory_bytes: i32,
     pub(crate) log_level: i32,
     pub(crate) no_table_scan: bool,
@@ -24,6 +25,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             cursor_timeout_ms: 600_000,
+            group_memory_bytes: 100 * 1024 * 1024,
             sort_memory_bytes: 100 * 1024 * 1024,
             log_level: 0,
             no_table_scan: false,
@@ -41,6 +43,7 @@ pub(crate) struct Parameters {
 /// Names in the order in which they are shown.
 pub(crate) const SETTABLE: &[&str] = &[
     "cursorTimeoutMillis",
+    "internalDocumentSourceGroupMaxMemoryBytes",
     "internalQueryMaxBlockingSortMemoryUsageBytes",
     "logLevel",
     "notablescan",
@@ -53,6 +56,7 @@ impl Settings {
     pub(crate) fn get(&self, name: &str) -> Option<Value> {
         Some(match name {
             "cursorTimeoutMillis" => self.cursor_timeout_ms.into(),
+            "internalDocumentSourceGroupMaxMemoryBytes" => self.group_memory_bytes.into(),
             "internalQueryMaxBlockingSortMemoryUsageBytes" => self.sort_memory_bytes.into(),
             "logLevel" => self.log_level.into(),
             "notablescan" => self.no_table_scan.into(),
@@ -70,10 +74,17 @@ impl Settings {
             "cursorTimeoutMillis" => {
                 self.cursor_timeout_ms = integer(name, value, i64::MIN, i64::MAX)?;
             }
+            "internalDocumentSourceGroupMaxMemoryBytes" => {
+                let bytes = integer(name, value, i64::MIN, i64::MAX)?;
+                if bytes <= 0 {
+                    return Err(out_of_range(name, bytes, "greater than 0"));
+                }
+                self.group_memory_bytes = bytes;
+            }
             "internalQueryMaxBlockingSortMemoryUsageBytes" => {
                 let bytes = integer32(name, value)?;
                 if bytes < 0 {
-                    return Err(out_of_range(name, bytes, "greater than or equal to 0"));
+                    return Err(out_of_range(name, bytes.into(), "greater than or equal to 0"));
                 }
                 self.sort_memory_bytes = bytes;
             }
@@ -97,7 +108,7 @@ impl Settings {
             "ttlMonitorSleepSecs" => {
                 let seconds = integer32(name, value)?;
                 if seconds < 1 {
-                    return Err(out_of_range(name, seconds, "greater than 0"));
+                    return Err(out_of_range(name, seconds.into(), "greater than 0"));
                 }
                 self.ttl_sleep_secs = seconds;
             }
@@ -107,7 +118,7 @@ impl Settings {
     }
 }
 
-fn out_of_range(name: &str, value: i32, rule: &str) -> Error {
+fn out_of_range(name: &str, value: i64, rule: &str) -> Error {
     Error::bad_value(format!(
         "Invalid value for parameter {name}: {value} is not {rule}"
     ))

@@ -88,7 +88,10 @@ impl Shard {
             },
         )?);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let catalog = Arc::new(Catalog::new(load_collections(&store, &*clock)?));
+        let catalog = Arc::new(Catalog::new(
+            load_collections(&store, &*clock)?,
+            store.applied_time(),
+        ));
         let overlay = Arc::new(Overlay::new());
         let applier = Applier {
             store: store.clone(),

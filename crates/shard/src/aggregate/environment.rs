@@ -13,6 +13,7 @@ use crate::read::{Budget, Execution, FileSpill, Found, Query, Step};
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
+use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use parking_lot::Mutex;
 use query::path::Path;
@@ -26,6 +27,10 @@ pub(crate) struct ShardEnvironment {
     /// The command that asks for documents now.
     operation: ArcSwap<Operation>,
     allow_disk_use: bool,
+    /// The time that all scans see; `None` is now.
+    at: Option<ClusterTime>,
+    /// What each collecting stage may take.
+    memory_bytes_max: usize,
     scans: Mutex<Vec<Weak<Mutex<Execution>>>>,
     this: Weak<ShardEnvironment>,
 }
@@ -35,11 +40,15 @@ impl ShardEnvironment {
         shard: &Arc<Shard>,
         operation: &Arc<Operation>,
         allow_disk_use: bool,
+        at: Option<ClusterTime>,
     ) -> Arc<Self> {
+        let memory_bytes_max = shard.parameters.current().group_memory_bytes;
         Arc::new_cyclic(|this| Self {
             shard: shard.clone(),
             operation: ArcSwap::new(operation.clone()),
             allow_disk_use,
+            at,
+            memory_bytes_max: usize::try_from(memory_bytes_max).unwrap_or(usize::MAX),
             scans: Mutex::new(Vec::new()),
             this: this.clone(),
         })
@@ -59,6 +68,15 @@ impl ShardEnvironment {
             }
             None => false,
         });
+    }
+
+    /// This server's name and port, as the statistics show it.
+    fn host(&self) -> String {
+        let name = &self.shard.host.name;
+        match self.operation.load().connection.local() {
+            Some(local) => format!("{name}:{}", local.port()),
+            None => name.clone(),
+        }
     }
 
     fn remember(&self, execution: &Arc<Mutex<Execution>>) {
@@ -87,6 +105,7 @@ impl Environment for ShardEnvironment {
                 .map(|fields| fields.iter().map(|name| Path::new(name)).collect()),
             hint: request.hint,
             allow_disk_use: self.allow_disk_use,
+            at: self.at,
             ..Query::new(request.filter)
         };
         let operation = self.operation.load();
@@ -111,13 +130,17 @@ impl Environment for ShardEnvironment {
         })
     }
 
+    fn memory_bytes_max(&self) -> usize {
+        self.memory_bytes_max
+    }
+
     fn collection_stats(&self, namespace: &Namespace, options: Doc<'_>) -> Result<DocBuf, Error> {
         let shard = &self.shard;
         let collection = shard.catalog.get(namespace);
         let mut writer = DocWriter::new();
         writer
             .append("ns", namespace.as_str())
-            .append("host", shard.host.name.as_str())
+            .append("host", &self.host())
             .append("localTime", ValueRef::DateTime(shard.clock.now_ms()));
         let missing = || {
             Error::new(
@@ -179,13 +202,14 @@ impl Environment for ShardEnvironment {
         let Some(collection) = self.shard.catalog.get(namespace) else {
             return Ok(Vec::new());
         };
+        let host = self.host();
         let describe = |index: &Arc<crate::catalog::Index>| {
             let ops = index.accesses.load(Ordering::Relaxed);
             let mut writer = DocWriter::new();
             writer
                 .append("name", index.definition.name.as_str())
                 .append("key", index.definition.key_pattern())
-                .append("host", self.shard.host.name.as_str())
+                .append("host", &host)
                 .begin_document("accesses")
                 .append("ops", i64::try_from(ops).unwrap_or(i64::MAX))
                 .append("since", ValueRef::DateTime(index.accesses_since_ms))

@@ -14,6 +14,7 @@
 use super::{Collection, Index};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::{CollectionId, IndexId, Uuid};
+use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::index::IndexDefinition;
 use std::sync::Arc;
@@ -168,6 +169,7 @@ impl Collection {
                 .ok_or_else(|| damaged("options"))?
                 .to_owned(),
             indexes,
+            since: ClusterTime::ZERO,
             gate: Arc::new(RwLock::new(())),
         })
     }

@@ -24,6 +24,7 @@ use arc_swap::ArcSwap;
 use model::Namespace;
 use model::bson::DocBuf;
 use model::ids::{CollectionId, IndexId, Uuid};
+use model::time::ClusterTime;
 use query::index::IndexDefinition;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,6 +42,9 @@ pub(crate) struct Collection {
     pub(crate) options: DocBuf,
     /// The index on `_id` comes first; building ones are included.
     pub(crate) indexes: Vec<Arc<Index>>,
+    /// Before this time the name meant another collection, or none. Not stored:
+    /// after a restart it is the time of the last entry applied before.
+    pub(crate) since: ClusterTime,
     /// Survives catalog versions: see the invariant above.
     pub(crate) gate: Arc<RwLock<()>>,
 }
@@ -141,9 +145,11 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
-    pub(crate) fn new(collections: Vec<Collection>) -> Self {
+    /// The catalog as it was stored by the entries up to `time`.
+    pub(crate) fn new(collections: Vec<Collection>, time: ClusterTime) -> Self {
         let mut version = CatalogVersion::default();
-        for collection in collections {
+        for mut collection in collections {
+            collection.since = time;
             version.put(collection);
         }
         Self {
@@ -172,7 +178,11 @@ impl Catalog {
     /// Takes over the catalog documents of one applied entry, all at once, so
     /// that no reader sees a rename half done. Called by the log's loop only,
     /// one entry at a time.
-    pub(crate) fn applied(&self, changes: Vec<(CollectionId, Option<Collection>)>) {
+    pub(crate) fn applied(
+        &self,
+        changes: Vec<(CollectionId, Option<Collection>)>,
+        time: ClusterTime,
+    ) {
         if changes.is_empty() {
             return;
         }
@@ -187,6 +197,7 @@ impl Catalog {
                 version.by_namespace.remove(&previous.namespace);
             }
             if let Some(mut collection) = collection {
+                collection.since = time;
                 if let Some(previous) = previous {
                     collection.carry_over(&previous);
                 }
@@ -220,6 +231,7 @@ impl Collection {
             namespace: self.namespace.clone(),
             options: self.options.clone(),
             indexes: self.indexes.clone(),
+            since: self.since,
             gate: self.gate.clone(),
         }
     }
@@ -227,6 +239,9 @@ impl Collection {
     /// Keeps what lives longer than one catalog version.
     fn carry_over(&mut self, previous: &Collection) {
         self.gate = previous.gate.clone();
+        if self.namespace == previous.namespace {
+            self.since = previous.since;
+        }
         for index in &mut self.indexes {
             let before = previous.indexes.iter().find(|other| other.id == index.id);
             if let Some(before) = before {

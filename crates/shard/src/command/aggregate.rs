@@ -2,12 +2,13 @@
 
 use super::arguments::{arguments, missing};
 use super::explain::{Verbosity, explain_command};
-use super::find::{finish_cursor, time_left};
+use super::find::{finish_cursor, read_time, time_left};
 use super::{Answer, Invocation, let_variables, refuse_collation};
 use crate::aggregate::{PipelineSource, ShardEnvironment, check_unique, merge_into, write_out};
 use crate::cursor::{Batch, FIRST_BATCH_DOCUMENTS, OpenCursor, fill_batch};
 use model::bson::{Array, Doc, Value, ValueRef};
 use model::number::Number;
+use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::pipeline::{Environment, Place, Scope, Stage, Step, not_an_array, parse, start};
 use std::sync::Arc;
@@ -56,10 +57,12 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
     if let Some(Stage::Merge(merge)) = &output {
         check_unique(invocation, merge)?;
     }
+    let at = read_time(invocation);
     let environment = ShardEnvironment::new(
         invocation.shard,
         invocation.operation,
         fields.allow_disk_use,
+        at,
     );
     let shared: Arc<dyn Environment> = environment.clone();
     let mut source = start(steps, collection.clone(), fields.hint, &shared)?;
@@ -78,7 +81,7 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
                 environment,
                 left_over: false,
             };
-            return first_batch(invocation, source, fields.batch_size, &namespace);
+            return first_batch(invocation, source, fields.batch_size, &namespace, at);
         }
     }
     let mut writer = Reply::writer();
@@ -86,7 +89,7 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         .begin_document("cursor")
         .begin_array("firstBatch")
         .end();
-    finish_cursor(writer, 0, &namespace)
+    finish_cursor(writer, 0, &namespace, at)
 }
 
 /// The collection that is named; `None` for `{aggregate: 1}`.
@@ -223,6 +226,7 @@ fn first_batch(
     mut source: PipelineSource,
     batch_size: Option<u64>,
     namespace: &Namespace,
+    at: Option<ClusterTime>,
 ) -> Answer {
     let shard = invocation.shard;
     let mut writer = Reply::writer();
@@ -234,13 +238,14 @@ fn first_batch(
     shard.counters.returned(batch.documents() as usize);
     let writer = batch.end();
     if !more {
-        return finish_cursor(writer, 0, namespace);
+        return finish_cursor(writer, 0, namespace, at);
     }
     let id = shard.cursors.open(OpenCursor {
         namespace: namespace.clone(),
         source: Box::new(source),
         no_timeout: false,
         time_left: time_left(invocation),
+        at,
     });
-    finish_cursor(writer, id, namespace)
+    finish_cursor(writer, id, namespace, at)
 }

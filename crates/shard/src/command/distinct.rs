@@ -73,6 +73,7 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
         bytes: 0,
         path: &command.path,
     };
+    let at = command.query.at;
     let collection = invocation.shard.catalog.get(&namespace);
     let by_index = collection
         .as_ref()
@@ -105,6 +106,9 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
         writer.push(value);
     }
     writer.end();
+    if let Some(time) = at {
+        writer.append("atClusterTime", time);
+    }
     finish(writer)
 }
 

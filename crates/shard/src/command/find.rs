@@ -12,6 +12,7 @@ use crate::operation::Operation;
 use crate::read::{Budget, Execution, Query, Step};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::number::Number;
+use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::filter::Filter;
 use query::path::Path;
@@ -62,16 +63,11 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let shard = invocation.shard;
     let mut writer = Reply::writer();
     writer.begin_document("cursor");
-    let Some(collection) = shard.catalog.get(&namespace) else {
-        writer
-            .append("id", 0i64)
-            .append("ns", namespace.as_str())
-            .begin_array("firstBatch")
-            .end()
-            .end();
-        return finish(writer);
-    };
     let at = command.query.at;
+    let Some(collection) = shard.catalog.get(&namespace) else {
+        writer.begin_array("firstBatch").end();
+        return finish_cursor(writer, 0, &namespace, at);
+    };
     let execution = Execution::new(shard, &collection, command.query, invocation.operation)?;
     let mut source = FindSource {
         execution,
@@ -86,20 +82,18 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         more = fill_batch(&mut source, invocation.operation, &mut batch)?;
     }
     shard.counters.returned(batch.documents() as usize);
-    let mut writer = batch.end();
-    if let Some(time) = at {
-        writer.append("atClusterTime", time);
-    }
+    let writer = batch.end();
     if !more || command.single_batch {
-        return finish_cursor(writer, 0, &namespace);
+        return finish_cursor(writer, 0, &namespace, at);
     }
     let id = shard.cursors.open(OpenCursor {
         namespace: namespace.clone(),
         source: Box::new(source),
         no_timeout: command.no_cursor_timeout,
         time_left: time_left(invocation),
+        at,
     });
-    finish_cursor(writer, id, &namespace)
+    finish_cursor(writer, id, &namespace, at)
 }
 
 /// What is left of the command's time limit, for its cursor.
@@ -109,11 +103,17 @@ pub(crate) fn time_left(invocation: &Invocation<'_>) -> Option<std::time::Durati
 }
 
 /// Closes the `cursor` document and the reply.
-pub(crate) fn finish_cursor(mut writer: DocWriter, id: i64, namespace: &Namespace) -> Answer {
-    writer
-        .append("id", id)
-        .append("ns", namespace.as_str())
-        .end();
+pub(crate) fn finish_cursor(
+    mut writer: DocWriter,
+    id: i64,
+    namespace: &Namespace,
+    at: Option<ClusterTime>,
+) -> Answer {
+    writer.append("id", id).append("ns", namespace.as_str());
+    if let Some(time) = at {
+        writer.append("atClusterTime", time);
+    }
+    writer.end();
     finish(writer)
 }
 
@@ -175,7 +175,7 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
         writer.push(Doc::from_validated(record.document()));
     }
     writer.end();
-    finish_cursor(writer, 0, namespace).map(Some)
+    finish_cursor(writer, 0, namespace, None).map(Some)
 }
 
 /// Documents of a `find`, projected.
@@ -422,7 +422,7 @@ impl FindCommand {
 }
 
 /// The time that a read with concern "snapshot" sees.
-pub(crate) fn read_time(invocation: &Invocation<'_>) -> Option<model::time::ClusterTime> {
+pub(crate) fn read_time(invocation: &Invocation<'_>) -> Option<ClusterTime> {
     match invocation.envelope.read_concern {
         ReadConcern::Latest => None,
         ReadConcern::Snapshot(Some(time)) => Some(time),

@@ -52,6 +52,7 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
         ));
     }
     let cursor = held.cursor();
+    let at = cursor.at;
     if let Some(left) = cursor.time_left {
         invocation.operation.set_time_limit(left);
     }
@@ -65,7 +66,7 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     shard.counters.returned(batch.documents() as usize);
     let writer = batch.end();
     let more = more && held.check_in();
-    let reply = finish_cursor(writer, if more { id } else { 0 }, &namespace)?;
+    let reply = finish_cursor(writer, if more { id } else { 0 }, &namespace, at)?;
     if more && request.exhaust_allowed() {
         return Ok(reply.then(request.clone()));
     }

@@ -223,6 +223,7 @@ fn reply_with_list(
             source: Box::new(ListSource { rest: listed }),
             no_timeout: false,
             time_left: time_left(invocation),
+            at: None,
         }),
     };
     let mut writer = Reply::writer();

@@ -191,6 +191,18 @@ impl Execution {
             let planned = Planned::id(key);
             return Self::with_plan(shard, collection, query, planned, None);
         }
+        if let Some(time) = query.at
+            && time < collection.since
+        {
+            return Err(Error::new(
+                Code::SNAPSHOT_UNAVAILABLE,
+                format!(
+                    "Unable to read from a snapshot: at {time:?} the name {} did not mean this \
+                     collection, which is there since {:?}",
+                    collection.namespace, collection.since
+                ),
+            ));
+        }
         let snapshot = shard.store.snapshot();
         let planned = plan(shard, collection, &query, operation)?;
         planned.count_use();
@@ -466,12 +478,15 @@ impl Execution {
             return Ok(Step::Ended);
         }
         self.branch = 1;
-        let record = self
-            .shard
-            .store
-            .get(self.collection.id, key.as_bytes())
-            .map_err(from_storage)?;
-        Ok(match record {
+        let store = &self.shard.store;
+        let record = match self.query.at {
+            None => store.get(self.collection.id, key.as_bytes()),
+            Some(time) => store
+                .snapshot()
+                .at(time)
+                .and_then(|past| past.get(self.collection.id, key.as_bytes())),
+        };
+        Ok(match record.map_err(from_storage)? {
             Some(record) => {
                 self.statistics.keys_examined += 1;
                 self.statistics.documents_examined += 1;

@@ -13,12 +13,12 @@ use crate::Shard;
 use crate::catalog::{Collection, Index};
 use crate::operation::Operation;
 use foldhash::fast::FixedState;
-use model::Error;
+use model::{Code, Error};
 use model::ids::CollectionId;
 use model::key::RecordKey;
 use parking_lot::Mutex;
 use query::filter::{Filter, Predicate};
-use query::plan::{self, Access, IndexView, Plan, PlanRequest};
+use query::plan::{self, Access, Hint, IndexView, Plan, PlanRequest};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -110,17 +110,12 @@ pub(crate) fn plan(
         .indexes
         .iter()
         .filter(|index| index.is_ready() && !index.definition.hidden)
-        // Index entries have no history: only the records themselves do.
-        .filter(|index| query.at.is_none() || index.id.is_none())
         .cloned()
         .collect();
-    let views: Vec<IndexView<'_>> = indexes
-        .iter()
-        .map(|index| IndexView {
-            definition: &index.definition,
-            multikey: index.is_multikey(),
-        })
-        .collect();
+    if query.at.is_some() {
+        return plan_past(query, indexes);
+    }
+    let views = views(&indexes);
     let hint = match &query.hint {
         Some(hint) => plan::find_hint(hint, &views)?,
         None => None,
@@ -144,6 +139,51 @@ pub(crate) fn plan(
         indexes,
         rejected: candidates,
     })
+}
+
+/// Index entries have no history, only records do: an earlier state is scanned
+/// record by record, whatever indexes there are now, and a hint is only checked.
+fn plan_past(query: &Query, mut indexes: Vec<Arc<Index>>) -> Result<Planned, Error> {
+    if query.min.is_some() || query.max.is_some() {
+        return Err(Error::new(
+            Code::COMMAND_NOT_SUPPORTED,
+            "min and max cannot be read at an earlier time: indexes have no history",
+        ));
+    }
+    let hint = match &query.hint {
+        Some(hint) => plan::find_hint(hint, &views(&indexes))?,
+        None => None,
+    };
+    let hint = hint.and_then(|hint| match hint {
+        Hint::Natural(_) => Some(hint),
+        Hint::Index(_) => None,
+    });
+    indexes.retain(|index| index.id.is_none());
+    let request = PlanRequest {
+        filter: &query.filter,
+        sort: query.sort.as_ref(),
+        needed: None,
+        hint,
+        min: None,
+        max: None,
+    };
+    let mut candidates = plan::candidates(&request, &views(&indexes))?;
+    let plan = candidates.swap_remove(0);
+    Ok(Planned {
+        plan,
+        indexes,
+        rejected: Vec::new(),
+    })
+}
+
+fn views(indexes: &[Arc<Index>]) -> Vec<IndexView<'_>> {
+    indexes
+        .iter()
+        .map(|index| IndexView {
+            definition: &index.definition,
+            multikey: index.is_multikey(),
+        })
+        .collect()
 }
 
 fn choose(

@@ -242,7 +242,7 @@ pub(crate) struct Applier {
 impl Applier {
     /// Publishes the catalog documents of an applied entry. Entries with records
     /// that came from this member carry their changes and have none.
-    fn publish_catalog(&self, payload: &[u8]) -> Result<(), BoxError> {
+    fn publish_catalog(&self, payload: &[u8], time: ClusterTime) -> Result<(), BoxError> {
         let entry = Entry::decode(payload)?;
         let mut changes = Vec::new();
         for operation in entry.operations() {
@@ -274,7 +274,7 @@ impl Applier {
             };
             changes.push((id, collection));
         }
-        self.catalog.applied(changes);
+        self.catalog.applied(changes, time);
         Ok(())
     }
 }
@@ -321,7 +321,7 @@ impl StateMachine for Applier {
                     collection: Some(collection),
                     changes,
                 }) => forget(&self.overlay, *collection, changes, position),
-                _ => self.publish_catalog(&committed.entry.payload)?,
+                _ => self.publish_catalog(&committed.entry.payload, committed.entry.time)?,
             }
         }
         Ok(())

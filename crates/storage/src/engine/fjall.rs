@@ -29,6 +29,7 @@ use fjall::{
 use parking_lot::RwLock;
 
 use super::directory::Directory;
+use super::{creation, journal};
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::{Error, Result};
 
@@ -88,6 +89,9 @@ struct Open {
 impl FjallEngine {
     pub fn open(path: &Path, options: &FjallOptions) -> Result<Self> {
         let directory = Directory::open(path)?;
+        let engine_path = directory.engine_path();
+        creation::clear_unfinished(&engine_path).map_err(|e| Error::io(path, e))?;
+        journal::cut_torn_end(&engine_path).map_err(|e| Error::io(path, e))?;
         let garbage = Arc::new(GarbageFactory {
             rule: RwLock::new(Arc::new(|_: &[u8]| false)),
         });

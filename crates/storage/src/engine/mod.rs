@@ -16,8 +16,10 @@
 //! comes out of a scan may share a whole block of the engine's cache; copy it
 //! before keeping it for long.
 
+mod creation;
 pub mod directory;
 pub mod fjall;
+mod journal;
 pub mod memory;
 
 use std::ops::Bound;
