@@ -17,8 +17,8 @@ use shard::{Shard, ShardOptions};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::net::TcpListener;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use wire::{Server, ServerOptions};
 

@@ -53,7 +53,8 @@ impl Counters {
     }
 
     /// The sections of `serverStatus` that come from here.
-    pub(crate) fn append_to(&self, writer: &mut DocWriter) {
+    /// `cursors` are those open, in use and without a time limit.
+    pub(crate) fn append_to(&self, writer: &mut DocWriter, cursors: [i64; 3]) {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as i64;
         writer
             .begin_document("opcounters")
@@ -70,6 +71,13 @@ impl Counters {
             .append("inserted", read(&self.documents_inserted))
             .append("returned", read(&self.documents_returned))
             .append("updated", read(&self.documents_updated))
+            .end()
+            .begin_document("cursor")
+            .begin_document("open")
+            .append("noTimeout", cursors[2])
+            .append("pinned", cursors[1])
+            .append("total", cursors[0])
+            .end()
             .end()
             .begin_document("ttl")
             .append("deletedDocuments", read(&self.ttl_deleted))

@@ -103,17 +103,12 @@ impl Operation {
 
 /// Whether a command is of no use to anybody once its client has gone.
 fn ends_with_client(command: &[u8]) -> bool {
-    let name = Doc::from_validated(command).first().map(|element| element.key());
+    let name = Doc::from_validated(command)
+        .first()
+        .map(|element| element.key());
     !matches!(
         name,
-        Some(
-            "insert"
-                | "update"
-                | "delete"
-                | "findAndModify"
-                | "findandmodify"
-                | "createIndexes"
-        )
+        Some("insert" | "update" | "delete" | "findAndModify" | "findandmodify" | "createIndexes")
     )
 }
 

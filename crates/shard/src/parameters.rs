@@ -84,7 +84,11 @@ impl Settings {
             "internalQueryMaxBlockingSortMemoryUsageBytes" => {
                 let bytes = integer32(name, value)?;
                 if bytes < 0 {
-                    return Err(out_of_range(name, bytes.into(), "greater than or equal to 0"));
+                    return Err(out_of_range(
+                        name,
+                        bytes.into(),
+                        "greater than or equal to 0",
+                    ));
                 }
                 self.sort_memory_bytes = bytes;
             }

@@ -94,6 +94,40 @@ impl TestShard {
         }
     }
 
+    /// Runs a command that opens a cursor; its id, and the documents of the batch.
+    pub(crate) async fn batch(&self, command: &str) -> (i64, Vec<Value>) {
+        let reply = self.run("test", command).await;
+        let cursor = get(&reply, "cursor");
+        let documents = cursor
+            .and_then(|cursor| cursor.get("firstBatch").or(cursor.get("nextBatch")))
+            .and_then(Value::as_array);
+        match (cursor.and_then(|cursor| cursor.get("id")), documents) {
+            (Some(&Value::Int64(id)), Some(documents)) => (id, documents.to_vec()),
+            _ => panic!("{command}\n  answered {}", print_fields(&reply)),
+        }
+    }
+
+    /// What is left of the cursor of collection `c`, in batches.
+    pub(crate) async fn rest(&self, mut id: i64, batch_size: usize) -> Vec<Value> {
+        let mut all = Vec::new();
+        while id != 0 {
+            let more = format!("{{getMore: {id}L, collection: 'c', batchSize: {batch_size}}}");
+            let (next, documents) = self.batch(&more).await;
+            all.extend(documents);
+            id = next;
+        }
+        all
+    }
+
+    /// Inserts documents into collection `c`.
+    pub(crate) async fn insert(&self, documents: &[String]) {
+        for some in documents.chunks(500) {
+            let insert = format!("{{insert: 'c', documents: [{}]}}", some.join(", "));
+            self.check(&format!("{insert} => {{n: {}}}", some.len()))
+                .await;
+        }
+    }
+
     /// Checks that the collection's records and indexes agree.
     pub(crate) async fn check_valid(&self, collection: &str) -> Fields {
         let reply = self

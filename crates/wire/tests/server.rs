@@ -277,6 +277,24 @@ fn a_running_command_learns_that_the_client_is_gone() {
 }
 
 #[test]
+fn a_computing_command_can_look_for_its_client() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    client
+        .send_with_flags(0, command("compute", 1).as_bytes())
+        .unwrap();
+    wait_for("the command", || server.script.holding.load(SeqCst) == 1);
+    assert_eq!(server.script.hangups.load(SeqCst), 0);
+    drop(client);
+    wait_for("the hang-up to be seen", || {
+        server.script.hangups.load(SeqCst) == 1
+    });
+    wait_for("the end", || {
+        server.handle.metrics().connections_current == 0
+    });
+}
+
+#[test]
 fn pipelined_requests_hide_no_hang_up() {
     let server = TestServer::start();
     let mut client = server.connect();

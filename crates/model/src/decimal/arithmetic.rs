@@ -300,6 +300,8 @@ fn work_context() -> Context<Work> {
     context.set_max_exponent(6144).expect(VALID);
     context.set_min_exponent(-6143).expect(VALID);
     context.set_clamp(true);
+    // The library's own default takes halves away from zero.
+    context.set_rounding(dec::Rounding::HalfEven);
     context
 }
 
@@ -309,6 +311,7 @@ pub(super) fn wide_context() -> Context<WideWork> {
     context.set_precision(54).expect(VALID);
     context.set_max_exponent(9999).expect(VALID);
     context.set_min_exponent(-9999).expect(VALID);
+    context.set_rounding(dec::Rounding::HalfEven);
     context
 }
 

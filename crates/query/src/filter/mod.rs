@@ -225,3 +225,27 @@ pub struct Matched {
     /// The array element that `$` stands for.
     pub position: Option<u32>,
 }
+
+/// Refuses a filter, already parsed, that an upsert may not have: nothing can be
+/// inserted that fits an expression.
+pub fn refuse_expression_in_upsert(filter: Doc<'_>) -> Result<(), Error> {
+    for element in filter.iter() {
+        match (element.key(), element.value()) {
+            ("$expr", _) => {
+                return Err(Error::new(
+                    model::Code::QUERY_FEATURE_NOT_ALLOWED,
+                    "$expr is not allowed in the query predicate for an upsert",
+                ));
+            }
+            ("$and" | "$or" | "$nor", ValueRef::Array(branches)) => {
+                for branch in branches.iter() {
+                    if let ValueRef::Document(branch) = branch {
+                        refuse_expression_in_upsert(branch)?;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

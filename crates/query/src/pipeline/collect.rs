@@ -26,7 +26,7 @@ impl Sorting {
     ) -> Self {
         let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
         let mut sorter =
-            Sorter::new(pattern, limit).with_memory_limit(environment.memory_bytes_max());
+            Sorter::new(pattern, limit).with_memory_limit(environment.sort_memory_bytes_max());
         if let Some(spill) = environment.spill() {
             sorter = sorter.with_spill(spill);
         }

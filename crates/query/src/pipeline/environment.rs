@@ -26,6 +26,11 @@ pub trait Environment: Send + Sync {
         MEMORY_BYTES_MAX
     }
 
+    /// The same for a sort.
+    fn sort_memory_bytes_max(&self) -> usize {
+        self.memory_bytes_max()
+    }
+
     /// The one document of `$collStats`.
     fn collection_stats(&self, namespace: &Namespace, options: Doc<'_>) -> Result<DocBuf, Error>;
 

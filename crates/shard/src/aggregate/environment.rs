@@ -9,6 +9,7 @@ use crate::Shard;
 use crate::command::operations::running_operations;
 use crate::command::stats::{Sizes, append_collection_stats, append_count};
 use crate::operation::Operation;
+use crate::parameters::Settings;
 use crate::read::{Budget, Execution, FileSpill, Found, Query, Step};
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -29,8 +30,8 @@ pub(crate) struct ShardEnvironment {
     allow_disk_use: bool,
     /// The time that all scans see; `None` is now.
     at: Option<ClusterTime>,
-    /// What each collecting stage may take.
-    memory_bytes_max: usize,
+    /// As they were when the command began.
+    settings: Settings,
     scans: Mutex<Vec<Weak<Mutex<Execution>>>>,
     this: Weak<ShardEnvironment>,
 }
@@ -42,13 +43,12 @@ impl ShardEnvironment {
         allow_disk_use: bool,
         at: Option<ClusterTime>,
     ) -> Arc<Self> {
-        let memory_bytes_max = shard.parameters.current().group_memory_bytes;
         Arc::new_cyclic(|this| Self {
             shard: shard.clone(),
             operation: ArcSwap::new(operation.clone()),
             allow_disk_use,
             at,
-            memory_bytes_max: usize::try_from(memory_bytes_max).unwrap_or(usize::MAX),
+            settings: shard.parameters.current(),
             scans: Mutex::new(Vec::new()),
             this: this.clone(),
         })
@@ -131,7 +131,11 @@ impl Environment for ShardEnvironment {
     }
 
     fn memory_bytes_max(&self) -> usize {
-        self.memory_bytes_max
+        usize::try_from(self.settings.group_memory_bytes).unwrap_or(usize::MAX)
+    }
+
+    fn sort_memory_bytes_max(&self) -> usize {
+        usize::try_from(self.settings.sort_memory_bytes).unwrap_or(0)
     }
 
     fn collection_stats(&self, namespace: &Namespace, options: Doc<'_>) -> Result<DocBuf, Error> {

@@ -50,7 +50,7 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
             Err(error) => outcomes.failed(index, error),
         }
     }
-    WriteReply::from(outcomes).finish()
+    WriteReply::from(outcomes).finish(&invocation.envelope)
 }
 
 /// One statement of the command.

@@ -286,7 +286,8 @@ pub(crate) fn append_server_status(shard: &Shard, writer: &mut DocWriter) {
         .append("bytesOut", metrics.bytes_out as i64)
         .append("numRequests", metrics.requests as i64)
         .end();
-    shard.counters.append_to(writer);
+    let cursor_counts = [cursors, cursors_in_use, cursors_endless].map(|count| count as i64);
+    shard.counters.append_to(writer, cursor_counts);
     writer
         .begin_document("storageEngine")
         .append("name", "fjall")

@@ -2,6 +2,7 @@
 
 use crate::command::arguments::{fields, is_generic, refuse_duplicates};
 use model::bson::{Doc, Kind, ValueRef};
+use model::number::Number;
 use model::time::ClusterTime;
 use model::{Code, Error};
 use std::time::Duration;
@@ -28,6 +29,8 @@ pub(crate) enum ReadConcern {
 pub(crate) struct Envelope {
     pub(crate) time_limit: Option<Duration>,
     pub(crate) write_concern: WriteConcern,
+    /// False for `w: 0` without `j`: the reply then tells nothing of the outcome.
+    pub(crate) acknowledged: bool,
     pub(crate) read_concern: ReadConcern,
 }
 
@@ -36,6 +39,7 @@ impl Envelope {
         let mut envelope = Self {
             time_limit: None,
             write_concern: WriteConcern::Majority,
+            acknowledged: true,
             read_concern: ReadConcern::Latest,
         };
         refuse_duplicates("APIParametersFromClient", body)?;
@@ -67,7 +71,9 @@ impl Envelope {
                     ));
                 }
                 ("writeConcern", ValueRef::Document(doc)) => {
-                    envelope.write_concern = write_concern(doc)?
+                    envelope.write_concern = write_concern(doc)?;
+                    envelope.acknowledged = envelope.write_concern == WriteConcern::Majority
+                        || !doc.get("w").and_then(Number::of).is_some_and(is_none_asked);
                 }
                 ("readConcern", ValueRef::Document(doc)) => {
                     envelope.read_concern = read_concern(command, doc)?
@@ -135,10 +141,10 @@ impl Envelope {
 }
 
 fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
-    let number = match model::number::Number::of(value) {
+    let number = match Number::of(value) {
         None => return Err(Error::bad_value("maxTimeMS must be a number")),
         // A decimal is rounded, a double must be whole.
-        Some(decimal @ model::number::Number::Decimal(_)) => decimal.to_f64().round_ties_even(),
+        Some(decimal @ Number::Decimal(_)) => decimal.to_f64().round_ties_even(),
         Some(number) => number.to_f64(),
     };
     if number.fract() != 0.0 || number.is_nan() {
@@ -154,12 +160,16 @@ fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
 
 /// A number of members as the real server reads it: decimals are rounded,
 /// doubles are cut, and NaN is zero.
-fn member_count(number: model::number::Number) -> f64 {
+fn member_count(number: Number) -> f64 {
     let count = match number {
-        model::number::Number::Decimal(_) => number.to_f64().round_ties_even(),
+        Number::Decimal(_) => number.to_f64().round_ties_even(),
         _ => number.to_f64().trunc(),
     };
     if count.is_nan() { 0.0 } else { count }
+}
+
+fn is_none_asked(members: Number) -> bool {
+    member_count(members) == 0.0
 }
 
 fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
@@ -186,7 +196,7 @@ fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
                     }
                     // There is one member: any tags are satisfied by it.
                     ValueRef::Document(_) => false,
-                    value => match model::number::Number::of(value).map(member_count) {
+                    value => match Number::of(value).map(member_count) {
                         Some(0.0 | 1.0) => false,
                         Some(number) if (0.0..=50.0).contains(&number) => {
                             return Err(Error::bad_value(
@@ -211,7 +221,7 @@ fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
             "j" => journal = Some(field.loose_boolean()?),
             "fsync" => fsync = field.loose_boolean()?,
             "wtimeout" => {
-                let number = model::number::Number::of(field.value()).map(|n| n.to_f64());
+                let number = Number::of(field.value()).map(|n| n.to_f64());
                 if number.is_some_and(|number| number.abs() > f64::from(i32::MAX)) {
                     return Err(Error::new(
                         Code::FAILED_TO_PARSE,
@@ -219,8 +229,7 @@ fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
                     ));
                 }
             }
-            "provenance" | "getLastError" | "wElectionId" | "wOpTime"
-            | "wtimeoutMS" => {}
+            "provenance" | "getLastError" | "wElectionId" | "wOpTime" | "wtimeoutMS" => {}
             _ => return Err(field.unknown()),
         }
     }
@@ -318,10 +327,12 @@ fn read_concern(command: &str, doc: Doc<'_>) -> Result<ReadConcern, Error> {
             "level" => {
                 concern = match field.string()? {
                     "local" | "available" | "majority" | "linearizable" => ReadConcern::Latest,
-                    "snapshot" if command == "count" => {
+                    "snapshot" if matches!(command, "count" | "explain") => {
                         return Err(Error::new(
                             Code::INVALID_OPTIONS,
-                            "Command count does not support readConcern level snapshot",
+                            format!(
+                                "Command {command} does not support readConcern level snapshot"
+                            ),
                         ));
                     }
                     "snapshot" => ReadConcern::Snapshot(None),
@@ -334,6 +345,12 @@ fn read_concern(command: &str, doc: Doc<'_>) -> Result<ReadConcern, Error> {
                 }
             }
             "atClusterTime" => match field.value() {
+                ValueRef::Timestamp(time) if time.seconds == 0 && time.increment == 0 => {
+                    return Err(Error::new(
+                        Code::INVALID_OPTIONS,
+                        "atClusterTime cannot be a null timestamp",
+                    ));
+                }
                 ValueRef::Timestamp(time) => {
                     at = Some(ClusterTime::new(time.seconds, time.increment));
                 }
@@ -360,7 +377,7 @@ fn read_concern(command: &str, doc: Doc<'_>) -> Result<ReadConcern, Error> {
         (ReadConcern::Latest, None) => Ok(concern),
         (ReadConcern::Latest, Some(_)) => Err(Error::new(
             Code::INVALID_OPTIONS,
-            "readConcern.atClusterTime is only allowed with readConcern level snapshot",
+            "atClusterTime field can be set only if level is equal to snapshot",
         )),
     }
 }

@@ -65,8 +65,17 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     writer.begin_document("cursor");
     let at = command.query.at;
     let Some(collection) = shard.catalog.get(&namespace) else {
-        writer.begin_array("firstBatch").end();
-        return finish_cursor(writer, 0, &namespace, at);
+        // The real server writes this reply in another order.
+        writer
+            .append("id", 0i64)
+            .append("ns", namespace.as_str())
+            .begin_array("firstBatch")
+            .end();
+        if let Some(time) = at {
+            writer.append("atClusterTime", time);
+        }
+        writer.end();
+        return finish(writer);
     };
     let execution = Execution::new(shard, &collection, command.query, invocation.operation)?;
     let mut source = FindSource {

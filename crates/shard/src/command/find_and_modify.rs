@@ -94,6 +94,9 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
         ));
     }
     let mut selection = Selection::parse(filter, parsed.hint.clone(), context)?;
+    if parsed.upsert {
+        query::filter::refuse_expression_in_upsert(filter)?;
+    }
     if let Some(sort) = parsed.sort.filter(|sort| !sort.is_empty()) {
         selection.sort = Some(SortPattern::parse(sort)?);
     }

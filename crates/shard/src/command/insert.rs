@@ -47,7 +47,7 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
         from = to;
     }
     invocation.shard.counters.inserted(batch.statements.count());
-    WriteReply::from(batch.statements).finish()
+    WriteReply::from(batch.statements).finish(&invocation.envelope)
 }
 
 fn batch_end(documents: &[Doc<'_>], from: usize) -> usize {

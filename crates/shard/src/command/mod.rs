@@ -37,8 +37,9 @@ pub(crate) mod write_reply;
 use crate::Shard;
 use crate::operation::Operation;
 use arguments::Argument;
-use envelope::Envelope;
+use envelope::{Envelope, ReadConcern};
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
+use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::expression::Expression;
@@ -204,6 +205,11 @@ pub(crate) async fn dispatch(
             if let Some(limit) = envelope.time_limit {
                 operation.set_time_limit(limit);
             }
+            if let ReadConcern::Snapshot(Some(time)) = envelope.read_concern
+                && let Err(error) = Box::pin(reach_time(shard, time)).await
+            {
+                return Err(error).into();
+            }
             let invocation = Invocation {
                 shard,
                 connection,
@@ -215,6 +221,35 @@ pub(crate) async fn dispatch(
         }
     };
     answer.into()
+}
+
+/// Waits until nothing can be written at or before a time any more: an entry at
+/// or after it is applied. A time that was never given out is refused.
+async fn reach_time(shard: &Shard, time: ClusterTime) -> Result<(), Error> {
+    if shard.store.applied_time() >= time {
+        return Ok(());
+    }
+    let latest = shard.log.latest_time();
+    if time > latest {
+        let text = |time: ClusterTime| {
+            format!(
+                "{{ ts: Timestamp({}, {}) }}",
+                time.seconds(),
+                time.increment()
+            )
+        };
+        return Err(Error::new(
+            Code::INVALID_OPTIONS,
+            format!(
+                "readConcern atClusterTime value must not be greater than the current \
+                 clusterTime. Requested clusterTime: {}; current clusterTime: {}",
+                text(time),
+                text(latest)
+            ),
+        ));
+    }
+    // Its time is after all times given before.
+    shard.propose_catalog(|encoder| encoder.noop()).await
 }
 
 async fn run(invocation: &Invocation<'_>) -> Answer {

@@ -65,6 +65,10 @@ fn describe(shard: &Shard, operation: &Operation) -> DocBuf {
         writer.append("client", peer.to_string().as_str());
     }
     if let Some(metadata) = connection.client_metadata() {
+        let application = metadata.as_doc().get_doc("application");
+        if let Some(name) = application.and_then(|application| application.get_str("name")) {
+            writer.append("appName", name);
+        }
         writer.append("clientMetadata", metadata);
     }
     writer

@@ -10,6 +10,7 @@ use super::{Answer, Invocation, batch_documents, let_variables};
 use model::bson::{Array, Doc, Kind, Value, ValueRef};
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
+use query::filter::refuse_expression_in_upsert;
 use query::update::Update;
 
 pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
@@ -56,7 +57,7 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
             Err(error) => outcomes.failed(index, error),
         }
     }
-    WriteReply::from(outcomes).finish()
+    WriteReply::from(outcomes).finish(&invocation.envelope)
 }
 
 /// Errors that end the command rather than its statement.
@@ -156,6 +157,9 @@ impl<'a> Statement<'a> {
             super::insert::check_target(namespace)?;
         }
         let selection = Selection::parse(self.filter, self.hint.clone(), context)?;
+        if self.upsert {
+            refuse_expression_in_upsert(self.filter)?;
+        }
         Modification {
             invocation,
             namespace,

@@ -1,6 +1,7 @@
 //! Outcomes of the statements of a write command, and the reply they make.
 
 use super::Answer;
+use super::envelope::Envelope;
 use super::finish;
 use model::bson::{DocWriter, Value};
 use model::{Code, Error};
@@ -66,6 +67,14 @@ impl Statements {
         self.upserted.push((index, id));
     }
 
+    /// Leaves nothing to tell.
+    fn forget(&mut self) {
+        self.count = 0;
+        self.modified = self.modified.map(|_| 0);
+        self.upserted.clear();
+        self.errors.clear();
+    }
+
     pub(crate) fn failed(&mut self, index: usize, error: Error) {
         self.errors.push((index, error));
     }
@@ -81,8 +90,11 @@ impl From<Statements> for WriteReply {
 }
 
 impl WriteReply {
-    pub(crate) fn finish(self) -> Answer {
+    pub(crate) fn finish(self, envelope: &Envelope) -> Answer {
         let mut statements = self.0;
+        if !envelope.acknowledged {
+            statements.forget();
+        }
         statements.errors.sort_by_key(|(index, _)| *index);
         let mut writer = Reply::writer();
         writer.append("n", count(statements.count));

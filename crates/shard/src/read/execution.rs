@@ -29,7 +29,9 @@ use model::bson::{Doc, DocBuf, DocWriter};
 use model::key::RecordKey;
 use model::{Code, Error};
 use query::filter::Filter;
-use query::plan::{Access, IndexAccess, ScanBounds, ScanDirection, Union, emits_at, has_key_inside};
+use query::plan::{
+    Access, IndexAccess, ScanBounds, ScanDirection, Union, emits_at, has_key_inside,
+};
 use query::sort::{Sorted, Sorter};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -687,11 +689,7 @@ fn matches(filter: &Option<Filter>, document: Doc<'_>) -> Result<bool, Error> {
     }
 }
 
-fn passes(
-    access: &IndexAccess,
-    whole: Option<&Filter>,
-    document: Doc<'_>,
-) -> Result<bool, Error> {
+fn passes(access: &IndexAccess, whole: Option<&Filter>, document: Doc<'_>) -> Result<bool, Error> {
     if matches(&access.residual, document)? {
         return Ok(true);
     }

@@ -345,8 +345,7 @@ fn access_stage(planned: &Planned, plan: &Plan, statistics: &Statistics, counted
                 let index = &planned.indexes[branch.index];
                 let own = own_residual(branch, union.residual.as_ref());
                 let (of_key, of_document) = split_residual(branch, own.as_ref(), index);
-                let scan =
-                    index_scan(index, branch, *counts, counts.keys_inside).filter(of_key);
+                let scan = index_scan(index, branch, *counts, counts.keys_inside).filter(of_key);
                 either = either.over(match of_document {
                     None => scan,
                     Some(filter) => Stage::new("FETCH")

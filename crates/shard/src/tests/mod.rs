@@ -3,6 +3,10 @@
 mod administration;
 mod catalog;
 mod cursors;
+mod emitted_once;
 mod expiry;
 mod index_build;
+mod past;
+mod races;
+mod spilling;
 mod validation;

@@ -163,7 +163,10 @@ enum NotAppended {
 /// About as many bytes as the entry will have, index entries left out.
 fn payload_bytes(changes: &[Change]) -> usize {
     let of_change = |change: &Change| {
-        let document = change.after.as_ref().map_or(0, |after| after.document().len());
+        let document = change
+            .after
+            .as_ref()
+            .map_or(0, |after| after.document().len());
         // Kind, collection, three lengths.
         16 + change.key.as_bytes().len() + document
     };

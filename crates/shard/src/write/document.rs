@@ -1,9 +1,7 @@
 //! What a document must be to be stored.
 
 use crate::Shard;
-use model::bson::{
-    Doc, DocBuf, DocWriter, Kind, MAX_DOCUMENT_BYTES, MAX_INTERNAL_BYTES, ValueRef,
-};
+use model::bson::{Doc, DocBuf, DocWriter, Kind, MAX_DOCUMENT_BYTES, MAX_INTERNAL_BYTES, ValueRef};
 use model::{Code, Error};
 use query::update::check_id;
 
@@ -50,9 +48,7 @@ pub(crate) fn prepare<'a>(shard: &Shard, doc: Doc<'a>) -> Result<Prepared<'a>, E
     if let Some(id) = &id {
         check_id(id.value())?;
     }
-    let first = doc
-        .first()
-        .is_some_and(|first| first.key_bytes() == b"_id");
+    let first = doc.first().is_some_and(|first| first.key_bytes() == b"_id");
     let zero_timestamp = doc
         .iter()
         .any(|e| e.kind() == Kind::Timestamp && is_zero_timestamp(e.value()) && e.key() != "_id");

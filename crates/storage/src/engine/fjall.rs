@@ -66,7 +66,7 @@ impl Default for FjallOptions {
             memtable_bytes: 32 << 20,
             journal_bytes: 64 << 20,
             level_zero_tables: 4,
-            table_bytes: 64 << 20,
+            table_bytes: 32 << 20,
             block_bytes: 16 << 10,
             workers: WORKER_THREADS,
         }

@@ -8,6 +8,7 @@
 //!   grow n    {ok, text: <n bytes>}
 //!   hold      waits until the test releases it, then {ok, closed}
 //!   hangup    waits until the client is gone, then tells the test so
+//!   compute   looks for itself until the client is gone, without ever waiting
 //!   panic     panics
 //! ```
 
@@ -53,6 +54,16 @@ impl Handler for Script {
                 self.holding.fetch_add(1, Ordering::SeqCst);
                 connection.closed().await;
                 self.hangups.fetch_add(1, Ordering::SeqCst);
+                Reply::ok()
+            }
+            "compute" => {
+                self.holding.fetch_add(1, Ordering::SeqCst);
+                let deadline = Instant::now() + Duration::from_secs(20);
+                while !connection.look_for_hangup() && Instant::now() < deadline {
+                    std::thread::yield_now();
+                }
+                self.hangups
+                    .fetch_add(usize::from(connection.is_closed()), Ordering::SeqCst);
                 Reply::ok()
             }
             "panic" => panic!("as the test asked for"),

@@ -1,0 +1,280 @@
+//! Where two documents differ, and how that is shown to people.
+//!
+//! A difference is a path (`a.b.2`) and the two values there, one of which may be absent. Values are
+//! shown as canonical extended JSON with their type, cut to a bounded length, so that a report stays
+//! small whatever the documents hold. Where two values look the same but are not (the payload of a
+//! NaN), their bytes are shown.
+
+use crate::compare::{Comparison, sorted_fields};
+use crate::element::{Element, Malformed, ValueRef, Writer, elements, kind};
+use serde::Serialize;
+
+/// How many differences of one document are listed.
+const LISTED_MAX: usize = 20;
+/// How much of one value is shown.
+const SHOWN_CHARACTERS_MAX: usize = 200;
+
+/// One place where two documents differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// The path of the field; empty for the document itself.
+    pub path: String,
+    /// What the source holds; None if the field is not there.
+    pub source: Option<Shown>,
+    pub destination: Option<Shown>,
+}
+
+/// A value as people read it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Shown {
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub value: String,
+}
+
+/// The places where two documents differ, the first few of them.
+pub fn differences(
+    comparison: Comparison,
+    source: &[u8],
+    destination: &[u8],
+) -> Result<Vec<Difference>, Malformed> {
+    let mut found = Vec::new();
+    in_documents(comparison, "", source, destination, &mut found)?;
+    Ok(found)
+}
+
+fn in_documents(
+    comparison: Comparison,
+    path: &str,
+    source: &[u8],
+    destination: &[u8],
+    found: &mut Vec<Difference>,
+) -> Result<(), Malformed> {
+    let before = found.len();
+    let (left, right) = (sorted_fields(source)?, sorted_fields(destination)?);
+    let (mut left, mut right) = (left.iter().peekable(), right.iter().peekable());
+    while found.len() < LISTED_MAX {
+        let order = match (left.peek(), right.peek()) {
+            (None, None) => break,
+            (Some(_), None) => std::cmp::Ordering::Less,
+            (None, Some(_)) => std::cmp::Ordering::Greater,
+            (Some(one), Some(other)) => one.name.cmp(other.name),
+        };
+        let one = order.is_le().then(|| left.next()).flatten();
+        let other = order.is_ge().then(|| right.next()).flatten();
+        in_fields(comparison, path, one, other, found)?;
+    }
+    let same_fields = found.len() == before;
+    if same_fields && comparison == Comparison::Bytes && source != destination {
+        found.push(Difference {
+            path: path.to_owned(),
+            source: Some(field_order(source)?),
+            destination: Some(field_order(destination)?),
+        });
+    }
+    Ok(())
+}
+
+fn in_fields(
+    comparison: Comparison,
+    path: &str,
+    one: Option<&Element<'_>>,
+    other: Option<&Element<'_>>,
+    found: &mut Vec<Difference>,
+) -> Result<(), Malformed> {
+    let Some(named) = one.or(other) else {
+        return Ok(());
+    };
+    let name = String::from_utf8_lossy(named.name);
+    let path = match path {
+        "" => name.into_owned(),
+        path => format!("{path}.{name}"),
+    };
+    if let (Some(one), Some(other)) = (one, other) {
+        if comparison.same_value(one.value, other.value)? {
+            return Ok(());
+        }
+        let kinds = (one.value.kind, other.value.kind);
+        if matches!(
+            kinds,
+            (kind::DOCUMENT, kind::DOCUMENT) | (kind::ARRAY, kind::ARRAY)
+        ) {
+            return in_documents(comparison, &path, one.value.bytes, other.value.bytes, found);
+        }
+    }
+    let mut source = one.map(|element| show(element.value));
+    let mut destination = other.map(|element| show(element.value));
+    if source == destination
+        && let (Some(one), Some(other)) = (one, other)
+    {
+        source = Some(show_bytes(one.value));
+        destination = Some(show_bytes(other.value));
+    }
+    found.push(Difference { path, source, destination });
+    Ok(())
+}
+
+fn field_order(document: &[u8]) -> Result<Shown, Malformed> {
+    let mut names = Vec::new();
+    for element in elements(document)? {
+        names.push(String::from_utf8_lossy(element?.name).into_owned());
+    }
+    Ok(Shown {
+        kind: "order of fields",
+        value: shorten(names.join(", ")),
+    })
+}
+
+/// A value as extended JSON, cut to a bounded length.
+pub fn show(value: ValueRef<'_>) -> Shown {
+    let decoded = decode(value).map(|decoded| match decoded {
+        // Plain text reads better than escaped text in an object.
+        bson::Bson::String(text) => format!("{text:?}"),
+        decoded => decoded.into_canonical_extjson().to_string(),
+    });
+    match decoded {
+        Some(text) => Shown {
+            kind: type_name(value.kind),
+            value: shorten(text),
+        },
+        None => show_bytes(value),
+    }
+}
+
+/// The decoded value, unless it holds text that is not UTF-8.
+fn decode(value: ValueRef<'_>) -> Option<bson::Bson> {
+    let mut writer = Writer::new();
+    writer.value("v", value);
+    let bytes = writer.finish();
+    let document = bson::Document::from_reader(bytes.as_slice()).ok()?;
+    document.into_iter().next().map(|(_, decoded)| decoded)
+}
+
+fn show_bytes(value: ValueRef<'_>) -> Shown {
+    let mut text = String::from("bytes ");
+    for byte in value.bytes.iter().take(SHOWN_CHARACTERS_MAX / 2) {
+        text.push_str(&format!("{byte:02x}"));
+    }
+    if value.bytes.len() > SHOWN_CHARACTERS_MAX / 2 {
+        text.push('…');
+    }
+    Shown {
+        kind: type_name(value.kind),
+        value: text,
+    }
+}
+
+fn shorten(text: String) -> String {
+    match text.char_indices().nth(SHOWN_CHARACTERS_MAX) {
+        None => text,
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+    }
+}
+
+/// The name that `$type` has for a type code.
+pub fn type_name(code: u8) -> &'static str {
+    match code {
+        kind::DOUBLE => "double",
+        kind::STRING => "string",
+        kind::DOCUMENT => "object",
+        kind::ARRAY => "array",
+        kind::BINARY => "binData",
+        kind::UNDEFINED => "undefined",
+        kind::OBJECT_ID => "objectId",
+        kind::BOOLEAN => "bool",
+        kind::DATE => "date",
+        kind::NULL => "null",
+        kind::REGEX => "regex",
+        kind::DB_POINTER => "dbPointer",
+        kind::CODE => "javascript",
+        kind::SYMBOL => "symbol",
+        kind::CODE_WITH_SCOPE => "javascriptWithScope",
+        kind::INT32 => "int",
+        kind::TIMESTAMP => "timestamp",
+        kind::INT64 => "long",
+        kind::DECIMAL => "decimal",
+        kind::MIN_KEY => "minKey",
+        kind::MAX_KEY => "maxKey",
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bson::{Document, doc};
+
+    fn check(comparison: Comparison, source: Document, destination: Document, expected: &[&str]) {
+        let found = differences(
+            comparison,
+            &source.to_vec().unwrap(),
+            &destination.to_vec().unwrap(),
+        )
+        .unwrap();
+        let side = |shown: &Option<Shown>| match shown {
+            None => "-".to_owned(),
+            Some(shown) => format!("{} {}", shown.kind, shown.value),
+        };
+        let lines: Vec<String> = found
+            .iter()
+            .map(|one| format!("{}: {} | {}", one.path, side(&one.source), side(&one.destination)))
+            .collect();
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn differences_name_path_and_values() {
+        use Comparison::{Bytes, IgnoreFieldOrder};
+        check(Bytes, doc! {"a": 1}, doc! {"a": 1}, &[]);
+        check(
+            Bytes,
+            doc! {"a": 1, "b": {"c": [1, {"d": "x"}]}},
+            doc! {"a": 1_i64, "b": {"c": [1, {"d": "y"}]}},
+            &[
+                r#"a: int {"$numberInt":"1"} | long {"$numberLong":"1"}"#,
+                r#"b.c.1.d: string "x" | string "y""#,
+            ],
+        );
+        check(
+            Bytes,
+            doc! {"a": 1, "b": true},
+            doc! {"b": true, "c": null},
+            &[r#"a: int {"$numberInt":"1"} | -"#, "c: - | null null"],
+        );
+        check(
+            Bytes,
+            doc! {"x": {"a": 1, "b": 2}},
+            doc! {"x": {"b": 2, "a": 1}},
+            &["x: order of fields a, b | order of fields b, a"],
+        );
+        check(
+            IgnoreFieldOrder,
+            doc! {"x": {"a": 1, "b": 2}, "y": 1},
+            doc! {"x": {"b": 2, "a": 1}, "y": 2},
+            &[r#"y: int {"$numberInt":"1"} | int {"$numberInt":"2"}"#],
+        );
+        let nan = |payload: u64| doc! {"a": f64::from_bits(0x7ff8_0000_0000_0000 | payload)};
+        check(
+            Bytes,
+            nan(0),
+            nan(1),
+            &["a: double bytes 000000000000f87f | double bytes 010000000000f87f"],
+        );
+    }
+
+    #[test]
+    fn long_values_and_lists_are_cut() {
+        let source = doc! {"a": "x".repeat(5000)}.to_vec().unwrap();
+        let found = differences(Comparison::Bytes, &source, &doc! {}.to_vec().unwrap()).unwrap();
+        let shown = &found[0].source.as_ref().unwrap().value;
+        assert!(shown.chars().count() < 250 && shown.ends_with("(5002 bytes)"), "{shown}");
+        let many: Document = (0..100).map(|i| (i.to_string(), i.into())).collect();
+        let found = differences(
+            Comparison::Bytes,
+            &many.to_vec().unwrap(),
+            &doc! {}.to_vec().unwrap(),
+        )
+        .unwrap();
+        assert_eq!(found.len(), LISTED_MAX);
+    }
+}
