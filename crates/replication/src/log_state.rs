@@ -279,3 +279,33 @@ impl Tail {
 pub(crate) fn memory_bytes(entry: &Entry) -> usize {
     entry.payload.len() + ENTRY_HEADER_BYTES
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::segment::GroupId;
+    use crate::simulated_disk::SimulatedDisk;
+
+    #[test]
+    fn segments_are_zeroed_where_syncs_are_frequent() {
+        let check = |written_bytes: u64, syncs: u64, fill: Fill| {
+            let options = Options::new(GroupId(1));
+            let disk = Arc::new(SimulatedDisk::new());
+            let log = LogState::new(options, disk, Arc::new(SystemClock));
+            log.set_appended(LogPosition::new(1), written_bytes);
+            for _ in 0..syncs {
+                log.count_sync();
+            }
+            assert_eq!(
+                log.next_fill(),
+                fill,
+                "{written_bytes} bytes, {syncs} syncs"
+            );
+        };
+        check(512, 0, Fill::Zeroed);
+        check(32 << 20, 0, Fill::Reserved);
+        check(32 << 20, 10, Fill::Reserved);
+        check(32 << 20, 1_000, Fill::Zeroed);
+    }
+}

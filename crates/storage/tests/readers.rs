@@ -1,14 +1,14 @@
 //! Readers beside the writer: what a thread has seen never goes back, whichever
 //! way it reads, and a group of entries is seen whole.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use model::ids::CollectionId;
 use model::time::ClusterTime;
 use storage::entry::Encoder;
 use storage::{
-    Committed, Engine, FjallEngine, FjallOptions, MemoryEngine, Record, Store, StoreOptions,
+    Before, Committed, Engine, FjallEngine, FjallOptions, MemoryEngine, Record, Store, StoreOptions,
 };
 
 const COLLECTION: CollectionId = CollectionId(1);
@@ -82,4 +82,88 @@ fn readers_never_go_back_on_disk() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let engine = FjallEngine::open(dir.path(), &FjallOptions::default()).expect("opened");
     check(engine, 5_000);
+}
+
+/// What the record holds after a round of [`coming_and_going`].
+fn after_round(round: u64) -> Option<u64> {
+    (!round.is_multiple_of(3)).then_some(round)
+}
+
+fn time(round: u64) -> ClusterTime {
+    ClusterTime::new(1, round as u32)
+}
+
+/// Inserts, replaces and removes one record, and tells the store what it knows, as an
+/// evaluator does. What is inserted does not go into the cache, so that readers and
+/// later rounds do all that can be done around it.
+fn come_and_go<E: Engine>(store: &Store<E>, round: u64) {
+    let version = |round: u64| {
+        let document = after_round(round)?.to_be_bytes();
+        Some(Record::draft(&document).committed_at(time(round)))
+    };
+    let before = match version(round - 1) {
+        Some(record) => Before::Present(record),
+        None => Before::Absent,
+    };
+    let after = version(round);
+    let mut payload = Vec::new();
+    let mut encoder = Encoder::new(&mut payload);
+    match &after {
+        Some(record) => encoder.put_record(COLLECTION, KEYS[0], record.document(), &[]),
+        None => encoder.delete_record(COLLECTION, KEYS[0], &[]),
+    }
+    let entry = Committed {
+        position: round,
+        time: time(round),
+        payload: &payload,
+        before: &[before],
+        after: after.as_slice(),
+    };
+    store.apply(&[entry]).expect("applied");
+    let latest = store.latest(COLLECTION, KEYS[0]).expect("read");
+    assert_eq!(latest, after, "the writer sees what it wrote");
+}
+
+fn coming_and_going<E: Engine>(engine: E, rounds: u64) {
+    let store = Store::open(engine, StoreOptions::default()).expect("opened");
+    let begun = AtomicU64::new(0);
+    let is_done = AtomicBool::new(false);
+    let check = |applied: u64, got: Option<Record>| {
+        let got = got.map(|record| number(Some(record)));
+        let possible = applied..=begun.load(Ordering::Acquire);
+        assert!(
+            possible.clone().any(|round| after_round(round) == got),
+            "{got:?} was read between rounds {possible:?}"
+        );
+    };
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    let applied = store.applied();
+                    check(applied, store.get(COLLECTION, KEYS[0]).expect("read"));
+                    let applied = store.applied();
+                    let snapshot = store.snapshot();
+                    check(applied, snapshot.get(COLLECTION, KEYS[0]).expect("read"));
+                }
+            });
+        }
+        for round in 1..rounds {
+            begun.store(round, Ordering::Release);
+            come_and_go(&store, round);
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_record_that_comes_and_goes_is_never_stale_in_memory() {
+    coming_and_going(MemoryEngine::new(), 6_000);
+}
+
+#[test]
+fn a_record_that_comes_and_goes_is_never_stale_on_disk() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let engine = FjallEngine::open(dir.path(), &FjallOptions::default()).expect("opened");
+    coming_and_going(engine, 6_000);
 }

@@ -5,7 +5,7 @@
 //! another order; everything else must still agree to the bit, and elements of arrays keep their
 //! places. Fields that share a name are paired in the order in which they come.
 
-use crate::element::{Element, Malformed, ValueRef, elements, kind};
+use crate::element::{Element, LEVELS_MAX, Malformed, ValueRef, check_depth, elements, kind};
 
 /// What counts as the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,17 +21,21 @@ impl Comparison {
             Comparison::Bytes => Ok(false),
             // Reordering keeps the length.
             Comparison::IgnoreFieldOrder if left.len() != right.len() => Ok(false),
-            Comparison::IgnoreFieldOrder => same_fields(left, right),
+            Comparison::IgnoreFieldOrder => {
+                check_depth(left, LEVELS_MAX)?;
+                same_fields(left, right)
+            }
         }
     }
 
+    /// As [`Comparison::same_document`], for values of documents whose depth was checked.
     pub fn same_value(self, left: ValueRef<'_>, right: ValueRef<'_>) -> Result<bool, Malformed> {
         if left == right {
             return Ok(true);
         }
         match (self, left.kind, right.kind) {
             (Comparison::IgnoreFieldOrder, kind::DOCUMENT, kind::DOCUMENT) => {
-                self.same_document(left.bytes, right.bytes)
+                same_fields(left.bytes, right.bytes)
             }
             (Comparison::IgnoreFieldOrder, kind::ARRAY, kind::ARRAY) => {
                 same_items(left.bytes, right.bytes)

@@ -6,7 +6,9 @@
 //! NaN), their bytes are shown.
 
 use crate::compare::{Comparison, sorted_fields};
-use crate::element::{Element, Malformed, ValueRef, Writer, elements, kind};
+use crate::element::{
+    Element, LEVELS_MAX, Malformed, ValueRef, Writer, check_depth, elements, kind,
+};
 use serde::Serialize;
 
 /// How many differences of one document are listed.
@@ -38,6 +40,8 @@ pub fn differences(
     source: &[u8],
     destination: &[u8],
 ) -> Result<Vec<Difference>, Malformed> {
+    check_depth(source, LEVELS_MAX)?;
+    check_depth(destination, LEVELS_MAX)?;
     let mut found = Vec::new();
     in_documents(comparison, "", source, destination, &mut found)?;
     Ok(found)
@@ -146,6 +150,7 @@ fn decode(value: ValueRef<'_>) -> Option<bson::Bson> {
     let mut writer = Writer::new();
     writer.value("v", value);
     let bytes = writer.finish();
+    check_depth(&bytes, LEVELS_MAX).ok()?;
     let document = bson::Document::from_reader(bytes.as_slice()).ok()?;
     document.into_iter().next().map(|(_, decoded)| decoded)
 }

@@ -172,6 +172,20 @@ pub fn field<'a>(document: &'a [u8], name: &str) -> Result<Option<ValueRef<'a>>,
     Ok(None)
 }
 
+/// How deep documents may nest: servers store up to 200 levels.
+pub const LEVELS_MAX: usize = 250;
+
+/// Refuses a document that nests too deep for whoever walks it by recursion.
+pub fn check_depth(document: &[u8], levels: usize) -> Result<(), Malformed> {
+    for element in elements(document)? {
+        let value = element?.value;
+        if matches!(value.kind, kind::DOCUMENT | kind::ARRAY) {
+            check_depth(value.bytes, levels.checked_sub(1).ok_or(Malformed)?)?;
+        }
+    }
+    Ok(())
+}
+
 /// Where the documents of a cursor's reply lie within it.
 pub fn documents_of_reply(reply: &[u8]) -> Result<Vec<Range<usize>>, Malformed> {
     let cursor = field(reply, "cursor")?.ok_or(Malformed)?.bytes;
@@ -319,8 +333,10 @@ mod tests {
     fn every_cut_of_a_document_is_malformed_and_none_panics() {
         let whole = doc! {
             "a": 1, "b": "text", "c": {"d": [1, 2.5, null]}, "e": bson::oid::ObjectId::new(),
-            "f": bson::Regex { pattern: c"x".to_owned().into_string().unwrap().try_into().unwrap(),
-                options: "i".to_owned().try_into().unwrap() },
+            "f": bson::Regex {
+                pattern: "x".to_owned().try_into().unwrap(),
+                options: "i".to_owned().try_into().unwrap(),
+            },
         }
         .to_vec()
         .unwrap();
@@ -343,6 +359,19 @@ mod tests {
         writer.int32("a", 5).text("b", "x").boolean("c", true);
         let expected = doc! {"a": 5, "b": "x", "c": true}.to_vec().unwrap();
         assert_eq!(writer.finish(), expected);
+    }
+
+    #[test]
+    fn depth_is_bounded() {
+        let nested = |levels: usize| {
+            (0..levels).fold(Writer::new().finish(), |inner, _| {
+                let mut outer = Writer::new();
+                outer.document("a", &inner);
+                outer.finish()
+            })
+        };
+        assert_eq!(check_depth(&nested(200), LEVELS_MAX), Ok(()));
+        assert_eq!(check_depth(&nested(5000), LEVELS_MAX), Err(Malformed));
     }
 
     #[test]

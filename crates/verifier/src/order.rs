@@ -7,7 +7,7 @@
 //! are compared here by their nearest double. A wrong hint costs a second look at some documents;
 //! it can neither hide a difference nor invent one (see `merge`).
 
-use crate::element::{ValueRef, elements, kind};
+use crate::element::{LEVELS_MAX, ValueRef, elements, kind};
 use std::cmp::Ordering;
 
 /// Types that compare with each other, in BSON's order.
@@ -133,6 +133,10 @@ pub fn is_nan(value: ValueRef<'_>) -> bool {
 
 /// Which of two values the servers probably sort first.
 pub fn hint(left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
+    hint_within(left, right, LEVELS_MAX)
+}
+
+fn hint_within(left: ValueRef<'_>, right: ValueRef<'_>, levels: usize) -> Ordering {
     let group = Group::of(left.kind);
     group
         .cmp(&Group::of(right.kind))
@@ -141,7 +145,10 @@ pub fn hint(left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
             Group::Number => numbers(left, right),
             Group::Date => signed(left).cmp(&signed(right)),
             Group::Timestamp => unsigned(left).cmp(&unsigned(right)),
-            Group::Document | Group::Array => documents(left.bytes, right.bytes),
+            Group::Document | Group::Array => match levels.checked_sub(1) {
+                Some(levels) => documents(left.bytes, right.bytes, levels),
+                None => left.bytes.cmp(right.bytes),
+            },
             // The length in front would compare wrongly; without it the bytes compare rightly.
             Group::Text | Group::Code => left.bytes.get(4..).cmp(&right.bytes.get(4..)),
             Group::Binary => (left.bytes.len(), left.bytes).cmp(&(right.bytes.len(), right.bytes)),
@@ -153,7 +160,7 @@ pub fn hint(left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
         })
 }
 
-fn documents(left: &[u8], right: &[u8]) -> Ordering {
+fn documents(left: &[u8], right: &[u8], levels: usize) -> Ordering {
     let (Ok(mut left), Ok(mut right)) = (elements(left), elements(right)) else {
         return left.cmp(right);
     };
@@ -166,7 +173,7 @@ fn documents(left: &[u8], right: &[u8]) -> Ordering {
                 let order = Group::of(one.value.kind)
                     .cmp(&Group::of(other.value.kind))
                     .then_with(|| one.name.cmp(other.name))
-                    .then_with(|| hint(one.value, other.value));
+                    .then_with(|| hint_within(one.value, other.value, levels));
                 if order != Ordering::Equal {
                     return order;
                 }

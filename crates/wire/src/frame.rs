@@ -93,7 +93,11 @@ pub(crate) fn message_length(bytes: &[u8]) -> Result<Option<usize>, CloseReason>
     let Some(header) = bytes.first_chunk::<HEADER_SIZE>() else {
         return Ok(None);
     };
-    let length = Header::parse(header).length;
+    let Header { length, opcode, .. } = Header::parse(header);
+    // What is not this protocol (a TLS handshake, say) is not waited for to its end.
+    if !matches!(opcode, OP_MSG | OP_QUERY | OP_COMPRESSED | OP_GET_MORE) {
+        return Err(CloseReason::Opcode(opcode));
+    }
     match usize::try_from(length) {
         Ok(bytes) if (HEADER_SIZE..=MESSAGE_BYTES_MAX).contains(&bytes) => Ok(Some(bytes)),
         Ok(_) | Err(_) => Err(CloseReason::Length(length)),

@@ -271,12 +271,9 @@ fn field_name(
     match constant {
         // Such a name could not be written. The real server tries, and answers
         // with a document that cannot be read.
-        ValueRef::String(name) if name.contains('\0') && operator == "$setField" => {
-            Err(Error::location(
-                16411,
-                "$setField: field names may not contain null bytes",
-            ))
-        }
+        ValueRef::String(name) if name.contains('\0') && operator == "$setField" => Err(
+            Error::location(16411, "$setField: field names may not contain null bytes"),
+        ),
         ValueRef::String(name) => Ok(Node::Constant(name.into())),
         other => Err(Error::location(
             codes.not_string,

@@ -3,7 +3,8 @@
 //! `optimize` keeps the order of what remains: nested conjunctions and
 //! disjunctions are flattened, what is always true or false disappears or takes
 //! over, an `$in` of one is equality, and equalities on one path in a
-//! disjunction become an `$in`. `sort` then orders all children by kind, path
+//! disjunction become an `$in`; only expressions, which can fail, move behind
+//! what cannot. `sort` then orders all children by kind, path
 //! and content, with equals as written, so that equivalent filters print alike.
 
 use super::{BitTest, Comparison, Filter, Predicate, ValueSet};
@@ -39,7 +40,37 @@ fn optimize_and(children: Vec<Filter>) -> Filter {
             child => kept.push(child),
         }
     }
+    expressions_last(&mut kept);
     super::parse::unwrap_single(kept)
+}
+
+/// Expressions are the only tests that can fail. Which of them are evaluated at
+/// all is visible then, so the order is the real server's: nested lists, tests of
+/// fields, negations, expressions.
+fn expressions_last(children: &mut [Filter]) {
+    if children.iter().any(may_fail) {
+        children.sort_by_key(|child| match child {
+            Filter::And(_) => 0,
+            Filter::Or(_) => 1,
+            Filter::Field { .. } => 2,
+            Filter::Not(_) | Filter::Nor(_) => 3,
+            Filter::Expression { .. } => 4,
+            Filter::SampleRate(_) | Filter::AlwaysTrue | Filter::AlwaysFalse => 5,
+        });
+    }
+}
+
+fn may_fail(filter: &Filter) -> bool {
+    match filter {
+        Filter::Expression { .. } => true,
+        Filter::And(children) | Filter::Or(children) | Filter::Nor(children) => {
+            children.iter().any(may_fail)
+        }
+        Filter::Not(child) => may_fail(child),
+        Filter::Field { .. } | Filter::SampleRate(_) | Filter::AlwaysTrue | Filter::AlwaysFalse => {
+            false
+        }
+    }
 }
 
 fn optimize_or(children: Vec<Filter>) -> Filter {
@@ -53,6 +84,7 @@ fn optimize_or(children: Vec<Filter>) -> Filter {
         }
     }
     let mut kept = join_equalities(kept);
+    expressions_last(&mut kept);
     match kept.pop() {
         None => Filter::AlwaysFalse,
         Some(only) if kept.is_empty() => only,
@@ -65,6 +97,7 @@ fn optimize_or(children: Vec<Filter>) -> Filter {
 
 fn optimize_nor(children: Vec<Filter>) -> Filter {
     let mut kept: Vec<Filter> = children.into_iter().map(optimize).collect();
+    expressions_last(&mut kept);
     match kept.pop() {
         Some(only) if kept.is_empty() => optimize_not(only),
         last => {

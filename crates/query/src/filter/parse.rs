@@ -101,10 +101,7 @@ fn parse_operator(
                             other.kind().name()
                         ),
                     ),
-                    None => Error::new(
-                        Code::NO_SUCH_KEY,
-                        "Missing expected field \"$search\"",
-                    ),
+                    None => Error::new(Code::NO_SUCH_KEY, "Missing expected field \"$search\""),
                 },
                 _ => Error::bad_value("$text expects an object"),
             });

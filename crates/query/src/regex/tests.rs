@@ -55,7 +55,7 @@ fn matches_as_perl_does() {
     check(r"\N", "", &ALL);
     check("a.b", "", &[]);
     check("a.b", "s", &[7]);
-    check("a b # c", "x", &[]);
+    check("a b # c\n", "x", &[]);
     check("x\\-y|ss", "", &[12, 15]);
     check("^(?:x|s)[-s]y?$", "", &[12, 15]);
     check("s{2}", "", &[15]);

@@ -4,6 +4,7 @@ use super::array_modifier::{AddToSet, Pop, Pull, Push};
 use super::path::At;
 use crate::context::QueryContext;
 use model::bson::{Doc, Element, Kind, Timestamp, Value, ValueRef, nesting_depth};
+use model::decimal::Decimal;
 use model::number::{self, Number};
 use model::{Code, Error, order, text};
 use std::cmp::Ordering;
@@ -142,7 +143,10 @@ impl Modifier {
                 }
             },
             Modifier::Multiply(operand) => match current {
-                None => Effect::PutOwned(zero_like(*operand)),
+                // Zero times the operand: its type, sign and NaN come through.
+                None => Effect::PutOwned(
+                    number::multiply_widening(Number::Int32(0), *operand).to_value(),
+                ),
                 Some(value) => {
                     let product = number::multiply_checked(numeric(at, "$mul", value)?, *operand)
                         .ok_or_else(|| overflow(at, "$mul", value))?;
@@ -186,6 +190,10 @@ fn set<'m>(current: Option<ValueRef<'_>>, operand: &'m Value) -> Effect<'m> {
 fn put_number<'m>(current: ValueRef<'_>, result: Number) -> Effect<'m> {
     let is_same = match (current, result) {
         (ValueRef::Double(before), Number::Double(after)) => before == after,
+        // Only the digits written may differ, as in 4 and 4.0.
+        (ValueRef::Decimal128(before), Number::Decimal(after)) => {
+            Decimal::from_bits(before).compare(after).is_eq()
+        }
         (current, result) => same_bytes(current, result.to_value().as_ref()),
     };
     if is_same {
@@ -230,16 +238,6 @@ fn numeric(at: &At<'_>, name: &str, value: ValueRef<'_>) -> Result<Number, Error
             ),
         )
     })
-}
-
-/// What multiplying a missing field gives: zero of the operand's type.
-fn zero_like(number: Number) -> Value {
-    match number {
-        Number::Int32(_) => Value::Int32(0),
-        Number::Int64(_) => Value::Int64(0),
-        Number::Double(_) => Value::Double(0.0),
-        Number::Decimal(_) => Number::Decimal(Number::Int32(0).to_decimal()).to_value(),
-    }
 }
 
 fn overflow(at: &At<'_>, name: &str, value: ValueRef<'_>) -> Error {

@@ -29,8 +29,6 @@ pub(crate) fn is_generic(name: &str) -> bool {
             | "$queryOptions"
             | "$replData"
             | "$gleStats"
-            | "$tenant"
-            | "$_originalDbName"
             | "allowImplicitCollectionCreation"
             | "apiVersion"
             | "apiStrict"
@@ -39,14 +37,8 @@ pub(crate) fn is_generic(name: &str) -> bool {
             | "startTransaction"
             | "txnNumber"
             | "stmtId"
-            | "coordinator"
+            | "stmtIds"
             | "clientOperationKey"
-            | "databaseVersion"
-            | "shardVersion"
-            | "tracking_info"
-            | "mayBypassWriteBlocking"
-            | "isTimeseriesNamespace"
-            | "encryptionInformation"
     )
 }
 

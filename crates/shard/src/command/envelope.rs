@@ -94,12 +94,25 @@ impl Envelope {
                         ),
                     ));
                 }
-                ("txnNumber", _) if !is_retryable(command) && body.get("autocommit").is_none() => {
+                ("txnNumber", _) if body.get("lsid").is_none() => {
                     return Err(Error::new(
                         Code::INVALID_OPTIONS,
-                        format!("txnNumber is not supported by the command {command}"),
+                        "Transaction number requires a session ID to also be specified",
                     ));
                 }
+                ("txnNumber", _) if !may_be_numbered(command) => {
+                    return Err(Error::location(
+                        50889,
+                        format!("The command {command} does not take a transaction number"),
+                    ));
+                }
+                ("autocommit" | "startTransaction", _) if body.get("txnNumber").is_none() => {
+                    return Err(Error::new(
+                        Code::INVALID_OPTIONS,
+                        format!("'{name}' field requires a transaction number to also be specified"),
+                    ));
+                }
+                // Refused and not ignored: a retry would write twice.
                 ("txnNumber" | "autocommit" | "startTransaction", _) => {
                     return Err(Error::new(
                         Code::ILLEGAL_OPERATION,
@@ -124,6 +137,14 @@ impl Envelope {
                     return Err(Error::location(
                         4886600,
                         "Provided apiStrict and/or apiDeprecationErrors without passing apiVersion",
+                    ));
+                }
+                ("apiStrict", ValueRef::Boolean(true)) if !is_stable(command) => {
+                    return Err(Error::new(
+                        Code::API_STRICT_ERROR,
+                        format!(
+                            "Provided apiStrict:true, but the command {command} is not in API Version 1"
+                        ),
                     ));
                 }
                 ("apiVersion", ValueRef::String("1")) => {}
@@ -267,12 +288,56 @@ fn takes_write_concern(command: &str) -> bool {
     )
 }
 
-/// Commands that drivers may retry; here they are refused all the same, since a
-/// retry would write twice.
-fn is_retryable(command: &str) -> bool {
+/// Commands that can be retried or run inside of a transaction.
+fn may_be_numbered(command: &str) -> bool {
     matches!(
         command,
-        "insert" | "update" | "delete" | "findAndModify" | "findandmodify"
+        "insert"
+            | "update"
+            | "delete"
+            | "findAndModify"
+            | "findandmodify"
+            | "find"
+            | "aggregate"
+            | "distinct"
+            | "getMore"
+            | "killCursors"
+            | "create"
+            | "createIndexes"
+            | "commitTransaction"
+            | "abortTransaction"
+    )
+}
+
+/// The commands of version 1 of the stable API, which `apiStrict` allows.
+fn is_stable(command: &str) -> bool {
+    matches!(
+        command,
+        "abortTransaction"
+            | "aggregate"
+            | "collMod"
+            | "commitTransaction"
+            | "count"
+            | "create"
+            | "createIndexes"
+            | "delete"
+            | "drop"
+            | "dropDatabase"
+            | "dropIndexes"
+            | "endSessions"
+            | "explain"
+            | "find"
+            | "findAndModify"
+            | "getMore"
+            | "hello"
+            | "insert"
+            | "killCursors"
+            | "listCollections"
+            | "listDatabases"
+            | "listIndexes"
+            | "ping"
+            | "refreshSessions"
+            | "update"
     )
 }
 

@@ -1,21 +1,30 @@
 //! `explain`: which plan a command would run with, and what running it does.
 //!
 //! A write is explained as the search it begins with; nothing is changed. What
-//! it would change is counted as what it finds.
+//! it would change is found out on the documents that the search yields.
+//!
+//! Left out: what the stages behind a pipeline's search did, and merging sorted
+//! branches of an `$or`.
 
-use super::arguments::{arguments, fields, is_generic};
+mod report;
+
+use super::arguments::{arguments, fields, is_generic, missing};
 use super::count::CountCommand;
 use super::distinct::DistinctCommand;
 use super::find::{FindCommand, hint, sort_pattern};
-use super::{Answer, Invocation, diagnostic, finish, let_variables};
+use super::{Answer, Invocation, diagnostic, let_variables};
 use crate::read::stages::{Shape, Stage, distinct_stages, rejected, stages};
-use crate::read::{Budget, DistinctScan, Execution, Query, Step};
+use crate::read::{Budget, DistinctScan, Execution, Query, Step, query_hashes, trials};
 use model::bson::{Array, Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error, Namespace};
+use query::context::QueryContext;
 use query::filter::Filter;
 use query::path::Path;
+use query::pipeline::{Place, Scope, Stage as PipelineStage, not_an_array, parse, split_scan};
+use query::projection::Projection;
+use query::update::{Update, UpdateMoment};
+use report::{Report, Trial};
 use std::time::Instant;
-use wire::Reply;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Verbosity {
@@ -110,20 +119,55 @@ enum Purpose {
     },
     /// A change of one document that returns it.
     FindAndModify {
-        remove: bool,
+        /// `None` removes it.
+        change: Option<Change>,
         upsert: bool,
     },
     Update {
         multi: bool,
         upsert: bool,
+        change: Change,
     },
     Delete {
         multi: bool,
     },
-    /// The stages behind the search.
+    /// The stages behind the search, or a projection if that is all there is.
     Aggregate {
         rest: Vec<DocBuf>,
+        projection: Option<DocBuf>,
     },
+    /// A pipeline that makes its own documents.
+    Made {
+        stages: Vec<DocBuf>,
+    },
+}
+
+/// An update that is tried and not written.
+struct Change {
+    update: Update,
+    context: QueryContext,
+}
+
+impl Change {
+    /// Whether a document would be another one afterwards.
+    fn modifies(&self, filter: &Filter, document: Doc<'_>) -> Result<bool, Error> {
+        let mut position = None;
+        if self.update.uses_position()
+            && let Some(matched) = filter.matches_with_position(document)?
+        {
+            position = matched.position.map(|at| at.to_string());
+        }
+        let moment = UpdateMoment {
+            matched: position.as_deref(),
+            is_insert: false,
+            timestamp: model::bson::Timestamp {
+                seconds: 0,
+                increment: 0,
+            },
+        };
+        let after = self.update.apply(document, moment, &self.context)?;
+        Ok(after.is_some())
+    }
 }
 
 struct Explained {
@@ -199,9 +243,13 @@ impl Explained {
         let mut filter = Doc::EMPTY;
         let mut wanted_hint = None;
         let (mut multi, mut upsert) = (false, false);
+        let (mut change, mut constants, mut array_filters) = (None, None, None);
         for field in fields(name, statement) {
             match field.name() {
                 "q" => filter = field.doc()?,
+                "u" => change = Some(field.value()),
+                "c" => constants = field.optional_doc()?,
+                "arrayFilters" if !field.is_null() => array_filters = Some(field.array()?),
                 "hint" => wanted_hint = hint(&field)?,
                 "multi" => multi = field.loose_boolean()?,
                 "upsert" => upsert = field.loose_boolean()?,
@@ -209,7 +257,11 @@ impl Explained {
                 _ => {}
             }
         }
-        let context = let_variables(invocation, command.get_doc("let"))?;
+        let mut context = let_variables(invocation, command.get_doc("let"))?;
+        for element in constants.iter().flat_map(|constants| constants.iter()) {
+            let value = element.value().to_owned();
+            context.variables.push((element.key().to_owned(), value));
+        }
         let mut query = Query::new(Filter::parse(filter, &context)?.optimized());
         query.hint = wanted_hint;
         if !multi {
@@ -219,7 +271,17 @@ impl Explained {
             namespace: namespace_of(invocation, command)?,
             query,
             purpose: match name {
-                "update" => Purpose::Update { multi, upsert },
+                "update" => {
+                    let change = change.ok_or_else(|| missing("update.updates", "u"))?;
+                    Purpose::Update {
+                        multi,
+                        upsert,
+                        change: Change {
+                            update: Update::parse(change, array_filters, &context)?,
+                            context,
+                        },
+                    }
+                }
                 _ => Purpose::Delete { multi },
             },
         })
@@ -245,11 +307,18 @@ impl Explained {
             }
         }
         let truthy = |name| command.get(name).is_some_and(model::number::is_truthy);
+        let change = match command.get("update") {
+            Some(change) if !truthy("remove") => Some(Change {
+                update: Update::parse(change, command.get_array("arrayFilters"), &context)?,
+                context,
+            }),
+            _ => None,
+        };
         Ok(Self {
             namespace: namespace_of(invocation, command)?,
             query,
             purpose: Purpose::FindAndModify {
-                remove: truthy("remove"),
+                change,
                 upsert: truthy("upsert"),
             },
         })
@@ -258,50 +327,77 @@ impl Explained {
     /// The search that a pipeline begins with, and the stages behind it.
     fn aggregate(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<Self, Error> {
         let context = let_variables(invocation, command.get_doc("let"))?;
-        let mut query = Query::new(Filter::everything());
-        if let Some(wanted) = command.get("hint") {
-            query.hint = match wanted {
-                ValueRef::Document(doc) if doc.is_empty() => None,
-                value => Some(value.to_owned()),
-            };
-        }
-        let mut rest = Vec::new();
-        let stages = command.get_array("pipeline").unwrap_or(Array::EMPTY);
-        for stage in stages.iter() {
-            let ValueRef::Document(stage) = stage else {
-                return Err(Error::new(
-                    Code::TYPE_MISMATCH,
-                    "Each element of the 'pipeline' array must be an object",
-                ));
-            };
-            let operation = stage.first();
-            let at_start = rest.is_empty();
-            match operation.map(|first| (first.key(), first.value())) {
-                Some(("$match", ValueRef::Document(filter)))
-                    if at_start && query.sort.is_none() && query.limit.is_none() =>
-                {
-                    let parsed = Filter::parse(filter, &context)?;
-                    let both = vec![query.filter.clone(), parsed];
-                    query.filter = Filter::And(both).optimized();
-                }
-                Some(("$sort", ValueRef::Document(sort)))
-                    if at_start && query.sort.is_none() && query.limit.is_none() =>
-                {
-                    query.sort = sort_pattern(sort, &mut query.hint)?;
-                }
-                Some(("$limit", limit)) if at_start && query.limit.is_none() => {
-                    let number = model::number::Number::of(limit)
-                        .and_then(|number| number.to_i64_exact())
-                        .and_then(|number| u64::try_from(number).ok());
-                    query.limit = number;
-                }
-                _ => rest.push(stage.to_owned()),
-            }
+        let database = invocation.request.database();
+        let collection = match command.first().map(|first| first.value()) {
+            Some(value) if value.is_number() => None,
+            _ => Some(namespace_of(invocation, command)?),
+        };
+        let stages = match command.get("pipeline") {
+            Some(ValueRef::Array(stages)) => stages,
+            Some(_) => return Err(not_an_array()),
+            None => return Err(missing("aggregate", "pipeline")),
+        };
+        let scope = Scope {
+            database,
+            collection: collection.as_ref(),
+            context: &context,
+            place: Place::Command,
+            depth: 0,
+        };
+        let mut steps = parse(stages, &scope)?;
+        let makes_documents = matches!(
+            steps.first().map(|step| &step.stage),
+            Some(
+                PipelineStage::Documents(_)
+                    | PipelineStage::CollectionStats(..)
+                    | PipelineStage::IndexStats(_)
+                    | PipelineStage::CurrentOperations(_)
+            )
+        );
+        let Some(namespace) = collection.filter(|_| !makes_documents) else {
+            return Ok(Self {
+                namespace: Namespace::new(database, "$cmd.aggregate")?,
+                query: Query::new(Filter::everything()),
+                purpose: Purpose::Made {
+                    stages: shown(&steps, database),
+                },
+            });
+        };
+        let hint = match command.get("hint") {
+            Some(ValueRef::Document(doc)) if doc.is_empty() => None,
+            other => other.map(|hint| hint.to_owned()),
+        };
+        let output = steps
+            .pop_if(|step| matches!(step.stage, PipelineStage::Out(_) | PipelineStage::Merge(_)));
+        let (request, mut rest) = split_scan(steps, namespace.clone(), hint);
+        rest.extend(output);
+        let query = Query {
+            sort: request.sort,
+            skip: request.skip,
+            limit: request.limit,
+            needed: request
+                .fields
+                .map(|fields| fields.iter().map(|name| Path::new(name)).collect()),
+            hint: request.hint,
+            ..Query::new(request.filter)
+        };
+        // A last projection of fields is part of the search in MongoDB.
+        let mut projection = None;
+        if let [only] = &rest[..]
+            && only.name() == "$project"
+            && let Some(spec) = only.spec.as_doc().get_doc("$project")
+            && Projection::parse_stage(spec, &context).is_ok_and(|parsed| parsed.is_simple())
+        {
+            projection = Some(spec.to_owned());
+            rest.clear();
         }
         Ok(Self {
-            namespace: namespace_of(invocation, command)?,
+            namespace,
             query,
-            purpose: Purpose::Aggregate { rest },
+            purpose: Purpose::Aggregate {
+                rest: shown(&rest, database),
+                projection,
+            },
         })
     }
 
@@ -318,7 +414,12 @@ impl Explained {
             keys_examined: 0,
             documents_examined: 0,
             elapsed_ms: 0,
+            hashes: None,
+            trials: Vec::new(),
         };
+        if let Purpose::Made { .. } = self.purpose {
+            return report.reply(invocation, command, verbosity, &self.purpose);
+        }
         match shard.catalog.get(&self.namespace) {
             None => {
                 if let Purpose::Count { .. } = self.purpose {
@@ -356,21 +457,63 @@ impl Explained {
                 }
                 let mut execution =
                     Execution::new(shard, &collection, self.query.clone(), invocation.operation)?;
+                report.hashes = Some(query_hashes(&self.query, &collection.indexes));
+                let mut would_modify = 0;
                 if verbosity > Verbosity::QueryPlanner {
-                    tokio::task::block_in_place(|| run_to_end(&mut execution, invocation))?;
+                    would_modify = tokio::task::block_in_place(|| {
+                        self.run_to_end(&mut execution, invocation)
+                    })?;
                 }
-                self.describe(&execution, &mut report);
+                self.describe(&execution, &mut report, would_modify);
+                if verbosity == Verbosity::AllPlansExecution {
+                    let tried =
+                        tokio::task::block_in_place(|| trials(&execution, invocation.operation))?;
+                    report.trials = tried.iter().map(|tried| self.trial(tried)).collect();
+                }
             }
         }
         report.elapsed_ms = i32::try_from(started.elapsed().as_millis()).unwrap_or(i32::MAX);
         report.reply(invocation, command, verbosity, &self.purpose)
     }
 
-    fn describe(&self, execution: &Execution, report: &mut Report) {
-        let shape = match &self.purpose {
+    /// Runs the search, and says how many of its documents would be changed.
+    fn run_to_end(
+        &self,
+        execution: &mut Execution,
+        invocation: &Invocation<'_>,
+    ) -> Result<u64, Error> {
+        let change = match &self.purpose {
+            Purpose::Update { change, .. } => Some(change),
+            Purpose::FindAndModify { change, .. } => change.as_ref(),
+            Purpose::Find { .. }
+            | Purpose::Count { .. }
+            | Purpose::Distinct { .. }
+            | Purpose::Delete { .. }
+            | Purpose::Aggregate { .. }
+            | Purpose::Made { .. } => None,
+        };
+        let mut modified = 0;
+        let mut budget = Budget::unlimited();
+        while let Step::Found(found) = execution.next(invocation.operation, &mut budget)? {
+            if let Some(change) = change
+                && change.modifies(&self.query.filter, found.document())?
+            {
+                modified += 1;
+            }
+        }
+        execution.suspend();
+        Ok(modified)
+    }
+
+    fn shape(&self, execution: &Execution) -> Shape<'_> {
+        match &self.purpose {
             Purpose::Find {
                 projection: Some((spec, simple)),
             } => Shape::Projected(spec.as_doc(), *simple),
+            Purpose::Aggregate {
+                projection: Some(spec),
+                ..
+            } => Shape::Projected(spec.as_doc(), true),
             Purpose::Count { .. } => Shape::Counted,
             // MongoDB projects where some index might have covered.
             Purpose::Distinct { path } => {
@@ -388,19 +531,37 @@ impl Explained {
             | Purpose::Update { .. }
             | Purpose::Delete { .. }
             | Purpose::FindAndModify { .. }
-            | Purpose::Aggregate { .. } => Shape::Whole,
-        };
+            | Purpose::Aggregate {
+                projection: None, ..
+            }
+            | Purpose::Made { .. } => Shape::Whole,
+        }
+    }
+
+    fn trial(&self, tried: &Execution) -> Trial {
+        let statistics = &tried.statistics;
+        Trial {
+            stage: stages(tried, self.shape(tried)),
+            returned: statistics.returned,
+            keys_examined: statistics.keys_examined,
+            documents_examined: statistics.documents_examined,
+        }
+    }
+
+    fn describe(&self, execution: &Execution, report: &mut Report, would_modify: u64) {
+        let shape = self.shape(execution);
         let statistics = &execution.statistics;
-        report.winning = self.wrap(stages(execution, shape), statistics.returned);
+        report.winning = self.wrap(stages(execution, shape), statistics.returned, would_modify);
         report.rejected = rejected(execution, shape)
             .into_iter()
-            .map(|stage| self.wrap(stage, 0))
+            .map(|stage| self.wrap(stage, 0, 0))
             .collect();
         report.returned = match self.purpose {
             Purpose::Find { .. }
             | Purpose::Distinct { .. }
             | Purpose::FindAndModify { .. }
-            | Purpose::Aggregate { .. } => statistics.returned,
+            | Purpose::Aggregate { .. }
+            | Purpose::Made { .. } => statistics.returned,
             Purpose::Count { .. } | Purpose::Update { .. } | Purpose::Delete { .. } => 0,
         };
         report.keys_examined = statistics.keys_examined;
@@ -408,8 +569,8 @@ impl Explained {
     }
 
     /// The stage that changes what the search finds.
-    fn wrap(&self, search: Stage, found: u64) -> Stage {
-        let count = i32::try_from(found).unwrap_or(i32::MAX);
+    fn wrap(&self, search: Stage, found: u64, modified: u64) -> Stage {
+        let narrow = |count: u64| i32::try_from(count).unwrap_or(i32::MAX);
         let search = match (&self.purpose, search) {
             // A single change stops by itself: its limit is no stage.
             (
@@ -421,132 +582,83 @@ impl Explained {
             (_, stage) => stage,
         };
         let works = search.works() + 1;
-        match self.purpose {
+        match &self.purpose {
             Purpose::Update { upsert, .. }
             | Purpose::FindAndModify {
-                remove: false,
+                change: Some(_),
                 upsert,
             } => Stage::new("UPDATE")
                 .done(
                     DocWriter::new()
-                        .with("nMatched", count)
-                        .with("nWouldModify", count)
-                        .with("nWouldUpsert", i32::from(upsert && found == 0)),
+                        .with("nMatched", narrow(found))
+                        .with("nWouldModify", narrow(modified))
+                        .with("nWouldUpsert", i32::from(*upsert && found == 0)),
                 )
                 .returning(0, works)
                 .over(search),
-            Purpose::Delete { .. } | Purpose::FindAndModify { remove: true, .. } => {
+            Purpose::Delete { .. } | Purpose::FindAndModify { change: None, .. } => {
                 Stage::new("DELETE")
-                    .done(DocWriter::new().with("nWouldDelete", count))
+                    .done(DocWriter::new().with("nWouldDelete", narrow(found)))
                     .returning(0, works)
                     .over(search)
             }
             Purpose::Find { .. }
             | Purpose::Count { .. }
             | Purpose::Distinct { .. }
-            | Purpose::Aggregate { .. } => search,
+            | Purpose::Aggregate { .. }
+            | Purpose::Made { .. } => search,
         }
     }
 }
 
-fn run_to_end(execution: &mut Execution, invocation: &Invocation<'_>) -> Result<(), Error> {
-    let mut budget = Budget::unlimited();
-    while let Step::Found(_) = execution.next(invocation.operation, &mut budget)? {}
-    execution.suspend();
-    Ok(())
-}
-
-/// What is told.
-struct Report {
-    namespace: Namespace,
-    parsed: Option<DocBuf>,
-    winning: Stage,
-    rejected: Vec<Stage>,
-    returned: u64,
-    keys_examined: u64,
-    documents_examined: u64,
-    elapsed_ms: i32,
-}
-
-impl Report {
-    fn reply(
-        &self,
-        invocation: &Invocation<'_>,
-        command: Doc<'_>,
-        verbosity: Verbosity,
-        purpose: &Purpose,
-    ) -> Answer {
-        let mut out = Reply::writer();
-        out.append("explainVersion", "1");
-        match purpose {
-            Purpose::Aggregate { rest } if !rest.is_empty() => {
-                out.begin_array("stages");
-                out.push_document().begin_document("$cursor");
-                self.write(&mut out, verbosity);
-                out.end().end();
-                for stage in rest {
-                    out.push(stage);
-                }
-                out.end();
+/// Stages as MongoDB shows them, which is not always as they were written.
+fn shown(steps: &[query::pipeline::Step], database: &str) -> Vec<DocBuf> {
+    let mut out: Vec<DocBuf> = Vec::new();
+    let mut sorted_limit = None;
+    for step in steps {
+        let taken_in = sorted_limit.take();
+        let spec = step.spec.as_doc();
+        match (&step.stage, spec.first().map(|first| first.value())) {
+            (PipelineStage::Unwind(_), Some(ValueRef::String(path))) => {
+                let inner = DocWriter::new().with("path", path).finish();
+                out.push(DocWriter::new().with("$unwind", &inner).finish());
             }
-            _ => self.write(&mut out, verbosity),
+            (PipelineStage::Sort { limit, .. }, Some(pattern)) => {
+                let mut inner = DocWriter::new().with("sortKey", pattern);
+                if let Some(limit) = *limit {
+                    inner.append("limit", limit as i64);
+                    sorted_limit = Some(limit);
+                }
+                out.push(DocWriter::new().with("$sort", &inner.finish()).finish());
+            }
+            // The sort before it stops by itself.
+            (PipelineStage::Limit(limit), _) if taken_in == Some(*limit) => {}
+            (PipelineStage::Count(name), _) => out.extend(counting(name)),
+            (PipelineStage::Out(_), Some(ValueRef::String(name))) => {
+                let target = DocWriter::new().with("db", database).with("coll", name);
+                out.push(DocWriter::new().with("$out", &target.finish()).finish());
+            }
+            _ => out.push(step.spec.clone()),
         }
-        out.begin_document("command");
-        for element in command.iter() {
-            out.append_element(&element);
-        }
-        if command.get("$db").is_none() {
-            out.append("$db", invocation.request.database());
-        }
-        out.end();
-        let port = invocation
-            .connection
-            .local()
-            .map_or(0, |local| local.port());
-        out.begin_document("serverInfo")
-            .append("host", invocation.shard.host.name.as_str())
-            .append("port", i32::from(port))
-            .append("version", diagnostic::COMPATIBLE_VERSION)
-            .append("gitVersion", "")
-            .end();
-        finish(out)
     }
+    out
+}
 
-    fn write(&self, out: &mut DocWriter, verbosity: Verbosity) {
-        out.begin_document("queryPlanner")
-            .append("namespace", self.namespace.as_str())
-            .append("indexFilterSet", false);
-        if let Some(parsed) = &self.parsed {
-            out.append("parsedQuery", parsed);
-        }
-        out.append("maxIndexedOrSolutionsReached", false)
-            .append("maxIndexedAndSolutionsReached", false)
-            .append("maxScansToExplodeReached", false)
-            .begin_document("winningPlan");
-        self.winning.write(out, false);
-        out.end().begin_array("rejectedPlans");
-        for stage in &self.rejected {
-            out.push_document();
-            stage.write(out, false);
-            out.end();
-        }
-        out.end().end();
-        if verbosity == Verbosity::QueryPlanner {
-            return;
-        }
-        let narrow = |number: u64| i32::try_from(number).unwrap_or(i32::MAX);
-        out.begin_document("executionStats")
-            .append("executionSuccess", true)
-            .append("nReturned", narrow(self.returned))
-            .append("executionTimeMillis", self.elapsed_ms)
-            .append("totalKeysExamined", narrow(self.keys_examined))
-            .append("totalDocsExamined", narrow(self.documents_examined))
-            .begin_document("executionStages");
-        self.winning.write(out, true);
-        out.end();
-        if verbosity == Verbosity::AllPlansExecution {
-            out.begin_array("allPlansExecution").end();
-        }
-        out.end();
-    }
+/// `$count` as the two stages that it stands for.
+fn counting(name: &str) -> [DocBuf; 2] {
+    let one = DocWriter::new().with("$const", 1).finish();
+    let null = DocWriter::new().with("$const", ValueRef::Null).finish();
+    let sum = DocWriter::new().with("$sum", &one).finish();
+    let group = DocWriter::new()
+        .with("_id", &null)
+        .with(name, &sum)
+        .finish();
+    let project = DocWriter::new()
+        .with(name, true)
+        .with("_id", false)
+        .finish();
+    [
+        DocWriter::new().with("$group", &group).finish(),
+        DocWriter::new().with("$project", &project).finish(),
+    ]
 }

@@ -29,7 +29,6 @@ pub(crate) struct FindCommand {
     pub(crate) batch_size: Option<u64>,
     single_batch: bool,
     no_cursor_timeout: bool,
-    return_key: bool,
 }
 
 /// The fields of the command as they stand.
@@ -81,7 +80,6 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let mut source = FindSource {
         execution,
         projection: command.projection,
-        return_key: command.return_key,
     };
     let documents_max = Some(command.batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS));
     let mut batch = Batch::begin(writer, "firstBatch", documents_max);
@@ -191,7 +189,6 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
 pub(crate) struct FindSource {
     pub(crate) execution: Execution,
     pub(crate) projection: Option<Projection>,
-    pub(crate) return_key: bool,
 }
 
 impl BatchSource for FindSource {
@@ -213,7 +210,7 @@ impl BatchSource for FindSource {
                 Step::Paused => return Ok(Filled::Paused),
                 Step::Ended => return Ok(Filled::Ended),
             };
-            let taken = if self.return_key {
+            let taken = if self.execution.query().return_key {
                 let key = self.execution.index_key(&found)?.unwrap_or_default();
                 batch.offer(key.as_doc())
             } else {
@@ -410,11 +407,16 @@ impl FindCommand {
             sort,
             skip: fields.skip,
             limit: fields.limit,
-            needed: projection.as_ref().and_then(needed_paths),
+            // A key is shown as it is stored, not as a document put together from it.
+            needed: match fields.return_key {
+                true => None,
+                false => projection.as_ref().and_then(needed_paths),
+            },
             hint,
             min: fields.min.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
             max: fields.max.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
             allow_disk_use: fields.allow_disk_use.unwrap_or(true),
+            return_key: fields.return_key,
             ..Query::new(filter)
         };
         query.at = read_time(invocation);
@@ -425,7 +427,6 @@ impl FindCommand {
             batch_size: fields.batch_size,
             single_batch: fields.single_batch,
             no_cursor_timeout: fields.no_cursor_timeout,
-            return_key: fields.return_key,
         })
     }
 }

@@ -103,8 +103,11 @@ impl Modification<'_> {
                     outcome.upserted = Some(document);
                     return Ok(outcome);
                 }
-                // Somebody inserted it meanwhile: now there is one to update.
-                Err(error) if error.code == Code::DUPLICATE_KEY && self.may_match(&error) => {}
+                // Somebody inserted it meanwhile: now there is one to update. It may
+                // only be appended so far, and a search sees what is applied.
+                Err(error) if error.code == Code::DUPLICATE_KEY && self.may_match(&error) => {
+                    shard.propose_catalog(|encoder| encoder.noop()).await?;
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -264,6 +264,15 @@ impl Execution {
         &self.planned
     }
 
+    pub(super) fn shard(&self) -> &Arc<Shard> {
+        &self.shard
+    }
+
+    /// What a sort of this execution may take.
+    pub(super) fn sort_memory_bytes(&self) -> i32 {
+        self.shard.parameters.current().sort_memory_bytes
+    }
+
     pub(crate) fn query(&self) -> &Query {
         &self.query
     }
@@ -431,10 +440,22 @@ impl Execution {
             match self.search(operation, budget)? {
                 Step::Paused => return Ok(false),
                 Step::Found(found) => {
+                    // Keys are sorted like their documents, which are let go of here.
+                    let index_key = match self.query.return_key {
+                        true => Some(self.index_key(&found)?.unwrap_or_default()),
+                        false => None,
+                    };
                     let document = found.into_document();
                     self.statistics.sorted_bytes += document.as_bytes().len() as u64;
-                    if let Stage::Collecting(sorter) = &mut self.stage {
-                        sorter.push(document)?;
+                    let Stage::Collecting(sorter) = &mut self.stage else {
+                        continue;
+                    };
+                    match (index_key, &self.query.sort) {
+                        (Some(index_key), Some(pattern)) => {
+                            let key = pattern.key(document.as_doc())?;
+                            sorter.push_with_key(key.into_bytes(), index_key)?;
+                        }
+                        _ => sorter.push(document)?,
                     }
                 }
                 Step::Ended => {
@@ -647,6 +668,11 @@ impl Execution {
     /// The key of the index entry that a document was found at, for `returnKey`.
     pub(crate) fn index_key(&self, found: &Found) -> Result<Option<DocBuf>, Error> {
         let index = self.planned.used_indexes().next();
+        if self.planned.plan.needs_sort
+            && let Found::Made(key) = found
+        {
+            return Ok(Some(key.clone()));
+        }
         match (found, index) {
             (Found::Fetched { entry, .. }, Some(index)) => {
                 let values =

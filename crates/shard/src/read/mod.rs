@@ -36,6 +36,6 @@ pub(crate) mod stages;
 pub(crate) use candidates::Candidates;
 pub(crate) use distinct::DistinctScan;
 pub(crate) use execution::{Budget, Execution, Found, Step};
-pub(crate) use planning::{PlanCache, plan};
+pub(crate) use planning::{PlanCache, plan, query_hashes, trials};
 pub(crate) use query::Query;
 pub(crate) use spill::FileSpill;

@@ -222,6 +222,32 @@ fn choose(
     Ok(best)
 }
 
+/// What each candidate of a plan does in a trial, the winner first; none where
+/// nothing competed.
+pub(crate) fn trials(
+    execution: &Execution,
+    operation: &Operation,
+) -> Result<Vec<Execution>, Error> {
+    let planned = execution.planned();
+    if planned.rejected.is_empty() {
+        return Ok(Vec::new());
+    }
+    std::iter::once(&planned.plan)
+        .chain(&planned.rejected)
+        .map(|plan| {
+            let (tried, _) = try_out(
+                execution.shard(),
+                execution.collection(),
+                execution.query(),
+                plan,
+                &planned.indexes,
+                operation,
+            )?;
+            Ok(tried)
+        })
+        .collect()
+}
+
 /// Documents per step, with a bonus for being done and for not sorting.
 fn trial(
     shard: &Arc<Shard>,
@@ -231,6 +257,33 @@ fn trial(
     indexes: &[Arc<Index>],
     operation: &Operation,
 ) -> Result<f64, Error> {
+    let (execution, ended) = try_out(shard, collection, query, plan, indexes, operation)?;
+    let steps = execution.statistics.steps.max(1) as f64;
+    let mut score = execution.statistics.returned as f64 / steps;
+    if ended {
+        // Everything is found already; among such, fewer steps are better.
+        score += 1.0 + 1.0 / steps;
+    }
+    if !plan.needs_sort {
+        score += 1e-4;
+    }
+    if let Access::Index(access) = &plan.access
+        && access.covered
+    {
+        score += 1e-4;
+    }
+    Ok(score)
+}
+
+/// Runs a candidate from the start for a bounded time; whether it ended.
+fn try_out(
+    shard: &Arc<Shard>,
+    collection: &Arc<Collection>,
+    query: &Query,
+    plan: &Plan,
+    indexes: &[Arc<Index>],
+    operation: &Operation,
+) -> Result<(Execution, bool), Error> {
     let planned = Planned {
         plan: plan.clone(),
         indexes: indexes.to_vec(),
@@ -250,21 +303,20 @@ fn trial(
             }
         }
     }
-    let steps = execution.statistics.steps.max(1) as f64;
-    let mut score = execution.statistics.returned as f64 / steps;
-    if ended {
-        // Everything is found already; among such, fewer steps are better.
-        score += 1.0 + 1.0 / steps;
-    }
-    if !plan.needs_sort {
-        score += 1e-4;
-    }
-    if let Access::Index(access) = &plan.access
-        && access.covered
-    {
-        score += 1e-4;
-    }
-    Ok(score)
+    execution.suspend();
+    Ok((execution, ended))
+}
+
+/// Names for the shape of a query, alone and with the indexes there are.
+pub(crate) fn query_hashes(query: &Query, indexes: &[Arc<Index>]) -> (String, String) {
+    // FNV-1a: the same in every version, since users compare these.
+    let hash = |text: &str| {
+        let hash = text.bytes().fold(0x811C_9DC5_u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        format!("{hash:08X}")
+    };
+    (hash(&shape(query, &[])), hash(&shape(query, indexes)))
 }
 
 /// The query without its constants, and the indexes it was planned with.

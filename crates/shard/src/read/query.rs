@@ -21,6 +21,8 @@ pub(crate) struct Query {
     pub(crate) min: Option<DocBuf>,
     pub(crate) max: Option<DocBuf>,
     pub(crate) allow_disk_use: bool,
+    /// Index keys are wanted instead of documents.
+    pub(crate) return_key: bool,
     /// Read as of this time. Index entries have no history, so only records
     /// are scanned then.
     pub(crate) at: Option<ClusterTime>,
@@ -38,6 +40,7 @@ impl Query {
             min: None,
             max: None,
             allow_disk_use: true,
+            return_key: false,
             at: None,
         }
     }

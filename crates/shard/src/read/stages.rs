@@ -14,8 +14,6 @@ use query::plan::{Access, IndexAccess, Plan, ScanDirection, bounds_document};
 use query::sort::SortPattern;
 use std::sync::Arc;
 
-const SORT_MEMORY_BYTES: i32 = 104_857_600;
-
 /// One stage.
 #[derive(Clone, Debug)]
 pub(crate) struct Stage {
@@ -277,7 +275,7 @@ fn sort_stage(pattern: &SortPattern, execution: &Execution, statistics: &Statist
     let mut about = DocWriter::new();
     about
         .append("sortPattern", &spec.finish())
-        .append("memLimit", SORT_MEMORY_BYTES);
+        .append("memLimit", execution.sort_memory_bytes());
     if let Some(limit) = query.limit {
         about.append("limitAmount", narrow(limit.saturating_add(query.skip)));
     }

@@ -29,8 +29,8 @@ use fjall::{
 use parking_lot::RwLock;
 
 use super::directory::Directory;
-use super::{creation, journal};
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
+use super::{creation, journal};
 use crate::error::{Error, Result};
 
 const KEYSPACE: &str = "all";

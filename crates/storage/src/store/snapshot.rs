@@ -311,12 +311,25 @@ pub(super) fn scan_within<S: EngineSnapshot>(
         key.extend_from_slice(rest);
         key
     };
+    // No stored key is longer than the limit, so a longer bound lies right behind
+    // its own beginning; engines do not take it as it is.
+    let shortened = |rest: &[u8]| {
+        layout::check_user_key(rest.len())
+            .is_err()
+            .then(|| below(&rest[..layout::MAX_USER_KEY_BYTES]))
+    };
     let low = match range.low {
+        Bound::Included(rest) | Bound::Excluded(rest) if let Some(key) = shortened(rest) => {
+            Bound::Excluded(key)
+        }
         Bound::Included(rest) => Bound::Included(below(rest)),
         Bound::Excluded(rest) => Bound::Excluded(below(rest)),
         Bound::Unbounded => Bound::Included(prefix.to_vec()),
     };
     let high = match range.high {
+        Bound::Included(rest) | Bound::Excluded(rest) if let Some(key) = shortened(rest) => {
+            Bound::Included(key)
+        }
         Bound::Included(rest) => Bound::Included(below(rest)),
         Bound::Excluded(rest) => Bound::Excluded(below(rest)),
         Bound::Unbounded => match layout::after_prefix(prefix) {
@@ -379,5 +392,35 @@ impl<S: EngineSnapshot> Iterator for MetaScan<S> {
         let pair = self.pairs.next()?;
         let prefix = layout::document(&[]).len();
         Some(pair.map(|(key, value)| (key[prefix..].to_vec(), value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_gets_its_time_in_place_unless_somebody_else_holds_it() {
+        let time = ClusterTime::new(3, 4);
+        let check = |document: &[u8], is_shared: bool| {
+            let draft = Record::draft(document);
+            let other = is_shared.then(|| draft.clone());
+            let committed = draft.committed_at(time);
+            assert_eq!(committed, Record::new(time, document));
+            assert_eq!(committed.time(), time);
+            if let Some(other) = other {
+                assert_eq!(
+                    other,
+                    Record::draft(document),
+                    "not changed under its holder"
+                );
+            }
+        };
+        for is_shared in [false, true] {
+            // In the view itself, and in memory of its own.
+            check(b"", is_shared);
+            check(b"short", is_shared);
+            check(&[7; 1000], is_shared);
+        }
     }
 }

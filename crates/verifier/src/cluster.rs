@@ -1,0 +1,404 @@
+//! One of the two clusters: connecting, and the few requests that the verifier makes.
+//!
+//! Everything goes through the official driver as commands whose bytes we wrote ourselves, because
+//! a filter must carry the exact bytes of a bound. The driver does not retry such commands: whoever
+//! runs a task runs it again.
+
+use crate::element::{Malformed, Writer};
+use crate::error::VerifyError;
+use crate::merge::{Batch, Side};
+use crate::metadata::CollectionEntry;
+use crate::namespace::Namespace;
+use crate::range_query::AcrossTypes;
+use crate::settings::Settings;
+use bson::{Document, RawDocumentBuf, doc};
+use futures_util::StreamExt;
+use mongodb::Client;
+use mongodb::options::{ClientOptions, ReadPreference, SelectionCriteria};
+use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
+
+const NAMESPACE_NOT_FOUND: i32 = 26;
+/// About how much a batch of documents should hold.
+const BATCH_BYTES: u64 = 2 * 1024 * 1024;
+const BATCH_DOCUMENTS_MAX: u64 = 10_000;
+
+/// A connected cluster.
+#[derive(Clone)]
+pub struct Cluster {
+    pub side: Side,
+    /// Host and port, for people.
+    pub address: String,
+    pub across_types: AcrossTypes,
+    pub has_sample_rate: bool,
+    client: Client,
+    reads_from: SelectionCriteria,
+    read_concern: String,
+}
+
+/// About how large a collection is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CollectionSize {
+    pub documents: u64,
+    pub bytes: u64,
+}
+
+impl CollectionSize {
+    /// How many documents to ask for at once.
+    pub fn batch_documents(self) -> u64 {
+        let average = self.bytes / self.documents.max(1);
+        (BATCH_BYTES / average.max(1)).clamp(1, BATCH_DOCUMENTS_MAX)
+    }
+}
+
+/// A reply that is held while its documents are looked at.
+struct Reply(RawBatch);
+
+impl AsRef<[u8]> for Reply {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_raw_document().as_bytes()
+    }
+}
+
+/// The batches of a running query.
+pub struct Documents {
+    cluster: Cluster,
+    action: String,
+    cursor: RawBatchCursor,
+}
+
+impl Documents {
+    pub async fn next(&mut self) -> Result<Option<Batch>, VerifyError> {
+        match self.cursor.next().await {
+            None => Ok(None),
+            Some(Err(error)) => Err(self.cluster.failed(&self.action, &error)),
+            Some(Ok(reply)) => Batch::of_reply(Box::new(Reply(reply)))
+                .map(Some)
+                .map_err(|Malformed| self.cluster.malformed(&self.action)),
+        }
+    }
+}
+
+impl Cluster {
+    /// Connects, and asks the server what it can do.
+    pub async fn connect(side: Side, settings: &Settings) -> Result<Cluster, VerifyError> {
+        let (uri, option) = match side {
+            Side::Source => (&settings.from, "--from"),
+            Side::Destination => (&settings.to, "--to"),
+        };
+        if uri.starts_with("mongodb+srv://") {
+            return Err(VerifyError::settings(format!(
+                "{option} is a mongodb+srv:// URI, which this build cannot resolve: give the hosts themselves, as mongodb://host1:port,host2:port/?replicaSet=name&tls=true"
+            )));
+        }
+        let shown = shown_address(uri);
+        let mut options = ClientOptions::parse(uri)
+            .await
+            .map_err(|error| VerifyError::of_driver(side, &shown, "read the URI", &error))?;
+        options.app_name.get_or_insert_with(|| "terndb verify".to_owned());
+        options.server_selection_timeout = Some(settings.connect_timeout);
+        // Each worker has one query running, and the sampling one more.
+        let connections = u32::try_from(settings.workers + 4).unwrap_or(u32::MAX);
+        options.max_pool_size.get_or_insert(connections.max(10));
+        options.connect_timeout.get_or_insert(settings.connect_timeout);
+        let read_concern = settings
+            .read_concern
+            .clone()
+            .or_else(|| options.read_concern.as_ref().map(|given| given.level.to_string()))
+            .unwrap_or_else(|| "majority".to_owned());
+        let reads_from = settings
+            .read_preference
+            .clone()
+            .or_else(|| options.selection_criteria.clone())
+            .unwrap_or(SelectionCriteria::ReadPreference(ReadPreference::Primary));
+        let client = Client::with_options(options)
+            .map_err(|error| VerifyError::of_driver(side, &shown, "connect", &error))?;
+        let mut cluster = Cluster {
+            side,
+            address: shown,
+            across_types: AcrossTypes::Expression,
+            has_sample_rate: true,
+            client,
+            reads_from,
+            read_concern,
+        };
+        let version = cluster.version().await?;
+        cluster.across_types = settings.across_types.unwrap_or(match version >= (5, 0) {
+            true => AcrossTypes::Expression,
+            false => AcrossTypes::Join,
+        });
+        cluster.has_sample_rate = settings.has_sample_rate.unwrap_or(version >= (4, 4));
+        Ok(cluster)
+    }
+
+    async fn version(&self) -> Result<(i64, i64), VerifyError> {
+        let action = "tell its version";
+        let reply = self.command("admin", doc! {"buildInfo": 1}, action).await?;
+        let parts = reply
+            .get_array("versionArray")
+            .map_err(|_| self.malformed(action))?;
+        let part = |position: usize| parts.get(position).and_then(whole_number).unwrap_or(0);
+        Ok((part(0), part(1)))
+    }
+
+    /// The databases' names.
+    pub async fn databases(&self) -> Result<Vec<String>, VerifyError> {
+        let action = "list databases";
+        let command = doc! {"listDatabases": 1, "nameOnly": true};
+        let reply = self.command("admin", command, action).await?;
+        let listed = reply
+            .get_array("databases")
+            .map_err(|_| self.malformed(action))?;
+        let names = listed.iter().map(|entry| {
+            let name = entry.as_document().and_then(|entry| entry.get_str("name").ok());
+            name.map(str::to_owned).ok_or_else(|| self.malformed(action))
+        });
+        names.collect()
+    }
+
+    /// The collections and views of a database.
+    pub async fn collections(&self, database: &str) -> Result<Vec<CollectionEntry>, VerifyError> {
+        let action = format!("list the collections of {database}");
+        let command = doc! {"listCollections": 1};
+        let listed = self.drain(database, command, &action).await?;
+        let entries = listed.into_iter().map(|entry| {
+            Ok(CollectionEntry {
+                name: entry.get_str("name")?.to_owned(),
+                kind: entry.get_str("type").unwrap_or("collection").to_owned(),
+                options: entry.get_document("options").cloned().unwrap_or_default(),
+            })
+        });
+        entries
+            .collect::<Result<_, bson::error::Error>>()
+            .map_err(|_| self.malformed(&action))
+    }
+
+    pub async fn indexes(&self, namespace: &Namespace) -> Result<Vec<Document>, VerifyError> {
+        let action = format!("list the indexes of {namespace}");
+        let command = doc! {"listIndexes": &namespace.collection};
+        self.drain(&namespace.database, command, &action).await
+    }
+
+    pub async fn size(&self, namespace: &Namespace) -> Result<CollectionSize, VerifyError> {
+        let action = format!("tell the size of {namespace}");
+        let command = doc! {"collStats": &namespace.collection};
+        let reply = self.command(&namespace.database, command, &action).await?;
+        let number = |name: &str| {
+            let given = reply.get(name).and_then(whole_number).unwrap_or(0);
+            u64::try_from(given).unwrap_or(0)
+        };
+        Ok(CollectionSize {
+            documents: number("count"),
+            bytes: number("size"),
+        })
+    }
+
+    /// Documents in order of `_id`.
+    pub async fn find_sorted(
+        &self,
+        namespace: &Namespace,
+        filter: &[u8],
+        batch_documents: u64,
+    ) -> Result<Documents, VerifyError> {
+        let mut sort = Writer::new();
+        sort.int32("_id", 1);
+        let mut command = Writer::new();
+        command
+            .text("find", &namespace.collection)
+            .document("filter", filter)
+            .document("sort", &sort.finish())
+            .int32("batchSize", i32::try_from(batch_documents).unwrap_or(i32::MAX));
+        // Without an index on `_id` (old capped collections) the sort may need a disk.
+        if self.has_sample_rate {
+            command.boolean("allowDiskUse", true);
+        }
+        let action = format!("read {namespace}");
+        self.query(namespace, command, batch_documents, action).await
+    }
+
+    /// Documents in any order.
+    pub async fn find(&self, namespace: &Namespace, filter: &[u8]) -> Result<Documents, VerifyError> {
+        let mut command = Writer::new();
+        command
+            .text("find", &namespace.collection)
+            .document("filter", filter);
+        let action = format!("look up documents of {namespace}");
+        self.query(namespace, command, 0, action).await
+    }
+
+    /// Runs a pipeline whose results are `{_id: …}`.
+    pub async fn aggregate(
+        &self,
+        namespace: &Namespace,
+        stages: &[Document],
+    ) -> Result<Documents, VerifyError> {
+        let action = format!("sample {namespace}");
+        let stages: Result<Vec<Vec<u8>>, _> = stages.iter().map(Document::to_vec).collect();
+        let stages = stages.map_err(|_| self.malformed(&action))?;
+        let mut command = Writer::new();
+        command
+            .text("aggregate", &namespace.collection)
+            .documents("pipeline", &stages)
+            .document("cursor", &Writer::new().finish())
+            .boolean("allowDiskUse", true);
+        self.query(namespace, command, 0, action).await
+    }
+
+    async fn query(
+        &self,
+        namespace: &Namespace,
+        mut command: Writer,
+        batch_documents: u64,
+        action: String,
+    ) -> Result<Documents, VerifyError> {
+        let mut concern = Writer::new();
+        concern.text("level", &self.read_concern);
+        command.document("readConcern", &concern.finish());
+        let command = RawDocumentBuf::from_bytes(command.finish())
+            .expect("what the writer wrote is a document");
+        let database = self.client.database(&namespace.database);
+        let mut request = database
+            .run_raw_cursor_command(command)
+            .selection_criteria(self.reads_from.clone());
+        if batch_documents > 0 {
+            request = request.batch_size(u32::try_from(batch_documents).unwrap_or(u32::MAX));
+        }
+        let cursor = request
+            .batch()
+            .await
+            .map_err(|error| self.failed(&action, &error))?;
+        Ok(Documents {
+            cluster: self.clone(),
+            action,
+            cursor,
+        })
+    }
+
+    async fn command(
+        &self,
+        database: &str,
+        command: Document,
+        action: &str,
+    ) -> Result<Document, VerifyError> {
+        self.client
+            .database(database)
+            .run_command(command)
+            .selection_criteria(self.reads_from.clone())
+            .await
+            .map_err(|error| self.failed(action, &error))
+    }
+
+    /// All results of a command that answers with a cursor; none if the collection is gone.
+    async fn drain(
+        &self,
+        database: &str,
+        command: Document,
+        action: &str,
+    ) -> Result<Vec<Document>, VerifyError> {
+        let opened = self
+            .client
+            .database(database)
+            .run_cursor_command(command)
+            .selection_criteria(self.reads_from.clone())
+            .await;
+        let mut cursor = match opened {
+            Ok(cursor) => cursor,
+            Err(error) if code_of(&error) == Some(NAMESPACE_NOT_FOUND) => return Ok(Vec::new()),
+            Err(error) => return Err(self.failed(action, &error)),
+        };
+        let mut found = Vec::new();
+        while let Some(next) = cursor.next().await {
+            found.push(next.map_err(|error| self.failed(action, &error))?);
+        }
+        Ok(found)
+    }
+
+    pub fn failed(&self, action: &str, error: &mongodb::error::Error) -> VerifyError {
+        VerifyError::of_driver(self.side, &self.address, action, error)
+    }
+
+    pub fn malformed(&self, action: &str) -> VerifyError {
+        VerifyError::Malformed {
+            side: self.side,
+            address: self.address.clone(),
+            action: action.to_owned(),
+        }
+    }
+}
+
+fn code_of(error: &mongodb::error::Error) -> Option<i32> {
+    match error.kind.as_ref() {
+        mongodb::error::ErrorKind::Command(command) => Some(command.code),
+        _ => None,
+    }
+}
+
+fn whole_number(value: &bson::Bson) -> Option<i64> {
+    match value {
+        bson::Bson::Int32(number) => Some(i64::from(*number)),
+        bson::Bson::Int64(number) => Some(*number),
+        bson::Bson::Double(number) => Some(*number as i64),
+        _ => None,
+    }
+}
+
+/// The hosts of a URI, without user, password and options.
+pub fn shown_address(uri: &str) -> String {
+    let rest = uri.split_once("://").map_or(uri, |(_, rest)| rest);
+    // First the last @: a password may hold a slash that should have been escaped.
+    let after_user = rest.rsplit_once('@').map_or(rest, |(_, hosts)| hosts);
+    let hosts = after_user.split(['/', '?']).next().unwrap_or(after_user);
+    hosts.to_owned()
+}
+
+/// Parses a filter that a person wrote, as extended JSON.
+pub fn parse_filter(text: &str) -> Result<Vec<u8>, VerifyError> {
+    let wrong = |why: String| {
+        VerifyError::settings(format!(
+            "the filter is not understood ({why}): write it as extended JSON, such as {{\"year\": {{\"$gte\": 2020}}}}"
+        ))
+    };
+    let json: serde_json::Value =
+        serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    let value = bson::Bson::try_from(json).map_err(|error| wrong(error.to_string()))?;
+    let bson::Bson::Document(filter) = value else {
+        return Err(wrong("it is not an object".to_owned()));
+    };
+    let bytes = filter.to_vec().map_err(|error| wrong(error.to_string()))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_not_shown() {
+        let check = |uri: &str, expected: &str| assert_eq!(shown_address(uri), expected, "{uri}");
+        check("mongodb://a:1", "a:1");
+        check("mongodb://user:p%40ss@a:1,b:2/db?x=y", "a:1,b:2");
+        check("mongodb://user:p@ss@a:1?x=y", "a:1");
+        check("mongodb://user:p/w?@a:1/?x=y", "a:1");
+        check("nonsense", "nonsense");
+    }
+
+    #[test]
+    fn filters_are_extended_json() {
+        let expected = doc! {"a": {"$gte": 5_i64}}.to_vec().unwrap();
+        assert_eq!(parse_filter(r#"{"a": {"$gte": {"$numberLong": "5"}}}"#).unwrap(), expected);
+        for wrong in ["", "{", "[]", "5"] {
+            let error = parse_filter(wrong).unwrap_err().to_string();
+            assert!(error.contains("extended JSON"), "{error}");
+        }
+    }
+
+    #[test]
+    fn batches_hold_about_as_many_bytes() {
+        let check = |documents, bytes, expected| {
+            let size = CollectionSize { documents, bytes };
+            assert_eq!(size.batch_documents(), expected);
+        };
+        check(0, 0, 10_000);
+        check(1000, 1_024_000, 2048);
+        check(1, 16 * 1024 * 1024, 1);
+    }
+}

@@ -1,0 +1,145 @@
+//! What can keep the verifier from telling, and what to do about it.
+//!
+//! Every text is one sentence for whoever runs the verifier: what failed, on which side, and the
+//! next step. Credentials never appear in it.
+
+use crate::merge::Side;
+use mongodb::error::{Error as DriverError, ErrorKind};
+
+const UNAUTHORIZED: i32 = 13;
+const AUTHENTICATION_FAILED: i32 = 18;
+
+/// A node that stepped down, stopped or was cut off, and cursors that went with it.
+const TRANSIENT_CODES: [i32; 15] = [
+    6, 7, 43, 89, 91, 133, 134, 175, 189, 237, 262, 9001, 10107, 11600, 13435,
+];
+
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// What was asked for cannot be done.
+    #[error("{0}")]
+    Settings(String),
+
+    #[error(
+        "the {side} at {address} cannot be reached ({detail}): check the address, that the server runs, and that this machine may connect to it"
+    )]
+    Unreachable {
+        side: Side,
+        address: String,
+        detail: String,
+    },
+
+    #[error(
+        "the {side} at {address} refused the credentials ({detail}): check user, password and authSource in its URI"
+    )]
+    Credentials {
+        side: Side,
+        address: String,
+        detail: String,
+    },
+
+    #[error(
+        "the user on the {side} at {address} may not {action} ({detail}): grant it the role readAnyDatabase, or name with --include only what it may read"
+    )]
+    Privilege {
+        side: Side,
+        address: String,
+        action: String,
+        detail: String,
+    },
+
+    #[error("the {side} at {address} failed to {action}: {detail}")]
+    Server {
+        side: Side,
+        address: String,
+        action: String,
+        detail: String,
+        /// Whether the same request may succeed on another try.
+        transient: bool,
+    },
+
+    #[error(
+        "the {side} at {address} sent bytes that are not a valid reply, to the request to {action}: is it a MongoDB-compatible server?"
+    )]
+    Malformed {
+        side: Side,
+        address: String,
+        action: String,
+    },
+}
+
+impl VerifyError {
+    pub fn settings(text: impl Into<String>) -> VerifyError {
+        VerifyError::Settings(text.into())
+    }
+
+    /// Puts a driver's error into words.
+    pub fn of_driver(side: Side, address: &str, action: &str, error: &DriverError) -> VerifyError {
+        let address = address.to_owned();
+        let action = action.to_owned();
+        let detail = detail(error);
+        match error.kind.as_ref() {
+            ErrorKind::Authentication { .. } => VerifyError::Credentials { side, address, detail },
+            ErrorKind::ServerSelection { .. } | ErrorKind::DnsResolve { .. } => {
+                VerifyError::Unreachable { side, address, detail }
+            }
+            ErrorKind::Command(command) if command.code == UNAUTHORIZED => {
+                VerifyError::Privilege { side, address, action, detail }
+            }
+            ErrorKind::Command(command) if command.code == AUTHENTICATION_FAILED => {
+                VerifyError::Credentials { side, address, detail }
+            }
+            ErrorKind::InvalidArgument { .. } | ErrorKind::InvalidTlsConfig { .. } => {
+                VerifyError::Settings(format!(
+                    "the URI of the {side} is not valid: {detail}; it has the form mongodb://user:password@host:port/?option=value"
+                ))
+            }
+            ErrorKind::Command(command) => {
+                let transient = TRANSIENT_CODES.contains(&command.code);
+                VerifyError::Server { side, address, action, detail, transient }
+            }
+            ErrorKind::Io(_) | ErrorKind::ConnectionPoolCleared { .. } => {
+                VerifyError::Server { side, address, action, detail, transient: true }
+            }
+            // Other kinds, which the driver may add to: a request that failed.
+            _ => VerifyError::Server { side, address, action, detail, transient: false },
+        }
+    }
+
+    /// Whether the same request may succeed on another try.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            VerifyError::Server { transient, .. } => *transient,
+            VerifyError::Unreachable { .. } => true,
+            VerifyError::Settings(_)
+            | VerifyError::Credentials { .. }
+            | VerifyError::Privilege { .. }
+            | VerifyError::Malformed { .. } => false,
+        }
+    }
+}
+
+/// The part of a driver's error that says why, on one line.
+fn detail(error: &DriverError) -> String {
+    let text = match error.kind.as_ref() {
+        ErrorKind::Command(command) => format!("{}, {}", command.code_name, command.message),
+        ErrorKind::ServerSelection { message, .. } => selection_detail(message),
+        ErrorKind::Authentication { message, .. } => message.clone(),
+        ErrorKind::InvalidArgument { message, .. } => message.clone(),
+        _ => error.kind.to_string(),
+    };
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Of the driver's long list of what it knows about each server, the first cause.
+fn selection_detail(message: &str) -> String {
+    match message.split_once("Error: ") {
+        Some((_, cause)) => cause
+            .split([']', '}'])
+            .next()
+            .unwrap_or(cause)
+            .trim()
+            .to_owned(),
+        None => message.to_owned(),
+    }
+}

@@ -1,0 +1,257 @@
+//! Namespaces: which are verified, and what they are called on the other side.
+//!
+//! A pattern is `database.collection` with `*` for any text and `?` for one character; without a dot
+//! it stands for all collections of a database. Patterns are about names of the *source*.
+//!
+//! A mapping renames a collection (`a.x=b.y`) or a whole database (`a=b`) on the destination;
+//! the rule for a collection wins. Seen from the destination the mapping is undone, so that a
+//! collection that only the destination has is known by the name it would have on the source. One
+//! whose name there belongs to something else (`a.x` when `a.x` went to `b.y`) has no such name,
+//! and is extra under its own.
+//!
+//! Never verified: the databases `admin`, `config` and `local`, and collections named `system.…`,
+//! except `system.js`, which holds users' functions.
+
+use crate::error::VerifyError;
+use std::fmt;
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Namespace {
+    pub database: String,
+    pub collection: String,
+}
+
+impl Namespace {
+    pub fn new(database: impl Into<String>, collection: impl Into<String>) -> Namespace {
+        Namespace {
+            database: database.into(),
+            collection: collection.into(),
+        }
+    }
+
+    /// Whether the server keeps it for itself.
+    pub fn is_internal(&self) -> bool {
+        matches!(self.database.as_str(), "admin" | "config" | "local")
+            || (self.collection.starts_with("system.") && self.collection != "system.js")
+    }
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.database, self.collection)
+    }
+}
+
+/// A pattern over namespaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    database: String,
+    collection: String,
+}
+
+impl Pattern {
+    pub fn parse(text: &str) -> Result<Pattern, VerifyError> {
+        let (database, collection) = text.split_once('.').unwrap_or((text, "*"));
+        if database.is_empty() || collection.is_empty() {
+            return Err(VerifyError::settings(format!(
+                "the pattern {text:?} names no collection: write database.collection, database.* or database"
+            )));
+        }
+        Ok(Pattern {
+            database: database.to_owned(),
+            collection: collection.to_owned(),
+        })
+    }
+
+    pub fn matches(&self, namespace: &Namespace) -> bool {
+        matches_text(self.database.as_bytes(), namespace.database.as_bytes())
+            && matches_text(self.collection.as_bytes(), namespace.collection.as_bytes())
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.database, self.collection)
+    }
+}
+
+/// `*` is any text, `?` is one byte.
+fn matches_text(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut at_pattern, mut at_text) = (0, 0);
+    // Where the last star stands, and how far it reaches so far.
+    let mut star: Option<(usize, usize)> = None;
+    while at_text < text.len() {
+        match pattern.get(at_pattern) {
+            Some(b'*') => {
+                star = Some((at_pattern, at_text));
+                at_pattern += 1;
+            }
+            Some(&wanted) if wanted == b'?' || wanted == text[at_text] => {
+                at_pattern += 1;
+                at_text += 1;
+            }
+            Some(_) | None => match star {
+                Some((place, reach)) => {
+                    star = Some((place, reach + 1));
+                    at_pattern = place + 1;
+                    at_text = reach + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[at_pattern..].iter().all(|&left| left == b'*')
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Rule {
+    Database { from: String, to: String },
+    Collection { from: Namespace, to: Namespace },
+}
+
+/// Names of the source, as the destination has them.
+#[derive(Debug, Clone, Default)]
+pub struct Mapping {
+    rules: Vec<Rule>,
+}
+
+impl Mapping {
+    pub fn parse(texts: &[String]) -> Result<Mapping, VerifyError> {
+        let mut rules = Vec::new();
+        for text in texts {
+            let rule = parse_rule(text).ok_or_else(|| {
+                VerifyError::settings(format!(
+                    "the mapping {text:?} is not understood: write database=database or database.collection=database.collection"
+                ))
+            })?;
+            rules.push(rule);
+        }
+        Ok(Mapping { rules })
+    }
+
+    pub fn to_destination(&self, source: &Namespace) -> Namespace {
+        let collection = self.rules.iter().find_map(|rule| match rule {
+            Rule::Collection { from, to } if from == source => Some(to.clone()),
+            Rule::Collection { .. } | Rule::Database { .. } => None,
+        });
+        let database = || {
+            self.rules.iter().find_map(|rule| match rule {
+                Rule::Database { from, to } if *from == source.database => {
+                    Some(Namespace::new(to, &source.collection))
+                }
+                Rule::Collection { .. } | Rule::Database { .. } => None,
+            })
+        };
+        collection.or_else(database).unwrap_or_else(|| source.clone())
+    }
+
+    /// The name on the source of what the destination calls so; its own if there is none.
+    pub fn to_source(&self, destination: &Namespace) -> Namespace {
+        let candidates = self.rules.iter().filter_map(|rule| match rule {
+            Rule::Collection { from, to } if to == destination => Some(from.clone()),
+            Rule::Database { from, to } if *to == destination.database => {
+                Some(Namespace::new(from, &destination.collection))
+            }
+            Rule::Collection { .. } | Rule::Database { .. } => None,
+        });
+        candidates
+            .into_iter()
+            .find(|candidate| self.to_destination(candidate) == *destination)
+            .unwrap_or_else(|| destination.clone())
+    }
+}
+
+fn parse_rule(text: &str) -> Option<Rule> {
+    let (from, to) = text.split_once('=')?;
+    match (from.split_once('.'), to.split_once('.')) {
+        (None, None) if !from.is_empty() && !to.is_empty() => Some(Rule::Database {
+            from: from.to_owned(),
+            to: to.to_owned(),
+        }),
+        (Some((from_database, from)), Some((to_database, to))) => {
+            let named = [from_database, from, to_database, to];
+            named.iter().all(|part| !part.is_empty()).then(|| Rule::Collection {
+                from: Namespace::new(from_database, from),
+                to: Namespace::new(to_database, to),
+            })
+        }
+        (_, _) => None,
+    }
+}
+
+/// Which namespaces of the source are verified.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// Empty means all.
+    pub include: Vec<Pattern>,
+    pub exclude: Vec<Pattern>,
+}
+
+impl Selection {
+    pub fn selects(&self, namespace: &Namespace) -> bool {
+        let included =
+            self.include.is_empty() || self.include.iter().any(|one| one.matches(namespace));
+        included && !namespace.is_internal() && !self.exclude.iter().any(|one| one.matches(namespace))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn namespace(text: &str) -> Namespace {
+        let (database, collection) = text.split_once('.').unwrap();
+        Namespace::new(database, collection)
+    }
+
+    #[test]
+    fn patterns_match() {
+        let check = |pattern: &str, name: &str, expected: bool| {
+            let pattern = Pattern::parse(pattern).unwrap();
+            assert_eq!(pattern.matches(&namespace(name)), expected, "{pattern} {name}");
+        };
+        check("shop", "shop.orders", true);
+        check("shop", "shop2.orders", false);
+        check("shop.*", "shop.a.b", true);
+        check("sh*.ord?rs", "shop.orders", true);
+        check("*.*s", "shop.orders.x", false);
+        check("*.a*b*c", "x.aXbYc", true);
+        check("*.a*b*c", "x.aXcYb", false);
+        assert!(Pattern::parse(".x").is_err());
+        assert!(Pattern::parse("").is_err());
+    }
+
+    #[test]
+    fn mappings_go_there_and_back() {
+        let texts = ["a=b".to_owned(), "a.x=c.y".to_owned()];
+        let mapping = Mapping::parse(&texts).unwrap();
+        let check = |source: &str, destination: &str| {
+            assert_eq!(mapping.to_destination(&namespace(source)), namespace(destination));
+            assert_eq!(mapping.to_source(&namespace(destination)), namespace(source));
+        };
+        check("a.z", "b.z");
+        check("a.x", "c.y");
+        check("d.e", "d.e");
+        // What only the destination has, under a name that went elsewhere.
+        assert_eq!(mapping.to_source(&namespace("b.x")), namespace("b.x"));
+        assert_eq!(mapping.to_source(&namespace("a.z")), namespace("a.z"));
+        for wrong in ["a", "a=", "a.b=c", "=b", "a.=b.c"] {
+            assert!(Mapping::parse(&[wrong.to_owned()]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn internal_namespaces_are_left_out() {
+        let all = Selection::default();
+        for (name, expected) in [
+            ("shop.orders", true),
+            ("shop.system.js", true),
+            ("shop.system.views", false),
+            ("admin.users", false),
+            ("config.chunks", false),
+            ("local.oplog.rs", false),
+        ] {
+            assert_eq!(all.selects(&namespace(name)), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! What was found: as a value, as JSON, and as text for a terminal.
+//!
+//! ```text
+//! anything different            ──► different (exit code 1)
+//! else anything not verified    ──► unknown   (exit code 2)
+//! else                          ──► equal     (exit code 0)
+//! ```
+//!
+//! A difference that was found stays one, whatever else could not be read.
+
+use crate::difference::{Difference, Shown};
+use crate::metadata::MetadataMismatch;
+use serde::Serialize;
+use std::fmt;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    Equal,
+    Different,
+    /// It could not be told.
+    Unknown,
+}
+
+impl Outcome {
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Outcome::Equal => 0,
+            Outcome::Different => 1,
+            Outcome::Unknown => 2,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MismatchKind {
+    /// On the source only.
+    Missing,
+    /// On the destination only.
+    Extra,
+    Content,
+    /// The `_id` is there more than once.
+    Repeated,
+}
+
+impl fmt::Display for MismatchKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MismatchKind::Missing => "missing",
+            MismatchKind::Extra => "extra",
+            MismatchKind::Content => "content",
+            MismatchKind::Repeated => "repeated",
+        })
+    }
+}
+
+/// A document that is not the same on both sides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DocumentMismatch {
+    pub namespace: String,
+    pub kind: MismatchKind,
+    #[serde(rename = "_id")]
+    pub id: Shown,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub differences: Vec<Difference>,
+}
+
+/// How many documents of a collection were what.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Read in the scan.
+    pub source_documents: u64,
+    pub destination_documents: u64,
+    pub source_bytes: u64,
+    pub destination_bytes: u64,
+    pub equal: u64,
+    /// Looked at a second time, by `_id`.
+    pub rechecked: u64,
+    pub missing: u64,
+    pub extra: u64,
+    pub content: u64,
+    pub repeated: u64,
+}
+
+impl Counts {
+    pub fn mismatches(&self) -> u64 {
+        self.missing + self.extra + self.content + self.repeated
+    }
+
+    pub fn count(&mut self, kind: MismatchKind) {
+        *match kind {
+            MismatchKind::Missing => &mut self.missing,
+            MismatchKind::Extra => &mut self.extra,
+            MismatchKind::Content => &mut self.content,
+            MismatchKind::Repeated => &mut self.repeated,
+        } += 1;
+    }
+
+    pub fn add(&mut self, other: &Counts) {
+        self.source_documents += other.source_documents;
+        self.destination_documents += other.destination_documents;
+        self.source_bytes += other.source_bytes;
+        self.destination_bytes += other.destination_bytes;
+        self.equal += other.equal;
+        self.rechecked += other.rechecked;
+        self.missing += other.missing;
+        self.extra += other.extra;
+        self.content += other.content;
+        self.repeated += other.repeated;
+    }
+}
+
+/// A collection whose documents were compared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CollectionReport {
+    /// Its name on the source.
+    pub namespace: String,
+    /// Its name on the destination.
+    pub destination: String,
+    pub partitions: u64,
+    #[serde(flatten)]
+    pub counts: Counts,
+}
+
+/// Something that was asked for and could not be compared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unverified {
+    pub namespace: String,
+    pub why: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub outcome: Outcome,
+    /// Hosts, without credentials.
+    pub from: String,
+    pub to: String,
+    pub seconds: f64,
+    pub totals: Counts,
+    pub collections: Vec<CollectionReport>,
+    pub metadata_mismatches: Vec<MetadataMismatch>,
+    /// The first of them; `totals` counts all.
+    pub mismatches: Vec<DocumentMismatch>,
+    pub unverified: Vec<Unverified>,
+}
+
+impl Report {
+    /// Settles the outcome from what was found.
+    pub fn settle(mut self) -> Report {
+        for collection in &self.collections {
+            self.totals.add(&collection.counts);
+        }
+        let different = self.totals.mismatches() > 0 || !self.metadata_mismatches.is_empty();
+        self.outcome = match (different, self.unverified.is_empty()) {
+            (true, _) => Outcome::Different,
+            (false, false) => Outcome::Unknown,
+            (false, true) => Outcome::Equal,
+        };
+        self
+    }
+
+    pub fn to_json(&self) -> String {
+        let mut text =
+            serde_json::to_string_pretty(self).expect("a report holds nothing that JSON has not");
+        text.push('\n');
+        text
+    }
+}
+
+/// How many mismatches the terminal shows; the JSON file has more.
+const TERMINAL_MISMATCHES_MAX: usize = 20;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for one in &self.metadata_mismatches {
+            let side = |side: &Option<String>| side.clone().unwrap_or_else(|| "nothing".to_owned());
+            writeln!(f, "{}: {}", one.namespace, one.what)?;
+            writeln!(f, "    source       {}", side(&one.source))?;
+            writeln!(f, "    destination  {}", side(&one.destination))?;
+        }
+        for one in self.mismatches.iter().take(TERMINAL_MISMATCHES_MAX) {
+            show_mismatch(f, one)?;
+        }
+        let shown = self.mismatches.len().min(TERMINAL_MISMATCHES_MAX) as u64;
+        if self.totals.mismatches() > shown {
+            let rest = self.totals.mismatches() - shown;
+            writeln!(f, "… and {rest} more mismatches (see --report)")?;
+        }
+        for one in &self.unverified {
+            writeln!(f, "{}: not verified: {}", one.namespace, one.why)?;
+        }
+        self.show_collections(f)?;
+        self.show_summary(f)
+    }
+}
+
+impl Report {
+    fn show_collections(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.collections.iter().map(|one| one.namespace.chars().count());
+        let width = names.max().unwrap_or(0).max("collection".len());
+        writeln!(
+            f,
+            "{:width$} {:>12} {:>12} {:>12} {:>9} {:>9} {:>9}",
+            "collection", "source", "destination", "equal", "missing", "extra", "content"
+        )?;
+        for one in &self.collections {
+            let counts = &one.counts;
+            writeln!(
+                f,
+                "{:width$} {:>12} {:>12} {:>12} {:>9} {:>9} {:>9}",
+                one.namespace,
+                counts.source_documents,
+                counts.destination_documents,
+                counts.equal,
+                counts.missing,
+                counts.extra,
+                counts.content,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn show_summary(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = &self.totals;
+        let pairs = counts.source_documents.max(counts.destination_documents);
+        let rate = pairs as f64 / self.seconds.max(0.001);
+        let in_time = format!("{pairs} documents in {:.1} s, {rate:.0} per second", self.seconds);
+        match self.outcome {
+            Outcome::Equal => writeln!(f, "EQUAL: {} and {} hold the same ({in_time})", self.from, self.to),
+            Outcome::Different => writeln!(
+                f,
+                "DIFFERENT: {} documents ({} missing, {} extra, {} content, {} repeated) and {} other things ({in_time})",
+                counts.mismatches(),
+                counts.missing,
+                counts.extra,
+                counts.content,
+                counts.repeated,
+                self.metadata_mismatches.len(),
+            ),
+            Outcome::Unknown => writeln!(
+                f,
+                "COULD NOT TELL: no difference was found, but {} could not be verified ({in_time})",
+                match self.unverified.len() {
+                    1 => "one thing".to_owned(),
+                    many => format!("{many} things"),
+                },
+            ),
+        }
+    }
+}
+
+fn show_mismatch(f: &mut fmt::Formatter<'_>, one: &DocumentMismatch) -> fmt::Result {
+    let side = |side: &Option<Shown>| match side {
+        None => "nothing".to_owned(),
+        Some(shown) => format!("{} ({})", shown.value, shown.kind),
+    };
+    writeln!(f, "{}: {} _id {} ({})", one.namespace, one.kind, one.id.value, one.id.kind)?;
+    for difference in &one.differences {
+        let path = match difference.path.as_str() {
+            "" => "the document",
+            path => path,
+        };
+        writeln!(f, "    {path}")?;
+        writeln!(f, "        source       {}", side(&difference.source))?;
+        writeln!(f, "        destination  {}", side(&difference.destination))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(counts: Counts, unverified: usize, metadata: usize) -> Report {
+        let mismatch = MetadataMismatch {
+            namespace: "d.c".to_owned(),
+            what: "type".to_owned(),
+            source: None,
+            destination: Some("view".to_owned()),
+        };
+        let not_verified = Unverified {
+            namespace: "d.c".to_owned(),
+            why: "because".to_owned(),
+        };
+        Report {
+            outcome: Outcome::Unknown,
+            from: "a".to_owned(),
+            to: "b".to_owned(),
+            seconds: 1.0,
+            totals: Counts::default(),
+            collections: vec![CollectionReport {
+                namespace: "d.c".to_owned(),
+                destination: "d.c".to_owned(),
+                partitions: 1,
+                counts,
+            }],
+            metadata_mismatches: vec![mismatch; metadata],
+            mismatches: Vec::new(),
+            unverified: vec![not_verified; unverified],
+        }
+        .settle()
+    }
+
+    #[test]
+    fn the_outcome_follows_what_was_found() {
+        let different = Counts { content: 1, ..Counts::default() };
+        let check = |counts, unverified, metadata, code: u8, word: &str| {
+            let report = report(counts, unverified, metadata);
+            assert_eq!(report.outcome.exit_code(), code);
+            assert!(report.to_string().contains(word), "{report}");
+            let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+            assert_eq!(json["totals"]["content"], report.totals.content);
+        };
+        check(Counts::default(), 0, 0, 0, "EQUAL");
+        check(Counts::default(), 1, 0, 2, "COULD NOT TELL");
+        check(Counts::default(), 1, 1, 1, "DIFFERENT");
+        check(different, 1, 0, 1, "DIFFERENT");
+        check(different, 0, 0, 1, "1 content");
+    }
+}

@@ -1,0 +1,73 @@
+//! What a verification is asked to do, settled and checked.
+
+use crate::compare::Comparison;
+use crate::namespace::{Mapping, Selection};
+use crate::range_query::AcrossTypes;
+use mongodb::options::SelectionCriteria;
+use std::time::Duration;
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub from: String,
+    pub to: String,
+    pub selection: Selection,
+    pub mapping: Mapping,
+    /// A filter as BSON: only documents that match it, on their own side, are compared.
+    pub filter: Option<Vec<u8>>,
+    pub comparison: Comparison,
+    pub workers: usize,
+    pub partition_bytes: u64,
+    /// None takes what the URI says, or the primary.
+    pub read_preference: Option<SelectionCriteria>,
+    /// None takes what the URI says, or majority.
+    pub read_concern: Option<String>,
+    /// Of both sides together.
+    pub bytes_per_second_max: Option<u64>,
+    /// How many mismatches are described; all are counted.
+    pub described_max: usize,
+    /// How long to look for a server.
+    pub connect_timeout: Duration,
+    pub display: Display,
+    /// None decides by the server's version. Given, it is for both sides.
+    pub across_types: Option<AcrossTypes>,
+    /// None decides by the server's version.
+    pub has_sample_rate: Option<bool>,
+}
+
+/// How progress is shown, on standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Display {
+    /// Bars, for a terminal.
+    Bars,
+    /// A line now and then, for a log.
+    Lines,
+    Silent,
+}
+
+pub const DEFAULT_WORKERS: usize = 4;
+pub const DEFAULT_PARTITION_BYTES: u64 = 32 * 1024 * 1024;
+pub const DEFAULT_DESCRIBED_MAX: usize = 1000;
+
+impl Settings {
+    /// Everything, compared by bytes, with the defaults.
+    pub fn new(from: impl Into<String>, to: impl Into<String>) -> Settings {
+        Settings {
+            from: from.into(),
+            to: to.into(),
+            selection: Selection::default(),
+            mapping: Mapping::default(),
+            filter: None,
+            comparison: Comparison::Bytes,
+            workers: DEFAULT_WORKERS,
+            partition_bytes: DEFAULT_PARTITION_BYTES,
+            read_preference: None,
+            read_concern: None,
+            bytes_per_second_max: None,
+            described_max: DEFAULT_DESCRIBED_MAX,
+            connect_timeout: Duration::from_secs(10),
+            display: Display::Silent,
+            across_types: None,
+            has_sample_rate: None,
+        }
+    }
+}
