@@ -5,6 +5,7 @@
 
 mod configuration;
 mod up;
+mod verify;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -24,12 +25,17 @@ struct Arguments {
 enum Role {
     /// Run a whole database in this process
     Up(configuration::UpOptions),
+
+    /// Prove that two clusters hold the same documents
+    Verify(Box<verify::VerifyOptions>),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let ended: Result<()> = match arguments.role {
         Role::Up(options) => up::run(options),
+        // Its exit codes say more than success or failure.
+        Role::Verify(options) => return verify::run(*options),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,

@@ -423,3 +423,266 @@ async fn an_update_meets_each_document_once() {
         .await;
     assert_eq!(reply.get_i32("n").ok(), Some(600));
 }
+
+/// What `explain` says about an update or a delete is what it would do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn explained_writes_count_what_they_would_change() {
+    let world = World::open();
+    world.insert(numbers(10)).await;
+    let update = |q: Document, u: Document, multi: bool, upsert: bool| {
+        doc! {"update": "c", "updates": [{"q": q, "u": u, "multi": multi, "upsert": upsert}]}
+    };
+    let zero = doc! {"$set": {"a": 0}};
+    for (command, counts) in [
+        (
+            update(doc! {"b": {"$lt": 4}}, zero.clone(), true, false),
+            [4, 3, 0],
+        ),
+        (
+            update(doc! {"b": {"$lt": 4}}, zero.clone(), false, false),
+            [1, 0, 0],
+        ),
+        (update(doc! {"b": 77}, zero.clone(), true, true), [0, 0, 1]),
+        (update(doc! {"b": 77}, zero.clone(), true, false), [0, 0, 0]),
+        (
+            update(doc! {"r": 3}, doc! {"$set": {"r.$": 3}}, true, false),
+            [2, 0, 0],
+        ),
+        (
+            doc! {"findAndModify": "c", "query": {"b": 3}, "update": {"$inc": {"b": 1}}},
+            [1, 1, 0],
+        ),
+    ] {
+        let explained = world
+            .ok(doc! {"explain": command.clone(), "verbosity": "executionStats"})
+            .await;
+        let stage = explained
+            .get_document("executionStats")
+            .and_then(|statistics| statistics.get_document("executionStages"))
+            .expect("stages");
+        let found = ["nMatched", "nWouldModify", "nWouldUpsert"]
+            .map(|name| stage.get_i32(name).unwrap_or(-1));
+        assert_eq!(found, counts, "{command}");
+    }
+    for (limit, count) in [(0, 4), (1, 1)] {
+        let command = doc! {"delete": "c", "deletes": [{"q": {"b": {"$lt": 4}}, "limit": limit}]};
+        let explained = world
+            .ok(doc! {"explain": command, "verbosity": "executionStats"})
+            .await;
+        let stage = explained
+            .get_document("executionStats")
+            .and_then(|statistics| statistics.get_document("executionStages"))
+            .expect("stages");
+        assert_eq!(
+            stage.get_i32("nWouldDelete").ok(),
+            Some(count),
+            "{explained}"
+        );
+    }
+    let count = world.ok(doc! {"count": "c", "query": {"a": 0}}).await;
+    assert_eq!(count.get_i32("n").ok(), Some(2), "nothing was changed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn explained_pipelines_show_what_is_left_to_stages() {
+    let world = World::open();
+    world.insert(numbers(20)).await;
+    world.index(doc! {"a": 1}, "a").await;
+    let matched = doc! {"$match": {"a": 1}};
+    for (pipeline, expected) in [
+        (vec![], "COLLSCAN"),
+        (
+            vec![matched.clone(), doc! {"$project": {"a": 1}}],
+            "PROJECTION_SIMPLE FETCH IXSCAN",
+        ),
+        (
+            vec![doc! {"$sort": {"s": 1}}, doc! {"$limit": 2}],
+            "SORT COLLSCAN",
+        ),
+        (
+            vec![matched.clone(), doc! {"$unwind": "$r"}],
+            "FETCH IXSCAN | $unwind",
+        ),
+        (
+            vec![doc! {"$unwind": "$r"}, matched.clone()],
+            "FETCH IXSCAN | $unwind",
+        ),
+        (
+            vec![
+                doc! {"$unwind": "$r"},
+                doc! {"$sort": {"r": 1}},
+                doc! {"$limit": 2},
+            ],
+            "COLLSCAN | $unwind $sort",
+        ),
+        (
+            vec![matched.clone(), doc! {"$count": "n"}],
+            "IXSCAN | $group $project",
+        ),
+        (vec![matched, doc! {"$out": "o"}], "FETCH IXSCAN | $out"),
+        (vec![doc! {"$indexStats": {}}], " | $indexStats"),
+    ] {
+        let command = doc! {"aggregate": "c", "pipeline": pipeline, "cursor": {}};
+        let explained = world
+            .ok(doc! {"explain": command.clone(), "verbosity": "queryPlanner"})
+            .await;
+        let shown = match explained.get_array("stages") {
+            Err(_) => stages(&explained).join(" "),
+            Ok(all) => {
+                let mut names: Vec<&str> = Vec::new();
+                let mut search = String::new();
+                for stage in all.iter().filter_map(|stage| stage.as_document()) {
+                    match stage.get_document("$cursor") {
+                        Ok(cursor) => search = stages(cursor).join(" "),
+                        Err(_) => names.extend(stage.keys().next().map(String::as_str)),
+                    }
+                }
+                format!("{search} | {}", names.join(" "))
+            }
+        };
+        assert_eq!(shown, expected, "{command}: {explained}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn explain_names_the_query_and_its_trials() {
+    let world = World::open();
+    world.insert(numbers(50)).await;
+    world.index(doc! {"a": 1}, "a").await;
+    world.index(doc! {"a": 1, "b": 1}, "ab").await;
+    let mut hashes = Vec::new();
+    for value in [1, 2] {
+        let find = doc! {"find": "c", "filter": {"a": value}};
+        let explained = world
+            .ok(doc! {"explain": find, "verbosity": "allPlansExecution"})
+            .await;
+        let planner = explained.get_document("queryPlanner").expect("a plan");
+        hashes.push((
+            planner.get_str("queryHash").expect("a hash").to_owned(),
+            planner.get_str("planCacheKey").expect("a key").to_owned(),
+        ));
+        let trials = explained
+            .get_document("executionStats")
+            .and_then(|statistics| statistics.get_array("allPlansExecution"))
+            .expect("trials");
+        assert_eq!(trials.len(), 2, "{explained}");
+        for trial in trials.iter().filter_map(|trial| trial.as_document()) {
+            assert_eq!(trial.get_i32("nReturned").ok(), Some(10), "{trial}");
+            assert_eq!(trial.get_i32("totalKeysExamined").ok(), Some(10), "{trial}");
+        }
+    }
+    assert_eq!(
+        hashes[0], hashes[1],
+        "constants are no part of a query's shape"
+    );
+}
+
+/// A sort that no index serves still knows the keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn return_key_survives_a_sort() {
+    let world = World::open();
+    world.insert(numbers(3)).await;
+    world.index(doc! {"b": 1}, "b").await;
+    for (sort, expected) in [
+        (
+            doc! {"s": -1},
+            vec![doc! {"b": 2}, doc! {"b": 1}, doc! {"b": 0}],
+        ),
+        (
+            doc! {"b": 1},
+            vec![doc! {"b": 0}, doc! {"b": 1}, doc! {"b": 2}],
+        ),
+    ] {
+        let find = doc! {
+            "find": "c", "filter": {"b": {"$gte": 0}}, "hint": "b", "sort": sort, "returnKey": true,
+        };
+        let reply = world.ok(find).await;
+        let batch = reply
+            .get_document("cursor")
+            .and_then(|cursor| cursor.get_array("firstBatch"))
+            .expect("a batch");
+        let found: Vec<Document> = batch
+            .iter()
+            .filter_map(|d| d.as_document().cloned())
+            .collect();
+        assert_eq!(found, expected, "{reply}");
+    }
+}
+
+/// What keys decide is not fetched, and the answer is the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_answer_what_they_can() {
+    let world = World::open();
+    world.insert(numbers(100)).await;
+    world
+        .insert(vec![doc! {"_id": 100, "a": 1, "b": null, "r": [7, 7, 8]}])
+        .await;
+    world.index(doc! {"a": 1, "b": -1}, "ab").await;
+    world.index(doc! {"r": 1}, "r").await;
+    world.index(doc! {"s": 1}, "s").await;
+    for (command, keys_max, documents_max, returned) in [
+        (doc! {"count": "c", "query": {"r": 7}}, 3, 0, 3),
+        (
+            doc! {"count": "c", "query": {"r": {"$in": [7, 8]}}},
+            6,
+            6,
+            4,
+        ),
+        (
+            doc! {"find": "c", "filter": {"a": 2}, "hint": "ab", "skip": 15},
+            20,
+            5,
+            5,
+        ),
+        (
+            doc! {"find": "c", "filter": {"r": 7}, "hint": "r", "skip": 1},
+            3,
+            2,
+            2,
+        ),
+        (
+            doc! {"find": "c", "filter": {"s": {"$regex": "9$"}}, "hint": "s"},
+            101,
+            10,
+            10,
+        ),
+        (
+            doc! {"distinct": "c", "key": "b", "query": {"a": 3}},
+            21,
+            0,
+            20,
+        ),
+        (doc! {"distinct": "c", "key": "a"}, 6, 0, 5),
+    ] {
+        let explained = world
+            .ok(doc! {"explain": command.clone(), "verbosity": "executionStats"})
+            .await;
+        let statistics = explained
+            .get_document("executionStats")
+            .expect("statistics");
+        let number = |name: &str| statistics.get_i32(name).unwrap_or(i32::MAX);
+        assert!(
+            number("totalKeysExamined") <= keys_max,
+            "{command}: {explained}"
+        );
+        assert!(
+            number("totalDocsExamined") <= documents_max,
+            "{command}: {explained}"
+        );
+        let reply = world.ok(command.clone()).await;
+        let found = match reply.get_i32("n") {
+            Ok(counted) => counted as usize,
+            Err(_) => reply
+                .get_array("values")
+                .or_else(|_| reply.get_document("cursor")?.get_array("firstBatch"))
+                .map_or(0, Vec::len),
+        };
+        assert_eq!(found, returned, "{command}: {reply}");
+    }
+    let reply = world
+        .ok(doc! {"distinct": "c", "key": "b", "query": {"a": 1}})
+        .await;
+    let mut expected: Vec<Bson> = vec![Bson::Null];
+    expected.extend((0..100).filter(|b| b % 5 == 1).map(Bson::Int32));
+    assert_eq!(reply.get_array("values").ok(), Some(&expected));
+}

@@ -14,7 +14,7 @@ use crate::settings::Settings;
 use bson::{Document, RawDocumentBuf, doc};
 use futures_util::StreamExt;
 use mongodb::Client;
-use mongodb::options::{ClientOptions, ReadPreference, SelectionCriteria};
+use mongodb::options::{ClientOptions, ReadConcernLevel, ReadPreference, SelectionCriteria};
 use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
 
 const NAMESPACE_NOT_FOUND: i32 = 26;
@@ -94,16 +94,25 @@ impl Cluster {
         let mut options = ClientOptions::parse(uri)
             .await
             .map_err(|error| VerifyError::of_driver(side, &shown, "read the URI", &error))?;
-        options.app_name.get_or_insert_with(|| "terndb verify".to_owned());
+        options
+            .app_name
+            .get_or_insert_with(|| "terndb verify".to_owned());
         options.server_selection_timeout = Some(settings.connect_timeout);
         // Each worker has one query running, and the sampling one more.
         let connections = u32::try_from(settings.workers + 4).unwrap_or(u32::MAX);
         options.max_pool_size.get_or_insert(connections.max(10));
-        options.connect_timeout.get_or_insert(settings.connect_timeout);
+        options
+            .connect_timeout
+            .get_or_insert(settings.connect_timeout);
         let read_concern = settings
             .read_concern
             .clone()
-            .or_else(|| options.read_concern.as_ref().map(|given| given.level.to_string()))
+            .or_else(|| {
+                options
+                    .read_concern
+                    .as_ref()
+                    .map(|given| level_name(&given.level))
+            })
             .unwrap_or_else(|| "majority".to_owned());
         let reads_from = settings
             .read_preference
@@ -149,8 +158,11 @@ impl Cluster {
             .get_array("databases")
             .map_err(|_| self.malformed(action))?;
         let names = listed.iter().map(|entry| {
-            let name = entry.as_document().and_then(|entry| entry.get_str("name").ok());
-            name.map(str::to_owned).ok_or_else(|| self.malformed(action))
+            let name = entry
+                .as_document()
+                .and_then(|entry| entry.get_str("name").ok());
+            name.map(str::to_owned)
+                .ok_or_else(|| self.malformed(action))
         });
         names.collect()
     }
@@ -206,17 +218,25 @@ impl Cluster {
             .text("find", &namespace.collection)
             .document("filter", filter)
             .document("sort", &sort.finish())
-            .int32("batchSize", i32::try_from(batch_documents).unwrap_or(i32::MAX));
+            .int32(
+                "batchSize",
+                i32::try_from(batch_documents).unwrap_or(i32::MAX),
+            );
         // Without an index on `_id` (old capped collections) the sort may need a disk.
         if self.has_sample_rate {
             command.boolean("allowDiskUse", true);
         }
         let action = format!("read {namespace}");
-        self.query(namespace, command, batch_documents, action).await
+        self.query(namespace, command, batch_documents, action)
+            .await
     }
 
     /// Documents in any order.
-    pub async fn find(&self, namespace: &Namespace, filter: &[u8]) -> Result<Documents, VerifyError> {
+    pub async fn find(
+        &self,
+        namespace: &Namespace,
+        filter: &[u8],
+    ) -> Result<Documents, VerifyError> {
         let mut command = Writer::new();
         command
             .text("find", &namespace.collection)
@@ -325,6 +345,20 @@ impl Cluster {
     }
 }
 
+fn level_name(level: &ReadConcernLevel) -> String {
+    match level {
+        ReadConcernLevel::Local => "local",
+        ReadConcernLevel::Majority => "majority",
+        ReadConcernLevel::Linearizable => "linearizable",
+        ReadConcernLevel::Available => "available",
+        ReadConcernLevel::Snapshot => "snapshot",
+        ReadConcernLevel::Custom(name) => name,
+        // Levels of later drivers: what is surely known.
+        _ => "majority",
+    }
+    .to_owned()
+}
+
 fn code_of(error: &mongodb::error::Error) -> Option<i32> {
     match error.kind.as_ref() {
         mongodb::error::ErrorKind::Command(command) => Some(command.code),
@@ -384,7 +418,10 @@ mod tests {
     #[test]
     fn filters_are_extended_json() {
         let expected = doc! {"a": {"$gte": 5_i64}}.to_vec().unwrap();
-        assert_eq!(parse_filter(r#"{"a": {"$gte": {"$numberLong": "5"}}}"#).unwrap(), expected);
+        assert_eq!(
+            parse_filter(r#"{"a": {"$gte": {"$numberLong": "5"}}}"#).unwrap(),
+            expected
+        );
         for wrong in ["", "{", "[]", "5"] {
             let error = parse_filter(wrong).unwrap_err().to_string();
             assert!(error.contains("extended JSON"), "{error}");

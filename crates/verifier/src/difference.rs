@@ -114,7 +114,11 @@ fn in_fields(
         source = Some(show_bytes(one.value));
         destination = Some(show_bytes(other.value));
     }
-    found.push(Difference { path, source, destination });
+    found.push(Difference {
+        path,
+        source,
+        destination,
+    });
     Ok(())
 }
 
@@ -222,7 +226,14 @@ mod tests {
         };
         let lines: Vec<String> = found
             .iter()
-            .map(|one| format!("{}: {} | {}", one.path, side(&one.source), side(&one.destination)))
+            .map(|one| {
+                format!(
+                    "{}: {} | {}",
+                    one.path,
+                    side(&one.source),
+                    side(&one.destination)
+                )
+            })
             .collect();
         assert_eq!(lines, expected);
     }
@@ -272,7 +283,10 @@ mod tests {
         let source = doc! {"a": "x".repeat(5000)}.to_vec().unwrap();
         let found = differences(Comparison::Bytes, &source, &doc! {}.to_vec().unwrap()).unwrap();
         let shown = &found[0].source.as_ref().unwrap().value;
-        assert!(shown.chars().count() < 250 && shown.ends_with("(5002 bytes)"), "{shown}");
+        assert!(
+            shown.chars().count() < 250 && shown.ends_with("(5002 bytes)"),
+            "{shown}"
+        );
         let many: Document = (0..100).map(|i| (i.to_string(), i.into())).collect();
         let found = differences(
             Comparison::Bytes,

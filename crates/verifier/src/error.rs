@@ -79,15 +79,30 @@ impl VerifyError {
         let action = action.to_owned();
         let detail = detail(error);
         match error.kind.as_ref() {
-            ErrorKind::Authentication { .. } => VerifyError::Credentials { side, address, detail },
+            ErrorKind::Authentication { .. } => VerifyError::Credentials {
+                side,
+                address,
+                detail,
+            },
             ErrorKind::ServerSelection { .. } | ErrorKind::DnsResolve { .. } => {
-                VerifyError::Unreachable { side, address, detail }
+                VerifyError::Unreachable {
+                    side,
+                    address,
+                    detail,
+                }
             }
-            ErrorKind::Command(command) if command.code == UNAUTHORIZED => {
-                VerifyError::Privilege { side, address, action, detail }
-            }
+            ErrorKind::Command(command) if command.code == UNAUTHORIZED => VerifyError::Privilege {
+                side,
+                address,
+                action,
+                detail,
+            },
             ErrorKind::Command(command) if command.code == AUTHENTICATION_FAILED => {
-                VerifyError::Credentials { side, address, detail }
+                VerifyError::Credentials {
+                    side,
+                    address,
+                    detail,
+                }
             }
             ErrorKind::InvalidArgument { .. } | ErrorKind::InvalidTlsConfig { .. } => {
                 VerifyError::Settings(format!(
@@ -96,13 +111,29 @@ impl VerifyError {
             }
             ErrorKind::Command(command) => {
                 let transient = TRANSIENT_CODES.contains(&command.code);
-                VerifyError::Server { side, address, action, detail, transient }
+                VerifyError::Server {
+                    side,
+                    address,
+                    action,
+                    detail,
+                    transient,
+                }
             }
-            ErrorKind::Io(_) | ErrorKind::ConnectionPoolCleared { .. } => {
-                VerifyError::Server { side, address, action, detail, transient: true }
-            }
+            ErrorKind::Io(_) | ErrorKind::ConnectionPoolCleared { .. } => VerifyError::Server {
+                side,
+                address,
+                action,
+                detail,
+                transient: true,
+            },
             // Other kinds, which the driver may add to: a request that failed.
-            _ => VerifyError::Server { side, address, action, detail, transient: false },
+            _ => VerifyError::Server {
+                side,
+                address,
+                action,
+                detail,
+                transient: false,
+            },
         }
     }
 

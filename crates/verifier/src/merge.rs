@@ -141,7 +141,10 @@ impl Merge {
             Side::Source => &mut self.source,
             Side::Destination => &mut self.destination,
         };
-        assert!(stream.wants(), "a batch is handed over when it is asked for");
+        assert!(
+            stream.wants(),
+            "a batch is handed over when it is asked for"
+        );
         stream.ended = batch.is_none();
         stream.batch = batch;
         stream.position = 0;
@@ -234,14 +237,20 @@ mod tests {
             assert_eq!(merge.settled(), settled);
             let expected: Vec<Value> = suspects
                 .iter()
-                .map(|id| id_of(&doc! {"_id": id}.to_vec().unwrap()).unwrap().to_value())
+                .map(|id| {
+                    id_of(&doc! {"_id": id}.to_vec().unwrap())
+                        .unwrap()
+                        .to_value()
+                })
                 .collect();
             assert_eq!(found, expected);
         }
     }
 
     fn numbered(ids: impl IntoIterator<Item = i32>) -> Vec<Document> {
-        ids.into_iter().map(|id| doc! {"_id": id, "a": "x"}).collect()
+        ids.into_iter()
+            .map(|id| doc! {"_id": id, "a": "x"})
+            .collect()
     }
 
     #[test]
@@ -250,29 +259,39 @@ mod tests {
         check(&numbered(0..9), &numbered(0..9), 9, &[]);
         check(&numbered(0..3), &[], 0, &[0.into(), 1.into(), 2.into()]);
         check(&[], &numbered(0..2), 0, &[0.into(), 1.into()]);
-        check(&numbered([1, 2, 3, 5]), &numbered([1, 3, 4, 5]), 3, &[2.into(), 4.into()]);
+        check(
+            &numbered([1, 2, 3, 5]),
+            &numbered([1, 3, 4, 5]),
+            3,
+            &[2.into(), 4.into()],
+        );
         let mut changed = numbered(0..5);
         changed[3].insert("a", "y");
         check(&numbered(0..5), &changed, 4, &[3.into()]);
         // One key to the order, two values to us.
-        check(&[doc! {"_id": 1}], &[doc! {"_id": 1.0}], 0, &[1.into(), 1.0.into()]);
+        check(
+            &[doc! {"_id": 1}],
+            &[doc! {"_id": 1.0}],
+            0,
+            &[1.into(), 1.0.into()],
+        );
         check(&numbered([1, 1]), &numbered([1, 1]), 1, &[1.into()]);
         check(&numbered([1, 1, 2]), &numbered([1, 2]), 2, &[1.into()]);
     }
 
     #[test]
     fn an_order_that_we_do_not_know_only_makes_suspects() {
-        let collated: Vec<Document> = ["a", "B", "c", "D"].iter().map(|id| doc! {"_id": *id}).collect();
+        let collated: Vec<Document> = ["a", "B", "c", "D"]
+            .iter()
+            .map(|id| doc! {"_id": *id})
+            .collect();
         check(&collated, &collated, 4, &[]);
         let without_a = &collated[1..];
         let mut merge = Merge::new(Comparison::Bytes);
         let mut suspects = Vec::new();
         let mut feeds = [Some(batch(&collated)), Some(batch(without_a))].map(Some);
-        loop {
-            match merge.advance(&mut suspects).unwrap() {
-                Need::Batch(side) => merge.feed(side, feeds[side as usize].take().flatten()),
-                Need::Nothing => break,
-            }
+        while let Need::Batch(side) = merge.advance(&mut suspects).unwrap() {
+            merge.feed(side, feeds[side as usize].take().flatten());
         }
         let a = id_of(&collated[0].to_vec().unwrap()).unwrap().to_value();
         assert!(suspects.contains(&a));

@@ -1,8 +1,8 @@
 //! What two collections are, beside their documents: type, options, indexes.
 //!
 //! Options and indexes are compared name by name, each value whole. Left out is what a server adds
-//! for itself and nobody chose: a collection's `uuid`, an index's `ns` and `background`. Numbers are
-//! compared by value, because servers keep a given number as an int, a long or a double as they
+//! for itself and nobody chose: a collection's `uuid`, an index's `ns` and `background`. An option
+//! that is not there is the same as its default, which some commands write down. Numbers are compared by value, because servers keep a given number as an int, a long or a double as they
 //! like. The order of fields counts wherever it means something, that is within every value (the
 //! fields of an index key, a validator, a view's pipeline), but not among options.
 
@@ -71,7 +71,10 @@ pub fn compare_indexes(
     destination: &[Document],
 ) -> Vec<MetadataMismatch> {
     let named = |indexes: &[Document], name: &str| {
-        indexes.iter().find(|index| index_name(index) == name).cloned()
+        indexes
+            .iter()
+            .find(|index| index_name(index) == name)
+            .cloned()
     };
     let names: BTreeSet<String> = source.iter().chain(destination).map(index_name).collect();
     let mut found = Vec::new();
@@ -112,7 +115,8 @@ fn compare_named(
         .filter(|name| !ignored.contains(&name.as_str()))
         .filter_map(|name| {
             let (one, other) = (source.get(name), destination.get(name));
-            let same = match (one, other) {
+            let default = default_of(name);
+            let same = match (one.or(default.as_ref()), other.or(default.as_ref())) {
                 (Some(one), Some(other)) => same_setting(one, other),
                 (one, other) => one.is_none() && other.is_none(),
             };
@@ -126,17 +130,33 @@ fn compare_named(
         .collect()
 }
 
+/// What an option of a collection or an index is when it is not given.
+fn default_of(name: &str) -> Option<Bson> {
+    match name {
+        "validationLevel" => Some(Bson::from("strict")),
+        "validationAction" => Some(Bson::from("error")),
+        "capped" | "unique" | "sparse" | "hidden" => Some(Bson::from(false)),
+        _ => None,
+    }
+}
+
 fn same_setting(one: &Bson, other: &Bson) -> bool {
     match (one, other) {
         (Bson::Document(one), Bson::Document(other)) => {
             one.len() == other.len()
-                && one.iter().zip(other).all(|((name, value), (other_name, other_value))| {
-                    name == other_name && same_setting(value, other_value)
-                })
+                && one
+                    .iter()
+                    .zip(other)
+                    .all(|((name, value), (other_name, other_value))| {
+                        name == other_name && same_setting(value, other_value)
+                    })
         }
         (Bson::Array(one), Bson::Array(other)) => {
             one.len() == other.len()
-                && one.iter().zip(other).all(|(value, other)| same_setting(value, other))
+                && one
+                    .iter()
+                    .zip(other)
+                    .all(|(value, other)| same_setting(value, other))
         }
         (one, other) => match (number(one), number(other)) {
             (Some(one), Some(other)) => one == other,
@@ -176,7 +196,14 @@ mod tests {
         let side = |side: &Option<String>| side.clone().unwrap_or_else(|| "-".to_owned());
         let lines: Vec<String> = found
             .iter()
-            .map(|one| format!("{}: {} | {}", one.what, side(&one.source), side(&one.destination)))
+            .map(|one| {
+                format!(
+                    "{}: {} | {}",
+                    one.what,
+                    side(&one.source),
+                    side(&one.destination)
+                )
+            })
             .collect();
         assert_eq!(lines, expected);
     }
@@ -184,11 +211,26 @@ mod tests {
     #[test]
     fn options_are_compared_by_name() {
         let source = entry("collection", doc! {"capped": true, "size": 4096, "uuid": 1});
-        let other = entry("collection", doc! {"size": 4096.0, "capped": true, "max": 5});
+        let other = entry(
+            "collection",
+            doc! {"size": 4096.0, "capped": true, "max": 5},
+        );
         check(&compare_collections("d.c", &source, &source), &[]);
-        check(&compare_collections("d.c", &source, &other), &["option max: - | 5"]);
+        check(
+            &compare_collections("d.c", &source, &other),
+            &["option max: - | 5"],
+        );
+        let defaults = entry(
+            "collection",
+            doc! {"validationAction": "error", "validationLevel": "strict", "capped": false},
+        );
+        let plain = entry("collection", doc! {});
+        check(&compare_collections("d.c", &plain, &defaults), &[]);
         let view = entry("view", doc! {"viewOn": "x"});
-        check(&compare_collections("d.c", &source, &view), &["type: collection | view"]);
+        check(
+            &compare_collections("d.c", &source, &view),
+            &["type: collection | view"],
+        );
     }
 
     #[test]
@@ -196,7 +238,14 @@ mod tests {
         let id = doc! {"v": 2, "key": {"_id": 1}, "name": "_id_"};
         let one = doc! {"v": 2, "key": {"a": 1, "b": -1}, "name": "x", "ns": "d.c"};
         let turned = doc! {"v": 2.0, "key": {"b": -1, "a": 1}, "name": "x", "unique": true};
-        check(&compare_indexes("d.c", &[id.clone(), one.clone()], &[one.clone(), id.clone()]), &[]);
+        check(
+            &compare_indexes(
+                "d.c",
+                &[id.clone(), one.clone()],
+                &[one.clone(), id.clone()],
+            ),
+            &[],
+        );
         check(
             &compare_indexes("d.c", &[id.clone(), one.clone()], &[id.clone(), turned]),
             &[

@@ -129,6 +129,10 @@ impl Mapping {
         Ok(Mapping { rules })
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
     pub fn to_destination(&self, source: &Namespace) -> Namespace {
         let collection = self.rules.iter().find_map(|rule| match rule {
             Rule::Collection { from, to } if from == source => Some(to.clone()),
@@ -142,7 +146,9 @@ impl Mapping {
                 Rule::Collection { .. } | Rule::Database { .. } => None,
             })
         };
-        collection.or_else(database).unwrap_or_else(|| source.clone())
+        collection
+            .or_else(database)
+            .unwrap_or_else(|| source.clone())
     }
 
     /// The name on the source of what the destination calls so; its own if there is none.
@@ -170,10 +176,13 @@ fn parse_rule(text: &str) -> Option<Rule> {
         }),
         (Some((from_database, from)), Some((to_database, to))) => {
             let named = [from_database, from, to_database, to];
-            named.iter().all(|part| !part.is_empty()).then(|| Rule::Collection {
-                from: Namespace::new(from_database, from),
-                to: Namespace::new(to_database, to),
-            })
+            named
+                .iter()
+                .all(|part| !part.is_empty())
+                .then(|| Rule::Collection {
+                    from: Namespace::new(from_database, from),
+                    to: Namespace::new(to_database, to),
+                })
         }
         (_, _) => None,
     }
@@ -191,7 +200,9 @@ impl Selection {
     pub fn selects(&self, namespace: &Namespace) -> bool {
         let included =
             self.include.is_empty() || self.include.iter().any(|one| one.matches(namespace));
-        included && !namespace.is_internal() && !self.exclude.iter().any(|one| one.matches(namespace))
+        included
+            && !namespace.is_internal()
+            && !self.exclude.iter().any(|one| one.matches(namespace))
     }
 }
 
@@ -208,7 +219,11 @@ mod tests {
     fn patterns_match() {
         let check = |pattern: &str, name: &str, expected: bool| {
             let pattern = Pattern::parse(pattern).unwrap();
-            assert_eq!(pattern.matches(&namespace(name)), expected, "{pattern} {name}");
+            assert_eq!(
+                pattern.matches(&namespace(name)),
+                expected,
+                "{pattern} {name}"
+            );
         };
         check("shop", "shop.orders", true);
         check("shop", "shop2.orders", false);
@@ -226,8 +241,14 @@ mod tests {
         let texts = ["a=b".to_owned(), "a.x=c.y".to_owned()];
         let mapping = Mapping::parse(&texts).unwrap();
         let check = |source: &str, destination: &str| {
-            assert_eq!(mapping.to_destination(&namespace(source)), namespace(destination));
-            assert_eq!(mapping.to_source(&namespace(destination)), namespace(source));
+            assert_eq!(
+                mapping.to_destination(&namespace(source)),
+                namespace(destination)
+            );
+            assert_eq!(
+                mapping.to_source(&namespace(destination)),
+                namespace(source)
+            );
         };
         check("a.z", "b.z");
         check("a.x", "c.y");

@@ -138,26 +138,24 @@ pub fn hint(left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
 
 fn hint_within(left: ValueRef<'_>, right: ValueRef<'_>, levels: usize) -> Ordering {
     let group = Group::of(left.kind);
-    group
-        .cmp(&Group::of(right.kind))
-        .then_with(|| match group {
-            Group::MinKey | Group::Undefined | Group::Null | Group::MaxKey => Ordering::Equal,
-            Group::Number => numbers(left, right),
-            Group::Date => signed(left).cmp(&signed(right)),
-            Group::Timestamp => unsigned(left).cmp(&unsigned(right)),
-            Group::Document | Group::Array => match levels.checked_sub(1) {
-                Some(levels) => documents(left.bytes, right.bytes, levels),
-                None => left.bytes.cmp(right.bytes),
-            },
-            // The length in front would compare wrongly; without it the bytes compare rightly.
-            Group::Text | Group::Code => left.bytes.get(4..).cmp(&right.bytes.get(4..)),
-            Group::Binary => (left.bytes.len(), left.bytes).cmp(&(right.bytes.len(), right.bytes)),
-            Group::ObjectId
-            | Group::Boolean
-            | Group::Regex
-            | Group::DbPointer
-            | Group::CodeWithScope => left.bytes.cmp(right.bytes),
-        })
+    group.cmp(&Group::of(right.kind)).then_with(|| match group {
+        Group::MinKey | Group::Undefined | Group::Null | Group::MaxKey => Ordering::Equal,
+        Group::Number => numbers(left, right),
+        Group::Date => signed(left).cmp(&signed(right)),
+        Group::Timestamp => unsigned(left).cmp(&unsigned(right)),
+        Group::Document | Group::Array => match levels.checked_sub(1) {
+            Some(levels) => documents(left.bytes, right.bytes, levels),
+            None => left.bytes.cmp(right.bytes),
+        },
+        // The length in front would compare wrongly; without it the bytes compare rightly.
+        Group::Text | Group::Code => left.bytes.get(4..).cmp(&right.bytes.get(4..)),
+        Group::Binary => (left.bytes.len(), left.bytes).cmp(&(right.bytes.len(), right.bytes)),
+        Group::ObjectId
+        | Group::Boolean
+        | Group::Regex
+        | Group::DbPointer
+        | Group::CodeWithScope => left.bytes.cmp(right.bytes),
+    })
 }
 
 fn documents(left: &[u8], right: &[u8], levels: usize) -> Ordering {

@@ -48,6 +48,9 @@ mod tests {
         assert_eq!(pace.charge(50, start), Duration::from_millis(1000));
         let later = start + Duration::from_secs(60);
         assert_eq!(pace.charge(100, later), Duration::from_secs(1));
-        assert_eq!(Pace::new(None, start).charge(u64::MAX, start), Duration::ZERO);
+        assert_eq!(
+            Pace::new(None, start).charge(u64::MAX, start),
+            Duration::ZERO
+        );
     }
 }

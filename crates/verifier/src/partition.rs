@@ -87,7 +87,12 @@ pub enum Sampling {
 }
 
 /// How to sample a collection so that partitions have about the wanted size.
-pub fn sampling(documents: u64, bytes: u64, partition_bytes: u64, has_sample_rate: bool) -> Sampling {
+pub fn sampling(
+    documents: u64,
+    bytes: u64,
+    partition_bytes: u64,
+    has_sample_rate: bool,
+) -> Sampling {
     let partitions = bytes / partition_bytes.max(1);
     if partitions < 2 || documents < 2 {
         return Sampling::None;

@@ -4,69 +4,214 @@
 //! rates and the time left; a log gets a line now and then. The counts are for people: a task that
 //! is run again counts again here. The report counts for itself.
 
+use crate::scan::Shared;
 use crate::settings::Display;
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressStyle};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const BARS_INTERVAL: Duration = Duration::from_millis(200);
 const LINES_INTERVAL: Duration = Duration::from_secs(10);
+/// More bars than this do not help anybody.
+const COLLECTION_BARS_MAX: usize = 8;
 
 /// One collection's share.
 pub struct CollectionTally {
-    pub name: String,
+    name: String,
     /// As the source estimates it.
-    pub documents_expected: AtomicU64,
+    documents_expected: u64,
     documents: AtomicU64,
-    /// Partitions handed out, and how many of them are done.
-    tasks: AtomicU64,
-    tasks_done: AtomicU64,
-    planned: AtomicU64,
+    /// Tasks that were handed out and not finished, and one for the planning itself.
+    open: AtomicU64,
+}
+
+impl CollectionTally {
+    pub fn new(name: String, documents_expected: u64) -> CollectionTally {
+        CollectionTally {
+            name,
+            documents_expected,
+            documents: AtomicU64::new(0),
+            open: AtomicU64::new(1),
+        }
+    }
+
+    fn documents(&self) -> u64 {
+        self.documents.load(Ordering::Relaxed)
+    }
+
+    fn is_active(&self) -> bool {
+        self.documents() > 0 && self.open.load(Ordering::Relaxed) > 0
+    }
 }
 
 /// What was read so far.
-#[derive(Default)]
 pub struct Tally {
-    collections: OnceLock<Vec<CollectionTally>>,
+    collections: Vec<CollectionTally>,
     bytes: AtomicU64,
 }
 
 impl Tally {
-    pub fn new(names: impl IntoIterator<Item = String>) -> Tally {
-        let collections = names.into_iter().map(|name| CollectionTally {
-            name,
-            documents_expected: AtomicU64::new(0),
-            documents: AtomicU64::new(0),
-            tasks: AtomicU64::new(0),
-            tasks_done: AtomicU64::new(0),
-            planned: AtomicU64::new(0),
-        });
+    pub fn new(collections: Vec<CollectionTally>) -> Tally {
         Tally {
-            collections: OnceLock::from(collections.collect::<Vec<_>>()),
+            collections,
             bytes: AtomicU64::new(0),
         }
-    }
-
-    pub fn collections(&self) -> &[CollectionTally] {
-        self.collections.get().map_or(&[], Vec::as_slice)
     }
 
     /// Documents of the source that were read, and bytes of either side.
     pub fn add(&self, collection: usize, documents: u64, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if let Some(tally) = self.collections().get(collection) {
-            tally.documents.fetch_add(documents, Ordering::Relaxed);
-        }
+        self.collections[collection]
+            .documents
+            .fetch_add(documents, Ordering::Relaxed);
+    }
+
+    pub fn task_opened(&self, collection: usize) {
+        self.collections[collection]
+            .open
+            .fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A task, or the planning, has ended.
+    pub fn task_closed(&self, collection: usize) {
+        self.collections[collection]
+            .open
+            .fetch_sub(1, Ordering::Relaxed);
     }
 
     fn documents(&self) -> u64 {
-        let read = self.collections().iter().map(|one| one.documents.load(Ordering::Relaxed));
-        read.sum()
+        self.collections
+            .iter()
+            .map(CollectionTally::documents)
+            .sum()
     }
 
     fn documents_expected(&self) -> u64 {
-        let expected = self.collections().iter().map(|one| one.documents_expected.load(Ordering::Relaxed));
-        expected.sum()
+        self.collections
+            .iter()
+            .map(|one| one.documents_expected)
+            .sum()
+    }
+}
+
+/// Shows progress until it is aborted.
+pub async fn show(shared: Arc<Shared>, display: Display) {
+    match display {
+        Display::Silent => (),
+        Display::Lines => show_lines(&shared.tally).await,
+        Display::Bars => show_bars(&shared.tally).await,
+    }
+}
+
+async fn show_lines(tally: &Tally) {
+    let start = Instant::now();
+    loop {
+        tokio::time::sleep(LINES_INTERVAL).await;
+        eprintln!("{}", line(tally, start.elapsed()));
+    }
+}
+
+fn line(tally: &Tally, elapsed: Duration) -> String {
+    let (read, expected) = (tally.documents(), tally.documents_expected());
+    let seconds = elapsed.as_secs_f64().max(0.001);
+    let rate = read as f64 / seconds;
+    let bytes = tally.bytes.load(Ordering::Relaxed) as f64 / seconds;
+    let left = match rate > 0.0 && expected > read {
+        true => format!(", about {:.0} s left", (expected - read) as f64 / rate),
+        false => String::new(),
+    };
+    format!(
+        "{read} of about {expected} documents, {rate:.0} per second, {:.1} MB/s{left}",
+        bytes / 1e6
+    )
+}
+
+/// The bars, which leave the terminal as they found it.
+struct Bars {
+    group: MultiProgress,
+    total: ProgressBar,
+    collections: HashMap<usize, ProgressBar>,
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        // Fails only if the terminal is gone.
+        let _ = self.group.clear();
+    }
+}
+
+impl Bars {
+    fn new(expected: u64) -> Bars {
+        let group = MultiProgress::new();
+        let total = group.add(ProgressBar::new(expected));
+        total.set_style(style("{msg:30!} {bar:30} {pos}/{len} {per_sec} {eta} left"));
+        Bars {
+            group,
+            total,
+            collections: HashMap::new(),
+        }
+    }
+
+    fn draw(&mut self, tally: &Tally) {
+        for (position, one) in tally.collections.iter().enumerate() {
+            if !one.is_active() {
+                if let Some(bar) = self.collections.remove(&position) {
+                    bar.finish_and_clear();
+                    self.group.remove(&bar);
+                }
+                continue;
+            }
+            if !self.collections.contains_key(&position) {
+                if self.collections.len() >= COLLECTION_BARS_MAX {
+                    continue;
+                }
+                let bar = ProgressBar::new(one.documents_expected);
+                let bar = self.group.insert_before(&self.total, bar);
+                bar.set_style(style("{msg:30!} {bar:30} {pos}/{len}"));
+                bar.set_message(one.name.clone());
+                self.collections.insert(position, bar);
+            }
+            if let Some(bar) = self.collections.get(&position) {
+                bar.set_position(one.documents());
+            }
+        }
+        let bytes = tally.bytes.load(Ordering::Relaxed);
+        self.total
+            .set_message(format!("all, {}", HumanBytes(bytes)));
+        self.total.set_position(tally.documents());
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("the template is ours, and right")
+}
+
+async fn show_bars(tally: &Tally) {
+    let mut bars = Bars::new(tally.documents_expected());
+    loop {
+        bars.draw(tally);
+        tokio::time::sleep(BARS_INTERVAL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_how_far_how_fast_and_how_long() {
+        let tally = Tally::new(vec![CollectionTally::new("a.b".to_owned(), 1000)]);
+        tally.add(0, 200, 3_000_000);
+        assert_eq!(
+            line(&tally, Duration::from_secs(2)),
+            "200 of about 1000 documents, 100 per second, 1.5 MB/s, about 8 s left"
+        );
+        assert!(tally.collections[0].is_active());
+        tally.task_closed(0);
+        assert!(!tally.collections[0].is_active());
+        let mut bars = Bars::new(1000);
+        bars.draw(&tally);
     }
 }

@@ -32,7 +32,9 @@ pub fn partition_filter(partition: &Partition, across_types: AcrossTypes) -> Vec
     let (lower, upper) = (partition.lower(), partition.upper());
     match (lower, upper) {
         (None, None) => Writer::new().finish(),
-        (Some(lower), Some(upper)) if comparable(lower) && comparable(upper) && one_group(lower, upper) => {
+        (Some(lower), Some(upper))
+            if comparable(lower) && comparable(upper) && one_group(lower, upper) =>
+        {
             compare_id(&[("$gte", lower), ("$lt", upper)])
         }
         (_, _) => match across_types {
@@ -84,8 +86,14 @@ fn id_against(operator: &str, bound: &Value) -> Vec<u8> {
     let literal = literal.finish();
     let path = text_bytes("$_id");
     let operands = [
-        ValueRef { kind: kind::STRING, bytes: &path },
-        ValueRef { kind: kind::DOCUMENT, bytes: &literal },
+        ValueRef {
+            kind: kind::STRING,
+            bytes: &path,
+        },
+        ValueRef {
+            kind: kind::DOCUMENT,
+            bytes: &literal,
+        },
     ];
     let mut comparison = Writer::new();
     comparison.array(operator, operands);
@@ -151,7 +159,10 @@ fn head(upper: &Value) -> Vec<Vec<u8>> {
 fn of_types(names: &[&str]) -> Vec<u8> {
     let texts: Vec<Vec<u8>> = names.iter().map(|name| text_bytes(name)).collect();
     let mut condition = Writer::new();
-    let values = texts.iter().map(|bytes| ValueRef { kind: kind::STRING, bytes });
+    let values = texts.iter().map(|bytes| ValueRef {
+        kind: kind::STRING,
+        bytes,
+    });
     condition.array("$type", values);
     on_id(&condition.finish())
 }
@@ -215,7 +226,11 @@ mod tests {
         };
         let filter = partition_filter(&partition, across);
         let filter = Document::from_reader(filter.as_slice()).unwrap();
-        assert_eq!(filter.to_string(), expected.to_string(), "{lower:?} {upper:?}");
+        assert_eq!(
+            filter.to_string(),
+            expected.to_string(),
+            "{lower:?} {upper:?}"
+        );
     }
 
     #[test]
@@ -223,7 +238,12 @@ mod tests {
         use AcrossTypes::{Expression, Join};
         let nan = || Bson::Double(f64::NAN);
         check(None, None, Join, doc! {});
-        check(Some(1.into()), Some(2.5.into()), Expression, doc! {"_id": {"$gte": 1, "$lt": 2.5}});
+        check(
+            Some(1.into()),
+            Some(2.5.into()),
+            Expression,
+            doc! {"_id": {"$gte": 1, "$lt": 2.5}},
+        );
         check(
             Some(1.into()),
             Some("a".into()),

@@ -197,7 +197,10 @@ impl fmt::Display for Report {
 
 impl Report {
     fn show_collections(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.collections.iter().map(|one| one.namespace.chars().count());
+        let names = self
+            .collections
+            .iter()
+            .map(|one| one.namespace.chars().count());
         let width = names.max().unwrap_or(0).max("collection".len());
         writeln!(
             f,
@@ -225,9 +228,16 @@ impl Report {
         let counts = &self.totals;
         let pairs = counts.source_documents.max(counts.destination_documents);
         let rate = pairs as f64 / self.seconds.max(0.001);
-        let in_time = format!("{pairs} documents in {:.1} s, {rate:.0} per second", self.seconds);
+        let in_time = format!(
+            "{pairs} documents in {:.1} s, {rate:.0} per second",
+            self.seconds
+        );
         match self.outcome {
-            Outcome::Equal => writeln!(f, "EQUAL: {} and {} hold the same ({in_time})", self.from, self.to),
+            Outcome::Equal => writeln!(
+                f,
+                "EQUAL: {} and {} hold the same ({in_time})",
+                self.from, self.to
+            ),
             Outcome::Different => writeln!(
                 f,
                 "DIFFERENT: {} documents ({} missing, {} extra, {} content, {} repeated) and {} other things ({in_time})",
@@ -255,7 +265,11 @@ fn show_mismatch(f: &mut fmt::Formatter<'_>, one: &DocumentMismatch) -> fmt::Res
         None => "nothing".to_owned(),
         Some(shown) => format!("{} ({})", shown.value, shown.kind),
     };
-    writeln!(f, "{}: {} _id {} ({})", one.namespace, one.kind, one.id.value, one.id.kind)?;
+    writeln!(
+        f,
+        "{}: {} _id {} ({})",
+        one.namespace, one.kind, one.id.value, one.id.kind
+    )?;
     for difference in &one.differences {
         let path = match difference.path.as_str() {
             "" => "the document",
@@ -304,7 +318,10 @@ mod tests {
 
     #[test]
     fn the_outcome_follows_what_was_found() {
-        let different = Counts { content: 1, ..Counts::default() };
+        let different = Counts {
+            content: 1,
+            ..Counts::default()
+        };
         let check = |counts, unverified, metadata, code: u8, word: &str| {
             let report = report(counts, unverified, metadata);
             assert_eq!(report.outcome.exit_code(), code);

@@ -168,8 +168,8 @@ impl Task {
 
     /// Looks suspects up on both sides, and notes those that differ.
     ///
-    /// `seen` holds those that were judged to differ on both sides: where the order of two streams
-    /// is not the one we think, a document can be a suspect once from each.
+    /// `seen` holds those that were found on both sides: where the order of two streams is not the
+    /// one we think, a document can be a suspect once from each.
     async fn look_again(
         &self,
         shared: &Arc<Shared>,
@@ -180,7 +180,11 @@ impl Task {
         let mut distinct = HashSet::with_capacity(suspects.len());
         suspects.retain(|id| !seen.contains(&hash(id)) && distinct.insert(id.clone()));
         findings.counts.rechecked += suspects.len() as u64;
-        let at_once = self.pair.size.batch_documents().min(LOOKED_UP_DOCUMENTS_MAX);
+        let at_once = self
+            .pair
+            .size
+            .batch_documents()
+            .min(LOOKED_UP_DOCUMENTS_MAX);
         for ids in suspects.chunks(usize::try_from(at_once).unwrap_or(1)) {
             let (source, destination) = tokio::try_join!(
                 self.look_up(shared, Side::Source, ids),
@@ -208,8 +212,12 @@ impl Task {
         let mut found: HashMap<Value, Vec<Vec<u8>>> = HashMap::new();
         while let Some(batch) = documents.next().await? {
             for document in batch.documents() {
-                let id = id_of(document).map_err(|Malformed| cluster.malformed("look up documents"))?;
-                found.entry(id.to_value()).or_default().push(document.to_vec());
+                let id =
+                    id_of(document).map_err(|Malformed| cluster.malformed("look up documents"))?;
+                found
+                    .entry(id.to_value())
+                    .or_default()
+                    .push(document.to_vec());
             }
         }
         Ok(found)
@@ -268,7 +276,6 @@ fn note(
     let kind = match judge(shared.comparison, source, destination)? {
         Verdict::Same => {
             findings.counts.equal += source.len() as u64;
-            // Once is enough for these too.
             seen.insert(hash(id));
             return Ok(());
         }
@@ -277,13 +284,13 @@ fn note(
         Verdict::Content => MismatchKind::Content,
         Verdict::Repeated => MismatchKind::Repeated,
     };
-    seen.insert(hash(id));
+    if matches!(kind, MismatchKind::Content | MismatchKind::Repeated) {
+        seen.insert(hash(id));
+    }
     findings.counts.count(kind);
     if findings.mismatches.len() < shared.described_max {
         let differences = match (kind, source, destination) {
-            (MismatchKind::Content, [one], [other]) => {
-                differences(shared.comparison, one, other)?
-            }
+            (MismatchKind::Content, [one], [other]) => differences(shared.comparison, one, other)?,
             (_, _, _) => Vec::new(),
         };
         findings.mismatches.push(DocumentMismatch {

@@ -1,9 +1,10 @@
 //! What a verification is asked to do, settled and checked.
 
 use crate::compare::Comparison;
+use crate::error::VerifyError;
 use crate::namespace::{Mapping, Selection};
 use crate::range_query::AcrossTypes;
-use mongodb::options::SelectionCriteria;
+use mongodb::options::{ReadPreference, SelectionCriteria};
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
@@ -45,7 +46,7 @@ pub enum Display {
 }
 
 pub const DEFAULT_WORKERS: usize = 4;
-pub const DEFAULT_PARTITION_BYTES: u64 = 32 * 1024 * 1024;
+pub const DEFAULT_PARTITION_BYTES: u64 = 32_000_000;
 pub const DEFAULT_DESCRIBED_MAX: usize = 1000;
 
 impl Settings {
@@ -69,5 +70,33 @@ impl Settings {
             across_types: None,
             has_sample_rate: None,
         }
+    }
+}
+
+/// The read preference that a person named.
+pub fn parse_read_preference(mode: &str) -> Result<SelectionCriteria, VerifyError> {
+    let options = None;
+    let preference = match mode {
+        "primary" => ReadPreference::Primary,
+        "primaryPreferred" => ReadPreference::PrimaryPreferred { options },
+        "secondary" => ReadPreference::Secondary { options },
+        "secondaryPreferred" => ReadPreference::SecondaryPreferred { options },
+        "nearest" => ReadPreference::Nearest { options },
+        other => {
+            return Err(VerifyError::settings(format!(
+                "the read preference {other:?} is not primary, primaryPreferred, secondary, secondaryPreferred or nearest"
+            )));
+        }
+    };
+    Ok(SelectionCriteria::ReadPreference(preference))
+}
+
+/// The read concern that a person named.
+pub fn parse_read_concern(level: String) -> Result<String, VerifyError> {
+    match level.as_str() {
+        "local" | "available" | "majority" | "linearizable" | "snapshot" => Ok(level),
+        other => Err(VerifyError::settings(format!(
+            "the read concern {other:?} is not local, available, majority, linearizable or snapshot"
+        ))),
     }
 }

@@ -41,16 +41,22 @@ pub fn pipeline(source: &mut Source) -> Draft {
     let mut stages = Vec::new();
     let (mut has_ids, mut sorted) = (true, false);
     let mut has_sets = false;
+    // Whether fields were computed. A `$match` behind them may be asked before
+    // them, which shows where computing fails; and a field that is taken away and
+    // put back keeps its place or not. Both are the real server's own affair.
+    let mut computed = false;
     for _ in 0..source.between(1, 4) {
         let (name, argument) = match source.below(14) {
-            0..3 => ("$match", filter::filter(source, 1)),
+            0..3 if !computed => ("$match", filter::filter(source, 1)),
             3 | 4 => {
                 // Without its _id a document cannot break ties any more.
                 let projection = projection(source, false);
                 has_ids &= projection.get("_id").is_none();
+                computed = true;
                 ("$project", projection)
             }
-            5 | 6 => {
+            5 | 6 if !computed => {
+                computed = true;
                 let path = source.word(&["x", "y", "o.x", "a"]);
                 (
                     "$addFields",
@@ -60,6 +66,7 @@ pub fn pipeline(source: &mut Source) -> Draft {
             7 => {
                 let path = source.path();
                 has_ids &= path != "_id";
+                computed = true;
                 ("$unset", Value::String(path))
             }
             8 | 9 => {

@@ -27,6 +27,13 @@ use model::Error;
 use model::bson::{Doc, Value, ValueRef};
 use ranked::Ranking;
 
+/// Which of equal values of different types `$min` and `$max` keep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ties {
+    First,
+    Latest,
+}
+
 /// One output field of `$group`.
 #[derive(Clone, Debug)]
 pub struct Accumulator {
@@ -39,7 +46,7 @@ enum Kind {
     Sum,
     Count,
     Avg,
-    Extreme(Extreme),
+    Extreme(Extreme, Ties),
     First,
     Last,
     Push,
@@ -58,6 +65,13 @@ enum Kind {
 }
 
 impl Accumulator {
+    /// Keeps the latest of equal values, as MongoDB's other engine does.
+    pub(crate) fn keep_latest(&mut self) {
+        if let Kind::Extreme(_, ties) = &mut self.kind {
+            *ties = Ties::Latest;
+        }
+    }
+
     /// Reads `{$sum: …}`, the value of an output field named `field`.
     pub fn parse(
         field: &str,
@@ -74,7 +88,7 @@ impl Accumulator {
         Ok(match &self.kind {
             Kind::Sum | Kind::Count => State::sum(),
             Kind::Avg => State::mean(),
-            Kind::Extreme(which) => State::extreme(*which),
+            Kind::Extreme(which, ties) => State::extreme(*which, *ties),
             Kind::First => State::first(),
             Kind::Last => State::last(),
             Kind::Push => State::push(),
@@ -114,7 +128,7 @@ impl Accumulator {
             Kind::Sum
             | Kind::Count
             | Kind::Avg
-            | Kind::Extreme(_)
+            | Kind::Extreme(..)
             | Kind::First
             | Kind::Last
             | Kind::Push

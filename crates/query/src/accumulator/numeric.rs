@@ -114,6 +114,15 @@ pub(crate) enum Extreme {
 }
 
 impl Extreme {
+    /// Like [`Extreme::replaces`], but of equals the latest stays.
+    pub(crate) fn replaces_or_equals(self, value: ValueRef<'_>, best: ValueRef<'_>) -> bool {
+        let against = order::compare(value, best);
+        match self {
+            Extreme::Min => against.is_le(),
+            Extreme::Max => against.is_ge(),
+        }
+    }
+
     /// Whether `value` is more extreme than `best`; of equals the first stays.
     pub(crate) fn replaces(self, value: ValueRef<'_>, best: ValueRef<'_>) -> bool {
         let against = order::compare(value, best);

@@ -1,5 +1,6 @@
 //! Reads the accumulators of `$group`.
 
+use super::Ties;
 use super::numeric::Extreme;
 use super::ranked::Ranking;
 use super::{Accumulator, Kind};
@@ -49,8 +50,8 @@ pub(super) fn parse(
         "$sum" => Kind::Sum,
         "$count" => Kind::Count,
         "$avg" => Kind::Avg,
-        "$min" => Kind::Extreme(Extreme::Min),
-        "$max" => Kind::Extreme(Extreme::Max),
+        "$min" => Kind::Extreme(Extreme::Min, Ties::First),
+        "$max" => Kind::Extreme(Extreme::Max, Ties::First),
         "$first" => Kind::First,
         "$last" => Kind::Last,
         "$push" => Kind::Push,

@@ -1,5 +1,6 @@
 //! What an accumulator has gathered for one group.
 
+use super::Ties;
 use super::numeric::{Deviation, Extreme, Mean};
 use super::ranked::Ranking;
 use crate::expression::{Merged, not_mergeable};
@@ -21,7 +22,7 @@ pub struct State {
 enum Gathered {
     Sum(Sum),
     Mean(Mean),
-    Extreme(Extreme, Option<Value>),
+    Extreme(Extreme, Ties, Option<Value>),
     First(Option<Value>),
     Last(Option<Value>),
     Push(Vec<Value>),
@@ -78,8 +79,8 @@ impl State {
         Self::new(Gathered::Mean(Mean::default()))
     }
 
-    pub(super) fn extreme(which: Extreme) -> State {
-        Self::new(Gathered::Extreme(which, None))
+    pub(super) fn extreme(which: Extreme, ties: Ties) -> State {
+        Self::new(Gathered::Extreme(which, ties, None))
     }
 
     pub(super) fn first() -> State {
@@ -147,10 +148,13 @@ impl State {
             Gathered::Deviation { deviation, .. } => {
                 value.into_iter().for_each(|value| deviation.add(value));
             }
-            Gathered::Extreme(which, best) => {
+            Gathered::Extreme(which, ties, best) => {
                 if let Some(value) = value.filter(|value| !value.is_nullish()) {
                     let better = match best {
-                        Some(best) => which.replaces(value, best.as_ref()),
+                        Some(best) => match ties {
+                            Ties::First => which.replaces(value, best.as_ref()),
+                            Ties::Latest => which.replaces_or_equals(value, best.as_ref()),
+                        },
                         None => true,
                     };
                     if better {
@@ -252,7 +256,7 @@ impl State {
         match self.gathered {
             Gathered::Sum(sum) => sum.total().to_value(),
             Gathered::Mean(mean) => mean.finish(),
-            Gathered::Extreme(_, value) | Gathered::First(value) | Gathered::Last(value) => {
+            Gathered::Extreme(_, _, value) | Gathered::First(value) | Gathered::Last(value) => {
                 value.unwrap_or(Value::Null)
             }
             Gathered::Push(values)
@@ -295,7 +299,7 @@ impl State {
             }
             Gathered::Deviation { deviation, .. } => Value::Document(deviation.to_document()),
             // Nothing yet and null are different: the empty array is nothing.
-            Gathered::Extreme(_, value) | Gathered::First(value) | Gathered::Last(value) => {
+            Gathered::Extreme(_, _, value) | Gathered::First(value) | Gathered::Last(value) => {
                 Value::Array(value.into_iter().collect())
             }
             Gathered::Ranked { entries, .. } => {

@@ -70,9 +70,13 @@ impl Group {
     }
 
     /// MongoDB runs leading stages that are plain `$lookup` or `$group` in its
-    /// other engine, where some errors have other numbers.
+    /// other engine, where some errors have other numbers, and of equal values
+    /// of different types the latest is kept.
     pub(super) fn compile(&mut self) {
         self.compiled = true;
+        for (_, accumulator) in &mut self.fields {
+            accumulator.keep_latest();
+        }
     }
 
     fn error(&self, error: Error) -> Error {

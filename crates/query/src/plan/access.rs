@@ -229,7 +229,7 @@ fn residual(
     index: &IndexView<'_>,
 ) -> (Option<Filter>, bool) {
     let mut left = Vec::new();
-    let mut of_key = !index.multikey;
+    let mut of_key = !index.multikey && !has_nested_paths(index);
     for (at, conjunct) in conjuncts(filter).iter().enumerate() {
         let proven = chosen
             .iter()
@@ -356,6 +356,12 @@ impl IndexAccess {
             .all(|(field, _)| sorted.iter().all(|path| first(path) != first(&field.path)))
     }
 
+    /// Whether no two keys of one document are inside the bounds, for there is
+    /// only one inside.
+    pub fn is_one_key(&self) -> bool {
+        self.fields.iter().all(FieldBounds::is_single_point)
+    }
+
     /// Skips fetching if the keys hold every field that is asked for.
     pub(super) fn cover(&mut self, index: &IndexView<'_>, needed: &[Path]) {
         let has = |path: &Path| {
@@ -365,10 +371,13 @@ impl IndexAccess {
                     && path.components().iter().all(|part| part.index().is_none())
             })
         };
-        self.covered = !index.multikey
-            && (self.residual.is_none() || self.residual_of_key)
-            && needed.iter().all(has)
-            && !has_nested_paths(index);
+        // Of a document with several keys at most one is this one.
+        let counts_keys = needed.is_empty() && self.residual.is_none() && self.is_one_key();
+        self.covered = counts_keys
+            || !index.multikey
+                && (self.residual.is_none() || self.residual_of_key)
+                && needed.iter().all(has)
+                && !has_nested_paths(index);
     }
 }
 

@@ -109,7 +109,9 @@ impl Envelope {
                 ("autocommit" | "startTransaction", _) if body.get("txnNumber").is_none() => {
                     return Err(Error::new(
                         Code::INVALID_OPTIONS,
-                        format!("'{name}' field requires a transaction number to also be specified"),
+                        format!(
+                            "'{name}' field requires a transaction number to also be specified"
+                        ),
                     ));
                 }
                 // Refused and not ignored: a retry would write twice.

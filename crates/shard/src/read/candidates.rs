@@ -22,6 +22,9 @@ const STEPS_INLINE: u64 = 256;
 
 pub(crate) struct Candidates {
     source: Source,
+    /// Met behind keys that were handed out first: what comes before a failure
+    /// is still changed.
+    failure: Option<Error>,
 }
 
 enum Source {
@@ -44,6 +47,7 @@ impl Candidates {
         {
             return Ok(Self {
                 source: Source::One(Some(key)),
+                failure: None,
             });
         }
         let query = Query {
@@ -54,6 +58,7 @@ impl Candidates {
         let execution = Execution::new(shard, collection, query, operation)?;
         Ok(Self {
             source: Source::Search(Box::new(execution)),
+            failure: None,
         })
     }
 
@@ -67,13 +72,24 @@ impl Candidates {
             Source::One(key) => return Ok(key.take().into_iter().collect()),
             Source::Search(execution) => execution,
         };
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
         let mut keys = Vec::new();
         let mut budget = Budget::of(STEPS_INLINE);
-        if !fill(execution, &mut keys, keys_max, operation, &mut budget)? {
-            tokio::task::block_in_place(|| {
+        let mut filled = fill(execution, &mut keys, keys_max, operation, &mut budget);
+        if let Ok(false) = filled {
+            filled = tokio::task::block_in_place(|| {
                 let mut budget = Budget::unlimited();
                 fill(execution, &mut keys, keys_max, operation, &mut budget)
-            })?;
+            });
+        }
+        if let Err(failure) = filled {
+            if keys.is_empty() {
+                return Err(failure);
+            }
+            self.failure = Some(failure);
+            return Ok(keys);
         }
         if let Access::Records { .. } = execution.planned().plan.access {
             execution.suspend();

@@ -1,21 +1,23 @@
-//! The different values of an index's first field: one seek per value.
+//! The different values of a field of an index: one seek per value. The fields
+//! before it must be bound to one value each.
 //!
 //! What an index holds is not quite what documents hold: null stands for a
 //! missing field, undefined for an empty array. MongoDB answers `distinct` from
 //! an index in the same way.
 
-use super::Query;
 use super::scan::{Item, Scan, Space, Stepped};
+use super::{Query, covered};
 use crate::Shard;
 use crate::catalog::{Collection, Index};
 use crate::operation::Operation;
 use model::bson::Value;
-use model::key::{Direction, TypeBits, decode_value, skip_value};
+use model::key::skip_value;
 use model::{Code, Error};
 use query::index::FieldKind;
 use query::path::Path;
 use query::plan::{self, Access, FieldBounds, Hint, IndexAccess, IndexView, PlanRequest};
 use std::sync::Arc;
+use storage::IndexEntry;
 
 /// Values between two looks at the deadline.
 const VALUES_PER_CHECK: u64 = 128;
@@ -24,29 +26,32 @@ const VALUES_PER_CHECK: u64 = 128;
 pub(crate) struct DistinctScan {
     pub(crate) index: Arc<Index>,
     pub(crate) access: IndexAccess,
+    /// Which field of the index.
+    field: usize,
 }
 
 impl DistinctScan {
-    /// Looks for an index that begins with the field, holds all documents, and
-    /// whose bounds on that field are all that the filter asks.
+    /// Looks for an index that has the field behind fields of one value each,
+    /// holds all documents, and whose bounds are all that the filter asks.
     pub(crate) fn find(collection: &Collection, query: &Query, path: &Path) -> Option<Self> {
         if query.at.is_some() {
             return None;
         }
+        let everything = query.filter.is_everything();
         collection.indexes.iter().find_map(|index| {
             let definition = &index.definition;
-            let first = definition.fields.first()?;
+            let field = definition.fields.iter().position(|f| f.path == *path)?;
             let usable = index.is_ready()
                 && index.id.is_some()
                 && !definition.hidden
-                && !definition.sparse
+                // What a sparse index leaves out has no value to name.
+                && (!definition.sparse || everything && definition.fields.len() == 1)
                 && definition.partial.is_none()
-                && first.path == *path
-                && first.kind != FieldKind::Hashed;
+                && definition.fields[field].kind != FieldKind::Hashed;
             // A document that passes through an array would be asked as a whole.
             let dotted = path.components().len() > 1;
             let multikey = index.is_multikey();
-            if !usable || multikey && (dotted || !query.filter.is_everything()) {
+            if !usable || multikey && (dotted || field > 0 || !everything) {
                 return None;
             }
             let view = IndexView {
@@ -61,16 +66,26 @@ impl DistinctScan {
             match plan.access {
                 Access::Index(access)
                     if access.residual.is_none()
-                        && access.fields[1..].iter().all(FieldBounds::is_everything) =>
+                        && access.fields[..field]
+                            .iter()
+                            .all(FieldBounds::is_single_point)
+                        && access.fields[field + 1..]
+                            .iter()
+                            .all(FieldBounds::is_everything) =>
                 {
                     Some(Self {
                         index: index.clone(),
                         access,
+                        field,
                     })
                 }
                 _ => None,
             }
         })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.index.definition.fields[self.field].path
     }
 
     /// Hands over every value once, in the order of the index.
@@ -85,7 +100,6 @@ impl DistinctScan {
         };
         let snapshot = shard.store.snapshot();
         let bounds = &self.access.bounds;
-        let direction = self.index.definition.directions()[0];
         let mut scan = Scan::open(
             &snapshot,
             Space::Index(id),
@@ -100,7 +114,7 @@ impl DistinctScan {
                 Stepped::Outside | Stepped::Inside(Item::Record(_)) => continue,
                 Stepped::Inside(Item::Entry(entry)) => entry,
             };
-            let (value, length) = first_value(entry.fields(), entry.type_bits(), direction)?;
+            let (value, length) = self.value(&entry)?;
             visit(value)?;
             values += 1;
             if u64::is_multiple_of(values, VALUES_PER_CHECK) {
@@ -109,21 +123,21 @@ impl DistinctScan {
             scan.skip_prefix(&snapshot, bounds, &entry.fields()[..length])?;
         }
     }
-}
 
-fn first_value(
-    fields: &[u8],
-    type_bits: &[u8],
-    direction: Direction,
-) -> Result<(Value, usize), Error> {
-    let damaged = |error: model::key::KeyError| {
-        Error::new(
-            Code::INTERNAL_ERROR,
-            format!("an index entry is damaged: {error}"),
-        )
-    };
-    let length = skip_value(fields, direction).map_err(damaged)?;
-    let (value, _) =
-        decode_value(fields, &TypeBits::from_bytes(type_bits), direction).map_err(damaged)?;
-    Ok((value, length))
+    /// The value in a key, and how many bytes of the key lead up to its end.
+    fn value(&self, entry: &IndexEntry) -> Result<(Value, usize), Error> {
+        let definition = &self.index.definition;
+        let damaged = |error: model::key::KeyError| {
+            Error::new(
+                Code::INTERNAL_ERROR,
+                format!("an index entry is damaged: {error}"),
+            )
+        };
+        let mut length = 0;
+        for direction in definition.directions().into_iter().take(self.field + 1) {
+            length += skip_value(&entry.fields()[length..], direction).map_err(damaged)?;
+        }
+        let mut values = covered::key_values(definition, entry.fields(), entry.type_bits())?;
+        Ok((values.swap_remove(self.field), length))
+    }
 }

@@ -622,15 +622,39 @@ impl Execution {
             Stepped::Inside(item) => item,
         };
         counts.keys_inside += 1;
+        let one_each = !multikey || access.is_one_key();
+        let decided_by_key = one_each && access.residual.is_none() && whole.is_none();
+        if decided_by_key
+            && self.skipped < self.query.skip
+            && matches!(self.stage, Stage::Streaming)
+        {
+            // What is skipped need not be fetched.
+            self.skipped += 1;
+            self.statistics.matched += 1;
+            self.last = Some(item);
+            return Ok(IndexStep::NotThis);
+        }
         let found = match &item {
             Item::Record(record) => {
                 self.statistics.documents_examined += u64::from(!access.covered);
                 passes(access, whole, Doc::from_validated(record.document()))?
                     .then(|| Found::Record(record.clone()))
             }
-            Item::Entry(entry) if access.covered && !multikey => {
+            Item::Entry(entry) if access.covered && one_each => {
                 let document = covered::document(&index.definition, entry)?;
                 matches(&access.residual, document.as_doc())?.then_some(Found::Made(document))
+            }
+            Item::Entry(entry)
+                if whole.is_none()
+                    && !multikey
+                    && access.residual_of_key
+                    && access.residual.is_some()
+                    && !matches(
+                        &access.residual,
+                        covered::document(&index.definition, entry)?.as_doc(),
+                    )? =>
+            {
+                None
             }
             Item::Entry(entry) => {
                 self.statistics.documents_examined += 1;
@@ -641,7 +665,7 @@ impl Execution {
                     index: &index,
                     access,
                     whole,
-                    multikey,
+                    one_each,
                 };
                 fetched.check(entry, record, &mut self.statistics)?
             }
@@ -736,7 +760,8 @@ struct Fetch<'a> {
     index: &'a Index,
     access: &'a IndexAccess,
     whole: Option<&'a Filter>,
-    multikey: bool,
+    /// No document has two keys inside the bounds.
+    one_each: bool,
 }
 
 impl Fetch<'_> {
@@ -755,7 +780,7 @@ impl Fetch<'_> {
             return Ok(None);
         }
         let definition = &self.index.definition;
-        if self.multikey && !emits_at(definition, self.access, entry.fields(), document)? {
+        if !self.one_each && !emits_at(definition, self.access, entry.fields(), document)? {
             statistics.duplicates += 1;
             return Ok(None);
         }

@@ -185,7 +185,7 @@ fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shap
     {
         stage = sort_stage(pattern, execution, statistics).over(stage);
     }
-    if query.skip > 0 {
+    if query.skip > 0 && !counted {
         let below_fetch = stage.name == "FETCH" && stage.filter.is_none() && !plan.needs_sort;
         let skip = |input: Stage| {
             let returned = input.returned.saturating_sub(query.skip);
@@ -196,7 +196,10 @@ fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shap
                 .over(input)
         };
         stage = match (below_fetch, stage.inputs.pop()) {
-            (true, Some(input)) => stage.over(skip(input)),
+            (true, Some(input)) => {
+                stage.returned = stage.returned.saturating_sub(query.skip);
+                stage.over(skip(input))
+            }
             (_, input) => {
                 stage.inputs.extend(input);
                 skip(stage)
@@ -502,7 +505,12 @@ pub(crate) fn distinct_stages(scan: &DistinctScan, values: u64) -> Stage {
         .about(about)
         .done(DocWriter::new().with("keysExamined", narrow(values)))
         .returning(values, values + 1);
-    Stage::new("PROJECTION_COVERED")
+    let dotted = scan.path().components().len() > 1;
+    let projection = match dotted {
+        true => "PROJECTION_DEFAULT",
+        false => "PROJECTION_COVERED",
+    };
+    Stage::new(projection)
         .about(DocWriter::new().with("transformBy", Doc::EMPTY))
         .returning(values, values + 1)
         .over(scanned)

@@ -11,16 +11,45 @@ use std::time::{Duration, Instant};
 /// `x`, or nothing any more because everything was read.
 const OPENED: &[(&str, Needs)] = &[
     ("{find: 'c', batchSize: 1}", Needs::Collection),
-    ("{find: 'c', filter: {_id: {$gte: 0}}, batchSize: 1}", Needs::Collection),
+    (
+        "{find: 'c', filter: {_id: {$gte: 0}}, batchSize: 1}",
+        Needs::Collection,
+    ),
     ("{find: 'c', sort: {z: 1}, batchSize: 1}", Needs::Collection),
-    ("{find: 'c', filter: {_id: 1}, batchSize: 0}", Needs::Collection),
-    ("{find: 'c', filter: {x: {$gte: 0}}, hint: 'x', batchSize: 1}", Needs::Index),
-    ("{find: 'c', filter: {x: {$gte: 0}}, hint: 'x', sort: {z: 1}, batchSize: 1}", Needs::Index),
-    ("{aggregate: 'c', pipeline: [], cursor: {batchSize: 1}}", Needs::Collection),
-    ("{aggregate: 'c', pipeline: [{$match: {x: {$gte: 0}}}], cursor: {batchSize: 1}}", Needs::Index),
-    ("{aggregate: 'c', pipeline: [{$sort: {z: 1}}], cursor: {batchSize: 1}}", Needs::Collection),
-    ("{aggregate: 'c', pipeline: [{$group: {_id: '$_id'}}], cursor: {batchSize: 1}}", Needs::Nothing),
+    (
+        "{find: 'c', filter: {_id: 1}, batchSize: 0}",
+        Needs::Collection,
+    ),
+    (
+        "{find: 'c', filter: {x: {$gte: 0}}, hint: 'x', batchSize: 1}",
+        Needs::Index,
+    ),
+    (
+        "{find: 'c', filter: {x: {$gte: 0}}, hint: 'x', sort: {z: 1}, batchSize: 1}",
+        Needs::Index,
+    ),
+    (
+        "{aggregate: 'c', pipeline: [], cursor: {batchSize: 1}}",
+        Needs::Collection,
+    ),
+    (
+        "{aggregate: 'c', pipeline: [{$match: {x: {$gte: 0}}}], cursor: {batchSize: 1}}",
+        Needs::Index,
+    ),
+    (
+        "{aggregate: 'c', pipeline: [{$sort: {z: 1}}], cursor: {batchSize: 1}}",
+        Needs::Collection,
+    ),
+    (
+        "{aggregate: 'c', pipeline: [{$group: {_id: '$_id'}}], cursor: {batchSize: 1}}",
+        Needs::Nothing,
+    ),
 ];
+
+/// Stages that look at every document for every pair of documents: they end
+/// because they are told to.
+const ENDLESS: &str = "[{$lookup: {from: 'c', as: 'a', let: {i: '$_id'}, pipeline: [{$lookup: \
+    {from: 'c', as: 'b', let: {j: '$_id'}, pipeline: [{$match: {$expr: {$eq: ['$$i', '$$j']}}}]}}]}}]";
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Needs {
@@ -34,15 +63,27 @@ async fn a_cursor_ends_with_what_it_reads() {
     for (changes, ends) in [
         ("{drop: 'c'} => {}", Needs::Collection),
         ("{dropDatabase: 1} => {}", Needs::Collection),
-        ("admin {renameCollection: 'test.c', to: 'test.d'} => {}", Needs::Collection),
-        ("admin {renameCollection: 'test.o', to: 'test.c', dropTarget: true} => {}", Needs::Collection),
-        ("{drop: 'c'} => {}\n{insert: 'c', documents: [{_id: 1, x: 1}]} => {}", Needs::Collection),
+        (
+            "admin {renameCollection: 'test.c', to: 'test.d'} => {}",
+            Needs::Collection,
+        ),
+        (
+            "admin {renameCollection: 'test.o', to: 'test.c', dropTarget: true} => {}",
+            Needs::Collection,
+        ),
+        (
+            "{drop: 'c'} => {}\n{insert: 'c', documents: [{_id: 1, x: 1}]} => {}",
+            Needs::Collection,
+        ),
         ("{dropIndexes: 'c', index: 'x'} => {}", Needs::Index),
         (
             "{dropIndexes: 'c', index: 'x'} => {}\n{createIndexes: 'c', indexes: [{key: {x: 1}, name: 'x'}]} => {}",
             Needs::Index,
         ),
-        ("{collMod: 'c', index: {name: 'x', hidden: true}} => {}", Needs::Index),
+        (
+            "{collMod: 'c', index: {name: 'x', hidden: true}} => {}",
+            Needs::Index,
+        ),
     ] {
         let server = TestShard::open().await;
         server
@@ -106,7 +147,10 @@ async fn a_used_cursor_is_not_idle() {
     let (id, _) = server.batch("{find: 'c', batchSize: 1}").await;
     let more = format!("{{getMore: {id}L, collection: 'c', batchSize: 1}}");
     server.check(&format!("{more} => {{}}")).await;
-    server.shard.cursors.close_idle(before + Duration::from_secs(600));
+    server
+        .shard
+        .cursors
+        .close_idle(before + Duration::from_secs(600));
     server.check(&format!("{more} => {{}}")).await;
 }
 
@@ -116,10 +160,8 @@ async fn a_busy_cursor_can_be_killed() {
     let server = Arc::new(TestShard::open().await);
     let documents: Vec<String> = (0..1000).map(|id| format!("{{_id: {id}}}")).collect();
     server.insert(&documents).await;
-    // A billion comparisons: it ends because it is told to, or not while we wait.
-    let slow = "{aggregate: 'c', cursor: {batchSize: 0}, pipeline: [{$lookup: {from: 'c', as: 'a', \
-                pipeline: [{$lookup: {from: 'c', as: 'b', pipeline: []}}, {$count: 'n'}]}}, {$count: 'n'}]}";
-    let (id, _) = server.batch(slow).await;
+    let slow = format!("{{aggregate: 'c', cursor: {{batchSize: 0}}, pipeline: {ENDLESS}}}");
+    let (id, _) = server.batch(&slow).await;
     let busy = {
         let server = server.clone();
         tokio::spawn(async move {
@@ -134,7 +176,9 @@ async fn a_busy_cursor_can_be_killed() {
         .check(&format!("{{getMore: {id}L, collection: 'c'}} => 12051"))
         .await;
     server
-        .check(&format!("{{killCursors: 'c', cursors: [{id}L]}} => {{cursorsKilled: [{id}L]}}"))
+        .check(&format!(
+            "{{killCursors: 'c', cursors: [{id}L]}} => {{cursorsKilled: [{id}L]}}"
+        ))
         .await;
     let reply = busy.await.expect("the getMore ends");
     assert!(
@@ -166,9 +210,9 @@ async fn time_limits_and_tailing() {
         ))
         .await;
     // What the command that opened it had left counts for all its batches.
-    let slow = "{aggregate: 'c', cursor: {batchSize: 0}, maxTimeMS: 50, pipeline: [{$lookup: {from: 'c', as: 'a', \
-                pipeline: [{$lookup: {from: 'c', as: 'b', pipeline: []}}, {$count: 'n'}]}}, {$count: 'n'}]}";
-    let (id, _) = server.batch(slow).await;
+    let slow =
+        format!("{{aggregate: 'c', cursor: {{batchSize: 0}}, maxTimeMS: 50, pipeline: {ENDLESS}}}");
+    let (id, _) = server.batch(&slow).await;
     server
         .check(&format!("{{getMore: {id}L, collection: 'c'}} => 50"))
         .await;
@@ -230,8 +274,13 @@ async fn write_odd(server: Arc<TestShard>, stop: Arc<AtomicBool>, writer: u64) {
         let command = match random.u8(0..4) {
             0 => format!("{{insert: 'c', documents: [{{_id: {id}, x: {x}, a: [{x}]}}]}}"),
             1 => format!("{{delete: 'c', deletes: [{{q: {{_id: {id}}}, limit: 1}}]}}"),
-            2 => format!("{{update: 'c', updates: [{{q: {{_id: {id}}}, u: {{$set: {{x: {x}, a: [{x}, {id}]}}}}}}]}}"),
-            _ => format!("{{update: 'c', updates: [{{q: {{_id: {}}}, u: {{$set: {{z: {x}}}}}}}]}}", id - 1),
+            2 => format!(
+                "{{update: 'c', updates: [{{q: {{_id: {id}}}, u: {{$set: {{x: {x}, a: [{x}, {id}]}}}}}}]}}"
+            ),
+            _ => format!(
+                "{{update: 'c', updates: [{{q: {{_id: {}}}, u: {{$set: {{z: {x}}}}}}}]}}",
+                id - 1
+            ),
         };
         server.run("test", &command).await;
     }

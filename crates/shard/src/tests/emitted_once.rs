@@ -87,16 +87,13 @@ async fn documents_that_keep_their_keys_come_once_while_others_change() {
         while cursor != 0 {
             // The array loses the entry that the scan may have come to, and gains others.
             let (low, high) = (round % 9, 9 - round % 9);
-            server
-                .check(&format!(
-                    r#"
-                    {{update: "c", updates: [
-                        {{q: {{_id: {{$mod: [2, 1]}}}}, u: {{$set: {{a: [{low}, {high}], b: {low}}}}}, multi: true}},
-                        {{q: {{_id: {{$mod: [2, 0]}}}}, u: {{$set: {{z: {round}, y: [{low}]}}}}, multi: true}}
-                    ]}} => {{n: 40}}
-                    "#
-                ).replace('\n', " ").trim().to_owned())
-                .await;
+            let update = format!(
+                "{{update: 'c', updates: [{{q: {{_id: {{$mod: [2, 1]}}}}, multi: true, \
+                 u: {{$set: {{a: [{low}, {high}], b: {low}}}}}}}, \
+                 {{q: {{_id: {{$mod: [2, 0]}}}}, multi: true, \
+                 u: {{$set: {{z: {round}, y: [{low}]}}}}}}]}}"
+            );
+            server.check(&format!("{update} => {{n: 40}}")).await;
             let more = format!("{{getMore: {cursor}L, collection: 'c', batchSize: 1}}");
             let (next, found) = server.batch(&more).await;
             documents.extend(found);

@@ -35,11 +35,13 @@ pub(crate) struct PendingIndexKey {
 
 pub(crate) struct Overlay {
     records: Vec<Mutex<Map<(CollectionId, RecordKey), Pending>>>,
-    index_keys: Vec<Mutex<Map<(IndexId, Box<[u8]>), Vec<PendingIndexKey>>>>,
+    index_keys: Vec<Mutex<Map<IndexKey, Vec<PendingIndexKey>>>>,
     /// Entries in all maps: zero lets an evaluator skip them.
     entries: AtomicUsize,
 }
 
+/// An index and the encoded fields of one of its keys.
+type IndexKey = (IndexId, Box<[u8]>);
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
 impl Overlay {

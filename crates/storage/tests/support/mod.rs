@@ -260,7 +260,7 @@ fn apply<E: Engine>(store: &Store<E>, states: &mut Vec<State>, steps: &[Step]) -
         for operation in &step.operations {
             state.operation(operation, &mut encoder, &mut told);
         }
-        if state.position % 2 == 0 {
+        if state.position.is_multiple_of(2) {
             // As after a restart: what was put is known from the payload only.
             told.after.clear();
         }

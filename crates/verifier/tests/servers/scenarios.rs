@@ -1,0 +1,349 @@
+//! What else two servers may differ in, and what can be asked.
+
+use crate::{Servers, found, insert, on_runtime, planted};
+use anyhow::{Context, Result, ensure};
+use bson::{Document, doc};
+use differential::server::start_mongod;
+use verifier::cluster::parse_filter;
+use verifier::compare::Comparison;
+use verifier::namespace::{Mapping, Pattern};
+use verifier::{Outcome, Settings, verify};
+
+#[test]
+fn two_real_servers() -> Result<()> {
+    on_runtime(async {
+        let servers = Servers::new(start_mongod()?, start_mongod()?).await?;
+        planted::check_equal(&servers).await.context("equal")?;
+        planted::check(&servers).await.context("planted")?;
+        ids_that_only_look_equal(&servers).await.context("ids")?;
+        field_order(&servers).await.context("field order")?;
+        many_documents(&servers).await.context("many")?;
+        collations(&servers).await.context("collations")?;
+        metadata(&servers).await.context("metadata")?;
+        names_and_filters(&servers).await.context("names")?;
+        bad_input(&servers).await.context("bad input")
+    })
+}
+
+async fn ids_that_only_look_equal(servers: &Servers) -> Result<()> {
+    insert(&servers.source, "alike", "c", &[doc! {"_id": 1}]).await?;
+    insert(&servers.destination, "alike", "c", &[doc! {"_id": 1.0}]).await?;
+    let found = found(&verify(servers.settings("alike")).await?);
+    let expected = [
+        r#"extra alike.c double {"$numberDouble":"1.0"}"#,
+        r#"missing alike.c int {"$numberInt":"1"}"#,
+    ];
+    ensure!(found.iter().eq(expected.iter()), "{found:?}");
+    Ok(())
+}
+
+async fn field_order(servers: &Servers) -> Result<()> {
+    insert(
+        &servers.source,
+        "order",
+        "c",
+        &[doc! {"_id": 1, "a": 1, "b": {"c": 1, "d": 2}}],
+    )
+    .await?;
+    insert(
+        &servers.destination,
+        "order",
+        "c",
+        &[doc! {"_id": 1, "b": {"d": 2, "c": 1}, "a": 1}],
+    )
+    .await?;
+    let mut settings = servers.settings("order");
+    ensure!(verify(settings.clone()).await?.totals.content == 1);
+    settings.comparison = Comparison::IgnoreFieldOrder;
+    ensure!(verify(settings).await?.outcome == Outcome::Equal);
+    Ok(())
+}
+
+/// Enough for many batches and partitions, with differences at random places.
+async fn many_documents(servers: &Servers) -> Result<()> {
+    const COUNT: usize = 6_000;
+    let mut random = fastrand::Rng::with_seed(11);
+    let (mut source, mut destination) = (Vec::new(), Vec::new());
+    let (mut missing, mut extra, mut content) = (0, 0, 0);
+    for number in 0..COUNT {
+        let document = doc! {"_id": number as i64, "text": "x".repeat(random.usize(0..600))};
+        // Single ones, and a long stretch that only one side has.
+        match (random.u8(0..200), (2000..2700).contains(&number)) {
+            (0, _) | (_, true) => {
+                source.push(document);
+                missing += 1;
+            }
+            (1, _) => {
+                destination.push(document);
+                extra += 1;
+            }
+            (2, _) => {
+                source.push(document.clone());
+                let mut changed = document;
+                changed.insert("text", "y");
+                destination.push(changed);
+                content += 1;
+            }
+            (_, false) => {
+                source.push(document.clone());
+                destination.push(document);
+            }
+        }
+    }
+    insert(&servers.source, "many", "c", &source).await?;
+    insert(&servers.destination, "many", "c", &destination).await?;
+    for partition_bytes in [20_000, 300_000, 100_000_000] {
+        let mut settings = servers.settings("many");
+        settings.partition_bytes = partition_bytes;
+        settings.described_max = 5;
+        let report = verify(settings).await?;
+        let counts = report.totals;
+        ensure!(
+            (counts.missing, counts.extra, counts.content) == (missing, extra, content),
+            "{counts:?}"
+        );
+        ensure!(report.mismatches.len() == 5);
+        ensure!(counts.source_documents == source.len() as u64);
+        ensure!(counts.destination_documents == destination.len() as u64);
+        // What needs a second look is what differs, not its neighbours.
+        ensure!(counts.rechecked == counts.mismatches(), "{counts:?}");
+        let several = report.collections[0].partitions > 1;
+        ensure!(
+            several == (partition_bytes < 1_000_000),
+            "{:?}",
+            report.collections
+        );
+    }
+    Ok(())
+}
+
+async fn collations(servers: &Servers) -> Result<()> {
+    let words: Vec<String> = (0..400)
+        .map(|n| format!("{}{n:03}", ["a", "B", "ä", "Z"][n % 4]))
+        .collect();
+    let documents: Vec<Document> = words
+        .iter()
+        .map(|word| doc! {"_id": word, "v": 1})
+        .collect();
+    let collated = |collection: &str, locale: &str| {
+        doc! {"create": collection, "collation": {"locale": locale, "strength": 2}}
+    };
+    for (collection, other) in [("same", "de"), ("differing", "sv")] {
+        servers
+            .source
+            .database("words")
+            .run_command(collated(collection, "de"))
+            .await?;
+        servers
+            .destination
+            .database("words")
+            .run_command(collated(collection, other))
+            .await?;
+        insert(&servers.source, "words", collection, &documents).await?;
+        insert(&servers.destination, "words", collection, &documents[..399]).await?;
+        servers
+            .destination
+            .database("words")
+            .collection::<Document>(collection)
+            .update_one(doc! {"_id": "ä002"}, doc! {"$set": {"v": 2}})
+            .await?;
+    }
+    let mut settings = servers.settings("words");
+    settings.partition_bytes = 1000;
+    let report = verify(settings).await?;
+    for one in &report.collections {
+        let counts = one.counts;
+        ensure!(
+            (counts.missing, counts.extra, counts.content, counts.equal) == (1, 0, 1, 398),
+            "{one:?}"
+        );
+    }
+    ensure!(
+        report
+            .metadata_mismatches
+            .iter()
+            .all(|one| one.namespace == "words.differing")
+    );
+    ensure!(!report.metadata_mismatches.is_empty());
+    Ok(())
+}
+
+async fn metadata(servers: &Servers) -> Result<()> {
+    let both = [
+        doc! {"create": "plain"},
+        doc! {"create": "capped", "capped": true, "size": 8192, "max": 10},
+        doc! {"create": "ruled", "validator": {"a": {"$gt": 1}}, "validationLevel": "moderate"},
+        doc! {"create": "view", "viewOn": "plain", "pipeline": [{"$match": {"a": 1}}]},
+        doc! {"createIndexes": "plain", "indexes": [
+            {"key": {"a": 1, "b": -1}, "name": "ab", "unique": true},
+            {"key": {"c": 1}, "name": "c", "partialFilterExpression": {"d": {"$exists": true}}},
+            {"key": {"t": "text"}, "name": "t"},
+            {"key": {"e": 1}, "name": "e", "collation": {"locale": "fr"}},
+        ]},
+    ];
+    for command in both {
+        servers
+            .source
+            .database("metadata")
+            .run_command(command.clone())
+            .await?;
+        servers
+            .destination
+            .database("metadata")
+            .run_command(command)
+            .await?;
+    }
+    let report = verify(servers.settings("metadata")).await?;
+    ensure!(report.outcome == Outcome::Equal, "{report}");
+
+    let on_source = [
+        doc! {"create": "lost"},
+        doc! {"create": "kind"},
+        doc! {"createIndexes": "plain", "indexes": [{"key": {"x": 1}, "name": "x", "sparse": true}]},
+        doc! {"createIndexes": "plain", "indexes": [{"key": {"y": 1}, "name": "y"}]},
+    ];
+    let on_destination = [
+        doc! {"create": "new"},
+        doc! {"create": "kind", "viewOn": "plain", "pipeline": []},
+        doc! {"createIndexes": "plain", "indexes": [{"key": {"x": -1}, "name": "x"}]},
+        doc! {"collMod": "ruled", "validator": {"a": {"$gt": 2}}},
+    ];
+    for command in on_source {
+        servers
+            .source
+            .database("metadata")
+            .run_command(command)
+            .await?;
+    }
+    for command in on_destination {
+        servers
+            .destination
+            .database("metadata")
+            .run_command(command)
+            .await?;
+    }
+    let report = verify(servers.settings("metadata")).await?;
+    let mut what: Vec<String> = report
+        .metadata_mismatches
+        .iter()
+        .map(|one| format!("{} {}", one.namespace, one.what))
+        .collect();
+    what.sort();
+    let expected = [
+        "metadata.kind type",
+        "metadata.lost collection",
+        "metadata.new collection",
+        "metadata.plain index x, key",
+        "metadata.plain index x, sparse",
+        "metadata.plain index y",
+        "metadata.ruled option validator",
+    ];
+    ensure!(what == expected, "{what:?}");
+    Ok(())
+}
+
+async fn names_and_filters(servers: &Servers) -> Result<()> {
+    let documents: Vec<Document> = (0..20).map(|n| doc! {"_id": n, "year": 2000 + n}).collect();
+    insert(&servers.source, "old", "orders", &documents).await?;
+    insert(&servers.source, "old", "scratch", &documents).await?;
+    insert(&servers.destination, "new", "orders", &documents[5..]).await?;
+    let mut settings = servers.settings("old");
+    settings.mapping = Mapping::parse(&["old=new".to_owned()])?;
+    settings.selection.exclude = vec![Pattern::parse("old.scr*")?];
+    let report = verify(settings.clone()).await?;
+    ensure!(
+        report.totals.missing == 5 && report.metadata_mismatches.is_empty(),
+        "{report}"
+    );
+    ensure!(report.collections[0].destination == "new.orders");
+    settings.filter = Some(parse_filter(r#"{"year": {"$gte": 2005}}"#)?);
+    settings.partition_bytes = 100;
+    let report = verify(settings.clone()).await?;
+    ensure!(
+        report.outcome == Outcome::Equal && report.totals.equal == 15,
+        "{report}"
+    );
+    settings.bytes_per_second_max = Some(100_000_000);
+    settings.read_concern = Some("local".to_owned());
+    ensure!(verify(settings).await?.outcome == Outcome::Equal);
+    Ok(())
+}
+
+async fn bad_input(servers: &Servers) -> Result<()> {
+    let good = || servers.settings("same");
+    let nowhere = {
+        // A port that was free a moment ago.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        format!("mongodb://user:secret@{}", listener.local_addr()?)
+    };
+    let quick = std::time::Duration::from_millis(500);
+    let cases: Vec<(Settings, &str)> = vec![
+        (
+            Settings {
+                to: nowhere,
+                connect_timeout: quick,
+                ..good()
+            },
+            "cannot be reached",
+        ),
+        (
+            Settings {
+                to: servers.from.clone(),
+                ..good()
+            },
+            "are the same",
+        ),
+        (
+            Settings {
+                to: "http://x".to_owned(),
+                ..good()
+            },
+            "URI of the destination is not valid",
+        ),
+        (
+            Settings {
+                to: "mongodb+srv://x.y.z".to_owned(),
+                ..good()
+            },
+            "mongodb+srv",
+        ),
+        (
+            Settings {
+                to: servers.to.replace("mongodb://", "mongodb://user:secret@"),
+                ..good()
+            },
+            "refused the credentials",
+        ),
+        (
+            servers.settings("nothing.like_it"),
+            "no collection matches --include nothing.like_it",
+        ),
+        (
+            Settings {
+                workers: 0,
+                ..good()
+            },
+            "at least one worker",
+        ),
+    ];
+    for (settings, expected) in cases {
+        let Err(error) = verify(settings).await else {
+            anyhow::bail!("{expected}: no error");
+        };
+        let shown = error.to_string();
+        ensure!(shown.contains(expected), "{expected}: {shown}");
+        ensure!(
+            !shown.contains("secret") && !shown.contains('\n'),
+            "{shown}"
+        );
+    }
+    // A filter that the server refuses is found out when documents are read.
+    let filter = Some(parse_filter(r#"{"$nonsense": 1}"#)?);
+    let report = verify(Settings { filter, ..good() }).await?;
+    ensure!(
+        report.outcome == Outcome::Unknown && report.unverified.len() == 1,
+        "{report}"
+    );
+    ensure!(report.unverified[0].why.contains("$nonsense"), "{report}");
+    Ok(())
+}

@@ -1,0 +1,302 @@
+//! `terndb verify`: whether two clusters hold the same, as an exit code and a report.
+//!
+//! ```text
+//! exit code 0  equal        1  different        2  could not tell, or was asked wrongly
+//! ```
+//!
+//! Settings come from flags, then a TOML file, then defaults. Every flag has the same name in the
+//! file, with `_` for `-`; a flag wins over the file, also where it is a list.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Deserialize;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use verifier::cluster::parse_filter;
+use verifier::compare::Comparison;
+use verifier::namespace::{Mapping, Pattern, Selection};
+use verifier::settings::{
+    DEFAULT_DESCRIBED_MAX, DEFAULT_PARTITION_BYTES, DEFAULT_WORKERS, parse_read_concern,
+    parse_read_preference,
+};
+use verifier::{Display, Settings};
+
+/// What could not be told, and what was asked wrongly.
+const COULD_NOT_TELL: u8 = 2;
+const MEGABYTE: f64 = 1_000_000.0;
+
+/// The settings of `terndb verify`, each absent until given.
+#[derive(Args, Deserialize, Default, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub struct VerifyOptions {
+    /// URI of the source cluster
+    #[arg(long, value_name = "URI")]
+    pub from: Option<String>,
+
+    /// URI of the destination cluster
+    #[arg(long, value_name = "URI")]
+    pub to: Option<String>,
+
+    /// Nobody writes to either cluster: check once, recheck what differed, end
+    #[arg(long)]
+    pub writes_off: bool,
+
+    /// Verify only namespaces like this: database.collection with * and ?, or a database (repeatable)
+    #[arg(long, value_name = "PATTERN")]
+    pub include: Vec<String>,
+
+    /// Do not verify namespaces like this (repeatable)
+    #[arg(long, value_name = "PATTERN")]
+    pub exclude: Vec<String>,
+
+    /// What a collection (a.x=b.y) or database (a=b) is called on the destination (repeatable)
+    #[arg(long, value_name = "FROM=TO")]
+    pub map: Vec<String>,
+
+    /// Compare only documents that match this filter, as extended JSON
+    #[arg(long, value_name = "JSON")]
+    pub filter: Option<String>,
+
+    /// Let fields come in another order
+    #[arg(long)]
+    pub ignore_field_order: bool,
+
+    /// Partitions that are compared at the same time [default: 4]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+
+    /// Size of a partition, in MB [default: 32]
+    #[arg(long, value_name = "MB")]
+    pub partition_mb: Option<f64>,
+
+    /// primary, primaryPreferred, secondary, secondaryPreferred or nearest [default: the URI's]
+    #[arg(long, value_name = "MODE")]
+    pub read_preference: Option<String>,
+
+    /// local, available, majority, linearizable or snapshot [default: the URI's, or majority]
+    #[arg(long, value_name = "LEVEL")]
+    pub read_concern: Option<String>,
+
+    /// Read at most so much from both clusters together [default: no limit]
+    #[arg(long, value_name = "MB")]
+    pub max_mb_per_second: Option<f64>,
+
+    /// Describe at most so many mismatches; all are counted [default: 1000]
+    #[arg(long, value_name = "N")]
+    pub max_mismatches: Option<usize>,
+
+    /// Write the report to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+
+    /// Show no progress
+    #[arg(long)]
+    pub quiet: bool,
+
+    /// TOML file with any of these settings
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+}
+
+pub fn run(options: VerifyOptions) -> ExitCode {
+    match verify(options) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("terndb verify: {error:#}");
+            ExitCode::from(COULD_NOT_TELL)
+        }
+    }
+}
+
+fn verify(options: VerifyOptions) -> Result<u8> {
+    let options = options.with_file()?;
+    let report_path = options.report.clone();
+    if let Some(path) = &report_path {
+        // Before hours of work, not after.
+        write_report(path, "")?;
+    }
+    let settings = options.settle()?;
+    let report = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(verifier::verify(settings))?;
+    print!("{report}");
+    if let Some(path) = &report_path {
+        write_report(path, &report.to_json())?;
+    }
+    Ok(report.outcome.exit_code())
+}
+
+fn write_report(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text)
+        .with_context(|| format!("cannot write the report to {}", path.display()))
+}
+
+impl VerifyOptions {
+    /// Fills what no flag gave from the configuration file.
+    fn with_file(self) -> Result<VerifyOptions> {
+        let file = match &self.config {
+            Some(path) => read_file(path)?,
+            None => VerifyOptions::default(),
+        };
+        let list = |flags: Vec<String>, file| match flags.is_empty() {
+            true => file,
+            false => flags,
+        };
+        Ok(VerifyOptions {
+            from: self.from.or(file.from),
+            to: self.to.or(file.to),
+            writes_off: self.writes_off || file.writes_off,
+            include: list(self.include, file.include),
+            exclude: list(self.exclude, file.exclude),
+            map: list(self.map, file.map),
+            filter: self.filter.or(file.filter),
+            ignore_field_order: self.ignore_field_order || file.ignore_field_order,
+            workers: self.workers.or(file.workers),
+            partition_mb: self.partition_mb.or(file.partition_mb),
+            read_preference: self.read_preference.or(file.read_preference),
+            read_concern: self.read_concern.or(file.read_concern),
+            max_mb_per_second: self.max_mb_per_second.or(file.max_mb_per_second),
+            max_mismatches: self.max_mismatches.or(file.max_mismatches),
+            report: self.report.or(file.report),
+            quiet: self.quiet || file.quiet,
+            config: None,
+        })
+    }
+
+    fn settle(self) -> Result<Settings> {
+        let from = self
+            .from
+            .context("--from is missing: give the URI of the source")?;
+        let to = self
+            .to
+            .context("--to is missing: give the URI of the destination")?;
+        if !self.writes_off {
+            bail!(
+                "verifying clusters while they are written is not supported yet: stop all writes to both, and say so with --writes-off"
+            );
+        }
+        let patterns = |texts: &[String]| -> Result<Vec<Pattern>> {
+            Ok(texts
+                .iter()
+                .map(|text| Pattern::parse(text))
+                .collect::<Result<_, _>>()?)
+        };
+        let mut settings = Settings::new(from, to);
+        settings.selection = Selection {
+            include: patterns(&self.include)?,
+            exclude: patterns(&self.exclude)?,
+        };
+        settings.mapping = Mapping::parse(&self.map)?;
+        settings.filter = self.filter.as_deref().map(parse_filter).transpose()?;
+        settings.comparison = match self.ignore_field_order {
+            true => Comparison::IgnoreFieldOrder,
+            false => Comparison::Bytes,
+        };
+        settings.workers = self.workers.unwrap_or(DEFAULT_WORKERS);
+        settings.partition_bytes =
+            bytes("partition-mb", self.partition_mb)?.unwrap_or(DEFAULT_PARTITION_BYTES);
+        settings.read_preference = self
+            .read_preference
+            .as_deref()
+            .map(parse_read_preference)
+            .transpose()?;
+        settings.read_concern = self.read_concern.map(parse_read_concern).transpose()?;
+        settings.bytes_per_second_max = bytes("max-mb-per-second", self.max_mb_per_second)?;
+        settings.described_max = self.max_mismatches.unwrap_or(DEFAULT_DESCRIBED_MAX);
+        settings.display = match (self.quiet, std::io::stderr().is_terminal()) {
+            (true, _) => Display::Silent,
+            (false, true) => Display::Bars,
+            (false, false) => Display::Lines,
+        };
+        Ok(settings)
+    }
+}
+
+fn read_file(path: &Path) -> Result<VerifyOptions> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration file {}", path.display()))?;
+    toml::from_str(&text)
+        .with_context(|| format!("the configuration file {} is not valid", path.display()))
+}
+
+fn bytes(name: &str, megabytes: Option<f64>) -> Result<Option<u64>> {
+    match megabytes {
+        Some(given) if !(given * MEGABYTE >= 1.0) => {
+            bail!("{name} is {given}, but it must be greater than zero")
+        }
+        given => Ok(given.map(|given| (given * MEGABYTE) as u64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_file(text: &str, flags: VerifyOptions) -> Result<Settings> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("verify.toml");
+        std::fs::write(&path, text)?;
+        let config = Some(path);
+        VerifyOptions { config, ..flags }.with_file()?.settle()
+    }
+
+    const CLUSTERS: &str = "from = 'mongodb://a'\nto = 'mongodb://b'\nwrites_off = true\n";
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let flags = VerifyOptions {
+            to: Some("mongodb://c".to_owned()),
+            workers: Some(7),
+            ..VerifyOptions::default()
+        };
+        let file = format!(
+            "{CLUSTERS}workers = 2\npartition_mb = 1.5\ninclude = ['shop']\nfilter = '{{}}'"
+        );
+        let settings = with_file(&file, flags).unwrap();
+        assert_eq!(
+            (settings.from.as_str(), settings.to.as_str()),
+            ("mongodb://a", "mongodb://c")
+        );
+        assert_eq!((settings.workers, settings.partition_bytes), (7, 1_500_000));
+        assert_eq!(settings.selection.include.len(), 1);
+        assert_eq!(settings.described_max, DEFAULT_DESCRIBED_MAX);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_what_to_do() {
+        let mistakes = [
+            ("form = 'x'", "form"),
+            ("to = 'x'", "--from is missing"),
+            ("from = 'x'", "--to is missing"),
+            ("from = 'x'\nto = 'y'", "--writes-off"),
+        ];
+        for (text, expected) in mistakes {
+            let shown = format!(
+                "{:#}",
+                with_file(text, VerifyOptions::default()).unwrap_err()
+            );
+            assert!(shown.contains(expected), "{text}: {shown}");
+        }
+        let mistakes = [
+            ("include = ['.']", "database.collection"),
+            ("map = ['a']", "database=database"),
+            ("filter = '['", "extended JSON"),
+            ("partition_mb = 0.0", "greater than zero"),
+            ("max_mb_per_second = -1.0", "greater than zero"),
+            ("read_preference = 'best'", "secondaryPreferred"),
+            ("read_concern = 'best'", "majority"),
+        ];
+        for (text, expected) in mistakes {
+            let text = format!("{CLUSTERS}{text}");
+            let shown = format!(
+                "{:#}",
+                with_file(&text, VerifyOptions::default()).unwrap_err()
+            );
+            assert!(shown.contains(expected), "{text}: {shown}");
+        }
+    }
+}
