@@ -225,7 +225,7 @@ fn read_file(path: &Path) -> Result<VerifyOptions> {
 
 fn bytes(name: &str, megabytes: Option<f64>) -> Result<Option<u64>> {
     match megabytes {
-        Some(given) if !(given * MEGABYTE >= 1.0) => {
+        Some(given) if given.is_nan() || given * MEGABYTE < 1.0 => {
             bail!("{name} is {given}, but it must be greater than zero")
         }
         given => Ok(given.map(|given| (given * MEGABYTE) as u64)),

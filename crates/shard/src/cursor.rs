@@ -132,6 +132,8 @@ pub(crate) struct OpenCursor {
     pub(crate) time_left: Option<Duration>,
     /// The time that its reads see, for its replies.
     pub(crate) at: Option<ClusterTime>,
+    /// The session it was opened in: only there it goes on.
+    pub(crate) session: Option<Box<[u8]>>,
 }
 
 struct Slot {

@@ -241,6 +241,7 @@ fn first_batch(
         return finish_cursor(writer, 0, namespace, at);
     }
     let id = shard.cursors.open(OpenCursor {
+        session: invocation.envelope.session.clone(),
         namespace: namespace.clone(),
         source: Box::new(source),
         no_timeout: false,

@@ -32,6 +32,8 @@ pub(crate) struct Envelope {
     /// False for `w: 0` without `j`: the reply then tells nothing of the outcome.
     pub(crate) acknowledged: bool,
     pub(crate) read_concern: ReadConcern,
+    /// The id of the session the command belongs to.
+    pub(crate) session: Option<Box<[u8]>>,
 }
 
 impl Envelope {
@@ -41,6 +43,7 @@ impl Envelope {
             write_concern: WriteConcern::Majority,
             acknowledged: true,
             read_concern: ReadConcern::Latest,
+            session: None,
         };
         refuse_duplicates("APIParametersFromClient", body)?;
         for element in body.iter().skip(1) {
@@ -84,7 +87,9 @@ impl Envelope {
                         "readConcern field should be an object",
                     ));
                 }
-                ("lsid", ValueRef::Document(session)) => check_session(session)?,
+                ("lsid", ValueRef::Document(session)) => {
+                    envelope.session = Some(session_id(session)?.into());
+                }
                 ("writeConcern" | "lsid", value) => {
                     return Err(Error::new(
                         Code::TYPE_MISMATCH,
@@ -351,14 +356,14 @@ fn takes_read_concern(command: &str) -> bool {
     )
 }
 
-fn check_session(session: Doc<'_>) -> Result<(), Error> {
-    match session.get("id").map(|id| id.kind()) {
-        Some(Kind::Binary) => Ok(()),
+fn session_id(session: Doc<'_>) -> Result<&[u8], Error> {
+    match session.get("id") {
+        Some(ValueRef::Binary { bytes, .. }) => Ok(bytes),
         Some(other) => Err(Error::new(
             Code::TYPE_MISMATCH,
             format!(
                 "BSON field 'OperationSessionInfo.lsid.id' is the wrong type '{}', expected type 'binData'",
-                other.name()
+                other.kind().name()
             ),
         )),
         None => Err(Error::location(

@@ -94,6 +94,7 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         return finish_cursor(writer, 0, &namespace, at);
     }
     let id = shard.cursors.open(OpenCursor {
+        session: invocation.envelope.session.clone(),
         namespace: namespace.clone(),
         source: Box::new(source),
         no_timeout: command.no_cursor_timeout,

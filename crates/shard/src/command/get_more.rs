@@ -45,6 +45,11 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     let mut held = shard
         .cursors
         .check_out(id, &namespace, invocation.operation)?;
+    let session = invocation.envelope.session.as_deref();
+    if let Err(error) = check_session(id, held.cursor().session.as_deref(), session) {
+        held.check_in();
+        return Err(error);
+    }
     if invocation.envelope.time_limit.is_some() {
         held.check_in();
         return Err(Error::bad_value(
@@ -71,4 +76,18 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
         return Ok(reply.then(request.clone()));
     }
     Ok(reply)
+}
+
+/// A cursor goes on in the session that opened it, or in none if none did.
+fn check_session(id: i64, opened: Option<&[u8]>, asking: Option<&[u8]>) -> Result<(), Error> {
+    let (code, why) = match (opened, asking) {
+        (opened, asking) if opened == asking => return Ok(()),
+        (None, _) => (50736, "it was not created in a session"),
+        (Some(_), None) => (50737, "it was created in a session"),
+        (Some(_), Some(_)) => (50738, "it was created in another session"),
+    };
+    Err(Error::location(
+        code,
+        format!("Cannot run getMore on cursor {id} here: {why}"),
+    ))
 }

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static NEXT_RUN: AtomicU64 = AtomicU64::new(0);
 
-/// Longer than any record can be: what exceeds it is damage.
+/// What one document or one group may take on disk. A group that collects more
+/// could not be read back within the memory that a stage has.
 const PART_BYTES_MAX: u32 = 64 << 20;
 
 pub(crate) struct FileSpill {
@@ -55,7 +56,10 @@ impl Spill for FileSpill {
         let mut out = BufWriter::with_capacity(1 << 16, file);
         for (key, payload) in records {
             for length in [key.len(), payload.len()] {
-                let length = u32::try_from(length).unwrap_or(u32::MAX);
+                let length = u32::try_from(length)
+                    .ok()
+                    .filter(|length| *length <= PART_BYTES_MAX)
+                    .ok_or_else(too_large)?;
                 out.write_all(&length.to_le_bytes()).map_err(failed)?;
             }
             out.write_all(key).map_err(failed)?;
@@ -67,6 +71,13 @@ impl Spill for FileSpill {
         file.seek(SeekFrom::Start(0)).map_err(failed)?;
         Ok(Box::new(FileRun(BufReader::with_capacity(1 << 16, file))))
     }
+}
+
+fn too_large() -> Error {
+    Error::new(
+        Code::EXCEEDED_MEMORY_LIMIT,
+        format!("one group or document takes more than {PART_BYTES_MAX} bytes"),
+    )
 }
 
 struct FileRun(BufReader<File>);
