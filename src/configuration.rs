@@ -76,10 +76,9 @@ impl UpOptions {
                 .or(file.data)
                 .unwrap_or_else(|| "terndb-data".into()),
             cache_bytes: cache_mb * MEBIBYTE,
-            log_level: level
-                .parse()
-                .ok()
-                .with_context(|| format!("log-level {level:?} is not error, warn, info, debug or trace"))?,
+            log_level: level.parse().ok().with_context(|| {
+                format!("log-level {level:?} is not error, warn, info, debug or trace")
+            })?,
         })
     }
 }

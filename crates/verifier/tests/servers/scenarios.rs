@@ -17,6 +17,10 @@ fn two_real_servers() -> Result<()> {
         planted::check(&servers).await.context("planted")?;
         on_any_servers(&servers).await?;
         collations(&servers).await.context("collations")?;
+        metadata(&servers).await.context("metadata")?;
+        kinds_of_collections(&servers)
+            .await
+            .context("kinds of collections")?;
         bad_input(&servers).await.context("bad input")
     })
 }
@@ -26,7 +30,7 @@ pub async fn on_any_servers(servers: &Servers) -> Result<()> {
     ids_that_only_look_equal(servers).await.context("ids")?;
     field_order(servers).await.context("field order")?;
     many_documents(servers).await.context("many")?;
-    metadata(servers).await.context("metadata")?;
+    index_options(servers).await.context("index options")?;
     names_and_filters(servers).await.context("names")
 }
 
@@ -170,6 +174,94 @@ async fn collations(servers: &Servers) -> Result<()> {
             .all(|one| one.namespace == "words.differing")
     );
     ensure!(!report.metadata_mismatches.is_empty());
+    Ok(())
+}
+
+/// The options that every server has.
+async fn index_options(servers: &Servers) -> Result<()> {
+    let indexes = doc! {"createIndexes": "c", "indexes": [
+        {"key": {"a": 1, "b": -1}, "name": "ab", "unique": true},
+        {"key": {"c": 1}, "name": "c", "partialFilterExpression": {"d": {"$exists": true}}},
+        {"key": {"h": "hashed"}, "name": "h"},
+        {"key": {"s": 1}, "name": "s", "sparse": true},
+        {"key": {"t": 1}, "name": "t", "expireAfterSeconds": 3600},
+    ]};
+    for client in [&servers.source, &servers.destination] {
+        client
+            .database("indexes")
+            .run_command(indexes.clone())
+            .await?;
+    }
+    let report = verify(servers.settings("indexes")).await?;
+    ensure!(report.outcome == Outcome::Equal, "{report}");
+    let changes = [
+        doc! {"collMod": "c", "index": {"name": "ab", "hidden": true}},
+        doc! {"collMod": "c", "index": {"name": "t", "expireAfterSeconds": 60}},
+        doc! {"dropIndexes": "c", "index": "h"},
+    ];
+    for change in changes {
+        servers
+            .destination
+            .database("indexes")
+            .run_command(change)
+            .await?;
+    }
+    let report = verify(servers.settings("indexes")).await?;
+    let what: Vec<&str> = report
+        .metadata_mismatches
+        .iter()
+        .map(|one| one.what.as_str())
+        .collect();
+    let expected = ["index ab, hidden", "index h", "index t, expireAfterSeconds"];
+    ensure!(what == expected, "{what:?}");
+    Ok(())
+}
+
+/// Documents of clustered and capped collections are compared, those of time series are not.
+async fn kinds_of_collections(servers: &Servers) -> Result<()> {
+    let documents: Vec<Document> = (0..300)
+        .map(|n| doc! {"_id": format!("{n}"), "v": n})
+        .collect();
+    let clustered =
+        doc! {"create": "clustered", "clusteredIndex": {"key": {"_id": 1}, "unique": true}};
+    let capped = doc! {"create": "capped", "capped": true, "size": 1_000_000};
+    for (collection, create) in [("clustered", clustered), ("capped", capped)] {
+        servers
+            .source
+            .database("kinds")
+            .run_command(create.clone())
+            .await?;
+        servers
+            .destination
+            .database("kinds")
+            .run_command(create)
+            .await?;
+        insert(&servers.source, "kinds", collection, &documents).await?;
+        insert(&servers.destination, "kinds", collection, &documents[1..]).await?;
+    }
+    for (_, mut settings) in planted::ways(&servers.settings("kinds")) {
+        settings.partition_bytes = settings.partition_bytes.max(1000);
+        let report = verify(settings).await?;
+        ensure!(
+            report.totals.missing == 2 && report.totals.equal == 598,
+            "{report}"
+        );
+        ensure!(report.totals.mismatches() == 2, "{report}");
+    }
+    let series = doc! {"create": "c", "timeseries": {"timeField": "t"}};
+    servers
+        .source
+        .database("series")
+        .run_command(series.clone())
+        .await?;
+    servers
+        .destination
+        .database("series")
+        .run_command(series)
+        .await?;
+    let report = verify(servers.settings("series")).await?;
+    ensure!(report.outcome == Outcome::Unknown, "{report}");
+    ensure!(report.unverified[0].why.contains("time series"), "{report}");
     Ok(())
 }
 

@@ -1,0 +1,122 @@
+//! `terndb verify` as a process: exit codes, the report file, and what mistakes are answered with.
+
+use anyhow::{Context, Result, ensure};
+use differential::server::{Server, start_mongod};
+use std::process::{Command, Output};
+
+fn verify(arguments: &[&str]) -> Result<Output> {
+    Command::new(env!("CARGO_BIN_EXE_terndb"))
+        .arg("verify")
+        .args(arguments)
+        .output()
+        .context("cannot run terndb")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn insert(server: &Server, documents: &[(i32, &str)]) -> Result<()> {
+    let documents: Vec<bson::Document> = documents
+        .iter()
+        .map(|(id, name)| bson::doc! {"_id": id, "name": name})
+        .collect();
+    let command = bson::doc! {"insert": "people", "documents": documents, "$db": "shop"};
+    let mut client = wire::client::Client::connect(server.address.as_str())?;
+    let reply = client.command_bytes(&command.to_vec()?)?;
+    let reply = bson::Document::from_reader(&reply[..])?;
+    ensure!(
+        reply.get_i32("n").is_ok_and(|inserted| inserted > 0),
+        "{reply}"
+    );
+    Ok(())
+}
+
+#[test]
+fn exit_codes_and_reports() -> Result<()> {
+    let (source, destination) = (start_mongod()?, start_mongod()?);
+    let from = format!("mongodb://{}", source.address);
+    let to = format!("mongodb://{}", destination.address);
+    let folder = tempfile::tempdir()?;
+    let report = folder.path().join("report.json");
+    let config = folder.path().join("verify.toml");
+    let settings =
+        format!("from = '{from}'\nto = '{to}'\nwrites_off = true\nreport = {report:?}\n");
+    std::fs::write(&config, settings)?;
+    let config = config.to_str().context("a path of text")?;
+    let check = |code: i32, shown: &str, outcome: &str| -> Result<()> {
+        let output = verify(&["--config", config])?;
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        ensure!(output.status.code() == Some(code), "{out}{err}");
+        ensure!(out.contains(shown), "{shown}: {out}");
+        let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&report)?)?;
+        ensure!(json["outcome"] == outcome, "{json}");
+        Ok(())
+    };
+    insert(&source, &[(1, "Ada"), (2, "Grace")])?;
+    insert(&destination, &[(1, "Ada"), (2, "Grace")])?;
+    check(0, "EQUAL", "equal")?;
+    insert(&source, &[(3, "Edsger")])?;
+    insert(&destination, &[(3, "Tony")])?;
+    check(1, "\"Edsger\" (string)", "different")?;
+    let output = verify(&[
+        "--from",
+        &from,
+        "--to",
+        &to,
+        "--writes-off",
+        "--filter",
+        r#"{"_id": {"$lt": 3}}"#,
+    ])?;
+    ensure!(output.status.code() == Some(0), "{}", text(&output.stderr));
+    let output = verify(&[
+        "--from",
+        &from,
+        "--to",
+        &to,
+        "--writes-off",
+        "--filter",
+        r#"{"$not": 3}"#,
+    ])?;
+    ensure!(output.status.code() == Some(2), "{}", text(&output.stdout));
+    ensure!(text(&output.stdout).contains("COULD NOT TELL"));
+    Ok(())
+}
+
+#[test]
+fn mistakes_are_one_sentence_and_exit_code_2() -> Result<()> {
+    let cases: [(&[&str], &str); 5] = [
+        (&["--from", "mongodb://a"], "--to is missing"),
+        (
+            &["--from", "mongodb://a", "--to", "mongodb://b"],
+            "--writes-off",
+        ),
+        (&["--from", "a", "--to", "b", "--writes-off"], "URI of the"),
+        (
+            &["--config", "/nowhere/at/all"],
+            "cannot read the configuration file",
+        ),
+        (
+            &[
+                "--from",
+                "mongodb://a",
+                "--to",
+                "mongodb://b",
+                "--writes-off",
+                "--report",
+                "/nowhere/at/all",
+            ],
+            "cannot write the report",
+        ),
+    ];
+    for (arguments, expected) in cases {
+        let output = verify(arguments)?;
+        let shown = text(&output.stderr);
+        ensure!(output.status.code() == Some(2), "{arguments:?}: {shown}");
+        ensure!(
+            shown.contains(expected) && shown.lines().count() == 1,
+            "{expected}: {shown}"
+        );
+    }
+    Ok(())
+}
