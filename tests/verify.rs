@@ -24,7 +24,7 @@ fn insert(server: &Server, documents: &[(i32, &str)]) -> Result<()> {
     let command = bson::doc! {"insert": "people", "documents": documents, "$db": "shop"};
     let mut client = wire::client::Client::connect(server.address.as_str())?;
     let reply = client.command_bytes(&command.to_vec()?)?;
-    let reply = bson::Document::from_reader(&reply[..])?;
+    let reply = bson::Document::from_reader(reply)?;
     ensure!(
         reply.get_i32("n").is_ok_and(|inserted| inserted > 0),
         "{reply}"

@@ -336,6 +336,17 @@ impl Cluster {
         VerifyError::of_driver(self.side, &self.address, action, error)
     }
 
+    /// A query of ours ended without its result.
+    pub fn broke_off(&self, namespace: &Namespace) -> VerifyError {
+        VerifyError::Server {
+            side: self.side,
+            address: self.address.clone(),
+            action: format!("read {namespace}"),
+            detail: "the reader broke off, which is a bug of the verifier".to_owned(),
+            transient: false,
+        }
+    }
+
     pub fn malformed(&self, action: &str) -> VerifyError {
         VerifyError::Malformed {
             side: self.side,

@@ -164,13 +164,28 @@ fn detail(error: &DriverError) -> String {
 
 /// Of the driver's long list of what it knows about each server, the first cause.
 fn selection_detail(message: &str) -> String {
-    match message.split_once("Error: ") {
-        Some((_, cause)) => cause
-            .split([']', '}'])
-            .next()
-            .unwrap_or(cause)
-            .trim()
-            .to_owned(),
-        None => message.to_owned(),
+    let Some((_, cause)) = message.split_once("Error: ") else {
+        return message.to_owned();
+    };
+    let cause = cause.strip_prefix("Kind: ").unwrap_or(cause);
+    let end = cause.find(", labels:").or_else(|| cause.find([']', '}']));
+    cause[..end.unwrap_or(cause.len())].trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_cause_is_shown() {
+        let check = |message: &str, expected: &str| {
+            assert_eq!(selection_detail(message), expected, "{message}");
+        };
+        check(
+            "Server selection timeout: No available servers. Topology: { Type: Unknown, Servers: [ { Address: a:1, Type: Unknown, Error: Kind: I/O error: Connection refused (os error 111), labels: {\"x\"}, source: None } ] }",
+            "I/O error: Connection refused (os error 111)",
+        );
+        check("Error: something else }, more", "something else");
+        check("no cause", "no cause");
     }
 }

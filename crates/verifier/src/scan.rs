@@ -65,9 +65,13 @@ pub struct Findings {
     pub mismatches: Vec<DocumentMismatch>,
 }
 
+/// What a reader hands over: batches, and at the very end `None`. A queue that closes before that
+/// belongs to a reader that broke off, which must never pass for the end of a collection.
+type Read = Result<Option<Batch>, VerifyError>;
+
 /// A running reader; it ends with this value.
 struct Reader {
-    batches: mpsc::Receiver<Result<Batch, VerifyError>>,
+    batches: mpsc::Receiver<Read>,
     running: JoinHandle<()>,
 }
 
@@ -117,7 +121,10 @@ impl Task {
                 Need::Batch(Side::Source) => (Side::Source, &mut source),
                 Need::Batch(Side::Destination) => (Side::Destination, &mut destination),
             };
-            let batch = reader.batches.recv().await.transpose()?;
+            let batch = match reader.batches.recv().await {
+                Some(read) => read?,
+                None => return Err(shared.side(side).broke_off(self.pair.namespace(side))),
+            };
             if let Some(batch) = &batch {
                 self.count(shared, side, batch, &mut findings.counts);
             }
@@ -231,25 +238,18 @@ impl Task {
     }
 }
 
-async fn read_all(
-    mut documents: Documents,
-    pace: &Pace,
-    sender: &mpsc::Sender<Result<Batch, VerifyError>>,
-) {
+async fn read_all(mut documents: Documents, pace: &Pace, sender: &mpsc::Sender<Read>) {
     loop {
-        let (batch, bytes) = match documents.next().await {
-            Ok(None) => return,
-            Ok(Some(batch)) => {
-                let bytes = batch.document_bytes();
-                (Ok(batch), bytes)
-            }
-            Err(error) => (Err(error), 0),
+        let read = documents.next().await;
+        let bytes = match &read {
+            Ok(Some(batch)) => Some(batch.document_bytes()),
+            Ok(None) | Err(_) => None,
         };
-        let failed = batch.is_err();
         // A closed queue means that the task has ended.
-        if sender.send(batch).await.is_err() || failed {
+        let sent = sender.send(read).await;
+        let (Ok(()), Some(bytes)) = (sent, bytes) else {
             return;
-        }
+        };
         tokio::time::sleep(pace.charge(bytes, Instant::now())).await;
     }
 }
