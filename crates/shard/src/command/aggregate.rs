@@ -174,13 +174,20 @@ impl<'a> Fields<'a> {
                 "bypassDocumentValidation" => {
                     argument.loose_boolean()?;
                 }
+                // What a router says to a shard: there is none in between.
                 "fromMongos" | "isMapReduceCommand" | "needsMerge" => {
-                    argument.boolean()?;
+                    if argument.boolean()? {
+                        return Err(Error::new(
+                            Code::FAILED_TO_PARSE,
+                            format!("{} is not for clients", argument.name()),
+                        ));
+                    }
                 }
                 "collectionUUID" => {
-                    if !matches!(value, ValueRef::Binary { .. }) {
-                        return Err(argument.wrong_type("binData"));
-                    }
+                    return Err(Error::new(
+                        Code::COMMAND_NOT_SUPPORTED,
+                        "collectionUUID is not supported yet",
+                    ));
                 }
                 _ => return Err(argument.unknown()),
             }

@@ -85,7 +85,6 @@ impl<'a> Statement<'a> {
                         super::refuse_collation(collation)?;
                     }
                 }
-                "sampleId" => {}
                 _ => return Err(field.unknown()),
             }
         }

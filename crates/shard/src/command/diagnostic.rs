@@ -174,6 +174,9 @@ pub(crate) fn set_parameter(invocation: &Invocation<'_>) -> Answer {
 
 pub(crate) fn get_log(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
+    if let Some(unknown) = arguments("getLog", invocation.request.body()).next() {
+        return Err(unknown.unknown());
+    }
     let name = match invocation.request.body().first().map(|e| e.value()) {
         Some(ValueRef::String(name)) => name.to_owned(),
         _ => {

@@ -43,7 +43,6 @@ fn parse<'a>(invocation: &'a Invocation<'_>) -> Result<Arguments<'a>, Error> {
                 argument.loose_boolean()?;
             }
             "collation" => super::refuse_collation(argument.doc()?)?,
-            "sampleId" => {}
             _ => return Err(argument.unknown()),
         }
     }

@@ -76,7 +76,12 @@ pub(crate) async fn list_indexes(invocation: &Invocation<'_>) -> Answer {
         match argument.name() {
             "cursor" => batch_size = parse_cursor("listIndexes.cursor", &argument)?,
             "includeBuildUUIDs" | "includeIndexBuildInfo" => {
-                argument.loose_boolean()?;
+                if argument.loose_boolean()? {
+                    return Err(Error::new(
+                        Code::COMMAND_NOT_SUPPORTED,
+                        format!("{} is not supported yet", argument.name()),
+                    ));
+                }
             }
             _ => return Err(argument.unknown()),
         }

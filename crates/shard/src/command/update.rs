@@ -111,7 +111,6 @@ impl<'a> Statement<'a> {
                     ));
                 }
                 ("collation", _) => super::refuse_collation(field.doc()?)?,
-                ("upsertSupplied" | "sampleId", _) => {}
                 _ => return Err(field.unknown()),
             }
         }
