@@ -2,8 +2,9 @@
 //!
 //! Settings follow what was measured: a small memtable and journal keep restarts
 //! short and commit stalls low, though 32 MiB instead of 16 halve how often the same
-//! data is merged again; blocks of 16 KiB instead of 4 make scans a third cheaper and
-//! leave point reads as they are; batches are handed to the operating system but not
+//! data is merged again (and a restart after kill -9 took 1.0 s instead of 0.5); blocks
+//! of 16 KiB instead of 4 make the engine's own scan of 1 kB documents cheaper, of which
+//! about a tenth is left in a whole `find`; batches are handed to the operating system but not
 //! synced, because durability is the log's business and fjall holds its journal's
 //! mutex through an fsync.
 //!

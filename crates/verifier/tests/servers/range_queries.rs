@@ -84,6 +84,8 @@ fn a_partition_is_exactly_what_its_query_returns() -> Result<()> {
         let everything: Vec<usize> = (0..sorted.len()).collect();
         check(&cluster, &namespace, &sorted, &everything).await?;
 
+        index_is_used(&servers, &sorted).await?;
+
         // The second look finds each of them.
         for id in &sorted {
             let found = ids_of(&cluster, &namespace, &ids_filter(std::slice::from_ref(id))).await?;
@@ -93,6 +95,29 @@ fn a_partition_is_exactly_what_its_query_returns() -> Result<()> {
 
         random_sets(&servers, &cluster).await
     })
+}
+
+/// Both ways read what they return, and a key or so for each stretch of the index.
+async fn index_is_used(servers: &Servers, sorted: &[Value]) -> Result<()> {
+    let middle = sorted.len() / 2;
+    for (partition, expected) in cut(sorted, &[5, middle]) {
+        for across_types in [AcrossTypes::Expression, AcrossTypes::Join] {
+            let filter =
+                Document::from_reader(partition_filter(&partition, across_types).as_slice())?;
+            let find = doc! {"find": "ids", "filter": &filter, "sort": {"_id": 1}};
+            let explain = doc! {"explain": find, "verbosity": "executionStats"};
+            let explained = servers.source.database("d").run_command(explain).await?;
+            let examined = explained
+                .get_document("executionStats")?
+                .get_i32("totalKeysExamined")?;
+            let allowed = i32::try_from(expected.len())? + 6;
+            ensure!(
+                examined <= allowed,
+                "{filter}: {examined} keys, {allowed} allowed"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Random sets of ids cut at random places, with and without a collation.
