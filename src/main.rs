@@ -40,8 +40,23 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("terndb: {error:#}");
+            eprintln!("terndb: {}", sentence(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, each said once: some errors quote their cause.
+fn sentence(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if !text.ends_with(&cause) {
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
+            text.push_str(&cause);
+        }
+    }
+    text
 }

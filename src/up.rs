@@ -11,10 +11,10 @@
 //! standard error and a non-zero exit.
 
 use crate::configuration::{UpOptions, UpSettings};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use router::Router;
 use shard::{Shard, ShardOptions};
-use std::io::Write;
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +31,7 @@ pub fn run(options: UpOptions) -> Result<()> {
         .with_max_level(settings.log_level)
         .with_writer(std::io::stderr)
         .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -68,6 +69,12 @@ async fn serve(settings: UpSettings) -> Result<()> {
     let why = tokio::select! {
         why = signals.received() => why,
         () = shard.shutdown_requested() => "a client asked for it",
+        // Nothing can be written any more: better to end than to look alive.
+        reason = shard.log_stopped() => bail!(
+            "the log in {} stopped ({reason}); what was acknowledged is on disk. Is the disk full? \
+             Make room and start again",
+            settings.data.display()
+        ),
         ended = &mut serving => match ended {
             Ok(()) => bail!("the server ended unexpectedly"),
             Err(error) => bail!("the server failed: {error}"),
@@ -97,12 +104,12 @@ async fn serve(settings: UpSettings) -> Result<()> {
 async fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address)
         .await
-        .with_context(|| match address.port() {
-            0 => format!("cannot listen on {}", address.ip()),
-            port => format!(
-                "cannot listen on {address}: is another server running there? Try --port {}",
-                port.wrapping_add(1).max(1024)
+        .map_err(|error| match error.kind() {
+            ErrorKind::AddrInUse => anyhow!(
+                "cannot listen on {address}: another server is running there. Try --port {}",
+                address.port().wrapping_add(1).max(1024)
             ),
+            _ => anyhow!("cannot listen on {address}: {error}"),
         })
 }
 
@@ -121,7 +128,13 @@ fn announce(settings: &UpSettings, address: SocketAddr) -> Result<()> {
         settings.cache_bytes / (1024 * 1024),
     )
     .and_then(|()| out.flush())
-    .context("cannot write to standard output")
+    .context("cannot write to standard output")?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            "there is no authentication: anyone who reaches {address} can read and write"
+        );
+    }
+    Ok(())
 }
 
 /// The signals that end the process. From [`StopSignals::expect`] on they are

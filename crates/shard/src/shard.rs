@@ -160,6 +160,17 @@ impl Shard {
         let _ = changes.wait_for(|begun| *begun).await;
     }
 
+    /// Completes with the reason when the log has stopped for good: a failed
+    /// write, a full disk. Never completes otherwise.
+    pub async fn log_stopped(&self) -> String {
+        let mut progress = self.log.watch();
+        let _ = progress.wait_for(|progress| !progress.running).await;
+        match self.log.stopped() {
+            Some(reason) => reason.to_string(),
+            None => std::future::pending().await,
+        }
+    }
+
     /// A client asked for the process to end.
     pub(crate) fn request_shutdown(&self) {
         self.shutdown_wanted.notify_one();

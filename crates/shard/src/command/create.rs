@@ -251,7 +251,13 @@ fn check_id_index(spec: Doc<'_>) -> Result<(), Error> {
         .and_then(Number::of)
         .is_some_and(|number| number.to_f64() == 1.0);
     if ascending && key.iter().count() == 1 {
-        return Ok(());
+        return match spec.get_doc("collation") {
+            // It would have to be the collection's, and that can only be simple.
+            Some(collation) if refuse_collation(collation).is_err() => Err(Error::bad_value(
+                "The _id index must have the same collation as the collection",
+            )),
+            _ => Ok(()),
+        };
     }
     Err(Error::bad_value(format!(
         "The field 'key' for an _id index must be {{_id: 1}}, but got {}",

@@ -43,6 +43,7 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
     let mut from = 0;
     while from < documents.len() && !batch.statements.is_over() {
         let to = batch_end(&documents, from);
+        invocation.operation.check()?;
         batch.insert(from, &documents[from..to]).await?;
         from = to;
     }

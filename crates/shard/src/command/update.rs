@@ -64,7 +64,10 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
 pub(crate) fn is_fatal(error: &Error) -> bool {
     matches!(
         error.code,
-        Code::INTERRUPTED_AT_SHUTDOWN | Code::CLIENT_DISCONNECT | Code::INTERRUPTED
+        Code::INTERRUPTED_AT_SHUTDOWN
+            | Code::CLIENT_DISCONNECT
+            | Code::INTERRUPTED
+            | Code::MAX_TIME_MS_EXPIRED
     ) || matches!(error.code.0, 40324 | 40413 | 40414 | 40415)
 }
 

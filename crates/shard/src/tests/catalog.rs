@@ -30,6 +30,7 @@ async fn collections_are_created_and_listed() {
             {create: "b", temp: true} => 72
             {create: "b", validationLevel: "foo"} => 2
             {create: "b", idIndex: {key: {_id: -1}, name: "_id_"}} => 2
+            {create: "b", idIndex: {key: {_id: 1}, name: "_id_", collation: {locale: "en"}}} => 2
             {create: "b", collation: {locale: "simple"}, capped: null} => {}
             {listCollections: 1, nameOnly: true} => {cursor: {id: 0L, ns: "test.$cmd.listCollections", firstBatch: [{name: "a", type: "collection"}, {name: "b"}]}}
             {listCollections: 1, filter: {name: "a"}} => {cursor: {firstBatch: [{name: "a", type: "collection", options: {}, info: {readOnly: false}, idIndex: {v: 2, key: {_id: 1}, name: "_id_"}}]}}

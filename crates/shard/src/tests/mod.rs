@@ -6,6 +6,7 @@ mod cursors;
 mod emitted_once;
 mod expiry;
 mod index_build;
+mod long_keys;
 mod past;
 mod races;
 mod spilling;

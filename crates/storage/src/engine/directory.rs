@@ -22,6 +22,7 @@ pub const FORMAT_VERSION: u32 = 1;
 
 const LOCK: &str = "LOCK";
 const FORMAT: &str = "FORMAT";
+const UNFINISHED_FORMAT: &str = "FORMAT.new";
 const ENGINE: &str = "engine";
 
 /// A directory that this process holds.
@@ -44,6 +45,7 @@ impl Directory {
                 if path.join(ENGINE).exists() {
                     return Err(wrong_format(path, "no format file".into()));
                 }
+                refuse_foreign(path)?;
                 write_format(path, &format)?;
             }
             Err(e) => return Err(Error::io(&format, e)),
@@ -58,6 +60,20 @@ impl Directory {
     pub fn engine_path(&self) -> PathBuf {
         self.path.join(ENGINE)
     }
+}
+
+/// A directory that holds somebody else's files, another database's for one, is
+/// left alone. A first start that was cut off leaves only names of our own.
+fn refuse_foreign(path: &Path) -> Result<()> {
+    for entry in fs::read_dir(path).map_err(|e| Error::io(path, e))? {
+        let name = entry.map_err(|e| Error::io(path, e))?.file_name();
+        let own = [LOCK, UNFINISHED_FORMAT, "lost+found"];
+        if !own.iter().any(|own| name == **own) {
+            let found = format!("files of something else ({})", name.to_string_lossy());
+            return Err(wrong_format(path, found));
+        }
+    }
+    Ok(())
 }
 
 fn lock(path: &Path) -> Result<File> {
@@ -109,7 +125,7 @@ fn wrong_format(path: &Path, found: String) -> Error {
 }
 
 fn write_format(directory: &Path, format: &Path) -> Result<()> {
-    let unfinished = directory.join("FORMAT.new");
+    let unfinished = directory.join(UNFINISHED_FORMAT);
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&unfinished)?;
         file.write_all(format_text(FORMAT_VERSION).as_bytes())?;
@@ -151,6 +167,15 @@ mod tests {
         check(
             |path| fs::create_dir(path.join(ENGINE)).unwrap(),
             "no format file",
+        );
+        check(
+            |path| fs::write(path.join("WiredTiger"), "x").unwrap(),
+            "files of something else (WiredTiger)",
+        );
+        // A first start that was cut off.
+        check(
+            |path| fs::write(path.join(UNFINISHED_FORMAT), "x").unwrap(),
+            "opened",
         );
     }
 
