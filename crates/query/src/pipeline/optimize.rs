@@ -3,6 +3,7 @@
 //!
 //! - A `$match` moves towards the front, past stages that leave the fields it
 //!   asks for alone; a conjunction moves in parts.
+//! - A `$skip` moves past stages that only change documents.
 //! - Neighbouring `$match`, `$skip` and `$limit` become one.
 //! - A `$sort` knows how many of its documents are wanted.
 
@@ -15,6 +16,7 @@ use std::collections::BTreeSet;
 pub(super) fn optimize(steps: Vec<Step>) -> Vec<Step> {
     let mut steps = move_matches(steps);
     merge_matches(&mut steps);
+    move_skips(&mut steps);
     drop_overruled_sorts(&mut steps);
     bound_sorts(merge_windows(steps))
 }
@@ -141,6 +143,20 @@ fn reads_only(source: ValueRef<'_>, keeps: &dyn Fn(&str) -> bool) -> bool {
         }),
         ValueRef::Array(array) => array.iter().all(|value| reads_only(value, keeps)),
         _ => true,
+    }
+}
+
+/// What is skipped need not be computed first.
+fn move_skips(steps: &mut [Step]) {
+    for start in 1..steps.len() {
+        let mut at = start;
+        while at > 0
+            && matches!(steps[at].stage, Stage::Skip(_))
+            && matches!(steps[at - 1].stage, Stage::Project(_) | Stage::Replace(_))
+        {
+            steps.swap(at - 1, at);
+            at -= 1;
+        }
     }
 }
 

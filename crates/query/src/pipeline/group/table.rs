@@ -83,16 +83,22 @@ impl Candidate<'_> {
         }
     }
 
-    fn equals(&self, key: &Key, known: ValueRef<'_>) -> bool {
+    fn equals(&self, key: &Key, known: ValueRef<'_>, compiled: bool) -> bool {
         match (self, key, known) {
             (Candidate::Fields(parts), Key::Fields(fields), ValueRef::Document(known)) => {
                 let mut known = known.iter().peekable();
                 fields.iter().zip(parts).all(|((name, _), part)| {
                     let stored = known.next_if(|field| field.key_bytes() == name.as_bytes());
-                    // A missing part equals an undefined one.
-                    let stored = stored.map_or(ValueRef::Undefined, |field| field.value());
-                    let value = part.as_value().unwrap_or(ValueRef::Undefined);
-                    order::compare(stored, value).is_eq()
+                    let stored = stored.map(|field| field.value());
+                    match (stored, part.as_value()) {
+                        (Some(stored), Some(value)) => order::compare(stored, value).is_eq(),
+                        (None, None) => true,
+                        // A missing part equals an undefined one, except in
+                        // MongoDB's other engine.
+                        (Some(present), None) | (None, Some(present)) => {
+                            !compiled && matches!(present, ValueRef::Undefined)
+                        }
+                    }
                 })
             }
             (Candidate::Single(value), _, known) => {
@@ -176,7 +182,7 @@ impl Table {
         let mut at = *self.heads.get(&hash)?;
         while at != NONE {
             let entry = &self.entries[at as usize];
-            if candidate.equals(&group.key, entry.key.as_ref()) {
+            if candidate.equals(&group.key, entry.key.as_ref(), group.compiled) {
                 return Some(at);
             }
             at = entry.next;
