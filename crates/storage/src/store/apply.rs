@@ -163,6 +163,7 @@ impl<E: Engine> Store<E> {
             let value = written.value.clone();
             self.shared.cache.changed(written.key.clone(), value);
         }
+        self.shared.commits_finished.fetch_add(1, Ordering::AcqRel);
         self.counters.write().commit(next);
         if !dropped.is_empty() {
             self.shared.change_dropped(|all| all.extend(dropped));

@@ -83,6 +83,8 @@ struct Shared {
     cache: RecordCache,
     /// Counts batches, from before they touch cache or engine.
     commits_begun: AtomicU64,
+    /// Counts the same batches, when engine and cache have them.
+    commits_finished: AtomicU64,
     position: AtomicU64,
     time: AtomicU64,
     /// Reads at this time and later find all they need.
@@ -138,6 +140,7 @@ impl<E: Engine> Store<E> {
             shared: Arc::new(Shared {
                 cache: RecordCache::new(options.record_cache_bytes),
                 commits_begun: AtomicU64::new(0),
+                commits_finished: AtomicU64::new(0),
                 position: AtomicU64::new(position),
                 time: AtomicU64::new(time.to_u64()),
                 history_start: AtomicU64::new(history_start.to_u64()),
@@ -208,11 +211,11 @@ impl<E: Engine> Store<E> {
 
     /// Everything as of now. Keep it for one batch of a scan, not for a cursor's life.
     pub fn snapshot(&self) -> Snapshot<E::Snapshot> {
-        // Read before the snapshot is taken: it contains at least this entry.
-        let commits_begun = self.shared.commits_begun.load(Ordering::Acquire);
+        // Read before the snapshot is taken: it contains at least these.
+        let commits_finished = self.shared.commits_finished.load(Ordering::Acquire);
         let time = self.shared.time();
         let state = self.engine.snapshot();
-        Snapshot::new(state, time, commits_begun, Arc::clone(&self.shared))
+        Snapshot::new(state, time, commits_finished, Arc::clone(&self.shared))
     }
 
     /// A document of the shard, as of now.

@@ -146,23 +146,23 @@ impl IndexEntry {
 pub struct Snapshot<S: EngineSnapshot> {
     state: S,
     time: ClusterTime,
-    commits_begun: u64,
+    commits_finished: u64,
     dropped: Arc<BTreeSet<Subject>>,
     shared: Arc<Shared>,
 }
 
 impl<S: EngineSnapshot> Snapshot<S> {
-    /// `commits_begun` and `time` were read before `state` was taken.
+    /// `commits_finished` and `time` were read before `state` was taken.
     pub(super) fn new(
         state: S,
         time: ClusterTime,
-        commits_begun: u64,
+        commits_finished: u64,
         shared: Arc<Shared>,
     ) -> Self {
         Self {
             state,
             time,
-            commits_begun,
+            commits_finished,
             // After the state: what is dropped in between is already gone here.
             dropped: shared.dropped(),
             shared,
@@ -193,7 +193,9 @@ impl<S: EngineSnapshot> Snapshot<S> {
             &stored,
             |value| layout::value_time(value).is_ok_and(|time| time <= self.time),
             || self.state.get(&stored),
-            || self.shared.commits_begun.load(Ordering::Acquire) == self.commits_begun,
+            // The latest only if nothing has begun besides what was finished before the
+            // snapshot: a batch in between might have removed what it still shows.
+            || self.shared.commits_begun.load(Ordering::Acquire) == self.commits_finished,
         )?;
         value.map(Record::from_stored).transpose()
     }
