@@ -14,8 +14,11 @@ pub mod namespace;
 mod natural;
 pub mod number;
 pub mod order;
+pub mod range;
+pub mod shard_key;
 pub mod text;
 pub mod time;
+pub mod version;
 
 pub use error::{Code, Error};
 pub use namespace::Namespace;

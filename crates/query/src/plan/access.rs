@@ -198,7 +198,7 @@ fn is_bracket_end(value: &Value) -> bool {
 }
 
 /// A hashed field knows nothing but whether a value may be equal.
-fn hashed_bounds(leaf: &Filter) -> Option<FieldBounds> {
+pub(super) fn hashed_bounds(leaf: &Filter) -> Option<FieldBounds> {
     let Filter::Field { predicate, .. } = leaf else {
         return None;
     };

@@ -30,6 +30,7 @@ mod interval;
 mod leaves;
 mod predicate_bounds;
 mod scan_bounds;
+mod shard_key_ranges;
 
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ pub use explain::{bounds_document, interval_text};
 pub use implication::implies;
 pub use interval::{FieldBounds, Interval};
 pub use scan_bounds::{Check, ScanBounds, ScanDirection};
+pub use shard_key_ranges::shard_key_ranges;
 
 use crate::filter::{Comparison, Filter, Predicate};
 use crate::index::{FieldKind, IndexDefinition};

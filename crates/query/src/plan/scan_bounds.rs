@@ -22,9 +22,9 @@ type Bytes = Vec<u8>;
 
 /// `[low, high)` in the order of stored bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct ByteInterval {
-    low: Bytes,
-    high: Bytes,
+pub(super) struct ByteInterval {
+    pub(super) low: Bytes,
+    pub(super) high: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,11 +62,11 @@ fn encode(value: ValueRef<'_>, direction: Direction) -> Bytes {
 }
 
 /// No encoded value begins with FF, so there is always an end.
-fn end_of(bytes: &[u8]) -> Bytes {
+pub(super) fn end_of(bytes: &[u8]) -> Bytes {
     prefix_end(bytes).expect("an encoded value has bytes after it")
 }
 
-fn byte_interval(interval: &Interval, direction: Direction) -> ByteInterval {
+pub(super) fn byte_interval(interval: &Interval, direction: Direction) -> ByteInterval {
     let (first, first_included, last, last_included) = match direction {
         Direction::Ascending => (
             &interval.low,

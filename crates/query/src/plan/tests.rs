@@ -506,3 +506,56 @@ fn covered_plans_have_the_fields_that_sorting_needs() {
         }
     }
 }
+
+/// The pattern of a random shard key over paths without array positions.
+fn shard_key(rng: &mut Rng) -> model::shard_key::ShardKeyPattern {
+    let mut paths = vec!["a", "b", "c", "a.x", "b.x", "_id"];
+    rng.shuffle(&mut paths);
+    let width = rng.usize(1..4);
+    let hashed = rng.usize(0..6);
+    let mut pattern = DocWriter::new();
+    for (at, path) in paths[..width].iter().enumerate() {
+        match at == hashed {
+            true => pattern.append(path, "hashed"),
+            false => pattern.append(path, 1),
+        };
+    }
+    model::shard_key::ShardKeyPattern::parse(pattern.finish().as_doc())
+        .expect("the pattern is a valid one")
+}
+
+/// ⚑ A request that is routed by ranges must reach every shard that has a match.
+#[test]
+fn shard_key_ranges_hold_every_match() {
+    let mut narrowed = 0;
+    for seed in 0..3_000 {
+        let mut rng = Rng::with_seed(seed);
+        let pattern = shard_key(&mut rng);
+        let sent = filter(&mut rng, 2);
+        let context = QueryContext::new(0);
+        let Ok(filter) = Filter::parse(sent.as_doc(), &context) else {
+            continue;
+        };
+        let filter = filter.optimized();
+        let ranges = shard_key_ranges(&filter, &pattern);
+        for pair in ranges.windows(2) {
+            assert!(pair[0].max < pair[1].min, "ranges must be apart");
+        }
+        for id in 0..40 {
+            let document = document(&mut rng, id);
+            let Ok(key) = pattern.key_of(document.as_doc()) else {
+                continue;
+            };
+            let inside = ranges.iter().any(|range| range.contains(&key));
+            narrowed += usize::from(!inside);
+            assert!(
+                inside || !passes(Some(&filter), &document),
+                "seed {seed}: {sent:?} by {pattern:?} misses {document:?}"
+            );
+        }
+    }
+    assert!(
+        narrowed > 10_000,
+        "only {narrowed} documents were ruled out"
+    );
+}

@@ -1,0 +1,12 @@
+//! Every distributed protocol as a value: no runtime, no disk, no socket.
+//!
+//! What is decided here is decided by pure functions over plain data, so that a
+//! golden script or a simulator can step through it. The shells (`router`,
+//! `configsvr`, `shard`) carry out what comes of it.
+//!
+//! - [`routing`]: which shard owns which range of a sharded collection, now and at
+//!   earlier times, and how the table changes.
+//!
+//! Not here yet: moves, resharding, two-phase commit, elastic scans, balancing.
+
+pub mod routing;

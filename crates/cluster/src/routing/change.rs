@@ -1,0 +1,208 @@
+//! What moving, splitting and merging do to a routing table.
+//!
+//! Each function says which chunks come to be; [`RoutingTable::with_changes`] takes
+//! them over, on the config server as on everybody who refreshes. `C` is the version
+//! of the collection before, `S` that of the shard:
+//!
+//! | change | versions |
+//! | --- | --- |
+//! | first chunks | 1\|0, 1\|1, … |
+//! | move of a chunk or a part of one | what moves: C.major+1\|0; what is left of its chunk: the same major, 1, 2, …; if nothing is left: another chunk of the donor gets C.major+1\|1 |
+//! | split | if S = C then C.major+1, else C.major; minor grows by one for each piece |
+//! | merge | C.major+1\|0 |
+//! | refine the key | unchanged, in a new incarnation |
+//!
+//! ⚑ A move always changes the donor's shard version, because a chunk that stays gets
+//! a new one: a router that knows only the old version is told so by the donor as well
+//! as by the recipient. Only a donor that owns nothing more has no chunk for that; its
+//! shard version becomes zero, which is a change too.
+
+use super::chunk::{Chunk, ShardId};
+use super::refresh::ChunkWithEnd;
+use super::table::{ChunkView, RoutingTable};
+use model::range::{KeyBound, KeyRange};
+use model::shard_key::ShardKeyPattern;
+use model::time::ClusterTime;
+use model::version::{ChunkVersion, Incarnation};
+use std::sync::Arc;
+
+/// Why a change cannot be made.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ChangeError {
+    #[error("the range {0:?} is not within one chunk")]
+    NotOneChunk(KeyRange),
+    #[error("{0} owns the range already")]
+    AlreadyThere(ShardId),
+    #[error("{0:?} is not inside the chunk, between its ends")]
+    BadSplitPoint(KeyBound),
+    #[error("the range {0:?} does not begin and end at bounds of chunks")]
+    NotAtBounds(KeyRange),
+    #[error("there are not two chunks or more in the range {0:?}")]
+    NothingToMerge(KeyRange),
+    #[error("the chunks of the range {0:?} are not all on one shard")]
+    SeveralShards(KeyRange),
+    #[error("the new key does not begin with the fields of the old one")]
+    NotAnExtension,
+}
+
+/// The first chunks of a collection: the bounds between them, and their owners in turn.
+pub fn initial_chunks(
+    pattern: &ShardKeyPattern,
+    bounds: &[KeyBound],
+    owners: &[ShardId],
+    since: ClusterTime,
+) -> Vec<ChunkWithEnd> {
+    assert!(!owners.is_empty(), "somebody must own the first chunks");
+    let least = KeyBound::new(&pattern.least());
+    let greatest = KeyBound::new(&pattern.greatest());
+    let begins = [&least].into_iter().chain(bounds);
+    let ends = bounds.iter().chain([&greatest]);
+    let mut version = ChunkVersion::FIRST;
+    begins
+        .zip(ends)
+        .zip(owners.iter().cycle())
+        .map(|((min, max), owner)| {
+            let chunk = Chunk::new(min.clone(), owner.clone(), version, since);
+            version = version.next_minor();
+            (chunk, max.clone())
+        })
+        .collect()
+}
+
+impl RoutingTable {
+    /// Gives a range that lies within one chunk to another shard.
+    pub fn moving(
+        &self,
+        range: &KeyRange,
+        to: &ShardId,
+        since: ClusterTime,
+    ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
+        let from = self.chunk_around(range)?;
+        if from.chunk.shard == *to {
+            return Err(ChangeError::AlreadyThere(to.clone()));
+        }
+        let mut version = self.version().chunk.next_major();
+        let within = from.chunk.beginning_at(range.min.clone(), version);
+        let mut changes = vec![(within.moved(to, version, since), range.max.clone())];
+        let mut next_version = || {
+            version = version.next_minor();
+            version
+        };
+        if from.chunk.min < range.min {
+            let left = from
+                .chunk
+                .beginning_at(from.chunk.min.clone(), next_version());
+            changes.push((left, range.min.clone()));
+        }
+        if range.max < *from.max {
+            let right = from.chunk.beginning_at(range.max.clone(), next_version());
+            changes.push((right, from.max.clone()));
+        }
+        if changes.len() == 1 {
+            let stays = self.chunks().find(|view| {
+                view.chunk.shard == from.chunk.shard && view.chunk.min != from.chunk.min
+            });
+            if let Some(stays) = stays {
+                let advanced = stays
+                    .chunk
+                    .beginning_at(stays.chunk.min.clone(), next_version());
+                changes.push((advanced, stays.max.clone()));
+            }
+        }
+        Ok(changes)
+    }
+
+    /// Cuts the chunk of the first point at all points, which ascend.
+    pub fn splitting(&self, points: &[KeyBound]) -> Result<Vec<ChunkWithEnd>, ChangeError> {
+        let Some(first) = points.first() else {
+            return Ok(Vec::new());
+        };
+        let split = self.find(first.as_bytes());
+        let mut previous = &split.chunk.min;
+        for point in points {
+            if point <= previous || point >= split.max {
+                return Err(ChangeError::BadSplitPoint(point.clone()));
+            }
+            previous = point;
+        }
+        let collection = self.version().chunk;
+        let shard = self.shard_version(&split.chunk.shard).chunk;
+        let mut version = if shard == collection {
+            collection.next_major()
+        } else {
+            collection
+        };
+        let begins = [&split.chunk.min].into_iter().chain(points);
+        let ends = points.iter().chain([split.max]);
+        let pieces = begins.zip(ends).map(|(min, max)| {
+            version = version.next_minor();
+            (split.chunk.beginning_at(min.clone(), version), max.clone())
+        });
+        Ok(pieces.collect())
+    }
+
+    /// Makes one chunk of all those in a range. They must be neighbours on one shard.
+    pub fn merging(&self, range: &KeyRange) -> Result<Vec<ChunkWithEnd>, ChangeError> {
+        let views: Vec<ChunkView<'_>> = self.overlapping(range).collect();
+        let (Some(first), Some(last)) = (views.first(), views.last()) else {
+            return Err(ChangeError::NothingToMerge(range.clone()));
+        };
+        if first.chunk.min != range.min || *last.max != range.max {
+            return Err(ChangeError::NotAtBounds(range.clone()));
+        }
+        if views.len() < 2 {
+            return Err(ChangeError::NothingToMerge(range.clone()));
+        }
+        let shard = &first.chunk.shard;
+        if views.iter().any(|view| view.chunk.shard != *shard) {
+            return Err(ChangeError::SeveralShards(range.clone()));
+        }
+        // Parts may have had different owners before the last of them arrived:
+        // nothing is known of the whole before that.
+        let since = views.iter().map(|view| view.chunk.since).max();
+        let merged = Chunk::new(
+            range.min.clone(),
+            shard.clone(),
+            self.version().chunk.next_major(),
+            since.unwrap_or(first.chunk.since),
+        );
+        Ok(vec![(merged, range.max.clone())])
+    }
+
+    /// The same chunks under a key with more fields. A bound of the old key is the
+    /// least key of those that begin with it; but the greatest stays the greatest.
+    pub fn refined(
+        &self,
+        pattern: Arc<ShardKeyPattern>,
+        incarnation: Incarnation,
+    ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
+        if !pattern.extends(&self.pattern) || pattern == self.pattern {
+            return Err(ChangeError::NotAnExtension);
+        }
+        debug_assert_ne!(incarnation, self.incarnation);
+        let added = &pattern.least()[self.pattern.least().len()..];
+        let greatest = KeyBound::new(&pattern.greatest());
+        let extended = |bound: &KeyBound| {
+            if bound == self.greatest() {
+                return greatest.clone();
+            }
+            let mut bytes = bound.as_bytes().to_vec();
+            bytes.extend_from_slice(added);
+            KeyBound::new(&bytes)
+        };
+        let chunks = self.chunks().map(|view| {
+            let version = view.chunk.version;
+            let chunk = view.chunk.beginning_at(extended(&view.chunk.min), version);
+            (chunk, extended(view.max))
+        });
+        Ok(chunks.collect())
+    }
+
+    fn chunk_around(&self, range: &KeyRange) -> Result<ChunkView<'_>, ChangeError> {
+        let view = self.find(range.min.as_bytes());
+        if range.is_empty() || view.chunk.min > range.min || *view.max < range.max {
+            return Err(ChangeError::NotOneChunk(range.clone()));
+        }
+        Ok(view)
+    }
+}

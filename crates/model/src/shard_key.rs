@@ -1,0 +1,183 @@
+//! Shard keys: from a document to its place in the order that ranges divide.
+//!
+//! ```text
+//!   pattern   {country: 1, "address.zip": 1}     ranged
+//!             {_id: "hashed"}                    hashed
+//!             {country: 1, _id: "hashed"}        compound, at most one field hashed
+//!
+//!   document ─► one value per field ─► encoded, one behind the other ─► key
+//!               (missing: null; hashed: its 64-bit hash)
+//! ```
+//!
+//! A key is bytes whose order is the order of the values (see [`crate::key`]), so
+//! ranges compare without decoding. Every key is at or after [`ShardKeyPattern::least`]
+//! and at or before [`ShardKeyPattern::greatest`].
+//!
+//! Arrays have no place in this order: neither as a value nor on the way to one.
+
+use crate::bson::{Doc, ValueRef};
+use crate::key::{Direction, KeyBuilder};
+use crate::number::Number;
+use crate::text::document_quoted;
+use crate::{Code, Error};
+
+/// What a collection is sharded by.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShardKeyPattern {
+    fields: Box<[ShardKeyField]>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShardKeyField {
+    pub path: Box<str>,
+    pub hashed: bool,
+}
+
+impl ShardKeyPattern {
+    /// Reads a pattern as `shardCollection` is given it.
+    pub fn parse(pattern: Doc<'_>) -> Result<Self, Error> {
+        let mut fields = Vec::new();
+        for element in pattern.iter() {
+            let hashed = match element.value() {
+                ValueRef::String("hashed") => true,
+                value if Number::of(value).is_some_and(|number| number.to_f64() == 1.0) => false,
+                _ => return Err(unusable(pattern)),
+            };
+            let path = element.key();
+            let parts_named = path
+                .split('.')
+                .all(|part| !part.is_empty() && !part.starts_with('$'));
+            if !parts_named {
+                return Err(unusable(pattern));
+            }
+            fields.push(ShardKeyField {
+                path: path.into(),
+                hashed,
+            });
+        }
+        if fields.is_empty() {
+            return Err(Error::bad_value("Shard key is empty"));
+        }
+        if fields.iter().filter(|field| field.hashed).count() > 1 {
+            return Err(Error::bad_value(format!(
+                "A maximum of one index field is allowed to be hashed but found more in {}",
+                document_quoted(pattern)
+            )));
+        }
+        Ok(Self {
+            fields: fields.into(),
+        })
+    }
+
+    pub fn fields(&self) -> &[ShardKeyField] {
+        &self.fields
+    }
+
+    /// Whether this pattern continues `other`: what refining a key asks for.
+    pub fn extends(&self, other: &ShardKeyPattern) -> bool {
+        self.fields.starts_with(&other.fields)
+    }
+
+    /// The key of a document.
+    pub fn key_of(&self, document: Doc<'_>) -> Result<Vec<u8>, Error> {
+        let mut key = KeyBuilder::new();
+        for field in &self.fields {
+            let value = value_at(document, &field.path)?.unwrap_or(ValueRef::Null);
+            self.push(&mut key, field, value);
+        }
+        Ok(key.finish().0)
+    }
+
+    /// The key that the bounds of a range name: all fields in order, hashed ones
+    /// as the hash itself.
+    pub fn key_of_bound(&self, bound: Doc<'_>) -> Result<Vec<u8>, Error> {
+        let mut key = KeyBuilder::new();
+        let mut elements = bound.iter();
+        for field in &self.fields {
+            match elements.next() {
+                Some(element) if element.key() == &*field.path => {
+                    key.push(element.value(), Direction::Ascending);
+                }
+                _ => return Err(wrong_bound(bound)),
+            }
+        }
+        match elements.next() {
+            Some(_) => Err(wrong_bound(bound)),
+            None => Ok(key.finish().0),
+        }
+    }
+
+    /// The smallest key: MinKey in every field.
+    pub fn least(&self) -> Vec<u8> {
+        self.filled_with(ValueRef::MinKey)
+    }
+
+    /// The greatest key: MaxKey in every field.
+    pub fn greatest(&self) -> Vec<u8> {
+        self.filled_with(ValueRef::MaxKey)
+    }
+
+    fn filled_with(&self, value: ValueRef<'_>) -> Vec<u8> {
+        let mut key = KeyBuilder::new();
+        for _ in &self.fields {
+            key.push(value, Direction::Ascending);
+        }
+        key.finish().0
+    }
+
+    fn push(&self, key: &mut KeyBuilder, field: &ShardKeyField, value: ValueRef<'_>) {
+        let hash;
+        let value = match field.hashed {
+            true => {
+                hash = crate::hash::hashed_index_key(value);
+                ValueRef::Int64(hash)
+            }
+            false => value,
+        };
+        key.push(value, Direction::Ascending);
+    }
+}
+
+/// The value at a dotted path; an error if it is an array or lies inside one.
+fn value_at<'a>(document: Doc<'a>, path: &str) -> Result<Option<ValueRef<'a>>, Error> {
+    let mut value = ValueRef::Document(document);
+    for part in path.split('.') {
+        value = match value {
+            ValueRef::Document(doc) => match doc.get(part) {
+                Some(inner) => inner,
+                None => return Ok(None),
+            },
+            ValueRef::Array(_) => return Err(array_in_key(path)),
+            _ => return Ok(None),
+        };
+    }
+    match value {
+        ValueRef::Array(_) => Err(array_in_key(path)),
+        value => Ok(Some(value)),
+    }
+}
+
+fn array_in_key(path: &str) -> Error {
+    Error::new(
+        Code::SHARD_KEY_NOT_FOUND,
+        format!("Shard key cannot contain array values or array descendants: '{path}'"),
+    )
+}
+
+fn unusable(pattern: Doc<'_>) -> Error {
+    Error::bad_value(format!(
+        "Unsupported shard key pattern {}. Pattern must either be a single hashed field, or a \
+         list of ascending fields",
+        document_quoted(pattern)
+    ))
+}
+
+fn wrong_bound(bound: Doc<'_>) -> Error {
+    Error::bad_value(format!(
+        "the bound {} does not have the fields of the shard key in their order",
+        document_quoted(bound)
+    ))
+}
+
+#[cfg(test)]
+mod tests;

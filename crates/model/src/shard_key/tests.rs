@@ -1,0 +1,115 @@
+use super::*;
+use crate::bson::{DocBuf, DocWriter};
+use std::cmp::Ordering;
+
+fn pattern(fields: &[(&str, ValueRef<'_>)]) -> DocBuf {
+    let mut writer = DocWriter::new();
+    for (name, value) in fields {
+        writer.append(name, *value);
+    }
+    writer.finish()
+}
+
+const ASCENDING: ValueRef<'_> = ValueRef::Int32(1);
+const HASHED: ValueRef<'_> = ValueRef::String("hashed");
+
+fn parsed(fields: &[(&str, ValueRef<'_>)]) -> ShardKeyPattern {
+    ShardKeyPattern::parse(pattern(fields).as_doc()).unwrap()
+}
+
+#[test]
+fn patterns() {
+    let check = |fields: &[(&str, ValueRef<'_>)], accepted: bool| {
+        let result = ShardKeyPattern::parse(pattern(fields).as_doc());
+        assert_eq!(result.is_ok(), accepted, "{result:?}");
+    };
+    check(&[("a", ASCENDING)], true);
+    check(&[("a", ValueRef::Double(1.0)), ("b.c", ASCENDING)], true);
+    check(&[("a", HASHED)], true);
+    check(&[("a", ASCENDING), ("b", HASHED)], true);
+    check(&[("a", HASHED), ("b", HASHED)], false);
+    check(&[], false);
+    check(&[("a", ValueRef::Int32(-1))], false);
+    check(&[("a", ValueRef::String("2d"))], false);
+    check(&[("a..b", ASCENDING)], false);
+    check(&[("$a", ASCENDING)], false);
+}
+
+#[test]
+fn keys_of_documents() {
+    let by = parsed(&[("a.b", ASCENDING), ("c", ASCENDING)]);
+    let inner = DocWriter::new().with("b", 5).finish();
+    let whole = DocWriter::new()
+        .with("a", ValueRef::Document(inner.as_doc()))
+        .with("c", "x")
+        .finish();
+    let missing = DocWriter::new().with("a", 3).finish();
+    let bound = |b: ValueRef<'_>, c: ValueRef<'_>| {
+        let doc = DocWriter::new().with("a.b", b).with("c", c).finish();
+        by.key_of_bound(doc.as_doc()).unwrap()
+    };
+    assert_eq!(
+        by.key_of(whole.as_doc()).unwrap(),
+        bound(ValueRef::Int32(5), ValueRef::String("x"))
+    );
+    // What is missing is null.
+    assert_eq!(
+        by.key_of(missing.as_doc()).unwrap(),
+        bound(ValueRef::Null, ValueRef::Null)
+    );
+    let key = by.key_of(whole.as_doc()).unwrap();
+    assert_eq!(by.least().cmp(&key), Ordering::Less);
+    assert_eq!(by.greatest().cmp(&key), Ordering::Greater);
+}
+
+#[test]
+fn arrays_have_no_place() {
+    let by = parsed(&[("a.b", ASCENDING)]);
+    let mut writer = DocWriter::new();
+    writer.begin_array("a").push(1).end();
+    let on_the_way = writer.finish();
+    let mut writer = DocWriter::new();
+    writer.begin_document("a").begin_array("b").end().end();
+    let as_value = writer.finish();
+    for doc in [on_the_way, as_value] {
+        let fault = by.key_of(doc.as_doc()).unwrap_err();
+        assert_eq!(fault.code, Code::SHARD_KEY_NOT_FOUND);
+    }
+}
+
+#[test]
+fn hashed_fields_hold_the_hash() {
+    let by = parsed(&[("a", HASHED)]);
+    let doc = DocWriter::new().with("a", "tern").finish();
+    let hash = crate::hash::hashed_index_key(ValueRef::String("tern"));
+    let bound = DocWriter::new().with("a", hash).finish();
+    assert_eq!(
+        by.key_of(doc.as_doc()).unwrap(),
+        by.key_of_bound(bound.as_doc()).unwrap()
+    );
+}
+
+#[test]
+fn bounds_must_fit() {
+    let by = parsed(&[("a", ASCENDING), ("b", ASCENDING)]);
+    let fits = |names: &[&str]| {
+        let mut writer = DocWriter::new();
+        for name in names {
+            writer.append(name, 1);
+        }
+        by.key_of_bound(writer.finish().as_doc()).is_ok()
+    };
+    assert!(fits(&["a", "b"]));
+    assert!(!fits(&["a"]));
+    assert!(!fits(&["b", "a"]));
+    assert!(!fits(&["a", "b", "c"]));
+}
+
+#[test]
+fn refining_extends() {
+    let short = parsed(&[("a", ASCENDING)]);
+    let long = parsed(&[("a", ASCENDING), ("b", HASHED)]);
+    assert!(long.extends(&short));
+    assert!(!short.extends(&long));
+    assert!(!parsed(&[("a", HASHED), ("b", ASCENDING)]).extends(&short));
+}
