@@ -15,9 +15,45 @@
 //! A late variable hides one of the same name among `variables`, and a later
 //! entry of either list hides an earlier one, so that inner scopes are pushed
 //! at the end.
+//!
+//! And who may end an evaluation: one expression over one document can run for
+//! minutes, so its loops ask [`Interrupt`] now and then.
 
+use model::Error;
 use model::bson::{DocBuf, Timestamp, Value};
+use std::fmt;
 use std::sync::Arc;
+
+/// Whoever runs an evaluation and may end it.
+pub trait Interrupt: Send + Sync {
+    /// The error that ends the evaluation now, if any.
+    fn check(&self) -> Result<(), Error>;
+}
+
+/// Who may end an evaluation, if anybody.
+#[derive(Clone, Default)]
+pub struct Interrupts(Option<Arc<dyn Interrupt>>);
+
+impl Interrupts {
+    pub fn by(interrupt: Arc<dyn Interrupt>) -> Self {
+        Self(Some(interrupt))
+    }
+
+    pub fn check(&self) -> Result<(), Error> {
+        self.0
+            .as_ref()
+            .map_or(Ok(()), |interrupt| interrupt.check())
+    }
+}
+
+impl fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Some(_) => "interruptible",
+            None => "uninterrupted",
+        })
+    }
+}
 
 /// Fixed for the duration of one command.
 #[derive(Clone, Debug)]
@@ -33,6 +69,8 @@ pub struct QueryContext {
     /// Their values where they are known, in the same order; what is not there
     /// is missing.
     pub late_values: Arc<[Option<Value>]>,
+    /// Asked by expressions that take long.
+    pub interrupts: Interrupts,
 }
 
 impl QueryContext {
@@ -43,6 +81,7 @@ impl QueryContext {
             variables: Vec::new(),
             late_variables: Vec::new(),
             late_values: Arc::new([]),
+            interrupts: Interrupts::default(),
         }
     }
 

@@ -127,6 +127,8 @@ pub(crate) fn fill_batch(
 pub(crate) struct OpenCursor {
     pub(crate) namespace: Namespace,
     pub(crate) source: Box<dyn BatchSource>,
+    /// What its expressions ask whether to end.
+    pub(crate) opened_by: Arc<Operation>,
     pub(crate) no_timeout: bool,
     /// What is left of the time limit of the command that opened it.
     pub(crate) time_left: Option<Duration>,
@@ -207,11 +209,14 @@ impl Cursors {
         }
         let busy = State::Busy(operation.clone());
         match std::mem::replace(&mut slot.state, busy) {
-            State::Idle { cursor, .. } => Ok(CheckedOut {
-                cursors: self,
-                id,
-                cursor: Some(cursor),
-            }),
+            State::Idle { cursor, .. } => {
+                cursor.opened_by.continue_as(operation);
+                Ok(CheckedOut {
+                    cursors: self,
+                    id,
+                    cursor: Some(cursor),
+                })
+            }
             State::Busy(other) => {
                 slot.state = State::Busy(other);
                 Err(Error::new(

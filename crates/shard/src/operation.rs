@@ -5,7 +5,12 @@
 //! that ends them. A killed operation ends at its next check, never in the
 //! middle of a write. What only reads also ends when its client has gone; a
 //! write goes on, because a client may send one and hang up.
+//!
+//! What a command has parsed may outlive it in a cursor, and its expressions
+//! still ask the operation they were parsed for. So a cursor's getMore takes
+//! that operation's place ([`Operation::continue_as`]).
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use foldhash::fast::FixedState;
 use model::bson::Doc;
@@ -39,9 +44,25 @@ pub(crate) struct Operation {
     ends_with_client: bool,
     /// When to look for the client again, in milliseconds after the start.
     next_look_ms: AtomicU64,
+    /// The getMore that goes on with what this one began.
+    successor: ArcSwapOption<Operation>,
+}
+
+impl query::context::Interrupt for Operation {
+    fn check(&self) -> Result<(), Error> {
+        match &*self.successor.load() {
+            Some(successor) => successor.check(),
+            None => Operation::check(self),
+        }
+    }
 }
 
 impl Operation {
+    /// From now on another operation runs what was parsed for this one.
+    pub(crate) fn continue_as(&self, successor: &Arc<Operation>) {
+        self.successor.store(Some(successor.clone()));
+    }
+
     pub(crate) fn set_time_limit(&self, limit: Duration) {
         *self.deadline.lock() = self.started.checked_add(limit);
     }
@@ -145,6 +166,7 @@ impl Operations {
             deadline: Mutex::new(None),
             interruption: OnceLock::new(),
             next_look_ms: AtomicU64::new(LOOK_FOR_HANGUP_MS),
+            successor: ArcSwapOption::empty(),
         });
         self.running.lock().insert(id, operation.clone());
         // Asked after it is listed: whoever interrupts all has either seen it or is seen here.

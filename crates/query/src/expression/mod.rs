@@ -54,7 +54,7 @@ pub(crate) use object::{Merged, not_mergeable};
 #[cfg(test)]
 pub(crate) use tests::{parse_json, print_json};
 
-use crate::context::QueryContext;
+use crate::context::{Interrupts, QueryContext};
 use model::Error;
 use model::bson::{Doc, Value, ValueRef};
 use node::{Frame, Node};
@@ -71,6 +71,7 @@ pub struct Expression {
     /// Their values, unless an evaluation brings others.
     late_values: Arc<[Option<Value>]>,
     reads_document: bool,
+    interrupts: Interrupts,
 }
 
 impl Expression {
@@ -83,6 +84,7 @@ impl Expression {
             late_variables: context.late_variables.len(),
             late_values: context.late_values.clone(),
             reads_document: parser.reads_document(),
+            interrupts: context.interrupts.clone(),
         })
     }
 
@@ -94,6 +96,7 @@ impl Expression {
             late_variables: 0,
             late_values: Arc::new([]),
             reads_document: false,
+            interrupts: Interrupts::default(),
         }
     }
 
@@ -151,6 +154,7 @@ impl Expression {
                     late
                 };
                 let mut frame = Frame::new(root, late, self.late_variables, self.slots);
+                frame.interrupts = Some(&self.interrupts);
                 node.evaluate(&mut frame)
             }
         }

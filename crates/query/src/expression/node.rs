@@ -11,6 +11,7 @@ use super::regex::Pattern;
 use super::scope::{Filter, Let, Map, Reduce};
 use super::size::check_computed;
 use super::table::Operator;
+use crate::context::Interrupts;
 use model::Error;
 use model::bson::{ArrayWriter, Doc, DocWriter, Value, ValueRef};
 use std::rc::Rc;
@@ -151,7 +152,14 @@ pub(super) fn truthy_value(value: ValueRef<'_>) -> bool {
 pub(super) struct Frame<'a> {
     pub(super) root: Doc<'a>,
     slots: Vec<Evaluated<'a>>,
+    /// Who may end the evaluation; nobody while constants are folded.
+    pub(super) interrupts: Option<&'a Interrupts>,
+    steps: u32,
 }
+
+/// Steps between two looks at the interruption. Few, because one step may copy
+/// an array of many megabytes.
+const STEPS: u32 = 64;
 
 impl<'a> Frame<'a> {
     pub(super) fn new(
@@ -164,6 +172,8 @@ impl<'a> Frame<'a> {
         let mut frame = Frame {
             root,
             slots: Vec::with_capacity(slots),
+            interrupts: None,
+            steps: 0,
         };
         for at in 0..late_count {
             frame.slots.push(match late.get(at) {
@@ -177,6 +187,17 @@ impl<'a> Frame<'a> {
 
     pub(super) fn bind(&mut self, slot: usize, value: Evaluated<'a>) {
         self.slots[slot] = value.into_shared();
+    }
+
+    /// Called by loops over elements: ends an evaluation that was interrupted.
+    #[inline]
+    pub(super) fn step(&mut self) -> Result<(), Error> {
+        self.steps += 1;
+        if self.steps < STEPS {
+            return Ok(());
+        }
+        self.steps = 0;
+        self.interrupts.map_or(Ok(()), Interrupts::check)
     }
 }
 

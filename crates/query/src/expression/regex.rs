@@ -5,6 +5,7 @@
 
 use super::node::{Evaluated, Frame, Node};
 use super::parse::Parser;
+use super::size::check_computed;
 use super::table::Operator;
 use crate::regex::Options;
 use model::Error;
@@ -135,7 +136,7 @@ fn with_match<'a, T>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
     operator: &str,
-    search: impl FnOnce(&Regex, &str) -> Result<T, Error>,
+    search: impl FnOnce(&Regex, &str, &mut Frame<'a>) -> Result<T, Error>,
 ) -> Result<Option<T>, Error> {
     let input = arguments[0].evaluate(frame)?;
     let computed;
@@ -161,7 +162,7 @@ fn with_match<'a, T>(
             ));
         }
     };
-    regex.map(|regex| search(regex, text)).transpose()
+    regex.map(|regex| search(regex, text, frame)).transpose()
 }
 
 fn failed(operator: &str, error: &pcre2::Error) -> Error {
@@ -175,7 +176,7 @@ pub(super) fn is_match<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let found = with_match(arguments, frame, "$regexMatch", |regex, text| {
+    let found = with_match(arguments, frame, "$regexMatch", |regex, text, _| {
         regex
             .is_match(text.as_bytes())
             .map_err(|error| failed("$regexMatch", &error))
@@ -187,12 +188,15 @@ pub(super) fn find<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let found = with_match(arguments, frame, "$regexFind", |regex, text| {
+    let found = with_match(arguments, frame, "$regexFind", |regex, text, _| {
         let mut captures = regex.capture_locations();
         let found = regex
             .captures_read_at(&mut captures, text.as_bytes(), 0)
             .map_err(|error| failed("$regexFind", &error))?;
-        Ok(found.map(|_| describe(&captures, text)))
+        Ok(found.map(|found| {
+            let before = text.get(..found.start()).unwrap_or_default();
+            describe(&captures, text, before.chars().count())
+        }))
     })?;
     Ok(match found.flatten() {
         Some(found) => Evaluated::Owned(Value::Document(found)),
@@ -204,18 +208,24 @@ pub(super) fn find_all<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
-    let found = with_match(arguments, frame, "$regexFindAll", |regex, text| {
+    let found = with_match(arguments, frame, "$regexFindAll", |regex, text, frame| {
         let mut output = ArrayWriter::new();
         let mut captures = regex.capture_locations();
         let mut start = 0;
+        // Where the last match began, in bytes and in code points.
+        let (mut counted, mut index) = (0, 0);
         loop {
+            frame.step()?;
             let found = regex
                 .captures_read_at(&mut captures, text.as_bytes(), start)
                 .map_err(|error| failed("$regexFindAll", &error))?;
             let Some(found) = found else {
                 break;
             };
-            output.push(&describe(&captures, text));
+            let between = text.get(counted..found.start()).unwrap_or_default();
+            (counted, index) = (found.start(), index + between.chars().count());
+            output.push(&describe(&captures, text, index));
+            check_computed(output.bytes())?;
             start = found.end();
             if found.start() == found.end() {
                 start += text[start..].chars().next().map_or(1, char::len_utf8);
@@ -230,15 +240,13 @@ pub(super) fn find_all<'a>(
     Ok(found.unwrap_or_else(ArrayBuf::new).into())
 }
 
-/// `{match, idx, captures}`.
-fn describe(captures: &CaptureLocations, text: &str) -> DocBuf {
+/// `{match, idx, captures}`, where the match begins at code point `index`.
+fn describe(captures: &CaptureLocations, text: &str, index: usize) -> DocBuf {
     let span = |at: usize| {
         captures
             .get(at)
             .and_then(|(start, end)| text.get(start..end))
     };
-    let start = captures.get(0).map_or(0, |(start, _)| start);
-    let index = text.get(..start).map_or(0, |before| before.chars().count());
     let mut writer = DocWriter::new();
     writer.append("match", span(0).unwrap_or_default());
     writer.append("idx", index as i32);

@@ -2,6 +2,9 @@
 //!
 //! A variable's slot is its depth in the scope, so that siblings share slots
 //! and a body only ever sees bindings of the scopes around it.
+//!
+//! Their loops can be nested and so take very long over one document: each
+//! element is a step at which the evaluation may be interrupted.
 
 use super::identifier::check_user_variable;
 use super::node::{Evaluated, Frame, Node, truthy};
@@ -192,6 +195,7 @@ impl Map {
         }
         let mut output = ArrayWriter::new();
         for_each(&input, 16883, "$map", |value| {
+            frame.step()?;
             frame.bind(self.slot, value);
             let mapped = self.each.evaluate(frame)?;
             output.push(mapped.as_value().unwrap_or(ValueRef::Null));
@@ -275,6 +279,7 @@ impl Filter {
         let limit = self.limit(frame)?;
         let mut output = ArrayWriter::new();
         for_each(&input, 28651, "$filter", |value| {
+            frame.step()?;
             let value = value.into_shared();
             frame.bind(self.slot, value.clone());
             if truthy(&self.condition.evaluate(frame)?)
@@ -359,6 +364,7 @@ impl Reduce {
         }
         let mut accumulated = self.initial.evaluate(frame)?;
         for_each(&input, 40080, "$reduce", |value| {
+            frame.step()?;
             frame.bind(self.this_slot, value);
             frame.bind(self.this_slot + 1, std::mem::take(&mut accumulated));
             accumulated = self.body.evaluate(frame)?;

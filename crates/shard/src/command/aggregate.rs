@@ -251,6 +251,7 @@ fn first_batch(
         session: invocation.envelope.session.clone(),
         namespace: namespace.clone(),
         source: Box::new(source),
+        opened_by: invocation.operation.clone(),
         no_timeout: false,
         time_left: time_left(invocation),
         at,

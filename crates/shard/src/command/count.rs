@@ -10,7 +10,6 @@ use crate::read::{Budget, Execution, Query, Step};
 use model::bson::{Doc, Kind, Value, ValueRef};
 use model::number::Number;
 use model::{Code, Error, Namespace};
-use query::context::QueryContext;
 use query::filter::Filter;
 use wire::Reply;
 
@@ -56,7 +55,7 @@ impl CountCommand {
                 _ => return Err(argument.unknown()),
             }
         }
-        let context = QueryContext::new(invocation.shard.clock.now_ms());
+        let context = invocation.context();
         let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
         let mut query = Query::new(filter);
         query.hint = wanted_hint;

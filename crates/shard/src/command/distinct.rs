@@ -12,7 +12,6 @@ use crate::read::{Budget, DistinctScan, Execution, Query, Step};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::{Direction, TypeBits, encode_into};
 use model::{Code, Error};
-use query::context::QueryContext;
 use query::filter::Filter;
 use query::path::{LeafArray, Path};
 use std::collections::BTreeMap;
@@ -54,7 +53,7 @@ impl DistinctCommand {
         // A sort over the field has the same rules for paths.
         let as_sort: DocBuf = DocWriter::new().with(key, 1).finish();
         query::sort::SortPattern::parse(as_sort.as_doc())?;
-        let context = QueryContext::new(invocation.shard.clock.now_ms());
+        let context = invocation.context();
         let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
         let mut query = Query::new(filter);
         query.at = read_time(invocation);

@@ -97,6 +97,7 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         session: invocation.envelope.session.clone(),
         namespace: namespace.clone(),
         source: Box::new(source),
+        opened_by: invocation.operation.clone(),
         no_timeout: command.no_cursor_timeout,
         time_left: time_left(invocation),
         at,

@@ -13,7 +13,6 @@ use crate::operation::Operation;
 use crate::read::Budget;
 use model::bson::{DocBuf, DocWriter, MAX_DOCUMENT_BYTES, ValueRef};
 use model::{Code, Error, Namespace};
-use query::context::QueryContext;
 use query::filter::Filter;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -162,7 +161,7 @@ fn parse_filter(
     invocation: &Invocation<'_>,
     argument: &Argument<'_>,
 ) -> Result<Option<Filter>, Error> {
-    let context = QueryContext::new(invocation.shard.clock.now_ms());
+    let context = invocation.context();
     match argument.optional_doc()? {
         Some(doc) => Filter::parse(doc, &context).map(Some),
         None => Ok(None),
@@ -227,6 +226,7 @@ fn reply_with_list(
             session: invocation.envelope.session.clone(),
             namespace: namespace.clone(),
             source: Box::new(ListSource { rest: listed }),
+            opened_by: invocation.operation.clone(),
             no_timeout: false,
             time_left: time_left(invocation),
             at: None,

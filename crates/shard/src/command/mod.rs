@@ -41,7 +41,7 @@ use envelope::{Envelope, ReadConcern};
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
-use query::context::QueryContext;
+use query::context::{Interrupts, QueryContext};
 use query::expression::Expression;
 use std::sync::Arc;
 use wire::{ConnectionInfo, Reply, Request};
@@ -75,6 +75,13 @@ impl Invocation<'_> {
             )),
             None => Err(Error::bad_value("the command is empty")),
         }
+    }
+
+    /// What an expression may refer to, without variables.
+    pub(crate) fn context(&self) -> QueryContext {
+        let mut context = QueryContext::new(self.shard.clock.now_ms());
+        context.interrupts = Interrupts::by(self.operation.clone());
+        context
     }
 
     /// Like [`Invocation::namespace`], for commands that only look at a
@@ -139,7 +146,7 @@ pub(crate) fn let_variables(
     invocation: &Invocation<'_>,
     variables: Option<Doc<'_>>,
 ) -> Result<QueryContext, Error> {
-    let mut context = QueryContext::new(invocation.shard.clock.now_ms());
+    let mut context = invocation.context();
     let time = invocation.shard.log.latest_time();
     context.cluster_time = Some(Timestamp {
         seconds: time.seconds(),

@@ -10,4 +10,5 @@ mod long_keys;
 mod past;
 mod races;
 mod spilling;
+mod time_limits;
 mod validation;

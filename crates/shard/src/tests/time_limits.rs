@@ -1,0 +1,143 @@
+//! `maxTimeMS`: commands that write end as commands that read do, and a time
+//! limit reaches into the evaluation of one expression over one document.
+
+use crate::testing::TestShard;
+use differential::notation::print_fields;
+use differential::value::{Fields, Value, get};
+
+/// An expression that would take hours over one document.
+const ENDLESS: &str = "{$reduce: {input: {$range: [0, 1000000]}, initialValue: 0, in: {$reduce: \
+    {input: {$range: [0, 1000000]}, initialValue: 0, in: {$add: ['$$value', '$$this', '$k']}}}}}";
+
+/// The same by other loops.
+const LOOPS: &[&str] = &[
+    "{$size: {$map: {input: {$range: [0, 100000]}, in: {$size: {$map: {input: {$range: [0, 100000]}, in: '$k'}}}}}}",
+    "{$size: {$filter: {input: {$range: [0, 100000]}, cond: {$size: {$filter: {input: {$range: [0, 100000]}, cond: '$$this'}}}}}}",
+    "{$size: {$map: {input: {$range: [0, 100000]}, in: {$size: {$regexFindAll: {input: '$text', regex: 'a'}}}}}}",
+];
+
+fn check_expired(command: &str, reply: &Fields) {
+    let printed = print_fields(reply);
+    assert_eq!(
+        get(reply, "ok"),
+        Some(&Value::Double(0.0)),
+        "{command}: {printed}"
+    );
+    assert_eq!(
+        get(reply, "code"),
+        Some(&Value::Int32(50)),
+        "{command}: {printed}"
+    );
+    // The whole command fails, whatever was done before: no counts.
+    assert_eq!(get(reply, "n"), None, "{command}: {printed}");
+    assert_eq!(get(reply, "writeErrors"), None, "{command}: {printed}");
+}
+
+async fn expires(server: &TestShard, command: &str) {
+    check_expired(command, &server.run("test", command).await);
+}
+
+async fn opened() -> TestShard {
+    let server = TestShard::open().await;
+    let text = "a".repeat(20_000);
+    server
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1, k: 1, text: '{text}'}}, {{_id: 2, k: 1, text: '{text}'}}]}} => {{n: 2}}"
+        ))
+        .await;
+    server
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_end_with_their_time() {
+    let server = opened().await;
+    let slow = format!("{{$expr: {{$gt: [{ENDLESS}, 0]}}}}");
+    for ordered in [true, false] {
+        let rest = format!("ordered: {ordered}, maxTimeMS: 20");
+        for multi in [true, false] {
+            expires(
+                &server,
+                &format!("{{update: 'c', updates: [{{q: {slow}, u: {{$set: {{n: 1}}}}, multi: {multi}}}], {rest}}}"),
+            )
+            .await;
+            expires(
+                &server,
+                &format!("{{update: 'c', updates: [{{q: {{}}, u: [{{$set: {{n: {ENDLESS}}}}}], multi: {multi}}}], {rest}}}"),
+            )
+            .await;
+        }
+        expires(
+            &server,
+            &format!("{{delete: 'c', deletes: [{{q: {slow}, limit: 0}}], {rest}}}"),
+        )
+        .await;
+    }
+    expires(
+        &server,
+        &format!("{{findAndModify: 'c', query: {{_id: 1}}, update: [{{$set: {{n: {ENDLESS}}}}}], maxTimeMS: 20}}"),
+    )
+    .await;
+    server
+        .check("{count: 'c', query: {n: {$exists: false}}} => {n: 2}")
+        .await;
+}
+
+/// What an insert did before its time was over stays, in order.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_ends_between_its_entries() {
+    let server = TestShard::open().await;
+    let documents: Vec<String> = (0..20_000).map(|id| format!("{{_id: {id}}}")).collect();
+    let insert = format!(
+        "{{insert: 'c', documents: [{}], maxTimeMS: 1}}",
+        documents.join(", ")
+    );
+    expires(&server, &insert).await;
+    let reply = server.run("test", "{count: 'c'}").await;
+    let Some(Value::Int32(count)) = get(&reply, "n") else {
+        panic!("{}", print_fields(&reply));
+    };
+    assert!(*count < 20_000);
+    server
+        .check(&format!(
+            "{{count: 'c', query: {{_id: {{$lt: {count}}}}}}} => {{n: {count}}}"
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_expression_ends_with_its_time() {
+    let server = opened().await;
+    for expression in LOOPS.iter().chain([&ENDLESS]) {
+        for command in [
+            format!("{{find: 'c', filter: {{$expr: {{$gt: [{expression}, 0]}}}}, maxTimeMS: 20}}"),
+            format!("{{find: 'c', projection: {{n: {expression}}}, maxTimeMS: 20}}"),
+            format!("{{count: 'c', query: {{$expr: {{$gt: [{expression}, 0]}}}}, maxTimeMS: 20}}"),
+            format!(
+                "{{aggregate: 'c', pipeline: [{{$set: {{n: {expression}}}}}], cursor: {{}}, maxTimeMS: 20}}"
+            ),
+            format!(
+                "{{aggregate: 'c', pipeline: [{{$group: {{_id: {expression}}}}}], cursor: {{}}, maxTimeMS: 20}}"
+            ),
+        ] {
+            expires(&server, &command).await;
+        }
+    }
+}
+
+/// A cursor's expressions were parsed for the command that opened it, and end
+/// with the getMore that runs them.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expression_of_a_cursor_ends_with_the_get_more() {
+    let server = opened().await;
+    let second = format!("{{$cond: [{{$eq: ['$_id', 1]}}, 1, {ENDLESS}]}}");
+    for command in [
+        format!("{{find: 'c', filter: {{$expr: {second}}}, batchSize: 1, maxTimeMS: 500}}"),
+        format!(
+            "{{aggregate: 'c', pipeline: [{{$set: {{n: {second}}}}}], cursor: {{batchSize: 1}}, maxTimeMS: 500}}"
+        ),
+    ] {
+        let (id, documents) = server.batch(&command).await;
+        assert_eq!(documents.len(), 1, "{command}");
+        expires(&server, &format!("{{getMore: {id}L, collection: 'c'}}")).await;
+    }
+}
