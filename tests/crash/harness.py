@@ -36,14 +36,15 @@ class NotStarted(AssertionError):
 class Server:
     """One life of a server process."""
 
-    def __init__(self, data: Path, environment: dict[str, str] | None = None):
+    def __init__(self, data: Path, environment: dict[str, str] | None = None, within: list[str] | None = None):
+        """`within` is a command that runs the server as its arguments say."""
         self.data = data
         self.errors = data.parent / "stderr.txt"
         self.uri: str | None = None
         self._answered = threading.Event()
         with open(self.errors, "wb") as errors:
             self.process = subprocess.Popen(
-                [binary(), "up", "--port", "0", "--data", data, "--cache-mb", "64", "--log-level", "warn"],
+                [*(within or []), binary(), "up", "--port", "0", "--data", data, "--cache-mb", "64", "--log-level", "warn"],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 stdin=subprocess.DEVNULL,
@@ -102,6 +103,10 @@ class Server:
         """kill -9, and the end of the process."""
         self.process.kill()
         self._end()
+
+    def wait_end(self) -> int:
+        """Waits until the server ends by itself; the exit code."""
+        return self._end()
 
     def terminate(self) -> int:
         """SIGTERM; the exit code."""

@@ -25,8 +25,9 @@ pub enum Error {
         found: String,
         expected: u32,
     },
-    #[error("storage engine: {0}")]
-    Engine(#[from] fjall::Error),
+    /// Not its source: the engine's errors print themselves as code.
+    #[error("storage engine: {}", reason(.0))]
+    Engine(fjall::Error),
     /// Stored bytes that do not decode. `what` names the structure.
     #[error("damaged {what}")]
     Damaged { what: &'static str },
@@ -52,6 +53,29 @@ pub enum Error {
         asked: ClusterTime,
         applied: ClusterTime,
     },
+}
+
+impl From<fjall::Error> for Error {
+    fn from(error: fjall::Error) -> Self {
+        Error::Engine(error)
+    }
+}
+
+/// What the engine suffered from, for people: the operating system's words where it
+/// was asked for something.
+fn reason(error: &fjall::Error) -> String {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(this) = cause {
+        if let Some(io) = this.downcast_ref::<std::io::Error>() {
+            return io.to_string();
+        }
+        cause = this.source();
+    }
+    match error {
+        // The engine tells its own log why, and us only that it gave up.
+        fjall::Error::Poisoned => "a write in the background failed".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 /// What a caller can do about an [`Error`].
@@ -85,5 +109,25 @@ impl Error {
             path: path.to_path_buf(),
             source,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn what_the_operating_system_said_comes_through() {
+        let full = || io::Error::from_raw_os_error(28);
+        for error in [
+            fjall::Error::Io(full()),
+            fjall::Error::Storage(full().into()),
+        ] {
+            let said = Error::from(error).to_string();
+            assert_eq!(said, format!("storage engine: {}", full()));
+        }
+        let said = Error::from(fjall::Error::Poisoned).to_string();
+        assert_eq!(said, "storage engine: a write in the background failed");
     }
 }
