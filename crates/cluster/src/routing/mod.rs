@@ -12,11 +12,12 @@
 //! proportion to what changed.
 //!
 //! Where to read on: `chunk.rs` (one range and its owners) · `table.rs` (the sorted
-//! map) · `refresh.rs` (taking over changes) · `change.rs` (what a move, split or
+//! map), `heads.rs` · `refresh.rs` (taking over changes) · `change.rs` (what a move, split or
 //! merge does to versions).
 
 mod change;
 mod chunk;
+mod heads;
 mod refresh;
 mod table;
 

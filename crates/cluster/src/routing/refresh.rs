@@ -64,6 +64,7 @@ impl RoutingTable {
             }
         }
         let mut blocks = Vec::with_capacity(self.blocks.len() + 1);
+        let (mut removed, mut added) = (Vec::new(), Vec::new());
         let mut copied = 0;
         let mut changes = changes.into_iter().peekable();
         while let Some(first) = changes.next() {
@@ -79,16 +80,14 @@ impl RoutingTable {
                 stretch.extend(changes.next());
             }
             blocks.extend_from_slice(&self.blocks[copied..low]);
+            removed.extend_from_slice(&self.blocks[low..=high]);
+            let before = blocks.len();
             into_blocks(self.rebuilt(low, high, stretch)?, &mut blocks);
+            added.extend_from_slice(&blocks[before..]);
             copied = high + 1;
         }
         blocks.extend_from_slice(&self.blocks[copied..]);
-        Ok(Self::from_blocks(
-            self.uuid,
-            self.incarnation,
-            self.pattern.clone(),
-            blocks,
-        ))
+        Ok(self.with_blocks(blocks, &removed, &added))
     }
 
     /// The first and the last block that a chunk has keys in.
@@ -98,7 +97,7 @@ impl RoutingTable {
                 min: chunk.min.clone(),
             });
         }
-        let before_end = self.blocks.partition_point(|entry| entry.first < *max);
+        let before_end = self.blocks.partition_point(|block| block.first() < max);
         Ok((
             self.block_of(chunk.min.as_bytes()),
             before_end.saturating_sub(1),
@@ -112,11 +111,11 @@ impl RoutingTable {
         high: usize,
         changes: Vec<ChunkWithEnd>,
     ) -> Result<Vec<Chunk>, RefreshError> {
-        let begin = self.blocks[low].first.clone();
+        let begin = self.blocks[low].first().clone();
         let end = self.block_end(high).clone();
         let old = self.blocks[low..=high]
             .iter()
-            .flat_map(|entry| entry.block.chunks.iter());
+            .flat_map(|block| block.chunks.iter());
         let ends = old
             .clone()
             .skip(1)

@@ -1,9 +1,9 @@
 //! The sorted map of chunks, in blocks that tables share.
 //!
 //! ```text
-//!   table  ─► [first key, block] [first key, block] …      a few thousand for a million chunks
-//!                         │
-//!                         ▼
+//!   table  ─► block block block …                           a few thousand for a million chunks
+//!               │
+//!               ▼
 //!              chunk chunk chunk …                          up to BLOCK_MAX
 //!              per shard: highest version, number of chunks
 //! ```
@@ -13,6 +13,7 @@
 //! versions of shards need no walk over all chunks.
 
 use super::chunk::{Chunk, ShardId};
+use super::heads::Heads;
 use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange};
 use model::shard_key::ShardKeyPattern;
@@ -36,13 +37,15 @@ pub struct ShardPlacement {
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) chunks: Box<[Chunk]>,
+    heads: Heads,
     shards: Box<[ShardPlacement]>,
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct BlockEntry {
-    pub(super) first: KeyBound,
-    pub(super) block: Arc<Block>,
+impl Block {
+    /// Where it begins. A block is never empty.
+    pub(super) fn first(&self) -> &KeyBound {
+        &self.chunks[0].min
+    }
 }
 
 /// Which shard owns which keys of a collection.
@@ -51,7 +54,8 @@ pub struct RoutingTable {
     pub uuid: Uuid,
     pub incarnation: Incarnation,
     pub pattern: Arc<ShardKeyPattern>,
-    pub(super) blocks: Arc<[BlockEntry]>,
+    pub(super) blocks: Arc<[Arc<Block>]>,
+    heads: Arc<Heads>,
     /// By name.
     shards: Arc<[ShardPlacement]>,
     greatest: KeyBound,
@@ -84,17 +88,61 @@ impl RoutingTable {
         uuid: Uuid,
         incarnation: Incarnation,
         pattern: Arc<ShardKeyPattern>,
-        blocks: Vec<BlockEntry>,
+        blocks: Vec<Arc<Block>>,
     ) -> Self {
-        let shards = sum_up(blocks.iter().flat_map(|entry| entry.block.shards.iter()));
+        let mut shards = Vec::new();
+        for part in blocks.iter().flat_map(|block| block.shards.iter()) {
+            add(&mut shards, &part.shard, part.version, part.chunks);
+        }
         let greatest = KeyBound::new(&pattern.greatest());
         Self {
             uuid,
             incarnation,
             pattern,
+            heads: Arc::new(Heads::new(blocks.iter().map(|block| block.first()))),
             blocks: blocks.into(),
             shards: shards.into(),
             greatest,
+        }
+    }
+
+    /// The same collection with other blocks. `removed` of this table are gone and
+    /// `added` came; sums need no look at those that stayed, except for a shard that
+    /// lost the chunk with its highest version.
+    pub(super) fn with_blocks(
+        &self,
+        blocks: Vec<Arc<Block>>,
+        removed: &[Arc<Block>],
+        added: &[Arc<Block>],
+    ) -> Self {
+        let mut shards: Vec<ShardPlacement> = self.shards.to_vec();
+        for part in removed.iter().flat_map(|block| block.shards.iter()) {
+            let at = place(&shards, &part.shard);
+            let placement = &mut shards[at.expect("the sums hold what the blocks hold")];
+            placement.chunks -= part.chunks;
+            if placement.version == part.version {
+                placement.version = ChunkVersion::ZERO;
+            }
+        }
+        for part in added.iter().flat_map(|block| block.shards.iter()) {
+            add(&mut shards, &part.shard, part.version, part.chunks);
+        }
+        shards.retain(|placement| placement.chunks > 0);
+        for placement in &mut shards {
+            let before = place(&self.shards, &placement.shard)
+                .map_or(ChunkVersion::ZERO, |at| self.shards[at].version);
+            if placement.version < before {
+                placement.version = highest_of(&blocks, &placement.shard);
+            }
+        }
+        Self {
+            uuid: self.uuid,
+            incarnation: self.incarnation,
+            pattern: self.pattern.clone(),
+            heads: Arc::new(Heads::new(blocks.iter().map(|block| block.first()))),
+            blocks: blocks.into(),
+            shards: shards.into(),
+            greatest: self.greatest.clone(),
         }
     }
 
@@ -115,9 +163,7 @@ impl RoutingTable {
 
     /// The version of one shard; zero if it owns nothing.
     pub fn shard_version(&self, shard: &ShardId) -> PlacementVersion {
-        let found = self
-            .shards
-            .binary_search_by(|placement| placement.shard.cmp(shard));
+        let found = place(&self.shards, shard);
         self.placement(found.map_or(ChunkVersion::ZERO, |at| self.shards[at].version))
     }
 
@@ -148,7 +194,7 @@ impl RoutingTable {
                 return None;
             }
             chunk += 1;
-            if chunk == self.blocks[block].block.chunks.len() {
+            if chunk == self.blocks[block].chunks.len() {
                 (block, chunk) = (block + 1, 0);
             }
             Some(view)
@@ -157,8 +203,8 @@ impl RoutingTable {
 
     /// Every chunk, in order.
     pub fn chunks(&self) -> impl Iterator<Item = ChunkView<'_>> {
-        self.blocks.iter().enumerate().flat_map(move |(at, entry)| {
-            (0..entry.block.chunks.len()).map(move |chunk| self.view(at, chunk))
+        self.blocks.iter().enumerate().flat_map(move |(at, block)| {
+            (0..block.chunks.len()).map(move |chunk| self.view(at, chunk))
         })
     }
 
@@ -189,7 +235,7 @@ impl RoutingTable {
 
     /// All keys.
     pub fn whole(&self) -> KeyRange {
-        KeyRange::new(self.blocks[0].first.clone(), self.greatest.clone())
+        KeyRange::new(self.blocks[0].first().clone(), self.greatest.clone())
     }
 
     pub(super) fn greatest(&self) -> &KeyBound {
@@ -198,29 +244,27 @@ impl RoutingTable {
 
     /// The block that a key falls into.
     pub(super) fn block_of(&self, key: &[u8]) -> usize {
-        let after = self
-            .blocks
-            .partition_point(|entry| entry.first.as_bytes() <= key);
+        let after = self.heads.count_up_to(key, |at| self.blocks[at].first());
         after.saturating_sub(1)
     }
 
     /// Where a block ends.
     pub(super) fn block_end(&self, block: usize) -> &KeyBound {
         match self.blocks.get(block + 1) {
-            Some(next) => &next.first,
+            Some(next) => next.first(),
             None => &self.greatest,
         }
     }
 
     fn place_of(&self, key: &[u8]) -> (usize, usize) {
         let block = self.block_of(key);
-        let chunks = &self.blocks[block].block.chunks;
-        let after = chunks.partition_point(|chunk| chunk.min.as_bytes() <= key);
+        let Block { chunks, heads, .. } = &*self.blocks[block];
+        let after = heads.count_up_to(key, |at| &chunks[at].min);
         (block, after.saturating_sub(1))
     }
 
     fn view(&self, block: usize, chunk: usize) -> ChunkView<'_> {
-        let chunks = &self.blocks[block].block.chunks;
+        let chunks = &self.blocks[block].chunks;
         let max = match chunks.get(chunk + 1) {
             Some(next) => &next.min,
             None => self.block_end(block),
@@ -233,16 +277,13 @@ impl RoutingTable {
 }
 
 /// Cuts chunks into blocks of about the same size.
-pub(super) fn into_blocks(chunks: Vec<Chunk>, blocks: &mut Vec<BlockEntry>) {
+pub(super) fn into_blocks(chunks: Vec<Chunk>, blocks: &mut Vec<Arc<Block>>) {
     let parts = chunks.len().div_ceil(BLOCK_MAX).max(1);
     let size = chunks.len().div_ceil(parts);
     let mut chunks = chunks.into_iter().peekable();
     while chunks.peek().is_some() {
         let part: Vec<Chunk> = chunks.by_ref().take(size).collect();
-        blocks.push(BlockEntry {
-            first: part[0].min.clone(),
-            block: Arc::new(Block::new(part)),
-        });
+        blocks.push(Arc::new(Block::new(part)));
     }
 }
 
@@ -253,18 +294,26 @@ impl Block {
             add(&mut shards, &chunk.shard, chunk.version, 1);
         }
         Self {
+            heads: Heads::new(chunks.iter().map(|chunk| &chunk.min)),
             chunks: chunks.into(),
             shards: shards.into(),
         }
     }
 }
 
-fn sum_up<'a>(parts: impl Iterator<Item = &'a ShardPlacement>) -> Vec<ShardPlacement> {
-    let mut shards = Vec::new();
-    for part in parts {
-        add(&mut shards, &part.shard, part.version, part.chunks);
-    }
+/// Where a shard is in sums by name.
+fn place(shards: &[ShardPlacement], shard: &ShardId) -> Option<usize> {
     shards
+        .binary_search_by(|placement| placement.shard.cmp(shard))
+        .ok()
+}
+
+fn highest_of(blocks: &[Arc<Block>], shard: &ShardId) -> ChunkVersion {
+    let versions = blocks.iter().filter_map(|block| {
+        let shards = &block.shards;
+        place(shards, shard).map(|at| shards[at].version)
+    });
+    versions.max().unwrap_or(ChunkVersion::ZERO)
 }
 
 fn add(shards: &mut Vec<ShardPlacement>, shard: &ShardId, version: ChunkVersion, chunks: usize) {

@@ -276,10 +276,7 @@ fn a_change_copies_only_what_it_touches() {
     let kept = changed
         .blocks
         .iter()
-        .filter(|entry| {
-            let same = |other: &&super::table::BlockEntry| Arc::ptr_eq(&entry.block, &other.block);
-            before.blocks.iter().any(|other| same(&other))
-        })
+        .filter(|block| before.blocks.iter().any(|other| Arc::ptr_eq(block, other)))
         .count();
     // The block of what moved, and that of the chunk that stays and advances.
     assert_eq!(before.blocks.len() - kept, 2);
