@@ -16,6 +16,7 @@
 
 use crate::operation::Operation;
 use crate::read::Budget;
+use crate::session::SessionId;
 use foldhash::fast::FixedState;
 use model::bson::{Doc, DocWriter};
 use model::time::ClusterTime;
@@ -135,7 +136,7 @@ pub(crate) struct OpenCursor {
     /// The time that its reads see, for its replies.
     pub(crate) at: Option<ClusterTime>,
     /// The session it was opened in: only there it goes on.
-    pub(crate) session: Option<Box<[u8]>>,
+    pub(crate) session: Option<SessionId>,
 }
 
 struct Slot {

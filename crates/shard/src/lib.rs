@@ -8,6 +8,7 @@
 //! | `command` | one file per command or family: parse, run, reply |
 //! | `catalog` | collections and indexes, and who may change them when |
 //! | `write` | latches, overlay, evaluation, and the way into the log |
+//! | `session` | logical sessions, and what retried writes are answered from |
 //! | `read` | running plans over snapshots, resumable by position |
 //! | `operation` | what runs right now, deadlines, kills |
 //!
@@ -29,6 +30,7 @@ mod index_build;
 mod operation;
 mod parameters;
 mod read;
+mod session;
 mod shard;
 #[cfg(test)]
 mod testing;

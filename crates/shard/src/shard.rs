@@ -9,6 +9,7 @@ use crate::host::Host;
 use crate::operation::Operations;
 use crate::parameters::Parameters;
 use crate::read::PlanCache;
+use crate::session::SessionCatalog;
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, ObjectId};
@@ -51,6 +52,7 @@ pub struct Shard {
     pub(crate) counters: Counters,
     pub(crate) cursors: Cursors,
     pub(crate) plan_cache: PlanCache,
+    pub(crate) sessions: SessionCatalog,
     pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -112,6 +114,7 @@ impl Shard {
             counters: Counters::default(),
             cursors: Cursors::new(),
             plan_cache: PlanCache::new(),
+            sessions: SessionCatalog::new(),
             parameters: Parameters::new(),
             clock,
             host: Host::look_up(),

@@ -190,6 +190,11 @@ impl<'o> Encoder<'o> {
         put(self.out, u64::from(index.0));
     }
 
+    /// Bytes written so far: where the next operation begins.
+    pub fn position(&self) -> usize {
+        self.out.len()
+    }
+
     pub fn noop(&mut self) {
         self.out.push(NOOP);
     }

@@ -41,7 +41,7 @@ pub mod entry;
 pub mod error;
 pub mod layout;
 pub mod store;
-mod varint;
+pub mod varint;
 
 pub use engine::fjall::{FjallEngine, FjallOptions};
 pub use engine::memory::MemoryEngine;

@@ -5,7 +5,7 @@
 //! bytes. Not order-preserving: keys use [`crate::layout`]'s own form.
 
 /// Appends `value` in its shortest form.
-pub(crate) fn put(out: &mut Vec<u8>, mut value: u64) {
+pub fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -14,7 +14,7 @@ pub(crate) fn put(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// Reads one integer from the front of `input` and advances it.
-pub(crate) fn take(input: &mut &[u8]) -> Option<u64> {
+pub fn take(input: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for (at, &byte) in input.iter().enumerate().take(10) {
         let low = u64::from(byte & 0x7F);
@@ -34,7 +34,7 @@ pub(crate) fn take(input: &mut &[u8]) -> Option<u64> {
 }
 
 /// Reads a length and that many bytes from the front of `input`.
-pub(crate) fn take_bytes<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
+pub fn take_bytes<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = usize::try_from(take(input)?).ok()?;
     let (head, rest) = input.split_at_checked(length)?;
     *input = rest;
@@ -42,7 +42,7 @@ pub(crate) fn take_bytes<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 /// Appends a length and the bytes.
-pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }

@@ -222,7 +222,8 @@ impl Joining<'_> {
             action: &Action::Update(Box::new(update)),
             multi: false,
             upsert: false,
-            images: false,
+            images: None,
+            statement: 0,
         }
         .run()
         .await

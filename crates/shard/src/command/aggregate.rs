@@ -248,7 +248,7 @@ fn first_batch(
         return finish_cursor(writer, 0, namespace, at);
     }
     let id = shard.cursors.open(OpenCursor {
-        session: invocation.envelope.session.clone(),
+        session: invocation.envelope.session,
         namespace: namespace.clone(),
         source: Box::new(source),
         opened_by: invocation.operation.clone(),

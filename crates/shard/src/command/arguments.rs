@@ -36,8 +36,6 @@ pub(crate) fn is_generic(name: &str) -> bool {
             | "autocommit"
             | "startTransaction"
             | "txnNumber"
-            | "stmtId"
-            | "stmtIds"
             | "clientOperationKey"
     )
 }
@@ -101,6 +99,20 @@ impl<'a> Argument<'a> {
                 self.command,
                 self.name(),
                 self.element.kind().name(),
+            ),
+        )
+    }
+
+    /// The same for an element of an array.
+    pub(crate) fn wrong_element(&self, element: &Element<'_>, expected: &str) -> Error {
+        Error::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "BSON field '{}.{}.{}' is the wrong type '{}', expected type '{expected}'",
+                self.command,
+                self.name(),
+                element.key(),
+                element.kind().name(),
             ),
         )
     }

@@ -2,9 +2,11 @@
 
 use super::arguments::{arguments, fields, missing, refuse_duplicates};
 use super::modify::{Action, Modification, Outcome, Selection};
+use super::statement_ids::StatementIdArguments;
 use super::update::is_fatal;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
+use crate::session::refuse_multi;
 use model::bson::{Doc, Value, ValueRef};
 use model::number::Number;
 use model::{Code, Error, Namespace};
@@ -14,18 +16,22 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
     let mut ordered = true;
     let mut listed = None;
+    let mut ids = StatementIdArguments::default();
     let mut variables = None;
     for argument in arguments("delete", invocation.request.body()) {
         match argument.name() {
             "ordered" if argument.is_null() => {}
             "ordered" => ordered = argument.boolean()?,
             "deletes" => listed = Some(argument),
+            "stmtId" => ids.first(&argument)?,
+            "stmtIds" => ids.listed(&argument)?,
             "let" => variables = argument.optional_doc()?,
             _ => return Err(argument.unknown()),
         }
     }
     let statements = batch_documents(invocation, "delete", "deletes", listed)?;
     is_batch_size(statements.len())?;
+    let ids = ids.of_batch(statements.len())?;
     // One statement that cannot be read refuses them all.
     let statements = statements
         .iter()
@@ -37,8 +43,19 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
         if outcomes.is_over() {
             break;
         }
+        let id = ids.of(index);
+        if let Some(retryable) = &invocation.retryable {
+            if statement.multi {
+                outcomes.failed(index, refuse_multi("limit=0"));
+                continue;
+            }
+            if retryable.executed(id)?.is_some() {
+                outcomes.retried(id);
+                continue;
+            }
+        }
         let outcome = match let_variables(invocation, variables) {
-            Ok(context) => statement.run(invocation, &namespace, context).await,
+            Ok(context) => statement.run(invocation, &namespace, context, id).await,
             Err(error) => Err(error),
         };
         match outcome {
@@ -100,6 +117,7 @@ impl<'a> Statement<'a> {
         invocation: &Invocation<'_>,
         namespace: &Namespace,
         context: QueryContext,
+        id: i32,
     ) -> Result<Outcome, Error> {
         let selection = Selection::parse(self.filter, self.hint, context)?;
         Modification {
@@ -109,7 +127,8 @@ impl<'a> Statement<'a> {
             action: &Action::Delete,
             multi: self.multi,
             upsert: false,
-            images: false,
+            images: None,
+            statement: id,
         }
         .run()
         .await

@@ -1,6 +1,7 @@
 //! The fields that any command may carry: time limit, concerns, session.
 
 use crate::command::arguments::{fields, is_generic, refuse_duplicates};
+use crate::session::SessionId;
 use model::bson::{Doc, Kind, ValueRef};
 use model::number::Number;
 use model::time::ClusterTime;
@@ -32,8 +33,10 @@ pub(crate) struct Envelope {
     /// False for `w: 0` without `j`: the reply then tells nothing of the outcome.
     pub(crate) acknowledged: bool,
     pub(crate) read_concern: ReadConcern,
-    /// The id of the session the command belongs to.
-    pub(crate) session: Option<Box<[u8]>>,
+    /// The session the command belongs to.
+    pub(crate) session: Option<SessionId>,
+    /// Given with commands that may be retries.
+    pub(crate) transaction_number: Option<i64>,
 }
 
 impl Envelope {
@@ -44,6 +47,7 @@ impl Envelope {
             acknowledged: true,
             read_concern: ReadConcern::Latest,
             session: None,
+            transaction_number: None,
         };
         refuse_duplicates("APIParametersFromClient", body)?;
         for element in body.iter().skip(1) {
@@ -88,9 +92,13 @@ impl Envelope {
                     ));
                 }
                 ("lsid", ValueRef::Document(session)) => {
-                    envelope.session = Some(session_id(session)?.into());
+                    envelope.session =
+                        Some(SessionId::parse("OperationSessionInfo.lsid", session)?);
                 }
-                ("writeConcern" | "lsid", value) => {
+                ("lsid" | "txnNumber" | "autocommit" | "startTransaction", value)
+                    if value.is_nullish() => {}
+                ("lsid", value) => return Err(wrong_session_field(name, value, "object")),
+                ("writeConcern", value) => {
                     return Err(Error::new(
                         Code::TYPE_MISMATCH,
                         format!(
@@ -99,32 +107,13 @@ impl Envelope {
                         ),
                     ));
                 }
-                ("txnNumber", _) if body.get("lsid").is_none() => {
-                    return Err(Error::new(
-                        Code::INVALID_OPTIONS,
-                        "Transaction number requires a session ID to also be specified",
-                    ));
+                ("txnNumber", ValueRef::Int64(number)) => {
+                    envelope.transaction_number = Some(number);
                 }
-                ("txnNumber", _) if !may_be_numbered(command) => {
-                    return Err(Error::location(
-                        50889,
-                        format!("The command {command} does not take a transaction number"),
-                    ));
-                }
-                ("autocommit" | "startTransaction", _) if body.get("txnNumber").is_none() => {
-                    return Err(Error::new(
-                        Code::INVALID_OPTIONS,
-                        format!(
-                            "'{name}' field requires a transaction number to also be specified"
-                        ),
-                    ));
-                }
-                // Refused and not ignored: a retry would write twice.
-                ("txnNumber" | "autocommit" | "startTransaction", _) => {
-                    return Err(Error::new(
-                        Code::ILLEGAL_OPERATION,
-                        "Transaction numbers are only allowed on a replica set member or mongos",
-                    ));
+                ("txnNumber", value) => return Err(wrong_session_field(name, value, "long")),
+                ("autocommit" | "startTransaction", ValueRef::Boolean(_)) => {}
+                ("autocommit" | "startTransaction", value) => {
+                    return Err(wrong_session_field(name, value, "bool"));
                 }
                 ("$readPreference", ValueRef::Document(preference)) => {
                     check_read_preference(preference)?
@@ -164,8 +153,89 @@ impl Envelope {
                 _ => {}
             }
         }
+        if let Some(number) = envelope.transaction_number {
+            check_transaction(command, body, &envelope, number)?;
+        } else if let Some(name) = ["autocommit", "startTransaction"]
+            .into_iter()
+            .find(|name| body.get(name).is_some_and(|value| !value.is_nullish()))
+        {
+            return Err(Error::new(
+                Code::INVALID_OPTIONS,
+                format!("'{name}' field requires a transaction number to also be specified"),
+            ));
+        }
         Ok(envelope)
     }
+}
+
+fn wrong_session_field(name: &str, value: ValueRef<'_>, expected: &str) -> Error {
+    Error::new(
+        Code::TYPE_MISMATCH,
+        format!(
+            "BSON field 'OperationSessionInfo.{name}' is the wrong type '{}', expected type '{expected}'",
+            value.kind().name()
+        ),
+    )
+}
+
+/// What goes together with a transaction number, and with which commands.
+fn check_transaction(
+    command: &str,
+    body: Doc<'_>,
+    envelope: &Envelope,
+    number: i64,
+) -> Result<(), Error> {
+    let refuse = |message: &str| Err(Error::new(Code::INVALID_OPTIONS, message));
+    if !may_be_numbered(command) {
+        return Err(Error::location(
+            50889,
+            "It is illegal to provide a txnNumber for this command",
+        ));
+    }
+    if envelope.session.is_none() {
+        return refuse("Transaction number requires a session ID to also be specified");
+    }
+    if number < 0 {
+        return refuse("Transaction number cannot be negative");
+    }
+    let autocommit = body.get("autocommit");
+    match autocommit {
+        Some(ValueRef::Boolean(true)) => {
+            return refuse("Specifying autocommit=true is not allowed.");
+        }
+        // Refused and not ignored: its writes would not be one.
+        Some(ValueRef::Boolean(false)) => {
+            return Err(Error::new(
+                Code::COMMAND_NOT_SUPPORTED,
+                "multi-document transactions (autocommit: false) are not supported yet",
+            ));
+        }
+        _ => {}
+    }
+    if body.get("startTransaction").is_some_and(|value| !value.is_nullish()) {
+        return refuse(
+            "'startTransaction' field requires 'autocommit' field to also be specified",
+        );
+    }
+    if !is_retryable(command) {
+        return Err(Error::new(
+            Code::NOT_A_RETRYABLE_WRITE_COMMAND,
+            format!(
+                "txnNumber may only be provided for multi-document transactions and retryable \
+                 write commands. autocommit:false was not provided, and {command} is not a \
+                 retryable write command."
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Commands that answer from history when they are sent again.
+fn is_retryable(command: &str) -> bool {
+    matches!(
+        command,
+        "insert" | "update" | "delete" | "findAndModify" | "findandmodify"
+    )
 }
 
 fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
@@ -295,24 +365,22 @@ fn takes_write_concern(command: &str) -> bool {
     )
 }
 
-/// Commands that can be retried or run inside of a transaction.
+/// Commands that belong to a session; the others say something about the server.
 fn may_be_numbered(command: &str) -> bool {
-    matches!(
+    !matches!(
         command,
-        "insert"
-            | "update"
-            | "delete"
-            | "findAndModify"
-            | "findandmodify"
-            | "find"
-            | "aggregate"
-            | "distinct"
-            | "getMore"
-            | "killCursors"
-            | "create"
-            | "createIndexes"
-            | "commitTransaction"
-            | "abortTransaction"
+        "hello"
+            | "isMaster"
+            | "ismaster"
+            | "ping"
+            | "buildInfo"
+            | "buildinfo"
+            | "connectionStatus"
+            | "listCommands"
+            | "whatsmyuri"
+            | "getLastError"
+            | "getnonce"
+            | "_isSelf"
     )
 }
 
@@ -354,23 +422,6 @@ fn takes_read_concern(command: &str) -> bool {
         command,
         "find" | "aggregate" | "distinct" | "count" | "getMore" | "explain" | "dbHash"
     )
-}
-
-fn session_id(session: Doc<'_>) -> Result<&[u8], Error> {
-    match session.get("id") {
-        Some(ValueRef::Binary { bytes, .. }) => Ok(bytes),
-        Some(other) => Err(Error::new(
-            Code::TYPE_MISMATCH,
-            format!(
-                "BSON field 'OperationSessionInfo.lsid.id' is the wrong type '{}', expected type 'binData'",
-                other.kind().name()
-            ),
-        )),
-        None => Err(Error::location(
-            40414,
-            "BSON field 'OperationSessionInfo.lsid.id' is missing but a required field",
-        )),
-    }
 }
 
 /// One member serves every read preference, if it is one.

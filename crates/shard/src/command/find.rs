@@ -94,7 +94,7 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         return finish_cursor(writer, 0, &namespace, at);
     }
     let id = shard.cursors.open(OpenCursor {
-        session: invocation.envelope.session.clone(),
+        session: invocation.envelope.session,
         namespace: namespace.clone(),
         source: Box::new(source),
         opened_by: invocation.operation.clone(),

@@ -2,8 +2,10 @@
 
 use super::arguments::arguments;
 use super::modify::{Action, Modification, Outcome, Selection};
+use super::statement_ids::StatementIdArguments;
 use super::{Answer, Invocation, finish, let_variables};
-use model::bson::{Array, Doc, DocWriter, Value, ValueRef};
+use crate::session::{Effect, Image, ImageKind, Retryable, incompatible};
+use model::bson::{Array, Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::{Code, Error};
 use query::projection::Projection;
 use query::sort::SortPattern;
@@ -23,6 +25,7 @@ struct Arguments<'a> {
     remove: bool,
     new: bool,
     upsert: bool,
+    ids: StatementIdArguments,
 }
 
 fn parse<'a>(invocation: &'a Invocation<'_>) -> Result<Arguments<'a>, Error> {
@@ -42,6 +45,7 @@ fn parse<'a>(invocation: &'a Invocation<'_>) -> Result<Arguments<'a>, Error> {
             "bypassDocumentValidation" => {
                 argument.loose_boolean()?;
             }
+            "stmtId" => parsed.ids.first(&argument)?,
             "collation" => super::refuse_collation(argument.doc()?)?,
             _ => return Err(argument.unknown()),
         }
@@ -70,7 +74,8 @@ fn parse<'a>(invocation: &'a Invocation<'_>) -> Result<Arguments<'a>, Error> {
 
 pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
-    let parsed = parse(invocation)?;
+    let mut parsed = parse(invocation)?;
+    let statement = std::mem::take(&mut parsed.ids).of_batch(1)?.of(0);
     let context = let_variables(invocation, parsed.variables)?;
     let action = match parsed.update {
         None => Action::Delete,
@@ -99,6 +104,12 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
     if let Some(sort) = parsed.sort.filter(|sort| !sort.is_empty()) {
         selection.sort = Some(SortPattern::parse(sort)?);
     }
+    if let Some(retryable) = &invocation.retryable
+        && let Some(effect) = retryable.executed(statement)?
+    {
+        let retried = Retried::find(invocation, retryable, statement, &effect, &parsed)?;
+        return retried.reply(statement, projection.as_ref());
+    }
     let outcome = Modification {
         invocation,
         namespace: &namespace,
@@ -106,7 +117,11 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
         action: &action,
         multi: false,
         upsert: parsed.upsert,
-        images: true,
+        images: Some(match parsed.new {
+            true => ImageKind::After,
+            false => ImageKind::Before,
+        }),
+        statement,
     }
     .run()
     .await?;
@@ -131,18 +146,99 @@ fn reply(parsed: &Arguments<'_>, outcome: &Outcome, projection: Option<&Projecti
     };
     let mut writer = Reply::writer();
     writer.append("lastErrorObject", &last_error.finish());
-    match value {
-        None => {
-            writer.append("value", ValueRef::Null);
-        }
-        Some(document) => match projection {
-            None => {
-                writer.append("value", document);
-            }
-            Some(projection) => {
-                writer.append("value", &projection.apply(document.as_doc())?);
-            }
-        },
-    }
+    append_value(&mut writer, value, projection)?;
     finish(writer)
+}
+
+fn append_value(
+    writer: &mut DocWriter,
+    value: Option<&DocBuf>,
+    projection: Option<&Projection>,
+) -> Result<(), Error> {
+    match (value, projection) {
+        (None, _) => writer.append("value", ValueRef::Null),
+        (Some(document), None) => writer.append("value", document),
+        (Some(document), Some(projection)) => {
+            writer.append("value", &projection.apply(document.as_doc())?)
+        }
+    };
+    Ok(())
+}
+
+/// What the command answered when it was executed before.
+struct Retried {
+    /// `None` for a removal.
+    updated_existing: Option<bool>,
+    /// `{_id}` of a new document.
+    upserted: Option<DocBuf>,
+    value: Option<DocBuf>,
+}
+
+impl Retried {
+    fn find(
+        invocation: &Invocation<'_>,
+        retryable: &Retryable,
+        statement: i32,
+        effect: &Effect,
+        parsed: &Arguments<'_>,
+    ) -> Result<Self, Error> {
+        const NAME: &str = "findAndModify";
+        let image = || {
+            let image = invocation.shard.stored_image(retryable, statement);
+            image.map(|Image { document, .. }| Some(document))
+        };
+        match effect {
+            Effect::DeletedWithImage if parsed.remove => Ok(Self {
+                updated_existing: None,
+                upserted: None,
+                value: image()?,
+            }),
+            Effect::Deleted if parsed.remove => Err(Error::location(
+                40607,
+                "No pre-image available for findAndModify retry request",
+            )),
+            Effect::Deleted | Effect::DeletedWithImage => Err(incompatible(40606, NAME, effect)),
+            Effect::UpdatedWithImage(_) => Ok(Self {
+                updated_existing: Some(true),
+                upserted: None,
+                value: image()?,
+            }),
+            Effect::Updated if parsed.new => Err(Error::location(
+                40611,
+                "findAndModify retry request wants the document after update returned, but only \
+                 before update document is stored",
+            )),
+            Effect::Updated => Err(Error::location(
+                40612,
+                "findAndModify retry request wants the document before update returned, but only \
+                 after update document is stored",
+            )),
+            Effect::Upserted(id) | Effect::UpsertedWithImage(id) if parsed.upsert => Ok(Self {
+                updated_existing: Some(false),
+                upserted: Some(id.clone()),
+                value: if parsed.new { image()? } else { None },
+            }),
+            Effect::Inserted | Effect::Upserted(_) | Effect::UpsertedWithImage(_) => {
+                Err(incompatible(40608, NAME, effect))
+            }
+        }
+    }
+
+    /// Unlike MongoDB's, it has the shape that was asked for: theirs ignores
+    /// `fields` when it answers a retry.
+    fn reply(&self, statement: i32, projection: Option<&Projection>) -> Answer {
+        let mut last_error = DocWriter::new();
+        last_error.append("n", 1);
+        if let Some(updated_existing) = self.updated_existing {
+            last_error.append("updatedExisting", updated_existing);
+        }
+        if let Some(id) = self.upserted.as_ref().and_then(|doc| doc.get("_id")) {
+            last_error.append("upserted", id);
+        }
+        let mut writer = Reply::writer();
+        writer.append("lastErrorObject", &last_error.finish());
+        append_value(&mut writer, self.value.as_ref(), projection)?;
+        writer.append("retriedStmtId", statement);
+        finish(writer)
+    }
 }

@@ -4,6 +4,7 @@ use super::arguments::{arguments, missing};
 use super::find::finish_cursor;
 use super::{Answer, Invocation};
 use crate::cursor::{Batch, fill_batch};
+use crate::session::SessionId;
 use model::bson::ValueRef;
 use model::{Code, Error, Namespace};
 use wire::Reply;
@@ -45,8 +46,8 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     let mut held = shard
         .cursors
         .check_out(id, &namespace, invocation.operation)?;
-    let session = invocation.envelope.session.as_deref();
-    if let Err(error) = check_session(id, held.cursor().session.as_deref(), session) {
+    let session = invocation.envelope.session;
+    if let Err(error) = check_session(id, held.cursor().session, session) {
         held.check_in();
         return Err(error);
     }
@@ -79,7 +80,7 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
 }
 
 /// A cursor goes on in the session that opened it, or in none if none did.
-fn check_session(id: i64, opened: Option<&[u8]>, asking: Option<&[u8]>) -> Result<(), Error> {
+fn check_session(id: i64, opened: Option<SessionId>, asking: Option<SessionId>) -> Result<(), Error> {
     let (code, why) = match (opened, asking) {
         (opened, asking) if opened == asking => return Ok(()),
         (None, _) => (50736, "it was not created in a session"),

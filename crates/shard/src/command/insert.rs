@@ -5,8 +5,10 @@
 //! its own; in an ordered batch the first failure ends it.
 
 use super::arguments::arguments;
+use super::statement_ids::StatementIdArguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents};
+use crate::session::{Effect, StatementIds};
 use crate::write::{Prepared, Refusal, prepare};
 use model::bson::{Doc, Kind, MAX_STORED_DEPTH, nesting_depth};
 use model::key::RecordKey;
@@ -20,11 +22,14 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
     let mut ordered = true;
     let mut listed = None;
+    let mut ids = StatementIdArguments::default();
     for argument in arguments("insert", invocation.request.body()) {
         match argument.name() {
             "ordered" if argument.is_null() => {}
             "ordered" => ordered = argument.boolean()?,
             "documents" => listed = Some(argument),
+            "stmtId" => ids.first(&argument)?,
+            "stmtIds" => ids.listed(&argument)?,
             "bypassDocumentValidation" => {
                 argument.loose_boolean()?;
             }
@@ -38,6 +43,7 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
     let mut batch = Batch {
         invocation,
         namespace: &namespace,
+        ids: ids.of_batch(documents.len())?,
         statements: Statements::new(ordered),
     };
     let mut from = 0;
@@ -47,7 +53,7 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
         batch.insert(from, &documents[from..to]).await?;
         from = to;
     }
-    invocation.shard.counters.inserted(batch.statements.count());
+    invocation.shard.counters.inserted(batch.statements.newly());
     WriteReply::from(batch.statements).finish(&invocation.envelope)
 }
 
@@ -115,6 +121,7 @@ pub(crate) fn check_target(namespace: &Namespace) -> Result<(), Error> {
 struct Batch<'i> {
     invocation: &'i Invocation<'i>,
     namespace: &'i Namespace,
+    ids: StatementIds,
     statements: Statements,
 }
 
@@ -125,7 +132,15 @@ impl Batch<'_> {
         let mut prepared: Vec<(usize, Prepared<'_>)> = Vec::with_capacity(documents.len());
         let mut keys: Vec<RecordKey> = Vec::with_capacity(documents.len());
         let mut refused = Vec::new();
+        let retryable = self.invocation.retryable.as_ref();
         for (offset, doc) in documents.iter().enumerate() {
+            if let Some(retryable) = retryable {
+                let statement = self.ids.of(first + offset);
+                if retryable.executed(statement)?.is_some() {
+                    self.statements.retried(statement);
+                    continue;
+                }
+            }
             match check_shape(*doc).and_then(|()| prepare(shard, *doc)) {
                 Ok(document) => {
                     let id = document.doc().get("_id");
@@ -142,12 +157,17 @@ impl Batch<'_> {
             }
         }
         let ordered = self.statements.ordered();
+        let ids = &self.ids;
         let outcomes = loop {
+            if prepared.is_empty() {
+                break Vec::new();
+            }
             let collection = shard.ensure_collection(self.namespace).await?;
             let written = shard
-                .write(
+                .write_statements(
                     collection.id,
                     self.invocation.envelope.write_concern,
+                    retryable,
                     &keys,
                     |evaluator| {
                         let mut outcomes = Vec::with_capacity(prepared.len());
@@ -155,7 +175,12 @@ impl Batch<'_> {
                             // The one copy on the document's way into the engine.
                             let draft = Record::draft(document.doc().as_bytes());
                             match evaluator.insert_draft(key.clone(), draft) {
-                                Ok(()) => outcomes.push((*index, Ok(()))),
+                                Ok(()) => {
+                                    if retryable.is_some() {
+                                        evaluator.executed(ids.of(*index), Effect::Inserted);
+                                    }
+                                    outcomes.push((*index, Ok(())));
+                                }
                                 Err(Refusal::Error(error)) => {
                                     outcomes.push((*index, Err(error)));
                                     if ordered {

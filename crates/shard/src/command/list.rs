@@ -223,7 +223,7 @@ fn reply_with_list(
     let id = match listed.is_empty() && batch_size != Some(0) {
         true => 0,
         false => invocation.shard.cursors.open(OpenCursor {
-            session: invocation.envelope.session.clone(),
+            session: invocation.envelope.session,
             namespace: namespace.clone(),
             source: Box::new(ListSource { rest: listed }),
             opened_by: invocation.operation.clone(),

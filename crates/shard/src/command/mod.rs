@@ -29,6 +29,7 @@ pub(crate) mod operations;
 pub(crate) mod probes;
 pub(crate) mod rename;
 pub(crate) mod session;
+pub(crate) mod statement_ids;
 pub(crate) mod stats;
 pub(crate) mod update;
 pub(crate) mod validate;
@@ -36,6 +37,7 @@ pub(crate) mod write_reply;
 
 use crate::Shard;
 use crate::operation::Operation;
+use crate::session::Retryable;
 use arguments::Argument;
 use envelope::{Envelope, ReadConcern};
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
@@ -53,6 +55,8 @@ pub(crate) struct Invocation<'a> {
     pub(crate) request: &'a Request,
     pub(crate) operation: &'a Arc<Operation>,
     pub(crate) envelope: Envelope,
+    /// The checked out session of a write with a transaction number.
+    pub(crate) retryable: Option<Retryable>,
 }
 
 pub(crate) type Answer = Result<Reply, Error>;
@@ -217,14 +221,32 @@ pub(crate) async fn dispatch(
             {
                 return Err(error).into();
             }
+            let retryable = match (envelope.session, envelope.transaction_number) {
+                (Some(session), Some(number)) => {
+                    match shard.begin_retryable(session, number, &operation).await {
+                        Ok(retryable) => Some(retryable),
+                        Err(error) => return Err(error).into(),
+                    }
+                }
+                _ => None,
+            };
             let invocation = Invocation {
                 shard,
                 connection,
                 request,
                 operation: &operation,
                 envelope,
+                retryable,
             };
-            run(&invocation).await
+            let answer = run(&invocation).await;
+            match &invocation.retryable {
+                Some(retryable) if answer.is_ok() => {
+                    let concern = invocation.envelope.write_concern;
+                    let settled = shard.settle_retry(retryable, concern).await;
+                    settled.and(answer)
+                }
+                _ => answer,
+            }
         }
     };
     answer.into()

@@ -12,8 +12,9 @@
 use super::Invocation;
 use crate::catalog::Collection;
 use crate::read::Candidates;
+use crate::session::{Effect, Image, ImageKind};
 use crate::write::{Evaluator, Refusal, Version, check_stored, prepare_insert};
-use model::bson::{Doc, DocBuf, Value};
+use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::RecordKey;
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
@@ -83,8 +84,11 @@ pub(crate) struct Modification<'a> {
     pub(crate) action: &'a Action,
     pub(crate) multi: bool,
     pub(crate) upsert: bool,
-    /// Whether the outcome carries the documents themselves.
-    pub(crate) images: bool,
+    /// Which version the caller returns, if it returns one: then the outcome
+    /// carries the documents themselves.
+    pub(crate) images: Option<ImageKind>,
+    /// Which statement of a retryable write this is.
+    pub(crate) statement: i32,
 }
 
 impl Modification<'_> {
@@ -157,9 +161,10 @@ impl Modification<'_> {
             }
             let written = invocation
                 .shard
-                .write(
+                .write_statements(
                     collection.id,
                     invocation.envelope.write_concern,
+                    invocation.retryable.as_ref(),
                     &keys,
                     |evaluator| self.evaluate(evaluator, &keys),
                 )
@@ -228,6 +233,7 @@ impl Modification<'_> {
             Action::Delete => {
                 evaluator.remove(key.clone(), version)?;
                 evaluated.modified += 1;
+                self.note(evaluator, doc, None);
                 None
             }
             Action::Update(update) => {
@@ -237,18 +243,63 @@ impl Modification<'_> {
                     check_stored(after.as_doc())?;
                     evaluator.replace(key.clone(), version, after.clone())?;
                     evaluated.modified += 1;
+                    self.note(evaluator, doc, Some(after.as_doc()));
                 }
                 after
             }
         };
         evaluated.matched += 1;
-        if self.images {
+        if self.images.is_some() {
             evaluated.changed = Some(Changed {
                 before: doc.to_owned(),
                 after,
             });
         }
         Ok(())
+    }
+
+    /// Leaves behind what a retry of this statement is answered from.
+    fn note(&self, evaluator: &mut Evaluator<'_>, before: Doc<'_>, after: Option<Doc<'_>>) {
+        if self.invocation.retryable.is_none() {
+            return;
+        }
+        let effect = match (self.images, after) {
+            (None, None) => Effect::Deleted,
+            (None, Some(_)) => Effect::Updated,
+            (Some(_), None) => Effect::DeletedWithImage,
+            (Some(kind), Some(_)) => Effect::UpdatedWithImage(kind),
+        };
+        evaluator.executed(self.statement, effect);
+        let image = match (self.images, after) {
+            (None, _) => return,
+            (Some(ImageKind::After), Some(after)) => Image {
+                kind: ImageKind::After,
+                document: after.to_owned(),
+            },
+            (Some(_), _) => Image {
+                kind: ImageKind::Before,
+                document: before.to_owned(),
+            },
+        };
+        evaluator.keep_image(image);
+    }
+
+    /// The same for the new document of an upsert.
+    fn note_upsert(&self, evaluator: &mut Evaluator<'_>, document: &DocBuf) {
+        if self.invocation.retryable.is_none() {
+            return;
+        }
+        let id = document.get("_id").unwrap_or(ValueRef::Null);
+        let id = DocWriter::new().with("_id", id).finish();
+        if self.images != Some(ImageKind::After) {
+            evaluator.executed(self.statement, Effect::Upserted(id));
+            return;
+        }
+        evaluator.executed(self.statement, Effect::UpsertedWithImage(id));
+        evaluator.keep_image(Image {
+            kind: ImageKind::Inserted,
+            document: document.clone(),
+        });
     }
 
     fn moment<'m>(&self, matched: Option<&'m str>, is_insert: bool) -> UpdateMoment<'m> {
@@ -281,11 +332,16 @@ impl Modification<'_> {
         loop {
             let collection = shard.ensure_collection(self.namespace).await?;
             let written = shard
-                .write(
+                .write_statements(
                     collection.id,
                     self.invocation.envelope.write_concern,
+                    self.invocation.retryable.as_ref(),
                     std::slice::from_ref(&key),
-                    |evaluator| evaluator.insert(key.clone(), document.clone()),
+                    |evaluator| {
+                        evaluator.insert(key.clone(), document.clone())?;
+                        self.note_upsert(evaluator, &document);
+                        Ok(())
+                    },
                 )
                 .await?;
             if written.is_some() {

@@ -5,8 +5,10 @@
 
 use super::arguments::{arguments, fields, missing};
 use super::modify::{Action, Modification, Outcome, Selection};
+use super::statement_ids::StatementIdArguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
+use crate::session::{Effect, incompatible, refuse_multi};
 use model::bson::{Array, Doc, Kind, Value, ValueRef};
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
@@ -17,11 +19,14 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
     let mut ordered = true;
     let mut listed = None;
+    let mut ids = StatementIdArguments::default();
     let mut variables = None;
     for argument in arguments("update", invocation.request.body()) {
         match argument.name() {
             "ordered" => ordered = argument.boolean()?,
             "updates" => listed = Some(argument),
+            "stmtId" => ids.first(&argument)?,
+            "stmtIds" => ids.listed(&argument)?,
             "bypassDocumentValidation" => {
                 argument.loose_boolean()?;
             }
@@ -31,6 +36,7 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
     }
     let statements = batch_documents(invocation, "update", "updates", listed)?;
     is_batch_size(statements.len())?;
+    let ids = ids.of_batch(statements.len())?;
     let context = let_variables(invocation, variables)?;
     let statements = statements
         .iter()
@@ -43,7 +49,18 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
         if outcomes.is_over() {
             break;
         }
-        match statement.run(invocation, &namespace, &context).await {
+        let id = ids.of(index);
+        if let Some(retryable) = &invocation.retryable {
+            if statement.multi {
+                outcomes.failed(index, refuse_multi("multi=true"));
+                continue;
+            }
+            if let Some(effect) = retryable.executed(id)? {
+                answer_from_history(&mut outcomes, index, id, &effect)?;
+                continue;
+            }
+        }
+        match statement.run(invocation, &namespace, &context, id).await {
             Ok(outcome) => {
                 let upserted = outcome.upserted.as_ref();
                 outcomes.succeeded(outcome.matched + upserted.map_or(0, |_| 1));
@@ -58,6 +75,29 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
         }
     }
     WriteReply::from(outcomes).finish(&invocation.envelope)
+}
+
+/// What the statement answered when it was executed.
+fn answer_from_history(
+    outcomes: &mut Statements,
+    index: usize,
+    id: i32,
+    effect: &Effect,
+) -> Result<(), Error> {
+    match effect {
+        Effect::Updated | Effect::UpdatedWithImage(_) => outcomes.modified(1),
+        Effect::Upserted(document) | Effect::UpsertedWithImage(document) => {
+            if let Some(id) = document.get("_id") {
+                outcomes.upserted(index, id.to_owned());
+            }
+        }
+        // The ids of plain inserts are not remembered.
+        Effect::Inserted | Effect::Deleted | Effect::DeletedWithImage => {
+            return Err(incompatible(40638, "update", effect));
+        }
+    }
+    outcomes.retried(id);
+    Ok(())
 }
 
 /// Errors that end the command rather than its statement.
@@ -133,6 +173,7 @@ impl<'a> Statement<'a> {
         invocation: &Invocation<'_>,
         namespace: &Namespace,
         context: &QueryContext,
+        id: i32,
     ) -> Result<Outcome, Error> {
         let mut context = context.clone();
         if let Some(constants) = self.constants {
@@ -169,7 +210,8 @@ impl<'a> Statement<'a> {
             action: &Action::Update(Box::new(update)),
             multi: self.multi,
             upsert: self.upsert,
-            images: false,
+            images: None,
+            statement: id,
         }
         .run()
         .await

@@ -29,6 +29,8 @@ pub(crate) struct Statements {
     modified: Option<i64>,
     upserted: Vec<(usize, Value)>,
     errors: Vec<(usize, Error)>,
+    /// Statements that were answered from history.
+    retried: Vec<i32>,
 }
 
 impl Statements {
@@ -39,15 +41,12 @@ impl Statements {
             modified: None,
             upserted: Vec::new(),
             errors: Vec::new(),
+            retried: Vec::new(),
         }
     }
 
     pub(crate) fn ordered(&self) -> bool {
         self.ordered
-    }
-
-    pub(crate) fn count(&self) -> i64 {
-        self.count
     }
 
     /// Whether an ordered batch has failed.
@@ -67,12 +66,24 @@ impl Statements {
         self.upserted.push((index, id));
     }
 
+    /// A statement that was executed before.
+    pub(crate) fn retried(&mut self, statement: i32) {
+        self.count += 1;
+        self.retried.push(statement);
+    }
+
+    /// Documents that this attempt changed.
+    pub(crate) fn newly(&self) -> i64 {
+        self.count - self.retried.len() as i64
+    }
+
     /// Leaves nothing to tell.
     fn forget(&mut self) {
         self.count = 0;
         self.modified = self.modified.map(|_| 0);
         self.upserted.clear();
         self.errors.clear();
+        self.retried.clear();
     }
 
     pub(crate) fn failed(&mut self, index: usize, error: Error) {
@@ -99,6 +110,13 @@ impl WriteReply {
         let mut writer = Reply::writer();
         writer.append("n", count(statements.count));
         append_errors(&mut writer, &statements.errors);
+        if !statements.retried.is_empty() {
+            writer.begin_array("retriedStmtIds");
+            for statement in &statements.retried {
+                writer.push(*statement);
+            }
+            writer.end();
+        }
         if !statements.upserted.is_empty() {
             writer.begin_array("upserted");
             for (index, id) in &statements.upserted {

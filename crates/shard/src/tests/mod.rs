@@ -9,6 +9,7 @@ mod index_build;
 mod long_keys;
 mod past;
 mod races;
+mod retryable;
 mod spilling;
 mod time_limits;
 mod validation;

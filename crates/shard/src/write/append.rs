@@ -9,6 +9,7 @@ use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
 use crate::catalog::{Catalog, CatalogKey, Collection, Index};
 use crate::command::envelope::WriteConcern;
+use crate::session::Retryable;
 use crate::{Shard, Store};
 use model::Error;
 use model::bson::Doc;
@@ -20,7 +21,7 @@ use replication::{
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use storage::entry::{Encoder, Entry, IndexAction, IndexChange, Operation};
+use storage::entry::{Encoder, Entry, Header, IndexAction, IndexChange, Operation};
 use storage::{Before, Record};
 
 /// What travels with an entry in memory.
@@ -61,6 +62,20 @@ impl Shard {
         collection: CollectionId,
         concern: WriteConcern,
         keys: &[RecordKey],
+        body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
+    ) -> Result<Option<R>, Error> {
+        self.write_statements(collection, concern, None, keys, body)
+            .await
+    }
+
+    /// The same for statements of a session, which the body notes in the
+    /// evaluator: the entry then also carries the session's documents.
+    pub(crate) async fn write_statements<R>(
+        &self,
+        collection: CollectionId,
+        concern: WriteConcern,
+        session: Option<&Retryable>,
+        keys: &[RecordKey],
         mut body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<Option<R>, Error> {
         let (result, pending) = loop {
@@ -72,7 +87,7 @@ impl Shard {
             let Some(current) = self.catalog.by_id(collection) else {
                 return Ok(None);
             };
-            let evaluated = self.evaluate(&current, concern, keys, &mut body);
+            let evaluated = self.evaluate(&current, concern, session, keys, &mut body);
             drop(gate);
             match evaluated {
                 Ok(evaluated) => break evaluated,
@@ -84,6 +99,9 @@ impl Shard {
         };
         if let Some(pending) = pending {
             pending.await.map_err(crate::error::from_log)?;
+            if let Some(session) = session {
+                session.applied();
+            }
         }
         Ok(Some(result))
     }
@@ -92,6 +110,7 @@ impl Shard {
         &self,
         collection: &Collection,
         concern: WriteConcern,
+        session: Option<&Retryable>,
         keys: &[RecordKey],
         body: &mut impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<(R, Option<replication::Pending>), NotAppended> {
@@ -105,7 +124,7 @@ impl Shard {
                 Evaluator::new(&self.store, &self.overlay, &self.latches, collection, held);
             match body(&mut evaluator) {
                 Ok(result) => {
-                    let pending = self.append(evaluator, concern)?;
+                    let pending = self.append(evaluator, concern, session)?;
                     return Ok((result, pending));
                 }
                 Err(Refusal::Latch(more)) => {
@@ -122,19 +141,33 @@ impl Shard {
         &self,
         evaluator: Evaluator<'_>,
         concern: WriteConcern,
+        session: Option<&Retryable>,
     ) -> Result<Option<replication::Pending>, NotAppended> {
         let id = evaluator.collection.id;
         let Evaluator {
             mut changes,
             multikey,
+            executed,
+            image,
             ..
         } = evaluator;
         if changes.is_empty() {
             return Ok(None);
         }
         let mut payload = Vec::with_capacity(payload_bytes(&changes));
-        encode(id, &changes, &multikey, &mut payload);
+        let described = session.map(|session| session.header(&executed));
+        let header = Header {
+            session: described.as_ref().map(|header| header.as_bytes()),
+            ..Header::default()
+        };
+        let mut encoder = Encoder::with_header(&mut payload, header);
+        encode(id, &changes, &multikey, &mut encoder);
+        let written =
+            session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
         let proposed = self.log.propose(concern.durability(), |position, time| {
+            if let Some(written) = &written {
+                written.set_time(&mut payload, time);
+            }
             // Before the entry can be applied: see `Index::multikey`.
             for index in &multikey {
                 index.multikey.store(true, Ordering::Release);
@@ -147,7 +180,12 @@ impl Shard {
             (payload, companion)
         });
         match proposed {
-            Ok(pending) => Ok(Some(pending)),
+            Ok(pending) => {
+                if let (Some(session), Some(written)) = (session, &written) {
+                    session.appended(executed, written, concern);
+                }
+                Ok(Some(pending))
+            }
             Err(ProposeError::Busy) => Err(NotAppended::Busy),
             Err(error) => Err(NotAppended::Error(crate::error::from_log(error))),
         }
@@ -177,9 +215,8 @@ fn encode(
     collection: CollectionId,
     changes: &[Change],
     multikey: &[Arc<Index>],
-    payload: &mut Vec<u8>,
+    encoder: &mut Encoder<'_>,
 ) {
-    let mut encoder = Encoder::new(payload);
     for id in multikey.iter().filter_map(|index| index.id) {
         encoder.put_meta(&CatalogKey::multikey(id), &[]);
     }

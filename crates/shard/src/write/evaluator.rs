@@ -13,6 +13,7 @@ use super::latches::{Held, Latches, Stripe};
 use super::overlay::Overlay;
 use crate::Store;
 use crate::catalog::{Collection, Index};
+use crate::session::{Effect, Executed, Image};
 use foldhash::fast::FixedState;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::IndexId;
@@ -94,6 +95,11 @@ pub(crate) struct Evaluator<'s> {
     pub(super) changes: Vec<Change>,
     /// Indexes that get their first document with several keys.
     pub(super) multikey: Vec<Arc<Index>>,
+    /// Statements of a retryable write that this entry executes, one for each
+    /// change, in the same order.
+    pub(super) executed: Vec<Executed>,
+    /// What the statement returned, if its retry must return it again.
+    pub(super) image: Option<Image>,
     /// Where a record's change stands in `changes`.
     changed: HashMap<RecordKey, usize, FixedState>,
 }
@@ -119,7 +125,18 @@ impl<'s> Evaluator<'s> {
             ),
             held,
             multikey: Vec::new(),
+            executed: Vec::new(),
+            image: None,
         }
+    }
+
+    /// Notes which statement the latest change belongs to, and what it did.
+    pub(crate) fn executed(&mut self, statement: i32, effect: Effect) {
+        crate::session::join(&mut self.executed, Executed::one(statement, effect));
+    }
+
+    pub(crate) fn keep_image(&mut self, image: Image) {
+        self.image = Some(image);
     }
 
     /// The collection with the indexes that hold for this entry.

@@ -1,0 +1,225 @@
+//! A write command with a transaction number: its session is checked out from
+//! before its first statement until its reply is made.
+//!
+//! Each statement is looked up in the history first. What was executed is
+//! answered from there, at the latest when the entry that said so is applied;
+//! what was not is evaluated, and the entry of its write carries the session's
+//! new document.
+
+use super::catalog::CheckedOut;
+use super::document::{Addition, SessionKey, Stored, StoredImage, Written, decode_overflow};
+use super::history::{Effect, Executed, History, Image};
+use super::{SessionId, header};
+use crate::Shard;
+use crate::command::envelope::WriteConcern;
+use crate::operation::Operation;
+use model::bson::DocBuf;
+use model::{Code, Error};
+use parking_lot::{Mutex, MappedMutexGuard, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use storage::entry::Encoder;
+
+/// Which statement of a transaction number each statement of a command is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) enum StatementIds {
+    /// Counted from zero.
+    #[default]
+    Counted,
+    /// Counted from this one.
+    From(i32),
+    Listed(Vec<i32>),
+}
+
+impl StatementIds {
+    pub(crate) fn of(&self, index: usize) -> i32 {
+        match self {
+            StatementIds::Counted => index as i32,
+            StatementIds::From(first) => first.wrapping_add(index as i32),
+            // The length was checked against the batch.
+            StatementIds::Listed(ids) => ids.get(index).copied().unwrap_or(index as i32),
+        }
+    }
+}
+
+/// The session of a command that may be a retry.
+pub(crate) struct Retryable {
+    session: SessionId,
+    number: i64,
+    /// Whether any statement may have been executed before.
+    is_fresh: bool,
+    checked_out: Mutex<CheckedOut>,
+    answered_from_history: AtomicBool,
+}
+
+impl Shard {
+    /// Checks the session out and begins or continues the transaction number.
+    pub(crate) async fn begin_retryable(
+        &self,
+        session: SessionId,
+        number: i64,
+        operation: &Operation,
+    ) -> Result<Retryable, Error> {
+        let now_ms = self.clock.now_ms();
+        let mut checked_out = self.sessions.check_out(session, operation, now_ms).await?;
+        if checked_out.needs_loading() {
+            Box::pin(self.load_history(&mut checked_out)).await?;
+        }
+        checked_out.history_mut().begin(number, session)?;
+        Ok(Retryable {
+            session,
+            number,
+            is_fresh: checked_out.history().is_empty(),
+            checked_out: Mutex::new(checked_out),
+            answered_from_history: AtomicBool::new(false),
+        })
+    }
+
+    /// Reads what is stored of a session. If an entry of it may be under way,
+    /// then only behind that entry.
+    async fn load_history(&self, checked_out: &mut CheckedOut) -> Result<(), Error> {
+        if checked_out.is_unsettled() {
+            self.propose_catalog(|encoder| encoder.noop()).await?;
+        }
+        let history = tokio::task::block_in_place(|| self.stored_history(checked_out.id()))?;
+        checked_out.load(history);
+        Ok(())
+    }
+
+    fn stored_history(&self, session: SessionId) -> Result<History, Error> {
+        let snapshot = self.store.snapshot();
+        let get = |key: &[u8]| snapshot.get_meta(key).map_err(crate::error::from_storage);
+        let Some(value) = get(&SessionKey::session(session))? else {
+            return Ok(History::default());
+        };
+        let mut stored = Stored::decode(&value)?;
+        let mut sealed = Vec::new();
+        for chunk in 0..stored.overflow {
+            match get(&SessionKey::overflow(session, chunk))? {
+                Some(value) => sealed.extend(decode_overflow(&value)?),
+                None => stored.incomplete = true,
+            }
+        }
+        Ok(History::stored(stored, sealed))
+    }
+
+    /// The image of a statement of `findAndModify`.
+    pub(crate) fn stored_image(
+        &self,
+        retryable: &Retryable,
+        statement: i32,
+    ) -> Result<Image, Error> {
+        let value = self
+            .store
+            .get_meta(&SessionKey::image(retryable.session))
+            .map_err(crate::error::from_storage)?;
+        if let Some(value) = value {
+            let stored = StoredImage::decode(&value)?;
+            if stored.number == retryable.number && stored.statement == statement {
+                return Ok(stored.image);
+            }
+        }
+        Err(Error::location(
+            5637602,
+            format!(
+                "image collection no longer contains the complete write history of this \
+                 transaction, record with sessionId: {} cannot be found",
+                retryable.session
+            ),
+        ))
+    }
+
+    /// Waits until what was answered from history is as durable as is asked now.
+    pub(crate) async fn settle_retry(
+        &self,
+        retryable: &Retryable,
+        concern: WriteConcern,
+    ) -> Result<(), Error> {
+        let synced = retryable.history().synced;
+        if synced
+            || concern == WriteConcern::Applied
+            || !retryable.answered_from_history.load(Ordering::Relaxed)
+        {
+            return Ok(());
+        }
+        self.propose_catalog(|encoder| encoder.noop()).await?;
+        retryable.history_mut().synced = true;
+        Ok(())
+    }
+}
+
+impl Retryable {
+    pub(crate) fn history(&self) -> MappedMutexGuard<'_, History> {
+        self.history_mut()
+    }
+
+    fn history_mut(&self) -> MappedMutexGuard<'_, History> {
+        MutexGuard::map(self.checked_out.lock(), CheckedOut::history_mut)
+    }
+
+    /// What a statement did when it was executed before, if it was.
+    pub(crate) fn executed(&self, statement: i32) -> Result<Option<Effect>, Error> {
+        if self.is_fresh {
+            return Ok(None);
+        }
+        let effect = self.history().find(statement)?.cloned();
+        if effect.is_some() {
+            self.answered_from_history.store(true, Ordering::Relaxed);
+        }
+        Ok(effect)
+    }
+
+    /// The session header of an entry with these statements.
+    pub(crate) fn header(&self, items: &[Executed]) -> DocBuf {
+        header::encode(self.session, self.number, items)
+    }
+
+    /// Appends the session's documents to an entry.
+    pub(crate) fn encode(
+        &self,
+        shard: &Shard,
+        items: &[Executed],
+        image: Option<&Image>,
+        encoder: &mut Encoder<'_>,
+    ) -> Written {
+        let addition = Addition {
+            session: self.session,
+            items,
+            image,
+            term: shard.log.term().get(),
+            wall_ms: shard.clock.now_ms(),
+        };
+        addition.encode(&self.history(), encoder)
+    }
+
+    /// The entry has its place in the log.
+    pub(crate) fn appended(&self, items: Vec<Executed>, written: &Written, concern: WriteConcern) {
+        let synced = concern == WriteConcern::Majority;
+        self.history_mut().appended(items, written.sealed, synced);
+    }
+
+    /// The entry is applied.
+    pub(crate) fn applied(&self) {
+        self.history_mut().unsettled = false;
+    }
+}
+
+/// The error for a retry that is another command than the first attempt.
+pub(crate) fn incompatible(code: i32, command: &str, effect: &Effect) -> Error {
+    Error::location(
+        code,
+        format!(
+            "{command} retry request is not compatible with previous write in the transaction \
+             of type: {}",
+            effect.letter()
+        ),
+    )
+}
+
+/// Refuses a statement that changes many documents: it cannot be told how far it
+/// came.
+pub(crate) fn refuse_multi(option: &str) -> Error {
+    Error::new(
+        Code::INVALID_OPTIONS,
+        format!("Cannot use (or request) retryable writes with {option}"),
+    )
+}
