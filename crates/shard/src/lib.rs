@@ -30,6 +30,7 @@ mod index_build;
 mod operation;
 mod parameters;
 mod read;
+#[allow(dead_code, reason = "the reaping of sessions will use the rest")]
 mod session;
 mod shard;
 #[cfg(test)]

@@ -212,10 +212,11 @@ fn check_transaction(
         }
         _ => {}
     }
-    if body.get("startTransaction").is_some_and(|value| !value.is_nullish()) {
-        return refuse(
-            "'startTransaction' field requires 'autocommit' field to also be specified",
-        );
+    if body
+        .get("startTransaction")
+        .is_some_and(|value| !value.is_nullish())
+    {
+        return refuse("'startTransaction' field requires 'autocommit' field to also be specified");
     }
     if !is_retryable(command) {
         return Err(Error::new(

@@ -80,7 +80,11 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
 }
 
 /// A cursor goes on in the session that opened it, or in none if none did.
-fn check_session(id: i64, opened: Option<SessionId>, asking: Option<SessionId>) -> Result<(), Error> {
+fn check_session(
+    id: i64,
+    opened: Option<SessionId>,
+    asking: Option<SessionId>,
+) -> Result<(), Error> {
     let (code, why) = match (opened, asking) {
         (opened, asking) if opened == asking => return Ok(()),
         (None, _) => (50736, "it was not created in a session"),

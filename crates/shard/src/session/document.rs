@@ -21,7 +21,9 @@
 //! they describe. Decoding checks everything: what cannot be read is an error.
 
 use super::SessionId;
-use super::history::{DOCUMENT_ITEMS_BYTES, Effect, Executed, History, Image, ImageKind, LastWrite};
+use super::history::{
+    DOCUMENT_ITEMS_BYTES, Effect, Executed, History, Image, ImageKind, LastWrite,
+};
 use model::bson::{Doc, DocBuf};
 use model::time::ClusterTime;
 use model::{Code, Error};
@@ -113,7 +115,10 @@ pub(crate) struct StoredImage {
 }
 
 fn put_statement(out: &mut Vec<u8>, statement: i32) {
-    put(out, u64::from(((statement << 1) ^ (statement >> 31)) as u32));
+    put(
+        out,
+        u64::from(((statement << 1) ^ (statement >> 31)) as u32),
+    );
 }
 
 fn take_statement(input: &mut &[u8]) -> Option<i32> {

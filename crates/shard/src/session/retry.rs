@@ -15,7 +15,7 @@ use crate::command::envelope::WriteConcern;
 use crate::operation::Operation;
 use model::bson::DocBuf;
 use model::{Code, Error};
-use parking_lot::{Mutex, MappedMutexGuard, MutexGuard};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
 use storage::entry::Encoder;
 

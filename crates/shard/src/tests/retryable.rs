@@ -99,23 +99,56 @@ async fn find_and_modify_returns_the_same_again() {
     let before = r#"{findAndModify: "c", query: {_id: 7}, update: {$inc: {a: 1}}, @1}"#;
     let after = r#"{findAndModify: "c", query: {_id: 7}, update: {$inc: {a: 1}}, new: true, fields: {a: 1}, @2}"#;
     let upsert = r#"{findAndModify: "c", query: {_id: 8}, update: {$set: {a: 1}}, upsert: true, new: true, @3}"#;
-    let silent = r#"{findAndModify: "c", query: {_id: 9}, update: {$set: {a: 1}}, upsert: true, @4}"#;
+    let silent =
+        r#"{findAndModify: "c", query: {_id: 9}, update: {$set: {a: 1}}, upsert: true, @4}"#;
     let remove = r#"{findAndModify: "c", query: {_id: 7}, remove: true, @5}"#;
     let script = [
-        (before, "{lastErrorObject: {n: 1, updatedExisting: true}, value: {_id: 7, a: 0}", r#"{update: "c", updates: [{q: {_id: 7}, u: {$inc: {a: 100}}}]} => {n: 1}"#),
-        (after, "{lastErrorObject: {n: 1, updatedExisting: true}, value: {_id: 7, a: 102}", r#"{update: "c", updates: [{q: {_id: 7}, u: {$inc: {a: 100}}}]} => {n: 1}"#),
-        (upsert, "{lastErrorObject: {n: 1, updatedExisting: false, upserted: 8}, value: {_id: 8, a: 1}", r#"{update: "c", updates: [{q: {_id: 8}, u: {$inc: {a: 100}}}]} => {n: 1}"#),
-        (silent, "{lastErrorObject: {n: 1, updatedExisting: false, upserted: 9}, value: null", r#"{update: "c", updates: [{q: {_id: 9}, u: {$inc: {a: 100}}}]} => {n: 1}"#),
-        (remove, "{lastErrorObject: {n: 1}, value: {_id: 7, a: 202}", r#"{insert: "c", documents: [{_id: 7}]} => {n: 1}"#),
+        (
+            before,
+            "{lastErrorObject: {n: 1, updatedExisting: true}, value: {_id: 7, a: 0}",
+            r#"{update: "c", updates: [{q: {_id: 7}, u: {$inc: {a: 100}}}]} => {n: 1}"#,
+        ),
+        (
+            after,
+            "{lastErrorObject: {n: 1, updatedExisting: true}, value: {_id: 7, a: 102}",
+            r#"{update: "c", updates: [{q: {_id: 7}, u: {$inc: {a: 100}}}]} => {n: 1}"#,
+        ),
+        (
+            upsert,
+            "{lastErrorObject: {n: 1, updatedExisting: false, upserted: 8}, value: {_id: 8, a: 1}",
+            r#"{update: "c", updates: [{q: {_id: 8}, u: {$inc: {a: 100}}}]} => {n: 1}"#,
+        ),
+        (
+            silent,
+            "{lastErrorObject: {n: 1, updatedExisting: false, upserted: 9}, value: null",
+            r#"{update: "c", updates: [{q: {_id: 9}, u: {$inc: {a: 100}}}]} => {n: 1}"#,
+        ),
+        (
+            remove,
+            "{lastErrorObject: {n: 1}, value: {_id: 7, a: 202}",
+            r#"{insert: "c", documents: [{_id: 7}]} => {n: 1}"#,
+        ),
     ];
-    check(&shard, r#"{insert: "c", documents: [{_id: 7, a: 0}]} => {n: 1}"#).await;
+    check(
+        &shard,
+        r#"{insert: "c", documents: [{_id: 7, a: 0}]} => {n: 1}"#,
+    )
+    .await;
     let mut shard = shard;
     for (command, answer, meanwhile) in script {
         check(&shard, &format!("{command} => {answer}}}")).await;
         check(&shard, meanwhile).await;
-        check(&shard, &format!("{command} => {answer}, retriedStmtId: 0}}")).await;
+        check(
+            &shard,
+            &format!("{command} => {answer}, retriedStmtId: 0}}"),
+        )
+        .await;
         shard = shard.reopen().await;
-        check(&shard, &format!("{command} => {answer}, retriedStmtId: 0}}")).await;
+        check(
+            &shard,
+            &format!("{command} => {answer}, retriedStmtId: 0}}"),
+        )
+        .await;
     }
     check(&shard, r#"
         # Another command than the first time.
@@ -189,7 +222,11 @@ async fn a_long_history_lies_in_overflow_documents() {
     let shard = shard.reopen().await;
     check(&shard, &retried).await;
     // A later number needs them no more.
-    check(&shard, r#"{insert: "c", documents: [{_id: 1}], @2} => {n: 1}"#).await;
+    check(
+        &shard,
+        r#"{insert: "c", documents: [{_id: 1}], @2} => {n: 1}"#,
+    )
+    .await;
     assert_eq!(overflows(&shard), 0);
 }
 
@@ -220,7 +257,11 @@ async fn a_lost_overflow_document_is_an_incomplete_history() {
         .expect("it is deleted");
     let shard = shard.reopen().await;
     check(&shard, &format!("{command} => 217")).await;
-    check(&shard, r#"{insert: "c", documents: [{_id: 1}], @2} => {n: 1}"#).await;
+    check(
+        &shard,
+        r#"{insert: "c", documents: [{_id: 1}], @2} => {n: 1}"#,
+    )
+    .await;
 }
 
 /// The same statement from many connections at once.
@@ -248,7 +289,9 @@ async fn operations_of_one_session_run_one_after_the_other() {
         }
         assert_eq!(first, 1);
         shard
-            .check(&format!("{{find: 'c'}} => {{cursor: {{firstBatch: [{{_id: 1, a: {number}}}]}}}}"))
+            .check(&format!(
+                "{{find: 'c'}} => {{cursor: {{firstBatch: [{{_id: 1, a: {number}}}]}}}}"
+            ))
             .await;
     }
 }
