@@ -1,5 +1,9 @@
 //! `$merge`: finds each document in the target and does what was said for the
 //! case that it is there, or is not.
+//!
+//! Documents that are joined by `_id`, which is the rule, name their records, so
+//! that a portion is one entry of the log (`merge_by_id.rs`). Joined by other
+//! fields, each is searched for and changed on its own.
 
 use super::out::insert_all;
 use super::{portion, while_running};
@@ -77,6 +81,14 @@ pub(crate) async fn merge_into(
             .collect::<Result<Vec<_>, Error>>()
             .map_err(while_running)?;
         let mut failed = None;
+        if joining.is_by_id_alone() {
+            joining
+                .join_by_id(identified)
+                .await
+                .map_err(while_running)?;
+            invocation.operation.check()?;
+            continue;
+        }
         for (document, identity) in identified {
             let joined = joining.join(document.as_doc(), identity.as_doc()).await;
             failed = failed.or(joined.err());
@@ -103,9 +115,9 @@ fn overlay_pipeline() -> ArrayBuf {
     stages.finish()
 }
 
-struct Joining<'a> {
-    invocation: &'a Invocation<'a>,
-    merge: &'a Merge,
+pub(super) struct Joining<'a> {
+    pub(super) invocation: &'a Invocation<'a>,
+    pub(super) merge: &'a Merge,
     context: &'a QueryContext,
     overlay: ArrayBuf,
     by_id: bool,
@@ -129,44 +141,46 @@ impl Joining<'_> {
             }
             match self.merge.when_not_matched {
                 WhenNotMatched::Discard => return Ok(()),
-                WhenNotMatched::Fail => {
-                    return Err(Error::new(
-                        Code::MERGE_STAGE_NO_MATCHING_DOCUMENT,
-                        "$merge could not find a matching document in the target collection for \
-                         at least one document in the source collection",
-                    ));
-                }
+                WhenNotMatched::Fail => return Err(no_match()),
                 WhenNotMatched::Insert => {}
             }
             let target = &self.merge.target;
             match insert_all(self.invocation, target, vec![document.to_owned()]).await {
                 Ok(()) => return Ok(()),
-                Err(error) if error.code == Code::DUPLICATE_KEY && self.is_identity(&error) => {
-                    match self.merge.when_matched {
-                        WhenMatched::Fail => {
-                            return Err(prefixed(
-                                "$merge with whenMatched: fail found an existing document with \
-                                 the same values for the 'on' fields",
-                                error,
-                            ));
-                        }
-                        // Somebody inserted it meanwhile: now there is one to change.
-                        WhenMatched::KeepExisting
-                        | WhenMatched::Replace
-                        | WhenMatched::Merge
-                        | WhenMatched::Pipeline(_) => {}
-                    }
-                }
-                Err(error) if error.code == Code::DUPLICATE_KEY => {
-                    return Err(prefixed("$merge failed due to a DuplicateKey error", error));
-                }
-                Err(error) => return Err(error),
+                // Somebody inserted it meanwhile: now there is one to change.
+                Err(error)
+                    if error.code == Code::DUPLICATE_KEY
+                        && self.is_identity(&error)
+                        && !matches!(self.merge.when_matched, WhenMatched::Fail) => {}
+                Err(error) => return Err(self.not_inserted(error)),
             }
         }
         Err(Error::new(
             Code::WRITE_CONFLICT,
             "$merge lost too many races for one document",
         ))
+    }
+
+    /// The error of an insert as this stage tells it.
+    pub(super) fn not_inserted(&self, error: Error) -> Error {
+        if error.code != Code::DUPLICATE_KEY {
+            return error;
+        }
+        if self.is_identity(&error) && matches!(self.merge.when_matched, WhenMatched::Fail) {
+            return prefixed(
+                "$merge with whenMatched: fail found an existing document with the same values \
+                 for the 'on' fields",
+                error,
+            );
+        }
+        prefixed("$merge failed due to a DuplicateKey error", error)
+    }
+
+    fn is_by_id_alone(&self) -> bool {
+        match &self.merge.on {
+            None => true,
+            Some(on) => on.len() == 1 && on[0] == "_id",
+        }
     }
 
     fn with_id(&self, doc: Doc<'_>) -> DocBuf {
@@ -195,11 +209,15 @@ impl Joining<'_> {
         }
     }
 
-    /// Changes the document in the target; false if there is none.
-    async fn update(&self, document: Doc<'_>, identity: Doc<'_>) -> Result<bool, Error> {
+    /// How a document of the target changes, and what that refers to; `None` if one
+    /// must not be there at all.
+    pub(super) fn change(
+        &self,
+        document: Doc<'_>,
+    ) -> Result<Option<(Update, QueryContext)>, Error> {
         let context = self.merge.bound(document, self.context)?;
         let update = match &self.merge.when_matched {
-            WhenMatched::Fail => return Ok(false),
+            WhenMatched::Fail => return Ok(None),
             WhenMatched::KeepExisting => {
                 let mut stages = ArrayWriter::new();
                 stages.push(&DocWriter::new().with("$set", Doc::EMPTY).finish());
@@ -208,6 +226,14 @@ impl Joining<'_> {
             WhenMatched::Replace => Update::Replacement(document.to_owned()),
             WhenMatched::Merge => Update::parse(ValueRef::from(&self.overlay), None, &context)?,
             WhenMatched::Pipeline(stages) => Update::parse(ValueRef::from(stages), None, &context)?,
+        };
+        Ok(Some((update, context)))
+    }
+
+    /// Changes the document in the target; false if there is none.
+    async fn update(&self, document: Doc<'_>, identity: Doc<'_>) -> Result<bool, Error> {
+        let Some((update, context)) = self.change(document)? else {
+            return Ok(false);
         };
         let selection = Selection {
             filter: identity_filter(identity).normalized(),
@@ -227,19 +253,29 @@ impl Joining<'_> {
         }
         .run()
         .await
-        .map_err(|error| {
-            if error.code == Code::IMMUTABLE_FIELD {
-                prefixed(
-                    "$merge failed to update the matching document, did you attempt to modify \
-                     the _id or the shard key?",
-                    error,
-                )
-            } else {
-                error
-            }
-        })?;
+        .map_err(not_changed)?;
         Ok(outcome.matched > 0)
     }
+}
+
+pub(super) fn no_match() -> Error {
+    Error::new(
+        Code::MERGE_STAGE_NO_MATCHING_DOCUMENT,
+        "$merge could not find a matching document in the target collection for at least one \
+         document in the source collection",
+    )
+}
+
+/// The error of a change as this stage tells it.
+pub(super) fn not_changed(error: Error) -> Error {
+    if error.code != Code::IMMUTABLE_FIELD {
+        return error;
+    }
+    prefixed(
+        "$merge failed to update the matching document, did you attempt to modify the _id or the \
+         shard key?",
+        error,
+    )
 }
 
 /// Values are meant as they are, never as operators.

@@ -6,7 +6,8 @@
 //! | `environment.rs` | scans, disk, statistics for a running pipeline |
 //! | `batches.rs` | a pipeline as the source of a cursor's batches |
 //! | `out.rs` | `$out`: a new collection, renamed over the old |
-//! | `merge.rs` | `$merge`: documents joined with a collection, one by one |
+//! | `merge.rs` | `$merge`: documents joined with a collection |
+//! | `merge_by_id.rs` | the same for a portion at once, where `_id` joins them |
 //!
 //! A pipeline runs synchronously, told to the runtime as blocking. Stages that
 //! write are not part of it: the command takes documents out in portions and
@@ -15,6 +16,7 @@
 mod batches;
 mod environment;
 mod merge;
+mod merge_by_id;
 mod out;
 
 pub(crate) use batches::PipelineSource;

@@ -54,6 +54,12 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         return explain_command(invocation, body, Verbosity::QueryPlanner);
     }
     let output = take_output(&mut steps);
+    if output.is_some() && is_linearizable(body) {
+        return Err(Error::new(
+            Code::INVALID_OPTIONS,
+            "$out and $merge cannot be used with a 'linearizable' read concern level",
+        ));
+    }
     if let Some(Stage::Merge(merge)) = &output {
         check_unique(invocation, merge)?;
     }
@@ -90,6 +96,11 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         .begin_array("firstBatch")
         .end();
     finish_cursor(writer, 0, &namespace, at)
+}
+
+fn is_linearizable(body: Doc<'_>) -> bool {
+    let concern = body.get_doc("readConcern");
+    concern.and_then(|concern| concern.get_str("level")) == Some("linearizable")
 }
 
 /// The collection that is named; `None` for `{aggregate: 1}`.

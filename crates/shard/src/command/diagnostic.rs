@@ -4,7 +4,7 @@ use super::arguments::{arguments, fields};
 use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
 use crate::parameters::SETTABLE;
-use model::bson::{ArrayBuf, DocWriter, Value, ValueRef};
+use model::bson::{ArrayBuf, DocWriter, Kind, Value, ValueRef};
 use model::{Code, Error};
 use wire::{Origin, Reply};
 
@@ -251,17 +251,24 @@ pub(crate) fn get_cmd_line_opts(invocation: &Invocation<'_>) -> Answer {
 }
 
 pub(crate) fn server_status(invocation: &Invocation<'_>) -> Answer {
-    for argument in arguments("serverStatus", invocation.request.body()) {
-        // Any section may be switched on or off; ours are always there.
-        argument
-            .loose_boolean()
-            .or_else(|error| match argument.value() {
-                ValueRef::Document(_) => Ok(true),
-                _ => Err(error),
-            })?;
-    }
+    let left_out: Vec<&str> = arguments("serverStatus", invocation.request.body())
+        .filter(|argument| !model::number::is_truthy(argument.value()))
+        .map(|argument| argument.name())
+        .collect();
     let mut writer = Reply::writer();
-    append_server_status(invocation.shard, &mut writer);
+    if left_out.is_empty() {
+        append_server_status(invocation.shard, &mut writer);
+        return finish(writer);
+    }
+    let mut whole = DocWriter::new();
+    append_server_status(invocation.shard, &mut whole);
+    for element in whole.finish().iter() {
+        // Only sections can be switched off, not who answers.
+        let is_section = element.kind() == Kind::Document;
+        if !(is_section && left_out.contains(&element.key())) {
+            writer.append_element(&element);
+        }
+    }
     finish(writer)
 }
 

@@ -10,6 +10,7 @@
 //! longer matches is passed over. A filter that names one `_id` needs no search.
 
 use super::Invocation;
+use crate::Shard;
 use crate::catalog::Collection;
 use crate::read::Candidates;
 use crate::session::{Effect, Image, ImageKind};
@@ -303,15 +304,7 @@ impl Modification<'_> {
     }
 
     fn moment<'m>(&self, matched: Option<&'m str>, is_insert: bool) -> UpdateMoment<'m> {
-        let time = self.invocation.shard.log.latest_time().next();
-        UpdateMoment {
-            matched,
-            is_insert,
-            timestamp: model::bson::Timestamp {
-                seconds: time.seconds(),
-                increment: time.increment(),
-            },
-        }
+        moment(self.invocation.shard, matched, is_insert)
     }
 
     /// Inserts what the filter and the update describe.
@@ -348,6 +341,24 @@ impl Modification<'_> {
                 return Ok(document);
             }
         }
+    }
+}
+
+/// What an update may refer to besides the document: the array position that
+/// matched, whether it makes a new document, and the time.
+pub(crate) fn moment<'m>(
+    shard: &Shard,
+    matched: Option<&'m str>,
+    is_insert: bool,
+) -> UpdateMoment<'m> {
+    let time = shard.log.latest_time().next();
+    UpdateMoment {
+        matched,
+        is_insert,
+        timestamp: model::bson::Timestamp {
+            seconds: time.seconds(),
+            increment: time.increment(),
+        },
     }
 }
 

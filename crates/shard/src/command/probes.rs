@@ -1,10 +1,10 @@
 //! Short answers: what shells, drivers and monitoring tools ask of any server
 //! to find out what it is, and commands that are refused by name.
 
-use super::arguments::missing;
+use super::arguments::{Argument, arguments, missing};
 use super::diagnostic::append_server_status;
 use super::{Answer, Invocation, finish, not_found};
-use model::bson::{DocWriter, ValueRef};
+use model::bson::{Doc, DocWriter, ValueRef};
 use model::number::Number;
 use model::{Code, Error};
 use wire::Reply;
@@ -208,14 +208,18 @@ fn diagnostic_data(invocation: &Invocation<'_>) -> Answer {
 }
 
 /// Profiling is always off; asking for it is refused, asking about it is not.
+/// What `profile` says of slow operations.
+const SLOW_MS: i32 = 100;
+
 fn profile(invocation: &Invocation<'_>) -> Answer {
     let body = invocation.request.body();
     let level = body.first().and_then(|element| Number::of(element.value()));
     match level.map(Number::to_f64) {
         Some(level) if level == 0.0 || level == -1.0 => {
+            check_slow_operations(body)?;
             let writer = Reply::writer()
                 .with("was", 0)
-                .with("slowms", 100)
+                .with("slowms", SLOW_MS)
                 .with("sampleRate", 1.0);
             finish(writer)
         }
@@ -229,6 +233,50 @@ fn profile(invocation: &Invocation<'_>) -> Answer {
              double']",
         )),
     }
+}
+
+/// No slow operation is written down, so that what says which ones may only
+/// repeat what holds.
+fn check_slow_operations(body: Doc<'_>) -> Result<(), Error> {
+    let number = |argument: &Argument<'_>| match Number::of(argument.value()) {
+        Some(number) => Ok(number.to_f64()),
+        None => Err(argument.wrong_type("[long, int, decimal, double]")),
+    };
+    for argument in arguments("profile", body) {
+        let holds = match argument.name() {
+            _ if argument.is_null() => true,
+            "slowms" => number(&argument)? == f64::from(SLOW_MS),
+            "sampleRate" => {
+                let rate = number(&argument)?;
+                if !(0.0..=1.0).contains(&rate) {
+                    return Err(Error::bad_value(
+                        "'sampleRate' must be between 0.0 and 1.0 inclusive",
+                    ));
+                }
+                rate == 1.0
+            }
+            "filter" => match argument.value() {
+                ValueRef::String("unset") => true,
+                ValueRef::Document(_) => false,
+                _ => {
+                    return Err(Error::bad_value(
+                        "Expected an object, or the string 'unset'.",
+                    ));
+                }
+            },
+            _ => return Err(argument.unknown()),
+        };
+        if !holds {
+            return Err(Error::new(
+                Code::COMMAND_NOT_SUPPORTED,
+                format!(
+                    "slow operations are not logged: '{}' cannot be changed",
+                    argument.name()
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn set_feature_compatibility(invocation: &Invocation<'_>) -> Answer {

@@ -85,6 +85,14 @@ async fn operations_and_probes() {
             admin {getLastError: 1} => 5739000
             {profile: -1} => {was: 0, slowms: 100, sampleRate: 1.0}
             {profile: 2} => 115
+            # Nothing is logged as slow: what says when may only repeat what holds.
+            {profile: 0, slowms: 100, sampleRate: 1.0, filter: "unset"} => {was: 0, slowms: 100}
+            {profile: 0, slowms: 50} => 115
+            {profile: 0, sampleRate: 0.5} => 115
+            {profile: -1, filter: {op: "query"}} => 115
+            {profile: 0, slowms: "x"} => 14
+            {profile: 0, sampleRate: 2} => 2
+            {profile: 0, filter: 3} => 2
             {compact: "c"} => 115
             {usersInfo: 1} => {users: []}
             {connectionStatus: 1, showPrivileges: true} => {authInfo: {authenticatedUserPrivileges: []}}

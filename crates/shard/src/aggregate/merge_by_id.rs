@@ -1,0 +1,173 @@
+//! `$merge` by `_id`: a portion of documents as one entry of the log, or a few
+//! where what they make of the target's documents is large.
+//!
+//! ```text
+//!   keys of all ─► latch all ─► for each: latest version? ─► change it, or insert ─► one entry
+//! ```
+//!
+//! Under the latches nobody else inserts or removes these records, so that no
+//! document is tried twice. One that fails leaves the others as they are: they
+//! are written, and then the command fails, as in MongoDB.
+
+use super::merge::{Joining, no_match, not_changed};
+use crate::command::modify::moment;
+use crate::write::{Evaluator, Refusal, check_stored, prepare_insert};
+use model::Error;
+use model::bson::{DocBuf, ValueRef};
+use model::key::RecordKey;
+use query::context::QueryContext;
+use query::pipeline::WhenNotMatched;
+use query::update::Update;
+
+/// Bytes of changed documents after which an entry ends.
+const ENTRY_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// A document on its way into the target.
+struct Joined {
+    key: RecordKey,
+    /// As it is stored if there is none yet.
+    new: Result<DocBuf, Error>,
+    /// What happens to one that is there; `None` if none may be.
+    change: Option<(Update, QueryContext)>,
+}
+
+/// What one entry took.
+#[derive(Default)]
+struct Written {
+    documents: usize,
+    /// The first failure.
+    failed: Option<Error>,
+}
+
+impl Joining<'_> {
+    /// Joins a portion; the first failure, after all were tried.
+    pub(super) async fn join_by_id(&self, identified: Vec<(DocBuf, DocBuf)>) -> Result<(), Error> {
+        let mut failed = None;
+        let mut joined = Vec::with_capacity(identified.len());
+        for (document, _) in &identified {
+            match self.prepare(document) {
+                Ok(one) => joined.push(one),
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        let keys: Vec<RecordKey> = joined.iter().map(|one| one.key.clone()).collect();
+        let mut done = 0;
+        while done < joined.len() {
+            let written = self.write(&joined[done..], &keys[done..]).await?;
+            done += written.documents;
+            failed = failed.or(written.failed);
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn prepare(&self, document: &DocBuf) -> Result<Joined, Error> {
+        let change = self.change(document.as_doc())?;
+        let id = document.get("_id").unwrap_or(ValueRef::Null);
+        let new = prepare_insert(self.invocation.shard, document.as_doc()).and_then(|new| {
+            check_stored(new.as_doc())?;
+            Ok(new)
+        });
+        Ok(Joined {
+            key: RecordKey::from_id(id),
+            new,
+            change,
+        })
+    }
+
+    /// Writes as many as one entry takes.
+    async fn write(&self, joined: &[Joined], keys: &[RecordKey]) -> Result<Written, Error> {
+        let shard = self.invocation.shard;
+        let target = &self.merge.target;
+        loop {
+            let collection = match self.merge.when_not_matched {
+                WhenNotMatched::Insert => shard.ensure_collection(target).await?,
+                WhenNotMatched::Discard | WhenNotMatched::Fail => match shard.catalog.get(target) {
+                    Some(collection) => collection,
+                    // Nothing can match.
+                    None => {
+                        return Ok(Written {
+                            documents: joined.len(),
+                            failed: self.unmatched(),
+                        });
+                    }
+                },
+            };
+            let concern = self.invocation.envelope.write_concern;
+            let written = shard
+                .write(collection.id, concern, keys, |evaluator| {
+                    let mut written = Written::default();
+                    let mut bytes = 0;
+                    for one in joined {
+                        if bytes > ENTRY_BYTES_MAX {
+                            break;
+                        }
+                        match self.join_one(evaluator, one) {
+                            Ok(changed) => bytes += changed,
+                            Err(Refusal::Error(error)) => {
+                                written.failed.get_or_insert(error);
+                            }
+                            Err(latch @ Refusal::Latch(_)) => return Err(latch),
+                        }
+                        written.documents += 1;
+                    }
+                    Ok(written)
+                })
+                .await?;
+            // Dropped in between: begun again, with what is there then.
+            if let Some(written) = written {
+                return Ok(written);
+            }
+        }
+    }
+
+    /// The bytes of what is stored now.
+    fn join_one(&self, evaluator: &mut Evaluator<'_>, one: &Joined) -> Result<usize, Refusal> {
+        let refused = |refusal, tell: &dyn Fn(Error) -> Error| match refusal {
+            Refusal::Error(error) => Refusal::Error(tell(error)),
+            latch @ Refusal::Latch(_) => latch,
+        };
+        let version = evaluator.latest(&one.key)?;
+        match (version, &one.change) {
+            (Some(version), Some((update, context))) => {
+                let moment = moment(self.invocation.shard, None, false);
+                let after = update
+                    .apply(version.doc(), moment, context)
+                    .map_err(not_changed)?;
+                let Some(after) = after else {
+                    return Ok(0);
+                };
+                check_stored(after.as_doc())?;
+                let bytes = after.as_bytes().len();
+                evaluator
+                    .replace(one.key.clone(), &version, after)
+                    .map_err(|refusal| refused(refusal, &not_changed))?;
+                Ok(bytes)
+            }
+            (None, _) if self.merge.when_not_matched != WhenNotMatched::Insert => {
+                self.unmatched().map_or(Ok(0), |error| Err(error.into()))
+            }
+            // One that is there and must not be is refused as a duplicate.
+            (Some(_), None) | (None, _) => {
+                let new = one.new.clone()?;
+                let bytes = new.as_bytes().len();
+                evaluator
+                    .insert(one.key.clone(), new)
+                    .map_err(|refusal| refused(refusal, &|error| self.not_inserted(error)))?;
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// What a document that is not in the target means, where it is not inserted.
+    fn unmatched(&self) -> Option<Error> {
+        match self.merge.when_not_matched {
+            WhenNotMatched::Fail => Some(no_match()),
+            WhenNotMatched::Insert | WhenNotMatched::Discard => None,
+        }
+    }
+}
