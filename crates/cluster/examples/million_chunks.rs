@@ -27,13 +27,13 @@ fn main() {
         let key = pattern.key_of_bound(bound.as_doc());
         KeyBound::new(&key.expect("the bound fits the key"))
     };
+    let empty = resident_bytes();
     let bounds: Vec<KeyBound> = (1..CHUNKS)
         .map(|chunk| at(chunk * KEYS_PER_CHUNK))
         .collect();
     let owners: Vec<ShardId> = (0..SHARDS)
         .map(|shard| ShardId::new(&format!("shard{shard}")))
         .collect();
-    let empty = resident_bytes();
     let chunks = initial_chunks(&pattern, &bounds, &owners, ClusterTime::ZERO);
     drop(bounds);
 
