@@ -1,0 +1,241 @@
+"""Replica sets of real processes: started, killed, paused, and looked into.
+
+A set is made of TernDB members, or of the real `mongod` when TERNDB_FAILOVER_KIND=mongod: that is how
+these programs are checked themselves before TernDB is judged by them.
+
+Every wait is for something that can be observed, and has a deadline.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pymongo
+from pymongo.errors import PyMongoError
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60
+SET_NAME = "flock"
+KIND = os.environ.get("TERNDB_FAILOVER_KIND", "terndb")
+
+
+def terndb() -> Path:
+    """The server under test: TERNDB_BINARY, or what `cargo build` left."""
+    named = os.environ.get("TERNDB_BINARY")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "terndb"
+
+
+def wait_until(condition, what: str, seconds: float = DEADLINE_S):
+    """Waits for a condition with a deadline; the first true answer."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s in vain: {what}")
+        time.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on. Members must know each other's before they start."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class Member:
+    """One member's process, from life to life on the same data."""
+
+    def __init__(self, number: int, port: int, root: Path):
+        self.number = number
+        self.port = port
+        self.data = root / f"member{number}"
+        self.data.mkdir()
+        self.log = root / f"member{number}.log"
+        self.process: subprocess.Popen | None = None
+        self.paused = False
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def command(self) -> list:
+        if KIND == "mongod":
+            mongod = os.environ.get("TERNDB_MONGOD") or Path.home() / ".cache/terndb/mongod"
+            return [
+                mongod, "--replSet", SET_NAME, "--dbpath", self.data, "--port", str(self.port),
+                "--bind_ip", "127.0.0.1", "--wiredTigerCacheSizeGB", "0.25",
+            ]  # fmt: skip
+        config = self.data.parent / f"member{self.number}.toml"
+        config.write_text(
+            f'replica_set = "{SET_NAME}"\nport = {self.port}\ndata = "{self.data}"\n'
+            'cache_mb = 64\nlog_level = "info"\n'
+        )
+        return [terndb(), "shard", "--config", config]
+
+    def start(self) -> None:
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"RUST_BACKTRACE": "1"},
+            )
+        self.paused = False
+
+    def client(self, **options) -> pymongo.MongoClient:
+        """To this member and no other."""
+        options = {"serverSelectionTimeoutMS": 500, "connectTimeoutMS": 500, "socketTimeoutMS": 2000} | options
+        return pymongo.MongoClient(
+            "127.0.0.1", self.port, directConnection=True, readPreference="secondaryPreferred", **options
+        )
+
+    def ask(self, command, database: str = "admin", **options) -> dict | None:
+        """The answer to a command, or nothing if there is none."""
+        try:
+            with self.client(**options) as client:
+                return client[database].command(command)
+        except PyMongoError:
+            return None
+
+    def is_up(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"member {self.number} ended: {self.tail()}")
+        return self.ask("ping") is not None
+
+    def is_primary(self) -> bool:
+        answer = self.ask("hello")
+        return bool(answer and answer.get("isWritablePrimary"))
+
+    def kill(self) -> None:
+        """kill -9, and the end of the process."""
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self.paused = False
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.paused = False
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE_S)
+
+    def tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-15:])
+
+
+class ReplicaSet:
+    """Members that know each other, initiated."""
+
+    def __init__(self, count: int = 3):
+        self.root = Path(tempfile.mkdtemp(prefix="terndb-failover-"))
+        self.members = [Member(at, port, self.root) for at, port in enumerate(free_ports(count))]
+        try:
+            for member in self.members:
+                member.start()
+            for member in self.members:
+                wait_until(member.is_up, f"member {member.number} answers")
+            config = {
+                "_id": SET_NAME,
+                "members": [{"_id": member.number, "host": member.host} for member in self.members],
+            }
+            if KIND == "mongod":
+                # Ten seconds, its default, would make every failover a long wait.
+                config["settings"] = {"electionTimeoutMillis": 2000}
+            # Members that are still opening refuse at first.
+            wait_until(
+                lambda: self.members[0].ask({"replSetInitiate": config}, socketTimeoutMS=30_000),
+                "the set is initiated",
+            )
+            self.wait_primary()
+            wait_until(lambda: self.settled(), "all members are primary or secondary")
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def uri(self) -> str:
+        hosts = ",".join(member.host for member in self.members)
+        return f"mongodb://{hosts}/?replicaSet={SET_NAME}"
+
+    def client(self, **options) -> pymongo.MongoClient:
+        options = {
+            "serverSelectionTimeoutMS": 20_000,
+            "connectTimeoutMS": 1000,
+            "socketTimeoutMS": 10_000,
+            "heartbeatFrequencyMS": 500,
+        } | options
+        return pymongo.MongoClient(self.uri, **options)
+
+    def running(self) -> list[Member]:
+        return [member for member in self.members if member.process.poll() is None and not member.paused]
+
+    def wait_primary(self, besides: Member | None = None) -> Member:
+        """Waits until a running member says that it is the primary."""
+
+        def find():
+            candidates = [member for member in self.running() if member is not besides]
+            return next((member for member in candidates if member.is_primary()), None)
+
+        return wait_until(find, "a primary")
+
+    def settled(self) -> bool:
+        """Whether every member is primary or secondary."""
+        answers = [member.ask("hello") for member in self.members]
+        return all(answer and (answer.get("isWritablePrimary") or answer.get("secondary")) for answer in answers)
+
+    def heal(self) -> None:
+        """Everybody runs, and takes part."""
+        for member in self.members:
+            if member.process.poll() is not None:
+                member.start()
+            elif member.paused:
+                member.resume()
+        wait_until(self.settled, "all members take part again")
+
+    def hashes(self, database: str) -> list[dict]:
+        """What each member holds, once all have applied the same."""
+
+        def same_position():
+            positions = []
+            for member in self.members:
+                hello = member.ask("hello")
+                if not hello:
+                    return None
+                positions.append(hello["lastWrite"]["opTime"])
+            return all(position == positions[0] for position in positions)
+
+        wait_until(same_position, "all members have applied the same")
+        answers = [member.ask("dbHash", database, socketTimeoutMS=30_000) for member in self.members]
+        assert all(answers), f"dbHash: {answers}"
+        return [answer["collections"] for answer in answers]
+
+    def stop(self, keep: bool = False) -> None:
+        for member in self.members:
+            if member.process and member.process.poll() is None:
+                if member.paused:
+                    member.resume()
+                member.process.kill()
+                member.process.wait(DEADLINE_S)
+        if not keep:
+            shutil.rmtree(self.root, ignore_errors=True)
