@@ -6,11 +6,13 @@
 //!
 //! - [`routing`]: which shard owns which range of a sharded collection, now and at
 //!   earlier times, and how the table changes.
+//! - [`authority`]: the one place where placement is decided, once and for all.
 //! - [`bulk`]: a batch of writes that goes to several shards.
 //! - [`cache`]: what a router or shard knows of it, and when it asks again.
 //!
 //! Not here yet: moves, resharding, two-phase commit, elastic scans, balancing.
 
+pub mod authority;
 pub mod bulk;
 pub mod cache;
 pub mod routing;

@@ -201,7 +201,8 @@ proptest! {
         ordered in any::<bool>(),
         targets in prop::collection::vec(prop::collection::btree_set(0..NAMES.len(), 1..3), 1..30),
         part_max in 1usize..5,
-        refusals in prop::collection::vec(0u8..4, 0..60),
+        // Fewer than would end a batch that gets nowhere.
+        refusals in prop::collection::vec(0u8..4, 0..STALE_ROUNDS_MAX as usize),
     ) {
         let limits = Limits { statements: part_max, bytes: 1 << 20 };
         let mut bulk: BulkWrite<u32> = BulkWrite::new(ordered, limits, vec![1; targets.len()]);

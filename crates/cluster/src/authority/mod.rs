@@ -1,0 +1,319 @@
+//! The authority: the one place where the placement of data is decided.
+//!
+//! The config server holds this state, changes it only by entries of its log, and
+//! answers from what is applied. Everything here is a pure function of that state:
+//!
+//! ```text
+//!   request ─► decide(state) ─► Decision ─► one log entry ─► apply(state)
+//!                 │                          placements, and the outcome by operation id
+//!                 └─► already decided, or refused: nothing is written
+//! ```
+//!
+//! **Deciding is one compare-and-set, by operation id.** ⚑ A request names the
+//! operation, and what it believes: the incarnation of the collection, the version of
+//! its catalog (so that an index created meanwhile is not missed), who owns the range.
+//! If any of that no longer holds it is refused, and nothing is written.
+//!
+//! **An outcome is final.** ⚑ Whoever lost the answer asks [`Authority::settle`]: it
+//! returns what was decided, or durably records that the operation is aborted. A
+//! commit that arrives after that is refused; one that arrives twice is answered from
+//! the record and changes nothing. So an unknown outcome is never guessed.
+//!
+//! Outcomes are kept until [`Authority::forget`], which the operation's owner asks for
+//! once it has recorded the outcome itself and no message of the operation can be on
+//! its way any more. Until then they cost a few bytes each.
+//!
+//! Left out so far: databases and their primaries, zones, resharding.
+
+use crate::routing::{ChangeError, ChunkWithEnd, RefreshError, RoutingTable, ShardId};
+use model::ids::Uuid;
+use model::range::{KeyBound, KeyRange};
+use model::time::ClusterTime;
+use model::version::{Incarnation, PlacementVersion};
+use std::collections::{BTreeMap, HashMap};
+
+#[cfg(test)]
+mod tests;
+
+/// Names one long operation, from its first message to its last.
+pub type OperationId = Uuid;
+
+/// What became of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// With the version of the collection afterwards.
+    Committed(PlacementVersion),
+    Aborted,
+}
+
+/// Why an operation is not decided as asked. Nothing was written.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("the operation was aborted before")]
+    Aborted,
+    #[error("the collection is not sharded")]
+    NotSharded,
+    #[error("the collection has another incarnation now")]
+    OtherIncarnation,
+    #[error("the collection's options or indexes have changed meanwhile")]
+    CatalogChanged,
+    #[error("{0} does not own the range")]
+    NotTheOwner(ShardId),
+    #[error("there is no shard {0}, or it is being removed")]
+    NoSuchShard(ShardId),
+    #[error("the collection is sharded already")]
+    AlreadySharded,
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    #[error(transparent)]
+    Table(#[from] RefreshError),
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub enum Request {
+    /// The first placement of a collection.
+    Shard {
+        table: RoutingTable,
+    },
+    /// A range has been copied and is blocked on its owner: who owns it from now on?
+    Move {
+        expected: Expected,
+        range: KeyRange,
+        from: ShardId,
+        to: ShardId,
+    },
+    Split {
+        expected: Expected,
+        points: Vec<KeyBound>,
+    },
+    Merge {
+        expected: Expected,
+        range: KeyRange,
+    },
+    /// The collection is gone, or no longer sharded.
+    Drop {
+        expected: Expected,
+    },
+}
+
+/// What whoever asks believes of the collection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Expected {
+    pub incarnation: Incarnation,
+    /// `None` where options and indexes do not matter.
+    pub catalog: Option<u64>,
+}
+
+/// What one log entry writes, all or nothing.
+#[derive(Clone, Debug)]
+pub struct Decision<N> {
+    pub operation: OperationId,
+    pub outcome: Outcome,
+    pub placement: Option<(N, NewPlacement)>,
+}
+
+#[derive(Clone, Debug)]
+pub enum NewPlacement {
+    Table(RoutingTable),
+    Changes(Vec<ChunkWithEnd>),
+    Gone,
+}
+
+/// An answer to a request.
+#[derive(Clone, Debug)]
+pub enum Answer<N> {
+    /// Write this; when it is applied, the operation is decided.
+    Write(Decision<N>),
+    /// It was decided before.
+    Decided(Outcome),
+}
+
+/// The state. `N` names collections.
+#[derive(Clone, Debug)]
+pub struct Authority<N> {
+    collections: HashMap<N, Placed>,
+    outcomes: BTreeMap<OperationId, Outcome>,
+    /// Whether each shard may be given data.
+    shards: BTreeMap<ShardId, bool>,
+}
+
+#[derive(Clone, Debug)]
+struct Placed {
+    table: RoutingTable,
+    /// Grows with every change of options and indexes.
+    catalog: u64,
+}
+
+impl<N: Clone + Eq + std::hash::Hash> Default for Authority<N> {
+    fn default() -> Self {
+        Self {
+            collections: HashMap::new(),
+            outcomes: BTreeMap::new(),
+            shards: BTreeMap::new(),
+        }
+    }
+}
+
+impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
+    pub fn table(&self, name: &N) -> Option<&RoutingTable> {
+        self.collections.get(name).map(|placed| &placed.table)
+    }
+
+    pub fn outcome(&self, operation: OperationId) -> Option<Outcome> {
+        self.outcomes.get(&operation).copied()
+    }
+
+    /// Says that a shard is there; `usable` is false while it is being emptied.
+    pub fn set_shard(&mut self, shard: ShardId, usable: bool) {
+        self.shards.insert(shard, usable);
+    }
+
+    /// Notes that options or indexes of a collection have changed.
+    pub fn catalog_changed(&mut self, name: &N) {
+        if let Some(placed) = self.collections.get_mut(name) {
+            placed.catalog += 1;
+        }
+    }
+
+    pub fn catalog_version(&self, name: &N) -> Option<u64> {
+        self.collections.get(name).map(|placed| placed.catalog)
+    }
+
+    /// Works out what an operation would write now. `now` becomes the time from which
+    /// on a new owner owns what it got.
+    pub fn decide(
+        &self,
+        operation: OperationId,
+        name: &N,
+        request: Request,
+        now: ClusterTime,
+    ) -> Result<Answer<N>, Refusal> {
+        match self.outcome(operation) {
+            Some(Outcome::Aborted) => return Err(Refusal::Aborted),
+            Some(outcome @ Outcome::Committed(_)) => return Ok(Answer::Decided(outcome)),
+            None => {}
+        }
+        let (placement, version) = match request {
+            Request::Shard { table } => self.first_placement(name, table)?,
+            Request::Move {
+                expected,
+                range,
+                from,
+                to,
+            } => {
+                self.check_usable(&to)?;
+                let table = self.expected(name, expected)?;
+                if table.find(range.min.as_bytes()).chunk.shard != from {
+                    return Err(Refusal::NotTheOwner(from));
+                }
+                changed(table, table.moving(&range, &to, now)?)?
+            }
+            Request::Split { expected, points } => {
+                let table = self.expected(name, expected)?;
+                changed(table, table.splitting(&points)?)?
+            }
+            Request::Merge { expected, range } => {
+                let table = self.expected(name, expected)?;
+                changed(table, table.merging(&range)?)?
+            }
+            Request::Drop { expected } => {
+                self.expected(name, expected)?;
+                (NewPlacement::Gone, PlacementVersion::UNSHARDED)
+            }
+        };
+        Ok(Answer::Write(Decision {
+            operation,
+            outcome: Outcome::Committed(version),
+            placement: Some((name.clone(), placement)),
+        }))
+    }
+
+    /// What became of an operation; if nothing did, it is aborted by what this returns.
+    pub fn settle(&self, operation: OperationId) -> Answer<N> {
+        match self.outcome(operation) {
+            Some(outcome) => Answer::Decided(outcome),
+            None => Answer::Write(Decision {
+                operation,
+                outcome: Outcome::Aborted,
+                placement: None,
+            }),
+        }
+    }
+
+    /// Takes over a decision whose entry is applied. Entries are applied in the order
+    /// of the log: one that was worked out before another was applied must have been
+    /// refused, so a second outcome of an operation is a fault of ours.
+    pub fn apply(&mut self, decision: Decision<N>) -> Result<(), RefreshError> {
+        let earlier = self.outcomes.insert(decision.operation, decision.outcome);
+        assert!(earlier.is_none(), "an operation is decided once");
+        let Some((name, placement)) = decision.placement else {
+            return Ok(());
+        };
+        match placement {
+            NewPlacement::Table(table) => {
+                let placed = Placed { table, catalog: 0 };
+                self.collections.insert(name, placed);
+            }
+            NewPlacement::Changes(changes) => {
+                if let Some(placed) = self.collections.get_mut(&name) {
+                    placed.table = placed.table.with_changes(changes)?;
+                }
+            }
+            NewPlacement::Gone => {
+                self.collections.remove(&name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets an outcome that nobody can ask for any more.
+    pub fn forget(&mut self, operation: OperationId) {
+        self.outcomes.remove(&operation);
+    }
+
+    fn first_placement(
+        &self,
+        name: &N,
+        table: RoutingTable,
+    ) -> Result<(NewPlacement, PlacementVersion), Refusal> {
+        if self.collections.contains_key(name) {
+            return Err(Refusal::AlreadySharded);
+        }
+        for placement in table.shards() {
+            self.check_usable(&placement.shard)?;
+        }
+        let version = table.version();
+        Ok((NewPlacement::Table(table), version))
+    }
+
+    fn expected(&self, name: &N, expected: Expected) -> Result<&RoutingTable, Refusal> {
+        let placed = self.collections.get(name).ok_or(Refusal::NotSharded)?;
+        if placed.table.incarnation != expected.incarnation {
+            return Err(Refusal::OtherIncarnation);
+        }
+        if expected
+            .catalog
+            .is_some_and(|known| known != placed.catalog)
+        {
+            return Err(Refusal::CatalogChanged);
+        }
+        Ok(&placed.table)
+    }
+
+    fn check_usable(&self, shard: &ShardId) -> Result<(), Refusal> {
+        match self.shards.get(shard) {
+            Some(true) => Ok(()),
+            Some(false) | None => Err(Refusal::NoSuchShard(shard.clone())),
+        }
+    }
+}
+
+/// The version that a table gets by changes that must fit.
+fn changed(
+    table: &RoutingTable,
+    changes: Vec<ChunkWithEnd>,
+) -> Result<(NewPlacement, PlacementVersion), Refusal> {
+    let version = table.with_changes(changes.clone())?.version();
+    Ok((NewPlacement::Changes(changes), version))
+}
