@@ -29,8 +29,8 @@ use std::cmp::Ordering;
 /// MongoDB's limit on the fields of one pattern.
 pub const MAX_FIELDS: usize = 32;
 
-/// A parsed sort specification.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A parsed sort specification. The default one has no fields: all are equal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SortPattern {
     paths: Vec<Path>,
     directions: Vec<Direction>,

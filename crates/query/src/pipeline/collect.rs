@@ -2,8 +2,7 @@
 //! `$sample`.
 
 use super::environment::Environment;
-use super::memory::exceeded;
-use super::source::{Advance, Documents, Interruption, Source};
+use super::source::{Advance, Interruption, Source};
 use crate::sort::{SortPattern, Sorted, Sorter};
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter};
@@ -25,18 +24,32 @@ impl Sorting {
         environment: &Arc<dyn Environment>,
     ) -> Self {
         let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        let mut sorter =
-            Sorter::new(pattern, limit).with_memory_limit(environment.sort_memory_bytes_max());
-        if let Some(spill) = environment.spill() {
-            sorter = sorter.with_spill(spill);
-        }
         Self {
             input,
-            sorter: Some(sorter),
+            sorter: Some(within_memory(Sorter::new(pattern, limit), environment)),
             sorted: None,
             interruption: Interruption::new(environment),
             current: DocBuf::new(),
         }
+    }
+}
+
+/// A sort with the memory and the disk that a pipeline may use.
+fn within_memory(sorter: Sorter, environment: &Arc<dyn Environment>) -> Sorter {
+    let sorter = sorter.with_memory_limit(environment.sort_memory_bytes_max());
+    match environment.spill() {
+        Some(spill) => sorter.with_spill(spill),
+        None => sorter,
+    }
+}
+
+fn next_sorted(sorted: &mut Option<Sorted>, current: &mut DocBuf) -> Result<Advance, Error> {
+    match sorted.as_mut().and_then(Iterator::next).transpose()? {
+        Some(document) => {
+            *current = document;
+            Ok(Advance::Document)
+        }
+        None => Ok(Advance::End),
     }
 }
 
@@ -56,13 +69,7 @@ impl Source for Sorting {
                 }
             }
         }
-        match self.sorted.as_mut().and_then(Iterator::next).transpose()? {
-            Some(document) => {
-                self.current = document;
-                Ok(Advance::Document)
-            }
-            None => Ok(Advance::End),
-        }
+        next_sorted(&mut self.sorted, &mut self.current)
     }
 
     fn current(&self) -> Doc<'_> {
@@ -134,19 +141,15 @@ impl Source for Counting {
 }
 
 /// `$sample`: so many documents, each set of that size equally likely, in random
-/// order.
-///
-/// The n-th document takes the place of a random one of those kept with
-/// probability size/n.
+/// order: the first ones of a sort by random keys, which leaves memory as any
+/// other sort does.
 pub(super) struct Sampling {
     input: Box<dyn Source>,
     environment: Arc<dyn Environment>,
     interruption: Interruption,
-    size: u64,
-    seen: u64,
-    kept: Vec<DocBuf>,
-    memory_bytes: usize,
-    output: Option<Documents>,
+    sorter: Option<Sorter>,
+    sorted: Option<Sorted>,
+    current: DocBuf,
 }
 
 impl Sampling {
@@ -155,76 +158,46 @@ impl Sampling {
         size: u64,
         environment: &Arc<dyn Environment>,
     ) -> Self {
+        let limit = usize::try_from(size).unwrap_or(usize::MAX);
+        let sorter = Sorter::by_keys(Some(limit));
         Self {
             input,
-            environment: environment.clone(),
+            sorter: (size > 0).then(|| within_memory(sorter, environment)),
+            sorted: None,
             interruption: Interruption::new(environment),
-            size,
-            seen: 0,
-            kept: Vec::new(),
-            memory_bytes: 0,
-            output: None,
+            environment: environment.clone(),
+            current: DocBuf::new(),
         }
-    }
-
-    fn keep(&mut self) -> Result<(), Error> {
-        self.seen += 1;
-        if (self.kept.len() as u64) < self.size {
-            let document = self.input.take();
-            self.memory_bytes += document.as_bytes().len();
-            self.kept.push(document);
-        } else {
-            let place = self.environment.random_below(self.seen) as usize;
-            if let Some(kept) = self.kept.get_mut(place) {
-                self.memory_bytes -= kept.as_bytes().len();
-                *kept = self.input.take();
-                self.memory_bytes += kept.as_bytes().len();
-            }
-        }
-        if self.memory_bytes > self.environment.memory_bytes_max() {
-            return Err(exceeded("$sample"));
-        }
-        Ok(())
     }
 }
 
 impl Source for Sampling {
     fn advance(&mut self) -> Result<Advance, Error> {
-        if self.size == 0 {
-            return Ok(Advance::End);
-        }
-        loop {
-            if let Some(output) = &mut self.output {
-                return output.advance();
-            }
+        while let Some(sorter) = &mut self.sorter {
             match self.input.advance()? {
                 Advance::Document => {
-                    self.keep()?;
+                    let key = self.environment.random_below(u64::MAX).to_be_bytes();
+                    if sorter.wants(&key) {
+                        sorter.push_with_key(key.to_vec(), self.input.take())?;
+                    }
                     self.interruption.step()?;
                 }
                 Advance::Paused => return Ok(Advance::Paused),
                 Advance::End => {
-                    for at in (1..self.kept.len()).rev() {
-                        let other = self.environment.random_below(at as u64 + 1) as usize;
-                        self.kept.swap(at, other);
+                    if let Some(sorter) = self.sorter.take() {
+                        self.sorted = Some(sorter.finish()?);
                     }
-                    self.output = Some(Documents::new(std::mem::take(&mut self.kept)));
                 }
             }
         }
+        next_sorted(&mut self.sorted, &mut self.current)
     }
 
     fn current(&self) -> Doc<'_> {
-        match &self.output {
-            Some(output) => output.current(),
-            None => Doc::EMPTY,
-        }
+        self.current.as_doc()
     }
 
     fn take(&mut self) -> DocBuf {
-        match &mut self.output {
-            Some(output) => output.take(),
-            None => DocBuf::new(),
-        }
+        std::mem::take(&mut self.current)
     }
 }

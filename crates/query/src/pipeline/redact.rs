@@ -1,4 +1,8 @@
 //! `$redact`: keeps, descends into or cuts off each level of a document.
+//!
+//! The expression is evaluated with each level in turn as `$$CURRENT`, while
+//! `$$ROOT` stays the whole document: here it is a variable, bound once for each
+//! document.
 
 use super::source::{Advance, Source};
 use crate::context::QueryContext;
@@ -9,6 +13,14 @@ use model::bson::{Array, Doc, DocBuf, DocWriter, Value, ValueRef};
 #[derive(Clone, Debug)]
 pub struct Redact {
     expression: Expression,
+    /// The values of variables of the stages around it; the root's comes last.
+    outer: Vec<Option<Value>>,
+}
+
+/// A document under way, with the values of all variables.
+struct OneDocument<'r> {
+    expression: &'r Expression,
+    variables: Vec<Option<Value>>,
 }
 
 /// What the expression says by naming one of three variables.
@@ -30,26 +42,38 @@ impl Redact {
                 .variables
                 .push((name.to_owned(), Value::from(value)));
         }
+        let mut outer = context.late_values.to_vec();
+        outer.resize(context.late_variables.len(), None);
+        let context = context.with_late_variable("ROOT");
         Ok(Self {
             expression: Expression::parse(spec, &context)?,
+            outer,
         })
     }
 
     /// `None` if the whole document is cut off.
     pub(super) fn apply(&self, doc: Doc<'_>) -> Result<Option<DocBuf>, Error> {
+        let mut variables = self.outer.clone();
+        variables.push(Some(Value::Document(doc.to_owned())));
+        let redacting = OneDocument {
+            expression: &self.expression,
+            variables,
+        };
         let mut writer = DocWriter::with_buffer(Vec::with_capacity(doc.len()));
-        match self.decide(doc)? {
+        match redacting.decide(doc)? {
             Decision::Keep => Ok(Some(doc.to_owned())),
             Decision::Prune => Ok(None),
             Decision::Descend => {
-                self.fields(doc, &mut writer)?;
+                redacting.fields(doc, &mut writer)?;
                 Ok(Some(writer.finish()))
             }
         }
     }
+}
 
+impl OneDocument<'_> {
     fn decide(&self, doc: Doc<'_>) -> Result<Decision, Error> {
-        let value = self.expression.evaluate_ref(doc)?;
+        let value = self.expression.evaluate_with(doc, &self.variables)?;
         match value.as_value() {
             Some(ValueRef::String(KEEP)) => Ok(Decision::Keep),
             Some(ValueRef::String(DESCEND)) => Ok(Decision::Descend),

@@ -134,6 +134,22 @@ impl Sorter {
         }
     }
 
+    /// Sorts by keys of the caller's alone, see [`Self::push_with_key`].
+    pub fn by_keys(limit: Option<usize>) -> Self {
+        Self::new(SortPattern::default(), limit)
+    }
+
+    /// Whether a document with this key may be among the first `limit`. Who asks
+    /// first need not copy the others.
+    pub fn wants(&self, key: &[u8]) -> bool {
+        match (&self.entries, self.limit) {
+            (Entries::Best(best), Some(limit)) if best.len() >= limit => {
+                best.peek().is_some_and(|worst| key < worst.key.as_slice())
+            }
+            _ => true,
+        }
+    }
+
     /// Allows to leave memory.
     pub fn with_spill(mut self, spill: Box<dyn Spill>) -> Self {
         self.spill = Some(spill);

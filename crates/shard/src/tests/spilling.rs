@@ -65,6 +65,8 @@ const COMMANDS: &[&str] = &[
     "{aggregate: 'c', cursor: {}, pipeline: [{$group: {_id: '$g', sum: {$sum: '$n'}, texts: {$push: '$text'}}}, {$sort: {_id: 1}}]",
     "{aggregate: 'c', cursor: {}, pipeline: [{$group: {_id: '$n', first: {$first: '$text'}, all: {$addToSet: '$g'}}}, {$sort: {_id: 1}}]",
     "{aggregate: 'c', cursor: {}, pipeline: [{$bucketAuto: {groupBy: '$n', buckets: 7}}]",
+    "{aggregate: 'c', cursor: {}, pipeline: [{$sample: {size: 1500}}, {$count: 'n'}]",
+    "{aggregate: 'c', cursor: {}, pipeline: [{$sample: {size: 5000}}, {$group: {_id: null, n: {$sum: '$n'}}}]",
 ];
 
 #[tokio::test(flavor = "multi_thread")]
