@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use model::ids::CollectionId;
-use storage::entry::Encoder;
+use storage::entry::{Description, Encoder};
 use storage::{
     Before, Committed, Direction, Engine, FjallEngine, FjallOptions, KeyRange, Snapshot, Store,
     StoreOptions,
@@ -53,9 +53,21 @@ fn main() {
         }
         payload.clear();
         let mut encoder = Encoder::new(&mut payload);
-        encoder.put_record(DROPPED, &number.to_be_bytes(), &document, &[]);
+        encoder.put_record(
+            DROPPED,
+            &number.to_be_bytes(),
+            &document,
+            Description::Insert,
+            &[],
+        );
         if number % 10 == 0 {
-            encoder.put_record(KEPT, &number.to_be_bytes(), &document, &[]);
+            encoder.put_record(
+                KEPT,
+                &number.to_be_bytes(),
+                &document,
+                Description::Insert,
+                &[],
+            );
         }
         apply(&store, &payload, &[Before::Absent, Before::Absent]);
     }

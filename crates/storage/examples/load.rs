@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::ids::CollectionId;
 use model::time::ClusterTime;
-use storage::entry::Encoder;
+use storage::entry::{Description, Encoder};
 use storage::{
     Before, Committed, Direction, FjallEngine, FjallOptions, KeyRange, Record, Store, StoreOptions,
 };
@@ -91,7 +91,13 @@ fn main() {
             let record = Record::draft(&texts[at..at + bytes]).committed_at(time);
             let found = store.latest(COLLECTION, &key(number)).expect("read");
             assert!(found.is_none(), "keys are unique");
-            encoder.put_record(COLLECTION, &key(number), record.document(), &[]);
+            encoder.put_record(
+                COLLECTION,
+                &key(number),
+                record.document(),
+                Description::Insert,
+                &[],
+            );
             after.push(record);
         }
         let applying = Instant::now();

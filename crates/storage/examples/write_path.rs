@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
-use storage::entry::{Encoder, IndexAction, IndexChange};
+use storage::entry::{Description, Encoder, IndexAction, IndexChange};
 use storage::{
     Before, Committed, Direction, FjallEngine, FjallOptions, KeyRange, Store, StoreOptions,
 };
@@ -49,7 +49,13 @@ impl Run {
             .collect();
         self.payload.clear();
         let mut encoder = Encoder::new(&mut self.payload);
-        encoder.put_record(COLLECTION, &key(number), &document, &changes);
+        encoder.put_record(
+            COLLECTION,
+            &key(number),
+            &document,
+            Description::Insert,
+            &changes,
+        );
         self.store
             .apply(&[Committed {
                 position: self.position,

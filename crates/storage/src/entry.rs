@@ -5,12 +5,14 @@
 //! recovery, moves and change streams all read the same thing.
 //!
 //! ```text
-//!  payload   [version 1 = 1][header field]* [0] [operation]*          to the end of the payload
-//!  header    [1 session | 2 origin][length varint][bytes]             in this order, each at most once
+//!  payload   [version 1 = 2][header field]* [0] [operation]*          to the end of the payload
+//!  header    [1 session | 2 origin | 3 command | 4 names][length varint][bytes]
+//!                                                                     in this order, each at most once
+//!  names     [collection][uuid 16][flags 1][namespace]                one after the other to the end
 //!
 //!  operation [kind 1] then
-//!    1 put record      [collection][key][document][change count varint][change]*
-//!    2 delete record   [collection][key][change count varint][change]*
+//!    1 put record      [collection][key][document][description][change count varint][change]*
+//!    2 delete record   [collection][key][document key][change count varint][change]*
 //!    3 index entries   [collection][key][change count varint][change]*
 //!    4 put meta        [key][value]
 //!    5 delete meta     [key]
@@ -18,7 +20,12 @@
 //!    7 drop index      [index]
 //!    8 no-op
 //!  change    [0 add | 1 remove][index][fields][type bits]             remove has no type bits
+//!  description  [0 insert | 1 replace | 2 update][difference]         only an update has a difference
 //! ```
+//!
+//! What the state becomes is in the operations alone. Header, descriptions and
+//! document keys tell readers of the log (change streams, the oplog view, retries)
+//! what happened, without the catalog or the versions of that time.
 //!
 //! Ids are varints; keys, documents, fields and type bits are a varint length and
 //! the bytes. The length of the whole payload and its checksum belong to the log.
@@ -32,11 +39,13 @@ use model::ids::{CollectionId, IndexId};
 
 use crate::varint::{put, put_bytes, take, take_bytes};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const HEADER_END: u8 = 0;
 const HEADER_SESSION: u8 = 1;
 const HEADER_ORIGIN: u8 = 2;
+const HEADER_COMMAND: u8 = 3;
+const HEADER_NAMES: u8 = 4;
 
 const PUT_RECORD: u8 = 1;
 const DELETE_RECORD: u8 = 2;
@@ -49,6 +58,10 @@ const NOOP: u8 = 8;
 
 const ADD: u8 = 0;
 const REMOVE: u8 = 1;
+
+const INSERT: u8 = 0;
+const REPLACE: u8 = 1;
+const UPDATE: u8 = 2;
 
 /// One index entry that appears or goes. The record key is the operation's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,6 +81,17 @@ pub enum IndexAction<'a> {
     Remove,
 }
 
+/// How a record came to be what it is put as. The bytes are opaque here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Description<'a> {
+    /// There was none of this key.
+    Insert,
+    /// The whole document was replaced.
+    Replace,
+    /// Parts changed: what leads from the version before to this one.
+    Update { difference: &'a [u8] },
+}
+
 /// One decoded operation, borrowing from the payload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Operation<'a> {
@@ -75,11 +99,14 @@ pub enum Operation<'a> {
         collection: CollectionId,
         key: &'a [u8],
         document: &'a [u8],
+        description: Description<'a>,
         index: IndexChanges<'a>,
     },
     DeleteRecord {
         collection: CollectionId,
         key: &'a [u8],
+        /// Names the document to clients; a record key loses the types of numbers.
+        document_key: &'a [u8],
         index: IndexChanges<'a>,
     },
     /// Index entries of one record that itself does not change (an index build).
@@ -125,6 +152,14 @@ impl<'o> Encoder<'o> {
             out.push(HEADER_ORIGIN);
             put_bytes(out, origin);
         }
+        if let Some(command) = header.command {
+            out.push(HEADER_COMMAND);
+            put_bytes(out, command);
+        }
+        if let Some(names) = header.names {
+            out.push(HEADER_NAMES);
+            put_bytes(out, names.bytes);
+        }
         out.push(HEADER_END);
         Self { out }
     }
@@ -134,14 +169,28 @@ impl<'o> Encoder<'o> {
         collection: CollectionId,
         key: &[u8],
         document: &[u8],
+        description: Description<'_>,
         changes: &[IndexChange<'_>],
     ) {
+        let difference = match description {
+            Description::Insert | Description::Replace => 0,
+            Description::Update { difference } => difference.len(),
+        };
         // Lengths and ids rarely need more than these few bytes on top.
-        self.out.reserve(key.len() + document.len() + 16);
+        self.out
+            .reserve(key.len() + document.len() + difference + 24);
         self.out.push(PUT_RECORD);
         put(self.out, u64::from(collection.0));
         put_bytes(self.out, key);
         put_bytes(self.out, document);
+        match description {
+            Description::Insert => self.out.push(INSERT),
+            Description::Replace => self.out.push(REPLACE),
+            Description::Update { difference } => {
+                self.out.push(UPDATE);
+                put_bytes(self.out, difference);
+            }
+        }
         self.changes(changes);
     }
 
@@ -149,11 +198,13 @@ impl<'o> Encoder<'o> {
         &mut self,
         collection: CollectionId,
         key: &[u8],
+        document_key: &[u8],
         changes: &[IndexChange<'_>],
     ) {
         self.out.push(DELETE_RECORD);
         put(self.out, u64::from(collection.0));
         put_bytes(self.out, key);
+        put_bytes(self.out, document_key);
         self.changes(changes);
     }
 
@@ -223,6 +274,70 @@ pub struct Header<'a> {
     pub session: Option<&'a [u8]>,
     /// Set on entries made by moves and range deletions.
     pub origin: Option<&'a [u8]>,
+    /// The change of the catalog that the entry makes, as clients know it.
+    pub command: Option<&'a [u8]>,
+    /// What the collections of the record operations are called.
+    pub names: Option<Names<'a>>,
+}
+
+/// The identity of collections at the time of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Names<'a> {
+    bytes: &'a [u8],
+}
+
+/// One collection as an entry names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Name<'a> {
+    pub collection: CollectionId,
+    pub uuid: [u8; 16],
+    /// Whether versions before and after a change are kept for change streams.
+    pub keeps_images: bool,
+    pub namespace: &'a str,
+}
+
+const KEEPS_IMAGES: u8 = 1;
+
+impl Name<'_> {
+    /// Appends the name to the bytes of [`Names`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put(out, u64::from(self.collection.0));
+        out.extend_from_slice(&self.uuid);
+        out.push(if self.keeps_images { KEEPS_IMAGES } else { 0 });
+        put_bytes(out, self.namespace.as_bytes());
+    }
+}
+
+impl<'a> Names<'a> {
+    /// What [`Name::encode`] wrote.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+
+    /// The name of a collection, if the entry has it.
+    pub fn get(self, collection: CollectionId) -> Result<Option<Name<'a>>, Malformed> {
+        let mut rest = self.bytes;
+        while !rest.is_empty() {
+            let name = take_name(&mut rest).ok_or("collection name")?;
+            if name.collection == collection {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn take_name<'a>(input: &mut &'a [u8]) -> Option<Name<'a>> {
+    let collection = CollectionId(take_id(input)?);
+    let (uuid, rest) = input.split_first_chunk::<16>()?;
+    let (&flags, rest) = rest.split_first()?;
+    *input = rest;
+    Some(Name {
+        collection,
+        uuid: *uuid,
+        keeps_images: flags & KEEPS_IMAGES != 0,
+        namespace: std::str::from_utf8(take_bytes(input)?).ok()?,
+    })
 }
 
 /// A payload whose header was read. Operations are decoded while iterating.
@@ -257,6 +372,8 @@ impl<'a> Entry<'a> {
             match field {
                 HEADER_SESSION => header.session = Some(bytes),
                 HEADER_ORIGIN => header.origin = Some(bytes),
+                HEADER_COMMAND => header.command = Some(bytes),
+                HEADER_NAMES => header.names = Some(Names::new(bytes)),
                 _ => return Err("unknown header field"),
             }
         }
@@ -300,11 +417,13 @@ impl<'a> Operations<'a> {
                 collection: self.collection()?,
                 key: self.bytes("record key")?,
                 document: self.bytes("document")?,
+                description: self.description()?,
                 index: self.changes()?,
             },
             DELETE_RECORD => Operation::DeleteRecord {
                 collection: self.collection()?,
                 key: self.bytes("record key")?,
+                document_key: self.bytes("document key")?,
                 index: self.changes()?,
             },
             INDEX_ENTRIES => Operation::IndexEntries {
@@ -334,6 +453,19 @@ impl<'a> Operations<'a> {
         take_id(&mut self.rest)
             .map(CollectionId)
             .ok_or("collection id")
+    }
+
+    fn description(&mut self) -> Result<Description<'a>, Malformed> {
+        let (&kind, rest) = self.rest.split_first().ok_or("description")?;
+        self.rest = rest;
+        Ok(match kind {
+            INSERT => Description::Insert,
+            REPLACE => Description::Replace,
+            UPDATE => Description::Update {
+                difference: self.bytes("difference")?,
+            },
+            _ => return Err("unknown description"),
+        })
     }
 
     fn bytes(&mut self, what: Malformed) -> Result<&'a [u8], Malformed> {

@@ -6,7 +6,7 @@ use std::thread;
 
 use model::ids::CollectionId;
 use model::time::ClusterTime;
-use storage::entry::Encoder;
+use storage::entry::{Description, Encoder};
 use storage::{
     Before, Committed, Engine, FjallEngine, FjallOptions, MemoryEngine, Record, Store, StoreOptions,
 };
@@ -24,7 +24,13 @@ fn write<E: Engine>(store: &Store<E>, round: u64) {
     let mut payload = Vec::new();
     let mut encoder = Encoder::new(&mut payload);
     for key in KEYS {
-        encoder.put_record(COLLECTION, key, &round.to_be_bytes(), &[]);
+        encoder.put_record(
+            COLLECTION,
+            key,
+            &round.to_be_bytes(),
+            Description::Insert,
+            &[],
+        );
     }
     let entry = Committed {
         position: round,
@@ -109,8 +115,14 @@ fn come_and_go<E: Engine>(store: &Store<E>, round: u64) {
     let mut payload = Vec::new();
     let mut encoder = Encoder::new(&mut payload);
     match &after {
-        Some(record) => encoder.put_record(COLLECTION, KEYS[0], record.document(), &[]),
-        None => encoder.delete_record(COLLECTION, KEYS[0], &[]),
+        Some(record) => encoder.put_record(
+            COLLECTION,
+            KEYS[0],
+            record.document(),
+            Description::Insert,
+            &[],
+        ),
+        None => encoder.delete_record(COLLECTION, KEYS[0], b"", &[]),
     }
     let entry = Committed {
         position: round,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
-use storage::entry::{Encoder, IndexAction, IndexChange};
+use storage::entry::{Description, Encoder, IndexAction, IndexChange};
 use storage::layout::MAX_USER_KEY_BYTES;
 use storage::{
     Committed, Direction, Disposition, Engine, Error, FjallEngine, FjallOptions, KeyRange,
@@ -53,7 +53,7 @@ fn put(key: &[u8], document: &[u8]) -> impl FnOnce(&mut Encoder<'_>) {
             fields: document,
             action: IndexAction::Add { type_bits: &[] },
         };
-        encoder.put_record(COLLECTION, key, document, &[change]);
+        encoder.put_record(COLLECTION, key, document, Description::Insert, &[change]);
     }
 }
 
@@ -242,8 +242,8 @@ fn bad_entries_change_nothing() {
     let long = vec![1; MAX_USER_KEY_BYTES + 1];
     let outcomes = [
         try_apply(&store, at(6), |encoder| {
-            encoder.put_record(COLLECTION, b"other", b"x", &[]);
-            encoder.put_record(COLLECTION, &long, b"x", &[]);
+            encoder.put_record(COLLECTION, b"other", b"x", Description::Insert, &[]);
+            encoder.put_record(COLLECTION, &long, b"x", Description::Insert, &[]);
         }),
         try_apply(&store, at(6), |encoder| {
             let change = IndexChange {
@@ -251,21 +251,21 @@ fn bad_entries_change_nothing() {
                 fields: &long,
                 action: IndexAction::Remove,
             };
-            encoder.delete_record(COLLECTION, b"k", &[change]);
+            encoder.delete_record(COLLECTION, b"k", b"", &[change]);
         }),
         try_apply(&store, at(4), |encoder| encoder.noop()),
         store.apply(&[
             Committed {
                 position: 2,
                 time: at(6),
-                payload: &[1, 0, 8],
+                payload: &[2, 0, 8],
                 before: &[],
                 after: &[],
             },
             Committed {
                 position: 3,
                 time: at(7),
-                payload: &[1, 0, 99],
+                payload: &[2, 0, 99],
                 before: &[],
                 after: &[],
             },
@@ -297,7 +297,13 @@ fn longest_keys_fit_on_disk() {
     for seconds in [1, 2] {
         let time = ClusterTime::new(seconds, u32::MAX);
         apply(&store, time, |encoder| {
-            encoder.put_record(CollectionId(u32::MAX), &long, b"x", &[]);
+            encoder.put_record(
+                CollectionId(u32::MAX),
+                &long,
+                b"x",
+                Description::Insert,
+                &[],
+            );
         });
     }
     let found = store.get(CollectionId(u32::MAX), &long).expect("sound");
@@ -313,7 +319,13 @@ fn counters_of_many_collections_survive_restarts() {
         for collection in 0..40 {
             let time = ClusterTime::new(u32::from(round), collection + 1);
             apply(&store, time, |encoder| {
-                encoder.put_record(CollectionId(collection), &[round], b"abc", &[]);
+                encoder.put_record(
+                    CollectionId(collection),
+                    &[round],
+                    b"abc",
+                    Description::Insert,
+                    &[],
+                );
             });
             if collection % 7 == 0 {
                 store = open();

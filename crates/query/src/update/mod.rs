@@ -14,6 +14,7 @@
 mod apply;
 mod array_filters;
 mod array_modifier;
+mod difference;
 mod modifier;
 mod parse;
 mod parse_array;

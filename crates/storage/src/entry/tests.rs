@@ -5,14 +5,31 @@ use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Owned {
-    Put(u32, Vec<u8>, Vec<u8>, Vec<Change>),
-    Delete(u32, Vec<u8>, Vec<Change>),
+    Put(u32, Vec<u8>, Vec<u8>, Described, Vec<Change>),
+    Delete(u32, Vec<u8>, Vec<u8>, Vec<Change>),
     Index(u32, Vec<u8>, Vec<Change>),
     PutMeta(Vec<u8>, Vec<u8>),
     DeleteMeta(Vec<u8>),
     DropCollection(u32),
     DropIndex(u32),
     Noop,
+}
+
+#[derive(Clone, Debug)]
+enum Described {
+    Insert,
+    Replace,
+    Update(Vec<u8>),
+}
+
+impl Described {
+    fn borrowed(&self) -> Description<'_> {
+        match self {
+            Described::Insert => Description::Insert,
+            Described::Replace => Description::Replace,
+            Described::Update(difference) => Description::Update { difference },
+        }
+    }
 }
 
 type Change = (u32, Vec<u8>, Option<Vec<u8>>);
@@ -36,11 +53,12 @@ fn encode(operations: &[Owned], header: Header<'_>) -> Vec<u8> {
     let mut encoder = Encoder::with_header(&mut out, header);
     for operation in operations {
         match operation {
-            Owned::Put(id, key, document, changes) => {
-                encoder.put_record(CollectionId(*id), key, document, &borrowed(changes));
+            Owned::Put(id, key, document, described, changes) => {
+                let (id, changes) = (CollectionId(*id), borrowed(changes));
+                encoder.put_record(id, key, document, described.borrowed(), &changes);
             }
-            Owned::Delete(id, key, changes) => {
-                encoder.delete_record(CollectionId(*id), key, &borrowed(changes));
+            Owned::Delete(id, key, document_key, changes) => {
+                encoder.delete_record(CollectionId(*id), key, document_key, &borrowed(changes));
             }
             Owned::Index(id, key, changes) => {
                 encoder.index_entries(CollectionId(*id), key, &borrowed(changes));
@@ -72,13 +90,28 @@ fn owned(operation: Operation<'_>) -> Owned {
             collection,
             key,
             document,
+            description,
             index,
-        } => Owned::Put(collection.0, key.into(), document.into(), changes(index)),
+        } => {
+            let described = match description {
+                Description::Insert => Described::Insert,
+                Description::Replace => Described::Replace,
+                Description::Update { difference } => Described::Update(difference.into()),
+            };
+            let (key, document) = (key.into(), document.into());
+            Owned::Put(collection.0, key, document, described, changes(index))
+        }
         Operation::DeleteRecord {
             collection,
             key,
+            document_key,
             index,
-        } => Owned::Delete(collection.0, key.into(), changes(index)),
+        } => Owned::Delete(
+            collection.0,
+            key.into(),
+            document_key.into(),
+            changes(index),
+        ),
         Operation::IndexEntries {
             collection,
             key,
@@ -100,12 +133,23 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec((any::<u32>(), bytes(), prop::option::of(bytes())), 0..4)
 }
 
+fn described() -> impl Strategy<Value = Described> {
+    prop_oneof![
+        Just(Described::Insert),
+        Just(Described::Replace),
+        bytes().prop_map(Described::Update),
+    ]
+}
+
 fn operation() -> impl Strategy<Value = Owned> {
     prop_oneof![
+        (any::<u32>(), bytes(), bytes(), described(), changes()).prop_map(
+            |(id, key, document, described, index)| {
+                Owned::Put(id, key, document, described, index)
+            }
+        ),
         (any::<u32>(), bytes(), bytes(), changes())
-            .prop_map(|(id, key, document, index)| Owned::Put(id, key, document, index)),
-        (any::<u32>(), bytes(), changes())
-            .prop_map(|(id, key, index)| Owned::Delete(id, key, index)),
+            .prop_map(|(id, key, name, index)| Owned::Delete(id, key, name, index)),
         (any::<u32>(), bytes(), changes())
             .prop_map(|(id, key, index)| Owned::Index(id, key, index)),
         (bytes(), bytes()).prop_map(|(key, value)| Owned::PutMeta(key, value)),
@@ -130,8 +174,15 @@ proptest! {
         operations in prop::collection::vec(operation(), 0..6),
         session in prop::option::of(bytes()),
         origin in prop::option::of(bytes()),
+        command in prop::option::of(bytes()),
+        names in prop::option::of(bytes()),
     ) {
-        let header = Header { session: session.as_deref(), origin: origin.as_deref() };
+        let header = Header {
+            session: session.as_deref(),
+            origin: origin.as_deref(),
+            command: command.as_deref(),
+            names: names.as_deref().map(Names::new),
+        };
         let payload = encode(&operations, header);
         prop_assert_eq!(Entry::decode(&payload).unwrap().header, header);
         prop_assert_eq!(format!("{:?}", walk(&payload).unwrap()), format!("{operations:?}"));
@@ -169,16 +220,51 @@ fn refusals_are_named() {
     check(&[], "empty payload");
     check(&[9], "unknown payload version");
     check(&[VERSION], "unfinished header");
-    check(&[VERSION, 3, 0, 0], "unknown header field");
+    check(&[VERSION, 5, 0, 0], "unknown header field");
+    check(&[1, 0, NOOP], "unknown payload version");
     check(&[VERSION, 2, 0, 1, 0, 0], "header fields out of order");
     check(&[VERSION, 0, 99], "unknown operation");
     check(&[VERSION, 0, PUT_RECORD, 1, 200], "record key");
     check(
-        &[VERSION, 0, DELETE_RECORD, 1, 0, 255, 255, 255, 127],
+        &[VERSION, 0, DELETE_RECORD, 1, 0, 0, 255, 255, 255, 127],
         "index change",
+    );
+    check(
+        &[VERSION, 0, PUT_RECORD, 1, 0, 0, 7, 0],
+        "unknown description",
     );
     check(
         &[VERSION, 0, DROP_INDEX, 255, 255, 255, 255, 127],
         "index id",
     );
+}
+
+#[test]
+fn collections_are_named() {
+    let terns = Name {
+        collection: CollectionId(300),
+        uuid: [7; 16],
+        keeps_images: false,
+        namespace: "sea.terns",
+    };
+    let gulls = Name {
+        collection: CollectionId(1),
+        uuid: [8; 16],
+        keeps_images: true,
+        namespace: "sea.gulls",
+    };
+    let mut bytes = Vec::new();
+    terns.encode(&mut bytes);
+    gulls.encode(&mut bytes);
+    let names = Names::new(&bytes);
+    assert_eq!(names.get(terns.collection), Ok(Some(terns)));
+    assert_eq!(names.get(gulls.collection), Ok(Some(gulls)));
+    assert_eq!(names.get(CollectionId(2)), Ok(None));
+    for cut in 1..bytes.len() {
+        // Whatever is left names the first collection rightly, or is refused.
+        match Names::new(&bytes[..cut]).get(terns.collection) {
+            Ok(found) => assert_eq!(found, Some(terns)),
+            Err(what) => assert_eq!(what, "collection name"),
+        }
+    }
 }

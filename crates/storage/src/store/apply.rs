@@ -190,6 +190,7 @@ impl<E: Engine> Pending<'_, E> {
                     collection,
                     key,
                     document,
+                    description: _,
                     index,
                 } => {
                     let before = before.next().unwrap_or(&Before::Unknown);
@@ -200,6 +201,7 @@ impl<E: Engine> Pending<'_, E> {
                 Operation::DeleteRecord {
                     collection,
                     key,
+                    document_key: _,
                     index,
                 } => {
                     let before = before.next().unwrap_or(&Before::Unknown);

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
 use proptest::prelude::*;
-use storage::entry::{Encoder, IndexAction, IndexChange};
+use storage::entry::{Description, Encoder, IndexAction, IndexChange};
 use storage::{
     Before, Committed, Direction, Engine, EngineSnapshot, FjallEngine, FjallOptions, KeyRange,
     MemoryEngine, Record, Result, Snapshot, Store, StoreOptions,
@@ -303,7 +303,13 @@ impl State {
                 let document = vec![self.serial; *size];
                 let changes = self.changes(KEYS[*key], index);
                 let collection = CollectionId(id.0);
-                encoder.put_record(collection, KEYS[*key], &document, &borrowed(&changes));
+                encoder.put_record(
+                    collection,
+                    KEYS[*key],
+                    &document,
+                    Description::Insert,
+                    &borrowed(&changes),
+                );
                 told.after.push(Record::new(self.time, &document));
                 self.records.insert(id, (self.time, document));
             }
@@ -316,7 +322,7 @@ impl State {
                 let id = (self.collections[*slot], KEYS[*key].to_vec());
                 told.before.push(self.before(&id, *tell));
                 let changes = self.changes(KEYS[*key], index);
-                encoder.delete_record(CollectionId(id.0), KEYS[*key], &borrowed(&changes));
+                encoder.delete_record(CollectionId(id.0), KEYS[*key], b"", &borrowed(&changes));
                 self.records.remove(&id);
             }
             Op::Index { key, index } => {
@@ -336,7 +342,7 @@ impl State {
                 let id = self.collections[*slot];
                 encoder.drop_collection(CollectionId(id));
                 // What is written to it later in the log must not come back.
-                encoder.put_record(CollectionId(id), KEYS[0], b"late", &[]);
+                encoder.put_record(CollectionId(id), KEYS[0], b"late", Description::Insert, &[]);
                 told.before.push(Before::Unknown);
                 told.after.push(Record::new(self.time, b"late"));
                 self.records.retain(|(collection, _), _| *collection != id);
