@@ -129,6 +129,13 @@ codes! {
     MECHANISM_UNAVAILABLE = 334 "MechanismUnavailable",
     COLLECTION_UUID_MISMATCH = 361 "CollectionUUIDMismatch",
     DATABASE_DIFFER_CASE = 13297 "DatabaseDifferCase",
+    NO_MATCHING_DOCUMENT = 47 "NoMatchingDocument",
+    CAPPED_POSITION_LOST = 136 "CappedPositionLost",
+    CURSOR_KILLED = 237 "CursorKilled",
+    INVALID_RESUME_TOKEN = 260 "InvalidResumeToken",
+    CHANGE_STREAM_FATAL_ERROR = 280 "ChangeStreamFatalError",
+    CHANGE_STREAM_HISTORY_LOST = 286 "ChangeStreamHistoryLost",
+    OPLOG_QUERY_MIN_TS_MISSING = 326 "OplogQueryMinTsMissing",
     OUT_OF_DISK_SPACE = 14031 "OutOfDiskSpace",
 }
 

@@ -89,6 +89,8 @@ pub(crate) enum Filled {
     Full,
     /// The budget is used up.
     Paused,
+    /// There is nothing more now; there may be later.
+    Dry,
     /// There is nothing more.
     Ended,
 }
@@ -105,14 +107,22 @@ pub(crate) trait BatchSource: Send {
 
     /// Lets go of what must not be held between batches.
     fn suspend(&mut self);
+
+    /// Whether a getMore that finds nothing waits for news.
+    fn awaits_data(&self) -> bool {
+        false
+    }
+
+    /// Writes what belongs behind the batch in the `cursor` document.
+    fn append_state(&self, _writer: &mut DocWriter) {}
 }
 
-/// Fills a batch, and says whether there may be more.
+/// Fills a batch, and says why it ended.
 pub(crate) fn fill_batch(
     source: &mut dyn BatchSource,
     operation: &Arc<Operation>,
     batch: &mut Batch,
-) -> Result<bool, Error> {
+) -> Result<Filled, Error> {
     let mut budget = Budget::of(STEPS_INLINE);
     let mut filled = source.fill(operation, batch, &mut budget)?;
     if filled == Filled::Paused {
@@ -121,7 +131,7 @@ pub(crate) fn fill_batch(
             source.fill(operation, batch, &mut budget)
         })?;
     }
-    Ok(filled != Filled::Ended)
+    Ok(filled)
 }
 
 /// A cursor in somebody's hands.
@@ -237,7 +247,7 @@ impl Cursors {
                 None => outcome.not_found.push(id),
                 Some(slot) => {
                     if let State::Busy(operation) = slot.state {
-                        operation.kill();
+                        operation.kill_cursor();
                     }
                     outcome.killed.push(id);
                 }

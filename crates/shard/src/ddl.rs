@@ -25,6 +25,7 @@
 
 use crate::Shard;
 use crate::catalog::{CatalogKey, Collection, Index, IndexState, NextIds};
+use crate::oplog::Commands;
 use crate::write::Companion;
 use model::bson::DocBuf;
 use model::ids::{CollectionId, IndexId};
@@ -32,8 +33,8 @@ use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::index::IndexDefinition;
 use replication::{Durability, ProposeError};
-use std::sync::Arc;
-use storage::entry::Encoder;
+use std::sync::{Arc, OnceLock};
+use storage::entry::{Encoder, Header};
 use tokio::sync::RwLock;
 
 /// The change of one index's definition.
@@ -82,6 +83,8 @@ impl Shard {
             indexes: vec![ready(None, IndexDefinition::on_id()?)],
             since: ClusterTime::ZERO,
             gate: Arc::new(RwLock::new(())),
+            name: OnceLock::new(),
+            made: None,
         };
         ids.collection += 1;
         for definition in indexes {
@@ -90,7 +93,7 @@ impl Shard {
                 .push(ready(Some(IndexId(ids.index)), definition));
             ids.index += 1;
         }
-        self.propose_catalog(|encoder| {
+        self.propose_command(Commands::new().create(&collection), |encoder| {
             put_next_ids(encoder, ids);
             put_collection(encoder, &collection);
         })
@@ -134,7 +137,8 @@ impl Shard {
             return Ok(None);
         };
         let gate = collection.gate.write().await;
-        self.propose_catalog(|encoder| drop_collection(encoder, &collection))
+        let command = Commands::new().drop(&collection, self.count_records(&collection));
+        self.propose_command(command, |encoder| drop_collection(encoder, &collection))
             .await?;
         drop(gate);
         Ok(Some(collection))
@@ -154,7 +158,12 @@ impl Shard {
         for collection in &collections {
             gates.push(collection.gate.write().await);
         }
-        self.propose_catalog(|encoder| {
+        let commands = collections
+            .iter()
+            .fold(Commands::new(), |commands, collection| {
+                commands.drop(collection, self.count_records(collection))
+            });
+        self.propose_command(commands.drop_database(database), |encoder| {
             for collection in &collections {
                 drop_collection(encoder, collection);
             }
@@ -198,7 +207,11 @@ impl Shard {
             // In another database it is another collection to its users.
             renamed.uuid = self.new_uuid();
         }
-        self.propose_catalog(|encoder| {
+        let replaced = target
+            .as_deref()
+            .map(|target| (target, self.count_records(target)));
+        let command = Commands::new().rename(&source, to, replaced);
+        self.propose_command(command, |encoder| {
             if let Some(target) = &target {
                 drop_collection(encoder, target);
             }
@@ -224,11 +237,14 @@ impl Shard {
         }
         let gate = collection.gate.write().await;
         let mut changed = collection.copy();
-        let (dropped, kept) = std::mem::take(&mut changed.indexes)
+        let (dropped, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut changed.indexes)
             .into_iter()
             .partition(|index| index.id.is_some() && chosen.contains(&index.definition.name));
         changed.indexes = kept;
-        self.propose_catalog(|encoder| {
+        // A build that is stopped was never there for clients.
+        let finished: Vec<_> = dropped.iter().filter(|i| i.is_ready()).cloned().collect();
+        let command = Commands::new().drop_indexes(&collection, &finished);
+        self.propose_command(command, |encoder| {
             put_collection(encoder, &changed);
             drop_indexes(encoder, &dropped);
         })
@@ -237,26 +253,38 @@ impl Shard {
         Ok(Some(collection))
     }
 
-    /// Changes the definition of one index; the caller holds `ddl` and has just
-    /// looked `collection` up. Entries do not depend on what may change.
-    pub(crate) async fn redefine_index(
+    /// Changes options of a collection and the definition of one index; the caller
+    /// holds `ddl` and has just looked `collection` up. Entries do not depend on
+    /// what may change.
+    pub(crate) async fn modify_collection(
         &self,
         collection: &Collection,
-        name: &str,
-        redefine: &Redefine<'_>,
+        command: Commands,
+        options: Option<DocBuf>,
+        index: Option<(&str, &Redefine<'_>)>,
     ) -> Result<(), Error> {
         let _gate = collection.gate.write().await;
         let mut changed = collection.copy();
-        for index in &mut changed.indexes {
-            if index.definition.name == name {
-                *index = Arc::new(Index {
-                    definition: redefine(&index.definition)?,
-                    ..index.with_state(index.state)
-                });
+        if let Some(options) = options {
+            changed.options = options;
+        }
+        if let Some((name, redefine)) = index {
+            for index in &mut changed.indexes {
+                if index.definition.name == name {
+                    *index = Arc::new(Index {
+                        definition: redefine(&index.definition)?,
+                        ..index.with_state(index.state)
+                    });
+                }
             }
         }
-        self.propose_catalog(|encoder| put_collection(encoder, &changed))
+        self.propose_command(command, |encoder| put_collection(encoder, &changed))
             .await
+    }
+
+    /// The records of a collection whose gate is held.
+    fn count_records(&self, collection: &Collection) -> u64 {
+        self.store.collection_counter(collection.id).items
     }
 
     /// Appends an entry of catalog operations and waits until it is applied.
@@ -264,9 +292,31 @@ impl Shard {
         &self,
         encode: impl Fn(&mut Encoder<'_>),
     ) -> Result<(), Error> {
+        self.propose_with(Header::default(), encode).await
+    }
+
+    /// The same for an entry that carries out commands of clients.
+    pub(crate) async fn propose_command(
+        &self,
+        commands: Commands,
+        encode: impl Fn(&mut Encoder<'_>),
+    ) -> Result<(), Error> {
+        let commands = commands.finish();
+        let header = Header {
+            command: Some(commands.as_bytes()),
+            ..Header::default()
+        };
+        self.propose_with(header, encode).await
+    }
+
+    async fn propose_with(
+        &self,
+        header: Header<'_>,
+        encode: impl Fn(&mut Encoder<'_>),
+    ) -> Result<(), Error> {
         loop {
             let mut payload = Vec::new();
-            encode(&mut Encoder::new(&mut payload));
+            encode(&mut Encoder::with_header(&mut payload, header));
             let proposed = self
                 .log
                 .propose(Durability::Synced, |_, _| (payload, Companion::empty()));

@@ -23,6 +23,7 @@
 use crate::catalog::{CatalogKey, Collection, Index, IndexState};
 use crate::ddl::{drop_indexes, put_collection, put_next_ids};
 use crate::operation::Operation;
+use crate::oplog::Commands;
 use crate::write::{Companion, unique_violation};
 use crate::{Shard, Store};
 use model::bson::Doc;
@@ -74,11 +75,19 @@ impl Shard {
             let index = Index::new(Some(id), definition, state, self.clock.now_ms());
             changed.indexes.push(Arc::new(index));
         }
-        self.propose_catalog(|encoder| {
+        let put = |encoder: &mut Encoder<'_>| {
             put_next_ids(encoder, ids);
             put_collection(encoder, &changed);
-        })
-        .await?;
+        };
+        if empty {
+            let first_new = changed.indexes.len() - new.len();
+            let created = &changed.indexes[first_new..];
+            let command = Commands::new().create_indexes(&changed, created);
+            self.propose_command(command, put).await?;
+        } else {
+            // Clients hear of it when it is built.
+            self.propose_catalog(put).await?;
+        }
         Ok((!empty).then_some(Build {
             collection: collection.id,
             indexes: new,
@@ -108,18 +117,20 @@ impl Shard {
             built => built,
         };
         changed.indexes = others;
-        if built.is_ok() {
-            let ready = mine.iter().map(|index| index.with_state(IndexState::Ready));
-            changed.indexes.extend(ready.map(Arc::new));
-        }
-        self.propose_catalog(|encoder| {
-            put_collection(encoder, &changed);
-            if built.is_err() {
+        if let Err(error) = built {
+            self.propose_catalog(|encoder| {
+                put_collection(encoder, &changed);
                 drop_indexes(encoder, &mine);
-            }
-        })
-        .await?;
-        built
+            })
+            .await?;
+            return Err(error);
+        }
+        let ready = mine.iter().map(|index| index.with_state(IndexState::Ready));
+        let ready: Vec<Arc<Index>> = ready.map(Arc::new).collect();
+        let command = Commands::new().commit_index_build(&changed, &self.new_uuid(), &ready);
+        changed.indexes.extend(ready);
+        self.propose_command(command, |encoder| put_collection(encoder, &changed))
+            .await
     }
 
     async fn backfill(&self, build: &Build, operation: &Operation) -> Result<(), Error> {

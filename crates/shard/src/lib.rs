@@ -10,6 +10,7 @@
 //! | `write` | latches, overlay, evaluation, and the way into the log |
 //! | `session` | logical sessions, and what retried writes are answered from |
 //! | `read` | running plans over snapshots, resumable by position |
+//! | `oplog` | the log as clients know it |
 //! | `operation` | what runs right now, deadlines, kills |
 //!
 //! The path of one write: `command/update.rs` → `read` finds candidates →
@@ -28,6 +29,7 @@ mod error;
 mod host;
 mod index_build;
 mod operation;
+mod oplog;
 mod parameters;
 mod read;
 #[allow(dead_code, reason = "the reaping of sessions will use the rest")]

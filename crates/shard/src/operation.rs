@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use wire::ConnectionInfo;
 
 /// How often a computing operation looks whether its client is still there.
@@ -29,6 +30,8 @@ const LOOK_FOR_HANGUP_MS: u64 = 100;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Interruption {
     Killed,
+    /// The cursor that it works for was killed.
+    CursorKilled,
     Shutdown,
 }
 
@@ -41,6 +44,8 @@ pub(crate) struct Operation {
     pub(crate) command: Bytes,
     deadline: Mutex<Option<Instant>>,
     interruption: OnceLock<Interruption>,
+    /// Wakes one who waits when `interruption` is set.
+    interrupted: Notify,
     ends_with_client: bool,
     /// When to look for the client again, in milliseconds after the start.
     next_look_ms: AtomicU64,
@@ -67,13 +72,34 @@ impl Operation {
         *self.deadline.lock() = self.started.checked_add(limit);
     }
 
+    /// For limits that say how long to wait, not how long to work.
+    pub(crate) fn lift_time_limit(&self) {
+        *self.deadline.lock() = None;
+    }
+
     pub(crate) fn deadline(&self) -> Option<Instant> {
         *self.deadline.lock()
     }
 
     pub(crate) fn kill(&self) {
+        self.interrupt(Interruption::Killed);
+    }
+
+    pub(crate) fn kill_cursor(&self) {
+        self.interrupt(Interruption::CursorKilled);
+    }
+
+    fn interrupt(&self, why: Interruption) {
         // A second reason to end adds nothing.
-        let _ = self.interruption.set(Interruption::Killed);
+        let _ = self.interruption.set(why);
+        self.interrupted.notify_one();
+    }
+
+    /// Completes when the operation is to end before its time.
+    pub(crate) async fn interrupted(&self) {
+        while self.interruption.get().is_none() {
+            self.interrupted.notified().await;
+        }
     }
 
     pub(crate) fn is_killed(&self) -> bool {
@@ -86,6 +112,9 @@ impl Operation {
         match self.interruption.get() {
             Some(Interruption::Killed) => {
                 return Err(Error::new(Code::INTERRUPTED, "operation was interrupted"));
+            }
+            Some(Interruption::CursorKilled) => {
+                return Err(Error::new(Code::CURSOR_KILLED, "cursor was killed"));
             }
             Some(Interruption::Shutdown) => {
                 return Err(Error::new(
@@ -165,13 +194,14 @@ impl Operations {
             command,
             deadline: Mutex::new(None),
             interruption: OnceLock::new(),
+            interrupted: Notify::new(),
             next_look_ms: AtomicU64::new(LOOK_FOR_HANGUP_MS),
             successor: ArcSwapOption::empty(),
         });
         self.running.lock().insert(id, operation.clone());
         // Asked after it is listed: whoever interrupts all has either seen it or is seen here.
         if self.shutting_down.load(Ordering::SeqCst) {
-            let _ = operation.interruption.set(Interruption::Shutdown);
+            operation.interrupt(Interruption::Shutdown);
         }
         Registered {
             operations: self,
@@ -187,7 +217,7 @@ impl Operations {
     pub(crate) fn interrupt_for_shutdown(&self) {
         self.shutting_down.store(true, Ordering::SeqCst);
         for operation in self.running.lock().values() {
-            let _ = operation.interruption.set(Interruption::Shutdown);
+            operation.interrupt(Interruption::Shutdown);
         }
     }
 

@@ -8,7 +8,7 @@ use crate::cursor::Cursors;
 use crate::host::Host;
 use crate::operation::Operations;
 use crate::parameters::Parameters;
-use crate::read::PlanCache;
+use crate::read::{PlanCache, virtual_collections};
 use crate::session::SessionCatalog;
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
@@ -46,6 +46,7 @@ pub struct Shard {
     pub(crate) store: Arc<Store>,
     pub(crate) log: Group<Applier>,
     pub(crate) catalog: Arc<Catalog>,
+    pub(crate) virtual_collections: Vec<Arc<Collection>>,
     pub(crate) overlay: Arc<Overlay>,
     pub(crate) latches: Latches,
     pub(crate) operations: Operations,
@@ -108,6 +109,7 @@ impl Shard {
             store,
             log,
             catalog,
+            virtual_collections: virtual_collections(),
             overlay,
             latches: Latches::new(),
             operations: Operations::new(),

@@ -93,7 +93,7 @@ impl Environment for ShardEnvironment {
     }
 
     fn scan(&self, request: ScanRequest) -> Result<Box<dyn Source>, Error> {
-        let Some(collection) = self.shard.catalog.get(&request.namespace) else {
+        let Some(collection) = self.shard.readable(&request.namespace) else {
             return Ok(Box::new(Documents::new(Vec::new())));
         };
         let query = Query {

@@ -58,6 +58,7 @@ pub(crate) async fn merge_into(
     context: &QueryContext,
 ) -> Result<(), Error> {
     check_target(&merge.target).map_err(while_running)?;
+    invocation.shard.check_writable(&merge.target, "$merge")?;
     let joining = Joining {
         invocation,
         merge,

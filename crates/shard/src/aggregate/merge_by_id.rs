@@ -143,8 +143,9 @@ impl Joining<'_> {
                 };
                 check_stored(after.as_doc())?;
                 let bytes = after.as_bytes().len();
+                let difference = update.difference(version.doc(), after.as_doc(), moment);
                 evaluator
-                    .replace(one.key.clone(), &version, after)
+                    .replace(one.key.clone(), &version, after, difference)
                     .map_err(|refusal| refused(refusal, &not_changed))?;
                 Ok(bytes)
             }

@@ -24,6 +24,7 @@ pub(crate) async fn write_out(
         )
     })?;
     let shard = invocation.shard;
+    shard.check_writable(target, "$out")?;
     let name = format!("tmp.agg_out.{}", shard.new_uuid());
     let hidden = Namespace::new(target.database(), &name)?;
     {

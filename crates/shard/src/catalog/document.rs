@@ -17,8 +17,8 @@ use model::ids::{CollectionId, IndexId, Uuid};
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::index::IndexDefinition;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::RwLock;
 
 const COLLECTION_PREFIX: &str = "catalog/collection/";
@@ -171,6 +171,8 @@ impl Collection {
             indexes,
             since: ClusterTime::ZERO,
             gate: Arc::new(RwLock::new(())),
+            name: OnceLock::new(),
+            made: None,
         })
     }
 }

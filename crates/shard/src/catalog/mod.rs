@@ -20,15 +20,17 @@ mod document;
 
 pub(crate) use document::{CatalogKey, IndexState, NextIds};
 
+use crate::read::VirtualCollection;
 use arc_swap::ArcSwap;
 use model::Namespace;
-use model::bson::DocBuf;
+use model::bson::{DocBuf, ValueRef};
 use model::ids::{CollectionId, IndexId, Uuid};
 use model::time::ClusterTime;
 use query::index::IndexDefinition;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use storage::entry::{Name, Names};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, RwLock};
 
@@ -47,6 +49,10 @@ pub(crate) struct Collection {
     pub(crate) since: ClusterTime,
     /// Survives catalog versions: see the invariant above.
     pub(crate) gate: Arc<RwLock<()>>,
+    /// How entries of the log name it; see [`Collection::name`].
+    pub(crate) name: OnceLock<Box<[u8]>>,
+    /// Set if its documents are made, not stored: see `read/virtual_collection.rs`.
+    pub(crate) made: Option<Arc<dyn VirtualCollection>>,
 }
 
 /// One index of a collection.
@@ -88,6 +94,30 @@ impl Index {
 }
 
 impl Collection {
+    /// The collection as entries of the log name it.
+    pub(crate) fn name(&self) -> Names<'_> {
+        Names::new(self.name.get_or_init(|| {
+            let name = Name {
+                collection: self.id,
+                uuid: self.uuid.0,
+                keeps_images: self.keeps_images(),
+                namespace: self.namespace.as_str(),
+            };
+            let mut bytes = Vec::new();
+            name.encode(&mut bytes);
+            bytes.into_boxed_slice()
+        }))
+    }
+
+    /// Whether change streams are to see versions before and after a change.
+    pub(crate) fn keeps_images(&self) -> bool {
+        self.options
+            .as_doc()
+            .get_doc("changeStreamPreAndPostImages")
+            .and_then(|images| images.get("enabled"))
+            == Some(ValueRef::Boolean(true))
+    }
+
     pub(crate) fn index_by_name(&self, name: &str) -> Option<&Arc<Index>> {
         self.indexes
             .iter()
@@ -233,6 +263,8 @@ impl Collection {
             indexes: self.indexes.clone(),
             since: self.since,
             gate: self.gate.clone(),
+            name: OnceLock::new(),
+            made: self.made.clone(),
         }
     }
 

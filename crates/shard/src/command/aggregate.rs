@@ -5,7 +5,7 @@ use super::explain::{Verbosity, explain_command};
 use super::find::{finish_cursor, read_time, time_left};
 use super::{Answer, Invocation, let_variables, refuse_collation};
 use crate::aggregate::{PipelineSource, ShardEnvironment, check_unique, merge_into, write_out};
-use crate::cursor::{Batch, FIRST_BATCH_DOCUMENTS, OpenCursor, fill_batch};
+use crate::cursor::{Batch, FIRST_BATCH_DOCUMENTS, Filled, OpenCursor, fill_batch};
 use model::bson::{Array, Doc, Value, ValueRef};
 use model::number::Number;
 use model::time::ClusterTime;
@@ -252,7 +252,8 @@ fn first_batch(
     let documents_max = batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
     let mut batch = Batch::begin(writer, "firstBatch", Some(documents_max));
     // A batch of none opens the cursor without looking for anything.
-    let more = documents_max == 0 || fill_batch(&mut source, invocation.operation, &mut batch)?;
+    let more = documents_max == 0
+        || fill_batch(&mut source, invocation.operation, &mut batch)? != Filled::Ended;
     shard.counters.returned(batch.documents() as usize);
     let writer = batch.end();
     if !more {

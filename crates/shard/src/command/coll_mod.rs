@@ -1,12 +1,15 @@
-//! `collMod`: changes options of an index. Other options of a collection are
-//! refused by name, except where they ask for what already holds.
+//! `collMod`: changes options of an index, and whether change streams see images.
+//! Other options of a collection are refused by name, except where they ask for
+//! what already holds.
 
 use super::arguments::{Argument, arguments, fields};
 use super::create::{unsupported, wants_images};
 use super::indexes::same_pattern;
 use super::{Answer, Invocation, finish};
 use crate::catalog::{Collection, Index};
-use model::bson::{Doc, DocWriter, ValueRef};
+use crate::ddl::Redefine;
+use crate::oplog::Commands;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
 use model::text::document_quoted;
 use model::{Code, Error};
@@ -27,12 +30,18 @@ struct IndexChange<'a> {
 pub(crate) async fn coll_mod(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
     let mut change = None;
+    let mut images = None;
     let mut dry_run = false;
     let mut refused = None;
+    let mut given = DocWriter::new();
     for argument in arguments("collMod", invocation.request.body()) {
+        given.append_element(&argument.element());
         match argument.name() {
             "index" => change = Some(IndexChange::parse(&argument)?),
             "dryRun" => dry_run = argument.loose_boolean()?,
+            "changeStreamPreAndPostImages" => {
+                images = Some(wants_images("collMod", &argument)?);
+            }
             _ => {
                 if let Err(error) = check_other(&argument) {
                     refused.get_or_insert(error);
@@ -53,13 +62,20 @@ pub(crate) async fn coll_mod(invocation: &Invocation<'_>) -> Answer {
         return Err(error);
     }
     let mut writer = Reply::writer();
+    let given = given.finish();
+    let options = images.map(|images| with_images(collection.options.as_doc(), images));
     match &change {
         None if dry_run => {
             return Err(invalid(
                 "dry run mode requires an valid index modification.",
             ));
         }
-        None => {}
+        None => {
+            let command = Commands::new().modify(&collection, given.as_doc(), None);
+            shard
+                .modify_collection(&collection, command, options, None)
+                .await?;
+        }
         Some(change) => {
             let index = change.resolve(&collection)?;
             if dry_run && change.unique != Some(true) {
@@ -81,12 +97,28 @@ pub(crate) async fn coll_mod(invocation: &Invocation<'_>) -> Answer {
                 }
                 Ok(definition)
             };
+            let old = change.old_options(&index);
+            let command = Commands::new().modify(&collection, given.as_doc(), Some(old.as_doc()));
+            let redefine = Some((index.definition.name.as_str(), &redefine as &Redefine<'_>));
             shard
-                .redefine_index(&collection, &index.definition.name, &redefine)
+                .modify_collection(&collection, command, options, redefine)
                 .await?;
         }
     }
     finish(writer)
+}
+
+/// Options with the images that change streams see switched on or off.
+fn with_images(options: Doc<'_>, images: bool) -> DocBuf {
+    const NAME: &str = "changeStreamPreAndPostImages";
+    let mut changed = DocWriter::new();
+    for option in options.iter().filter(|option| option.key() != NAME) {
+        changed.append_element(&option);
+    }
+    if images {
+        changed.begin_document(NAME).append("enabled", true).end();
+    }
+    changed.finish()
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -112,10 +144,6 @@ fn check_other(argument: &Argument<'_>) -> Result<(), Error> {
         "recordPreImages" => match argument.loose_boolean()? {
             false => Ok(()),
             true => Err(unsupported("recorded pre-images")),
-        },
-        "changeStreamPreAndPostImages" => match wants_images(argument.doc()?) {
-            false => Ok(()),
-            true => Err(unsupported("recorded pre- and post-images")),
         },
         _ => Err(argument.unknown()),
     }
@@ -218,6 +246,24 @@ impl<'a> IndexChange<'a> {
             return Err(unsupported("indexes with 'prepareUnique'"));
         }
         Ok(index.clone())
+    }
+
+    /// What was, for readers of the log.
+    fn old_options(&self, index: &Index) -> DocBuf {
+        let mut old = DocWriter::new();
+        if let (Some(_), Some(seconds)) = (
+            self.expire_after_seconds,
+            index.definition.expire_after_seconds,
+        ) {
+            old.append("expireAfterSeconds", seconds);
+        }
+        if self
+            .hidden
+            .is_some_and(|hidden| hidden != index.definition.hidden)
+        {
+            old.append("hidden", index.definition.hidden);
+        }
+        old.finish()
     }
 
     /// The reply's fields: what was, and what is now.

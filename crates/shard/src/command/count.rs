@@ -92,14 +92,21 @@ fn count_limit(value: ValueRef<'_>) -> Result<Option<u64>, Error> {
 pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
     let command = CountCommand::parse(invocation, invocation.request.body())?;
     let shard = invocation.shard;
-    let counted = match shard.catalog.get(&command.namespace) {
-        None => 0,
-        Some(collection) if command.is_fast() => {
-            let all = shard.store.collection_counter(collection.id).items;
+    let collection = shard.readable(&command.namespace);
+    let known = match collection.as_deref() {
+        Some(collection) if command.is_fast() => match &collection.made {
+            Some(made) => made.count(shard),
+            None => Some(shard.store.collection_counter(collection.id).items),
+        },
+        _ => None,
+    };
+    let counted = match (collection, known) {
+        (None, _) => 0,
+        (Some(_), Some(all)) => {
             let behind = all.saturating_sub(command.query.skip);
             behind.min(command.query.limit.unwrap_or(u64::MAX))
         }
-        Some(collection) => {
+        (Some(collection), None) => {
             let mut execution =
                 Execution::new(shard, &collection, command.query, invocation.operation)?;
             count_all(&mut execution, invocation.operation)?

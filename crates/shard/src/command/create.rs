@@ -4,7 +4,7 @@
 //! kept for `listCollections`. Kinds of collections that are not there yet are
 //! refused by name: views, capped, time-series and clustered ones, validators.
 
-use super::arguments::{Argument, arguments, missing};
+use super::arguments::{Argument, arguments, fields, missing};
 use super::insert::check_target;
 use super::{Answer, Invocation, finish, refuse_collation};
 use model::bson::{Doc, DocBuf, DocWriter};
@@ -152,8 +152,13 @@ fn parse(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Options, 
                 }
             }
             "changeStreamPreAndPostImages" => {
-                if wants_images(argument.doc()?) {
-                    refuse(unsupported("recorded pre- and post-images"));
+                if wants_images("create", &argument)? {
+                    let images = argument.name();
+                    options
+                        .kept
+                        .begin_document(images)
+                        .append("enabled", true)
+                        .end();
                 }
             }
             "encryptedFields" => refuse(unsupported("encrypted fields")),
@@ -239,8 +244,16 @@ fn keep_choice(
 }
 
 /// Whether an option `{enabled: …}` switches recorded images on.
-pub(crate) fn wants_images(option: Doc<'_>) -> bool {
-    option.get("enabled").is_some_and(model::number::is_truthy)
+pub(crate) fn wants_images(command: &str, option: &Argument<'_>) -> Result<bool, Error> {
+    let path = format!("{command}.{}", option.name());
+    let mut enabled = None;
+    for field in fields(&path, option.doc()?) {
+        match field.name() {
+            "enabled" => enabled = Some(field.boolean()?),
+            _ => return Err(field.unknown()),
+        }
+    }
+    enabled.ok_or_else(|| missing(&path, "enabled"))
 }
 
 fn check_id_index(spec: Doc<'_>) -> Result<(), Error> {

@@ -73,7 +73,7 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
         path: &command.path,
     };
     let at = command.query.at;
-    let collection = invocation.shard.catalog.get(&namespace);
+    let collection = invocation.shard.readable(&namespace);
     let by_index = collection
         .as_ref()
         .and_then(|collection| DistinctScan::find(collection, &command.query, &command.path));

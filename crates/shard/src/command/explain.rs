@@ -420,7 +420,7 @@ impl Explained {
         if let Purpose::Made { .. } = self.purpose {
             return report.reply(invocation, command, verbosity, &self.purpose);
         }
-        match shard.catalog.get(&self.namespace) {
+        match shard.readable(&self.namespace) {
             None => {
                 if let Purpose::Count { .. } = self.purpose {
                     report.winning = Stage::new("COUNT")

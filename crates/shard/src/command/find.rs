@@ -6,11 +6,13 @@
 use super::arguments::{Argument, arguments};
 use super::envelope::ReadConcern;
 use super::{Answer, Invocation, finish, let_variables, refuse_collation};
+use crate::catalog::Collection;
 use crate::cursor::{Batch, BatchSource, FIRST_BATCH_DOCUMENTS, Filled, OpenCursor, fill_batch};
 use crate::error::from_storage;
 use crate::operation::Operation;
 use crate::read::{Budget, Execution, Query, Step};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
+use model::key::Direction;
 use model::number::Number;
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
@@ -29,6 +31,7 @@ pub(crate) struct FindCommand {
     pub(crate) batch_size: Option<u64>,
     single_batch: bool,
     no_cursor_timeout: bool,
+    await_data: bool,
 }
 
 /// The fields of the command as they stand.
@@ -63,7 +66,9 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let mut writer = Reply::writer();
     writer.begin_document("cursor");
     let at = command.query.at;
-    let Some(collection) = shard.catalog.get(&namespace) else {
+    let found = shard.readable(&namespace);
+    command.check_tailable(found.as_deref())?;
+    let Some(collection) = found else {
         // The real server writes this reply in another order.
         writer
             .append("id", 0i64)
@@ -80,13 +85,14 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let mut source = FindSource {
         execution,
         projection: command.projection,
+        await_data: command.await_data,
     };
     let documents_max = Some(command.batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS));
     let mut batch = Batch::begin(writer, "firstBatch", documents_max);
     // A batch of none opens the cursor without looking for anything.
     let mut more = true;
     if documents_max != Some(0) {
-        more = fill_batch(&mut source, invocation.operation, &mut batch)?;
+        more = fill_batch(&mut source, invocation.operation, &mut batch)? != Filled::Ended;
     }
     shard.counters.returned(batch.documents() as usize);
     let writer = batch.end();
@@ -164,10 +170,12 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
     let (Some(id), true) = (id, plain) else {
         return Ok(None);
     };
-    if invocation.envelope.read_concern != ReadConcern::Latest {
+    let shard = invocation.shard;
+    if invocation.envelope.read_concern != ReadConcern::Latest
+        || shard.virtual_collection(namespace).is_some()
+    {
         return Ok(None);
     }
-    let shard = invocation.shard;
     let key = model::key::RecordKey::from_id(id);
     let record = match shard.catalog.current().get(namespace) {
         Some(collection) => shard
@@ -191,6 +199,7 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
 pub(crate) struct FindSource {
     pub(crate) execution: Execution,
     pub(crate) projection: Option<Projection>,
+    pub(crate) await_data: bool,
 }
 
 impl BatchSource for FindSource {
@@ -210,7 +219,8 @@ impl BatchSource for FindSource {
             let found = match self.execution.next(operation, budget)? {
                 Step::Found(found) => found,
                 Step::Paused => return Ok(Filled::Paused),
-                Step::Ended => return Ok(Filled::Ended),
+                Step::Ended if self.execution.is_ended() => return Ok(Filled::Ended),
+                Step::Ended => return Ok(Filled::Dry),
             };
             let taken = if self.execution.query().return_key {
                 let key = self.execution.index_key(&found)?.unwrap_or_default();
@@ -230,6 +240,10 @@ impl BatchSource for FindSource {
 
     fn suspend(&mut self) {
         self.execution.suspend();
+    }
+
+    fn awaits_data(&self) -> bool {
+        self.await_data
     }
 }
 
@@ -329,6 +343,25 @@ impl<'a> Fields<'a> {
     }
 }
 
+impl Fields<'_> {
+    fn check_tailable(&self) -> Result<(), Error> {
+        if let Some(sort) = self.sort
+            && !sort.is_empty()
+            && natural_direction(sort)? != Some(Direction::Ascending)
+        {
+            return Err(Error::bad_value(
+                "cannot use tailable option with a sort other than {$natural: 1}",
+            ));
+        }
+        if self.single_batch {
+            return Err(Error::bad_value(
+                "cannot use tailable option with the 'singleBatch' option",
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// A hint: a document or a string; an empty document is none.
 pub(crate) fn hint(argument: &Argument<'_>) -> Result<Option<Value>, Error> {
     match argument.value() {
@@ -374,9 +407,7 @@ impl FindCommand {
             ));
         }
         if fields.tailable {
-            return Err(Error::bad_value(
-                "error processing query: tailable cursor requested on non capped collection",
-            ));
+            fields.check_tailable()?;
         }
         if let (Some(min), Some(max)) = (fields.min, fields.max)
             && !min.is_empty()
@@ -419,6 +450,7 @@ impl FindCommand {
             max: fields.max.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
             allow_disk_use: fields.allow_disk_use.unwrap_or(true),
             return_key: fields.return_key,
+            tailable: fields.tailable,
             ..Query::new(filter)
         };
         query.at = read_time(invocation);
@@ -429,7 +461,22 @@ impl FindCommand {
             batch_size: fields.batch_size,
             single_batch: fields.single_batch,
             no_cursor_timeout: fields.no_cursor_timeout,
+            await_data: fields.await_data,
         })
+    }
+
+    /// Only what grows at its end can be followed.
+    fn check_tailable(&self, collection: Option<&Collection>) -> Result<(), Error> {
+        let grows = match collection {
+            Some(collection) => collection.made.as_ref().is_some_and(|m| m.is_tailable()),
+            None => true,
+        };
+        if !self.query.tailable || grows {
+            return Ok(());
+        }
+        Err(Error::bad_value(
+            "error processing query: tailable cursor requested on non capped collection",
+        ))
     }
 }
 

@@ -3,11 +3,20 @@
 use super::arguments::{arguments, missing};
 use super::find::finish_cursor;
 use super::{Answer, Invocation};
-use crate::cursor::{Batch, fill_batch};
+use crate::cursor::{Batch, BatchSource, Filled, fill_batch};
 use crate::session::SessionId;
 use model::bson::ValueRef;
 use model::{Code, Error, Namespace};
+use replication::Progress;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
 use wire::Reply;
+
+/// How long a getMore waits for news where the client does not say.
+const AWAIT_DATA_DEFAULT: Duration = Duration::from_secs(1);
+/// A day is as good as for ever.
+const AWAIT_DATA_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     let request = invocation.request;
@@ -51,7 +60,8 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
         held.check_in();
         return Err(error);
     }
-    if invocation.envelope.time_limit.is_some() {
+    let awaits = held.cursor().source.awaits_data();
+    if invocation.envelope.time_limit.is_some() && !awaits {
         held.check_in();
         return Err(Error::bad_value(
             "cannot set maxTimeMS on getMore command for a non-awaitData cursor",
@@ -65,18 +75,64 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     let mut writer = Reply::writer_with_capacity(16 * 1024);
     writer.begin_document("cursor");
     let mut batch = Batch::begin(writer, "nextBatch", batch_size);
-    let more = fill_batch(&mut *cursor.source, invocation.operation, &mut batch)?;
+    let mut news = shard.log.watch();
+    let filled = if awaits {
+        invocation.operation.lift_time_limit();
+        let wait = invocation.envelope.time_limit.unwrap_or(AWAIT_DATA_DEFAULT);
+        let until = Instant::now() + wait.min(AWAIT_DATA_MAX);
+        let source = &mut *cursor.source;
+        Box::pin(fill_or_wait(
+            invocation, source, &mut batch, &mut news, until,
+        ))
+        .await?
+    } else {
+        fill_batch(&mut *cursor.source, invocation.operation, &mut batch)?
+    };
     if let Some(left) = &mut cursor.time_left {
         *left = left.saturating_sub(invocation.operation.started.elapsed());
     }
     shard.counters.returned(batch.documents() as usize);
-    let writer = batch.end();
-    let more = more && held.check_in();
+    let mut writer = batch.end();
+    held.cursor().source.append_state(&mut writer);
+    let more = filled != Filled::Ended && held.check_in();
     let reply = finish_cursor(writer, if more { id } else { 0 }, &namespace, at)?;
     if more && request.exhaust_allowed() {
         return Ok(reply.then(request.clone()));
     }
     Ok(reply)
+}
+
+/// Fills a batch; if there is nothing, waits for the log to grow and tries again.
+///
+/// Whether it grew is asked before the log is read, so that what comes in between
+/// is not missed.
+async fn fill_or_wait(
+    invocation: &Invocation<'_>,
+    source: &mut dyn BatchSource,
+    batch: &mut Batch,
+    news: &mut watch::Receiver<Progress>,
+    until: Instant,
+) -> Result<Filled, Error> {
+    let shard = invocation.shard;
+    loop {
+        news.borrow_and_update();
+        let filled = fill_batch(source, invocation.operation, batch)?;
+        if filled != Filled::Dry || batch.documents() > 0 {
+            return Ok(filled);
+        }
+        tokio::select! {
+            changed = news.changed() => {
+                if changed.is_err() {
+                    return Ok(filled);
+                }
+            }
+            () = tokio::time::sleep_until(until) => return Ok(filled),
+            () = invocation.operation.interrupted() => {}
+            () = invocation.connection.closed() => return Ok(filled),
+            () = shard.shutdown_begun() => return Ok(filled),
+        }
+        invocation.operation.check()?;
+    }
 }
 
 /// A cursor goes on in the session that opened it, or in none if none did.

@@ -34,7 +34,12 @@ pub(crate) async fn list_collections(invocation: &Invocation<'_>) -> Answer {
     }
     let database = invocation.request.database();
     let mut listed = VecDeque::new();
-    for collection in invocation.shard.catalog.current().database(database) {
+    let catalog = invocation.shard.catalog.current();
+    let made = &invocation.shard.virtual_collections;
+    let made = made
+        .iter()
+        .filter(|made| made.namespace.database() == database);
+    for collection in catalog.database(database).chain(made) {
         let document = describe_collection(collection, name_only);
         if passes(filter.as_ref(), &document)? {
             listed.push_back(document);
@@ -59,9 +64,11 @@ fn describe_collection(collection: &Collection, name_only: bool) -> DocBuf {
     writer
         .append("options", &collection.options)
         .begin_document("info")
-        .append("readOnly", false)
-        .append("uuid", uuid)
-        .end();
+        .append("readOnly", false);
+    if collection.made.is_none() {
+        writer.append("uuid", uuid);
+    }
+    writer.end();
     if let Some(index) = collection.index_by_name("_id_") {
         writer.append("idIndex", &index.definition.spec);
     }
@@ -85,7 +92,7 @@ pub(crate) async fn list_indexes(invocation: &Invocation<'_>) -> Answer {
             _ => return Err(argument.unknown()),
         }
     }
-    let Some(collection) = invocation.shard.catalog.get(&namespace) else {
+    let Some(collection) = invocation.shard.readable(&namespace) else {
         return Err(Error::new(
             Code::NAMESPACE_NOT_FOUND,
             format!("ns does not exist: {namespace}"),
@@ -116,6 +123,7 @@ pub(crate) fn list_databases(invocation: &Invocation<'_>) -> Answer {
     let catalog = shard.catalog.current();
     let mut names: Vec<&str> = catalog
         .collections()
+        .chain(&shard.virtual_collections)
         .map(|collection| collection.namespace.database())
         .collect();
     names.sort_unstable();

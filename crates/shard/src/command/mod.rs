@@ -282,6 +282,7 @@ async fn reach_time(shard: &Shard, time: ClusterTime) -> Result<(), Error> {
 }
 
 async fn run(invocation: &Invocation<'_>) -> Answer {
+    refuse_virtual_writes(invocation)?;
     match invocation.request.name() {
         "find" => find::find(invocation).await,
         "getMore" => get_more::get_more(invocation).await,
@@ -289,6 +290,38 @@ async fn run(invocation: &Invocation<'_>) -> Answer {
         "update" => update::update(invocation).await,
         "delete" => delete::delete(invocation).await,
         name => Box::pin(run_rare(name, invocation)).await,
+    }
+}
+
+/// Refuses commands that would change a virtual collection.
+fn refuse_virtual_writes(invocation: &Invocation<'_>) -> Result<(), Error> {
+    let request = invocation.request;
+    if !matches!(request.database(), "local" | "config") {
+        return Ok(());
+    }
+    let name = request.name();
+    let writes = matches!(
+        name,
+        "insert"
+            | "update"
+            | "delete"
+            | "findAndModify"
+            | "findandmodify"
+            | "create"
+            | "drop"
+            | "collMod"
+            | "createIndexes"
+            | "dropIndexes"
+            | "deleteIndexes"
+    );
+    match request.body().first().map(|first| first.value()) {
+        Some(ValueRef::String(collection)) if writes => {
+            let Ok(namespace) = Namespace::new(request.database(), collection) else {
+                return Ok(());
+            };
+            invocation.shard.check_writable(&namespace, name)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -242,7 +242,8 @@ impl Modification<'_> {
                 let after = update.apply(doc, moment, &self.selection.context)?;
                 if let Some(after) = &after {
                     check_stored(after.as_doc())?;
-                    evaluator.replace(key.clone(), version, after.clone())?;
+                    let difference = update.difference(doc, after.as_doc(), moment);
+                    evaluator.replace(key.clone(), version, after.clone(), difference)?;
                     evaluated.modified += 1;
                     self.note(evaluator, doc, Some(after.as_doc()));
                 }

@@ -52,6 +52,9 @@ pub(crate) async fn rename_collection(invocation: &Invocation<'_>) -> Answer {
     }
     check_end(&from, "source")?;
     check_end(&to, "target")?;
+    for end in [&from, &to] {
+        invocation.shard.check_writable(end, "renameCollection")?;
+    }
     invocation
         .shard
         .rename_collection(&from, &to, drop_target)

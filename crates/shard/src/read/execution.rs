@@ -20,6 +20,7 @@ use super::covered;
 use super::planning::Planned;
 use super::scan::{Item, Scan, Space, Stepped};
 use super::spill::FileSpill;
+use super::virtual_collection::VirtualSource;
 use super::{Query, plan};
 use crate::catalog::{Collection, Index};
 use crate::error::from_storage;
@@ -164,6 +165,8 @@ pub(crate) struct Execution {
     query: Query,
     stage: Stage,
     live: Option<Live>,
+    /// Where the documents of a virtual collection come from.
+    made: Option<Box<dyn VirtualSource>>,
     branch: usize,
     /// The last item inside the bounds; becomes `position` when suspended.
     last: Option<Item>,
@@ -184,6 +187,10 @@ impl Execution {
         query: Query,
         operation: &Operation,
     ) -> Result<Self, Error> {
+        if collection.made.is_some() {
+            let planned = plan(shard, collection, &query, operation)?;
+            return Self::with_plan(shard, collection, query, planned, None);
+        }
         if query.hint.is_none()
             && query.min.is_none()
             && query.max.is_none()
@@ -224,6 +231,7 @@ impl Execution {
             collection: collection.clone(),
             stage: Stage::Streaming,
             live: None,
+            made: None,
             branch: 0,
             last: None,
             position: None,
@@ -256,6 +264,11 @@ impl Execution {
         }
         if let Some(snapshot) = snapshot {
             execution.go_live(snapshot)?;
+        }
+        if let Some(made) = &collection.made
+            && let Access::Records { direction, .. } = &execution.planned.plan.access
+        {
+            execution.made = Some(made.open(shard, &execution.query, *direction)?);
         }
         Ok(execution)
     }
@@ -295,7 +308,7 @@ impl Execution {
 
     /// Takes a snapshot, unless there is one.
     fn resume(&mut self) -> Result<(), Error> {
-        if self.live.is_some() {
+        if self.live.is_some() || self.collection.made.is_some() {
             return Ok(());
         }
         self.go_live(self.shard.store.snapshot())
@@ -305,6 +318,9 @@ impl Execution {
     /// the plan stands on. MongoDB asks it even of a sort that has read all.
     fn check_catalog(&self) -> Result<(), Error> {
         let collection = &self.collection;
+        if collection.made.is_some() {
+            return Ok(());
+        }
         let Some(current) = self.shard.catalog.by_id(collection.id) else {
             return Err(self.collection_dropped());
         };
@@ -412,6 +428,7 @@ impl Execution {
                 Stage::Streaming => match self.search(operation, budget)? {
                     Step::Found(found) => found,
                     Step::Paused => return Ok(Step::Paused),
+                    Step::Ended if self.query.tailable => return Ok(Step::Ended),
                     Step::Ended => {
                         self.stage = Stage::Ended;
                         continue;
@@ -540,6 +557,14 @@ impl Execution {
         direction: ScanDirection,
         filter: &Option<Filter>,
     ) -> Result<Option<Step>, Error> {
+        if let Some(made) = &mut self.made {
+            let Some(document) = made.next(&self.shard)? else {
+                return Ok(Some(Step::Ended));
+            };
+            self.statistics.documents_examined += 1;
+            let matched = matches(filter, document.as_doc())?;
+            return Ok(matched.then_some(Step::Found(Found::Made(document))));
+        }
         let space = self.record_space();
         let live = self.live.as_mut().expect(RESUMED);
         let position = self.position.as_deref();

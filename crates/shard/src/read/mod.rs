@@ -18,6 +18,7 @@
 //! | `candidates.rs` | record keys for updates and deletes |
 //! | `spill.rs` | sorted runs on disk |
 //! | `stages.rs` | plans as explain shows them |
+//! | `virtual_collection.rs` | collections whose documents are made, not stored |
 //!
 //! A cursor holds positions, never a snapshot. A snapshot is taken *before* the
 //! multikey flags are read: a flag is set before the first such entry is
@@ -32,6 +33,7 @@ mod query;
 mod scan;
 mod spill;
 pub(crate) mod stages;
+mod virtual_collection;
 
 pub(crate) use candidates::Candidates;
 pub(crate) use distinct::DistinctScan;
@@ -39,3 +41,4 @@ pub(crate) use execution::{Budget, Execution, Found, Step};
 pub(crate) use planning::{PlanCache, plan, query_hashes, trials};
 pub(crate) use query::Query;
 pub(crate) use spill::FileSpill;
+pub(crate) use virtual_collection::{VirtualCollection, VirtualSource, virtual_collections};

@@ -26,6 +26,8 @@ pub(crate) struct Query {
     /// Read as of this time. Index entries have no history, so only records
     /// are scanned then.
     pub(crate) at: Option<ClusterTime>,
+    /// The end is not the end: there may be more later.
+    pub(crate) tailable: bool,
 }
 
 impl Query {
@@ -42,6 +44,7 @@ impl Query {
             allow_disk_use: true,
             return_key: false,
             at: None,
+            tailable: false,
         }
     }
 }

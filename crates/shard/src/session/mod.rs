@@ -17,6 +17,7 @@ mod id;
 mod retry;
 
 pub(crate) use catalog::SessionCatalog;
+pub(crate) use header::statement_of;
 pub(crate) use history::{Effect, Executed, Image, ImageKind, join};
 pub(crate) use id::SessionId;
 pub(crate) use retry::{Retryable, StatementIds, incompatible, refuse_multi};

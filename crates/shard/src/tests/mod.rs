@@ -7,6 +7,7 @@ mod emitted_once;
 mod expiry;
 mod index_build;
 mod long_keys;
+mod oplog;
 mod past;
 mod races;
 mod retryable;

@@ -4,7 +4,7 @@
 //! loop can see the entry, and forgets them after the engine has them; so there
 //! is no moment at which an evaluator finds neither.
 
-use super::evaluator::{Change, Evaluator, Refusal, Version};
+use super::evaluator::{Change, Description, Evaluator, Refusal, Version};
 use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
 use crate::catalog::{Catalog, CatalogKey, Collection, Index};
@@ -12,7 +12,7 @@ use crate::command::envelope::WriteConcern;
 use crate::session::Retryable;
 use crate::{Shard, Store};
 use model::Error;
-use model::bson::Doc;
+use model::bson::{Doc, DocBuf, DocWriter};
 use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
@@ -21,7 +21,7 @@ use replication::{
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use storage::entry::{Encoder, Entry, Header, IndexAction, IndexChange, Operation};
+use storage::entry::{self, Encoder, Entry, Header, IndexAction, IndexChange, Operation};
 use storage::{Before, Record};
 
 /// What travels with an entry in memory.
@@ -143,7 +143,8 @@ impl Shard {
         concern: WriteConcern,
         session: Option<&Retryable>,
     ) -> Result<Option<replication::Pending>, NotAppended> {
-        let id = evaluator.collection.id;
+        let collection = evaluator.collection;
+        let id = collection.id;
         let Evaluator {
             mut changes,
             multikey,
@@ -158,6 +159,7 @@ impl Shard {
         let described = session.map(|session| session.header(&executed));
         let header = Header {
             session: described.as_ref().map(|header| header.as_bytes()),
+            names: Some(collection.name()),
             ..Header::default()
         };
         let mut encoder = Encoder::with_header(&mut payload, header);
@@ -205,10 +207,16 @@ fn payload_bytes(changes: &[Change]) -> usize {
             .after
             .as_ref()
             .map_or(0, |after| after.document().len());
-        // Kind, collection, three lengths.
-        16 + change.key.as_bytes().len() + document
+        let difference = match &change.description {
+            Description::Update(difference) => difference.as_bytes().len(),
+            Description::Delete => 32,
+            Description::Insert | Description::Replace => 0,
+        };
+        // Kind, collection, four lengths.
+        20 + change.key.as_bytes().len() + document + difference
     };
-    8 + changes.iter().map(of_change).sum::<usize>()
+    // The collection's name among it.
+    96 + changes.iter().map(of_change).sum::<usize>()
 }
 
 fn encode(
@@ -237,11 +245,32 @@ fn encode(
             })
             .collect();
         let key = change.key.as_bytes();
+        let description = match &change.description {
+            Description::Insert | Description::Delete => entry::Description::Insert,
+            Description::Replace => entry::Description::Replace,
+            Description::Update(difference) => entry::Description::Update {
+                difference: difference.as_bytes(),
+            },
+        };
         match &change.after {
-            Some(draft) => encoder.put_record(collection, key, draft.document(), &entries),
-            None => encoder.delete_record(collection, key, &entries),
+            Some(draft) => {
+                encoder.put_record(collection, key, draft.document(), description, &entries);
+            }
+            None => {
+                let document_key = document_key(change.before.as_ref());
+                encoder.delete_record(collection, key, document_key.as_bytes(), &entries);
+            }
         }
     }
+}
+
+/// What names a removed document to clients.
+fn document_key(removed: Option<&Version>) -> DocBuf {
+    let mut key = DocWriter::new();
+    if let Some(id) = removed.and_then(|version| version.doc().element("_id")) {
+        key.append_element(&id);
+    }
+    key.finish()
 }
 
 fn publish(

@@ -75,6 +75,27 @@ pub(crate) struct EntryChange {
     pub(crate) unique: bool,
 }
 
+/// How a record came to be what it is, for readers of the log.
+#[derive(Clone, Debug)]
+pub(crate) enum Description {
+    Insert,
+    Replace,
+    Update(DocBuf),
+    Delete,
+}
+
+impl Description {
+    /// What became of a document; the difference of an update, if it is known.
+    fn of(before: bool, after: bool, difference: Option<DocBuf>) -> Self {
+        match (before, after, difference) {
+            (_, false, _) => Description::Delete,
+            (false, true, _) => Description::Insert,
+            (true, true, None) => Description::Replace,
+            (true, true, Some(difference)) => Description::Update(difference),
+        }
+    }
+}
+
 /// A record that changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
@@ -83,6 +104,7 @@ pub(crate) struct Change {
     pub(crate) before: Option<Version>,
     /// `None`: removed. A draft until the entry is appended.
     pub(crate) after: Option<Record>,
+    pub(crate) description: Description,
     pub(crate) entries: Vec<EntryChange>,
 }
 
@@ -197,23 +219,25 @@ impl<'s> Evaluator<'s> {
                 key_value.as_doc(),
             )));
         }
-        self.put(key, None, Some(draft))
+        self.put(key, None, Some(draft), None)
     }
 
-    /// Replaces the version that [`Evaluator::latest`] returned.
+    /// Replaces the version that [`Evaluator::latest`] returned. `difference` is
+    /// what leads to the new one, if the log is to say so.
     pub(crate) fn replace(
         &mut self,
         key: RecordKey,
         before: &Version,
         document: DocBuf,
+        difference: Option<DocBuf>,
     ) -> Result<(), Refusal> {
         let draft = Record::draft(document.as_doc().as_bytes());
-        self.put(key, Some(before), Some(draft))
+        self.put(key, Some(before), Some(draft), difference)
     }
 
     /// Removes the version that [`Evaluator::latest`] returned.
     pub(crate) fn remove(&mut self, key: RecordKey, before: &Version) -> Result<(), Refusal> {
-        self.put(key, Some(before), None)
+        self.put(key, Some(before), None, None)
     }
 
     fn put(
@@ -221,6 +245,7 @@ impl<'s> Evaluator<'s> {
         key: RecordKey,
         before: Option<&Version>,
         after: Option<Record>,
+        difference: Option<DocBuf>,
     ) -> Result<(), Refusal> {
         // Here and not when the entry is applied: an entry in the log must apply.
         check_user_key(key.as_bytes().len())?;
@@ -240,7 +265,7 @@ impl<'s> Evaluator<'s> {
             }
             let unique = index.definition.unique;
             let first_new = entries.len();
-            difference(id, unique, old, new, &mut entries);
+            key_changes(id, unique, old, new, &mut entries);
             for entry in &entries[first_new..] {
                 check_user_key(entry.key.fields.len() + key.as_bytes().len())?;
             }
@@ -255,6 +280,7 @@ impl<'s> Evaluator<'s> {
                 self.changes.push(Change {
                     key,
                     before: before.cloned(),
+                    description: Description::of(before.is_some(), after.is_some(), difference),
                     after,
                     entries,
                 });
@@ -273,8 +299,17 @@ impl<'s> Evaluator<'s> {
                         Some(draft) => keys_of(index, Doc::from_validated(draft.document()))?,
                         None => None,
                     };
-                    difference(id, index.definition.unique, old, new, &mut entries);
+                    key_changes(id, index.definition.unique, old, new, &mut entries);
                 }
+                let difference = match (&original, &after) {
+                    (Some(before), Some(after)) => {
+                        let after = Doc::from_validated(after.document());
+                        query::difference::between(before.doc(), after)
+                    }
+                    _ => None,
+                };
+                self.changes[at].description =
+                    Description::of(original.is_some(), after.is_some(), difference);
                 self.changes[at].after = after;
                 self.changes[at].entries = entries;
             }
@@ -354,7 +389,7 @@ fn keys_of(index: &Index, doc: Doc<'_>) -> Result<Option<DocumentKeys>, Error> {
 }
 
 /// What changes between two sorted lists of keys.
-fn difference(
+fn key_changes(
     index: IndexId,
     unique: bool,
     old: Option<DocumentKeys>,

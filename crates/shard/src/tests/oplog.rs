@@ -1,0 +1,217 @@
+//! `local.oplog.rs`: the log with MongoDB's shape of entries.
+
+use crate::testing::TestShard;
+use differential::notation::print;
+use differential::value::{Value, get};
+
+/// Entries of database `test`, without what differs from run to run.
+async fn entries(shard: &TestShard, filter: &str) -> Vec<String> {
+    let reply = shard
+        .run(
+            "local",
+            &format!(
+                "{{find: 'oplog.rs', filter: {filter}, batchSize: 1000,
+                   projection: {{ui: 0, ts: 0, t: 0, wall: 0, v: 0}}}}"
+            ),
+        )
+        .await;
+    let batch = get(&reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
+    let batch = batch.and_then(Value::as_array).expect("a batch");
+    batch.iter().map(print).collect()
+}
+
+const OF_TEST: &str = "{op: {$ne: 'n'}}";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_have_the_shape_of_mongodb() {
+    let shard = TestShard::open().await;
+    shard
+        .check(
+            "{insert: 'c', documents: [{_id: 1, x: 1, a: [1, 2]}]} => {n: 1}
+             {update: 'c', updates: [{q: {_id: 1}, u: {$set: {x: 2}}}]} => {nModified: 1}
+             {update: 'c', updates: [{q: {_id: 1}, u: {$push: {a: 3}}}]} => {nModified: 1}
+             {update: 'c', updates: [{q: {_id: 1}, u: {y: 1}}]} => {nModified: 1}
+             {delete: 'c', deletes: [{q: {_id: 1}, limit: 1}]} => {n: 1}
+             # A key that is equal to 1 but not an int.
+             {insert: 'c', documents: [{_id: 1.0}, {_id: 2}]} => {n: 2}
+             {delete: 'c', deletes: [{q: {_id: 1}, limit: 1}]} => {n: 1}",
+        )
+        .await;
+    let found = entries(&shard, OF_TEST).await;
+    let expected = [
+        r#"{op: "c", ns: "test.$cmd", o: {create: "c", idIndex: {v: 2, key: {_id: 1}, name: "_id_"}}}"#,
+        r#"{op: "i", ns: "test.c", o: {_id: 1, x: 1, a: [1, 2]}, o2: {_id: 1}}"#,
+        r#"{op: "u", ns: "test.c", o: {$v: 2, diff: {u: {x: 2}}}, o2: {_id: 1}}"#,
+        r#"{op: "u", ns: "test.c", o: {$v: 2, diff: {sa: {a: true, u2: 3}}}, o2: {_id: 1}}"#,
+        r#"{op: "u", ns: "test.c", o: {_id: 1, y: 1}, o2: {_id: 1}}"#,
+        r#"{op: "d", ns: "test.c", o: {_id: 1}}"#,
+        r#"{op: "c", ns: "admin.$cmd", o: {applyOps: [{op: "i", ns: "test.c", o: {_id: 1.0}, o2: {_id: 1.0}}, {op: "i", ns: "test.c", o: {_id: 2}, o2: {_id: 2}}]}}"#,
+        r#"{op: "d", ns: "test.c", o: {_id: 1.0}}"#,
+    ];
+    let expected: Vec<String> = expected.iter().map(|text| (*text).to_owned()).collect();
+    let found: Vec<String> = found.iter().map(|text| without_ids(text)).collect();
+    assert_eq!(found, expected);
+}
+
+/// Operations of `applyOps` name their collection by its random id, too.
+fn without_ids(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("ui: ") {
+        out.push_str(before);
+        rest = after.split_once("), ").map_or("", |(_, rest)| rest);
+    }
+    out.push_str(rest);
+    out
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_the_catalog_are_commands() {
+    let shard = TestShard::open().await;
+    shard
+        .check(
+            "{create: 'c', changeStreamPreAndPostImages: {enabled: true}} => {}
+             {createIndexes: 'c', indexes: [{key: {a: 1}, name: 'a', unique: true}]} => {}
+             {insert: 'c', documents: [{_id: 1}]} => {}
+             {createIndexes: 'c', indexes: [{key: {b: 1}, name: 'b'}]} => {}
+             {collMod: 'c', index: {name: 'b', hidden: true}} => {}
+             {collMod: 'c', changeStreamPreAndPostImages: {enabled: false}} => {}
+             {dropIndexes: 'c', index: 'b'} => {}
+             admin {renameCollection: 'test.c', to: 'test.d'} => {}
+             {drop: 'd'} => {}
+             {create: 'e'} => {}
+             {dropDatabase: 1} => {}",
+        )
+        .await;
+    // The collection that was dropped long ago still has its name.
+    let found = entries(&shard, "{op: 'c'}").await;
+    let found: Vec<String> = found.iter().map(|text| without_ids(text)).collect();
+    let starts = [
+        r#"{op: "c", ns: "test.$cmd", o: {create: "c", changeStreamPreAndPostImages: {enabled: true}, idIndex"#,
+        r#"{op: "c", ns: "test.$cmd", o: {createIndexes: "c", v: 2, key: {a: 1}, name: "a", unique: true}}"#,
+        r#"{op: "c", ns: "test.$cmd", o: {commitIndexBuild: "c", indexBuildUUID: "#,
+        r#"{op: "c", ns: "test.$cmd", o: {collMod: "c", index: {name: "b", hidden: true}}, o2: {collectionOptions_old: {uuid: "#,
+        r#"{op: "c", ns: "test.$cmd", o: {collMod: "c", changeStreamPreAndPostImages: {enabled: false}}, o2: {collectionOptions_old: {uuid: "#,
+        r#"{op: "c", ns: "test.$cmd", o: {dropIndexes: "c", index: "b"}, o2: {v: 2, "#,
+        r#"{op: "c", ns: "test.$cmd", o: {renameCollection: "test.c", to: "test.d", stayTemp: false}}"#,
+        r#"{op: "c", ns: "test.$cmd", o: {drop: "d"}, o2: {numRecords: 1}}"#,
+        r#"{op: "c", ns: "test.$cmd", o: {create: "e", idIndex"#,
+        r#"{op: "c", ns: "admin.$cmd", o: {applyOps: [{op: "c", ns: "test.$cmd", o: {drop: "e"}, o2: {numRecords: 0}}, {op: "c", ns: "test.$cmd", o: {dropDatabase: 1}}]}}"#,
+    ];
+    assert_eq!(found.len(), starts.len(), "{found:#?}");
+    for (found, start) in found.iter().zip(starts) {
+        assert!(found.starts_with(start), "{found}\n  is not {start}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_read_like_any_collection_and_never_written() {
+    let shard = TestShard::open().await;
+    shard
+        .check(
+            "{insert: 'c', documents: [{_id: 1}]} => {n: 1}
+             {insert: 'c', documents: [{_id: 2}]} => {n: 1}
+             {insert: 'c', documents: [{_id: 3}]} => {n: 1}
+             local {count: 'oplog.rs', query: {op: 'i'}} => {n: 3}
+             local {distinct: 'oplog.rs', key: 'o._id', query: {op: 'i'}} => {values: [1, 2, 3]}
+             local {aggregate: 'oplog.rs', cursor: {}, pipeline: [{$match: {op: 'i'}}, {$group: {_id: '$ns', n: {$sum: 1}}}]} => {cursor: {firstBatch: [{_id: 'test.c', n: 3}]}}
+             local {find: 'oplog.rs', sort: {$natural: -1}, limit: 1, projection: {o: 1}} => {cursor: {firstBatch: [{o: {_id: 3}}], id: 0L}}
+             local {find: 'oplog.rs', filter: {op: 'i'}, sort: {'o._id': -1}, skip: 1, limit: 1, projection: {o: 1}} => {cursor: {firstBatch: [{o: {_id: 2}}], id: 0L}}
+             local {listCollections: 1} => {cursor: {firstBatch: [{name: 'oplog.rs', options: {capped: true}}]}}
+             local {insert: 'oplog.rs', documents: [{_id: 1}]} => 73
+             local {delete: 'oplog.rs', deletes: [{q: {}, limit: 0}]} => 73
+             local {drop: 'oplog.rs'} => 20
+             admin {renameCollection: 'test.c', to: 'local.oplog.rs'} => 73
+             local {createIndexes: 'oplog.rs', indexes: [{key: {a: 1}, name: 'a'}]} => 73",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bound_of_time_starts_the_read_there() {
+    let shard = TestShard::open().await;
+    let numbers: Vec<String> = (0..300).map(|n| format!("{{_id: {n}}}")).collect();
+    for number in &numbers {
+        shard.insert(std::slice::from_ref(number)).await;
+    }
+    let reply = shard
+        .run("local", "{find: 'oplog.rs', filter: {'o._id': 250}}")
+        .await;
+    let entry = get(&reply, "cursor")
+        .and_then(|cursor| cursor.get("firstBatch"))
+        .and_then(Value::as_array)
+        .and_then(|batch| batch.first().cloned())
+        .expect("an entry");
+    let time = print(entry.get("ts").expect("a time"));
+    for (filter, expected) in [
+        (format!("{{ts: {time}}}"), 1),
+        (format!("{{ts: {{$gte: {time}}}}}"), 50),
+        (format!("{{ts: {{$gt: {time}}}}}"), 49),
+        (format!("{{ts: {{$gt: {time}}}, 'o._id': {{$lt: 255}}}}"), 4),
+    ] {
+        let explain = format!(
+            "{{explain: {{find: 'oplog.rs', filter: {filter}}}, verbosity: 'executionStats'}}"
+        );
+        let reply = shard.run("local", &explain).await;
+        let statistics = get(&reply, "executionStats").expect("statistics");
+        let returned = statistics.get("nReturned").map(print);
+        assert_eq!(returned, Some(expected.to_string()), "{filter}");
+        let examined = statistics.get("totalDocsExamined").map(print);
+        let at_most = 50;
+        assert!(
+            examined.clone().and_then(|text| text.parse::<i32>().ok()) <= Some(at_most),
+            "{filter} looked at {examined:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tailable_cursor_waits_for_what_comes() {
+    let shard = TestShard::open().await;
+    shard
+        .check("{insert: 'c', documents: [{_id: 1}]} => {n: 1}")
+        .await;
+    let find = "{find: 'oplog.rs', filter: {op: 'i'}, tailable: true, awaitData: true}";
+    let reply = shard.run("local", find).await;
+    let cursor = get(&reply, "cursor").expect("a cursor");
+    let Some(&Value::Int64(id)) = cursor.get("id") else {
+        panic!("{reply:?}");
+    };
+    assert_ne!(id, 0, "it stays open at the end");
+    // Nothing comes: an empty batch, and the cursor is still there.
+    let more = format!("{{getMore: {id}L, collection: 'oplog.rs', maxTimeMS: 1}}");
+    shard
+        .check(&format!(
+            "local {more} => {{cursor: {{nextBatch: [], id: {id}L}}}}"
+        ))
+        .await;
+    // Something comes while it waits: it is woken long before its time is up.
+    let more = format!("{{getMore: {id}L, collection: 'oplog.rs', maxTimeMS: 600000}}");
+    let (reply, ()) = tokio::join!(shard.run("local", &more), async {
+        tokio::task::yield_now().await;
+        shard
+            .check("{insert: 'c', documents: [{_id: 2}]} => {n: 1}")
+            .await;
+    });
+    let batch = get(&reply, "cursor").and_then(|cursor| cursor.get("nextBatch"));
+    let batch = batch.and_then(Value::as_array).expect("a batch");
+    assert_eq!(batch.len(), 1);
+    // A kill ends the wait.
+    let kill = format!("{{killCursors: 'oplog.rs', cursors: [{id}L]}}");
+    let (reply, _) = tokio::join!(shard.run("local", &more), async {
+        loop {
+            tokio::task::yield_now().await;
+            if shard.shard.cursors.counts().1 == 1 {
+                break shard.run("local", &kill).await;
+            }
+        }
+    });
+    assert_eq!(get(&reply, "code"), Some(&Value::Int32(237)), "{reply:?}");
+    shard
+        .check(
+            "{find: 'c', tailable: true} => 2
+             local {find: 'oplog.rs', tailable: true, sort: {$natural: -1}} => 2
+             local {find: 'oplog.rs', tailable: true, singleBatch: true} => 2",
+        )
+        .await;
+}
