@@ -11,7 +11,8 @@
 //!
 //! A key is bytes whose order is the order of the values (see [`crate::key`]), so
 //! ranges compare without decoding. Every key is at or after [`ShardKeyPattern::least`]
-//! and at or before [`ShardKeyPattern::greatest`].
+//! and before [`crate::range::KeyBound::after_all`], which is how MaxKey as the end of the last range
+//! is read.
 //!
 //! Arrays have no place in this order: neither as a value nor on the way to one.
 

@@ -54,9 +54,9 @@ pub fn initial_chunks(
 ) -> Vec<ChunkWithEnd> {
     assert!(!owners.is_empty(), "somebody must own the first chunks");
     let least = KeyBound::new(&pattern.least());
-    let greatest = KeyBound::new(&pattern.greatest());
+    let end = KeyBound::after_all();
     let begins = [&least].into_iter().chain(bounds);
-    let ends = bounds.iter().chain([&greatest]);
+    let ends = bounds.iter().chain([&end]);
     let mut version = ChunkVersion::FIRST;
     begins
         .zip(ends)
@@ -170,7 +170,7 @@ impl RoutingTable {
     }
 
     /// The same chunks under a key with more fields. A bound of the old key is the
-    /// least key of those that begin with it; but the greatest stays the greatest.
+    /// least key of those that begin with it; the end of all stays the end.
     pub fn refined(
         &self,
         pattern: Arc<ShardKeyPattern>,
@@ -181,10 +181,9 @@ impl RoutingTable {
         }
         debug_assert_ne!(incarnation, self.incarnation);
         let added = &pattern.least()[self.pattern.least().len()..];
-        let greatest = KeyBound::new(&pattern.greatest());
         let extended = |bound: &KeyBound| {
-            if bound == self.greatest() {
-                return greatest.clone();
+            if bound == self.end() {
+                return bound.clone();
             }
             let mut bytes = bound.as_bytes().to_vec();
             bytes.extend_from_slice(added);

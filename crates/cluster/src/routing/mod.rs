@@ -1,7 +1,7 @@
 //! The routing table of one sharded collection.
 //!
 //! ```text
-//!   least key                                              greatest key
+//!   least key                                                 after all
 //!   ├── chunk ──┼── chunk ──┼──── chunk ────┼── … ──┼── chunk ──┤
 //!     shard, version, since when; earlier owners
 //! ```

@@ -41,8 +41,7 @@ impl RoutingTable {
     ) -> Result<Self, RefreshError> {
         chunks.sort_by(|a, b| a.0.min.cmp(&b.0.min));
         let least = KeyBound::new(&pattern.least());
-        let greatest = KeyBound::new(&pattern.greatest());
-        check_cover(&chunks, &least, &greatest)?;
+        check_cover(&chunks, &least, &KeyBound::after_all())?;
         let mut blocks = Vec::new();
         into_blocks(
             chunks.into_iter().map(|(chunk, _)| chunk).collect(),

@@ -15,7 +15,7 @@
 use super::chunk::{Chunk, ShardId};
 use super::heads::Heads;
 use model::ids::Uuid;
-use model::range::{KeyBound, KeyRange};
+use model::range::{KeyBound, KeyRange, RangeSet};
 use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
 use model::version::{ChunkVersion, Incarnation, PlacementVersion};
@@ -58,7 +58,7 @@ pub struct RoutingTable {
     heads: Arc<Heads>,
     /// By name.
     shards: Arc<[ShardPlacement]>,
-    greatest: KeyBound,
+    end: KeyBound,
 }
 
 /// A chunk with its place.
@@ -94,7 +94,6 @@ impl RoutingTable {
         for part in blocks.iter().flat_map(|block| block.shards.iter()) {
             add(&mut shards, &part.shard, part.version, part.chunks);
         }
-        let greatest = KeyBound::new(&pattern.greatest());
         Self {
             uuid,
             incarnation,
@@ -102,7 +101,7 @@ impl RoutingTable {
             heads: Arc::new(Heads::new(blocks.iter().map(|block| block.first()))),
             blocks: blocks.into(),
             shards: shards.into(),
-            greatest,
+            end: KeyBound::after_all(),
         }
     }
 
@@ -142,7 +141,7 @@ impl RoutingTable {
             heads: Arc::new(Heads::new(blocks.iter().map(|block| block.first()))),
             blocks: blocks.into(),
             shards: shards.into(),
-            greatest: self.greatest.clone(),
+            end: self.end.clone(),
         }
     }
 
@@ -174,7 +173,7 @@ impl RoutingTable {
         }
     }
 
-    /// The chunk that a key belongs to. The last chunk also has the greatest key.
+    /// The chunk that a key belongs to.
     pub fn find(&self, key: &[u8]) -> ChunkView<'_> {
         let (block, chunk) = self.place_of(key);
         self.view(block, chunk)
@@ -233,13 +232,19 @@ impl RoutingTable {
         }
     }
 
-    /// All keys.
-    pub fn whole(&self) -> KeyRange {
-        KeyRange::new(self.blocks[0].first().clone(), self.greatest.clone())
+    /// The keys that a shard owns.
+    pub fn ranges_of(&self, shard: &ShardId) -> RangeSet {
+        let owned = self.chunks().filter(|view| view.chunk.shard == *shard);
+        owned.map(|view| view.range()).collect()
     }
 
-    pub(super) fn greatest(&self) -> &KeyBound {
-        &self.greatest
+    /// All keys.
+    pub fn whole(&self) -> KeyRange {
+        KeyRange::new(self.blocks[0].first().clone(), self.end.clone())
+    }
+
+    pub(super) fn end(&self) -> &KeyBound {
+        &self.end
     }
 
     /// The block that a key falls into.
@@ -252,7 +257,7 @@ impl RoutingTable {
     pub(super) fn block_end(&self, block: usize) -> &KeyBound {
         match self.blocks.get(block + 1) {
             Some(next) => next.first(),
-            None => &self.greatest,
+            None => &self.end,
         }
     }
 

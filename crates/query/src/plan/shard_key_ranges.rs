@@ -23,58 +23,50 @@ use super::scan_bounds::{byte_interval, end_of};
 use crate::filter::Filter;
 use crate::path::Path;
 use model::key::Direction;
-use model::range::{KeyBound, KeyRange};
+use model::range::{KeyBound, KeyRange, RangeSet};
 use model::shard_key::ShardKeyPattern;
 
 /// More ranges than these are not told apart: their hull is taken.
 const RANGES_MAX: usize = 4_096;
 
-/// After every key: no encoded value begins with this byte.
-const AFTER_ALL: &[u8] = &[0xFF];
-
 type Bytes = Vec<u8>;
 
-/// The ranges that documents matching an optimized filter have their shard keys
-/// in, ascending and apart.
-pub fn shard_key_ranges(filter: &Filter, pattern: &ShardKeyPattern) -> Vec<KeyRange> {
+/// The keys that documents matching an optimized filter may have.
+pub fn shard_key_ranges(filter: &Filter, pattern: &ShardKeyPattern) -> RangeSet {
     let fields: Vec<(Path, bool)> = pattern
         .fields()
         .iter()
         .map(|field| (Path::new(&field.path), field.hashed))
         .collect();
-    let ranges = ranges_of(filter, &[], &fields);
-    ranges
-        .into_iter()
-        .map(|(low, high)| KeyRange::new(KeyBound::new(&low), KeyBound::new(&high)))
-        .collect()
+    ranges_of(filter, &[], &fields)
 }
 
 /// `around`: the conditions that hold beside this filter.
-fn ranges_of(filter: &Filter, around: &[Leaf<'_>], fields: &[(Path, bool)]) -> Vec<(Bytes, Bytes)> {
+fn ranges_of(filter: &Filter, around: &[Leaf<'_>], fields: &[(Path, bool)]) -> RangeSet {
     if matches!(filter, Filter::AlwaysFalse) {
-        return Vec::new();
+        return RangeSet::new();
     }
     let mut all = leaves(filter);
     all.extend_from_slice(around);
     let mut ranges = conjunction(&all, fields);
     for conjunct in conjuncts(filter) {
         if let Filter::Or(branches) = conjunct {
-            let branches = branches
+            let branches: RangeSet = branches
                 .iter()
                 .flat_map(|branch| ranges_of(branch, &all, fields))
                 .collect();
-            ranges = intersection(&ranges, &apart(branches));
+            ranges = ranges.intersection(&branches);
         }
     }
     ranges
 }
 
-fn conjunction(leaves: &[Leaf<'_>], fields: &[(Path, bool)]) -> Vec<(Bytes, Bytes)> {
+fn conjunction(leaves: &[Leaf<'_>], fields: &[(Path, bool)]) -> RangeSet {
     let mut prefixes: Vec<Bytes> = vec![Vec::new()];
     for (path, hashed) in fields {
         let bounds = field_bounds(leaves, path, *hashed);
         if bounds.is_nothing() {
-            return Vec::new();
+            return RangeSet::new();
         }
         if bounds.is_everything() {
             break;
@@ -101,19 +93,20 @@ fn conjunction(leaves: &[Leaf<'_>], fields: &[(Path, bool)]) -> Vec<(Bytes, Byte
         }
         let ranges = prefixes.iter().flat_map(|prefix| {
             let of_prefix =
-                |(low, high): &(Bytes, Bytes)| (joined(prefix, low), joined(prefix, high));
+                |(low, high): &(Bytes, Bytes)| range(&joined(prefix, low), &joined(prefix, high));
             intervals.iter().map(of_prefix)
         });
-        return apart(ranges.collect());
+        return ranges.collect();
     }
-    let whole = |prefix: Bytes| {
-        let end = match prefix.is_empty() {
-            true => AFTER_ALL.to_vec(),
-            false => end_of(&prefix),
-        };
-        (prefix, end)
+    let whole = |prefix: &Bytes| match prefix.is_empty() {
+        true => KeyRange::new(KeyBound::new(prefix), KeyBound::after_all()),
+        false => range(prefix, &end_of(prefix)),
     };
-    apart(prefixes.into_iter().map(whole).collect())
+    prefixes.iter().map(whole).collect()
+}
+
+fn range(low: &[u8], high: &[u8]) -> KeyRange {
+    KeyRange::new(KeyBound::new(low), KeyBound::new(high))
 }
 
 /// All conditions on one field of the key.
@@ -139,41 +132,4 @@ fn hull(intervals: Vec<(Bytes, Bytes)>) -> Vec<(Bytes, Bytes)> {
     let low = intervals.first().map(|(low, _)| low.clone());
     let high = intervals.last().map(|(_, high)| high.clone());
     low.zip(high).into_iter().collect()
-}
-
-/// Sorted, empty ones left out, touching ones joined.
-fn apart(mut ranges: Vec<(Bytes, Bytes)>) -> Vec<(Bytes, Bytes)> {
-    ranges.retain(|(low, high)| low < high);
-    ranges.sort();
-    let mut joined: Vec<(Bytes, Bytes)> = Vec::with_capacity(ranges.len());
-    for (low, high) in ranges {
-        match joined.last_mut() {
-            Some((_, reached)) if low <= *reached => {
-                if high > *reached {
-                    *reached = high;
-                }
-            }
-            _ => joined.push((low, high)),
-        }
-    }
-    joined
-}
-
-/// Of two lists that are sorted and apart.
-fn intersection(a: &[(Bytes, Bytes)], b: &[(Bytes, Bytes)]) -> Vec<(Bytes, Bytes)> {
-    let (mut at_a, mut at_b) = (0, 0);
-    let mut both = Vec::new();
-    while let (Some(left), Some(right)) = (a.get(at_a), b.get(at_b)) {
-        let low = (&left.0).max(&right.0);
-        let high = (&left.1).min(&right.1);
-        if low < high {
-            both.push((low.clone(), high.clone()));
-        }
-        if left.1 <= right.1 {
-            at_a += 1;
-        } else {
-            at_b += 1;
-        }
-    }
-    both
 }
