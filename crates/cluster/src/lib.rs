@@ -4,15 +4,17 @@
 //! golden script or a simulator can step through it. The shells (`router`,
 //! `configsvr`, `shard`) carry out what comes of it.
 //!
+//! - [`scan`]: queries over all shards that lose and repeat nothing while ranges move.
 //! - [`routing`]: which shard owns which range of a sharded collection, now and at
 //!   earlier times, and how the table changes.
 //! - [`authority`]: the one place where placement is decided, once and for all.
 //! - [`bulk`]: a batch of writes that goes to several shards.
 //! - [`cache`]: what a router or shard knows of it, and when it asks again.
 //!
-//! Not here yet: moves, resharding, two-phase commit, elastic scans, balancing.
+//! Not here yet: moves, resharding, two-phase commit, balancing.
 
 pub mod authority;
 pub mod bulk;
 pub mod cache;
 pub mod routing;
+pub mod scan;
