@@ -13,6 +13,7 @@ use serde::Deserialize;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 use verifier::cluster::parse_filter;
 use verifier::compare::Comparison;
 use verifier::namespace::{Mapping, Pattern, Selection};
@@ -20,11 +21,13 @@ use verifier::settings::{
     DEFAULT_DESCRIBED_MAX, DEFAULT_PARTITION_BYTES, DEFAULT_WORKERS, parse_read_concern,
     parse_read_preference,
 };
-use verifier::{Display, Settings};
+use verifier::{Control, Display, Place, Settings, Writes};
 
 /// What could not be told, and what was asked wrongly.
 const COULD_NOT_TELL: u8 = 2;
 const MEGABYTE: f64 = 1_000_000.0;
+const DEFAULT_STATE_DIRECTORY: &str = "terndb-verify";
+const DEFAULT_META_DATABASE: &str = "terndb_verify";
 
 /// The settings of `terndb verify`, each absent until given.
 #[derive(Args, Deserialize, Default, Debug)]
@@ -38,7 +41,8 @@ pub struct VerifyOptions {
     #[arg(long, value_name = "URI")]
     pub to: Option<String>,
 
-    /// Nobody writes to either cluster: check once, recheck what differed, end
+    /// Nobody writes to either cluster: check once, recheck what differed, end. Without it, changes
+    /// of both clusters are followed until writes are said to be off
     #[arg(long)]
     pub writes_off: bool,
 
@@ -90,6 +94,27 @@ pub struct VerifyOptions {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
+    /// Keep the run in this directory, so that it can be resumed [default: terndb-verify]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+
+    /// Keep the run in a database of this cluster instead
+    #[arg(long, value_name = "URI")]
+    pub meta: Option<String>,
+
+    /// The database that --meta uses [default: terndb_verify]
+    #[arg(long, value_name = "NAME")]
+    pub meta_database: Option<String>,
+
+    /// Give up an unfinished run that is kept there, and begin anew
+    #[arg(long)]
+    #[serde(skip)]
+    pub restart: bool,
+
+    /// The least time between two generations, in seconds [default: 1]
+    #[arg(long, value_name = "SECONDS")]
+    pub generation_pause: Option<f64>,
+
     /// Show no progress
     #[arg(long)]
     pub quiet: bool,
@@ -118,16 +143,51 @@ fn verify(options: VerifyOptions) -> Result<u8> {
         write_report(path, "")?;
     }
     let settings = options.settle()?;
-    let report = tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("cannot start the runtime")?
-        .block_on(verifier::verify(settings))?;
-    print!("{report}");
-    if let Some(path) = &report_path {
-        write_report(path, &report.to_json())?;
+        .context("cannot start the runtime")?;
+    let code = runtime.block_on(async {
+        let place = settings.place.clone();
+        let control = Control::default();
+        tokio::spawn(interrupts(control.clone(), settings.writes));
+        let report = verifier::verify_controlled(settings, &control).await?;
+        print!("{report}");
+        if let Some(path) = &report_path {
+            write_report(path, &report.to_json())?;
+        }
+        // Only now: a process that dies before has its report concluded by the next.
+        verifier::store::forget(&place).await?;
+        anyhow::Ok(report.outcome.exit_code())
+    });
+    // A question that nobody answers must not keep the process.
+    runtime.shutdown_background();
+    code
+}
+
+/// Ctrl-C: asks whether writes are off where there is somebody to answer, and stops otherwise.
+async fn interrupts(control: Control, writes: Writes) {
+    while tokio::signal::ctrl_c().await.is_ok() {
+        if writes == Writes::Off || !std::io::stdin().is_terminal() {
+            return control.stop();
+        }
+        eprintln!(
+            "\nHave all writes to both clusters stopped? Type \"off\" to check to the end, \"stop\" (or Ctrl-C again) to stop and resume later, anything else to go on:"
+        );
+        let answer = tokio::task::spawn_blocking(|| {
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).map(|_| line)
+        });
+        let answer = tokio::select! {
+            answer = answer => answer,
+            _ = tokio::signal::ctrl_c() => return control.stop(),
+        };
+        match answer {
+            Ok(Ok(line)) if line.trim() == "off" => control.writes_off(),
+            Ok(Ok(line)) if line.trim() == "stop" => return control.stop(),
+            Ok(_) | Err(_) => eprintln!("Going on."),
+        }
     }
-    Ok(report.outcome.exit_code())
 }
 
 fn write_report(path: &Path, text: &str) -> Result<()> {
@@ -162,6 +222,11 @@ impl VerifyOptions {
             max_mb_per_second: self.max_mb_per_second.or(file.max_mb_per_second),
             max_mismatches: self.max_mismatches.or(file.max_mismatches),
             report: self.report.or(file.report),
+            state: self.state.or(file.state),
+            meta: self.meta.or(file.meta),
+            meta_database: self.meta_database.or(file.meta_database),
+            restart: self.restart,
+            generation_pause: self.generation_pause.or(file.generation_pause),
             quiet: self.quiet || file.quiet,
             config: None,
         })
@@ -174,11 +239,6 @@ impl VerifyOptions {
         let to = self
             .to
             .context("--to is missing: give the URI of the destination")?;
-        if !self.writes_off {
-            bail!(
-                "verifying clusters while they are written is not supported yet: stop all writes to both, and say so with --writes-off"
-            );
-        }
         let patterns = |texts: &[String]| -> Result<Vec<Pattern>> {
             Ok(texts
                 .iter()
@@ -207,6 +267,29 @@ impl VerifyOptions {
         settings.read_concern = self.read_concern.map(parse_read_concern).transpose()?;
         settings.bytes_per_second_max = bytes("max-mb-per-second", self.max_mb_per_second)?;
         settings.described_max = self.max_mismatches.unwrap_or(DEFAULT_DESCRIBED_MAX);
+        settings.writes = match self.writes_off {
+            true => Writes::Off,
+            false => Writes::On,
+        };
+        settings.place = match (self.meta, self.state) {
+            (Some(_), Some(_)) => {
+                bail!("--state and --meta both say where to keep the run: give one")
+            }
+            (Some(uri), None) => Place::Database {
+                uri,
+                name: self
+                    .meta_database
+                    .unwrap_or_else(|| DEFAULT_META_DATABASE.to_owned()),
+            },
+            (None, state) => {
+                Place::Directory(state.unwrap_or_else(|| DEFAULT_STATE_DIRECTORY.into()))
+            }
+        };
+        settings.restart = self.restart;
+        if let Some(seconds) = self.generation_pause {
+            settings.generation_pause = Duration::try_from_secs_f64(seconds)
+                .with_context(|| format!("generation-pause is {seconds}"))?;
+        }
         settings.display = match (self.quiet, std::io::stderr().is_terminal()) {
             (true, _) => Display::Silent,
             (false, true) => Display::Bars,
@@ -264,6 +347,11 @@ mod tests {
         assert_eq!((settings.workers, settings.partition_bytes), (7, 1_500_000));
         assert_eq!(settings.selection.include.len(), 1);
         assert_eq!(settings.described_max, DEFAULT_DESCRIBED_MAX);
+        assert_eq!(
+            settings.place,
+            Place::Directory(DEFAULT_STATE_DIRECTORY.into())
+        );
+        assert_eq!(settings.writes, Writes::Off);
     }
 
     #[test]
@@ -272,7 +360,6 @@ mod tests {
             ("form = 'x'", "form"),
             ("to = 'x'", "--from is missing"),
             ("from = 'x'", "--to is missing"),
-            ("from = 'x'\nto = 'y'", "--writes-off"),
         ];
         for (text, expected) in mistakes {
             let shown = format!(
@@ -289,6 +376,8 @@ mod tests {
             ("max_mb_per_second = -1.0", "greater than zero"),
             ("read_preference = 'best'", "secondaryPreferred"),
             ("read_concern = 'best'", "majority"),
+            ("state = 'a'\nmeta = 'b'", "give one"),
+            ("generation_pause = -1.0", "generation-pause"),
         ];
         for (text, expected) in mistakes {
             let text = format!("{CLUSTERS}{text}");

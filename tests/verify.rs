@@ -39,9 +39,11 @@ fn exit_codes_and_reports() -> Result<()> {
     let to = format!("mongodb://{}", destination.address);
     let folder = tempfile::tempdir()?;
     let report = folder.path().join("report.json");
+    let state = folder.path().join("state");
     let config = folder.path().join("verify.toml");
-    let settings =
-        format!("from = '{from}'\nto = '{to}'\nwrites_off = true\nreport = {report:?}\n");
+    let settings = format!(
+        "from = '{from}'\nto = '{to}'\nwrites_off = true\nreport = {report:?}\nstate = {state:?}\n"
+    );
     std::fs::write(&config, settings)?;
     let config = config.to_str().context("a path of text")?;
     let check = |code: i32, shown: &str, outcome: &str| -> Result<()> {
@@ -65,6 +67,8 @@ fn exit_codes_and_reports() -> Result<()> {
         "--to",
         &to,
         "--writes-off",
+        "--state",
+        state.to_str().context("a path of text")?,
         "--filter",
         r#"{"_id": {"$lt": 3}}"#,
     ])?;
@@ -75,6 +79,8 @@ fn exit_codes_and_reports() -> Result<()> {
         "--to",
         &to,
         "--writes-off",
+        "--state",
+        state.to_str().context("a path of text")?,
         "--filter",
         r#"{"$not": 3}"#,
     ])?;
@@ -88,8 +94,8 @@ fn mistakes_are_one_sentence_and_exit_code_2() -> Result<()> {
     let cases: [(&[&str], &str); 5] = [
         (&["--from", "mongodb://a"], "--to is missing"),
         (
-            &["--from", "mongodb://a", "--to", "mongodb://b"],
-            "--writes-off",
+            &["--from", "mongodb://a", "--to", "mongodb://a"],
+            "are the same",
         ),
         (&["--from", "a", "--to", "b", "--writes-off"], "URI of the"),
         (

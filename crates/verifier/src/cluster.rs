@@ -1,4 +1,4 @@
-//! One of the two clusters: connecting, and the few requests that the verifier makes.
+//! One of the two clusters: connecting, and the few requests that the verifier makes of it.
 //!
 //! Everything goes through the official driver as commands whose bytes we wrote ourselves, because
 //! a filter must carry the exact bytes of a bound. The driver does not retry such commands: whoever
@@ -11,11 +11,14 @@ use crate::metadata::CollectionEntry;
 use crate::namespace::Namespace;
 use crate::range_query::AcrossTypes;
 use crate::settings::Settings;
+use crate::time::Watermark;
+use crate::topology::Topology;
 use bson::{Document, RawDocumentBuf, doc};
 use futures_util::StreamExt;
 use mongodb::Client;
 use mongodb::options::{ClientOptions, ReadConcernLevel, ReadPreference, SelectionCriteria};
 use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
+use std::sync::Arc;
 
 const NAMESPACE_NOT_FOUND: i32 = 26;
 /// About how much a batch of documents should hold.
@@ -30,7 +33,10 @@ pub struct Cluster {
     pub address: String,
     pub across_types: AcrossTypes,
     pub has_sample_rate: bool,
-    client: Client,
+    pub topology: Topology,
+    /// What every read waits for: nothing older is ever seen.
+    pub reads_after: Arc<Watermark>,
+    pub(crate) client: Client,
     reads_from: SelectionCriteria,
     read_concern: String,
 }
@@ -126,6 +132,8 @@ impl Cluster {
             address: shown,
             across_types: AcrossTypes::Expression,
             has_sample_rate: true,
+            topology: Topology::Standalone,
+            reads_after: Arc::default(),
             client,
             reads_from,
             read_concern,
@@ -136,6 +144,7 @@ impl Cluster {
             false => AcrossTypes::Join,
         });
         cluster.has_sample_rate = settings.has_sample_rate.unwrap_or(version >= (4, 4));
+        cluster.topology = cluster.ask_topology().await?;
         Ok(cluster)
     }
 
@@ -177,6 +186,11 @@ impl Cluster {
                 name: entry.get_str("name")?.to_owned(),
                 kind: entry.get_str("type").unwrap_or("collection").to_owned(),
                 options: entry.get_document("options").cloned().unwrap_or_default(),
+                uuid: entry
+                    .get_document("info")
+                    .ok()
+                    .and_then(|info| info.get("uuid"))
+                    .map(ToString::to_string),
             })
         });
         entries
@@ -272,6 +286,12 @@ impl Cluster {
     ) -> Result<Documents, VerifyError> {
         let mut concern = Writer::new();
         concern.text("level", &self.read_concern);
+        // The other levels do not take a time.
+        if let (Some(time), "majority" | "local") =
+            (self.reads_after.get(), self.read_concern.as_str())
+        {
+            concern.timestamp("afterClusterTime", time.timestamp());
+        }
         command.document("readConcern", &concern.finish());
         let command = RawDocumentBuf::from_bytes(command.finish())
             .expect("what the writer wrote is a document");
@@ -293,7 +313,7 @@ impl Cluster {
         })
     }
 
-    async fn command(
+    pub(crate) async fn command(
         &self,
         database: &str,
         command: Document,

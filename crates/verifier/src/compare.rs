@@ -85,8 +85,32 @@ pub enum Verdict {
     /// On the destination only.
     Extra,
     Content,
-    /// An `_id` that is there more than once, as only a sharded collection can have it.
+    /// An `_id` that is there more than once, as only a sharded collection can have it, and not
+    /// with the same documents on both sides.
     Repeated,
+}
+
+/// Whether two sides hold the same documents, in any order.
+fn same_documents(
+    comparison: Comparison,
+    source: &[Vec<u8>],
+    destination: &[Vec<u8>],
+) -> Result<bool, Malformed> {
+    let mut left: Vec<&Vec<u8>> = destination.iter().collect();
+    for one in source {
+        let mut place = None;
+        for (position, other) in left.iter().enumerate() {
+            if comparison.same_document(one, other)? {
+                place = Some(position);
+                break;
+            }
+        }
+        match place {
+            Some(place) => drop(left.swap_remove(place)),
+            None => return Ok(false),
+        }
+    }
+    Ok(left.is_empty())
 }
 
 /// Judges the documents that were found with one `_id`.
@@ -104,6 +128,7 @@ pub fn judge(
             true => Verdict::Same,
             false => Verdict::Content,
         },
+        (one, other) if same_documents(comparison, one, other)? => Verdict::Same,
         (_, _) => Verdict::Repeated,
     })
 }
@@ -159,6 +184,8 @@ mod tests {
         check(&[&one], &[&one], Verdict::Same);
         check(&[&one], &[&other], Verdict::Content);
         check(&[&one, &one], &[&one], Verdict::Repeated);
-        check(&[&one, &one], &[&one, &one], Verdict::Repeated);
+        check(&[&one, &other], &[&other, &one], Verdict::Same);
+        check(&[&one, &one], &[&other, &one], Verdict::Repeated);
+        check(&[&one, &other], &[], Verdict::Repeated);
     }
 }

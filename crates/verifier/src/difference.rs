@@ -9,7 +9,8 @@ use crate::compare::{Comparison, sorted_fields};
 use crate::element::{
     Element, LEVELS_MAX, Malformed, ValueRef, Writer, check_depth, elements, kind,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// How many differences of one document are listed.
 const LISTED_MAX: usize = 20;
@@ -17,7 +18,7 @@ const LISTED_MAX: usize = 20;
 const SHOWN_CHARACTERS_MAX: usize = 200;
 
 /// One place where two documents differ.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// The path of the field; empty for the document itself.
     pub path: String,
@@ -27,10 +28,10 @@ pub struct Difference {
 }
 
 /// A value as people read it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shown {
     #[serde(rename = "type")]
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
     pub value: String,
 }
 
@@ -128,7 +129,7 @@ fn field_order(document: &[u8]) -> Result<Shown, Malformed> {
         names.push(String::from_utf8_lossy(element?.name).into_owned());
     }
     Ok(Shown {
-        kind: "order of fields",
+        kind: "order of fields".into(),
         value: shorten(names.join(", ")),
     })
 }
@@ -142,7 +143,7 @@ pub fn show(value: ValueRef<'_>) -> Shown {
     });
     match decoded {
         Some(text) => Shown {
-            kind: type_name(value.kind),
+            kind: type_name(value.kind).into(),
             value: shorten(text),
         },
         None => show_bytes(value),
@@ -168,7 +169,7 @@ fn show_bytes(value: ValueRef<'_>) -> Shown {
         text.push('…');
     }
     Shown {
-        kind: type_name(value.kind),
+        kind: type_name(value.kind).into(),
         value: text,
     }
 }

@@ -12,6 +12,7 @@
 //! Whatever comes from a server is checked against the bounds that it lies in; a document that does
 //! not hold together is `Malformed`, never a panic. Decoding for people is in `render`.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// The bytes that a server sent are not BSON.
@@ -52,10 +53,39 @@ pub struct ValueRef<'a> {
 }
 
 /// A value of its own. Equal means equal to the bit: `1` and `1.0` are different values.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "Stored", into = "Stored")]
 pub struct Value {
     pub kind: u8,
     pub bytes: Box<[u8]>,
+}
+
+/// The form in which a value is kept.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    kind: u8,
+    bytes: bson::Binary,
+}
+
+impl From<Stored> for Value {
+    fn from(stored: Stored) -> Value {
+        Value {
+            kind: stored.kind,
+            bytes: stored.bytes.bytes.into(),
+        }
+    }
+}
+
+impl From<Value> for Stored {
+    fn from(value: Value) -> Stored {
+        Stored {
+            kind: value.kind,
+            bytes: bson::Binary {
+                subtype: bson::spec::BinarySubtype::Generic,
+                bytes: value.bytes.into(),
+            },
+        }
+    }
 }
 
 impl ValueRef<'_> {
@@ -234,6 +264,19 @@ impl Writer {
         self.bytes.push(0);
         self.bytes.extend_from_slice(value.bytes);
         self
+    }
+
+    pub fn timestamp(&mut self, name: &str, time: bson::Timestamp) -> &mut Writer {
+        let mut bytes = time.increment.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&time.time.to_le_bytes());
+        let kind = kind::TIMESTAMP;
+        self.value(
+            name,
+            ValueRef {
+                kind,
+                bytes: &bytes,
+            },
+        )
     }
 
     pub fn document(&mut self, name: &str, document: &[u8]) -> &mut Writer {

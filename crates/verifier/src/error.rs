@@ -48,6 +48,23 @@ pub enum VerifyError {
         detail: String,
     },
 
+    /// The place where the run is kept does not work.
+    #[error("the run's state in {place} cannot be used: {detail}")]
+    State { place: String, detail: String },
+
+    /// Somebody asked for it; the run can go on later.
+    #[error("stopped before the end: start again with the same options to go on where it was")]
+    Stopped,
+
+    #[error(
+        "the {side} at {address} cannot be verified while it is written: {detail}; or stop all writes to both sides and say so with --writes-off"
+    )]
+    NoChanges {
+        side: Side,
+        address: String,
+        detail: String,
+    },
+
     #[error("the {side} at {address} failed to {action}: {detail}")]
     Server {
         side: Side,
@@ -143,6 +160,9 @@ impl VerifyError {
             VerifyError::Server { transient, .. } => *transient,
             VerifyError::Unreachable { .. } => true,
             VerifyError::Settings(_)
+            | VerifyError::State { .. }
+            | VerifyError::Stopped
+            | VerifyError::NoChanges { .. }
             | VerifyError::Credentials { .. }
             | VerifyError::Privilege { .. }
             | VerifyError::Malformed { .. } => false,

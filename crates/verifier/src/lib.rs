@@ -6,31 +6,39 @@
 //! where we look at order ourselves it is a hint that cannot change a verdict (see `order`).
 //!
 //! ```text
-//!            pure                                       shells
-//! element    BSON as slices                  cluster    connections and requests
-//! order      groups of types, a hint         plan       sampling bounds while tasks run
-//! partition  cutting the order of _id        scan       one task: two readers, one comparator
-//! range_query  filters for a partition       verify     everything, with workers
-//! merge      the comparator                  progress   bars and lines
-//! compare    same or not, verdicts
-//! difference paths and values for people
-//! namespace, metadata, pace, report, settings
+//! pure                                        shells
+//! element      BSON as slices                 cluster, topology  connections and requests
+//! order        groups of types, a hint        store, record      what outlives the process
+//! partition    cutting the order of _id       survey             what both sides have
+//! range_query  filters for a partition        plan, scan         tasks: two readers, one comparator
+//! merge        the comparator                 recheck            documents looked up by _id
+//! compare      same or not, verdicts          follow, queue      changes, and what they lead to
+//! difference   paths and values for people    ledger             documents that differ
+//! namespace, metadata, time, pace,            generation, run    everything, in its order
+//! report, settings                            status, progress   how it is doing
 //! ```
 //!
 //! **Nothing is missed**: partitions cover MinKey to MaxKey, their filters are exact across types, and
 //! every document that a filter returns is either settled against equal bytes or looked up again.
 //! **Nothing is invented**: a mismatch is reported only after a second look by `_id` on both sides.
 //!
-//! Left out so far: clusters that are written to meanwhile (generations driven by change streams),
-//! partitioning by record id, comparison by hash on the server, resuming after a crash, the HTTP
+//! While clusters are written, changes of both sides are followed and looked at again; why nothing
+//! slips through is in `run`.
+//!
+//! Left out so far: partitioning by record id, comparison by hash on the server, the HTTP
 //! API, the HTML report, documents of time series collections, and shard keys. What is asked for
 //! and cannot be compared makes the outcome *unknown*, never *equal*.
 
 pub mod cluster;
+mod collections;
 pub mod compare;
+mod conclusion;
 pub mod difference;
 pub mod element;
 pub mod error;
+mod follow;
+mod generation;
+mod ledger;
 pub mod merge;
 pub mod metadata;
 pub mod namespace;
@@ -39,13 +47,23 @@ mod pace;
 pub mod partition;
 mod plan;
 mod progress;
+mod queue;
 pub mod range_query;
+mod recheck;
+pub mod record;
 pub mod report;
+mod run;
 mod scan;
 pub mod settings;
-mod verify;
+pub mod status;
+pub mod store;
+mod survey;
+pub mod time;
+mod topology;
 
 pub use error::VerifyError;
 pub use report::{Outcome, Report};
-pub use settings::{Display, Settings};
-pub use verify::verify;
+pub use run::{verify, verify_controlled};
+pub use settings::{Display, Settings, Writes};
+pub use status::Control;
+pub use store::Place;

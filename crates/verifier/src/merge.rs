@@ -16,13 +16,26 @@
 use crate::compare::Comparison;
 use crate::element::{Malformed, Value, documents_of_reply, elements, field};
 use crate::order::hint;
+use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Side {
     Source,
     Destination,
+}
+
+impl Side {
+    pub const BOTH: [Side; 2] = [Side::Source, Side::Destination];
+
+    pub fn other(self) -> Side {
+        match self {
+            Side::Source => Side::Destination,
+            Side::Destination => Side::Source,
+        }
+    }
 }
 
 impl std::fmt::Display for Side {

@@ -2,8 +2,8 @@
 //!
 //! Options and indexes are compared name by name, each value whole. Left out is what a server adds
 //! for itself and nobody chose: a collection's `uuid`, an index's `ns` and `background`. An option
-//! that is not there is the same as its default, which some commands write down. Numbers are compared by value, because servers keep a given number as an int, a long or a double as they
-//! like. The order of fields counts wherever it means something, that is within every value (the
+//! that is not there is the same as its default, which some commands write down. Numbers are
+//! compared by value, because servers keep a given number as an int, a long or a double as they like. The order of fields counts wherever it means something, that is within every value (the
 //! fields of an index key, a validator, a view's pipeline), but not among options.
 
 use bson::{Bson, Document};
@@ -17,9 +17,15 @@ pub struct CollectionEntry {
     /// `collection`, `view` or `timeseries`.
     pub kind: String,
     pub options: Document,
+    /// What tells it from a later collection of the same name; views have none.
+    pub uuid: Option<String>,
 }
 
 impl CollectionEntry {
+    pub fn is_capped(&self) -> bool {
+        self.options.get_bool("capped").unwrap_or(false)
+    }
+
     /// The collation that sorts the collection's `_id`s; None is by bytes.
     pub fn collation(&self) -> Option<&Document> {
         self.options.get_document("collation").ok()
@@ -189,6 +195,7 @@ mod tests {
             name: "c".to_owned(),
             kind: kind.to_owned(),
             options,
+            uuid: None,
         }
     }
 

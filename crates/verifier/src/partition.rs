@@ -34,6 +34,11 @@ impl Partition {
         }
     }
 
+    /// The partition between two bounds.
+    pub fn between(lower: Option<Value>, upper: Option<Value>) -> Partition {
+        Partition { lower, upper }
+    }
+
     pub fn lower(&self) -> Option<&Value> {
         self.lower.as_ref()
     }
@@ -47,6 +52,13 @@ impl Partition {
 #[derive(Debug, Default)]
 pub struct Cutter {
     lower: Option<Value>,
+}
+
+impl From<Option<Value>> for Cutter {
+    /// A cutter that goes on from the end of what was cut before.
+    fn from(lower: Option<Value>) -> Cutter {
+        Cutter { lower }
+    }
 }
 
 impl Cutter {
@@ -64,6 +76,14 @@ impl Cutter {
             lower,
             upper: Some(sampled),
         })
+    }
+
+    /// What is not cut off yet.
+    pub fn rest(&self) -> Partition {
+        Partition {
+            lower: self.lower.clone(),
+            upper: None,
+        }
     }
 
     /// What is left: up to MaxKey.

@@ -1,67 +1,125 @@
 //! Cutting a collection into tasks, while the first of them are already being worked on.
 //!
 //! The source is sampled in one pass along the index on `_id`; each sampled value ends a partition,
-//! which is handed to the workers at once. Sampling only makes tasks smaller: if it fails, whatever
-//! is left becomes one partition, and nothing is skipped.
+//! which is kept in the store and handed to the workers at once. Sampling only makes tasks smaller:
+//! if it fails, whatever is left becomes one partition, and nothing is skipped. A plan that was cut
+//! off is continued from the end of its last task.
 
+use crate::element::Value;
 use crate::error::VerifyError;
 use crate::merge::id_of;
 use crate::partition::{Cutter, Partition, Sampling};
+use crate::range_query::partition_filter;
+use crate::record::{CollectionRecord, Part, TaskRecord, collection_key, put, task_key};
 use crate::scan::{Pair, Shared, Task};
-use bson::doc;
+use bson::{Document, RawDocumentBuf, doc};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 
 /// A collection to be cut.
-pub struct Planned {
+pub struct Plan {
     pub pair: Arc<Pair>,
+    pub record: CollectionRecord,
     pub sampling: Sampling,
+    /// Where the tasks so far end.
+    pub lower: Option<Value>,
+    pub next_task: u32,
 }
 
-impl Planned {
-    /// Hands the collection's tasks to the workers, as they come.
-    pub async fn run(&self, shared: &Shared, tasks: &mpsc::Sender<Task>) {
-        let mut cutter = Cutter::new();
-        // A failure makes the last partition larger, and shows there if it lasts.
-        let _ = self.sample(shared, tasks, &mut cutter).await;
-        self.emit(shared, tasks, cutter.finish()).await;
-        shared.tally.task_closed(self.pair.position);
+impl Plan {
+    /// Keeps the collection's tasks and hands them to the workers, as they come.
+    pub async fn run(
+        mut self,
+        shared: &Shared,
+        tasks: &mpsc::Sender<Task>,
+    ) -> Result<(), VerifyError> {
+        let mut cutter = Cutter::from(self.lower.take());
+        // Another failure makes the last partition larger, and shows there if it lasts.
+        if let Err(error @ VerifyError::State { .. }) =
+            self.sample(shared, tasks, &mut cutter).await
+        {
+            return Err(error);
+        }
+        self.emit(shared, tasks, cutter.finish()).await?;
+        self.record.planned = true;
+        let planned = put(collection_key(self.pair.collection), &self.record)?;
+        shared.store.write(vec![planned]).await
     }
 
     async fn sample(
-        &self,
+        &mut self,
         shared: &Shared,
         tasks: &mpsc::Sender<Task>,
         cutter: &mut Cutter,
     ) -> Result<(), VerifyError> {
+        let source = &shared.source;
+        let rest = partition_filter(&cutter.rest(), source.across_types);
+        let rest = RawDocumentBuf::from_bytes(rest)
+            .and_then(|filter| Document::try_from(&*filter))
+            .map_err(|_| source.malformed("sample documents"))?;
+        let in_rest = doc! {"$match": rest};
         let only_id = doc! {"$project": {"_id": 1}};
         let in_order = doc! {"$sort": {"_id": 1}};
         let stages = match self.sampling {
             Sampling::None => return Ok(()),
             // Sorted first, which the index does, so that the first bounds come at once.
-            Sampling::Rate(rate) => vec![in_order, doc! {"$match": {"$sampleRate": rate}}, only_id],
+            Sampling::Rate(rate) => vec![
+                in_rest,
+                in_order,
+                doc! {"$match": {"$sampleRate": rate}},
+                only_id,
+            ],
+            // Of a part that is left, too many are taken: smaller partitions, nothing worse.
             Sampling::Count(count) => {
                 let count = i64::try_from(count).unwrap_or(i64::MAX);
-                vec![doc! {"$sample": {"size": count}}, only_id, in_order]
+                vec![
+                    in_rest,
+                    doc! {"$sample": {"size": count}},
+                    only_id,
+                    in_order,
+                ]
             }
         };
-        let source = &shared.source;
         let mut sampled = source.aggregate(&self.pair.source, &stages).await?;
         while let Some(batch) = sampled.next().await? {
             for document in batch.documents() {
                 let id = id_of(document).map_err(|_| source.malformed("sample documents"))?;
                 if let Some(partition) = cutter.cut(id.to_value()) {
-                    self.emit(shared, tasks, partition).await;
+                    self.emit(shared, tasks, partition).await?;
                 }
             }
         }
         Ok(())
     }
 
-    async fn emit(&self, shared: &Shared, tasks: &mpsc::Sender<Task>, partition: Partition) {
-        shared.tally.task_opened(self.pair.position);
+    async fn emit(
+        &mut self,
+        shared: &Shared,
+        tasks: &mpsc::Sender<Task>,
+        partition: Partition,
+    ) -> Result<(), VerifyError> {
+        let number = self.next_task;
+        self.next_task += 1;
+        let record = TaskRecord {
+            part: Part::Range {
+                lower: partition.lower().cloned(),
+                upper: partition.upper().cloned(),
+            },
+            counts: None,
+        };
+        let key = task_key(self.pair.collection, number);
+        shared.store.write(vec![put(key, &record)?]).await?;
+        self.pair.tally.task_opened();
+        shared.status.tasks_open.fetch_add(1, Ordering::Relaxed);
         let pair = self.pair.clone();
+        let task = Task {
+            pair,
+            number,
+            partition,
+        };
         // Closed only when all workers are gone, which is reported where they end.
-        let _ = tasks.send(Task { pair, partition }).await;
+        let _ = tasks.send(task).await;
+        Ok(())
     }
 }

@@ -8,8 +8,8 @@ use crate::scan::Shared;
 use crate::settings::Display;
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressStyle};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 const BARS_INTERVAL: Duration = Duration::from_millis(200);
@@ -41,58 +41,61 @@ impl CollectionTally {
         self.documents.load(Ordering::Relaxed)
     }
 
+    pub fn task_opened(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A task, or the planning, has ended.
+    pub fn task_closed(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
     fn is_active(&self) -> bool {
         self.documents() > 0 && self.open.load(Ordering::Relaxed) > 0
     }
 }
 
 /// What was read so far.
+#[derive(Default)]
 pub struct Tally {
-    collections: Vec<CollectionTally>,
+    collections: RwLock<Vec<Arc<CollectionTally>>>,
     bytes: AtomicU64,
 }
 
 impl Tally {
-    pub fn new(collections: Vec<CollectionTally>) -> Tally {
-        Tally {
-            collections,
-            bytes: AtomicU64::new(0),
-        }
+    /// One more collection is compared.
+    pub fn open(&self, name: String, documents_expected: u64) -> Arc<CollectionTally> {
+        let one = Arc::new(CollectionTally::new(name, documents_expected));
+        let mut collections = self
+            .collections
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        collections.push(one.clone());
+        one
     }
 
     /// Documents of the source that were read, and bytes of either side.
-    pub fn add(&self, collection: usize, documents: u64, bytes: u64) {
+    pub fn add(&self, collection: &CollectionTally, documents: u64, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.collections[collection]
-            .documents
-            .fetch_add(documents, Ordering::Relaxed);
+        collection.documents.fetch_add(documents, Ordering::Relaxed);
     }
 
-    pub fn task_opened(&self, collection: usize) {
-        self.collections[collection]
-            .open
-            .fetch_add(1, Ordering::Relaxed);
+    fn collections(&self) -> Vec<Arc<CollectionTally>> {
+        let collections = self.collections.read();
+        collections.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A task, or the planning, has ended.
-    pub fn task_closed(&self, collection: usize) {
-        self.collections[collection]
-            .open
-            .fetch_sub(1, Ordering::Relaxed);
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
-    fn documents(&self) -> u64 {
-        self.collections
-            .iter()
-            .map(CollectionTally::documents)
-            .sum()
+    pub fn documents(&self) -> u64 {
+        self.collections().iter().map(|one| one.documents()).sum()
     }
 
-    fn documents_expected(&self) -> u64 {
-        self.collections
-            .iter()
-            .map(|one| one.documents_expected)
-            .sum()
+    pub fn documents_expected(&self) -> u64 {
+        let collections = self.collections();
+        collections.iter().map(|one| one.documents_expected).sum()
     }
 }
 
@@ -117,7 +120,7 @@ fn line(tally: &Tally, elapsed: Duration) -> String {
     let (read, expected) = (tally.documents(), tally.documents_expected());
     let seconds = elapsed.as_secs_f64().max(0.001);
     let rate = read as f64 / seconds;
-    let bytes = tally.bytes.load(Ordering::Relaxed) as f64 / seconds;
+    let bytes = tally.bytes() as f64 / seconds;
     let left = match rate > 0.0 && expected > read {
         true => format!(", about {:.0} s left", (expected - read) as f64 / rate),
         false => String::new(),
@@ -155,7 +158,7 @@ impl Bars {
     }
 
     fn draw(&mut self, tally: &Tally) {
-        for (position, one) in tally.collections.iter().enumerate() {
+        for (position, one) in tally.collections().iter().enumerate() {
             if !one.is_active() {
                 if let Some(bar) = self.collections.remove(&position) {
                     bar.finish_and_clear();
@@ -177,9 +180,10 @@ impl Bars {
                 bar.set_position(one.documents());
             }
         }
-        let bytes = tally.bytes.load(Ordering::Relaxed);
+        let bytes = tally.bytes();
         self.total
             .set_message(format!("all, {}", HumanBytes(bytes)));
+        self.total.set_length(tally.documents_expected());
         self.total.set_position(tally.documents());
     }
 }
@@ -202,15 +206,16 @@ mod tests {
 
     #[test]
     fn a_line_says_how_far_how_fast_and_how_long() {
-        let tally = Tally::new(vec![CollectionTally::new("a.b".to_owned(), 1000)]);
-        tally.add(0, 200, 3_000_000);
+        let tally = Tally::default();
+        let collection = tally.open("a.b".to_owned(), 1000);
+        tally.add(&collection, 200, 3_000_000);
         assert_eq!(
             line(&tally, Duration::from_secs(2)),
             "200 of about 1000 documents, 100 per second, 1.5 MB/s, about 8 s left"
         );
-        assert!(tally.collections[0].is_active());
-        tally.task_closed(0);
-        assert!(!tally.collections[0].is_active());
+        assert!(collection.is_active());
+        collection.task_closed();
+        assert!(!collection.is_active());
         let mut bars = Bars::new(1000);
         bars.draw(&tally);
     }

@@ -10,7 +10,8 @@
 
 use crate::difference::{Difference, Shown};
 use crate::metadata::MetadataMismatch;
-use serde::Serialize;
+use crate::record::DefinitionChange;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -32,7 +33,7 @@ impl Outcome {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MismatchKind {
     /// On the source only.
@@ -64,10 +65,17 @@ pub struct DocumentMismatch {
     pub id: Shown,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub differences: Vec<Difference>,
+    /// When it was first seen to differ, by this machine's clock.
+    pub first_seen_ms: i64,
+    pub last_seen_ms: i64,
+    /// When it was last changed on either side, if it was seen to change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changed_ms: Option<i64>,
 }
 
 /// How many documents of a collection were what.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Counts {
     /// Read in the scan.
     pub source_documents: u64,
@@ -81,6 +89,8 @@ pub struct Counts {
     pub extra: u64,
     pub content: u64,
     pub repeated: u64,
+    /// `_id`s that a side has more than once, the same on both sides or not.
+    pub duplicates: u64,
 }
 
 impl Counts {
@@ -108,6 +118,7 @@ impl Counts {
         self.extra += other.extra;
         self.content += other.content;
         self.repeated += other.repeated;
+        self.duplicates += other.duplicates;
     }
 }
 
@@ -137,12 +148,16 @@ pub struct Report {
     pub from: String,
     pub to: String,
     pub seconds: f64,
+    /// Rounds that were made, the scan included.
+    pub generations: u64,
     pub totals: Counts,
     pub collections: Vec<CollectionReport>,
     pub metadata_mismatches: Vec<MetadataMismatch>,
     /// The first of them; `totals` counts all.
     pub mismatches: Vec<DocumentMismatch>,
     pub unverified: Vec<Unverified>,
+    /// What happened to collections and indexes during the run.
+    pub definition_changes: Vec<DefinitionChange>,
 }
 
 impl Report {
@@ -302,6 +317,7 @@ mod tests {
             from: "a".to_owned(),
             to: "b".to_owned(),
             seconds: 1.0,
+            generations: 1,
             totals: Counts::default(),
             collections: vec![CollectionReport {
                 namespace: "d.c".to_owned(),
@@ -312,6 +328,7 @@ mod tests {
             metadata_mismatches: vec![mismatch; metadata],
             mismatches: Vec::new(),
             unverified: vec![not_verified; unverified],
+            definition_changes: Vec::new(),
         }
         .settle()
     }

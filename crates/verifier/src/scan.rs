@@ -2,26 +2,31 @@
 //!
 //! ```text
 //! source ──► reader ─┐ one batch ahead each
-//!                    ├─► Merge ──► suspects ──► second look by _id ──► counts, mismatches
+//!                    ├─► Merge ──► suspects ──► second look by _id ──► ledger, queue
 //! dest. ───► reader ─┘
 //! ```
 //!
-//! A task that fails has no effect: its findings are handed out when it ends, so that it can be run
-//! again from the start. Its queues hold one batch, and a reader waits while its queue is full.
+//! A task that fails is run again from the start. Mismatches are noted as they are found, which can
+//! be done twice; the counts are handed out when the task ends. Its queues hold one batch, and a
+//! reader waits while its queue is full.
 
 use crate::cluster::{Cluster, CollectionSize, Documents};
-use crate::compare::{Comparison, Verdict, judge};
-use crate::difference::{differences, show};
 use crate::element::{Malformed, Value};
 use crate::error::VerifyError;
-use crate::merge::{Batch, Merge, Need, Side, id_of};
+use crate::ledger::{Judged, Ledger};
+use crate::merge::{Batch, Merge, Need, Side};
 use crate::namespace::Namespace;
 use crate::pace::Pace;
 use crate::partition::Partition;
-use crate::progress::Tally;
-use crate::range_query::{both, ids_filter, partition_filter};
-use crate::report::{Counts, DocumentMismatch, MismatchKind};
-use std::collections::{HashMap, HashSet};
+use crate::progress::{CollectionTally, Tally};
+use crate::queue::Queue;
+use crate::range_query::{both, partition_filter};
+use crate::record::Recheck;
+use crate::report::{Counts, MismatchKind};
+use crate::settings::{Settings, Writes};
+use crate::status::Status;
+use crate::store::Store;
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,17 +35,18 @@ use tokio::task::JoinHandle;
 
 /// Suspects that are gathered before they are looked at again.
 const SUSPECTS_MAX: usize = 10_000;
-const LOOKED_UP_DOCUMENTS_MAX: u64 = 500;
 
-/// What all tasks share.
+/// What everybody who works on a run shares.
 pub struct Shared {
     pub source: Cluster,
     pub destination: Cluster,
-    pub comparison: Comparison,
-    pub filter: Option<Vec<u8>>,
-    pub described_max: usize,
+    pub settings: Settings,
     pub pace: Pace,
     pub tally: Tally,
+    pub store: Store,
+    pub ledger: Ledger,
+    pub queue: Queue,
+    pub status: Status,
 }
 
 /// A collection on both sides.
@@ -49,20 +55,16 @@ pub struct Pair {
     pub destination: Namespace,
     /// Of the source; what batches are sized by.
     pub size: CollectionSize,
-    /// Its place among the collections that are compared.
-    pub position: usize,
+    /// The number of its record.
+    pub collection: u32,
+    pub tally: Arc<CollectionTally>,
 }
 
-/// A partition of a collection, to be compared.
+/// A part of a collection, to be compared.
 pub struct Task {
     pub pair: Arc<Pair>,
+    pub number: u32,
     pub partition: Partition,
-}
-
-#[derive(Default)]
-pub struct Findings {
-    pub counts: Counts,
-    pub mismatches: Vec<DocumentMismatch>,
 }
 
 /// What a reader hands over: batches, and at the very end `None`. A queue that closes before that
@@ -82,16 +84,34 @@ impl Drop for Reader {
 }
 
 impl Shared {
-    fn side(&self, side: Side) -> &Cluster {
+    pub fn side(&self, side: Side) -> &Cluster {
         match side {
             Side::Source => &self.source,
             Side::Destination => &self.destination,
         }
+    }
+
+    /// Keeps what a look showed, and has what differs looked at again if it may still change.
+    pub async fn note(&self, pair: &Pair, judged: &[Judged]) -> Result<(), VerifyError> {
+        let namespace = pair.source.to_string();
+        self.ledger.note(&self.store, &namespace, judged).await?;
+        if self.settings.writes == Writes::Off {
+            return Ok(());
+        }
+        let differing = judged.iter().filter(|one| one.kind.is_some());
+        let rechecks: Vec<Recheck> = differing
+            .map(|one| Recheck {
+                namespace: namespace.clone(),
+                id: one.id.clone(),
+                changed_ms: one.changed_ms,
+            })
+            .collect();
+        self.queue.add(&self.store, &rechecks, Vec::new()).await
     }
 }
 
 impl Pair {
-    fn namespace(&self, side: Side) -> &Namespace {
+    pub fn namespace(&self, side: Side) -> &Namespace {
         match side {
             Side::Source => &self.source,
             Side::Destination => &self.destination,
@@ -99,22 +119,44 @@ impl Pair {
     }
 }
 
+/// A task under way.
+struct Running<'a> {
+    task: &'a Task,
+    shared: &'a Arc<Shared>,
+    suspects: Vec<Value>,
+    /// Those that were found on both sides: where the order of two streams is not the one we
+    /// think, a document can be a suspect once from each.
+    seen: HashSet<u64>,
+    counts: Counts,
+}
+
 impl Task {
     /// Compares the partition.
-    pub async fn run(&self, shared: &Arc<Shared>) -> Result<Findings, VerifyError> {
-        let mut source = self.start_reader(shared, Side::Source);
-        let mut destination = self.start_reader(shared, Side::Destination);
-        let mut merge = Merge::new(shared.comparison);
-        let mut findings = Findings::default();
-        let mut suspects = Vec::new();
-        let mut seen = HashSet::new();
+    pub async fn run(&self, shared: &Arc<Shared>) -> Result<Counts, VerifyError> {
+        let mut running = Running {
+            task: self,
+            shared,
+            suspects: Vec::new(),
+            seen: HashSet::new(),
+            counts: Counts::default(),
+        };
+        running.compare().await?;
+        Ok(running.counts)
+    }
+}
+
+impl Running<'_> {
+    async fn compare(&mut self) -> Result<(), VerifyError> {
+        let mut source = self.start_reader(Side::Source);
+        let mut destination = self.start_reader(Side::Destination);
+        let pair = self.task.pair.clone();
+        let mut merge = Merge::new(self.shared.settings.comparison);
         loop {
             let need = merge
-                .advance(&mut suspects)
-                .map_err(|Malformed| self.malformed(shared))?;
-            if suspects.len() >= SUSPECTS_MAX {
-                self.look_again(shared, &mut suspects, &mut seen, &mut findings)
-                    .await?;
+                .advance(&mut self.suspects)
+                .map_err(|Malformed| self.malformed())?;
+            if self.suspects.len() >= SUSPECTS_MAX {
+                self.look_again().await?;
             }
             let (side, reader) = match need {
                 Need::Nothing => break,
@@ -123,30 +165,29 @@ impl Task {
             };
             let batch = match reader.batches.recv().await {
                 Some(read) => read?,
-                None => return Err(shared.side(side).broke_off(self.pair.namespace(side))),
+                None => return Err(self.shared.side(side).broke_off(pair.namespace(side))),
             };
             if let Some(batch) = &batch {
-                self.count(shared, side, batch, &mut findings.counts);
+                self.count(side, batch);
             }
             merge.feed(side, batch);
         }
-        self.look_again(shared, &mut suspects, &mut seen, &mut findings)
-            .await?;
-        findings.counts.equal += merge.settled();
-        Ok(findings)
+        self.look_again().await?;
+        self.counts.equal += merge.settled();
+        Ok(())
     }
 
-    fn start_reader(&self, shared: &Arc<Shared>, side: Side) -> Reader {
-        let cluster = shared.side(side).clone();
-        let namespace = self.pair.namespace(side).clone();
-        let filter = partition_filter(&self.partition, cluster.across_types);
-        let filter = both(filter, shared.filter.as_deref());
-        let batch_documents = self.pair.size.batch_documents();
-        let shared = shared.clone();
+    fn start_reader(&self, side: Side) -> Reader {
+        let cluster = self.shared.side(side).clone();
+        let pair = self.task.pair.clone();
+        let filter = partition_filter(&self.task.partition, cluster.across_types);
+        let filter = both(filter, self.shared.settings.filter.as_deref());
+        let shared = self.shared.clone();
         let (sender, batches) = mpsc::channel(1);
         let running = tokio::spawn(async move {
+            let batch_documents = pair.size.batch_documents();
             let opened = cluster
-                .find_sorted(&namespace, &filter, batch_documents)
+                .find_sorted(pair.namespace(side), &filter, batch_documents)
                 .await;
             match opened {
                 Ok(documents) => read_all(documents, &shared.pace, &sender).await,
@@ -157,84 +198,61 @@ impl Task {
         Reader { batches, running }
     }
 
-    fn count(&self, shared: &Shared, side: Side, batch: &Batch, counts: &mut Counts) {
+    fn count(&mut self, side: Side, batch: &Batch) {
         let (documents, bytes) = (batch.len() as u64, batch.document_bytes());
+        let (tally, pair) = (&self.shared.tally, &self.task.pair);
         match side {
             Side::Source => {
-                counts.source_documents += documents;
-                counts.source_bytes += bytes;
-                shared.tally.add(self.pair.position, documents, bytes);
+                self.counts.source_documents += documents;
+                self.counts.source_bytes += bytes;
+                tally.add(&pair.tally, documents, bytes);
             }
             Side::Destination => {
-                counts.destination_documents += documents;
-                counts.destination_bytes += bytes;
-                shared.tally.add(self.pair.position, 0, bytes);
+                self.counts.destination_documents += documents;
+                self.counts.destination_bytes += bytes;
+                tally.add(&pair.tally, 0, bytes);
             }
         }
     }
 
     /// Looks suspects up on both sides, and notes those that differ.
-    ///
-    /// `seen` holds those that were found on both sides: where the order of two streams is not the
-    /// one we think, a document can be a suspect once from each.
-    async fn look_again(
-        &self,
-        shared: &Arc<Shared>,
-        suspects: &mut Vec<Value>,
-        seen: &mut HashSet<u64>,
-        findings: &mut Findings,
-    ) -> Result<(), VerifyError> {
-        let mut distinct = HashSet::with_capacity(suspects.len());
-        suspects.retain(|id| !seen.contains(&hash(id)) && distinct.insert(id.clone()));
-        findings.counts.rechecked += suspects.len() as u64;
-        let at_once = self
-            .pair
-            .size
-            .batch_documents()
-            .min(LOOKED_UP_DOCUMENTS_MAX);
-        for ids in suspects.chunks(usize::try_from(at_once).unwrap_or(1)) {
-            let (source, destination) = tokio::try_join!(
-                self.look_up(shared, Side::Source, ids),
-                self.look_up(shared, Side::Destination, ids),
-            )?;
-            for id in ids {
-                let (one, other) = (found(&source, id), found(&destination, id));
-                let noted = note(self, shared, id, (one, other), seen, findings);
-                noted.map_err(|Malformed| self.malformed(shared))?;
+    async fn look_again(&mut self) -> Result<(), VerifyError> {
+        let mut distinct = HashSet::with_capacity(self.suspects.len());
+        let seen = &mut self.seen;
+        self.suspects
+            .retain(|id| !seen.contains(&hash(id)) && distinct.insert(id.clone()));
+        self.counts.rechecked += self.suspects.len() as u64;
+        let pair = &self.task.pair;
+        for ids in self.suspects.chunks(Shared::looked_up_at_once(pair)) {
+            let mut differing = Vec::new();
+            for looked in self.shared.look(pair, ids).await? {
+                if looked.on_source > 1 || looked.on_destination > 1 {
+                    self.counts.duplicates += 1;
+                }
+                match looked.judged.kind {
+                    None => {
+                        self.counts.equal += looked.on_source;
+                        seen.insert(hash(&looked.judged.id));
+                        continue;
+                    }
+                    Some(MismatchKind::Content | MismatchKind::Repeated) => {
+                        seen.insert(hash(&looked.judged.id));
+                    }
+                    Some(MismatchKind::Missing | MismatchKind::Extra) => {}
+                }
+                differing.push(looked.judged);
             }
+            self.shared.note(pair, &differing).await?;
         }
-        suspects.clear();
+        self.suspects.clear();
         Ok(())
     }
 
-    async fn look_up(
-        &self,
-        shared: &Arc<Shared>,
-        side: Side,
-        ids: &[Value],
-    ) -> Result<HashMap<Value, Vec<Vec<u8>>>, VerifyError> {
-        let cluster = shared.side(side);
-        let filter = both(ids_filter(ids), shared.filter.as_deref());
-        let mut documents = cluster.find(self.pair.namespace(side), &filter).await?;
-        let mut found: HashMap<Value, Vec<Vec<u8>>> = HashMap::new();
-        while let Some(batch) = documents.next().await? {
-            for document in batch.documents() {
-                let id =
-                    id_of(document).map_err(|Malformed| cluster.malformed("look up documents"))?;
-                found
-                    .entry(id.to_value())
-                    .or_default()
-                    .push(document.to_vec());
-            }
-        }
-        Ok(found)
-    }
-
     /// Either side may have sent it: what is compared was already mixed.
-    fn malformed(&self, shared: &Shared) -> VerifyError {
-        shared
+    fn malformed(&self) -> VerifyError {
+        self.shared
             .source
-            .malformed(&format!("read documents of {}", self.pair.source))
+            .malformed(&format!("read documents of {}", self.task.pair.source))
     }
 }
 
@@ -254,51 +272,8 @@ async fn read_all(mut documents: Documents, pace: &Pace, sender: &mpsc::Sender<R
     }
 }
 
-fn found<'a>(documents: &'a HashMap<Value, Vec<Vec<u8>>>, id: &Value) -> &'a [Vec<u8>] {
-    documents.get(id).map_or(&[], Vec::as_slice)
-}
-
 fn hash(id: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
     hasher.finish()
-}
-
-/// Judges what both sides hold for an `_id`, and counts and describes it.
-fn note(
-    task: &Task,
-    shared: &Shared,
-    id: &Value,
-    (source, destination): (&[Vec<u8>], &[Vec<u8>]),
-    seen: &mut HashSet<u64>,
-    findings: &mut Findings,
-) -> Result<(), Malformed> {
-    let kind = match judge(shared.comparison, source, destination)? {
-        Verdict::Same => {
-            findings.counts.equal += source.len() as u64;
-            seen.insert(hash(id));
-            return Ok(());
-        }
-        Verdict::Missing => MismatchKind::Missing,
-        Verdict::Extra => MismatchKind::Extra,
-        Verdict::Content => MismatchKind::Content,
-        Verdict::Repeated => MismatchKind::Repeated,
-    };
-    if matches!(kind, MismatchKind::Content | MismatchKind::Repeated) {
-        seen.insert(hash(id));
-    }
-    findings.counts.count(kind);
-    if findings.mismatches.len() < shared.described_max {
-        let differences = match (kind, source, destination) {
-            (MismatchKind::Content, [one], [other]) => differences(shared.comparison, one, other)?,
-            (_, _, _) => Vec::new(),
-        };
-        findings.mismatches.push(DocumentMismatch {
-            namespace: task.pair.source.to_string(),
-            kind,
-            id: show(id.as_ref()),
-            differences,
-        });
-    }
-    Ok(())
 }

@@ -1,9 +1,11 @@
 //! What a verification is asked to do, settled and checked.
 
+use crate::cluster::shown_address;
 use crate::compare::Comparison;
 use crate::error::VerifyError;
-use crate::namespace::{Mapping, Selection};
+use crate::namespace::{Mapping, Namespace, Selection};
 use crate::range_query::AcrossTypes;
+use crate::store::Place;
 use mongodb::options::{ReadPreference, SelectionCriteria};
 use std::time::Duration;
 
@@ -29,10 +31,26 @@ pub struct Settings {
     /// How long to look for a server.
     pub connect_timeout: Duration,
     pub display: Display,
+    pub writes: Writes,
+    /// Where the run is kept.
+    pub place: Place,
+    /// Begin anew, whatever the place holds.
+    pub restart: bool,
+    /// The least time between two generations.
+    pub generation_pause: Duration,
     /// None decides by the server's version. Given, it is for both sides.
     pub across_types: Option<AcrossTypes>,
     /// None decides by the server's version.
     pub has_sample_rate: Option<bool>,
+}
+
+/// Whether somebody may write to the clusters meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writes {
+    /// Nobody does: one scan, and a second look at what differs.
+    Off,
+    /// Until told otherwise: generations, driven by the changes of both sides.
+    On,
 }
 
 /// How progress is shown, on standard error.
@@ -47,6 +65,7 @@ pub enum Display {
 
 pub const DEFAULT_WORKERS: usize = 4;
 pub const DEFAULT_PARTITION_BYTES: u64 = 32_000_000;
+pub const DEFAULT_GENERATION_PAUSE: Duration = Duration::from_secs(1);
 pub const DEFAULT_DESCRIBED_MAX: usize = 1000;
 
 impl Settings {
@@ -67,9 +86,52 @@ impl Settings {
             described_max: DEFAULT_DESCRIBED_MAX,
             connect_timeout: Duration::from_secs(10),
             display: Display::Silent,
+            writes: Writes::Off,
+            place: Place::Memory,
+            restart: false,
+            generation_pause: DEFAULT_GENERATION_PAUSE,
             across_types: None,
             has_sample_rate: None,
         }
+    }
+
+    /// Whether a namespace, and what it is called on the source, is to be verified.
+    pub fn verifies(&self, namespace: &Namespace, on_source: &Namespace) -> bool {
+        let ours = match &self.place {
+            Place::Database { name, .. } => *name == namespace.database,
+            Place::Memory | Place::Directory(_) => false,
+        };
+        !ours && !namespace.is_internal() && self.selection.selects(on_source)
+    }
+
+    /// What makes two starts the same run: not who asks, nor how fast.
+    pub fn asked(&self) -> String {
+        let from = shown_address(&self.from);
+        let to = shown_address(&self.to);
+        let Selection { include, exclude } = &self.selection;
+        let (mapping, comparison, filter) = (&self.mapping, self.comparison, &self.filter);
+        format!("{from} {to} {include:?} {exclude:?} {mapping:?} {comparison:?} {filter:?}")
+    }
+
+    pub fn check(&self) -> Result<(), VerifyError> {
+        if self.from == self.to && self.mapping.is_empty() {
+            return Err(VerifyError::settings(
+                "--from and --to are the same, which would prove nothing: give two clusters, or a --map to compare within one",
+            ));
+        }
+        if self.workers == 0 {
+            return Err(VerifyError::settings("there must be at least one worker"));
+        }
+        let weak = self
+            .read_concern
+            .as_deref()
+            .filter(|level| *level != "majority");
+        if let (Writes::On, Some(level)) = (self.writes, weak) {
+            return Err(VerifyError::settings(format!(
+                "the read concern {level} can show what is rolled back later, so that nothing is proved while clusters are written: leave --read-concern out, or stop writes and say so with --writes-off"
+            )));
+        }
+        Ok(())
     }
 }
 

@@ -5,9 +5,12 @@
 
 mod cut_connections;
 mod ids;
+mod live;
 mod mixed_clusters;
 mod planted;
 mod range_queries;
+mod replica_set;
+mod resume;
 mod scenarios;
 
 use anyhow::{Context, Result};

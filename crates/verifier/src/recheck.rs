@@ -1,0 +1,131 @@
+//! Looking documents up by `_id` on both sides: the second look of a scan, and every later one.
+//!
+//! Only this gives verdicts. Both sides are read at the same time, after whatever cluster time is
+//! known of them, and what is found is matched by the exact bytes of the `_id`.
+
+use crate::compare::{Verdict, judge};
+use crate::difference::differences;
+use crate::element::{Malformed, Value};
+use crate::error::VerifyError;
+use crate::ledger::Judged;
+use crate::merge::{Side, id_of};
+use crate::range_query::{both, ids_filter};
+use crate::report::MismatchKind;
+use crate::scan::{Pair, Shared};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+pub const LOOKED_UP_DOCUMENTS_MAX: u64 = 500;
+const ATTEMPTS: u32 = 4;
+const RETRY_DELAY: Duration = Duration::from_millis(250);
+
+/// What a look at one document showed, and how often the `_id` was there.
+pub struct Looked {
+    pub judged: Judged,
+    pub on_source: u64,
+    pub on_destination: u64,
+}
+
+type Found = HashMap<Value, Vec<Vec<u8>>>;
+
+impl Shared {
+    /// How many documents of a pair to look up at once.
+    pub fn looked_up_at_once(pair: &Pair) -> usize {
+        let documents = pair.size.batch_documents().min(LOOKED_UP_DOCUMENTS_MAX);
+        usize::try_from(documents).unwrap_or(1)
+    }
+
+    /// Looks at documents on both sides.
+    pub async fn look(&self, pair: &Pair, ids: &[Value]) -> Result<Vec<Looked>, VerifyError> {
+        let (source, destination) = tokio::try_join!(
+            self.look_up(pair, Side::Source, ids),
+            self.look_up(pair, Side::Destination, ids),
+        )?;
+        let judged = ids.iter().map(|id| {
+            let (one, other) = (found(&source, id), found(&destination, id));
+            self.judge(id, one, other)
+        });
+        judged
+            .collect::<Result<_, Malformed>>()
+            .map_err(|Malformed| {
+                self.source
+                    .malformed(&format!("look up documents of {}", pair.source))
+            })
+    }
+
+    /// As [`Shared::look`], again if a connection breaks.
+    pub async fn look_with_retries(
+        &self,
+        pair: &Pair,
+        ids: &[Value],
+    ) -> Result<Vec<Looked>, VerifyError> {
+        let mut delay = RETRY_DELAY;
+        for _ in 1..ATTEMPTS {
+            match self.look(pair, ids).await {
+                Err(error) if error.is_transient() => {
+                    tokio::time::sleep(delay).await;
+                    delay *= 4;
+                }
+                ended => return ended,
+            }
+        }
+        self.look(pair, ids).await
+    }
+
+    async fn look_up(&self, pair: &Pair, side: Side, ids: &[Value]) -> Result<Found, VerifyError> {
+        let cluster = self.side(side);
+        let filter = both(ids_filter(ids), self.settings.filter.as_deref());
+        let mut documents = cluster.find(pair.namespace(side), &filter).await?;
+        let mut found = Found::new();
+        while let Some(batch) = documents.next().await? {
+            for document in batch.documents() {
+                let id =
+                    id_of(document).map_err(|Malformed| cluster.malformed("look up documents"))?;
+                found
+                    .entry(id.to_value())
+                    .or_default()
+                    .push(document.to_vec());
+            }
+            tokio::time::sleep(self.pace.charge(batch.document_bytes(), Instant::now())).await;
+        }
+        Ok(found)
+    }
+
+    fn judge(
+        &self,
+        id: &Value,
+        source: &[Vec<u8>],
+        destination: &[Vec<u8>],
+    ) -> Result<Looked, Malformed> {
+        let comparison = self.settings.comparison;
+        let kind = match judge(comparison, source, destination)? {
+            Verdict::Same => None,
+            Verdict::Missing => Some(MismatchKind::Missing),
+            Verdict::Extra => Some(MismatchKind::Extra),
+            Verdict::Content => Some(MismatchKind::Content),
+            Verdict::Repeated => Some(MismatchKind::Repeated),
+        };
+        // Beyond what a report describes, the kind is enough.
+        let described = (self.settings.described_max as u64) > self.ledger.total();
+        let differences = match (kind, source, destination) {
+            (Some(MismatchKind::Content), [one], [other]) if described => {
+                differences(comparison, one, other)?
+            }
+            (_, _, _) => Vec::new(),
+        };
+        Ok(Looked {
+            judged: Judged {
+                id: id.clone(),
+                kind,
+                differences,
+                changed_ms: None,
+            },
+            on_source: source.len() as u64,
+            on_destination: destination.len() as u64,
+        })
+    }
+}
+
+fn found<'a>(documents: &'a Found, id: &Value) -> &'a [Vec<u8>] {
+    documents.get(id).map_or(&[], Vec::as_slice)
+}

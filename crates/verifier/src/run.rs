@@ -1,0 +1,405 @@
+//! A whole run: from the first look at both sides to the report, over any number of processes.
+//!
+//! ```text
+//! Beginning ──► Generation 0 ──► Generation 1 ──► … ──► last generation ──► Ended
+//!   start is       scans            looks again at what changed      ▲         report
+//!   persisted                       or differed                      │
+//!                                        writes off: a time on each side is taken and persisted,
+//!                                        and both streams have passed it
+//! ```
+//!
+//! What is persisted, and when:
+//! - the **start** of both sides' changes, as cluster times, before anything else is read;
+//! - each **task** before it is worked on, with its counts when it is done;
+//! - what changed goes into the **queue** of the next generation, and behind it the resume **token**;
+//! - a document that differs goes into the **ledger** and into the next queue, before the task or the
+//!   queue entry that it came from is done;
+//! - the **generation**, after its queue was closed and before it is worked off;
+//! - the times at which **writes went off**.
+//!
+//! Every write may be the last of a process. Repeating what was not marked as done is harmless, so
+//! the next process goes on from the marks (`kill -9` at any time). A run is forgotten by whoever
+//! has its report ([`crate::store::forget`]); until then it can be concluded again.
+//!
+//! Why it is sound. Take any document. Let *c* be its last change on either side. If *c* came before
+//! the start, the scan read the document after *c*, because reads wait for a cluster time that
+//! covers the start. Otherwise *c* is an event of a stream, because streams begin at the start. Its
+//! recheck was put into a queue that was open then, so it was worked off later, by a read that waits for
+//! the time of *c* on the side that changed; the other side did not change any more, or its own last
+//! change has its own recheck. So the last look at the document saw its last state on both sides.
+//! All looks are read at majority: what they saw cannot be rolled back. The last generation begins
+//! after both streams passed a time taken when writes were off, so no change is still to come.
+//! Collections are subject to the same argument by their uuids (see `collections`).
+//!
+//! A run in which nobody writes is generation 0 alone, without streams; reads still wait for a cluster
+//! time taken when the process began.
+
+use crate::cluster::Cluster;
+use crate::error::VerifyError;
+use crate::follow::follow;
+use crate::generation::Pairs;
+use crate::ledger::Ledger;
+use crate::merge::Side;
+use crate::pace::Pace;
+use crate::progress;
+use crate::queue::Queue;
+use crate::record::{FORMAT, Moment, Recheck, RunRecord, decode, put, run_key};
+use crate::report::Report;
+use crate::scan::Shared;
+use crate::settings::{Settings, Writes};
+use crate::status::{Control, Phase, Status};
+use crate::store::Store;
+use crate::survey::Survey;
+use crate::time::now_ms;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// How often a survey is made although no change of definitions was seen: old servers do not tell.
+const SURVEY_INTERVAL: Duration = Duration::from_secs(10);
+const SURVEY_ATTEMPTS: u32 = 4;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Compares two clusters.
+pub async fn verify(settings: Settings) -> Result<Report, VerifyError> {
+    verify_controlled(settings, &Control::default()).await
+}
+
+/// As [`verify`], for whoever wants to say something to the run meanwhile.
+pub async fn verify_controlled(
+    settings: Settings,
+    control: &Control,
+) -> Result<Report, VerifyError> {
+    settings.check()?;
+    let run = Run::begin(settings, control.clone());
+    tokio::select! {
+        report = async { run.await?.drive().await } => report,
+        () = control.until(|asked| asked.stop) => Err(VerifyError::Stopped),
+    }
+}
+
+struct Run {
+    shared: Arc<Shared>,
+    record: RunRecord,
+    control: Control,
+    /// Whether an earlier process worked on it.
+    resumed: bool,
+    survey: Survey,
+    surveyed: Option<Instant>,
+    pairs: Pairs,
+}
+
+impl Run {
+    async fn begin(mut settings: Settings, control: Control) -> Result<Run, VerifyError> {
+        let (source, destination) = tokio::try_join!(
+            Cluster::connect(Side::Source, &settings),
+            Cluster::connect(Side::Destination, &settings),
+        )?;
+        let now = moment(&source, &destination).await?;
+        for cluster in [&source, &destination] {
+            if let Some(time) = now.get(cluster.side as usize).copied().flatten() {
+                cluster.reads_after.raise(time);
+            }
+        }
+        let store = Store::open(&settings.place).await?;
+        let kept = match settings.restart {
+            true => None,
+            false => unfinished(&store, &settings).await?,
+        };
+        let resumed = kept.is_some();
+        let record = match kept {
+            Some(record) => record,
+            None => {
+                if settings.writes == Writes::On {
+                    source.check_has_changes()?;
+                    destination.check_has_changes()?;
+                }
+                begin_record(&store, &settings, now).await?
+            }
+        };
+        if record.start.is_some() && settings.writes == Writes::Off {
+            // Begun while clusters were written; that they are off now is news.
+            settings.writes = Writes::On;
+            control.writes_off();
+        }
+        control.has_begun();
+        let status = Status::default();
+        if let Some(off) = record.writes_off {
+            let _ = status.writes_off.set(off);
+            control.writes_off();
+        }
+        let shared = Arc::new(Shared {
+            tally: progress::Tally::default(),
+            pace: Pace::new(settings.bytes_per_second_max, Instant::now()),
+            ledger: Ledger::load(&store).await?,
+            queue: Queue::new(record.generation),
+            source,
+            destination,
+            settings,
+            store,
+            status,
+        });
+        Ok(Run {
+            shared,
+            record,
+            control,
+            resumed,
+            survey: Survey::default(),
+            surveyed: None,
+            pairs: Pairs::default(),
+        })
+    }
+
+    async fn drive(mut self) -> Result<Report, VerifyError> {
+        let begun = Instant::now();
+        let mut beside = JoinSet::new();
+        if let Some(start) = self.record.start {
+            for side in Side::BOTH {
+                beside.spawn(follow(self.shared.clone(), side, start.on(side)));
+            }
+        }
+        let showing = {
+            let (shared, display) = (self.shared.clone(), self.shared.settings.display);
+            tokio::spawn(progress::show(shared, display))
+        };
+        let ended = tokio::select! {
+            ended = self.generations() => ended,
+            Some(broken) = beside.join_next() => Err(match broken {
+                Ok(error) => error,
+                Err(panicked) => VerifyError::settings(format!(
+                    "following changes failed, which is a bug of the verifier: {panicked}"
+                )),
+            }),
+        };
+        showing.abort();
+        // Bars must be off the screen before the report is on it; an aborted task is an expected error.
+        let _ = showing.await;
+        ended?;
+        self.shared.status.enter(Phase::Idle);
+        let report = self
+            .shared
+            .report(&self.survey, begun.elapsed(), &self.record);
+        let report = report.await?;
+        self.shared.status.ended.store(true, Ordering::SeqCst);
+        Ok(report)
+    }
+
+    /// All generations, until the last one is done.
+    async fn generations(&mut self) -> Result<(), VerifyError> {
+        let mut last = false;
+        loop {
+            let begun = Instant::now();
+            let again = self.generation(last).await?;
+            if self.record.start.is_none() {
+                // What differed in a part that was read twice may have been noted the first time.
+                return match again || self.resumed {
+                    true => self.look_at_all_again().await,
+                    false => Ok(()),
+                };
+            }
+            if last {
+                return Ok(());
+            }
+            last = self.wait_for_work(begun.elapsed()).await?;
+            self.record.generation = self.shared.queue.close().await;
+            self.keep().await?;
+        }
+    }
+
+    /// One generation; says whether a part of it was done twice.
+    async fn generation(&mut self, last: bool) -> Result<bool, VerifyError> {
+        let generation = self.record.generation;
+        let status = &self.shared.status;
+        status.generation.store(generation, Ordering::Relaxed);
+        // A task that failed is tried again with the next survey.
+        let failed = !status.failures().is_empty();
+        status.forget_failures();
+        let due = failed
+            || self
+                .surveyed
+                .is_none_or(|made| made.elapsed() > SURVEY_INTERVAL);
+        self.survey.is_fresh = status.take_definitions_changed() || last || due;
+        let mut again = false;
+        if self.survey.is_fresh {
+            let shared = &self.shared;
+            let made = survey_with_retries(shared).await?;
+            if self.surveyed.is_none() && !self.resumed {
+                made.check_includes(&shared.settings)?;
+            }
+            self.surveyed = Some(Instant::now());
+            self.survey = made;
+            status.set_metadata(self.survey.metadata.clone());
+            let records = shared
+                .align_collections(&self.survey, generation, |pair| last && pair.is_unfollowed)
+                .await?;
+            self.pairs.renew(shared, &self.survey, &records).await;
+            status.enter(Phase::Check);
+            again = shared.scan(&self.survey, &records, &mut self.pairs).await?;
+        }
+        status.enter(Phase::Recheck);
+        self.shared
+            .work_off(generation, &self.survey, &self.pairs)
+            .await?;
+        status.enter(Phase::Idle);
+        Ok(again)
+    }
+
+    /// Waits until there is something to do; says whether it is for the last time.
+    async fn wait_for_work(&mut self, took: Duration) -> Result<bool, VerifyError> {
+        // A long generation is followed by a long pause: half of the time is the clusters' own.
+        let pause = self.shared.settings.generation_pause.max(took);
+        let begun = Instant::now();
+        loop {
+            if self.control.asked().writes_off {
+                self.close().await?;
+                return Ok(true);
+            }
+            let work = self.shared.queue.has_work()
+                || self.shared.status.have_definitions_changed()
+                || !self.shared.status.failures().is_empty();
+            if work && begun.elapsed() >= pause {
+                return Ok(false);
+            }
+            let _ =
+                tokio::time::timeout(POLL_INTERVAL, self.control.until(|asked| asked.writes_off))
+                    .await;
+        }
+    }
+
+    /// Takes a time on both sides after which nobody writes, and waits until the streams passed it.
+    async fn close(&mut self) -> Result<(), VerifyError> {
+        let shared = &self.shared;
+        let off = match self.record.writes_off {
+            Some(off) => off,
+            None => {
+                let now = moment(&shared.source, &shared.destination).await?;
+                let off = both(now).ok_or_else(|| {
+                    VerifyError::settings("a side no longer has a cluster time: was it replaced?")
+                })?;
+                self.record.writes_off = Some(off);
+                let _ = shared.status.writes_off.set(off);
+                let kept = put(run_key(), &self.record)?;
+                shared.store.write(vec![kept]).await?;
+                off
+            }
+        };
+        for side in Side::BOTH {
+            let cluster = shared.side(side);
+            let time = off.on(side);
+            let mut positions = shared.status.stream(side).position.subscribe();
+            let passed = positions.wait_for(|position| match position.idle {
+                true => cluster.has_passed(position.time, time),
+                false => position.time > time,
+            });
+            // The sender lives as long as the run.
+            let _ = passed.await;
+            cluster.reads_after.raise(time);
+        }
+        Ok(())
+    }
+
+    /// Has every mismatch looked at once more.
+    async fn look_at_all_again(&mut self) -> Result<(), VerifyError> {
+        let shared = &self.shared;
+        let mut after: Option<Vec<u8>> = None;
+        loop {
+            let page = shared.store.page(b"m", after.as_deref(), 1000).await?;
+            let Some((last, _)) = page.last() else { break };
+            after = Some(last.clone());
+            let mut rechecks = Vec::new();
+            for (_, bytes) in &page {
+                let mismatch: crate::record::Mismatch = decode(bytes)?;
+                rechecks.push(Recheck {
+                    namespace: mismatch.namespace,
+                    id: mismatch.id,
+                    changed_ms: mismatch.changed_ms,
+                });
+            }
+            shared
+                .queue
+                .add(&shared.store, &rechecks, Vec::new())
+                .await?;
+        }
+        let generation = shared.queue.close().await;
+        shared.work_off(generation, &self.survey, &self.pairs).await
+    }
+
+    async fn keep(&self) -> Result<(), VerifyError> {
+        let changes = vec![put(run_key(), &self.record)?];
+        self.shared.store.write(changes).await
+    }
+}
+
+async fn survey_with_retries(shared: &Shared) -> Result<Survey, VerifyError> {
+    let mut delay = Duration::from_millis(250);
+    for _ in 1..SURVEY_ATTEMPTS {
+        match Survey::make(&shared.source, &shared.destination, &shared.settings).await {
+            Err(error) if error.is_transient() => {
+                tokio::time::sleep(delay).await;
+                delay *= 4;
+            }
+            ended => return ended,
+        }
+    }
+    Survey::make(&shared.source, &shared.destination, &shared.settings).await
+}
+
+type Times = [Option<crate::time::ClusterTime>; 2];
+
+async fn moment(source: &Cluster, destination: &Cluster) -> Result<Times, VerifyError> {
+    let (source, destination) = tokio::try_join!(source.now(), destination.now())?;
+    Ok([source, destination])
+}
+
+fn both([source, destination]: Times) -> Option<Moment> {
+    Some(Moment {
+        source: source?,
+        destination: destination?,
+    })
+}
+
+/// The run that the store holds, if it can be gone on with.
+async fn unfinished(store: &Store, settings: &Settings) -> Result<Option<RunRecord>, VerifyError> {
+    let record: RunRecord = match store.get(&run_key()).await? {
+        Some(bytes) => decode(&bytes)?,
+        None => return Ok(None),
+    };
+    let another = |why: &str| {
+        VerifyError::settings(format!(
+            "{} holds an unfinished run {why}: name another place with --state, or give it up with --restart",
+            settings.place
+        ))
+    };
+    if record.format != FORMAT {
+        return Err(another("of another version of this program"));
+    }
+    if record.asked != settings.asked() {
+        return Err(another("with other clusters, names or filters"));
+    }
+    if record.start.is_none() && settings.writes == Writes::On {
+        return Err(another("that was begun with --writes-off"));
+    }
+    Ok(Some(record))
+}
+
+async fn begin_record(
+    store: &Store,
+    settings: &Settings,
+    now: Times,
+) -> Result<RunRecord, VerifyError> {
+    store.clear(b"").await?;
+    let record = RunRecord {
+        format: FORMAT,
+        asked: settings.asked(),
+        started_ms: now_ms(),
+        start: match settings.writes {
+            Writes::Off => None,
+            Writes::On => both(now),
+        },
+        generation: 0,
+        writes_off: None,
+    };
+    store.write(vec![put(run_key(), &record)?]).await?;
+    Ok(record)
+}

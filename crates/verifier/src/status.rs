@@ -1,0 +1,195 @@
+//! How a run is doing: written by whoever works on it, read by whoever asks.
+//!
+//! And the other way round: [`Control`] is how somebody outside tells a run that writes are off, or
+//! that it should stop.
+
+use crate::merge::Side;
+use crate::metadata::MetadataMismatch;
+use crate::record::Moment;
+use crate::report::Unverified;
+use crate::time::ClusterTime;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use tokio::sync::watch;
+
+/// What a run is busy with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Comparing collections as a whole.
+    Check,
+    /// Looking again at what changed or differed.
+    Recheck,
+    /// Nothing to do at the moment, or ended.
+    Idle,
+}
+
+/// How far a side's changes are known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Position {
+    pub time: ClusterTime,
+    /// Whether nothing was waiting there.
+    pub idle: bool,
+}
+
+#[derive(Default)]
+pub struct StreamStatus {
+    pub position: watch::Sender<Position>,
+    pub inserts: AtomicU64,
+    pub updates: AtomicU64,
+    pub replaces: AtomicU64,
+    pub deletes: AtomicU64,
+    pub definitions: AtomicU64,
+    /// Changes later than the time at which writes were said to be off.
+    pub after_writes_off: AtomicU64,
+}
+
+pub struct Status {
+    phase: Mutex<Phase>,
+    pub generation: AtomicU64,
+    pub source: StreamStatus,
+    pub destination: StreamStatus,
+    /// Documents that were looked up again, over all generations.
+    pub rechecked: AtomicU64,
+    pub tasks_open: AtomicU64,
+    pub tasks_done: AtomicU64,
+    pub writes_off: OnceLock<Moment>,
+    pub ended: AtomicBool,
+    /// Definitions may have changed since the last survey.
+    definitions_changed: AtomicBool,
+    metadata: Mutex<Vec<MetadataMismatch>>,
+    /// What could not be read in this generation, by name, and why.
+    failures: Mutex<BTreeMap<String, String>>,
+}
+
+impl Default for Status {
+    fn default() -> Status {
+        Status {
+            phase: Mutex::new(Phase::Idle),
+            generation: AtomicU64::new(0),
+            source: StreamStatus::default(),
+            destination: StreamStatus::default(),
+            rechecked: AtomicU64::new(0),
+            tasks_open: AtomicU64::new(0),
+            tasks_done: AtomicU64::new(0),
+            writes_off: OnceLock::new(),
+            ended: AtomicBool::new(false),
+            definitions_changed: AtomicBool::new(false),
+            metadata: Mutex::default(),
+            failures: Mutex::default(),
+        }
+    }
+}
+
+fn lock<T>(held: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Nothing here is left half done by a panic elsewhere.
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Status {
+    pub fn phase(&self) -> Phase {
+        *lock(&self.phase)
+    }
+
+    pub fn enter(&self, phase: Phase) {
+        *lock(&self.phase) = phase;
+    }
+
+    pub fn stream(&self, side: Side) -> &StreamStatus {
+        match side {
+            Side::Source => &self.source,
+            Side::Destination => &self.destination,
+        }
+    }
+
+    pub fn definitions_have_changed(&self) {
+        self.definitions_changed.store(true, Ordering::SeqCst);
+    }
+
+    pub fn have_definitions_changed(&self) -> bool {
+        self.definitions_changed.load(Ordering::SeqCst)
+    }
+
+    /// Whether definitions changed since this was last asked.
+    pub fn take_definitions_changed(&self) -> bool {
+        self.definitions_changed.swap(false, Ordering::SeqCst)
+    }
+
+    pub fn metadata(&self) -> Vec<MetadataMismatch> {
+        lock(&self.metadata).clone()
+    }
+
+    pub fn set_metadata(&self, metadata: Vec<MetadataMismatch>) {
+        *lock(&self.metadata) = metadata;
+    }
+
+    /// Once for each collection is enough: the next parts fail alike.
+    pub fn failed(&self, namespace: String, why: String) {
+        lock(&self.failures).entry(namespace).or_insert(why);
+    }
+
+    pub fn forget_failures(&self) {
+        lock(&self.failures).clear();
+    }
+
+    pub fn failures(&self) -> Vec<Unverified> {
+        let failures = lock(&self.failures);
+        let listed = failures.iter().map(|(namespace, why)| Unverified {
+            namespace: namespace.clone(),
+            why: why.clone(),
+        });
+        listed.collect()
+    }
+}
+
+/// What somebody outside asked of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Asked {
+    pub begin: bool,
+    pub writes_off: bool,
+    pub stop: bool,
+}
+
+/// A handle to a run, for whoever controls it.
+#[derive(Debug, Clone, Default)]
+pub struct Control {
+    asked: watch::Sender<Asked>,
+    begun: watch::Sender<bool>,
+}
+
+impl Control {
+    /// Begin, where the run was told to wait for it.
+    pub fn begin(&self) {
+        self.asked.send_modify(|asked| asked.begin = true);
+    }
+
+    /// Nobody writes to either side any more: come to an end.
+    pub fn writes_off(&self) {
+        self.asked.send_modify(|asked| asked.writes_off = true);
+    }
+
+    /// Stop where you are.
+    pub fn stop(&self) {
+        self.asked.send_modify(|asked| asked.stop = true);
+    }
+
+    /// From now on every change counts.
+    pub(crate) fn has_begun(&self) {
+        self.begun.send_replace(true);
+    }
+
+    /// Waits until every change counts.
+    pub async fn until_begun(&self) {
+        // The sender is ours, so that it cannot be gone.
+        let _ = self.begun.subscribe().wait_for(|begun| *begun).await;
+    }
+
+    pub fn asked(&self) -> Asked {
+        *self.asked.borrow()
+    }
+
+    pub async fn until(&self, wanted: impl Fn(&Asked) -> bool) {
+        // The sender is ours, so that it cannot be gone.
+        let _ = self.asked.subscribe().wait_for(|asked| wanted(asked)).await;
+    }
+}

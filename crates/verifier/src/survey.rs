@@ -1,0 +1,192 @@
+//! What both sides have: their collections paired by name, and what the pairs are compared.
+//!
+//! A pair of collections has documents to compare; a collection that only one side has is a
+//! mismatch itself, whatever is in it. A survey is made when a run begins, again whenever
+//! definitions may have changed, and once more at the end; the last one is what the report says.
+
+use crate::cluster::Cluster;
+use crate::error::VerifyError;
+use crate::merge::Side;
+use crate::metadata::{CollectionEntry, MetadataMismatch, compare_collections, compare_indexes};
+use crate::namespace::Namespace;
+use crate::report::Unverified;
+use crate::settings::Settings;
+use std::collections::{BTreeMap, BTreeSet};
+
+type Listed = BTreeMap<Namespace, CollectionEntry>;
+
+#[derive(Debug, Default)]
+pub struct Survey {
+    pub pairs: Vec<Pairing>,
+    pub metadata: Vec<MetadataMismatch>,
+    pub unverified: Vec<Unverified>,
+    /// Whether it was made for the generation that is under way.
+    pub is_fresh: bool,
+    /// Everything that is selected on either side, by its name on the source.
+    names: BTreeSet<Namespace>,
+}
+
+/// Two collections whose documents can be compared.
+#[derive(Debug, Clone)]
+pub struct Pairing {
+    pub source: Namespace,
+    pub destination: Namespace,
+    pub source_uuid: Option<String>,
+    pub destination_uuid: Option<String>,
+    /// Whether both sides sort `_id`s alike, so that a bound cuts both at the same place.
+    pub sorted_alike: bool,
+    /// Whether documents may go without an event, as the oldest of a capped collection do.
+    pub is_unfollowed: bool,
+}
+
+impl Survey {
+    pub async fn make(
+        source: &Cluster,
+        destination: &Cluster,
+        settings: &Settings,
+    ) -> Result<Survey, VerifyError> {
+        let (on_source, on_destination) = tokio::try_join!(
+            list(source, settings, false),
+            list(destination, settings, true),
+        )?;
+        let names = on_source.keys().chain(on_destination.keys());
+        let mut survey = Survey {
+            names: names.cloned().collect(),
+            is_fresh: true,
+            ..Survey::default()
+        };
+        for (name, entry) in &on_source {
+            match on_destination.get(name) {
+                None => survey.metadata.push(one_sided(name, entry, Side::Source)),
+                Some(other) => {
+                    let names = (name.clone(), settings.mapping.to_destination(name));
+                    survey
+                        .add_pair((source, destination), names, (entry, other))
+                        .await?;
+                }
+            }
+        }
+        for (name, entry) in &on_destination {
+            if !on_source.contains_key(name) {
+                let extra = one_sided(name, entry, Side::Destination);
+                survey.metadata.push(extra);
+            }
+        }
+        Ok(survey)
+    }
+
+    /// Compares what two namespaces are, and notes whether their documents can be compared.
+    async fn add_pair(
+        &mut self,
+        (source, destination): (&Cluster, &Cluster),
+        (name, destination_name): (Namespace, Namespace),
+        (entry, other): (&CollectionEntry, &CollectionEntry),
+    ) -> Result<(), VerifyError> {
+        let found = compare_collections(&name.to_string(), entry, other);
+        self.metadata.extend(found);
+        match (entry.kind.as_str(), other.kind.as_str()) {
+            ("collection", "collection") => {
+                let (indexes, others) = tokio::try_join!(
+                    source.indexes(&name),
+                    destination.indexes(&destination_name)
+                )?;
+                let found = compare_indexes(&name.to_string(), &indexes, &others);
+                self.metadata.extend(found);
+                self.pairs.push(Pairing {
+                    source: name,
+                    destination: destination_name,
+                    source_uuid: entry.uuid.clone(),
+                    destination_uuid: other.uuid.clone(),
+                    sorted_alike: entry.collation() == other.collation(),
+                    is_unfollowed: entry.is_capped() || other.is_capped(),
+                });
+            }
+            ("timeseries", "timeseries") => self.unverified.push(Unverified {
+                namespace: name.to_string(),
+                why: "the measurements of time series collections are not compared yet; the options were".to_owned(),
+            }),
+            // Of a view there is nothing beside its definition; another pair is a mismatch already.
+            (_, _) => {}
+        }
+        Ok(())
+    }
+
+    /// A name that nothing has is a mistake rather than an empty result.
+    pub fn check_includes(&self, settings: &Settings) -> Result<(), VerifyError> {
+        for pattern in &settings.selection.include {
+            if !self.names.iter().any(|name| pattern.matches(name)) {
+                return Err(VerifyError::settings(format!(
+                    "no collection matches --include {pattern} on either side: check the name, the excludes, and that the user may list it"
+                )));
+            }
+        }
+        if self.names.is_empty() {
+            return Err(VerifyError::settings(
+                "neither side has a collection to verify: check the URIs, the patterns, and what the users may list",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether the name was there when the survey was made, on one side at least.
+    pub fn knows(&self, name: &Namespace) -> bool {
+        self.names.contains(name)
+    }
+}
+
+/// The selected namespaces of one side, by their names on the source.
+async fn list(cluster: &Cluster, settings: &Settings, mapped: bool) -> Result<Listed, VerifyError> {
+    let mut found = Listed::new();
+    for database in cluster.databases().await? {
+        if matches!(database.as_str(), "admin" | "config" | "local") {
+            continue;
+        }
+        for entry in cluster.collections(&database).await? {
+            let namespace = Namespace::new(&database, &entry.name);
+            let name = match mapped {
+                true => settings.mapping.to_source(&namespace),
+                false => namespace.clone(),
+            };
+            if !settings.verifies(&namespace, &name) {
+                continue;
+            }
+            let shown = name.to_string();
+            if found.insert(name, entry).is_some() {
+                return Err(VerifyError::settings(format!(
+                    "the mapping gives {shown} two counterparts on the destination: map each collection to a name of its own"
+                )));
+            }
+        }
+    }
+    if !mapped {
+        check_distinct(&found, settings)?;
+    }
+    Ok(found)
+}
+
+fn check_distinct(found: &Listed, settings: &Settings) -> Result<(), VerifyError> {
+    let mut targets = BTreeMap::new();
+    for name in found.keys() {
+        let target = settings.mapping.to_destination(name);
+        if let Some(other) = targets.insert(target.clone(), name) {
+            return Err(VerifyError::settings(format!(
+                "{other} and {name} of the source are both mapped to {target}: map each collection to a name of its own"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn one_sided(name: &Namespace, entry: &CollectionEntry, side: Side) -> MetadataMismatch {
+    let there = Some(entry.kind.clone());
+    let (source, destination) = match side {
+        Side::Source => (there, None),
+        Side::Destination => (None, there),
+    };
+    MetadataMismatch {
+        namespace: name.to_string(),
+        what: "collection".to_owned(),
+        source,
+        destination,
+    }
+}

@@ -1,0 +1,232 @@
+//! Runs whose process is killed at any moment, started again, and concluded rightly.
+//!
+//! The process that is killed is this test program itself, started with one test and its settings in
+//! the environment. `TERNDB_VERIFY_KILLS` says how often (default below).
+
+use crate::replica_set::Sets;
+use crate::{found, insert, on_runtime};
+use anyhow::{Context, Result, ensure};
+use bson::{Document, doc};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use verifier::namespace::Pattern;
+use verifier::{Control, Outcome, Place, Settings, Writes, verify, verify_controlled};
+
+const KILLS: u64 = 25;
+
+/// Not a test: what the killed process does.
+#[test]
+#[ignore = "the process that other tests start and kill"]
+fn child() -> Result<()> {
+    let variable = |name: &str| std::env::var(format!("TERNDB_VERIFY_{name}"));
+    let (Ok(from), Ok(to)) = (variable("FROM"), variable("TO")) else {
+        return Ok(());
+    };
+    let mut settings = Settings::new(from, to);
+    settings.selection.include = vec![Pattern::parse(&variable("DATABASE")?)?];
+    settings.place = match variable("META") {
+        Ok(uri) => Place::Database {
+            uri,
+            name: "verify_state".to_owned(),
+        },
+        Err(_) => Place::Directory(variable("STATE")?.into()),
+    };
+    settings.partition_bytes = 2000;
+    settings.workers = 2;
+    settings.generation_pause = Duration::from_millis(20);
+    settings.writes = match variable("WRITES")?.as_str() {
+        "off" => Writes::Off,
+        _ => Writes::On,
+    };
+    on_runtime(async {
+        let report = verify_controlled(settings, &Control::default()).await?;
+        println!("{report}");
+        Ok(())
+    })
+}
+
+struct Child<'a> {
+    sets: &'a Sets,
+    database: &'a str,
+    state: &'a Path,
+    meta: Option<String>,
+    writes: &'a str,
+}
+
+impl Child<'_> {
+    /// Runs for a while and is killed; says whether it came to its end before.
+    fn run_and_kill(&self, after: Duration) -> Result<bool> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["--exact", "resume::child", "--ignored", "--nocapture"])
+            .env("TERNDB_VERIFY_FROM", &self.sets.source.uri)
+            .env("TERNDB_VERIFY_TO", &self.sets.destination.uri)
+            .env("TERNDB_VERIFY_DATABASE", self.database)
+            .env("TERNDB_VERIFY_STATE", self.state)
+            .env("TERNDB_VERIFY_WRITES", self.writes)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        if let Some(meta) = &self.meta {
+            command.env("TERNDB_VERIFY_META", meta);
+        }
+        let mut child = command.spawn()?;
+        std::thread::sleep(after);
+        if let Some(status) = child.try_wait()? {
+            ensure!(status.success(), "the run failed: {status}");
+            return Ok(true);
+        }
+        child.kill()?;
+        child.wait()?;
+        Ok(false)
+    }
+}
+
+fn kills() -> u64 {
+    let given = std::env::var("TERNDB_VERIFY_KILLS").ok();
+    given.and_then(|text| text.parse().ok()).unwrap_or(KILLS)
+}
+
+#[test]
+fn killed_runs_go_on() -> Result<()> {
+    on_runtime(async {
+        let sets = Sets::start().await?;
+        while_nobody_writes(&sets).await.context("writes off")?;
+        while_both_are_written(&sets, None)
+            .await
+            .context("writes on")?;
+        let meta = sets.destination.uri.clone();
+        while_both_are_written(&sets, Some(meta))
+            .await
+            .context("state in a database")?;
+        other_settings(&sets).await.context("other settings")
+    })
+}
+
+/// A scan that is cut into many tasks, none of which is done twice or left out.
+async fn while_nobody_writes(sets: &Sets) -> Result<()> {
+    let documents: Vec<Document> = (0..4000)
+        .map(|n| doc! {"_id": n, "text": "x".repeat(100)})
+        .collect();
+    insert(&sets.source.client, "killed", "c", &documents).await?;
+    insert(&sets.destination.client, "killed", "c", &documents[..3990]).await?;
+    let folder = tempfile::tempdir()?;
+    let child = Child {
+        sets,
+        database: "killed",
+        state: &folder.path().join("state"),
+        meta: None,
+        writes: "off",
+    };
+    let mut random = fastrand::Rng::with_seed(5);
+    for _ in 0..kills() / 3 {
+        // A run that ended is concluded again by the next start.
+        child.run_and_kill(Duration::from_millis(random.u64(5..400)))?;
+    }
+    let mut settings = sets.settings("killed");
+    settings.writes = Writes::Off;
+    settings.partition_bytes = 2000;
+    settings.place = Place::Directory(child.state.to_owned());
+    let report = verify(settings).await?;
+    ensure!(
+        report.totals.missing == 10 && report.totals.mismatches() == 10,
+        "{report}"
+    );
+    ensure!(
+        report.totals.source_documents == 4000 && report.totals.equal == 3990,
+        "{report}"
+    );
+    ensure!(report.collections[0].partitions > 20, "{report}");
+    verifier::store::forget(&Place::Directory(child.state.to_owned())).await?;
+    ensure!(!child.state.exists());
+    Ok(())
+}
+
+/// Changes on both sides while the process comes and goes: each is found, or found undone.
+async fn while_both_are_written(sets: &Sets, meta: Option<String>) -> Result<()> {
+    let database = match meta {
+        None => "written",
+        Some(_) => "written_too",
+    };
+    let documents: Vec<Document> = (0..1000).map(|n| doc! {"_id": n, "v": 0}).collect();
+    sets.insert_both(database, "c", &documents).await?;
+    let folder = tempfile::tempdir()?;
+    let child = Child {
+        sets,
+        database,
+        state: &folder.path().join("state"),
+        meta: meta.clone(),
+        writes: "on",
+    };
+    let mut random = fastrand::Rng::with_seed(6);
+    let mut expected = BTreeSet::new();
+    for round in 0..kills() / 3 {
+        ensure!(!child.run_and_kill(Duration::from_millis(random.u64(5..500)))?);
+        let mut change = async |id: i32, value: i32| -> Result<()> {
+            let client = match random.bool() {
+                true => &sets.source.client,
+                false => &sets.destination.client,
+            };
+            let update = doc! {"q": {"_id": id}, "u": {"$set": {"v": value}}};
+            let command = doc! {"update": "c", "updates": [update]};
+            client.database(database).run_command(command).await?;
+            Ok(())
+        };
+        let id = i32::try_from(round)?;
+        change(id, 1).await?;
+        expected.insert(format!(
+            "content {database}.c {}",
+            crate::shown_id(&id.into())?
+        ));
+        // One that is changed on both sides alike, in two steps, is no mismatch in the end.
+        for client in [&sets.source.client, &sets.destination.client] {
+            let document = doc! {"_id": 5000 + id};
+            insert(client, database, "c", &[document]).await?;
+        }
+    }
+    let mut settings = sets.settings(database);
+    settings.place = match meta {
+        Some(uri) => Place::Database {
+            uri,
+            name: "verify_state".to_owned(),
+        },
+        None => Place::Directory(child.state.to_owned()),
+    };
+    // To go on with it and say that writes are off.
+    settings.writes = Writes::Off;
+    let place = settings.place.clone();
+    let report = verify(settings).await?;
+    ensure!(report.outcome == Outcome::Different, "{report}");
+    ensure!(found(&report) == expected, "{report}\n{expected:?}");
+    verifier::store::forget(&place).await?;
+    Ok(())
+}
+
+async fn other_settings(sets: &Sets) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let child = Child {
+        sets,
+        database: "killed",
+        state: &folder.path().join("state"),
+        meta: None,
+        writes: "off",
+    };
+    child.run_and_kill(Duration::from_millis(1000))?;
+    let mut settings = sets.settings("written");
+    settings.place = Place::Directory(child.state.to_owned());
+    let refused = |settings: Settings, expected: &'static str| async move {
+        let Err(error) = verify(settings).await else {
+            anyhow::bail!("{expected}: no error");
+        };
+        ensure!(error.to_string().contains(expected), "{error}");
+        Ok(())
+    };
+    refused(settings.clone(), "with other clusters, names or filters").await?;
+    settings.selection.include = vec![Pattern::parse("killed")?];
+    refused(settings.clone(), "begun with --writes-off").await?;
+    settings.writes = Writes::Off;
+    settings.restart = true;
+    ensure!(verify(settings).await?.totals.missing == 10);
+    Ok(())
+}
