@@ -25,6 +25,10 @@ pub struct UpOptions {
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
 
+    /// Name of the replica set that the server is [default: terndb]
+    #[arg(long, value_name = "NAME")]
+    pub replica_set: Option<String>,
+
     /// Memory for caching data, in MiB [default: a quarter of the memory]
     #[arg(long, value_name = "MIB")]
     pub cache_mb: Option<u64>,
@@ -45,6 +49,7 @@ pub struct UpSettings {
     pub port: u16,
     pub bind: IpAddr,
     pub data: PathBuf,
+    pub replica_set: String,
     pub cache_bytes: u64,
     pub log_level: tracing::level_filters::LevelFilter,
 }
@@ -75,6 +80,10 @@ impl UpOptions {
                 .data
                 .or(file.data)
                 .unwrap_or_else(|| "terndb-data".into()),
+            replica_set: self
+                .replica_set
+                .or(file.replica_set)
+                .unwrap_or_else(|| "terndb".into()),
             cache_bytes: cache_mb * MEBIBYTE,
             log_level: level.parse().ok().with_context(|| {
                 format!("log-level {level:?} is not error, warn, info, debug or trace")

@@ -13,7 +13,7 @@
 use crate::configuration::{UpOptions, UpSettings};
 use anyhow::{Context, Result, anyhow, bail};
 use router::Router;
-use shard::{Shard, ShardOptions};
+use shard::{ReplicaSetOptions, Shard, ShardOptions};
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,6 +56,14 @@ async fn serve(settings: UpSettings) -> Result<()> {
     );
     let handle = server.handle();
     shard.attach_server(handle.clone());
+    let set = ReplicaSetOptions {
+        name: settings.replica_set.clone(),
+        host: reachable(address).to_string(),
+    };
+    shard
+        .join_replica_set(&set)
+        .await
+        .context("cannot join the replica set")?;
     shard
         .discard_unfinished_builds()
         .await
@@ -113,12 +121,17 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
         })
 }
 
-/// What a newcomer needs to know, on standard output.
-fn announce(settings: &UpSettings, address: SocketAddr) -> Result<()> {
-    let shown = match address.ip().is_unspecified() {
+/// Where clients on this machine find the server.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    match address.ip().is_unspecified() {
         true => SocketAddr::new([127, 0, 0, 1].into(), address.port()),
         false => address,
-    };
+    }
+}
+
+/// What a newcomer needs to know, on standard output.
+fn announce(settings: &UpSettings, address: SocketAddr) -> Result<()> {
+    let shown = reachable(address);
     let mut out = std::io::stdout().lock();
     writeln!(
         out,

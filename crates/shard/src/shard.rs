@@ -3,16 +3,19 @@
 use crate::catalog::{Catalog, CatalogKey, Collection, NextIds};
 use crate::clock::Clock;
 use crate::command;
+use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::counters::Counters;
 use crate::cursor::Cursors;
 use crate::host::Host;
 use crate::operation::Operations;
 use crate::parameters::Parameters;
 use crate::read::{PlanCache, virtual_collections};
+use crate::replica_set::ReplicaSet;
+use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::session::SessionCatalog;
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
-use model::bson::{Doc, ObjectId};
+use model::bson::{Doc, DocBuf, ObjectId};
 use model::ids::Uuid;
 use replication::{Group, GroupId};
 use std::path::{Path, PathBuf};
@@ -22,6 +25,9 @@ use std::time::Instant;
 use storage::{FjallEngine, FjallOptions, StoreOptions};
 use tokio::sync::{Notify, watch};
 use wire::{ConnectionInfo, Handler, MetricsSnapshot, Reply, Request, ServerHandle};
+
+/// How far ahead of this machine's clock a client may push the cluster's time.
+pub(crate) const CLOCK_DRIFT_SECONDS_MAX: u32 = 365 * 24 * 3600;
 
 /// How a shard is opened.
 #[derive(Clone, Debug)]
@@ -48,6 +54,7 @@ pub struct Shard {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) virtual_collections: Vec<Arc<Collection>>,
     pub(crate) overlay: Arc<Overlay>,
+    pub(crate) replica_set: Arc<ReplicaSet>,
     pub(crate) latches: Latches,
     pub(crate) operations: Operations,
     pub(crate) counters: Counters,
@@ -96,10 +103,12 @@ impl Shard {
             store.applied_time(),
         ));
         let overlay = Arc::new(Overlay::new());
+        let replica_set = Arc::new(load_replica_set(&store)?);
         let applier = Applier {
             store: store.clone(),
             catalog: catalog.clone(),
             overlay: overlay.clone(),
+            replica_set: replica_set.clone(),
             clock: clock.clone(),
         };
         let log = open_log(&options.data, applier)?;
@@ -111,6 +120,7 @@ impl Shard {
             catalog,
             virtual_collections: virtual_collections(),
             overlay,
+            replica_set,
             latches: Latches::new(),
             operations: Operations::new(),
             counters: Counters::default(),
@@ -239,7 +249,10 @@ fn open_log(data: &Path, applier: Applier) -> Result<Group<Applier>, replication
             source,
         }
     })?;
-    let options = replication::Options::new(GroupId(1));
+    let options = replication::Options {
+        drift_seconds_max: CLOCK_DRIFT_SECONDS_MAX,
+        ..replication::Options::new(GroupId(1))
+    };
     Group::open(
         options,
         Arc::new(disk),
@@ -257,6 +270,23 @@ fn clear_scratch(scratch: &Path) -> Result<(), storage::Error> {
         std::fs::remove_dir_all(scratch).map_err(io)?;
     }
     std::fs::create_dir_all(scratch).map_err(io)
+}
+
+fn load_replica_set(store: &Store) -> Result<ReplicaSet, OpenError> {
+    let document = |key| -> Result<Option<DocBuf>, OpenError> {
+        let stored = store.get_meta(key)?;
+        let read = stored.map(|stored| DocBuf::from_bytes(stored.to_vec()));
+        Ok(read
+            .transpose()
+            .map_err(|fault| model::Error::new(model::Code::INVALID_BSON, fault.to_string()))?)
+    };
+    let configuration = document(CONFIGURATION_KEY)?
+        .map(|doc| Configuration::from_document(doc.as_doc(), ObjectId([0; 12])))
+        .transpose()?;
+    let defaults = document(DEFAULTS_KEY)?
+        .map(|doc| ConcernDefaults::from_document(doc.as_doc()))
+        .transpose()?;
+    Ok(ReplicaSet::new(configuration, defaults))
 }
 
 fn load_collections(store: &Store, clock: &dyn Clock) -> Result<Vec<Collection>, OpenError> {

@@ -16,7 +16,7 @@
 //! begin with `#` say why.
 
 use crate::command;
-use crate::{Shard, ShardOptions};
+use crate::{ReplicaSetOptions, Shard, ShardOptions};
 use differential::notation::{parse, print, print_fields};
 use differential::value::{Fields, Value, decode, encode, get};
 use model::bson::DocBuf;
@@ -145,6 +145,14 @@ async fn open(directory: &Path) -> Arc<Shard> {
         cache_bytes: 8 << 20,
     };
     let shard = tokio::task::block_in_place(|| Shard::open(&options)).expect("the shard opens");
+    let set = ReplicaSetOptions {
+        name: "terndb".to_owned(),
+        host: "localhost:27017".to_owned(),
+    };
+    shard
+        .join_replica_set(&set)
+        .await
+        .expect("the shard joins its set");
     shard
         .discard_unfinished_builds()
         .await

@@ -81,6 +81,17 @@ impl Reply {
         Reply::from_writer(writer)
     }
 
+    /// Adds elements, encoded, at the end of the document.
+    pub fn append_elements(&mut self, elements: &[u8]) {
+        // The document's last byte is its end.
+        self.buffer.pop();
+        self.buffer.reserve_exact(elements.len() + 1);
+        self.buffer.extend_from_slice(elements);
+        self.buffer.push(0);
+        let length = (self.buffer.len() - PREFIX_BYTES) as i32;
+        self.buffer[PREFIX_BYTES..][..4].copy_from_slice(&length.to_le_bytes());
+    }
+
     /// Continues a stream: if the client allowed it ([`Request::exhaust_allowed`]), `next` is
     /// handled as soon as this reply is sent, without being asked for. Otherwise it is dropped.
     pub fn then(mut self, next: Request) -> Reply {

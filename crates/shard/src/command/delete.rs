@@ -67,7 +67,7 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
             Err(error) => outcomes.failed(index, error),
         }
     }
-    WriteReply::from(outcomes).finish(&invocation.envelope)
+    WriteReply::from(outcomes).finish(invocation)
 }
 
 /// One statement of the command.

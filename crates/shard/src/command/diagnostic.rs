@@ -4,6 +4,7 @@ use super::arguments::{arguments, fields};
 use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
 use crate::parameters::SETTABLE;
+use crate::shard::CLOCK_DRIFT_SECONDS_MAX;
 use model::bson::{ArrayBuf, DocWriter, Kind, Value, ValueRef};
 use model::{Code, Error};
 use wire::{Origin, Reply};
@@ -91,6 +92,10 @@ fn parameters(shard: &Shard) -> Vec<(&'static str, Value)> {
         ("featureCompatibilityVersion", Value::Document(version)),
         ("localLogicalSessionTimeoutMinutes", 30.into()),
         ("enableTestCommands", false.into()),
+        (
+            "maxAcceptableLogicalClockDriftSecs",
+            i64::from(CLOCK_DRIFT_SECONDS_MAX).into(),
+        ),
         ("transactionLifetimeLimitSeconds", 60.into()),
     ];
     for name in SETTABLE {
@@ -358,6 +363,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("fsync", "makes everything durable"),
     ("fsyncUnlock", "ends a lock by fsync"),
     ("getCmdLineOpts", "how the server was started"),
+    ("getDefaultRWConcern", "concerns of commands that name none"),
     ("getDiagnosticData", "counters in one document"),
     ("getFreeMonitoringStatus", "free monitoring is not there"),
     ("getLog", "names of logs"),
@@ -385,8 +391,13 @@ const COMMANDS: &[(&str, &str)] = &[
     ("renameCollection", "renames a collection"),
     ("replSetGetConfig", "configuration of a replica set"),
     ("replSetGetStatus", "members of a replica set"),
+    (
+        "replSetReconfig",
+        "changes the configuration of a replica set",
+    ),
     ("rolesInfo", "roles"),
     ("serverStatus", "counters"),
+    ("setDefaultRWConcern", "concerns of commands that name none"),
     ("setFeatureCompatibilityVersion", "accepts 6.0"),
     ("setParameter", "changes a parameter"),
     ("shardingState", "whether this is a shard"),

@@ -1,30 +1,18 @@
 //! The fields that any command may carry: time limit, concerns, session.
 
-use crate::command::arguments::{fields, is_generic, refuse_duplicates};
+use crate::command::arguments::{is_generic, refuse_duplicates};
+use crate::command::default_concerns::ConcernDefaults;
+pub(crate) use crate::command::read_concern::ReadConcern;
+use crate::command::read_concern::ReadConcernOptions;
+pub(crate) use crate::command::write_concern::WriteConcern;
+use crate::command::write_concern::WriteConcernOptions;
+use crate::replica_set::cluster_time;
 use crate::session::SessionId;
-use model::bson::{Doc, Kind, ValueRef};
+use model::bson::{Doc, ValueRef};
 use model::number::Number;
 use model::time::ClusterTime;
 use model::{Code, Error};
 use std::time::Duration;
-
-/// What is asked of the log before a write is answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum WriteConcern {
-    /// Synced before the reply; what every write gets that says nothing else.
-    Majority,
-    /// `w: 1` or `w: 0` without `j`: applied, and synced soon after.
-    Applied,
-}
-
-/// Which state a read may see.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ReadConcern {
-    /// One member: local, available, majority and linearizable are the same.
-    Latest,
-    /// As of one time: the given one, or that of the command's start.
-    Snapshot(Option<ClusterTime>),
-}
 
 #[derive(Debug)]
 pub(crate) struct Envelope {
@@ -32,7 +20,14 @@ pub(crate) struct Envelope {
     pub(crate) write_concern: WriteConcern,
     /// False for `w: 0` without `j`: the reply then tells nothing of the outcome.
     pub(crate) acknowledged: bool,
+    names_write_concern: bool,
+    /// What the log's own commit does not satisfy.
+    pub(crate) confirmation: Option<Box<WriteConcernOptions>>,
     pub(crate) read_concern: ReadConcern,
+    /// What must be waited for before the command may run, if anything.
+    pub(crate) read_wait: Option<ReadConcernOptions>,
+    /// The cluster time that the client knows.
+    pub(crate) cluster_time: Option<ClusterTime>,
     /// The session the command belongs to.
     pub(crate) session: Option<SessionId>,
     /// Given with commands that may be retries.
@@ -45,7 +40,11 @@ impl Envelope {
             time_limit: None,
             write_concern: WriteConcern::Majority,
             acknowledged: true,
+            names_write_concern: false,
+            confirmation: None,
             read_concern: ReadConcern::Latest,
+            read_wait: None,
+            cluster_time: None,
             session: None,
             transaction_number: None,
         };
@@ -78,12 +77,17 @@ impl Envelope {
                     ));
                 }
                 ("writeConcern", ValueRef::Document(doc)) => {
-                    envelope.write_concern = write_concern(doc)?;
-                    envelope.acknowledged = envelope.write_concern == WriteConcern::Majority
-                        || !doc.get("w").and_then(Number::of).is_some_and(is_none_asked);
+                    envelope.writes_as(WriteConcernOptions::parse(doc)?);
+                    envelope.names_write_concern = !doc.is_empty();
                 }
                 ("readConcern", ValueRef::Document(doc)) => {
-                    envelope.read_concern = read_concern(command, doc)?
+                    let options = ReadConcernOptions::parse(command, doc)?;
+                    envelope.read_concern = options.concern;
+                    envelope.read_wait =
+                        (options != ReadConcernOptions::DEFAULT).then_some(options);
+                }
+                ("$clusterTime", value) => {
+                    envelope.cluster_time = Some(cluster_time::parse(value)?);
                 }
                 ("readConcern", _) => {
                     return Err(Error::new(
@@ -165,6 +169,23 @@ impl Envelope {
             ));
         }
         Ok(envelope)
+    }
+
+    fn writes_as(&mut self, options: WriteConcernOptions) {
+        self.write_concern = options.durability();
+        self.acknowledged = options.is_acknowledged();
+        self.confirmation = options.waits_for_members().then(|| Box::new(options));
+    }
+
+    /// Gives the concerns that the set has for commands without one. All that can be set for
+    /// reads see the same here.
+    pub(crate) fn apply_defaults(&mut self, command: &str, defaults: &ConcernDefaults) {
+        if let Some(write) = &defaults.write
+            && !self.names_write_concern
+            && takes_write_concern(command)
+        {
+            self.writes_as(write.clone());
+        }
     }
 }
 
@@ -257,93 +278,6 @@ fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
     Ok((number > 0.0).then(|| Duration::from_millis(number as u64)))
 }
 
-/// A number of members as the real server reads it: decimals are rounded,
-/// doubles are cut, and NaN is zero.
-fn member_count(number: Number) -> f64 {
-    let count = match number {
-        Number::Decimal(_) => number.to_f64().round_ties_even(),
-        _ => number.to_f64().trunc(),
-    };
-    if count.is_nan() { 0.0 } else { count }
-}
-
-fn is_none_asked(members: Number) -> bool {
-    member_count(members) == 0.0
-}
-
-fn write_concern(doc: Doc<'_>) -> Result<WriteConcern, Error> {
-    let (mut majority, mut journal, mut fsync) = (true, None, false);
-    for field in fields("WriteConcernOptions", doc) {
-        match field.name() {
-            "w" => {
-                majority = match field.value() {
-                    ValueRef::String("majority") => true,
-                    ValueRef::String(_) | ValueRef::Null | ValueRef::Undefined => {
-                        let mode = match field.value() {
-                            ValueRef::String(mode) => mode,
-                            _ => "",
-                        };
-                        return Err(Error::bad_value(format!(
-                            "cannot use non-majority 'w' mode \"{mode}\" when a host is not a member of a replica set"
-                        )));
-                    }
-                    ValueRef::Document(tags) if tags.is_empty() => {
-                        return Err(Error::new(
-                            Code::FAILED_TO_PARSE,
-                            "tagged write concern requires tags",
-                        ));
-                    }
-                    // There is one member: any tags are satisfied by it.
-                    ValueRef::Document(_) => false,
-                    value => match Number::of(value).map(member_count) {
-                        Some(0.0 | 1.0) => false,
-                        Some(number) if (0.0..=50.0).contains(&number) => {
-                            return Err(Error::bad_value(
-                                "cannot use 'w' > 1 when a host is not replicated",
-                            ));
-                        }
-                        Some(_) => {
-                            return Err(Error::new(
-                                Code::FAILED_TO_PARSE,
-                                "w has to be a non-negative number and not greater than 50",
-                            ));
-                        }
-                        None => {
-                            return Err(Error::new(
-                                Code::FAILED_TO_PARSE,
-                                "w has to be a number, string, or object",
-                            ));
-                        }
-                    },
-                }
-            }
-            "j" => journal = Some(field.loose_boolean()?),
-            "fsync" => fsync = field.loose_boolean()?,
-            "wtimeout" => {
-                let number = Number::of(field.value()).map(|n| n.to_f64());
-                if number.is_some_and(|number| number.abs() > f64::from(i32::MAX)) {
-                    return Err(Error::new(
-                        Code::FAILED_TO_PARSE,
-                        "wtimeout must be a 32-bit integer",
-                    ));
-                }
-            }
-            "provenance" | "getLastError" | "wElectionId" | "wOpTime" | "wtimeoutMS" => {}
-            _ => return Err(field.unknown()),
-        }
-    }
-    if fsync && journal == Some(true) {
-        return Err(Error::new(
-            Code::FAILED_TO_PARSE,
-            "fsync and j options cannot be used together",
-        ));
-    }
-    Ok(match (majority, journal) {
-        (true, _) | (false, Some(true)) => WriteConcern::Majority,
-        (false, Some(false) | None) => WriteConcern::Applied,
-    })
-}
-
 /// Commands that write, or whose result may be written.
 fn takes_write_concern(command: &str) -> bool {
     matches!(
@@ -417,14 +351,6 @@ fn is_stable(command: &str) -> bool {
     )
 }
 
-/// Reads of documents, which may name the state they want to see.
-fn takes_read_concern(command: &str) -> bool {
-    matches!(
-        command,
-        "find" | "aggregate" | "distinct" | "count" | "getMore" | "explain" | "dbHash"
-    )
-}
-
 /// One member serves every read preference, if it is one.
 fn check_read_preference(preference: Doc<'_>) -> Result<(), Error> {
     match preference.get("mode") {
@@ -434,74 +360,5 @@ fn check_read_preference(preference: Doc<'_>) -> Result<(), Error> {
         other => Err(Error::bad_value(format!(
             "Could not parse $readPreference mode {other:?}. Only the modes 'primary', 'primaryPreferred', 'secondary', 'secondaryPreferred', and 'nearest' are supported."
         ))),
-    }
-}
-
-fn read_concern(command: &str, doc: Doc<'_>) -> Result<ReadConcern, Error> {
-    let mut concern = ReadConcern::Latest;
-    let mut at = None;
-    if !doc.is_empty() && !takes_read_concern(command) && doc.get_str("level") != Some("local") {
-        return Err(Error::new(
-            Code::INVALID_OPTIONS,
-            format!("Command {command} does not support readConcern {doc:?}"),
-        ));
-    }
-    for field in fields("readConcern", doc) {
-        match field.name() {
-            "level" => {
-                concern = match field.string()? {
-                    "local" | "available" | "majority" | "linearizable" => ReadConcern::Latest,
-                    "snapshot" if matches!(command, "count" | "explain") => {
-                        return Err(Error::new(
-                            Code::INVALID_OPTIONS,
-                            format!(
-                                "Command {command} does not support readConcern level snapshot"
-                            ),
-                        ));
-                    }
-                    "snapshot" => ReadConcern::Snapshot(None),
-                    other => {
-                        return Err(Error::new(
-                            Code::FAILED_TO_PARSE,
-                            format!("'{other}' is not a readConcern level"),
-                        ));
-                    }
-                }
-            }
-            "atClusterTime" => match field.value() {
-                ValueRef::Timestamp(time) if time.seconds == 0 && time.increment == 0 => {
-                    return Err(Error::new(
-                        Code::INVALID_OPTIONS,
-                        "atClusterTime cannot be a null timestamp",
-                    ));
-                }
-                ValueRef::Timestamp(time) => {
-                    at = Some(ClusterTime::new(time.seconds, time.increment));
-                }
-                _ => return Err(field.wrong_type("timestamp")),
-            },
-            "afterClusterTime" if field.element().kind() == Kind::Timestamp => {
-                return Err(Error::new(
-                    Code::ILLEGAL_OPERATION,
-                    "Cannot specify afterClusterTime readConcern without replication enabled",
-                ));
-            }
-            "afterClusterTime" => return Err(field.wrong_type("timestamp")),
-            "provenance" => {}
-            other => {
-                return Err(Error::new(
-                    Code::INVALID_OPTIONS,
-                    format!("Unrecognized option in readConcern: {other}"),
-                ));
-            }
-        }
-    }
-    match (concern, at) {
-        (ReadConcern::Snapshot(_), at) => Ok(ReadConcern::Snapshot(at)),
-        (ReadConcern::Latest, None) => Ok(concern),
-        (ReadConcern::Latest, Some(_)) => Err(Error::new(
-            Code::INVALID_OPTIONS,
-            "atClusterTime field can be set only if level is equal to snapshot",
-        )),
     }
 }

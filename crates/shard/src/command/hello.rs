@@ -3,13 +3,17 @@
 //!
 //! A driver that watches the server sends the topology version it knows and how
 //! long it is ready to wait; the reply then comes when something changed or the
-//! time is over. Nothing about one member ever changes, so it waits the time out
-//! (or until the client goes away). With `exhaustAllowed` the replies continue
-//! without being asked for.
+//! time is over (or the client goes away). With `exhaustAllowed` the replies
+//! continue without being asked for, each as soon as there is news.
 
 use super::{Answer, Invocation};
+use crate::replica_set::configuration::Configuration;
+use crate::replica_set::election_id;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::number::Number;
+use model::time::ClusterTime;
 use model::{Code, Error};
+use replication::Term;
 use std::time::Duration;
 use wire::{Compressor, Reply, Request};
 
@@ -27,12 +31,18 @@ pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
     if body.get("helloOk") == Some(ValueRef::Boolean(true)) {
         writer.append("helloOk", true);
     }
-    let primary = match invocation.request.name() {
-        "hello" => "isWritablePrimary",
-        _ => "ismaster",
-    };
-    writer.append(primary, true);
-    append_topology_version(&mut writer, invocation);
+    let topology = invocation.shard.replica_set.topology();
+    append_topology_version(&mut writer, invocation, topology.version);
+    match topology.configuration.as_deref() {
+        Some(configuration) => append_set(&mut writer, invocation, configuration),
+        None => {
+            writer
+                .append(primary_field(invocation), false)
+                .append("secondary", false)
+                .append("info", "Does not have a valid replica set config")
+                .append("isreplicaset", true);
+        }
+    }
     writer
         .append("maxBsonObjectSize", model::bson::MAX_DOCUMENT_BYTES as i32)
         .append("maxMessageSizeBytes", 48_000_000)
@@ -56,21 +66,100 @@ pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
     writer.append("ok", 1.0);
     let reply = Reply::from_writer(writer);
     if waits && invocation.request.exhaust_allowed() {
-        return Ok(reply.then(next_request(invocation)?));
+        return Ok(reply.then(next_request(invocation, topology.version)?));
     }
     Ok(reply)
 }
 
-/// The request that continues a stream is the same one again.
-fn next_request(invocation: &Invocation<'_>) -> Result<Request, Error> {
-    Ok(invocation.request.clone())
+/// The field by which a member says that it is the primary.
+fn primary_field(invocation: &Invocation<'_>) -> &'static str {
+    match invocation.request.name() {
+        "hello" => "isWritablePrimary",
+        _ => "ismaster",
+    }
 }
 
-fn append_topology_version(writer: &mut DocWriter, invocation: &Invocation<'_>) {
+/// The set, and this member's part in it.
+fn append_set(writer: &mut DocWriter, invocation: &Invocation<'_>, configuration: &Configuration) {
+    let shard = invocation.shard;
+    let shown = || configuration.members.iter().filter(|member| !member.hidden);
+    for (name, electable) in [("hosts", true), ("passives", false)] {
+        let mut hosts = shown()
+            .filter(|member| member.is_electable() == electable)
+            .peekable();
+        if hosts.peek().is_some() {
+            writer.begin_array(name);
+            for member in hosts {
+                writer.push(member.host.as_str());
+            }
+            writer.end();
+        }
+    }
+    let me = shard.replica_set.host();
+    writer
+        .append("setName", configuration.name.as_str())
+        .append("setVersion", configuration.version)
+        .append(primary_field(invocation), true)
+        .append("secondary", false)
+        .append("primary", me);
+    if let Some(member) = configuration.member_at(me) {
+        if !member.is_electable() {
+            writer.append("passive", true);
+        }
+        if member.hidden {
+            writer.append("hidden", true);
+        }
+        if !member.tags.is_empty() {
+            writer.begin_document("tags");
+            for (name, value) in &member.tags {
+                writer.append(name, value.as_str());
+            }
+            writer.end();
+        }
+    }
+    let term = shard.log.term();
+    writer
+        .append("me", me)
+        .append("electionId", election_id(term));
+    append_last_write(writer, shard.store.applied_time(), term);
+}
+
+/// What is applied is what a majority has: the two are always the same here.
+fn append_last_write(writer: &mut DocWriter, time: ClusterTime, term: Term) {
+    writer.begin_document("lastWrite");
+    for (operation, date) in [
+        ("opTime", "lastWriteDate"),
+        ("majorityOpTime", "majorityWriteDate"),
+    ] {
+        writer
+            .begin_document(operation)
+            .append("ts", time)
+            .append("t", i64::try_from(term.get()).unwrap_or(i64::MAX))
+            .end()
+            .append(date, ValueRef::DateTime(i64::from(time.seconds()) * 1000));
+    }
+    writer.end();
+}
+
+/// The request that continues a stream: the same one, which now knows what the
+/// reply before it has said.
+fn next_request(invocation: &Invocation<'_>, version: i64) -> Result<Request, Error> {
+    let mut body = DocWriter::new();
+    for element in invocation.request.body().iter() {
+        if element.key() == "topologyVersion" {
+            append_topology_version(&mut body, invocation, version);
+        } else {
+            body.append_element(&element);
+        }
+    }
+    Request::from_parts(body.finish(), Vec::new())
+}
+
+fn append_topology_version(writer: &mut DocWriter, invocation: &Invocation<'_>, version: i64) {
     writer
         .begin_document("topologyVersion")
         .append("processId", invocation.shard.process_id)
-        .append("counter", 0i64)
+        .append("counter", version)
         .end();
 }
 
@@ -123,8 +212,8 @@ async fn await_change(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<bool
     let known = body.get_doc("topologyVersion");
     let wait_ms = body
         .get("maxAwaitTimeMS")
-        .and_then(model::number::Number::of)
-        .map(|n| n.to_f64());
+        .and_then(Number::of)
+        .map(Number::to_f64);
     let (known, wait_ms) = match (known, wait_ms) {
         (Some(known), Some(wait_ms)) => (known, wait_ms),
         (None, None) => return Ok(false),
@@ -142,14 +231,36 @@ async fn await_change(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<bool
         ));
     }
     // Another process id: the client knows an earlier life of this server.
-    let current = known.get("processId") == Some(ValueRef::ObjectId(invocation.shard.process_id));
-    if current {
-        let wait = Duration::from_millis(wait_ms as u64);
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            () = invocation.connection.closed() => {}
-            () = invocation.shard.shutdown_begun() => {}
-        }
+    if known.get("processId") != Some(ValueRef::ObjectId(invocation.shard.process_id)) {
+        return Ok(true);
+    }
+    let counter = known.get("counter").and_then(Number::of);
+    let Some(counter) = counter.and_then(|counter| counter.to_i64_truncated()) else {
+        return Err(missing_counter());
+    };
+    let mut topology = invocation.shard.replica_set.watch();
+    if counter > topology.borrow().version {
+        return Err(Error::location(
+            31382,
+            format!(
+                "Received a topology version with counter: {counter} which is greater than the server topology version counter"
+            ),
+        ));
+    }
+    let wait = Duration::from_millis(wait_ms as u64);
+    tokio::select! {
+        // The sender lives in the shard, so this ends only by the value.
+        _ = topology.wait_for(|topology| topology.version > counter) => {}
+        () = tokio::time::sleep(wait) => {}
+        () = invocation.connection.closed() => {}
+        () = invocation.shard.shutdown_begun() => {}
     }
     Ok(true)
+}
+
+fn missing_counter() -> Error {
+    Error::location(
+        40414,
+        "BSON field 'topologyVersion.counter' is missing but a required field",
+    )
 }

@@ -10,6 +10,7 @@
 //! again.
 
 use super::arguments::{Argument, arguments, missing};
+use super::commit_quorum::CommitQuorum;
 use super::insert::check_target;
 use super::{Answer, Invocation, finish};
 use crate::catalog::{Collection, Index};
@@ -28,8 +29,9 @@ const BUILD_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
-    let asked = parse(invocation)?;
+    let (asked, quorum) = parse(invocation)?;
     check_target(&namespace)?;
+    quorum.check(invocation)?;
     let shard = invocation.shard;
     loop {
         let catalog_change = shard.catalog.changed();
@@ -40,7 +42,7 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
             shard
                 .create_collection(&namespace, DocBuf::new(), new)
                 .await?;
-            return reply(1, after, asked.len(), Some(true));
+            return reply(1, after, asked.len(), Some((true, &quorum)));
         };
         let chosen = choose(Some(&collection), &namespace, &asked)?;
         if chosen.wait {
@@ -63,7 +65,7 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
                 .await
                 .map_err(|error| failed_build(error, &collection))?;
         }
-        return reply(before, after, asked.len(), Some(false));
+        return reply(before, after, asked.len(), Some((false, &quorum)));
     }
 }
 
@@ -77,13 +79,19 @@ fn failed_build(error: Error, collection: &Collection) -> Error {
     }
 }
 
-fn reply(before: usize, after: usize, asked: usize, created: Option<bool>) -> Answer {
+fn reply(
+    before: usize,
+    after: usize,
+    asked: usize,
+    built: Option<(bool, &CommitQuorum)>,
+) -> Answer {
     let mut writer = Reply::writer();
     writer
         .append("numIndexesBefore", before as i32)
         .append("numIndexesAfter", after as i32);
-    if let Some(created) = created {
+    if let Some((created, quorum)) = built {
         writer.append("createdCollectionAutomatically", created);
+        quorum.append_to(&mut writer);
     }
     if before == after {
         writer.append("note", "all indexes already exist");
@@ -93,13 +101,14 @@ fn reply(before: usize, after: usize, asked: usize, created: Option<bool>) -> An
     finish(writer)
 }
 
-fn parse(invocation: &Invocation<'_>) -> Result<Vec<IndexDefinition>, Error> {
-    let (mut listed, mut ignore_unknown, mut quorum) = (None, false, false);
+fn parse(invocation: &Invocation<'_>) -> Result<(Vec<IndexDefinition>, CommitQuorum), Error> {
+    let (mut listed, mut ignore_unknown, mut quorum) = (None, false, CommitQuorum::default());
     for argument in arguments("createIndexes", invocation.request.body()) {
         match argument.name() {
             "indexes" => listed = Some(argument),
             "ignoreUnknownIndexOptions" => ignore_unknown = argument.loose_boolean()?,
-            "commitQuorum" => quorum = !argument.value().is_nullish(),
+            "commitQuorum" if argument.is_null() => {}
+            "commitQuorum" => quorum = CommitQuorum::parse(&argument)?,
             _ => return Err(argument.unknown()),
         }
     }
@@ -108,18 +117,16 @@ fn parse(invocation: &Invocation<'_>) -> Result<Vec<IndexDefinition>, Error> {
         (None, Some(listed)) => list_of_documents(&listed)?,
         (None, None) => return Err(missing("createIndexes", "indexes")),
     };
-    if quorum {
-        return Err(Error::bad_value("Standalones can't specify commitQuorum"));
-    }
     if specs.is_empty() {
         return Err(Error::bad_value(
             "Must specify at least one index to create",
         ));
     }
-    specs
+    let definitions = specs
         .into_iter()
         .map(|spec| parse_specification(spec, ignore_unknown))
-        .collect()
+        .collect::<Result<_, _>>()?;
+    Ok((definitions, quorum))
 }
 
 fn list_of_documents<'a>(argument: &Argument<'a>) -> Result<Vec<Doc<'a>>, Error> {

@@ -54,7 +54,7 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
         from = to;
     }
     invocation.shard.counters.inserted(batch.statements.newly());
-    WriteReply::from(batch.statements).finish(&invocation.envelope)
+    WriteReply::from(batch.statements).finish(invocation)
 }
 
 fn batch_end(documents: &[Doc<'_>], from: usize) -> usize {

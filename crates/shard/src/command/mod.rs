@@ -8,8 +8,10 @@
 pub(crate) mod aggregate;
 pub(crate) mod arguments;
 pub(crate) mod coll_mod;
+pub(crate) mod commit_quorum;
 pub(crate) mod count;
 pub(crate) mod create;
+pub(crate) mod default_concerns;
 pub(crate) mod delete;
 pub(crate) mod diagnostic;
 pub(crate) mod distinct;
@@ -27,21 +29,23 @@ pub(crate) mod list;
 pub(crate) mod modify;
 pub(crate) mod operations;
 pub(crate) mod probes;
+pub(crate) mod read_concern;
 pub(crate) mod rename;
+pub(crate) mod replica_set;
 pub(crate) mod session;
 pub(crate) mod statement_ids;
 pub(crate) mod stats;
 pub(crate) mod update;
 pub(crate) mod validate;
+pub(crate) mod write_concern;
 pub(crate) mod write_reply;
 
 use crate::Shard;
 use crate::operation::Operation;
 use crate::session::Retryable;
 use arguments::Argument;
-use envelope::{Envelope, ReadConcern};
+use envelope::Envelope;
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
-use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::context::{Interrupts, QueryContext};
 use query::expression::Expression;
@@ -210,75 +214,65 @@ pub(crate) async fn dispatch(
         .operations
         .begin(connection, request.body_bytes().clone());
     shard.counters.command(request.name());
+    let mut confirmation = None;
     let answer = match Envelope::parse(request.name(), request.body()) {
         Err(error) => Err(error),
-        Ok(envelope) => {
-            if let Some(limit) = envelope.time_limit {
-                operation.set_time_limit(limit);
+        Ok(mut envelope) => {
+            if let Some(defaults) = shard.replica_set.defaults() {
+                envelope.apply_defaults(request.name(), &defaults);
             }
-            if let ReadConcern::Snapshot(Some(time)) = envelope.read_concern
-                && let Err(error) = Box::pin(reach_time(shard, time)).await
-            {
-                return Err(error).into();
-            }
-            let retryable = match (envelope.session, envelope.transaction_number) {
-                (Some(session), Some(number)) => {
-                    match shard.begin_retryable(session, number, &operation).await {
-                        Ok(retryable) => Some(retryable),
-                        Err(error) => return Err(error).into(),
-                    }
-                }
-                _ => None,
-            };
-            let invocation = Invocation {
-                shard,
-                connection,
-                request,
-                operation: &operation,
-                envelope,
-                retryable,
-            };
-            let answer = run(&invocation).await;
-            match &invocation.retryable {
-                Some(retryable) if answer.is_ok() => {
-                    let concern = invocation.envelope.write_concern;
-                    let settled = shard.settle_retry(retryable, concern).await;
-                    settled.and(answer)
-                }
-                _ => answer,
-            }
+            confirmation = envelope.confirmation.take();
+            answer(shard, connection, request, &operation, envelope).await
         }
     };
-    answer.into()
+    let mut reply = answer.into();
+    if let Some(confirmation) = confirmation {
+        reply = Box::pin(shard.await_members(reply, &confirmation)).await;
+    }
+    shard.tell_time(&mut reply);
+    reply
 }
 
-/// Waits until nothing can be written at or before a time any more: an entry at
-/// or after it is applied. A time that was never given out is refused.
-async fn reach_time(shard: &Shard, time: ClusterTime) -> Result<(), Error> {
-    if shard.store.applied_time() >= time {
-        return Ok(());
+/// Does what the envelope asks for, then runs the command.
+async fn answer(
+    shard: &Arc<Shard>,
+    connection: &Arc<ConnectionInfo>,
+    request: &Request,
+    operation: &Arc<Operation>,
+    envelope: Envelope,
+) -> Answer {
+    if let Some(limit) = envelope.time_limit {
+        operation.set_time_limit(limit);
     }
-    let latest = shard.log.latest_time();
-    if time > latest {
-        let text = |time: ClusterTime| {
-            format!(
-                "{{ ts: Timestamp({}, {}) }}",
-                time.seconds(),
-                time.increment()
-            )
-        };
-        return Err(Error::new(
-            Code::INVALID_OPTIONS,
-            format!(
-                "readConcern atClusterTime value must not be greater than the current \
-                 clusterTime. Requested clusterTime: {}; current clusterTime: {}",
-                text(time),
-                text(latest)
-            ),
-        ));
+    if let Some(time) = envelope.cluster_time {
+        shard.observe_time(time)?;
     }
-    // Its time is after all times given before.
-    shard.propose_catalog(|encoder| encoder.noop()).await
+    if let Some(wait) = &envelope.read_wait {
+        Box::pin(shard.await_read_concern(wait)).await?;
+    }
+    let retryable = match (envelope.session, envelope.transaction_number) {
+        (Some(session), Some(number)) => {
+            Some(shard.begin_retryable(session, number, operation).await?)
+        }
+        _ => None,
+    };
+    let invocation = Invocation {
+        shard,
+        connection,
+        request,
+        operation,
+        envelope,
+        retryable,
+    };
+    let answer = run(&invocation).await;
+    match &invocation.retryable {
+        Some(retryable) if answer.is_ok() => {
+            let concern = invocation.envelope.write_concern;
+            let settled = shard.settle_retry(retryable, concern).await;
+            settled.and(answer)
+        }
+        _ => answer,
+    }
 }
 
 async fn run(invocation: &Invocation<'_>) -> Answer {
@@ -367,6 +361,12 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "fsyncUnlock" => operations::fsync_unlock(invocation),
         "shutdown" => operations::shutdown(invocation),
         "setParameter" => diagnostic::set_parameter(invocation),
+        "getDefaultRWConcern" => default_concerns::get(invocation),
+        "setDefaultRWConcern" => default_concerns::set(invocation).await,
+        "replSetGetConfig" => replica_set::get_config(invocation),
+        "replSetGetStatus" => replica_set::get_status(invocation),
+        "replSetInitiate" => replica_set::initiate(invocation),
+        "replSetReconfig" => replica_set::reconfigure(invocation).await,
         _ => probes::answer(name, invocation),
     }
 }

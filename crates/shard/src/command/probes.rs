@@ -40,13 +40,6 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
         "availableQueryOptions" => finish(Reply::writer().with("options", 246)),
         "connPoolStats" => connection_pools(),
         "features" => features(invocation),
-        "getDefaultRWConcern" | "setDefaultRWConcern" => {
-            invocation.admin_only()?;
-            Err(Error::location(
-                51300,
-                format!("'{name}' is not supported on standalone nodes."),
-            ))
-        }
         "getDiagnosticData" => diagnostic_data(invocation),
         "getFreeMonitoringStatus" => {
             invocation.admin_only()?;
@@ -74,13 +67,6 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
         }
         "logout" => finish(Reply::writer()),
         "profile" => profile(invocation),
-        "replSetGetStatus" | "replSetGetConfig" => {
-            invocation.admin_only()?;
-            Err(Error::new(
-                Code::NO_REPLICATION_ENABLED,
-                "not running with --replSet",
-            ))
-        }
         "rolesInfo" => finish_list("roles"),
         "usersInfo" => finish_list("users"),
         "setFeatureCompatibilityVersion" => set_feature_compatibility(invocation),

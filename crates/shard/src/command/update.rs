@@ -74,7 +74,7 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
             Err(error) => outcomes.failed(index, error),
         }
     }
-    WriteReply::from(outcomes).finish(&invocation.envelope)
+    WriteReply::from(outcomes).finish(invocation)
 }
 
 /// What the statement answered when it was executed.

@@ -1,8 +1,7 @@
 //! Outcomes of the statements of a write command, and the reply they make.
 
-use super::Answer;
-use super::envelope::Envelope;
-use super::finish;
+use super::{Answer, Invocation, finish};
+use crate::replica_set::election_id;
 use model::bson::{DocWriter, Value};
 use model::{Code, Error};
 use wire::Reply;
@@ -101,14 +100,24 @@ impl From<Statements> for WriteReply {
 }
 
 impl WriteReply {
-    pub(crate) fn finish(self, envelope: &Envelope) -> Answer {
+    pub(crate) fn finish(self, invocation: &Invocation<'_>) -> Answer {
         let mut statements = self.0;
-        if !envelope.acknowledged {
+        let acknowledged = invocation.envelope.acknowledged;
+        if !acknowledged {
             statements.forget();
         }
         statements.errors.sort_by_key(|(index, _)| *index);
         let mut writer = Reply::writer();
         writer.append("n", count(statements.count));
+        if acknowledged {
+            let term = invocation.shard.log.term();
+            writer
+                .append("electionId", election_id(term))
+                .begin_document("opTime")
+                .append("ts", invocation.shard.store.applied_time())
+                .append("t", i64::try_from(term.get()).unwrap_or(i64::MAX))
+                .end();
+        }
         append_errors(&mut writer, &statements.errors);
         if !statements.retried.is_empty() {
             writer.begin_array("retriedStmtIds");

@@ -79,9 +79,9 @@ async fn operations_and_probes() {
             admin {fsync: 1, lock: true} => 115
             admin {fsyncUnlock: 1} => {ok: 0.0}
             {shutdown: 1} => 13
-            admin {replSetGetStatus: 1} => 76
+            admin {replSetGetStatus: 1} => {myState: 1}
             admin {isdbgrid: 1} => 59
-            admin {getDefaultRWConcern: 1} => 51300
+            admin {getDefaultRWConcern: 1} => {defaultWriteConcern: {w: "majority"}}
             admin {getLastError: 1} => 5739000
             {profile: -1} => {was: 0, slowms: 100, sampleRate: 1.0}
             {profile: 2} => 115

@@ -120,7 +120,7 @@ async fn indexes_are_created_and_conflict() {
             {createIndexes: "a", indexes: [5]} => 14
             {createIndexes: "a", indexes: [{key: {x: 1}}]} => 9
             {createIndexes: "a", indexes: [{key: {x: 0}, name: "n"}]} => 67
-            {createIndexes: "a", indexes: [{key: {x: 1}, name: "n"}], commitQuorum: 1} => 2
+            {createIndexes: "a", indexes: [{key: {x: 1}, name: "n"}], commitQuorum: 2} => 278
             {createIndexes: "a", indexes: [{key: {q: 1}, name: "q"}, {key: {q: 1}, name: "q"}]} => 68
             {listCollections: 1} => {cursor: {firstBatch: []}}
             {createIndexes: "a", indexes: [{key: {x: 1}, name: "x_1"}]} => {numIndexesBefore: 1, numIndexesAfter: 2, createdCollectionAutomatically: true}

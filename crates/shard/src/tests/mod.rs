@@ -10,6 +10,7 @@ mod long_keys;
 mod oplog;
 mod past;
 mod races;
+mod replica_set;
 mod retryable;
 mod spilling;
 mod time_limits;

@@ -8,11 +8,14 @@ use super::evaluator::{Change, Description, Evaluator, Refusal, Version};
 use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
 use crate::catalog::{Catalog, CatalogKey, Collection, Index};
+use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::command::envelope::WriteConcern;
+use crate::replica_set::ReplicaSet;
+use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::session::Retryable;
 use crate::{Shard, Store};
 use model::Error;
-use model::bson::{Doc, DocBuf, DocWriter};
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId};
 use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
@@ -305,6 +308,7 @@ pub(crate) struct Applier {
     pub(crate) store: Arc<Store>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) overlay: Arc<Overlay>,
+    pub(crate) replica_set: Arc<ReplicaSet>,
     pub(crate) clock: Arc<dyn crate::Clock>,
 }
 
@@ -329,6 +333,17 @@ impl Applier {
                 if value.is_some() {
                     self.catalog.set_multikey(index);
                 }
+                continue;
+            }
+            if let (CONFIGURATION_KEY, Some(value)) = (key, value) {
+                let doc = Doc::from_bytes(value)?;
+                let configuration = Configuration::from_document(doc, ObjectId([0; 12]))?;
+                self.replica_set.configured(configuration);
+                continue;
+            }
+            if let (DEFAULTS_KEY, Some(value)) = (key, value) {
+                let defaults = ConcernDefaults::from_document(Doc::from_bytes(value)?)?;
+                self.replica_set.defaulted(defaults);
                 continue;
             }
             let Some(id) = CatalogKey::parse(key) else {
@@ -383,6 +398,9 @@ impl StateMachine for Applier {
             })
             .collect();
         self.store.apply(&batch)?;
+        if let Some(last) = entries.last() {
+            self.replica_set.applied_at(last.entry.wall_ms);
+        }
         for committed in entries.iter() {
             let position = committed.entry.position.get();
             match &committed.companion {

@@ -1,0 +1,275 @@
+//! Write concern: who must have a write before its reply is sent.
+//!
+//! Every reply follows commit and apply, so a majority has the write already whatever was asked for, and
+//! `w: 1` costs what `w: "majority"` costs. The one exception is a set of one member, which answers `w: 1`
+//! without `j` before the sync. What asks for more — a number of members, a named mode, tags — waits here
+//! after the command has run; if that fails, the write stays and the reply says so in
+//! `writeConcernError`, as MongoDB has it.
+
+use crate::Shard;
+use crate::command::arguments::fields;
+use crate::replica_set::configuration::Configuration;
+use model::bson::{Doc, DocWriter, ValueRef};
+use model::number::Number;
+use model::{Code, Error};
+use wire::Reply;
+
+/// What is asked of the log before a write is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WriteConcern {
+    /// Synced before the reply; what every write gets that says nothing else.
+    Majority,
+    /// `w: 1` or `w: 0` without `j`: applied, and synced soon after.
+    Applied,
+}
+
+/// Whose confirmation is asked for.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Members {
+    Count(u32),
+    Majority,
+    /// A mode by its name in the configuration's settings.
+    Mode(String),
+    /// For each tag, how many of its values must have confirmed.
+    Tags(Vec<(String, i64)>),
+}
+
+/// A write concern as it was given.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct WriteConcernOptions {
+    pub(crate) members: Members,
+    pub(crate) journal: Option<bool>,
+    pub(crate) fsync: bool,
+    pub(crate) timeout_ms: i32,
+    pub(crate) provenance: &'static str,
+}
+
+impl WriteConcernOptions {
+    pub(crate) fn parse(doc: Doc<'_>) -> Result<Self, Error> {
+        let mut options = Self {
+            members: Members::Majority,
+            journal: None,
+            fsync: false,
+            timeout_ms: 0,
+            provenance: "clientSupplied",
+        };
+        for field in fields("WriteConcernOptions", doc) {
+            match field.name() {
+                "w" => options.members = members(field.value())?,
+                "j" => options.journal = Some(field.loose_boolean()?),
+                "fsync" => options.fsync = field.loose_boolean()?,
+                "wtimeout" => {
+                    let number = Number::of(field.value()).map_or(0.0, Number::to_f64);
+                    if number.abs() > f64::from(i32::MAX) {
+                        return Err(Error::new(
+                            Code::FAILED_TO_PARSE,
+                            "wtimeout must be a 32-bit integer",
+                        ));
+                    }
+                    options.timeout_ms = number as i32;
+                }
+                "provenance" | "getLastError" | "wElectionId" | "wOpTime" => {}
+                _ => return Err(field.unknown()),
+            }
+        }
+        if options.fsync && options.journal == Some(true) {
+            return Err(Error::new(
+                Code::FAILED_TO_PARSE,
+                "fsync and j options cannot be used together",
+            ));
+        }
+        Ok(options)
+    }
+
+    /// What the log has to do for it.
+    pub(crate) fn durability(&self) -> WriteConcern {
+        match (&self.members, self.journal) {
+            (Members::Count(0 | 1), None | Some(false)) => WriteConcern::Applied,
+            (Members::Count(_) | Members::Majority | Members::Mode(_) | Members::Tags(_), _) => {
+                WriteConcern::Majority
+            }
+        }
+    }
+
+    /// False if the reply tells nothing of the outcome.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        self.members != Members::Count(0) || self.journal == Some(true) || self.fsync
+    }
+
+    /// Whether the log's own commit is not enough.
+    pub(crate) fn waits_for_members(&self) -> bool {
+        match self.members {
+            Members::Count(count) => count > 1,
+            Members::Majority => false,
+            Members::Mode(_) | Members::Tags(_) => true,
+        }
+    }
+
+    pub(crate) fn append_to(&self, writer: &mut DocWriter) {
+        match &self.members {
+            Members::Count(count) => writer.append("w", *count as i32),
+            Members::Majority => writer.append("w", "majority"),
+            Members::Mode(name) => writer.append("w", name.as_str()),
+            Members::Tags(tags) => {
+                writer.begin_document("w");
+                for (tag, count) in tags {
+                    writer.append(tag, *count);
+                }
+                writer.end()
+            }
+        };
+        if self.fsync {
+            writer.append("fsync", true);
+        }
+        if let Some(journal) = self.journal {
+            writer.append("j", journal);
+        }
+        writer.append("wtimeout", self.timeout_ms);
+    }
+}
+
+/// A number of members as the real server reads it: decimals are rounded,
+/// doubles are cut, and NaN is zero.
+fn member_count(number: Number) -> f64 {
+    let count = match number {
+        Number::Decimal(_) => number.to_f64().round_ties_even(),
+        _ => number.to_f64().trunc(),
+    };
+    if count.is_nan() { 0.0 } else { count }
+}
+
+fn members(value: ValueRef<'_>) -> Result<Members, Error> {
+    let refuse = |message: String| Err(Error::new(Code::FAILED_TO_PARSE, message));
+    match value {
+        ValueRef::String("majority") => Ok(Members::Majority),
+        ValueRef::String(mode) => Ok(Members::Mode(mode.to_owned())),
+        ValueRef::Null | ValueRef::Undefined => Ok(Members::Mode(String::new())),
+        ValueRef::Document(tags) if tags.is_empty() => {
+            refuse("tagged write concern requires tags".to_owned())
+        }
+        ValueRef::Document(tags) => {
+            let mut counts = Vec::new();
+            for tag in tags.iter() {
+                match Number::of(tag.value()).and_then(|number| number.to_i64_truncated()) {
+                    Some(count) => counts.push((tag.key().to_owned(), count)),
+                    None => {
+                        return refuse(format!(
+                            "tags must be a single level document with only number values; found: \
+                             {}: {}",
+                            tag.key(),
+                            model::text::value_quoted(tag.value())
+                        ));
+                    }
+                }
+            }
+            Ok(Members::Tags(counts))
+        }
+        value => match Number::of(value).map(member_count) {
+            Some(count) if (0.0..=50.0).contains(&count) => Ok(Members::Count(count as u32)),
+            Some(count) => refuse(format!(
+                "w has to be a non-negative number and not greater than 50; found: {count}"
+            )),
+            None => refuse(format!(
+                "w has to be a number, string, or object; found: {}",
+                value.kind().name()
+            )),
+        },
+    }
+}
+
+impl Configuration {
+    /// Whether the members that this set has could ever satisfy a write concern.
+    pub(crate) fn check_satisfiable(&self, members: &Members) -> Result<(), Error> {
+        let unsatisfiable =
+            |message: String| Err(Error::new(Code::UNSATISFIABLE_WRITE_CONCERN, message));
+        match members {
+            Members::Majority => Ok(()),
+            Members::Count(count) if *count as usize <= self.members.len() => Ok(()),
+            Members::Count(_) => unsatisfiable("Not enough data-bearing nodes".to_owned()),
+            Members::Mode(name) => match self.mode(name) {
+                Some(tags) => {
+                    let enough = |(tag, count): &(String, i32)| {
+                        self.tag_values(tag) >= usize::try_from(*count).unwrap_or(0)
+                    };
+                    match tags.iter().all(enough) {
+                        true => Ok(()),
+                        false => unsatisfiable(format!(
+                            "Not enough nodes match write concern mode \"{name}\""
+                        )),
+                    }
+                }
+                None => Err(Error::new(
+                    Code::UNKNOWN_REPL_WRITE_CONCERN,
+                    format!(
+                        "No write concern mode named '{name}' found in replica set configuration"
+                    ),
+                )),
+            },
+            Members::Tags(tags) => {
+                for (tag, count) in tags {
+                    let values = self.tag_values(tag);
+                    if values == 0 {
+                        return Err(Error::new(
+                            Code::NO_SUCH_KEY,
+                            format!("No replica set tag key {tag} in config"),
+                        ));
+                    }
+                    if (values as i64) < *count {
+                        return unsatisfiable(format!(
+                            "Not enough nodes match write concern mode \"{{(\"{tag}\", {count})}}\""
+                        ));
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn mode(&self, name: &str) -> Option<&[(String, i32)]> {
+        let modes = &self.settings.modes;
+        let (_, tags) = modes.iter().find(|(known, _)| known == name)?;
+        Some(tags)
+    }
+}
+
+impl Shard {
+    /// Waits for the members that a write concern names, and tells in the reply if they did not confirm.
+    pub(crate) async fn await_members(&self, reply: Reply, options: &WriteConcernOptions) -> Reply {
+        match self.confirmed_by(options) {
+            Ok(()) => reply,
+            Err(error) => with_concern_error(&reply, options, &error),
+        }
+    }
+
+    fn confirmed_by(&self, options: &WriteConcernOptions) -> Result<(), Error> {
+        match self.replica_set.configuration() {
+            // One member: what it can satisfy, it has satisfied.
+            Some(configuration) => configuration.check_satisfiable(&options.members),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The same reply, with the error in front of `ok`.
+fn with_concern_error(reply: &Reply, options: &WriteConcernOptions, error: &Error) -> Reply {
+    let mut writer = Reply::writer();
+    for element in reply.document().iter() {
+        if element.key() == "ok" {
+            writer
+                .begin_document("writeConcernError")
+                .append("code", error.code.0)
+                .append("codeName", error.code.name().as_str())
+                .append("errmsg", error.message.as_str())
+                .begin_document("errInfo")
+                .begin_document("writeConcern");
+            options.append_to(&mut writer);
+            writer
+                .append("provenance", options.provenance)
+                .end()
+                .end()
+                .end();
+        }
+        writer.append_element(&element);
+    }
+    Reply::from_writer(writer)
+}
