@@ -140,6 +140,12 @@ class _Shared:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def facts(reply: dict) -> dict:
+    """A reply without what every reply of a replica set tells about its time."""
+    volatile = {"$clusterTime", "operationTime", "opTime", "electionId"}
+    return {name: value for name, value in reply.items() if name not in volatile}
+
+
 def shared_uri() -> str:
     return _Shared.uri()
 

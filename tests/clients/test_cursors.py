@@ -155,7 +155,7 @@ class Batches(Program):
             left_open.close()
 
     def test_transactions_are_refused(self):
-        with self.client.start_session() as session, self.refused(20, "IllegalOperation"):
+        with self.client.start_session() as session, self.refused(115, "CommandNotSupported"):
             with session.start_transaction():
                 self.db.c.insert_one({}, session=session)
 
