@@ -1,5 +1,8 @@
-"""The crew of writers on one data directory, from round to round."""
+"""The crew of writers on one data directory, from round to round; and several such
+crews side by side, in processes of their own, because one of them mostly waits.
+"""
 
+import multiprocessing
 import os
 import random
 import threading
@@ -23,11 +26,12 @@ class Budget:
     """How many rounds to go: as many as asked for, or a default within a time.
 
     On a slow machine the default ends early, but never before a third of the rounds.
+    Several lanes share the rounds: each does its part.
     """
 
-    def __init__(self, variable: str, default: int, default_s: float):
+    def __init__(self, variable: str, default: int, default_s: float, lanes: int = 1):
         self.asked = os.environ.get(variable)
-        self.rounds = int(self.asked or default)
+        self.rounds = -(-int(self.asked or default) // lanes)
         self.limit_s = default_s
         self.began = time.monotonic()
         self.done = 0
@@ -45,6 +49,28 @@ class Budget:
 
     def __str__(self) -> str:
         return f"{self.done} of {self.rounds} in {self.spent_s():.0f} s"
+
+
+LANES = 2
+
+
+def side_by_side(lane) -> list:
+    """Runs `lane(number)` in a process for each lane; what they return. The first
+    failure is the caller's, as text: a process cannot hand over more."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(LANES) as pool:
+        return pool.map(_Lane(lane), range(LANES), chunksize=1)
+
+
+class _Lane:
+    def __init__(self, lane):
+        self.lane = lane
+
+    def __call__(self, number: int):
+        try:
+            return self.lane(number)
+        except BaseException as failure:
+            raise AssertionError(f"lane {number}: {failure}") from None
 
 
 class Crew:
@@ -81,34 +107,37 @@ class Crew:
         # The others come and go, so that each is met alone and together.
         working += [writer for writer in (self.heavy, self.catalog) if chance.random() < 0.5]
         round = Round()
-        target = chance.randrange(30, 400)
-        with server.client() as client, server.client(maxPoolSize=1) as alone:
-            threads = [
-                threading.Thread(
-                    target=writer.run,
-                    args=(
-                        alone if writer is self.sequence else client,
-                        random.Random(f"{seed}-{writer.name}"),
-                        round,
-                    ),
-                )
-                for writer in working
-            ]
-            for thread in threads:
-                thread.start()
-            began = time.monotonic()
-            round.wait_for(target, DEADLINE_S)
-            failed = any(writer.failure for writer in working)
-            # What is under way is cut off; nobody begins anew and looks for the dead.
-            round.end()
-            if ending == "kill" and not failed:
-                server.kill()
-                code = None
-            else:
-                code = server.terminate()
-            for thread in threads:
-                thread.join(DEADLINE_S)
-                assert not thread.is_alive(), "a writer did not end"
+        target = chance.randrange(30, 250)
+        client, alone = server.client(), server.client(maxPoolSize=1)
+        threads = [
+            threading.Thread(
+                target=writer.run,
+                args=(
+                    alone if writer is self.sequence else client,
+                    random.Random(f"{seed}-{writer.name}"),
+                    round,
+                ),
+            )
+            for writer in working
+        ]
+        for thread in threads:
+            thread.start()
+        began = time.monotonic()
+        round.wait_for(target, DEADLINE_S)
+        failed = any(writer.failure for writer in working)
+        # What is under way is cut off; nobody begins anew and looks for the dead.
+        round.end()
+        if ending == "kill" and not failed:
+            server.kill()
+            code = None
+        else:
+            code = server.terminate()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "a writer did not end"
+        for dead in (client, alone):
+            # It looks for the server to say goodbye, in vain: nobody waits for that.
+            threading.Thread(target=dead.close, daemon=True).start()
         for writer in working:
             if writer.failure:
                 raise writer.failure
