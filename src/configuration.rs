@@ -37,6 +37,10 @@ pub struct UpOptions {
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
 
+    /// A server parameter, as NAME=VALUE; may be given several times
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set_parameter: Option<Vec<String>>,
+
     /// TOML file with any of these settings
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -51,6 +55,7 @@ pub struct UpSettings {
     pub data: PathBuf,
     pub replica_set: String,
     pub cache_bytes: u64,
+    pub parameters: Vec<(String, String)>,
     pub log_level: tracing::level_filters::LevelFilter,
 }
 
@@ -85,11 +90,23 @@ impl UpOptions {
                 .or(file.replica_set)
                 .unwrap_or_else(|| "terndb".into()),
             cache_bytes: cache_mb * MEBIBYTE,
+            parameters: parameters(self.set_parameter.or(file.set_parameter))?,
             log_level: level.parse().ok().with_context(|| {
                 format!("log-level {level:?} is not error, warn, info, debug or trace")
             })?,
         })
     }
+}
+
+fn parameters(given: Option<Vec<String>>) -> Result<Vec<(String, String)>> {
+    let mut parameters = Vec::new();
+    for assignment in given.unwrap_or_default() {
+        let Some((name, value)) = assignment.split_once('=') else {
+            bail!("set-parameter {assignment:?} is not NAME=VALUE")
+        };
+        parameters.push((name.trim().to_owned(), value.trim().to_owned()));
+    }
+    Ok(parameters)
 }
 
 fn read_file(path: &Path) -> Result<UpOptions> {
@@ -142,6 +159,7 @@ mod tests {
             ("port = 'x'", "port"),
             ("cache_mb = 1", "at least 16"),
             ("log_level = 'loud'", "loud"),
+            ("set_parameter = ['a']", "NAME=VALUE"),
         ];
         for (text, expected) in mistakes {
             let error = with_file(text, UpOptions::default()).unwrap_err();

@@ -47,6 +47,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
     let shard = Shard::open(&ShardOptions {
         data: settings.data.clone(),
         cache_bytes: settings.cache_bytes,
+        parameters: settings.parameters.clone(),
     })
     .with_context(|| format!("cannot open the data in {}", settings.data.display()))?;
 

@@ -1,12 +1,12 @@
 //! Work that goes on while the shard serves: storage maintenance, expiry of
-//! documents, timeouts of cursors.
+//! documents, timeouts of cursors and sessions.
 //!
 //! One task owns all of it and ends when a shutdown begins; its parent waits for
 //! it. Maintenance is bounded in each pass and may be left at any point; expiry
 //! writes, so it is never left in the middle but looks for the shutdown itself.
 
 use crate::cursor::IDLE_TIMEOUT;
-use crate::{Shard, ttl};
+use crate::{Shard, session, ttl};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -25,7 +25,7 @@ impl Shard {
                     () = maintenance(&shard) => {}
                 }
             };
-            tokio::join!(maintained, ttl::run(&shard));
+            tokio::join!(maintained, ttl::run(&shard), session::run(&shard));
         })
     }
 }

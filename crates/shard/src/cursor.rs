@@ -11,8 +11,8 @@
 //! getMore uses it, it is not in the registry but marked busy there; a getMore
 //! that ends in any other way than `check_in` leaves nothing behind.
 //!
-//! Left out: cursors of a session are not killed when the session ends; they
-//! time out.
+//! Cursors of a session end with it: when it is killed, or at the refresh after it
+//! was ended or has expired.
 
 use crate::operation::Operation;
 use crate::read::Budget;
@@ -151,6 +151,7 @@ pub(crate) struct OpenCursor {
 
 struct Slot {
     namespace: Namespace,
+    session: Option<SessionId>,
     state: State,
 }
 
@@ -256,6 +257,20 @@ impl Cursors {
         outcome
     }
 
+    /// Ends all cursors of sessions; how many.
+    pub(crate) fn kill_of_sessions(&self, is_meant: &dyn Fn(&SessionId) -> bool) -> usize {
+        let mut slots = self.slots.lock();
+        let before = slots.len();
+        slots.retain(|_, slot| {
+            let meant = slot.session.is_some_and(|id| is_meant(&id));
+            if meant && let State::Busy(operation) = &slot.state {
+                operation.kill();
+            }
+            !meant
+        });
+        before - slots.len()
+    }
+
     /// Closes cursors that were idle for too long.
     pub(crate) fn close_idle(&self, now: Instant) {
         self.slots.lock().retain(|_, slot| match &slot.state {
@@ -286,6 +301,7 @@ impl Slot {
     fn idle(cursor: OpenCursor) -> Self {
         Self {
             namespace: cursor.namespace.clone(),
+            session: cursor.session,
             state: State::Idle {
                 cursor: Box::new(cursor),
                 since: Instant::now(),

@@ -34,7 +34,6 @@ mod oplog;
 mod parameters;
 mod read;
 mod replica_set;
-#[allow(dead_code, reason = "the reaping of sessions will use the rest")]
 mod session;
 mod shard;
 #[cfg(test)]

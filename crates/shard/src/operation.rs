@@ -10,6 +10,7 @@
 //! still ask the operation they were parsed for. So a cursor's getMore takes
 //! that operation's place ([`Operation::continue_as`]).
 
+use crate::session::SessionId;
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use foldhash::fast::FixedState;
@@ -47,6 +48,8 @@ pub(crate) struct Operation {
     /// Wakes one who waits when `interruption` is set.
     interrupted: Notify,
     ends_with_client: bool,
+    /// The session it belongs to, and whether it has a transaction number.
+    session: OnceLock<(SessionId, bool)>,
     /// When to look for the client again, in milliseconds after the start.
     next_look_ms: AtomicU64,
     /// The getMore that goes on with what this one began.
@@ -79,6 +82,20 @@ impl Operation {
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
         *self.deadline.lock()
+    }
+
+    /// Told once, when the command has been read.
+    pub(crate) fn set_session(&self, session: SessionId, is_numbered: bool) {
+        let _ = self.session.set((session, is_numbered));
+    }
+
+    pub(crate) fn session(&self) -> Option<SessionId> {
+        self.session.get().map(|(session, _)| *session)
+    }
+
+    /// Whether it holds or awaits its session's history.
+    pub(crate) fn is_numbered(&self) -> bool {
+        self.session.get().is_some_and(|(_, numbered)| *numbered)
     }
 
     pub(crate) fn kill(&self) {
@@ -195,6 +212,7 @@ impl Operations {
             deadline: Mutex::new(None),
             interruption: OnceLock::new(),
             interrupted: Notify::new(),
+            session: OnceLock::new(),
             next_look_ms: AtomicU64::new(LOOK_FOR_HANGUP_MS),
             successor: ArcSwapOption::empty(),
         });
@@ -218,6 +236,15 @@ impl Operations {
         self.shutting_down.store(true, Ordering::SeqCst);
         for operation in self.running.lock().values() {
             operation.interrupt(Interruption::Shutdown);
+        }
+    }
+
+    /// Ends the operations of sessions, except one.
+    pub(crate) fn kill_of_sessions(&self, is_meant: &dyn Fn(&SessionId) -> bool, except: i32) {
+        for operation in self.running.lock().values() {
+            if operation.id != except && operation.session().is_some_and(|id| is_meant(&id)) {
+                operation.kill();
+            }
         }
     }
 

@@ -19,6 +19,9 @@ pub(crate) struct Settings {
     pub(crate) quiet: bool,
     pub(crate) ttl_enabled: bool,
     pub(crate) ttl_sleep_secs: i32,
+    pub(crate) session_refresh_ms: i32,
+    pub(crate) session_timeout_minutes: i32,
+    pub(crate) session_refresh_disabled: bool,
 }
 
 impl Default for Settings {
@@ -32,6 +35,9 @@ impl Default for Settings {
             quiet: false,
             ttl_enabled: true,
             ttl_sleep_secs: 60,
+            session_refresh_ms: 300_000,
+            session_timeout_minutes: 30,
+            session_refresh_disabled: false,
         }
     }
 }
@@ -52,6 +58,13 @@ pub(crate) const SETTABLE: &[&str] = &[
     "ttlMonitorSleepSecs",
 ];
 
+/// Those that are given when the server starts, and not changed afterwards.
+pub(crate) const AT_STARTUP: &[&str] = &[
+    "disableLogicalSessionCacheRefresh",
+    "localLogicalSessionTimeoutMinutes",
+    "logicalSessionRefreshMillis",
+];
+
 impl Settings {
     pub(crate) fn get(&self, name: &str) -> Option<Value> {
         Some(match name {
@@ -63,11 +76,14 @@ impl Settings {
             "quiet" => self.quiet.into(),
             "ttlMonitorEnabled" => self.ttl_enabled.into(),
             "ttlMonitorSleepSecs" => self.ttl_sleep_secs.into(),
+            "disableLogicalSessionCacheRefresh" => self.session_refresh_disabled.into(),
+            "localLogicalSessionTimeoutMinutes" => self.session_timeout_minutes.into(),
+            "logicalSessionRefreshMillis" => self.session_refresh_ms.into(),
             _ => return None,
         })
     }
 
-    /// Changes one parameter; its name must be one of [`SETTABLE`].
+    /// Changes one parameter; its name must be one of [`SETTABLE`] or [`AT_STARTUP`].
     pub(crate) fn set(&mut self, name: &str, value: ValueRef<'_>) -> Result<(), Error> {
         let truth = model::number::is_truthy(value);
         match name {
@@ -110,12 +126,13 @@ impl Settings {
             "quiet" => self.quiet = truth,
             "ttlMonitorEnabled" => self.ttl_enabled = truth,
             "ttlMonitorSleepSecs" => {
-                let seconds = integer32(name, value)?;
-                if seconds < 1 {
-                    return Err(out_of_range(name, seconds.into(), "greater than 0"));
-                }
-                self.ttl_sleep_secs = seconds;
+                self.ttl_sleep_secs = positive(name, value)?;
             }
+            "disableLogicalSessionCacheRefresh" => self.session_refresh_disabled = truth,
+            "localLogicalSessionTimeoutMinutes" => {
+                self.session_timeout_minutes = positive(name, value)?;
+            }
+            "logicalSessionRefreshMillis" => self.session_refresh_ms = positive(name, value)?,
             _ => unreachable!("callers set only parameters that can be set"),
         }
         Ok(())
@@ -147,11 +164,33 @@ fn integer32(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
     Ok(i32::try_from(number).unwrap_or(i32::MAX))
 }
 
+fn positive(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
+    let number = integer32(name, value)?;
+    if number < 1 {
+        return Err(out_of_range(name, number.into(), "greater than 0"));
+    }
+    Ok(number)
+}
+
 impl Parameters {
-    pub(crate) fn new() -> Self {
-        Self {
-            settings: watch::Sender::new(Settings::default()),
+    /// With values as somebody typed them.
+    pub(crate) fn at_startup(given: &[(String, String)]) -> Result<Self, Error> {
+        let mut settings = Settings::default();
+        for (name, text) in given {
+            if !SETTABLE.contains(&name.as_str()) && !AT_STARTUP.contains(&name.as_str()) {
+                return Err(Error::bad_value(format!("there is no parameter {name}")));
+            }
+            let value = match (text.as_str(), text.parse()) {
+                ("true", _) => ValueRef::Boolean(true),
+                ("false", _) => ValueRef::Boolean(false),
+                (_, Ok(number)) => ValueRef::Int64(number),
+                (text, Err(_)) => ValueRef::String(text),
+            };
+            settings.set(name, value)?;
         }
+        Ok(Self {
+            settings: watch::Sender::new(settings),
+        })
     }
 
     pub(crate) fn current(&self) -> Settings {

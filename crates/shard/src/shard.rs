@@ -12,7 +12,7 @@ use crate::parameters::Parameters;
 use crate::read::{PlanCache, virtual_collections};
 use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
-use crate::session::SessionCatalog;
+use crate::session::{SessionCache, SessionCatalog};
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, DocBuf, ObjectId};
@@ -35,6 +35,8 @@ pub struct ShardOptions {
     pub data: PathBuf,
     /// Memory for cached data: the engine's blocks and whole records.
     pub cache_bytes: u64,
+    /// Server parameters with the values they start with.
+    pub parameters: Vec<(String, String)>,
 }
 
 /// Why a shard could not be opened.
@@ -44,6 +46,8 @@ pub enum OpenError {
     Storage(#[from] storage::Error),
     #[error(transparent)]
     Log(#[from] replication::Error),
+    #[error("a parameter cannot be set: {0}")]
+    Parameter(String),
     #[error("the catalog cannot be read: {0}")]
     Catalog(#[from] model::Error),
 }
@@ -61,6 +65,7 @@ pub struct Shard {
     pub(crate) cursors: Cursors,
     pub(crate) plan_cache: PlanCache,
     pub(crate) sessions: SessionCatalog,
+    pub(crate) session_cache: SessionCache,
     pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -81,6 +86,16 @@ pub struct Shard {
 impl Shard {
     /// Opens the data, replays the log's tail, and is ready to answer.
     pub fn open(options: &ShardOptions) -> Result<Arc<Shard>, OpenError> {
+        Self::open_with_clock(options, Arc::new(SystemClock))
+    }
+
+    /// The same by another clock than the machine's.
+    pub fn open_with_clock(
+        options: &ShardOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Shard>, OpenError> {
+        let parameters = Parameters::at_startup(&options.parameters)
+            .map_err(|error| OpenError::Parameter(error.message))?;
         // Records are asked for far more often than blocks: see docs/benchmarks.md.
         let record_cache_bytes = options.cache_bytes / 2;
         let engine = FjallEngine::open(
@@ -97,7 +112,6 @@ impl Shard {
                 ..StoreOptions::default()
             },
         )?);
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let catalog = Arc::new(Catalog::new(
             load_collections(&store, &*clock)?,
             store.applied_time(),
@@ -127,7 +141,8 @@ impl Shard {
             cursors: Cursors::new(),
             plan_cache: PlanCache::new(),
             sessions: SessionCatalog::new(),
-            parameters: Parameters::new(),
+            session_cache: SessionCache::new(),
+            parameters,
             clock,
             host: Host::look_up(),
             started: Instant::now(),

@@ -16,17 +16,35 @@
 //! begin with `#` say why.
 
 use crate::command;
-use crate::{ReplicaSetOptions, Shard, ShardOptions};
+use crate::{Clock, ReplicaSetOptions, Shard, ShardOptions, SystemClock};
 use differential::notation::{parse, print, print_fields};
 use differential::value::{Fields, Value, decode, encode, get};
 use model::bson::DocBuf;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use tempfile::TempDir;
 use wire::{ConnectionInfo, Request};
 
+/// A clock that tests move.
+pub(crate) struct TestClock(AtomicI64);
+
+impl TestClock {
+    pub(crate) fn advance_minutes(&self, minutes: i64) {
+        self.0.fetch_add(minutes * 60_000, Ordering::SeqCst);
+    }
+}
+
+impl Clock for TestClock {
+    /// Goes by the machine's clock, moved ahead.
+    fn now_ms(&self) -> i64 {
+        SystemClock.now_ms() + self.0.load(Ordering::SeqCst)
+    }
+}
+
 pub(crate) struct TestShard {
     pub(crate) shard: Arc<Shard>,
+    pub(crate) clock: Arc<TestClock>,
     connection: Arc<ConnectionInfo>,
     directory: TempDir,
 }
@@ -34,9 +52,11 @@ pub(crate) struct TestShard {
 impl TestShard {
     pub(crate) async fn open() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let shard = open(directory.path()).await;
+        let clock = Arc::new(TestClock(AtomicI64::new(0)));
+        let shard = open(directory.path(), &clock).await;
         Self {
             shard,
+            clock,
             connection: Arc::new(ConnectionInfo::in_process(1)),
             directory,
         }
@@ -46,15 +66,17 @@ impl TestShard {
     pub(crate) async fn reopen(self) -> Self {
         let Self {
             shard,
+            clock,
             connection,
             directory,
         } = self;
         tokio::task::block_in_place(|| shard.close()).expect("the shard closes");
         assert_eq!(Arc::strong_count(&shard), 1, "nobody else holds the shard");
         drop(shard);
-        let shard = open(directory.path()).await;
+        let shard = open(directory.path(), &clock).await;
         Self {
             shard,
+            clock,
             connection,
             directory,
         }
@@ -139,12 +161,14 @@ impl TestShard {
     }
 }
 
-async fn open(directory: &Path) -> Arc<Shard> {
+async fn open(directory: &Path, clock: &Arc<TestClock>) -> Arc<Shard> {
     let options = ShardOptions {
         data: directory.to_owned(),
         cache_bytes: 8 << 20,
+        parameters: Vec::new(),
     };
-    let shard = tokio::task::block_in_place(|| Shard::open(&options)).expect("the shard opens");
+    let shard = tokio::task::block_in_place(|| Shard::open_with_clock(&options, clock.clone()))
+        .expect("the shard opens");
     let set = ReplicaSetOptions {
         name: "terndb".to_owned(),
         host: "localhost:27017".to_owned(),

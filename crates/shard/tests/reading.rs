@@ -20,6 +20,7 @@ impl World {
         let shard = Shard::open(&ShardOptions {
             data: data.path().to_owned(),
             cache_bytes: 8 << 20,
+            parameters: Vec::new(),
         })
         .expect("an empty directory opens");
         Self {

@@ -115,6 +115,7 @@ async fn a_get_more_streams_all_batches() {
     let shard = Shard::open(&ShardOptions {
         data: data.path().to_owned(),
         cache_bytes: 8 << 20,
+        parameters: Vec::new(),
     })
     .expect("an empty directory opens");
     let server = Server::new(Arc::new(ShardHandler(shard)), ServerOptions::default());

@@ -1,6 +1,7 @@
 //! What stages need from outside: other collections, disk, statistics, and the
 //! word that the operation is to end.
 
+use super::list_sessions::SessionsOf;
 use super::memory::MEMORY_BYTES_MAX;
 use super::source::Source;
 use crate::filter::Filter;
@@ -39,6 +40,9 @@ pub trait Environment: Send + Sync {
 
     /// A document for each operation under way.
     fn current_operations(&self, options: Doc<'_>) -> Result<Vec<DocBuf>, Error>;
+
+    /// A document for each session that is in use here.
+    fn local_sessions(&self, whose: SessionsOf) -> Result<Vec<DocBuf>, Error>;
 
     /// A number below `bound`, which is not zero.
     fn random_below(&self, bound: u64) -> u64;

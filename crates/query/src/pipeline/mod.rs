@@ -19,6 +19,7 @@
 //! | `group.rs`, `bucket.rs`, `collect.rs` | stages that collect their input |
 //! | `lookup.rs`, `correlate.rs`, `graph_lookup.rs`, `union.rs` | stages that read elsewhere |
 //! | `facet.rs`, `unwind.rs`, `redact.rs` | the others |
+//! | `list_sessions.rs` | `$listSessions`, `$listLocalSessions` |
 //! | `output.rs` | `$out` and `$merge` as data; the caller writes |
 //!
 //! A stage that has to collect its input may take 100 MB, then it goes to disk
@@ -35,6 +36,7 @@ mod facet;
 mod graph_lookup;
 mod group;
 mod join;
+mod list_sessions;
 mod lookup;
 mod memory;
 mod nested_field;
@@ -52,6 +54,7 @@ mod union;
 mod unwind;
 
 pub use environment::{Environment, ScanRequest};
+pub use list_sessions::SessionsOf;
 pub use output::{Merge, Out, WhenMatched, WhenNotMatched};
 pub use parse::{Place, Scope, not_an_array, parse};
 pub use run::{split_scan, start};

@@ -98,6 +98,7 @@ fn may_pass(filter: &Filter, stage: &Stage) -> bool {
         | Stage::CollectionStats(..)
         | Stage::IndexStats(_)
         | Stage::CurrentOperations(_)
+        | Stage::LocalSessions(_)
         | Stage::Out(_)
         | Stage::Merge(_) => return false,
     };

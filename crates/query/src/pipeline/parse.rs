@@ -4,6 +4,7 @@ use super::bucket;
 use super::facet::Facet;
 use super::graph_lookup::GraphLookup;
 use super::group::Group;
+use super::list_sessions;
 use super::lookup::Lookup;
 use super::output;
 use super::project::{parse_add_fields, parse_project, parse_unset};
@@ -174,6 +175,8 @@ fn parse_stage(doc: Doc<'_>, scope: &Scope<'_>, steps: &mut Vec<Step>) -> Result
                 ));
             }
         },
+        "$listLocalSessions" => list_sessions::parse_local(spec, scope)?,
+        "$listSessions" => list_sessions::parse_stored(spec, scope, steps.is_empty())?,
         "$currentOp" => parse_current_operations(spec, scope)?,
         "$out" => Stage::Out(output::Out::parse(spec, scope)?),
         "$merge" => Stage::Merge(Box::new(output::Merge::parse(spec, scope)?)),
@@ -208,12 +211,6 @@ fn refuse(name: &str, spec: ValueRef<'_>) -> Error {
         "$geoNear" if matches!(spec, ValueRef::Document(doc) if doc.get("near").is_none()) => {
             Error::location(5860400, "$geoNear requires a 'near' argument")
         }
-        "$listSessions" | "$listLocalSessions" if !matches!(spec, ValueRef::Document(_)) => {
-            Error::new(
-                Code::TYPE_MISMATCH,
-                format!("{name} options must be specified in an object"),
-            )
-        }
         "$changeStream" => Error::location(
             40573,
             "The $changeStream stage is only supported on replica sets",
@@ -222,8 +219,6 @@ fn refuse(name: &str, spec: ValueRef<'_>) -> Error {
         | "$fill"
         | "$geoNear"
         | "$listCatalog"
-        | "$listLocalSessions"
-        | "$listSessions"
         | "$mergeCursors"
         | "$operationMetrics"
         | "$planCacheStats"
@@ -298,7 +293,10 @@ fn check_collection(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
             invalid("'$documents' can only be run with {aggregate: 1}".to_owned())
         }
         (None, None) => invalid("{aggregate: 1} is not valid for an empty pipeline.".to_owned()),
-        (None, Some(Stage::Documents(_) | Stage::CurrentOperations(_))) => Ok(()),
+        (
+            None,
+            Some(Stage::Documents(_) | Stage::CurrentOperations(_) | Stage::LocalSessions(_)),
+        ) => Ok(()),
         (None, Some(_)) => invalid(needs_collection(first.map_or("", Step::name))),
         (Some(_), _) => Ok(()),
     }

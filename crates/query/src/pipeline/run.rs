@@ -96,6 +96,7 @@ fn initial(
             vec![environment.collection_stats(namespace, options.as_doc())?]
         }
         Stage::IndexStats(namespace) => environment.index_stats(namespace)?,
+        Stage::LocalSessions(whose) => environment.local_sessions(*whose)?,
         Stage::CurrentOperations(options) => environment.current_operations(options.as_doc())?,
         stage => documents(stage)?,
     };
@@ -163,6 +164,7 @@ fn attach(
         | Stage::CollectionStats(..)
         | Stage::IndexStats(_)
         | Stage::CurrentOperations(_)
+        | Stage::LocalSessions(_)
         | Stage::Out(_)
         | Stage::Merge(_) => input,
     })

@@ -7,6 +7,7 @@ use super::bucket::BucketAuto;
 use super::facet::Facet;
 use super::graph_lookup::GraphLookup;
 use super::group::Group;
+use super::list_sessions::SessionsOf;
 use super::lookup::Lookup;
 use super::output::{Merge, Out};
 use super::project::Projector;
@@ -70,6 +71,7 @@ pub enum Stage {
     CollectionStats(Namespace, DocBuf),
     IndexStats(Namespace),
     CurrentOperations(DocBuf),
+    LocalSessions(SessionsOf),
     Out(Out),
     Merge(Box<Merge>),
 }
@@ -83,6 +85,7 @@ impl Stage {
                 | Stage::CollectionStats(..)
                 | Stage::IndexStats(_)
                 | Stage::CurrentOperations(_)
+                | Stage::LocalSessions(_)
         )
     }
 

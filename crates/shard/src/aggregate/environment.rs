@@ -11,6 +11,7 @@ use crate::command::stats::{Sizes, append_collection_stats, append_count};
 use crate::operation::Operation;
 use crate::parameters::Settings;
 use crate::read::{Budget, Execution, FileSpill, Found, Query, Step};
+use crate::session::SessionId;
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
@@ -18,7 +19,7 @@ use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use parking_lot::Mutex;
 use query::path::Path;
-use query::pipeline::{Advance, Documents, Environment, ScanRequest, Source};
+use query::pipeline::{Advance, Documents, Environment, ScanRequest, SessionsOf, Source};
 use query::sort::Spill;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -229,6 +230,19 @@ impl Environment for ShardEnvironment {
 
     fn current_operations(&self, _options: Doc<'_>) -> Result<Vec<DocBuf>, Error> {
         Ok(running_operations(&self.shard))
+    }
+
+    fn local_sessions(&self, whose: SessionsOf) -> Result<Vec<DocBuf>, Error> {
+        let own = SessionId::new([0; 16]);
+        let sessions = self.shard.session_cache.all().into_iter();
+        Ok(sessions
+            .filter(|(id, _)| match whose {
+                SessionsOf::Own => id.user() == own.user(),
+                SessionsOf::Everybody => true,
+                SessionsOf::Nobody => false,
+            })
+            .map(|(id, last_use_ms)| crate::session::describe(id, last_use_ms))
+            .collect())
     }
 
     fn random_below(&self, bound: u64) -> u64 {

@@ -3,7 +3,7 @@
 use super::arguments::{arguments, fields};
 use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
-use crate::parameters::SETTABLE;
+use crate::parameters::{AT_STARTUP, SETTABLE};
 use crate::shard::CLOCK_DRIFT_SECONDS_MAX;
 use model::bson::{ArrayBuf, DocWriter, Kind, Value, ValueRef};
 use model::{Code, Error};
@@ -90,7 +90,6 @@ fn parameters(shard: &Shard) -> Vec<(&'static str, Value)> {
     let mut known: Vec<(&'static str, Value)> = vec![
         ("authenticationMechanisms", Value::Array(ArrayBuf::new())),
         ("featureCompatibilityVersion", Value::Document(version)),
-        ("localLogicalSessionTimeoutMinutes", 30.into()),
         ("enableTestCommands", false.into()),
         (
             "maxAcceptableLogicalClockDriftSecs",
@@ -98,7 +97,7 @@ fn parameters(shard: &Shard) -> Vec<(&'static str, Value)> {
         ),
         ("transactionLifetimeLimitSeconds", 60.into()),
     ];
-    for name in SETTABLE {
+    for name in SETTABLE.iter().chain(AT_STARTUP) {
         known.extend(settings.get(name).map(|value| (*name, value)));
     }
     known.sort_by_key(|(name, _)| *name);
@@ -135,7 +134,7 @@ pub(crate) fn get_parameter(invocation: &Invocation<'_>) -> Answer {
                 .begin_document(name)
                 .append("value", &value)
                 .append("settableAtRuntime", SETTABLE.contains(&name))
-                .append("settableAtStartup", false)
+                .append("settableAtStartup", AT_STARTUP.contains(&name))
                 .end();
         } else {
             writer.append(name, &value);
@@ -315,11 +314,46 @@ pub(crate) fn append_server_status(shard: &Shard, writer: &mut DocWriter) {
         .append("resident", resident_mb())
         .append("supported", true)
         .end();
+    append_sessions(shard, writer);
     writer
         .begin_document("cursors")
         .append("open", cursors as i64)
         .append("inUse", cursors_in_use as i64)
         .append("noTimeout", cursors_endless as i64)
+        .end();
+}
+
+fn append_sessions(shard: &Shard, writer: &mut DocWriter) {
+    let jobs = shard.session_cache.statistics();
+    writer
+        .begin_document("logicalSessionRecordCache")
+        .append("activeSessionsCount", shard.session_cache.len() as i32)
+        .append("sessionsCollectionJobCount", jobs.refresh.count)
+        .append(
+            "lastSessionsCollectionJobDurationMillis",
+            jobs.refresh.duration_ms,
+        )
+        .append(
+            "lastSessionsCollectionJobTimestamp",
+            ValueRef::DateTime(jobs.refresh.began_ms),
+        )
+        .append("lastSessionsCollectionJobEntriesRefreshed", jobs.refreshed)
+        .append("lastSessionsCollectionJobEntriesEnded", jobs.ended)
+        .append(
+            "lastSessionsCollectionJobCursorsClosed",
+            jobs.cursors_closed,
+        )
+        .append("transactionReaperJobCount", jobs.reap.count)
+        .append(
+            "lastTransactionReaperJobDurationMillis",
+            jobs.reap.duration_ms,
+        )
+        .append(
+            "lastTransactionReaperJobTimestamp",
+            ValueRef::DateTime(jobs.reap.began_ms),
+        )
+        .append("lastTransactionReaperJobEntriesCleanedUp", jobs.reaped)
+        .append("sessionCatalogSize", shard.sessions.len() as i32)
         .end();
 }
 
@@ -387,6 +421,14 @@ const COMMANDS: &[(&str, &str)] = &[
     ("logRotate", "nothing: the log goes to standard error"),
     ("ping", "answers"),
     ("profile", "whether operations are profiled"),
+    (
+        "reapLogicalSessionCacheNow",
+        "deletes what is kept of sessions that are gone",
+    ),
+    (
+        "refreshLogicalSessionCacheNow",
+        "writes sessions in use to config.system.sessions",
+    ),
     ("refreshSessions", "prolongs sessions"),
     ("renameCollection", "renames a collection"),
     ("replSetGetConfig", "configuration of a replica set"),

@@ -17,6 +17,16 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
             _ => return Err(argument.unknown()),
         }
     }
+    if namespace.as_str() == "config.transactions" {
+        if !invocation.shard.drop_session_documents().await? {
+            return Err(Error::new(Code::NAMESPACE_NOT_FOUND, "ns not found"));
+        }
+        let mut writer = Reply::writer();
+        writer
+            .append("nIndexesWas", 1)
+            .append("ns", namespace.as_str());
+        return finish(writer);
+    }
     if let Some(collection) = invocation.shard.catalog.get(&namespace) {
         check_droppable(&namespace)?;
         if let Some(uuid) = uuid {

@@ -157,6 +157,15 @@ impl Envelope {
                 _ => {}
             }
         }
+        if envelope.session.is_some() && !belongs_to_session(command) {
+            if envelope.transaction_number.is_some() {
+                return Err(Error::location(
+                    50889,
+                    "It is illegal to provide a txnNumber for this command",
+                ));
+            }
+            envelope.session = None;
+        }
         if let Some(number) = envelope.transaction_number {
             check_transaction(command, body, &envelope, number)?;
         } else if let Some(name) = ["autocommit", "startTransaction"]
@@ -207,12 +216,6 @@ fn check_transaction(
     number: i64,
 ) -> Result<(), Error> {
     let refuse = |message: &str| Err(Error::new(Code::INVALID_OPTIONS, message));
-    if !may_be_numbered(command) {
-        return Err(Error::location(
-            50889,
-            "It is illegal to provide a txnNumber for this command",
-        ));
-    }
     if envelope.session.is_none() {
         return refuse("Transaction number requires a session ID to also be specified");
     }
@@ -301,7 +304,7 @@ fn takes_write_concern(command: &str) -> bool {
 }
 
 /// Commands that belong to a session; the others say something about the server.
-fn may_be_numbered(command: &str) -> bool {
+fn belongs_to_session(command: &str) -> bool {
     !matches!(
         command,
         "hello"

@@ -352,6 +352,7 @@ impl Explained {
                     | PipelineStage::CollectionStats(..)
                     | PipelineStage::IndexStats(_)
                     | PipelineStage::CurrentOperations(_)
+                    | PipelineStage::LocalSessions(_)
             )
         );
         let Some(namespace) = collection.filter(|_| !makes_documents) else {

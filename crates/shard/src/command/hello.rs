@@ -19,7 +19,6 @@ use wire::{Compressor, Reply, Request};
 
 const MAX_WIRE_VERSION: i32 = 17;
 const MAX_WRITE_BATCH: i32 = 100_000;
-const SESSION_TIMEOUT_MINUTES: i32 = 30;
 
 pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
     let body = invocation.request.body();
@@ -51,7 +50,14 @@ pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
             "localTime",
             ValueRef::DateTime(invocation.shard.clock.now_ms()),
         )
-        .append("logicalSessionTimeoutMinutes", SESSION_TIMEOUT_MINUTES)
+        .append(
+            "logicalSessionTimeoutMinutes",
+            invocation
+                .shard
+                .parameters
+                .current()
+                .session_timeout_minutes,
+        )
         .append("connectionId", invocation.connection.id() as i32)
         .append("minWireVersion", 0)
         .append("maxWireVersion", MAX_WIRE_VERSION)

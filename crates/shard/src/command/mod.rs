@@ -42,7 +42,7 @@ pub(crate) mod write_reply;
 
 use crate::Shard;
 use crate::operation::Operation;
-use crate::session::Retryable;
+use crate::session::{Retryable, SessionId};
 use arguments::Argument;
 use envelope::Envelope;
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
@@ -233,6 +233,17 @@ pub(crate) async fn dispatch(
     reply
 }
 
+/// Says that a session is in use, and by whom.
+fn attach_session(
+    shard: &Shard,
+    operation: &Operation,
+    session: SessionId,
+    envelope: &Envelope,
+) -> Result<(), Error> {
+    operation.set_session(session, envelope.transaction_number.is_some());
+    shard.session_cache.touch(session, shard.clock.now_ms())
+}
+
 /// Does what the envelope asks for, then runs the command.
 async fn answer(
     shard: &Arc<Shard>,
@@ -243,6 +254,9 @@ async fn answer(
 ) -> Answer {
     if let Some(limit) = envelope.time_limit {
         operation.set_time_limit(limit);
+    }
+    if let Some(session) = envelope.session {
+        attach_session(shard, operation, session, &envelope)?;
     }
     if let Some(time) = envelope.cluster_time {
         shard.observe_time(time)?;
@@ -340,7 +354,13 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "listCommands" => diagnostic::list_commands(),
         "whatsmyuri" => diagnostic::whats_my_uri(invocation),
         "startSession" => session::start_session(invocation),
-        "refreshSessions" | "endSessions" => session::note_sessions(invocation),
+        "refreshSessions" => session::refresh_sessions(invocation),
+        "endSessions" => session::end_sessions(invocation),
+        "killSessions" => session::kill_sessions(invocation),
+        "killAllSessions" => session::kill_all_sessions(invocation),
+        "killAllSessionsByPattern" => session::kill_all_sessions_by_pattern(invocation),
+        "refreshLogicalSessionCacheNow" => session::refresh_now(invocation).await,
+        "reapLogicalSessionCacheNow" => session::reap_now(invocation).await,
         "create" => create::create(invocation).await,
         "drop" => drop::drop(invocation).await,
         "dropDatabase" => drop::drop_database(invocation).await,

@@ -56,9 +56,6 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
                 "Sharding is not enabled",
             ))
         }
-        "killSessions" | "killAllSessions" | "killAllSessionsByPattern" => {
-            kill_sessions(name, invocation)
-        }
         "lockInfo" => empty_list(invocation, "lockInfo"),
         "logRotate" => {
             invocation.admin_only()?;
@@ -89,34 +86,6 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
             )),
             None => Err(not_found(name)),
         },
-    }
-}
-
-/// Sessions hold nothing that could be killed; the list is checked.
-fn kill_sessions(name: &str, invocation: &Invocation<'_>) -> Answer {
-    let first = invocation.request.body().first();
-    let wrong = |at: String, kind: &str, expected: &str| {
-        Err(Error::new(
-            Code::TYPE_MISMATCH,
-            format!(
-                "BSON field '{name}{at}' is the wrong type '{kind}', expected type '{expected}'"
-            ),
-        ))
-    };
-    match first.map(|element| element.value()) {
-        Some(ValueRef::Array(sessions)) => {
-            for (at, session) in sessions.iter().enumerate() {
-                if !matches!(session, ValueRef::Document(_)) {
-                    return wrong(format!(".{at}"), session.kind().name(), "object");
-                }
-            }
-            finish(Reply::writer())
-        }
-        other => wrong(
-            String::new(),
-            other.map_or("missing", |value| value.kind().name()),
-            "array",
-        ),
     }
 }
 

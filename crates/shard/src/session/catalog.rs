@@ -38,8 +38,10 @@ enum State {
     /// Not read from the store yet.
     Unloaded,
     Taken,
-    /// No longer in the map: look again.
-    Gone,
+    /// No longer in the map: look again. Somebody may still hold its history.
+    Gone {
+        is_taken: bool,
+    },
 }
 
 struct Slot {
@@ -84,6 +86,14 @@ impl SessionCatalog {
         &self.shards[self.hasher.hash_one(id) as usize % SHARDS]
     }
 
+    fn slot(&self, id: SessionId, now_ms: i64) -> Arc<Slot> {
+        let mut slots = self.shard(&id).lock();
+        let slot = slots
+            .entry(id)
+            .or_insert_with(|| Arc::new(Slot::new(id, now_ms)));
+        slot.clone()
+    }
+
     /// Takes a session, waiting for whoever has it. Its history may not be
     /// loaded yet.
     pub(crate) async fn check_out(
@@ -93,12 +103,7 @@ impl SessionCatalog {
         now_ms: i64,
     ) -> Result<CheckedOut, Error> {
         loop {
-            let slot = self
-                .shard(&id)
-                .lock()
-                .entry(id)
-                .or_insert_with(|| Arc::new(Slot::new(id, now_ms)))
-                .clone();
+            let slot = self.slot(id, now_ms);
             match slot.take(now_ms) {
                 Take::Taken(history) => return Ok(CheckedOut { slot, history }),
                 Take::Gone => continue,
@@ -125,15 +130,35 @@ impl SessionCatalog {
         }
     }
 
-    /// Forgets everything: see the header of this file.
-    pub(crate) fn invalidate(&self) {
+    /// Takes a session if nobody has it.
+    pub(crate) fn try_check_out(&self, id: SessionId, now_ms: i64) -> Option<CheckedOut> {
+        let slot = self.slot(id, now_ms);
+        match slot.take(now_ms) {
+            Take::Taken(history) => Some(CheckedOut { slot, history }),
+            Take::Busy | Take::Gone => None,
+        }
+    }
+
+    /// Forgets everything: see the header of this file. Those that are in
+    /// somebody's hands are named.
+    pub(crate) fn invalidate(&self) -> Vec<Forgotten> {
+        let mut taken = Vec::new();
         for shard in &self.shards {
             let slots = std::mem::take(&mut *shard.lock());
             for slot in slots.into_values() {
-                slot.inner.lock().state = State::Gone;
+                let is_taken = {
+                    let mut inner = slot.inner.lock();
+                    let is_taken = matches!(inner.state, State::Taken);
+                    inner.state = State::Gone { is_taken };
+                    is_taken
+                };
                 slot.returned.notify_waiters();
+                if is_taken {
+                    taken.push(Forgotten(slot));
+                }
             }
         }
+        taken
     }
 
     /// Sessions that nobody uses and nobody has used since a time.
@@ -160,7 +185,7 @@ impl SessionCatalog {
             if !inner.is_idle_since(time_ms) {
                 return false;
             }
-            inner.state = State::Gone;
+            inner.state = State::Gone { is_taken: false };
         }
         shard.remove(&id);
         true
@@ -203,8 +228,8 @@ impl Slot {
             State::Idle(history) => Some(history),
             State::Unloaded => None,
             State::Taken => return Take::Busy,
-            State::Gone => {
-                inner.state = State::Gone;
+            gone @ State::Gone { .. } => {
+                inner.state = gone;
                 return Take::Gone;
             }
         };
@@ -226,6 +251,23 @@ impl<'a> Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.inner.lock().waiting -= 1;
+    }
+}
+
+/// A session that was forgotten while an operation held its history.
+pub(crate) struct Forgotten(Arc<Slot>);
+
+impl Forgotten {
+    /// Waits until the operation has let go of it.
+    pub(crate) async fn returned(&self) {
+        loop {
+            let mut returned = pin!(self.0.returned.notified());
+            returned.as_mut().enable();
+            if !matches!(self.0.inner.lock().state, State::Gone { is_taken: true }) {
+                return;
+            }
+            returned.await;
+        }
     }
 }
 
@@ -268,13 +310,21 @@ impl CheckedOut {
 impl Drop for CheckedOut {
     fn drop(&mut self) {
         let mut inner = self.slot.inner.lock();
-        if let State::Taken = inner.state {
-            inner.state = match self.history.take() {
-                Some(history) => State::Idle(history),
-                None => State::Unloaded,
-            };
+        match inner.state {
+            State::Taken => {
+                inner.state = match self.history.take() {
+                    Some(history) => State::Idle(history),
+                    None => State::Unloaded,
+                };
+                self.slot.returned.notify_one();
+            }
+            State::Gone { .. } => {
+                inner.state = State::Gone { is_taken: false };
+                self.slot.returned.notify_waiters();
+            }
+            State::Idle(_) | State::Unloaded => {
+                unreachable!("a session is in the hands of one operation at a time")
+            }
         }
-        drop(inner);
-        self.slot.returned.notify_one();
     }
 }

@@ -5,17 +5,12 @@
 //! names another one.
 
 use model::bson::{Doc, DocWriter, ValueRef};
+use model::ids::NO_USER_DIGEST;
 use model::{Code, Error};
 use std::fmt;
 
 const ID_BYTES: usize = 16;
 const USER_BYTES: usize = 32;
-
-/// SHA-256 of nothing: the user of sessions without one.
-const NO_USER: [u8; USER_BYTES] = [
-    0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24,
-    0x27, 0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
-];
 
 /// What clients call `lsid`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +22,10 @@ pub(crate) struct SessionId {
 impl SessionId {
     /// A session of nobody in particular.
     pub(crate) fn new(id: [u8; ID_BYTES]) -> Self {
-        Self { id, user: NO_USER }
+        Self {
+            id,
+            user: NO_USER_DIGEST,
+        }
     }
 
     /// Reads `{id, uid}`; `path` names the document in errors.
@@ -107,7 +105,7 @@ impl SessionId {
         }
         Ok(Self {
             id,
-            user: user.unwrap_or(NO_USER),
+            user: user.unwrap_or(NO_USER_DIGEST),
         })
     }
 
@@ -145,7 +143,7 @@ impl SessionId {
     pub(super) fn key_bytes(&self) -> ([u8; ID_BYTES + USER_BYTES], usize) {
         let mut bytes = [0; ID_BYTES + USER_BYTES];
         bytes[..ID_BYTES].copy_from_slice(&self.id);
-        if self.user == NO_USER {
+        if self.user == NO_USER_DIGEST {
             return (bytes, ID_BYTES);
         }
         bytes[ID_BYTES..].copy_from_slice(&self.user);
@@ -155,7 +153,7 @@ impl SessionId {
     pub(super) fn from_key_bytes(bytes: &[u8]) -> Option<Self> {
         let (id, user) = bytes.split_at_checked(ID_BYTES)?;
         let user = match user.len() {
-            0 => NO_USER,
+            0 => NO_USER_DIGEST,
             _ => user.try_into().ok()?,
         };
         Some(Self {

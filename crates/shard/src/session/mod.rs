@@ -7,17 +7,25 @@
 //! | `history.rs` | what the latest transaction number has executed |
 //! | `document.rs` | the same as it is stored, written with the write itself |
 //! | `header.rs` | what the log's entries say of their session |
+//! | `cache.rs` | which sessions are in use |
+//! | `refresh.rs` | their way to `config.system.sessions`, and their expiry |
+//! | `reap.rs` | what is kept for retries goes when its session has gone |
 //! | `retry.rs` | a retryable write command under way |
 
+mod cache;
 mod catalog;
 mod document;
 mod header;
 mod history;
 mod id;
+mod reap;
+mod refresh;
 mod retry;
 
-pub(crate) use catalog::SessionCatalog;
+pub(crate) use cache::SessionCache;
+pub(crate) use catalog::{Forgotten, SessionCatalog};
 pub(crate) use header::statement_of;
 pub(crate) use history::{Effect, Executed, Image, ImageKind, join};
 pub(crate) use id::SessionId;
+pub(crate) use refresh::{describe, run};
 pub(crate) use retry::{Retryable, StatementIds, incompatible, refuse_multi};

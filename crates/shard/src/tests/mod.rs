@@ -12,6 +12,7 @@ mod past;
 mod races;
 mod replica_set;
 mod retryable;
+mod sessions;
 mod spilling;
 mod time_limits;
 mod validation;

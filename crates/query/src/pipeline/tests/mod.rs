@@ -95,6 +95,10 @@ impl Environment for World {
         Ok(Vec::new())
     }
 
+    fn local_sessions(&self, _: SessionsOf) -> Result<Vec<DocBuf>, Error> {
+        Ok(Vec::new())
+    }
+
     fn random_below(&self, bound: u64) -> u64 {
         bound - 1
     }

@@ -1,0 +1,277 @@
+//! Refresh: what the cache knows goes to `config.system.sessions`, and what is
+//! no longer there goes from the cache.
+//!
+//! 1. Sessions used here since the last refresh are upserted, with the time of now;
+//!    so are sessions with an operation under way.
+//! 2. Sessions that were ended are removed.
+//! 3. Sessions of the cache that the collection no longer has have expired.
+//! 4. Cursors of ended and expired sessions are closed.
+//!
+//! The collection is an ordinary one, written through ordinary commands; an index
+//! on `lastUse` lets its documents expire. If it cannot be written, ended sessions
+//! are kept for the next time and nothing is taken for expired.
+
+use super::SessionId;
+use super::cache::JobStatistics;
+use crate::{Shard, command};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::key::RecordKey;
+use model::{Code, Error, Namespace};
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wire::{ConnectionInfo, Reply, Request};
+
+const COLLECTION: &str = "system.sessions";
+const INDEX: &str = "lsidTTLIndex";
+/// Sessions that one command writes.
+const PORTION: usize = 1000;
+
+/// Runs until a shutdown begins.
+pub(crate) async fn run(shard: &Arc<Shard>) {
+    let settings = shard.parameters.current();
+    if settings.session_refresh_disabled {
+        return;
+    }
+    let interval_ms = u64::try_from(settings.session_refresh_ms).unwrap_or(1);
+    let interval = Duration::from_millis(interval_ms.max(1));
+    loop {
+        tokio::select! {
+            () = shard.shutdown_begun() => return,
+            () = tokio::time::sleep(interval) => {}
+        }
+        if let Err(error) = shard.refresh_sessions().await {
+            tracing::warn!("sessions were not refreshed: {error}");
+        }
+        if let Err(error) = shard.reap_sessions().await {
+            tracing::warn!("sessions were not reaped: {error}");
+        }
+    }
+}
+
+impl Shard {
+    pub(crate) async fn refresh_sessions(self: &Arc<Self>) -> Result<(), Error> {
+        let began = Instant::now();
+        let now_ms = self.clock.now_ms();
+        let ended = self.session_cache.take_ended();
+        let used = self.sessions_to_refresh(&ended);
+        let written = self.write_sessions(&used, &ended, now_ms).await;
+        if let Err(error) = written {
+            for id in ended {
+                self.session_cache.end(id);
+            }
+            return Err(error);
+        }
+        let mut gone = BTreeSet::new();
+        for id in &ended {
+            self.session_cache.remove(*id, now_ms);
+            gone.insert(*id);
+        }
+        gone.extend(self.remove_expired(&used, now_ms)?);
+        let closed = self.cursors.kill_of_sessions(&|id| gone.contains(id));
+        self.session_cache.refreshed_at(now_ms);
+        let mut statistics = self.session_cache.statistics.lock();
+        statistics.refresh = JobStatistics {
+            count: statistics.refresh.count + 1,
+            duration_ms: milliseconds(began.elapsed()),
+            began_ms: now_ms,
+        };
+        statistics.refreshed = count(used.len());
+        statistics.ended = count(ended.len());
+        statistics.cursors_closed = count(closed);
+        Ok(())
+    }
+
+    fn sessions_to_refresh(&self, ended: &BTreeSet<SessionId>) -> BTreeSet<SessionId> {
+        let since = self.session_cache.last_refresh_ms();
+        let mut used: BTreeSet<SessionId> = self
+            .session_cache
+            .all()
+            .into_iter()
+            .filter(|(_, last_use)| *last_use >= since)
+            .map(|(id, _)| id)
+            .collect();
+        let running = self.operations.all();
+        used.extend(running.iter().filter_map(|operation| operation.session()));
+        used.retain(|id| !ended.contains(id));
+        used
+    }
+
+    async fn write_sessions(
+        self: &Arc<Self>,
+        used: &BTreeSet<SessionId>,
+        ended: &BTreeSet<SessionId>,
+        now_ms: i64,
+    ) -> Result<(), Error> {
+        if used.is_empty() && ended.is_empty() {
+            return Ok(());
+        }
+        self.ensure_sessions_collection().await?;
+        let used: Vec<SessionId> = used.iter().copied().collect();
+        for portion in used.chunks(PORTION) {
+            self.run_command(upserts(portion, now_ms)).await?;
+        }
+        let ended: Vec<SessionId> = ended.iter().copied().collect();
+        for portion in ended.chunks(PORTION) {
+            self.run_command(deletes(portion)).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the collection and its index, or gives the index another time.
+    async fn ensure_sessions_collection(self: &Arc<Self>) -> Result<(), Error> {
+        let minutes = self.parameters.current().session_timeout_minutes;
+        let seconds = i64::from(minutes) * 60;
+        let index = |writer: &mut DocWriter| {
+            writer
+                .append("name", INDEX)
+                .append("expireAfterSeconds", seconds);
+        };
+        if let Some(collection) = self.catalog.get(&namespace()?)
+            && let Some(known) = collection.index_by_name(INDEX)
+        {
+            if known.definition.expire_after_seconds == Some(seconds) {
+                return Ok(());
+            }
+            let mut command = begin("collMod");
+            command.begin_document("index");
+            index(&mut command);
+            command.end();
+            return self.run_command(command).await;
+        }
+        let mut command = begin("createIndexes");
+        command.begin_array("indexes").push_document();
+        command.begin_document("key").append("lastUse", 1).end();
+        index(&mut command);
+        command.end().end();
+        self.run_command(command).await
+    }
+
+    /// Removes sessions from the cache that have expired from the collection.
+    fn remove_expired(
+        &self,
+        used: &BTreeSet<SessionId>,
+        now_ms: i64,
+    ) -> Result<Vec<SessionId>, Error> {
+        let mut expired = Vec::new();
+        for (id, last_use) in self.session_cache.all() {
+            if last_use <= now_ms
+                && !used.contains(&id)
+                && !self.is_session_stored(id)?
+                && self.session_cache.remove(id, last_use)
+            {
+                expired.push(id);
+            }
+        }
+        Ok(expired)
+    }
+
+    /// Whether `config.system.sessions` has a session.
+    pub(super) fn is_session_stored(&self, id: SessionId) -> Result<bool, Error> {
+        let Some(collection) = self.catalog.get(&namespace()?) else {
+            return Ok(false);
+        };
+        let mut key = DocWriter::new();
+        id.append_fields(&mut key);
+        let key = RecordKey::from_id(ValueRef::Document(key.finish().as_doc()));
+        let stored = self.store.latest(collection.id, key.as_bytes());
+        Ok(stored.map_err(crate::error::from_storage)?.is_some())
+    }
+
+    /// Runs a command of the server's own on the sessions collection.
+    fn run_command(
+        self: &Arc<Self>,
+        command: DocWriter,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send>> {
+        let shard = self.clone();
+        Box::pin(async move {
+            let body = command.with("$db", "config").finish();
+            let request = Request::from_parts(body, Vec::new())
+                .map_err(|fault| Error::new(Code::INTERNAL_ERROR, fault.to_string()))?;
+            let connection = Arc::new(ConnectionInfo::in_process(0));
+            let reply = command::dispatch(&shard, &connection, &request).await;
+            check(&reply)
+        })
+    }
+}
+
+fn namespace() -> Result<Namespace, Error> {
+    Namespace::new("config", COLLECTION)
+}
+
+fn begin(command: &str) -> DocWriter {
+    DocWriter::new().with(command, COLLECTION)
+}
+
+fn upserts(sessions: &[SessionId], now_ms: i64) -> DocWriter {
+    let mut command = begin("update");
+    command.append("ordered", false).begin_array("updates");
+    for id in sessions {
+        command.push_document().begin_document("q");
+        id.append(&mut command, "_id");
+        command
+            .end()
+            .begin_document("u")
+            .begin_document("$set")
+            .append("lastUse", ValueRef::DateTime(now_ms))
+            .end()
+            .end()
+            .append("upsert", true)
+            .end();
+    }
+    command.end();
+    command
+}
+
+fn deletes(sessions: &[SessionId]) -> DocWriter {
+    let mut command = begin("delete");
+    command.append("ordered", false).begin_array("deletes");
+    for id in sessions {
+        command.push_document().begin_document("q");
+        id.append(&mut command, "_id");
+        command.end().append("limit", 1).end();
+    }
+    command.end();
+    command
+}
+
+fn check(reply: &Reply) -> Result<(), Error> {
+    let reply: Doc<'_> = reply.document();
+    let first_error = reply
+        .get_array("writeErrors")
+        .and_then(|errors| errors.get(0))
+        .and_then(|error| match error {
+            ValueRef::Document(error) => Some(error),
+            _ => None,
+        });
+    let failure = match first_error {
+        Some(error) => error,
+        None if reply.get("ok") == Some(ValueRef::Double(1.0)) => return Ok(()),
+        None => reply,
+    };
+    let code = match failure.get("code") {
+        Some(ValueRef::Int32(code)) => Code(code),
+        _ => Code::INTERNAL_ERROR,
+    };
+    Err(Error::new(
+        code,
+        failure.get_str("errmsg").unwrap_or_default().to_owned(),
+    ))
+}
+
+pub(super) fn milliseconds(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
+}
+
+pub(super) fn count(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// A session as `$listLocalSessions` and the collection show it.
+pub(crate) fn describe(id: SessionId, last_use_ms: i64) -> DocBuf {
+    let mut writer = DocWriter::new();
+    id.append(&mut writer, "_id");
+    writer.append("lastUse", ValueRef::DateTime(last_use_ms));
+    writer.finish()
+}

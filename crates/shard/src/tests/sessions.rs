@@ -1,0 +1,317 @@
+//! Logical sessions: in use, refreshed, ended, expired, killed, reaped.
+
+use crate::testing::TestShard;
+use differential::notation::print_fields;
+use differential::value::{Value, get};
+use std::sync::Arc;
+
+const FIRST: &str = r#"lsid: {id: UUID("00000000-0000-4000-8000-000000000001")}"#;
+const SECOND: &str = r#"lsid: {id: UUID("00000000-0000-4000-8000-000000000002")}"#;
+
+/// The list form of one of these.
+fn listed(session: &str) -> String {
+    format!("[{}]", session.trim_start_matches("lsid: "))
+}
+
+async fn stored(shard: &TestShard) -> usize {
+    let find = "{find: 'system.sessions', batchSize: 1000}";
+    let reply = shard.run("config", find).await;
+    let batch = get(&reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
+    batch.and_then(Value::as_array).map_or(0, <[Value]>::len)
+}
+
+async fn local(shard: &TestShard) -> usize {
+    let list = "{aggregate: 1, pipeline: [{$listLocalSessions: {}}], cursor: {}}";
+    let (_, sessions) = shard.batch(list).await;
+    sessions.len()
+}
+
+async fn job(shard: &TestShard, name: &str) {
+    shard.check(&format!("admin {{{name}: 1}} => {{}}")).await;
+}
+
+async fn refresh(shard: &TestShard) {
+    job(shard, "refreshLogicalSessionCacheNow").await;
+}
+
+async fn reap(shard: &TestShard) {
+    job(shard, "reapLogicalSessionCacheNow").await;
+}
+
+fn documents(shard: &TestShard) -> usize {
+    let snapshot = shard.shard.store.snapshot();
+    let kinds = [&[1][..], &[2], &[3]];
+    kinds
+        .iter()
+        .map(|kind| snapshot.scan_meta(kind).count())
+        .sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn used_sessions_are_stored_and_expire() {
+    let shard = TestShard::open().await;
+    shard
+        .check(&format!(
+            r#"
+            {{insert: "c", documents: [{{_id: 1}}, {{_id: 2}}, {{_id: 3}}], {FIRST}}} => {{n: 3}}
+            {{count: "c", {SECOND}}} => {{n: 3}}
+            # A command that says nothing about data is in no session.
+            {{ping: 1, lsid: {{id: UUID("00000000-0000-4000-8000-000000000009")}}}} => {{}}
+            "#
+        ))
+        .await;
+    assert_eq!((local(&shard).await, stored(&shard).await), (2, 0));
+    refresh(&shard).await;
+    assert_eq!((local(&shard).await, stored(&shard).await), (2, 2));
+    shard
+        .check(
+            r#"
+            config {listIndexes: "system.sessions"} => {cursor: {firstBatch: [{name: "_id_"}, {name: "lsidTTLIndex", key: {lastUse: 1}, expireAfterSeconds: 1800}]}}
+            config {aggregate: "system.sessions", pipeline: [{$listSessions: {}}, {$count: "n"}], cursor: {}} => {cursor: {firstBatch: [{n: 2}]}}
+            config {aggregate: "system.sessions", pipeline: [{$listSessions: {allUsers: true}}, {$count: "n"}], cursor: {}} => {cursor: {firstBatch: [{n: 2}]}}
+            config {aggregate: "system.sessions", pipeline: [{$listSessions: {users: [{user: "a", db: "b"}]}}], cursor: {}} => {cursor: {firstBatch: []}}
+            {aggregate: 1, pipeline: [{$listLocalSessions: {users: [{user: "a", db: "b"}]}}], cursor: {}} => {cursor: {firstBatch: []}}
+            "#,
+        )
+        .await;
+    // One of them goes on, the other is not heard of for longer than it lives.
+    let (cursor, _) = shard
+        .batch(&format!("{{find: 'c', batchSize: 1, {SECOND}}}"))
+        .await;
+    refresh(&shard).await;
+    for _ in 0..8 {
+        shard.clock.advance_minutes(5);
+        shard
+            .check(&format!("{{count: 'c', {FIRST}}} => {{n: 3}}"))
+            .await;
+        refresh(&shard).await;
+        shard.shard.expire_documents().await;
+    }
+    refresh(&shard).await;
+    assert_eq!((local(&shard).await, stored(&shard).await), (1, 1));
+    // Its cursor went with it.
+    shard
+        .check(&format!(
+            "{{getMore: {cursor}L, collection: 'c', {SECOND}}} => 43"
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_sessions_go_with_the_next_refresh() {
+    let shard = TestShard::open().await;
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1}}, {{_id: 2}}], {FIRST}}} => {{n: 2}}"
+        ))
+        .await;
+    let (cursor, _) = shard
+        .batch(&format!("{{find: 'c', batchSize: 1, {FIRST}}}"))
+        .await;
+    refresh(&shard).await;
+    assert_eq!(stored(&shard).await, 1);
+    shard
+        .check(&format!("admin {{endSessions: {}}} => {{}}", listed(FIRST)))
+        .await;
+    assert_eq!(stored(&shard).await, 1);
+    refresh(&shard).await;
+    assert_eq!((local(&shard).await, stored(&shard).await), (0, 0));
+    shard
+        .check(&format!(
+            "{{getMore: {cursor}L, collection: 'c', {FIRST}}} => 43"
+        ))
+        .await;
+    shard
+        .check(
+            r#"
+            admin {endSessions: 1} => 14
+            admin {endSessions: [1]} => 14
+            admin {endSessions: [{}]} => 40414
+            admin {endSessions: []} => {}
+            admin {refreshSessions: [{id: UUID("00000000-0000-4000-8000-000000000003")}]} => {}
+            admin {startSession: 1} => {timeoutMinutes: 30}
+            admin {serverStatus: 1} => {logicalSessionRecordCache: {activeSessionsCount: 3, sessionsCollectionJobCount: 2}}
+            "#,
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_sessions_lose_their_cursors_at_once() {
+    let shard = TestShard::open().await;
+    shard
+        .check("{insert: 'c', documents: [{_id: 1}, {_id: 2}]} => {n: 2}")
+        .await;
+    let one = listed(FIRST);
+    let kills = [
+        format!("{{killSessions: {one}}}"),
+        "{killSessions: []}".to_owned(),
+        "{killAllSessions: []}".to_owned(),
+        "{killAllSessionsByPattern: []}".to_owned(),
+        "{killAllSessionsByPattern: [{users: []}]}".to_owned(),
+    ];
+    for kill in kills {
+        let open = format!("{{find: 'c', batchSize: 1, {FIRST}}}");
+        let (cursor, _) = shard.batch(&open).await;
+        shard.check(&format!("admin {kill} => {{}}")).await;
+        let more = format!("{{getMore: {cursor}L, collection: 'c', {FIRST}}} => 43");
+        shard.check(&more).await;
+    }
+    let (cursor, _) = shard
+        .batch(&format!("{{find: 'c', batchSize: 1, {SECOND}}}"))
+        .await;
+    shard
+        .check(&format!(
+            r#"
+            admin {{killSessions: {one}}} => {{}}
+            admin {{killAllSessions: [{{user: "a", db: "b"}}]}} => 11
+            admin {{killAllSessions: [{{}}]}} => 40414
+            admin {{killAllSessionsByPattern: [{{x: 1}}]}} => 40415
+            admin {{killAllSessionsByPattern: [{{{FIRST}}}]}} => 40414
+            {{getMore: {cursor}L, collection: "c", {SECOND}}} => {{cursor: {{nextBatch: [{{_id: 2}}]}}}}
+            "#
+        ))
+        .await;
+}
+
+/// An operation that waits for its session is killed with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_session_ends_what_waits_for_it() {
+    let shard = Arc::new(TestShard::open().await);
+    let held = shard
+        .shard
+        .sessions
+        .try_check_out(session_id(), 0)
+        .expect("nobody has it");
+    let waiting = tokio::spawn({
+        let shard = shard.clone();
+        async move {
+            let insert =
+                format!("{{insert: 'c', documents: [{{_id: 1}}], {FIRST}, txnNumber: 1L}}");
+            shard.run("test", &insert).await
+        }
+    });
+    // Until it is known to the server as an operation of the session.
+    while !shard.shard.operations.all().iter().any(|o| o.is_numbered()) {
+        tokio::task::yield_now().await;
+    }
+    shard
+        .check(&format!(
+            "admin {{killSessions: {}}} => {{}}",
+            listed(FIRST)
+        ))
+        .await;
+    let reply = waiting.await.expect("it ends");
+    assert_eq!(
+        get(&reply, "code"),
+        Some(&Value::Int32(11601)),
+        "{}",
+        print_fields(&reply)
+    );
+    drop(held);
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1}}], {FIRST}, txnNumber: 1L}} => {{n: 1}}"
+        ))
+        .await;
+}
+
+fn session_id() -> crate::session::SessionId {
+    let mut id = [0; 16];
+    id[6] = 0x40;
+    id[8] = 0x80;
+    id[15] = 1;
+    crate::session::SessionId::new(id)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_kept_for_retries_is_reaped_with_its_session() {
+    let shard = TestShard::open().await;
+    let first = format!(
+        "{{findAndModify: 'c', query: {{_id: 1}}, update: {{$inc: {{a: 1}}}}, upsert: true, new: true, {FIRST}, txnNumber: 5L}}"
+    );
+    let second = format!("{{insert: 'c', documents: [{{_id: 2}}], {SECOND}, txnNumber: 5L}}");
+    shard
+        .check(&format!(
+            "{first} => {{value: {{a: 1}}}}\n{second} => {{n: 1}}"
+        ))
+        .await;
+    assert_eq!(documents(&shard), 3);
+    // Both are in use, then both are written an hour ago but one is still stored.
+    reap(&shard).await;
+    refresh(&shard).await;
+    for _ in 0..13 {
+        shard.clock.advance_minutes(5);
+        shard
+            .check(&format!("{{count: 'c', {SECOND}}} => {{n: 2}}"))
+            .await;
+        shard.shard.expire_documents().await;
+        refresh(&shard).await;
+    }
+    reap(&shard).await;
+    assert_eq!(documents(&shard), 1);
+    shard
+        .check(&format!(
+            "{second} => {{n: 1, retriedStmtIds: [0]}}\n{first} => {{value: {{a: 2}}}}"
+        ))
+        .await;
+    let status = shard.run("admin", "{serverStatus: 1}").await;
+    let cache = get(&status, "logicalSessionRecordCache").expect("it is shown");
+    assert_eq!(
+        cache.get("lastTransactionReaperJobEntriesCleanedUp"),
+        Some(&Value::Int32(1))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_the_transactions_table_forgets_everything() {
+    let shard = TestShard::open().await;
+    let insert = format!("{{insert: 'c', documents: [{{_id: 1}}], {FIRST}, txnNumber: 5L}}");
+    let earlier = format!("{{insert: 'c', documents: [{{_id: 2}}], {FIRST}, txnNumber: 1L}}");
+    shard
+        .check(&format!(
+            r#"
+            {insert} => {{n: 1}}
+            {insert} => {{n: 1, retriedStmtIds: [0]}}
+            {earlier} => 225
+            config {{drop: "transactions"}} => {{ns: "config.transactions"}}
+            {insert} => 11000
+            config {{drop: "transactions"}} => 26
+            "#
+        ))
+        .await;
+    assert_eq!(documents(&shard), 0);
+}
+
+/// What the loss of leadership does: everything is read from the store again.
+#[tokio::test(flavor = "multi_thread")]
+async fn forgotten_histories_are_loaded_again() {
+    let shard = TestShard::open().await;
+    let insert = format!("{{insert: 'c', documents: [{{_id: 1}}], {FIRST}, txnNumber: 5L}}");
+    shard.check(&format!("{insert} => {{n: 1}}")).await;
+    assert!(shard.shard.forget_sessions().is_empty(), "nobody holds one");
+    assert_eq!(shard.shard.sessions.len(), 0);
+    shard
+        .check(&format!("{insert} => {{n: 1, retriedStmtIds: [0]}}"))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parameters_are_known_and_fixed() {
+    let shard = TestShard::open().await;
+    shard
+        .check(
+            r#"
+            admin {getParameter: 1, logicalSessionRefreshMillis: 1, localLogicalSessionTimeoutMinutes: 1, disableLogicalSessionCacheRefresh: 1} => {logicalSessionRefreshMillis: 300000, localLogicalSessionTimeoutMinutes: 30, disableLogicalSessionCacheRefresh: false}
+            admin {setParameter: 1, logicalSessionRefreshMillis: 5} => {ok: 0.0}
+            admin {getParameter: 1, logicalSessionRefreshMillis: 1} => {logicalSessionRefreshMillis: 300000}
+            {aggregate: "c", pipeline: [{$listLocalSessions: {}}], cursor: {}} => 73
+            {aggregate: 1, pipeline: [{$listLocalSessions: 1}], cursor: {}} => 14
+            {aggregate: 1, pipeline: [{$listLocalSessions: {x: 1}}], cursor: {}} => 40415
+            {aggregate: 1, pipeline: [{$listLocalSessions: {allUsers: true, users: [{user: "a", db: "b"}]}}], cursor: {}} => 12
+            {aggregate: 1, pipeline: [{$listSessions: {}}], cursor: {}} => 73
+            config {aggregate: "system.sessions", pipeline: [{$match: {}}, {$listSessions: {}}], cursor: {}} => 40602
+            "#,
+        )
+        .await;
+}
