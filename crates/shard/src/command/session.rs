@@ -131,7 +131,7 @@ pub(crate) fn kill_sessions(invocation: &Invocation<'_>) -> Answer {
 pub(crate) fn kill_all_sessions(invocation: &Invocation<'_>) -> Answer {
     const PATH: &str = "KillAllSessionsCmd.killAllSessions";
     let users = documents(list(invocation, "KillAllSessionsCmd")?, PATH)?;
-    for user in &users {
+    if let Some(user) = users.first() {
         let name = user.get_str("user").ok_or_else(|| missing(PATH, "user"))?;
         let database = user.get_str("db").ok_or_else(|| missing(PATH, "db"))?;
         return Err(Error::new(
