@@ -30,7 +30,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 const SHARDS: usize = 16;
-/// How often a waiting operation looks whether it was killed or is out of time.
+/// How often a waiting operation looks whether its time is over.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 enum State {
@@ -125,7 +125,11 @@ impl SessionCatalog {
                     Take::Busy => {}
                 }
                 operation.check()?;
-                let _ = tokio::time::timeout(LOOK_INTERVAL, returned).await;
+                tokio::select! {
+                    () = returned => {}
+                    () = operation.interrupted() => {}
+                    () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                }
             }
         }
     }

@@ -35,7 +35,6 @@ pub(crate) fn encode(session: SessionId, number: i64, items: &[Executed]) -> Doc
 }
 
 /// The statement that the record operation `at` of an entry belongs to.
-#[allow(dead_code, reason = "the oplog view asks for it once it is there")]
 pub(crate) fn statement_of(header: Doc<'_>, at: usize) -> Option<i32> {
     let int = |value| match value {
         ValueRef::Int32(number) => Some(number),
