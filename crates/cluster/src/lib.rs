@@ -4,6 +4,7 @@
 //! golden script or a simulator can step through it. The shells (`router`,
 //! `configsvr`, `shard`) carry out what comes of it.
 //!
+//! - [`migration`]: moving a range while it is in use, donor and recipient.
 //! - [`scan`]: queries over all shards that lose and repeat nothing while ranges move.
 //! - [`routing`]: which shard owns which range of a sharded collection, now and at
 //!   earlier times, and how the table changes.
@@ -11,10 +12,11 @@
 //! - [`bulk`]: a batch of writes that goes to several shards.
 //! - [`cache`]: what a router or shard knows of it, and when it asks again.
 //!
-//! Not here yet: moves, resharding, two-phase commit, balancing.
+//! Not here yet: resharding, two-phase commit, balancing.
 
 pub mod authority;
 pub mod bulk;
 pub mod cache;
+pub mod migration;
 pub mod routing;
 pub mod scan;

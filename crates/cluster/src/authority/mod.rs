@@ -39,7 +39,7 @@ mod tests;
 pub type OperationId = Uuid;
 
 /// What became of an operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Outcome {
     /// With the version of the collection afterwards.
     Committed(PlacementVersion),

@@ -1,0 +1,155 @@
+//! The shard that owns the range.
+
+use super::{Digest, LogPosition, Move, Send, ToAuthority, ToRecipient, Transition};
+use crate::authority::Outcome;
+
+/// The donor's document.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Donor {
+    pub moved: Move,
+    pub phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Phase {
+    /// The recipient copies, and follows the log from here on.
+    Copying {
+        since: LogPosition,
+    },
+    /// Writes to the range wait since this entry.
+    WritesBlocked {
+        at: LogPosition,
+        digest: Digest,
+    },
+    /// Reads wait too. Only the authority can end this.
+    ReadsBlocked {
+        at: LogPosition,
+    },
+    /// The recipient owns the range.
+    Committed(Outcome),
+    Aborted,
+}
+
+/// What can happen to a donor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The recipient is close enough: writes may be blocked. The entry that does it
+    /// has this position, and the content up to it this digest.
+    AlmostCaughtUp {
+        at: LogPosition,
+        digest: Digest,
+    },
+    RecipientReady,
+    RecipientCannot,
+    /// The authority says what became of it.
+    Decided(Outcome),
+    /// The authority did not commit, because something it was told no longer holds.
+    CommitRefused,
+    /// Somebody wants the move to end: an operator, a change of the collection, a
+    /// deadline.
+    Abort,
+    RecipientReleased,
+    /// Nothing was heard for a while, or this is a new primary.
+    Timer,
+}
+
+impl Donor {
+    /// Begins a move of a range that is owned and not in another move.
+    pub fn begin(moved: Move, since: LogPosition) -> Transition<Donor> {
+        let donor = Donor {
+            moved,
+            phase: Phase::Copying { since },
+        };
+        let again = donor.again();
+        Transition::to(donor, again)
+    }
+
+    pub fn blocks_writes(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::WritesBlocked { .. } | Phase::ReadsBlocked { .. }
+        )
+    }
+
+    pub fn blocks_reads(&self) -> bool {
+        matches!(self.phase, Phase::ReadsBlocked { .. })
+    }
+
+    /// Whether the range has been given away.
+    pub fn has_given_away(&self) -> bool {
+        matches!(self.phase, Phase::Committed(_))
+    }
+
+    /// What an event leads to; `None` if it means nothing in this phase.
+    pub fn step(&self, event: Event) -> Option<Transition<Donor>> {
+        let next = match (self.phase, event) {
+            (_, Event::Timer) => return Some(Transition::to(self.clone(), self.again())),
+            (Phase::Copying { .. }, Event::AlmostCaughtUp { at, digest }) => {
+                Phase::WritesBlocked { at, digest }
+            }
+            (Phase::WritesBlocked { at, .. }, Event::RecipientReady) => Phase::ReadsBlocked { at },
+            // Nothing was asked of the authority yet, by this primary or another: that
+            // happens only after `ReadsBlocked` is durable.
+            (
+                Phase::Copying { .. } | Phase::WritesBlocked { .. },
+                Event::RecipientCannot | Event::Abort,
+            ) => Phase::Aborted,
+            // Here it may have been decided: ask, and be told.
+            (Phase::ReadsBlocked { .. }, Event::CommitRefused | Event::Abort) => {
+                let id = self.moved.id;
+                let settle = Send::Authority(ToAuthority::Settle { id });
+                return Some(Transition::to(self.clone(), [settle]));
+            }
+            (Phase::ReadsBlocked { .. }, Event::Decided(outcome)) => match outcome {
+                Outcome::Committed(_) => Phase::Committed(outcome),
+                Outcome::Aborted => Phase::Aborted,
+            },
+            (Phase::Committed(_) | Phase::Aborted, Event::RecipientReleased) => {
+                return Some(Transition {
+                    next: None,
+                    send: Vec::new(),
+                });
+            }
+            // Late, or repeated.
+            (
+                Phase::Copying { .. }
+                | Phase::WritesBlocked { .. }
+                | Phase::ReadsBlocked { .. }
+                | Phase::Committed(_)
+                | Phase::Aborted,
+                _,
+            ) => return None,
+        };
+        let donor = Donor {
+            moved: self.moved.clone(),
+            phase: next,
+        };
+        let again = donor.again();
+        Some(Transition::to(donor, again))
+    }
+
+    /// What this phase waits for an answer to.
+    fn again(&self) -> Vec<Send> {
+        let id = self.moved.id;
+        let message = match self.phase {
+            Phase::Copying { since } => Send::Recipient(ToRecipient::Receive {
+                moved: self.moved.clone(),
+                since,
+            }),
+            Phase::WritesBlocked { at, digest } => Send::Recipient(ToRecipient::Finish {
+                id,
+                up_to: at,
+                digest,
+            }),
+            Phase::ReadsBlocked { .. } => Send::Authority(ToAuthority::Commit {
+                moved: self.moved.clone(),
+            }),
+            Phase::Committed(outcome) => Send::Recipient(ToRecipient::Release { id, outcome }),
+            Phase::Aborted => Send::Recipient(ToRecipient::Release {
+                id,
+                outcome: Outcome::Aborted,
+            }),
+        };
+        vec![message]
+    }
+}

@@ -1,0 +1,147 @@
+//! Moving a range from one shard to another while it is read and written.
+//!
+//! ```text
+//!  donor                         recipient                     authority
+//!    Copying ───── receive ────────► Receiving
+//!       │ ◄──────── progress ────────────┤  scan, then the log from `since` on
+//!       ▼ almost caught up               │
+//!    WritesBlocked ── finish(at, digest) ► replays up to the blocking entry
+//!       │ ◄───────── ready ───────────── Ready        same content, durably
+//!       ▼                                │
+//!    ReadsBlocked ──── commit ───────────┼─────────────────► decided, by operation id
+//!       │ ◄────────── outcome ───────────┼───────────────────┘
+//!       ▼                                │
+//!    Committed ────── release ──────────► Owner       serves from now on
+//!       │ ◄───────── released ───────────┘
+//!       ▼
+//!    forgotten, its copy is removed later
+//! ```
+//!
+//! Each state is a document that is written through that shard's log before anything
+//! follows from it: [`donor::Donor::step`] and [`recipient::Recipient::step`] take an
+//! event and say what the document becomes and what to send *after that is durable*. A
+//! new primary reads the document and goes on with [`donor::Event::Timer`] or
+//! [`recipient::Event::Timer`], which send again what was sent in that state. Messages
+//! may be lost, repeated, or arrive long after; every handler is written for that.
+//!
+//! What keeps it correct (each has a test that finds the fault without it):
+//! - ⚑ Blocks are part of the document: a new primary blocks what its predecessor
+//!   blocked, before it serves anything.
+//! - ⚑ Reads are blocked, durably, before the decision is asked for; else the donor
+//!   could serve a read after the recipient has accepted a write.
+//! - ⚑ The recipient says *ready* only with everything up to the donor's blocking
+//!   entry, compared by content, durably. From then on it never aborts on its own:
+//!   the decision may have been made.
+//! - ⚑ Once reads are blocked the donor does not abort on its own either: it asks the
+//!   authority to settle. A lost answer is never taken for an abort.
+//! - ⚑ A recipient refuses a range that it owns or has finished with: a message that is
+//!   repeated long after must not begin a move whose clean-up would delete live data.
+//! - ⚑ A commit makes an owner only if its version is newer than any that this shard has
+//!   learned. All messages of a move may arrive again after the move was forgotten here
+//!   and the range has gone elsewhere; the version is what tells that story is over.
+//! - ⚑ Whoever receives a range begins with nothing: what an earlier move left behind is
+//!   removed first.
+//!
+//! Left to the shell: copying itself, the sums that `digest` stands for, pacing,
+//! deadlines, and when "almost caught up" is. Not here yet: the history of sessions,
+//! which has to be there before the recipient may say *ready*.
+
+pub mod donor;
+pub mod recipient;
+
+#[cfg(test)]
+mod tests;
+
+use crate::authority::{OperationId, Outcome};
+use crate::routing::ShardId;
+use model::range::KeyRange;
+
+/// What is to be moved.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Move {
+    pub id: OperationId,
+    pub range: KeyRange,
+    pub from: ShardId,
+    pub to: ShardId,
+}
+
+/// A position of the donor's log.
+pub type LogPosition = u64;
+
+/// Count and sum of hashes of the documents of a range.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Digest {
+    pub documents: u64,
+    pub sum: u128,
+}
+
+/// From donor to recipient.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ToRecipient {
+    /// Copy the range, then follow the donor's log from a position on.
+    Receive {
+        moved: Move,
+        since: LogPosition,
+    },
+    /// Nothing is written to the range after this position; say when you have it all.
+    Finish {
+        id: OperationId,
+        up_to: LogPosition,
+        digest: Digest,
+    },
+    Release {
+        id: OperationId,
+        outcome: Outcome,
+    },
+}
+
+/// From recipient to donor.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ToDonor {
+    Progress {
+        id: OperationId,
+        copied: LogPosition,
+    },
+    Ready {
+        id: OperationId,
+    },
+    /// It did not come to be ready, and never will.
+    Cannot {
+        id: OperationId,
+    },
+    Released {
+        id: OperationId,
+    },
+}
+
+/// To the authority; it answers with an outcome, or that it refused to commit.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ToAuthority {
+    Commit { moved: Move },
+    Settle { id: OperationId },
+}
+
+/// What to send once the new state is durable.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Send {
+    Recipient(ToRecipient),
+    Donor(ToDonor),
+    Authority(ToAuthority),
+}
+
+/// What an event leads to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Transition<S> {
+    /// The document from now on; `None`: it is removed.
+    pub next: Option<S>,
+    pub send: Vec<Send>,
+}
+
+impl<S> Transition<S> {
+    fn to(next: S, send: impl IntoIterator<Item = Send>) -> Self {
+        Self {
+            next: Some(next),
+            send: send.into_iter().collect(),
+        }
+    }
+}
