@@ -324,7 +324,7 @@ impl Search {
         let step = format!("arrives: {message:?}");
         let mut after = world.clone();
         match message {
-            Message::Sent(Send::Recipient(message)) => self.to_recipient(&mut after, message),
+            Message::Sent(Send::Recipient(message)) => self.recipient_hears(&mut after, message),
             Message::Sent(Send::Donor(message)) => {
                 let (id, event) = match message {
                     // When writes are blocked is the donor's choice: see `donor_events`.
@@ -333,11 +333,11 @@ impl Search {
                     ToDonor::Cannot { id } => (id, donor::Event::RecipientCannot),
                     ToDonor::Released { id } => (id, donor::Event::RecipientReleased),
                 };
-                self.to_donor(&mut after, number_of(id), event);
+                self.donor_hears(&mut after, number_of(id), event);
             }
-            Message::Sent(Send::Authority(message)) => self.to_authority(&mut after, message),
+            Message::Sent(Send::Authority(message)) => self.authority_hears(&mut after, message),
             Message::Decided(number, outcome) => {
-                self.to_donor(&mut after, number, donor::Event::Decided(outcome));
+                self.donor_hears(&mut after, number, donor::Event::Decided(outcome));
                 // Whoever asked may be the recipient.
                 let mut elsewhere = world.clone();
                 self.decided_for_recipient(&mut elsewhere, number, outcome);
@@ -346,7 +346,7 @@ impl Search {
                 }
             }
             Message::Refused(number) => {
-                self.to_donor(&mut after, number, donor::Event::CommitRefused);
+                self.donor_hears(&mut after, number, donor::Event::CommitRefused);
             }
         }
         if after != *world {
@@ -354,7 +354,7 @@ impl Search {
         }
     }
 
-    fn to_donor(&mut self, world: &mut World, number: usize, event: donor::Event) {
+    fn donor_hears(&mut self, world: &mut World, number: usize, event: donor::Event) {
         let shard = giver(number);
         let transition = world.shards[shard]
             .donor
@@ -377,7 +377,7 @@ impl Search {
         }
     }
 
-    fn to_recipient(&mut self, world: &mut World, message: ToRecipient) {
+    fn recipient_hears(&mut self, world: &mut World, message: ToRecipient) {
         let id = match &message {
             ToRecipient::Receive { moved, .. } => moved.id,
             ToRecipient::Finish { id, .. } | ToRecipient::Release { id, .. } => *id,
@@ -451,7 +451,7 @@ impl Search {
     }
 
     /// The authority of `crate::authority`, as small as it can be.
-    fn to_authority(&mut self, world: &mut World, message: ToAuthority) {
+    fn authority_hears(&mut self, world: &mut World, message: ToAuthority) {
         let (number, answer) = match message {
             ToAuthority::Settle { id } => {
                 let number = number_of(id);
