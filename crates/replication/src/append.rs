@@ -17,7 +17,7 @@ use model::time::ClusterTime;
 use crate::disk::Fill;
 use crate::entry::{Entry, LogPosition, Term};
 use crate::log_state::LogState;
-use crate::segment::{Segment, SegmentHeader, stored_bytes};
+use crate::segment::{HEADER_BYTES, Segment, SegmentHeader, stored_bytes};
 
 /// A buffer that one large entry has blown up is given back to the system.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
@@ -30,6 +30,7 @@ pub(crate) struct Writer {
     buffer: Vec<u8>,
     last: LogPosition,
     last_time: ClusterTime,
+    last_wall_ms: i64,
     last_term: Term,
     synced: LogPosition,
     /// When the oldest write that is not synced yet was made.
@@ -40,6 +41,7 @@ pub(crate) struct Writer {
 pub(crate) struct LogEnd {
     pub last: LogPosition,
     pub last_time: ClusterTime,
+    pub last_wall_ms: i64,
     pub last_term: Term,
     /// Behind the last entry in the last segment.
     pub offset: u64,
@@ -55,17 +57,41 @@ impl Writer {
             buffer: Vec::new(),
             last: end.last,
             last_time: end.last_time,
+            last_wall_ms: end.last_wall_ms,
             last_term: end.last_term,
             synced: end.last,
             unsynced_since: None,
         }
     }
 
-    /// Adds an entry to what the next flush writes.
+    /// The last entry that was appended.
+    pub fn last(&self) -> LogPosition {
+        self.last
+    }
+
+    pub fn last_time(&self) -> ClusterTime {
+        self.last_time
+    }
+
+    pub fn last_wall_ms(&self) -> i64 {
+        self.last_wall_ms
+    }
+
+    pub fn synced(&self) -> LogPosition {
+        self.synced
+    }
+
+    /// Adds an entry to what the next flush writes. After an error the group must stop.
     pub fn append(&mut self, entry: &Entry) -> io::Result<()> {
         assert_eq!(entry.position, self.last.next(), "positions are dense");
-        assert!(entry.time > self.last_time, "times increase along the log");
-        let room = stored_bytes(entry.payload.len());
+        // It may come from another member.
+        if entry.time <= self.last_time || entry.term < self.last_term {
+            return Err(io::Error::other(format!(
+                "the entry at {} is not later than the one before it",
+                entry.position
+            )));
+        }
+        let room = stored_bytes(entry);
         if self.offset + self.buffer.len() as u64 + room > self.segment.bytes {
             self.rotate(entry, room)?;
         }
@@ -74,6 +100,7 @@ impl Writer {
         self.segment.encode(entry, self.synced, &mut self.buffer);
         self.last = entry.position;
         self.last_time = entry.time;
+        self.last_wall_ms = entry.wall_ms;
         self.last_term = entry.term;
         Ok(())
     }
@@ -121,10 +148,10 @@ impl Writer {
         let current = &self.segment.header;
         // A segment that is still empty is replaced by a larger one. It keeps its place
         // in the row, and what it says about a gap.
-        let (sequence, previous) = if current.first == next.position {
-            (current.sequence, current.previous)
+        let (sequence, previous, previous_sequence) = if current.first == next.position {
+            (current.sequence, current.previous, current.previous_sequence)
         } else {
-            (current.sequence + 1, self.last)
+            (current.sequence + 1, self.last, current.sequence)
         };
         let header = SegmentHeader {
             group: current.group,
@@ -133,11 +160,39 @@ impl Writer {
             previous,
             previous_time: self.last_time,
             previous_term: self.last_term,
-            wall_ms: next.wall_ms,
+            // Not the entry's, which is no later than the entry's leader made it.
+            wall_ms: self.log.wall.now_ms(),
+            previous_sequence,
         };
-        self.segment = self.log.begin_segment(header, room, Fill::Reserved)?;
-        self.offset = crate::segment::HEADER_BYTES;
+        self.begin(header, room)?;
         self.log.want_maintenance();
         Ok(())
+    }
+
+    fn begin(&mut self, header: SegmentHeader, room: u64) -> io::Result<()> {
+        self.segment = self.log.begin_segment(header, room, Fill::Reserved)?;
+        self.offset = HEADER_BYTES;
+        Ok(())
+    }
+
+    /// Goes on in a new segment behind `end`, whatever came after it. Everything written
+    /// so far must be synced.
+    pub(crate) fn restart(&mut self, header: SegmentHeader, end: LogEnd) -> io::Result<()> {
+        assert!(
+            self.buffer.is_empty() && self.unsynced_since.is_none(),
+            "what was written is synced before the log goes on elsewhere"
+        );
+        self.begin(header, 0)?;
+        self.last = end.last;
+        self.last_time = end.last_time;
+        self.last_wall_ms = end.last_wall_ms;
+        self.last_term = end.last_term;
+        self.synced = end.last;
+        self.log.set_appended(self.last, self.offset);
+        Ok(())
+    }
+
+    pub(crate) fn log(&self) -> &Arc<LogState> {
+        &self.log
     }
 }

@@ -1,69 +1,200 @@
-//! The loop: gather, write, sync, apply, answer. It has a thread of its own.
+//! The loop: gather, write, sync, send, apply, answer. It has a thread of its own.
 //!
 //! All proposals that wait are one group: one write, one sync if any of them asks for
 //! it, one batch for the state machine. While a group is being synced the next one
 //! gathers, so that groups grow with the load by themselves.
 //!
 //! ```text
-//!   queue ═► append… ─► write ─► sync? ─► apply ─► tail, progress ─► answers
-//!                                 └ yes, if one asks for it or the last sync is 100 ms ago
+//!   packets ─► raft ─┐
+//!   queue ═► propose ─► ready: term, vote ─► leader's messages ─► append… ─► write
+//!                        ─► sync? ─► follower's messages ─► apply what is committed
+//!                        ─► tail, progress ─► answers
 //! ```
 //!
-//! When any step fails the group stops: the answers of the batch under way are
-//! "outcome unknown", because its entries may be found when the log is opened again.
+//! One turn of the loop, in this order: packets (they may end our leadership, and what
+//! was proposed in it must then not be written), proposals, requests, then everything
+//! that `raft` has to do because of them (`ready.rs`), then what follows from where we
+//! stand now: the role (`leadership.rs`), the members (`membership.rs`), copies of the
+//! state for those who are too far behind (`copying.rs`).
+//!
+//! When any step fails the group stops: the answers under way are "outcome unknown",
+//! because their entries may be found when the log is opened again.
 //!
 //! [`Driver`] is the same loop without the thread, one step at a time, for tests and
-//! for simulation.
+//! for simulation. Time comes in through [`Driver::tick`] only.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use raft::eraftpb::{HardState, MessageType};
+use raft::{Config, RaftState, RawNode, ReadOnlyOption};
 
 use crate::append::Writer;
-use crate::entry::Applied;
+use crate::entry::{LogPosition, Term};
 use crate::error::{Error, ProposeError};
-use crate::sequencer::{Batch, Shared, Wake};
+use crate::leadership::{Barriers, Transfer};
+use crate::member::MemberId;
+use crate::member_file::MemberFile;
+use crate::membership::Changing;
+use crate::message::{Envelope, Packet};
+use crate::raft_entry::to_raft;
+use crate::raft_store::RaftStore;
+use crate::sequencer::{Proposal, Request, Shared, Wake, Work};
 use crate::state_machine::StateMachine;
+use crate::transport::Transport;
+
+/// How much is applied in one batch when there is a lot to catch up with.
+pub(crate) const APPLY_BYTES: u64 = 4 << 20;
 
 /// Commits what is proposed to a group.
 pub struct Driver<S: StateMachine> {
-    shared: Arc<Shared<S::Companion>>,
-    state: S,
-    writer: Writer,
-    batch: Batch<S::Companion>,
+    pub(crate) shared: Arc<Shared<S::Companion>>,
+    pub(crate) state: S,
+    pub(crate) writer: Writer,
+    pub(crate) member: MemberFile,
+    pub(crate) node: RawNode<RaftStore>,
+    pub(crate) transport: Arc<dyn Transport>,
+    work: Work<S::Companion>,
+    /// Proposals that were given to `raft`, in the order of their positions.
+    pub(crate) in_flight: VecDeque<Proposal<S::Companion>>,
+    /// Whether this turn's entries may be applied before their sync, if nobody else has
+    /// a copy of the log.
+    pub(crate) may_buffer: bool,
+    /// The term in which proposals are accepted.
+    pub(crate) leading: Option<Term>,
+    pub(crate) applied_term: Term,
+    pub(crate) barriers: Barriers,
+    pub(crate) transfer: Option<Transfer>,
+    pub(crate) changing: Changing,
+    pub(crate) ticks: u64,
+    /// The tick in which something was last heard from a member.
+    pub(crate) heard: BTreeMap<MemberId, u64>,
     finished: bool,
 }
 
 impl<S: StateMachine> Driver<S> {
-    pub(crate) fn new(shared: Arc<Shared<S::Companion>>, state: S, writer: Writer) -> Self {
-        Self {
+    pub(crate) fn new(
+        shared: Arc<Shared<S::Companion>>,
+        state: S,
+        writer: Writer,
+        member: MemberFile,
+        transport: Arc<dyn Transport>,
+    ) -> Result<Self, Error> {
+        let log = shared.log.clone();
+        let applied = state.applied();
+        let applied_term = log.term_at(applied).unwrap_or(Term::new(0));
+        let node = new_node(&log, &member, applied)?;
+        Ok(Self {
             shared,
             state,
             writer,
-            batch: Batch::new(),
+            member,
+            node,
+            transport,
+            work: Work::default(),
+            in_flight: VecDeque::new(),
+            may_buffer: false,
+            leading: None,
+            applied_term,
+            barriers: Barriers::default(),
+            transfer: None,
+            changing: Changing::default(),
+            ticks: 0,
+            heard: BTreeMap::new(),
             finished: false,
+        })
+    }
+
+    pub(crate) fn me(&self) -> MemberId {
+        self.shared.log.options.member
+    }
+
+    /// Whether nobody else has a copy of the log.
+    pub(crate) fn is_sole(&self) -> bool {
+        self.member.state.configuration.is_sole(self.me())
+    }
+
+    /// A sole voter need not wait for anybody: it elects itself and applies the rest of
+    /// its log. Others wait for time to pass.
+    pub(crate) fn begin(&mut self) -> Result<(), Error> {
+        let alone = self.member.state.configuration.voters == [self.me()]
+            && !self.member.state.configuration.is_joint();
+        // First the members that the group began with, which nobody votes about.
+        self.turn(|_| Ok(()));
+        if alone {
+            self.turn(|driver| {
+                driver.campaign();
+                Ok(())
+            });
+        }
+        match self.shared.log.stop_reason.get() {
+            None => Ok(()),
+            Some(reason) => Err(Error::Stopped {
+                reason: reason.clone(),
+            }),
         }
     }
 
     /// The life of the log's thread.
     pub(crate) fn run(mut self) {
+        let tick = Duration::from_millis(self.shared.log.options.tick_ms);
+        let mut next_tick = Instant::now() + tick;
+        let mut closing_ticks = 0;
         loop {
-            match self.shared.wait(self.writer.sync_due(), &mut self.batch) {
-                Wake::Work => self.commit(),
-                Wake::SyncDue => self.sync(),
+            let ticking = !self.is_sole();
+            let tick_due = ticking.then_some(next_tick);
+            let deadline = [self.writer.sync_due(), tick_due].into_iter().flatten().min();
+            // Proposals that a quorum has not confirmed get a little time when closing.
+            let under_way = ticking
+                && !self.in_flight.is_empty()
+                && closing_ticks < self.shared.log.options.election_ticks;
+            match self.shared.wait(deadline, under_way, &mut self.work) {
+                Wake::Work => self.do_work(),
+                Wake::Deadline => {}
                 Wake::Finished => break,
+            }
+            let now = Instant::now();
+            if ticking && now >= next_tick {
+                closing_ticks += usize::from(self.shared.is_closing());
+                self.tick();
+                // A thread that was held up does not make up for the ticks it missed.
+                next_tick = (next_tick + tick).max(now);
+            } else if !ticking {
+                next_tick = now + tick;
+            }
+            if self.writer.sync_due().is_some_and(|due| due <= now) {
+                self.sync();
             }
         }
         // The reason is kept in the group, where `close` finds it.
         let _ = self.finish();
     }
 
-    /// Commits everything that is queued, as one group. False if nothing was.
+    /// Does everything that waits, as one group. False if nothing did.
     pub fn step(&mut self) -> bool {
-        let work = self.shared.take(&mut self.batch);
+        let work = self.shared.take(&mut self.work);
         if work {
-            self.commit();
+            self.do_work();
         }
         work
+    }
+
+    /// One tick of time passes.
+    pub fn tick(&mut self) {
+        self.ticks += 1;
+        let options = &self.shared.log.options;
+        if let Some(seed) = options.election_seed {
+            let (low, high) = election_range(options.election_ticks);
+            // By term, so that two members that collide do not do so again.
+            let mixed = mix(seed ^ mix(self.me().get()) ^ mix(self.node.raft.term << 8));
+            let timeout = low + (mixed % (high - low) as u64) as usize;
+            self.node.raft.set_randomized_election_timeout(timeout);
+        }
+        self.turn(|driver| {
+            driver.node.tick();
+            Ok(())
+        });
     }
 
     /// Makes buffered writes stable, as the loop does when their time has come.
@@ -72,7 +203,7 @@ impl<S: StateMachine> Driver<S> {
             return;
         }
         if let Err(error) = self.writer.sync() {
-            self.shared.stop(&format!("syncing the log: {error}"));
+            self.fail(&format!("syncing the log: {error}"));
         }
     }
 
@@ -86,6 +217,7 @@ impl<S: StateMachine> Driver<S> {
     fn finish(&mut self) -> Result<(), Error> {
         self.sync();
         self.finished = true;
+        self.abandon("it was closed");
         self.shared.end_progress();
         match self.shared.log.stop_reason.get() {
             None => Ok(()),
@@ -95,62 +227,225 @@ impl<S: StateMachine> Driver<S> {
         }
     }
 
-    fn commit(&mut self) {
-        if let Err(reason) = self.write_and_apply() {
-            self.shared.stop(&reason);
-            let reason = self.shared.stop_reason();
-            for answer in self.batch.answers.drain(..) {
-                // A proposer that no longer listens does not mind.
-                let _ = answer.send(Err(ProposeError::OutcomeUnknown {
-                    reason: reason.clone(),
-                }));
+    fn do_work(&mut self) {
+        let work = std::mem::take(&mut self.work);
+        self.turn(move |driver| {
+            for envelope in work.packets {
+                driver.receive(envelope)?;
             }
-            self.batch.clear();
-            return;
-        }
-        let mut tail = self.shared.log.tail.lock();
-        let mut outcomes = Vec::with_capacity(self.batch.entries.len());
-        for committed in self.batch.entries.drain(..) {
-            outcomes.push(Applied {
-                position: committed.entry.position,
-                time: committed.entry.time,
-            });
-            tail.push(committed.entry);
-        }
-        drop(tail);
-        // Readers see the entries before their proposers hear of it.
-        if let Some(last) = outcomes.last() {
-            self.shared.log.publish(*last);
-        }
-        for (answer, outcome) in self.batch.answers.drain(..).zip(outcomes) {
-            let _ = answer.send(Ok(outcome));
-        }
-        self.batch.clear();
+            driver.notice_loss();
+            driver.may_buffer = !work.batch.proposals.is_empty() && !work.batch.needs_sync;
+            driver.propose(work.batch.proposals);
+            for request in work.requests {
+                driver.request(request);
+            }
+            Ok(())
+        });
     }
 
-    fn write_and_apply(&mut self) -> Result<(), String> {
-        // The maintenance may have stopped the group since the batch was taken.
-        if let Some(reason) = self.shared.log.stop_reason.get() {
-            return Err(reason.to_string());
+    /// One turn: something happens, then all that follows from it.
+    fn turn(&mut self, happens: impl FnOnce(&mut Self) -> Result<(), String>) {
+        // The maintenance may have stopped the group meanwhile.
+        let stopped = self.shared.log.stop_reason.get().cloned();
+        let outcome = match stopped {
+            Some(reason) => Err(reason.to_string()),
+            None => happens(self).and_then(|()| self.settle()),
+        };
+        self.may_buffer = false;
+        if let Err(reason) = outcome {
+            self.fail(&reason);
         }
-        let writing = |error| format!("writing the log: {error}");
-        for committed in &self.batch.entries {
-            self.writer.append(&committed.entry).map_err(writing)?;
-        }
-        self.writer.flush().map_err(writing)?;
-        let due = self
-            .writer
-            .sync_due()
-            .is_some_and(|due| due <= Instant::now());
-        if self.batch.needs_sync || due {
-            self.writer
-                .sync()
-                .map_err(|error| format!("syncing the log: {error}"))?;
-        }
-        self.state
-            .apply(&mut self.batch.entries)
-            .map_err(|error| format!("applying to the state machine: {error}"))
     }
+
+    /// Does what `raft` has to do until there is nothing left.
+    fn settle(&mut self) -> Result<(), String> {
+        loop {
+            while self.node.has_ready() {
+                self.handle_ready()?;
+            }
+            self.notice_role();
+            self.pursue_changes();
+            if !self.node.has_ready() {
+                break;
+            }
+        }
+        self.answer_barriers();
+        self.publish_members();
+        Ok(())
+    }
+
+    /// Stops the group for good.
+    fn fail(&mut self, reason: &str) {
+        self.shared.stop(reason);
+        let reason = self.shared.stop_reason();
+        self.abandon(&reason);
+    }
+
+    /// Nobody hears from this loop again.
+    fn abandon(&mut self, reason: &str) {
+        let reason: Arc<str> = Arc::from(reason);
+        let mut unanswered: Vec<_> = self.in_flight.drain(..).collect();
+        unanswered.append(&mut self.work.batch.proposals);
+        for proposal in unanswered {
+            proposal.answer(Err(ProposeError::OutcomeUnknown {
+                reason: reason.clone(),
+            }));
+        }
+        self.barriers = Barriers::default();
+        self.transfer = None;
+        self.changing = Changing::default();
+    }
+
+    /// Gives proposals to `raft`, which must still lead in their term.
+    pub(crate) fn propose(&mut self, proposals: Vec<Proposal<S::Companion>>) {
+        let Some(first) = proposals.first() else {
+            return;
+        };
+        if self.leading != Some(first.entry.term) {
+            return self.refuse(proposals);
+        }
+        assert_eq!(
+            first.entry.position.get(),
+            self.node.raft.raft_log.last_index() + 1,
+            "proposals come in the order in which they were given positions"
+        );
+        let mut message = raft::eraftpb::Message::default();
+        message.set_msg_type(MessageType::MsgPropose);
+        message.from = self.me().get();
+        let entries: Vec<_> = proposals
+            .iter()
+            .map(|proposal| to_raft(&proposal.entry))
+            .collect();
+        message.set_entries(entries.into());
+        match self.node.raft.step(message) {
+            Ok(()) => self.in_flight.extend(proposals),
+            Err(error) => {
+                // Positions were given that are not used: leadership begins anew.
+                tracing::warn!(%error, "proposals were dropped");
+                self.lose();
+                self.refuse(proposals);
+            }
+        }
+    }
+
+    fn refuse(&mut self, proposals: Vec<Proposal<S::Companion>>) {
+        let leader = MemberId::checked(self.node.raft.leader_id).filter(|id| *id != self.me());
+        for proposal in proposals {
+            proposal.answer(Err(ProposeError::NotLeader { leader }));
+        }
+    }
+
+    fn receive(&mut self, envelope: Envelope) -> Result<(), String> {
+        self.heard.insert(envelope.from, self.ticks);
+        match envelope.packet {
+            Packet::Raft(message) => {
+                let raft = &self.node.raft;
+                // The leader knows of acknowledgements that this member cannot have made
+                // with the log that it has now.
+                if message.get_msg_type() == MessageType::MsgHeartbeat
+                    && message.term >= raft.term
+                    && message.commit > raft.raft_log.last_index()
+                {
+                    return Err(format!(
+                        "the log ends at {}, but member {} says that it once reached {}",
+                        raft.raft_log.last_index(),
+                        envelope.from,
+                        message.commit
+                    ));
+                }
+                if let Err(error) = self.node.step(message) {
+                    tracing::debug!(%error, from = %envelope.from, "a message was not heeded");
+                }
+            }
+            Packet::Part(_) | Packet::PartAnswer(_) => {
+                tracing::debug!(from = %envelope.from, "parts of a state are not expected");
+            }
+        }
+        Ok(())
+    }
+
+    fn request(&mut self, request: Request) {
+        match request {
+            Request::Barrier(answer) => self.begin_barrier(answer),
+            Request::Transfer { to, answer } => self.begin_transfer(to, answer),
+            Request::Change {
+                voters,
+                learners,
+                answer,
+            } => self.begin_change(&voters, &learners, answer),
+            Request::Unreachable(member) => self.node.report_unreachable(member.get()),
+            Request::Campaign => self.campaign(),
+        }
+    }
+
+    fn campaign(&mut self) {
+        if let Err(error) = self.node.campaign() {
+            tracing::debug!(%error, "no election was begun");
+        }
+    }
+}
+
+/// Least and (excluded) greatest election timeout.
+fn election_range(election_ticks: usize) -> (usize, usize) {
+    (election_ticks, election_ticks + (election_ticks / 2).max(2))
+}
+
+/// A number that shares nothing with its neighbours (SplitMix64).
+fn mix(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+fn new_node(
+    log: &Arc<crate::log_state::LogState>,
+    member: &MemberFile,
+    applied: LogPosition,
+) -> Result<RawNode<RaftStore>, Error> {
+    let options = &log.options;
+    let (low, high) = election_range(options.election_ticks);
+    let config = Config {
+        id: options.member.get(),
+        election_tick: options.election_ticks,
+        heartbeat_tick: options.heartbeat_ticks,
+        min_election_tick: low,
+        max_election_tick: high,
+        applied: applied.get(),
+        max_size_per_msg: options.message_bytes_max,
+        max_inflight_msgs: 256,
+        check_quorum: true,
+        pre_vote: true,
+        read_only_option: ReadOnlyOption::Safe,
+        max_committed_size_per_ready: APPLY_BYTES,
+        ..Config::default()
+    };
+    let state = &member.state;
+    let configuration = state.configuration.to_raft();
+    let mut hard_state = HardState::default();
+    hard_state.term = state.term.get();
+    hard_state.vote = state.vote.map_or(0, MemberId::get);
+    // What is applied is committed, and so is what comes before the log. The members that
+    // a group begins with are agreed upon beforehand.
+    let agreed = u64::from(state.configuration_position > LogPosition::BEFORE_FIRST);
+    hard_state.commit = applied
+        .get()
+        .max(log.unbroken_first().previous().get())
+        .max(agreed.min(log.appended().get()));
+    let store = RaftStore {
+        log: log.clone(),
+        initial: RaftState {
+            hard_state,
+            conf_state: configuration.clone(),
+        },
+        copyable: None,
+        configuration,
+    };
+    let logger = slog::Logger::root(slog::Discard, slog::o!());
+    RawNode::new(&config, store, &logger).map_err(|error| Error::Corrupt {
+        file: crate::member_file::MEMBER_FILE.to_owned(),
+        detail: error.to_string(),
+    })
 }
 
 /// A loop that ends in any other way than by closing (a panic of the state machine, a
@@ -158,7 +453,7 @@ impl<S: StateMachine> Driver<S> {
 impl<S: StateMachine> Drop for Driver<S> {
     fn drop(&mut self) {
         if !self.finished {
-            self.shared.stop("the log's loop has ended unexpectedly");
+            self.fail("the log's loop has ended unexpectedly");
         }
     }
 }

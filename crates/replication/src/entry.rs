@@ -16,6 +16,8 @@ use std::fmt;
 use bytes::Bytes;
 use model::time::ClusterTime;
 
+use crate::member::ConfigurationChange;
+
 /// The index of an entry in its log. The first entry has position 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LogPosition(u64);
@@ -58,8 +60,7 @@ impl fmt::Display for LogPosition {
     }
 }
 
-/// One period of leadership. With one member, every opening of the log that
-/// finds entries begins a new one.
+/// One period of leadership. A sole voter begins a new one every time it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(u64);
 
@@ -85,7 +86,22 @@ pub struct Entry {
     pub term: Term,
     pub time: ClusterTime,
     pub wall_ms: i64,
+    pub kind: EntryKind,
+    /// What was proposed. Empty in entries that the log makes for itself.
     pub payload: Bytes,
+}
+
+/// Who made an entry, and what for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A proposal: the payload means something to the state machine.
+    Data,
+    /// The first entry of a leader's term, or what has become of a change of members
+    /// that was refused. Nobody proposes it, so nobody gives it a time: its time is the
+    /// one right after that of the entry before it, on every member.
+    Noop,
+    /// Changes the members of the group.
+    Configuration(ConfigurationChange),
 }
 
 /// An entry that is to be applied now.
@@ -110,6 +126,7 @@ pub enum Durability {
     /// After the entry is on stable storage.
     Synced,
     /// At once; the sync follows within [`crate::Options::sync_delay_ms`]. A power
-    /// cut before that may lose the entry.
+    /// cut before that may lose the entry. Only with a sole member: with several,
+    /// everything is synced by a quorum before it is applied.
     Buffered,
 }

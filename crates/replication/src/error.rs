@@ -8,6 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::entry::LogPosition;
+use crate::member::MemberId;
 
 /// What a state machine may answer with.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -75,12 +76,58 @@ pub enum ProposeError {
     /// The group stopped before the entry reached the disk: it will never appear.
     #[error("the log stopped: {reason}")]
     Stopped { reason: Arc<str> },
-    /// The entry may or may not be in the log after it is opened again.
+    /// The entry may or may not be in the log after it is opened again, or under the
+    /// next leader.
     #[error("the outcome is unknown: {reason}")]
     OutcomeUnknown { reason: Arc<str> },
+    /// This member does not lead, or no longer in the term asked for. Nothing was
+    /// appended; if the closure ran, the state machine was told to forget what it did.
+    #[error("this member is not the leader")]
+    NotLeader { leader: Option<MemberId> },
+    /// The entry was appended and something else took its place: it will never appear.
+    #[error("another leader's entry took its place")]
+    NotApplied,
     /// Cluster time has reached its last value.
     #[error("cluster time is exhausted")]
     TimeExhausted,
+}
+
+/// The members were not changed, or nobody knows whether they were.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// Another change is still under way: try again later.
+    #[error("another change of members is under way")]
+    Busy,
+    #[error("{detail}")]
+    Invalid { detail: &'static str },
+    #[error(transparent)]
+    Proposal(#[from] ProposeError),
+}
+
+/// Leadership could not be confirmed or handed over.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LeaderError {
+    #[error("this member is not the leader")]
+    NotLeader { leader: Option<MemberId> },
+    /// The member asked for cannot lead.
+    #[error("member {0} is not a voter")]
+    NotAVoter(MemberId),
+    /// The other member did not take over in time; this one leads on.
+    #[error("the other member did not take over in time")]
+    TimedOut,
+    #[error("the log stopped: {reason}")]
+    Stopped { reason: Arc<str> },
+}
+
+/// Bytes that are not a message of a member.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiveError {
+    #[error("malformed message: {0}")]
+    Malformed(&'static str),
+    #[error("a message for another group")]
+    ForeignGroup,
+    #[error("a message for another member")]
+    ForeignMember,
 }
 
 /// Entries could not be read.

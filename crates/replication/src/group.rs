@@ -20,12 +20,17 @@ use crate::clock::WallClock;
 use crate::commit::Driver;
 use crate::disk::Disk;
 use crate::entry::{Applied, Durability, Entry, LogPosition, Term};
-use crate::error::{DriftError, Error, ProposeError, ReadError};
+use crate::error::{
+    ChangeError, DriftError, Error, LeaderError, ProposeError, ReadError, ReceiveError,
+};
 use crate::log_state::{LogState, Progress};
+use crate::member::{MemberId, Members, Role};
+use crate::message::decode;
 use crate::options::Options;
-use crate::recovery::recover;
-use crate::sequencer::Shared;
+use crate::recovery::{first_entry, recover};
+use crate::sequencer::{Request, Shared};
 use crate::state_machine::StateMachine;
+use crate::transport::Transport;
 use crate::trim::{Maintenance, Pin};
 
 /// How often the age of entries is looked at when nothing else wakes the maintenance.
@@ -56,15 +61,17 @@ impl<C> Drop for Handle<C> {
 }
 
 impl<S: StateMachine> Group<S> {
-    /// Opens the log, brings the state up to its end, and starts its threads. Blocks
-    /// while it replays.
+    /// Opens the log and starts its threads. Blocks while it reads and, if this is a sole
+    /// voter, until the state has everything that is in the log: it leads when this
+    /// returns. With other voters it follows until somebody is elected.
     pub fn open(
         options: Options,
         disk: Arc<dyn Disk>,
         wall: Arc<dyn WallClock>,
+        transport: Arc<dyn Transport>,
         state: S,
     ) -> Result<Self, Error> {
-        let (group, driver) = Self::open_stepped(options, disk, wall, state)?;
+        let (group, driver) = Self::open_stepped(options, disk, wall, transport, state)?;
         let shared = group.handle.shared.clone();
         let spawn = |name: &str, life: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
@@ -85,22 +92,43 @@ impl<S: StateMachine> Group<S> {
         options: Options,
         disk: Arc<dyn Disk>,
         wall: Arc<dyn WallClock>,
-        mut state: S,
+        transport: Arc<dyn Transport>,
+        state: S,
     ) -> Result<(Self, Driver<S>), Error> {
         options.check()?;
         let log = Arc::new(LogState::new(options, disk, wall));
         let mut syncer = state.syncer();
-        let end = recover(&log, &mut state, &mut syncer)?;
-        let writer = Writer::new(log.clone(), &end);
-        let maintenance = Maintenance::new(log.clone(), syncer);
+        let recovered = recover(&log, &state, &mut syncer)?;
+        let mut writer = Writer::new(log.clone(), &recovered.end);
+        if writer.last() == LogPosition::BEFORE_FIRST
+            && let Some(first) = first_entry(&recovered.member.state.configuration)
+        {
+            let failed = || Error::disk("beginning the log");
+            writer.append(&first).map_err(failed())?;
+            writer.flush().map_err(failed())?;
+            writer.sync().map_err(failed())?;
+        }
+        log.publish(Applied {
+            position: state.applied(),
+            time: state.applied_time().unwrap_or(ClusterTime::ZERO),
+        });
+        let members = Members {
+            me: log.options.member,
+            term: recovered.member.state.term,
+            leader: None,
+            configuration: recovered.member.state.configuration.clone(),
+            configuration_position: recovered.member.state.configuration_position,
+            progress: Vec::new(),
+        };
         let shared = Arc::new(Shared::new(
-            log,
-            end.last_term.next(),
-            end.last,
-            end.last_time,
-            maintenance,
+            log.clone(),
+            writer.last(),
+            writer.last_time(),
+            members,
+            Maintenance::new(log, syncer),
         ));
-        let driver = Driver::new(shared.clone(), state, writer);
+        let mut driver = Driver::new(shared.clone(), state, writer, recovered.member, transport)?;
+        driver.begin()?;
         let handle = Arc::new(Handle {
             shared,
             threads: Mutex::default(),
@@ -113,14 +141,128 @@ impl<S: StateMachine> Group<S> {
     /// short. The answer comes when the entry is applied.
     ///
     /// An error means that nothing was appended. [`ProposeError::Busy`] passes: wait with
-    /// [`Group::ready`].
+    /// [`Group::ready`]. The closure does not run if the proposal is refused, with one
+    /// exception: it alone knows that its payload is over
+    /// [`Group::payload_bytes_max`]. Whoever publishes something in it looks at the
+    /// length before.
     pub fn propose(
         &self,
         durability: Durability,
         build: impl FnOnce(LogPosition, ClusterTime) -> (Vec<u8>, S::Companion),
     ) -> Result<Pending, ProposeError> {
-        let (given, answered) = self.handle.shared.propose(durability, build)?;
+        let (given, answered) = self.handle.shared.propose(None, durability, build)?;
         Ok(Pending { given, answered })
+    }
+
+    /// The same for what was evaluated against the latest state and what was proposed on
+    /// top of it: refused unless this member has led without interruption since it led in
+    /// `term`. See [`Group::leading`].
+    pub fn propose_in(
+        &self,
+        term: Term,
+        durability: Durability,
+        build: impl FnOnce(LogPosition, ClusterTime) -> (Vec<u8>, S::Companion),
+    ) -> Result<Pending, ProposeError> {
+        let (given, answered) = self.handle.shared.propose(Some(term), durability, build)?;
+        Ok(Pending { given, answered })
+    }
+
+    /// The term in which this member leads: to be asked before evaluating, and to be named
+    /// when proposing what was evaluated.
+    pub fn leading(&self) -> Result<Term, ProposeError> {
+        self.handle.shared.leading()
+    }
+
+    /// The longest payload that is accepted.
+    pub fn payload_bytes_max(&self) -> usize {
+        self.log().options.payload_bytes_max
+    }
+
+    /// What this member is to the group, and when that changes.
+    pub fn role(&self) -> watch::Receiver<Role> {
+        self.handle.shared.role.subscribe()
+    }
+
+    /// The members and how far each is, as this member knows it.
+    pub fn members(&self) -> Arc<Members> {
+        self.handle.shared.members.borrow().clone()
+    }
+
+    /// The same, followed. A sole member does not tell of its own progress this way; it is
+    /// what [`Group::watch`] follows.
+    pub fn watch_members(&self) -> watch::Receiver<Arc<Members>> {
+        self.handle.shared.members.subscribe()
+    }
+
+    /// Returns when this member is known to lead, by a majority that was asked after the
+    /// call, and has applied everything that was acknowledged to anybody before the call.
+    /// A read that begins then is linearizable. Waits as long as no majority answers: set
+    /// a deadline.
+    pub async fn read_barrier(&self) -> Result<LogPosition, LeaderError> {
+        let (answer, answered) = oneshot::channel();
+        self.handle.shared.request(Request::Barrier(answer));
+        match answered.await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(LeaderError::Stopped {
+                reason: self.handle.shared.stop_reason(),
+            }),
+        }
+    }
+
+    /// Hands leadership over to a voter, or to the one that is furthest. Until it is done,
+    /// or given up after an election timeout, proposals are refused.
+    pub async fn transfer(&self, to: Option<MemberId>) -> Result<(), LeaderError> {
+        let (answer, answered) = oneshot::channel();
+        self.handle.shared.request(Request::Transfer { to, answer });
+        match answered.await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(LeaderError::Stopped {
+                reason: self.handle.shared.stop_reason(),
+            }),
+        }
+    }
+
+    /// Asks for votes now instead of after an election timeout. Whether it wins is seen in
+    /// the role.
+    pub fn campaign(&self) {
+        self.handle.shared.request(Request::Campaign);
+    }
+
+    /// Makes these the members, through a joint configuration if more than one differs.
+    /// A member that is new should first be a learner until it has caught up.
+    pub async fn change_members(
+        &self,
+        voters: &[MemberId],
+        learners: &[MemberId],
+    ) -> Result<(), ChangeError> {
+        let (answer, answered) = oneshot::channel();
+        self.handle.shared.request(Request::Change {
+            voters: voters.to_vec(),
+            learners: learners.to_vec(),
+            answer,
+        });
+        match answered.await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(ProposeError::OutcomeUnknown {
+                reason: self.handle.shared.stop_reason(),
+            }
+            .into()),
+        }
+    }
+
+    /// Takes a packet that another member's [`Transport`] has sent.
+    pub fn receive(&self, packet: &[u8]) -> Result<(), ReceiveError> {
+        let envelope = decode(self.log().options.group, packet)?;
+        if envelope.to != self.log().options.member {
+            return Err(ReceiveError::ForeignMember);
+        }
+        self.handle.shared.receive(envelope);
+        Ok(())
+    }
+
+    /// Says that packets to a member do not arrive, so that not too many are wasted.
+    pub fn unreachable(&self, member: MemberId) {
+        self.handle.shared.request(Request::Unreachable(member));
     }
 
     /// Waits until there is room in the queue. Others may take it first.
@@ -155,8 +297,37 @@ impl<S: StateMachine> Group<S> {
         self.log().appended()
     }
 
+    /// The position of the last proposal that was accepted, applied or not.
+    pub fn last_proposed(&self) -> LogPosition {
+        self.handle.shared.last_proposed()
+    }
+
+    /// Waits until everything that was proposed so far is applied. Fails if leadership is
+    /// lost meanwhile.
+    pub async fn wait_proposed(&self) -> Result<(), ProposeError> {
+        let term = self.leading()?;
+        let last = self.last_proposed();
+        let mut role = self.role();
+        let lost = role.wait_for(|role| *role != Role::Leader { term });
+        let applied = self.wait_applied(last);
+        let (mut lost, mut applied) = (std::pin::pin!(lost), std::pin::pin!(applied));
+        std::future::poll_fn(move |context| {
+            if let Poll::Ready(outcome) = applied.as_mut().poll(context) {
+                return Poll::Ready(outcome.map_err(|error| ProposeError::Stopped {
+                    reason: Arc::from(error.to_string()),
+                }));
+            }
+            match lost.as_mut().poll(context) {
+                Poll::Ready(_) => Poll::Ready(Err(ProposeError::NotLeader { leader: None })),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// The latest term that this member knows of.
     pub fn term(&self) -> Term {
-        self.handle.shared.term
+        self.members().term
     }
 
     /// The greatest cluster time given or observed.

@@ -38,23 +38,41 @@ pub mod disk;
 mod entry;
 mod error;
 mod group;
+mod install;
+mod leadership;
 mod log_state;
+mod member;
+mod member_file;
+mod membership;
+mod message;
 mod options;
+mod raft_entry;
+mod raft_store;
 mod read;
+mod ready;
 mod recovery;
 mod segment;
 mod sequencer;
 pub mod simulated_disk;
 mod state_machine;
+mod transport;
 mod trim;
+mod truncate;
 
 pub use clock::{SystemClock, WallClock};
 pub use commit::Driver;
-pub use entry::{Applied, Committed, Durability, Entry, LogPosition, Term};
-pub use error::{BoxError, DriftError, Error, ProposeError, ReadError};
+pub use entry::{Applied, Committed, Durability, Entry, EntryKind, LogPosition, Term};
+pub use error::{
+    BoxError, ChangeError, DriftError, Error, LeaderError, ProposeError, ReadError, ReceiveError,
+};
 pub use group::{Group, Pending};
 pub use log_state::Progress;
-pub use options::Options;
+pub use member::{
+    Configuration, ConfigurationChange, MEMBERS_MAX, MemberId, MemberProgress, MemberStep, Members,
+    Role,
+};
+pub use options::{Beginning, Faults, Options};
 pub use segment::GroupId;
 pub use state_machine::{StateMachine, Syncer};
+pub use transport::{NoTransport, Transport};
 pub use trim::Pin;

@@ -1,7 +1,8 @@
 //! What the loop, the readers and the maintenance share about one log.
 //!
 //! ```text
-//!   first ≤ applied ≤ appended        first position … what `read` returns … what is written
+//!   first ≤ unbroken first ≤ applied + 1     `read` returns first … applied, except gaps
+//!   applied ≤ appended                       and nothing after applied
 //! ```
 //!
 //! The list of segments has at least one element, and the last one is being written.
@@ -19,7 +20,8 @@ use tokio::sync::watch;
 
 use crate::clock::WallClock;
 use crate::disk::{Disk, DiskFile, Fill};
-use crate::entry::{Applied, Entry, LogPosition};
+use crate::entry::{Applied, Entry, LogPosition, Term};
+use crate::error::ReadError;
 use crate::options::Options;
 use crate::segment::{ENTRY_HEADER_BYTES, HEADER_BYTES, Segment, SegmentHeader};
 
@@ -66,6 +68,8 @@ pub(crate) struct LogState {
     pub progress: watch::Sender<Progress>,
     appended: AtomicU64,
     applied: AtomicU64,
+    /// From here to the end there is no gap: this is what can be sent to others.
+    unbroken_first: AtomicU64,
     /// How much of the segment being written is used.
     written_bytes: AtomicU64,
     /// How often the segment being written was synced.
@@ -100,6 +104,7 @@ impl LogState {
             }),
             appended: AtomicU64::new(0),
             applied: AtomicU64::new(0),
+            unbroken_first: AtomicU64::new(1),
             written_bytes: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             stop_reason: OnceLock::new(),
@@ -118,6 +123,21 @@ impl LogState {
 
     pub fn first(&self) -> LogPosition {
         self.segments.read()[0].header.first
+    }
+
+    pub fn unbroken_first(&self) -> LogPosition {
+        LogPosition::new(self.unbroken_first.load(Ordering::Acquire))
+    }
+
+    /// Looks again where the log begins; to be called when segments come or go.
+    pub fn find_unbroken_first(&self) {
+        let segments = self.segments.read();
+        let broken = segments
+            .iter()
+            .rposition(|segment| segment.header.previous.next() < segment.header.first)
+            .unwrap_or(0);
+        let first = segments[broken].header.first;
+        self.unbroken_first.store(first.get(), Ordering::Release);
     }
 
     pub fn active(&self) -> Arc<Segment> {
@@ -221,11 +241,46 @@ impl LogState {
             segments.pop();
         }
         segments.push(segment.clone());
+        drop(segments);
+        self.find_unbroken_first();
         Ok(segment)
+    }
+
+    /// The term of an entry that is in the log, or of the one right before its unbroken
+    /// part. Most of the time that needs no look at the disk.
+    pub fn term_at(&self, position: LogPosition) -> Result<Term, ReadError> {
+        if let Some(term) = self.tail.lock().term(position) {
+            return Ok(term);
+        }
+        {
+            let segments = self.segments.read();
+            let later = segments.partition_point(|segment| segment.header.first <= position);
+            let (own, next) = (
+                later.checked_sub(1).map(|index| &segments[index].header),
+                segments.get(later).map(|segment| &segment.header),
+            );
+            // The entry right before a segment, or a segment whose terms are all the same.
+            match (own, next) {
+                (_, Some(next)) if next.first == position.next() => return Ok(next.previous_term),
+                (Some(own), Some(next)) if own.previous_term == next.previous_term => {
+                    return Ok(own.previous_term);
+                }
+                (None | Some(_), None | Some(_)) => {}
+            }
+        }
+        let entries = self.read_files(position.previous(), position, 0)?;
+        match entries.first() {
+            Some(entry) => Ok(entry.term),
+            None => Err(ReadError::TooOld {
+                after: position.previous(),
+                first: self.first(),
+            }),
+        }
     }
 }
 
-/// The newest applied entries, without holes.
+/// The newest entries that were written, without holes. Those that are not applied yet
+/// are never dropped for want of room.
 pub(crate) struct Tail {
     entries: VecDeque<Entry>,
     bytes: usize,
@@ -250,23 +305,80 @@ impl Tail {
         );
         self.bytes += memory_bytes(&entry);
         self.entries.push_back(entry);
+    }
+
+    /// Drops the oldest entries that are applied while there are too many.
+    pub fn shrink(&mut self, applied: LogPosition) {
         while self.bytes > self.bytes_max
-            && let Some(oldest) = self.entries.pop_front()
+            && let Some(oldest) = self
+                .entries
+                .pop_front_if(|oldest| oldest.position <= applied)
         {
             self.bytes -= memory_bytes(&oldest);
         }
     }
 
-    /// Entries after a position, if the tail reaches back to it: at least one, then as
-    /// many as stay within `bytes_max`.
-    pub fn read(&self, after: LogPosition, bytes_max: usize) -> Option<Vec<Entry>> {
+    /// Forgets everything after a position.
+    pub fn truncate(&mut self, last: LogPosition) {
+        while let Some(newest) = self.entries.pop_back_if(|newest| newest.position > last) {
+            self.bytes -= memory_bytes(&newest);
+        }
+    }
+
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.bytes = 0;
+    }
+
+    fn get(&self, position: LogPosition) -> Option<&Entry> {
+        let front = self.entries.front()?.position;
+        let index = position.get().checked_sub(front.get())?;
+        self.entries.get(usize::try_from(index).ok()?)
+    }
+
+    pub fn term(&self, position: LogPosition) -> Option<Term> {
+        self.get(position).map(|entry| entry.term)
+    }
+
+    /// What `outline` makes of the entries from `low` to before `high`, if they are all
+    /// here: as many as stay within `bytes_max`, at least one.
+    pub fn outlines<T>(
+        &self,
+        low: u64,
+        high: u64,
+        bytes_max: u64,
+        outline: impl Fn(&Entry) -> T,
+    ) -> Option<Vec<T>> {
+        let front = self.entries.front()?.position.get();
+        let skip = usize::try_from(low.checked_sub(front)?).ok()?;
+        let count = usize::try_from(high.checked_sub(low)?).ok()?;
+        let mut outlines = Vec::with_capacity(count.min(self.entries.len()));
+        let mut bytes = 0u64;
+        for entry in self.entries.range(skip.min(self.entries.len())..).take(count) {
+            bytes += memory_bytes(entry) as u64;
+            if !outlines.is_empty() && bytes > bytes_max {
+                break;
+            }
+            outlines.push(outline(entry));
+        }
+        Some(outlines)
+    }
+
+    /// Entries after a position up to another, if the tail reaches back to the first: at
+    /// least one, then as many as stay within `bytes_max`.
+    pub fn read(
+        &self,
+        after: LogPosition,
+        until: LogPosition,
+        bytes_max: usize,
+    ) -> Option<Vec<Entry>> {
         let front = self.entries.front()?.position;
         let skip = after.next().get().checked_sub(front.get())?;
         let mut taken = Vec::new();
         let mut bytes = 0usize;
         for entry in self.entries.iter().skip(usize::try_from(skip).ok()?) {
             bytes += memory_bytes(entry);
-            if !taken.is_empty() && bytes > bytes_max {
+            if entry.position > until || (!taken.is_empty() && bytes > bytes_max) {
                 break;
             }
             taken.push(entry.clone());

@@ -1,11 +1,32 @@
 //! What can be set for a group.
 
 use crate::error::Error;
+use crate::member::{MEMBERS_MAX, MemberId};
 use crate::segment::{ENTRY_HEADER_BYTES, GroupId, HEADER_BYTES};
 
 #[derive(Clone, Debug)]
 pub struct Options {
     pub group: GroupId,
+    /// Which member this is.
+    pub member: MemberId,
+    /// How a member begins that has no log yet. Meaningless once it has one.
+    pub beginning: Beginning,
+    /// How often the loop looks at the time, in groups of several members.
+    pub tick_ms: u64,
+    /// A follower that hears nothing for so many ticks (or up to half as many again)
+    /// asks for votes; a leader that hears of no majority for so long steps down.
+    pub election_ticks: usize,
+    /// How often a leader tells others that it is there.
+    pub heartbeat_ticks: usize,
+    /// How much of the log one message carries at most (an entry may be larger).
+    pub message_bytes_max: u64,
+    /// How many messages wait to be looked at before more are thrown away.
+    pub inbox_messages_max: usize,
+    /// Decides election timeouts in a simulation, instead of chance.
+    pub election_seed: Option<u64>,
+    /// Rules switched off, for tests that must notice it.
+    #[doc(hidden)]
+    pub faults: Faults,
     /// The size of a segment file; an entry that needs more gets a larger one.
     pub segment_bytes: u64,
     /// Entries are kept while the log is smaller than this …
@@ -26,10 +47,46 @@ pub struct Options {
     pub drift_seconds_max: u32,
 }
 
+/// How a member begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// With these voters, the same list on each of them.
+    Voters(Vec<MemberId>),
+    /// Empty: it waits until a leader that was told of it sends it everything.
+    Joining,
+}
+
+/// Rules that a test can switch off, to see that it finds out.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// A leader serves before it has applied an entry of its own term.
+    pub lead_at_once: bool,
+    /// A read barrier asks nobody.
+    pub barrier_without_quorum: bool,
+    /// Entries are acknowledged to the leader (and count for it) before their sync.
+    pub acknowledge_unsynced: bool,
+    /// Term and vote are not made stable.
+    pub forget_votes: bool,
+    /// Times are given by the wall clock alone.
+    pub time_from_wall: bool,
+}
+
 impl Options {
+    /// A sole member, number 1.
     pub fn new(group: GroupId) -> Self {
+        let me = MemberId::new(1);
         Self {
             group,
+            member: me,
+            beginning: Beginning::Voters(vec![me]),
+            tick_ms: 100,
+            election_ticks: 10,
+            heartbeat_ticks: 2,
+            message_bytes_max: 1 << 20,
+            inbox_messages_max: 4096,
+            election_seed: None,
+            faults: Faults::default(),
             segment_bytes: 64 << 20,
             window_bytes: 1 << 30,
             window_ms: 0,
@@ -55,6 +112,20 @@ impl Options {
         }
         if self.queue_bytes_max == 0 || self.queue_entries_max == 0 {
             return refuse("queue_bytes_max", "an empty queue accepts nothing");
+        }
+        if self.tick_ms == 0 || self.heartbeat_ticks == 0 {
+            return refuse("tick_ms", "time must pass");
+        }
+        if self.election_ticks < 2 * self.heartbeat_ticks {
+            return refuse("election_ticks", "must cover at least two heartbeats");
+        }
+        if let Beginning::Voters(voters) = &self.beginning {
+            if voters.is_empty() || voters.len() > MEMBERS_MAX {
+                return refuse("beginning", "too few or too many voters");
+            }
+            if !voters.is_sorted() || !voters.contains(&self.member) {
+                return refuse("beginning", "must be in order and name this member");
+            }
         }
         Ok(())
     }

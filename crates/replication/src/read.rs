@@ -36,10 +36,20 @@ impl LogState {
         if after.next() < first {
             return Err(ReadError::TooOld { after, first });
         }
-        if let Some(entries) = self.tail.lock().read(after, bytes_max) {
+        self.read_until(after, applied, bytes_max)
+    }
+
+    /// The same up to `until`, which may lie behind what is applied.
+    pub fn read_until(
+        &self,
+        after: LogPosition,
+        until: LogPosition,
+        bytes_max: usize,
+    ) -> Result<Vec<Entry>, ReadError> {
+        if let Some(entries) = self.tail.lock().read(after, until, bytes_max) {
             return Ok(entries);
         }
-        self.read_files(after, applied, bytes_max)
+        self.read_files(after, until, bytes_max)
     }
 
     /// The same from the files alone, up to `until`.

@@ -1,8 +1,10 @@
-//! Opening a log: find its segments, cut a torn tail, replay what the state lacks.
+//! Opening a log: find its segments and the member's file, cut a torn tail, and bring
+//! log and state into line.
 //!
 //! ```text
 //!   list ─► headers, contiguous? ─► last segment: walk, search behind ─► repair, sync
-//!        ─► state ahead? record a gap ─► state behind? replay ─► ready
+//!        ─► state ahead? record a gap, or begin anew after an installed state
+//!        ─► state behind? the loop applies the rest once it knows that it is committed
 //! ```
 //!
 //! - Only the last segment is read whole. Earlier ones were complete when it was made;
@@ -17,7 +19,10 @@
 //! - ⚑ If the state is ahead of the log (entries were applied before their sync, and a
 //!   power cut took them from the log but not from the state), the state is synced, so
 //!   that it cannot fall back behind that point again, and a new segment begins after
-//!   it. Its header records the gap, and reading across it is an error.
+//!   it. Its header records the gap, and reading across it is an error. Only a sole
+//!   member applies before its sync; with others, a log that is behind is damaged.
+//! - A state that was installed from another member is ahead of the log, too: the member's
+//!   file names it beforehand. The log begins anew behind it; see `install.rs`.
 //! - All of this can be cut off and done again: it changes nothing that was whole.
 
 use std::collections::VecDeque;
@@ -28,45 +33,154 @@ use model::time::ClusterTime;
 
 use crate::append::LogEnd;
 use crate::disk::Fill;
-use crate::entry::{Applied, Committed, LogPosition, Term};
-use crate::error::{Error, ReadError};
+use crate::entry::{Entry, EntryKind, LogPosition, Term};
+use crate::error::Error;
+use crate::install::begin_after_installed;
 use crate::log_state::{LogState, SPARE_PREFIX, Spare};
+use crate::member::{Configuration, ConfigurationChange, MemberStep};
+use crate::member_file::{MEMBER_FILE, MemberFile, MemberState};
+use crate::options::Beginning;
 use crate::segment::{Found, HEADER_BYTES, Segment, SegmentHeader};
 use crate::state_machine::{StateMachine, Syncer};
 
-/// How much is replayed in one batch.
-const REPLAY_BYTES: usize = 4 << 20;
 /// Spare files beyond this are removed.
 pub(crate) const SPARES_MAX: usize = 2;
 
-/// Brings log and state to the same position and returns where the log ends.
+/// The first entry of every log: the members it began with. It has the same bytes
+/// everywhere, so that whoever joins later learns of them from the log.
+const FIRST_TERM: Term = Term::new(1);
+const FIRST_TIME: ClusterTime = ClusterTime::new(0, 1);
+
+pub(crate) struct Recovered {
+    pub end: LogEnd,
+    pub member: MemberFile,
+}
+
+/// Finds out where the log ends and makes that stable.
 pub(crate) fn recover<S: StateMachine>(
     log: &LogState,
-    state: &mut S,
+    state: &S,
     syncer: &mut Syncer,
-) -> Result<LogEnd, Error> {
+) -> Result<Recovered, Error> {
     let segments = find_segments(log)?;
     // The names that were found may be those that a dying process had just given.
     log.disk
         .sync_directory()
         .map_err(Error::disk("syncing the log's directory"))?;
     let applied = state.applied();
+    let member = open_member(log, segments.is_empty(), applied)?;
+    let installed = member
+        .state
+        .installed
+        .filter(|(position, _)| *position == applied);
     let mut end = if segments.is_empty() {
-        if applied > LogPosition::BEFORE_FIRST {
-            return Err(Error::LogMissing { applied });
+        let untouched = member.state.vote.is_none() && member.state.term <= FIRST_TERM;
+        match installed {
+            Some((_, term)) => begin_after_installed(log, applied, term, state.applied_time())?,
+            None if applied == LogPosition::BEFORE_FIRST && untouched => create(log)?,
+            None => return Err(Error::LogMissing { applied }),
         }
-        create(log)?
     } else {
         check_row(&segments)?;
         *log.segments.write() = segments;
+        log.find_unbroken_first();
         repair_end(&log.active())?
     };
     log.set_appended(end.last, end.offset);
-    if applied > end.last {
-        end = record_gap(log, &end, applied, state.applied_time(), syncer)?;
+    match installed {
+        Some((_, term)) if applied > end.last || log.term_at(applied).ok() != Some(term) => {
+            end = begin_after_installed(log, applied, term, state.applied_time())?;
+        }
+        _ if applied > end.last => {
+            if !member.state.configuration.is_sole(log.options.member) {
+                return Err(Error::Corrupt {
+                    file: log.active().name.clone(),
+                    detail: format!(
+                        "the log ends at {}, but the state contains entries up to {applied}",
+                        end.last
+                    ),
+                });
+            }
+            end = record_gap(log, &end, applied, state.applied_time(), syncer)?;
+        }
+        _ => {}
     }
-    replay(log, state, applied, &end)?;
-    Ok(end)
+    check_reaches(log, applied)?;
+    Ok(Recovered { end, member })
+}
+
+fn open_member(
+    log: &LogState,
+    is_new: bool,
+    applied: LogPosition,
+) -> Result<MemberFile, Error> {
+    let options = &log.options;
+    let disk = &*log.disk;
+    if let Some(found) = MemberFile::open(disk, options.group, options.member)? {
+        return Ok(found);
+    }
+    if !is_new {
+        return Err(Error::Corrupt {
+            file: MEMBER_FILE.to_owned(),
+            detail: "it is missing".to_owned(),
+        });
+    }
+    if applied > LogPosition::BEFORE_FIRST {
+        return Err(Error::LogMissing { applied });
+    }
+    let voters = match &options.beginning {
+        Beginning::Voters(voters) => voters.clone(),
+        Beginning::Joining => Vec::new(),
+    };
+    let has_members = !voters.is_empty();
+    let state = MemberState {
+        term: if has_members { FIRST_TERM } else { Term::new(0) },
+        vote: None,
+        configuration: Configuration {
+            voters,
+            ..Configuration::default()
+        },
+        configuration_position: LogPosition::new(u64::from(has_members)),
+        installed: None,
+    };
+    MemberFile::create(disk, options.group, options.member, state)
+}
+
+/// What a log begins with, if this member was there from the beginning.
+pub(crate) fn first_entry(configuration: &Configuration) -> Option<Entry> {
+    (!configuration.voters.is_empty()).then(|| Entry {
+        position: LogPosition::new(1),
+        term: FIRST_TERM,
+        time: FIRST_TIME,
+        wall_ms: 0,
+        kind: EntryKind::Configuration(ConfigurationChange {
+            steps: configuration
+                .voters
+                .iter()
+                .map(|voter| MemberStep::Voter(*voter))
+                .collect(),
+        }),
+        payload: bytes::Bytes::new(),
+    })
+}
+
+/// What the state needs next must be in the log.
+fn check_reaches(log: &LogState, applied: LogPosition) -> Result<(), Error> {
+    let next = log.unbroken_first();
+    if applied.next() >= next {
+        return Ok(());
+    }
+    let first = log.first();
+    if applied.next() < first {
+        return Err(Error::StateTooOld { applied, first });
+    }
+    Err(Error::Corrupt {
+        file: "the state machine".to_owned(),
+        detail: format!(
+            "it holds entries up to {applied}, but had synced up to {}, and some in between are not in the log",
+            next.previous()
+        ),
+    })
 }
 
 fn find_segments(log: &LogState) -> Result<Vec<Arc<Segment>>, Error> {
@@ -108,7 +222,7 @@ fn keep_or_remove_spare(log: &LogState, name: String) -> Result<(), Error> {
 fn check_row(segments: &[Arc<Segment>]) -> Result<(), Error> {
     for pair in segments.windows(2) {
         let (earlier, later) = (&pair[0].header, &pair[1].header);
-        if later.previous.next() < earlier.first || later.sequence != earlier.sequence + 1 {
+        if later.previous.next() < earlier.first || later.previous_sequence != earlier.sequence {
             return Err(Error::Corrupt {
                 file: pair[1].name.clone(),
                 detail: format!("it does not follow {}", pair[0].name),
@@ -127,12 +241,14 @@ fn create(log: &LogState) -> Result<LogEnd, Error> {
         previous_time: ClusterTime::ZERO,
         previous_term: Term::new(0),
         wall_ms: log.wall.now_ms(),
+        previous_sequence: 0,
     };
     log.begin_segment(header, 0, Fill::Zeroed)
         .map_err(Error::disk("creating the log"))?;
     Ok(LogEnd {
         last: LogPosition::BEFORE_FIRST,
         last_time: ClusterTime::ZERO,
+        last_wall_ms: 0,
         last_term: Term::new(0),
         offset: HEADER_BYTES,
     })
@@ -145,6 +261,7 @@ fn repair_end(segment: &Segment) -> Result<LogEnd, Error> {
     let mut end = LogEnd {
         last: header.first.previous(),
         last_time: header.previous_time,
+        last_wall_ms: header.wall_ms,
         last_term: header.previous_term,
         offset: HEADER_BYTES,
     };
@@ -161,6 +278,7 @@ fn repair_end(segment: &Segment) -> Result<LogEnd, Error> {
                 {}
                 end.last = found.entry.position;
                 end.last_time = found.entry.time;
+                end.last_wall_ms = found.entry.wall_ms;
                 end.last_term = found.entry.term;
             }
             Found::Nothing => break "nothing is written here",
@@ -223,6 +341,7 @@ fn record_gap(
         previous_time: end.last_time.max(applied_time.unwrap_or(ClusterTime::ZERO)),
         previous_term: end.last_term,
         wall_ms: log.wall.now_ms(),
+        previous_sequence: log.active().header.sequence,
     };
     log.begin_segment(header, 0, Fill::Reserved)
         .map_err(Error::disk("continuing the log after a gap"))?;
@@ -230,52 +349,8 @@ fn record_gap(
     Ok(LogEnd {
         last: applied,
         last_time: header.previous_time,
+        last_wall_ms: header.wall_ms,
         last_term: header.previous_term,
         offset: HEADER_BYTES,
     })
-}
-
-fn replay<S: StateMachine>(
-    log: &LogState,
-    state: &mut S,
-    applied: LogPosition,
-    end: &LogEnd,
-) -> Result<(), Error> {
-    let mut reached = applied;
-    while reached < end.last {
-        let entries = log
-            .read_files(reached, end.last, REPLAY_BYTES)
-            .map_err(|error| match error {
-                ReadError::TooOld { first, .. } => Error::StateTooOld { applied, first },
-                ReadError::Gap { after, next } => Error::Corrupt {
-                    file: "the state machine".to_owned(),
-                    detail: format!(
-                        "it holds entries up to {applied}, but had synced up to {}, and {after} to {next} are not in the log",
-                        next.previous()
-                    ),
-                },
-                other => Error::Corrupt {
-                    file: "the log".to_owned(),
-                    detail: other.to_string(),
-                },
-            })?;
-        let mut batch: Vec<Committed<S::Companion>> = entries
-            .into_iter()
-            .map(|entry| Committed {
-                entry,
-                companion: None,
-            })
-            .collect();
-        state.apply(&mut batch).map_err(Error::StateMachine)?;
-        let mut tail = log.tail.lock();
-        for committed in batch {
-            reached = committed.entry.position;
-            tail.push(committed.entry);
-        }
-    }
-    log.publish(Applied {
-        position: end.last,
-        time: end.last_time,
-    });
-    Ok(())
 }

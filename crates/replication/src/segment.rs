@@ -9,10 +9,10 @@
 //!            ├── header ──┼─ entry ─┼─ entry ─┼─ … ─┼── zeros or stale bytes ──┤
 //!
 //!  header    0    8  magic "TERNLOG\0"
-//!            8    4  format version, 1
+//!            8    4  format version, 2
 //!           12    4  zero
 //!           16   16  group id
-//!           32    8  sequence: one more than that of the segment before it
+//!           32    8  sequence: greater than that of every segment made before it
 //!           40    8  first position: of the first entry in this segment
 //!           48    8  previous position: of the last entry before this segment;
 //!                    first position - 1, or less: then what lies between is a gap
@@ -20,7 +20,8 @@
 //!                    this segment an earlier or equal one
 //!           64    8  previous term: the term of the last entry before this segment
 //!           72    8  wall clock when the segment was begun, ms since 1970
-//!           80  428  zeros
+//!           80    8  previous sequence: that of the segment before it, zero for none
+//!           88  420  zeros
 //!          508    4  CRC-32C of bytes 0..508
 //!
 //!  entry     0    4  length L of the entry from byte 0 to the end of its payload
@@ -28,12 +29,13 @@
 //!            4    4  CRC-32C of: group id, sequence (as in the header), bytes 0..4,
 //!                    bytes 8..L
 //!            8    8  position
-//!           16    8  term
+//!           16    7  term
+//!           23    1  kind: 0 data, 1 no-op, 2 change of members
 //!           24    8  time: seconds in the high half, increment in the low half
 //!           32    8  wall clock when it was proposed, ms since 1970
 //!           40    8  synced mark: when this entry was written, every entry up to
 //!                    this position had been synced
-//!           48  L-48 payload
+//!           48  L-48 payload, or the change of members (see `member.rs`)
 //!            L  0-7  zeros, so that the next entry begins at a multiple of 8
 //! ```
 //!
@@ -43,6 +45,10 @@
 //! file only: it grows by one with each segment, and no entry is written before the
 //! segment's header and name are stable. (A segment that is still empty when an entry
 //! needs a larger one is replaced under its name and sequence; it held no entry.)
+//!
+//! **Cutting off.** Entries at the end that another leader has replaced are not
+//! overwritten: a new segment begins at the first of them, and the segment before it
+//! holds only what comes before its successor. See `truncate.rs`.
 //!
 //! **Torn or damaged.** Segments before the last one were synced before their
 //! successor was made: any entry that does not check there is damage. In the last
@@ -66,13 +72,19 @@ use model::time::ClusterTime;
 use parking_lot::Mutex;
 
 use crate::disk::DiskFile;
-use crate::entry::{Entry, LogPosition, Term};
+use crate::entry::{Entry, EntryKind, LogPosition, Term};
 use crate::error::Error;
+use crate::member::ConfigurationChange;
 
 pub(crate) const HEADER_BYTES: u64 = 512;
 pub(crate) const ENTRY_HEADER_BYTES: usize = 48;
 const MAGIC: [u8; 8] = *b"TERNLOG\0";
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
+const KIND_AT: usize = 23;
+const KIND_DATA: u8 = 0;
+const KIND_NOOP: u8 = 1;
+const KIND_CONFIGURATION: u8 = 2;
+const TERM_MAX: u64 = (1 << 56) - 1;
 const ALIGNMENT: usize = 8;
 
 /// How much of a file is read at once while walking along its entries.
@@ -93,6 +105,7 @@ pub(crate) struct SegmentHeader {
     pub previous_time: ClusterTime,
     pub previous_term: Term,
     pub wall_ms: i64,
+    pub previous_sequence: u64,
 }
 
 impl SegmentHeader {
@@ -111,6 +124,7 @@ impl SegmentHeader {
         bytes[56..64].copy_from_slice(&self.previous_time.to_u64().to_le_bytes());
         bytes[64..72].copy_from_slice(&self.previous_term.get().to_le_bytes());
         bytes[72..80].copy_from_slice(&self.wall_ms.to_le_bytes());
+        bytes[80..88].copy_from_slice(&self.previous_sequence.to_le_bytes());
         let checksum = crc32c::crc32c(&bytes[..508]);
         bytes[508..].copy_from_slice(&checksum.to_le_bytes());
         bytes
@@ -148,6 +162,7 @@ impl SegmentHeader {
             previous_time: ClusterTime::from_u64(u64_at(bytes, 56)),
             previous_term: Term::new(u64_at(bytes, 64)),
             wall_ms: u64_at(bytes, 72) as i64,
+            previous_sequence: u64_at(bytes, 80),
         };
         if header.name() != file {
             return Err(corrupt("the header is for a file of another name"));
@@ -179,8 +194,26 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The room an entry takes in its segment.
-pub(crate) fn stored_bytes(payload_bytes: usize) -> u64 {
-    (ENTRY_HEADER_BYTES + payload_bytes).next_multiple_of(ALIGNMENT) as u64
+pub(crate) fn stored_bytes(entry: &Entry) -> u64 {
+    let body = match &entry.kind {
+        EntryKind::Data => entry.payload.len(),
+        EntryKind::Noop => 0,
+        EntryKind::Configuration(change) => change.encode().len(),
+    };
+    (ENTRY_HEADER_BYTES + body).next_multiple_of(ALIGNMENT) as u64
+}
+
+/// Kind and payload of an entry, from its kind byte and what follows its header.
+fn decode_body(kind: u8, body: &[u8]) -> Option<(EntryKind, Bytes)> {
+    match kind {
+        KIND_DATA => Some((EntryKind::Data, Bytes::copy_from_slice(body))),
+        KIND_NOOP if body.is_empty() => Some((EntryKind::Noop, Bytes::new())),
+        KIND_CONFIGURATION => {
+            let change = ConfigurationChange::decode(body).ok()?;
+            Some((EntryKind::Configuration(change), Bytes::new()))
+        }
+        _ => None,
+    }
 }
 
 /// One entry as it was found in a segment.
@@ -251,7 +284,17 @@ impl Segment {
 
     /// Appends the bytes of one entry to `buffer`.
     pub fn encode(&self, entry: &Entry, synced: LogPosition, buffer: &mut Vec<u8>) {
-        let length = (ENTRY_HEADER_BYTES + entry.payload.len()) as u32;
+        let change;
+        let (kind, body): (u8, &[u8]) = match &entry.kind {
+            EntryKind::Data => (KIND_DATA, &entry.payload),
+            EntryKind::Noop => (KIND_NOOP, &[]),
+            EntryKind::Configuration(steps) => {
+                change = steps.encode();
+                (KIND_CONFIGURATION, &change)
+            }
+        };
+        assert!(entry.term.get() <= TERM_MAX, "a term has seven bytes");
+        let length = (ENTRY_HEADER_BYTES + body.len()) as u32;
         let start = buffer.len();
         buffer.extend_from_slice(&length.to_le_bytes());
         buffer.extend_from_slice(&[0; 4]);
@@ -260,7 +303,8 @@ impl Segment {
         buffer.extend_from_slice(&entry.time.to_u64().to_le_bytes());
         buffer.extend_from_slice(&entry.wall_ms.to_le_bytes());
         buffer.extend_from_slice(&synced.get().to_le_bytes());
-        buffer.extend_from_slice(&entry.payload);
+        buffer[start + KIND_AT] = kind;
+        buffer.extend_from_slice(body);
         let checksum = self.checksum(&buffer[start..]);
         buffer[start + 4..start + 8].copy_from_slice(&checksum.to_le_bytes());
         let padded = (buffer.len() - start).next_multiple_of(ALIGNMENT);
@@ -312,13 +356,19 @@ impl Segment {
         if u32_at(bytes, 4) != self.checksum(&bytes[..length]) {
             return Found::NotAnEntry("the checksum is wrong");
         }
+        let Some((kind, payload)) =
+            decode_body(bytes[KIND_AT], &bytes[ENTRY_HEADER_BYTES..length])
+        else {
+            return Found::NotAnEntry("the kind of entry is unknown");
+        };
         Found::Entry(StoredEntry {
             entry: Entry {
                 position: LogPosition::new(u64_at(bytes, 8)),
-                term: Term::new(u64_at(bytes, 16)),
+                term: Term::new(u64_at(bytes, 16) & TERM_MAX),
                 time: ClusterTime::from_u64(u64_at(bytes, 24)),
                 wall_ms: u64_at(bytes, 32) as i64,
-                payload: Bytes::copy_from_slice(&bytes[ENTRY_HEADER_BYTES..length]),
+                kind,
+                payload,
             },
             synced: LogPosition::new(u64_at(bytes, 40)),
             offset,
@@ -467,6 +517,7 @@ mod tests {
             previous_time: ClusterTime::new(5, 6),
             previous_term: Term::new(3),
             wall_ms: -12,
+            previous_sequence: sequence - 1,
         }
     }
 
@@ -476,6 +527,7 @@ mod tests {
             term: Term::new(4),
             time: ClusterTime::new(7, 1),
             wall_ms: 1_700_000_000_123,
+            kind: EntryKind::Data,
             payload: Bytes::from(vec![0xab; payload_bytes]),
         }
     }
@@ -485,6 +537,29 @@ mod tests {
         let header = header(2);
         let decoded = SegmentHeader::decode("log-0000000000000009.seg", &header.encode());
         assert_eq!(decoded.expect("decodes"), header);
+    }
+
+    #[test]
+    fn every_kind_of_entry_is_read_back() -> io::Result<()> {
+        let change = ConfigurationChange {
+            steps: vec![crate::member::MemberStep::Voter(
+                crate::member::MemberId::new(7),
+            )],
+        };
+        for kind in [EntryKind::Noop, EntryKind::Configuration(change)] {
+            let disk = SimulatedDisk::new();
+            let segment = Segment::new(header(2), disk.create("file", 4096, Fill::Zeroed)?, 4096);
+            let written = Entry { kind, ..entry(0) };
+            let mut bytes = Vec::new();
+            segment.encode(&written, LogPosition::new(8), &mut bytes);
+            assert_eq!(bytes.len() as u64, stored_bytes(&written));
+            segment.file.write_at(HEADER_BYTES, &bytes)?;
+            match segment.walk(LogPosition::new(9)).step()? {
+                Found::Entry(found) => assert_eq!(found.entry, written),
+                other => panic!("{other:?}"),
+            }
+        }
+        Ok(())
     }
 
     /// The bytes that the drawing at the top of this file promises.

@@ -5,14 +5,32 @@
 //! loop (or any later proposal) can get ahead of it.
 //!
 //! ```text
-//!   Running ──close──► Closing ──queue empty──► the loop ends
+//!   Running ──close──► Closing ──nothing left──► the loop ends
 //!      └──────────┬───────┘
 //!                 └─ a write, sync or apply failed ──► Stopped, for good
+//!
+//!   Following ◄──────────── lost ─────────────┬────────────┐
+//!       └── own entry applied ──► Leading ──transfer──► HandingOver
+//!                                    ▲                     │
+//!                                    └──── gave up ────────┘
 //! ```
 //!
-//! The queue is bounded by entries and bytes. When it is full, proposals are refused
-//! as busy before their closure runs, and [`Shared::ready`] waits until the loop has
-//! taken the queue.
+//! Positions can be given here because only a leader proposes, and nothing is appended
+//! to a leader's log that did not come through this queue: it opens when everything in
+//! the log is applied, and every proposal that was given a position goes to the log in
+//! that order, or leadership ends and none of the later ones does.
+//!
+//! ⚑ A proposal may name the term in which it was evaluated. If leadership was lost
+//! meanwhile, even if it was won again, it is refused: what it was evaluated against
+//! may never have happened.
+//!
+//! The queue is bounded by entries and bytes, what waits for others to confirm included.
+//! When it is full, proposals are refused as busy before their closure runs, and
+//! [`Shared::ready`] waits until there is room.
+//!
+//! Packets from other members and requests from handles wait here too, so that the loop
+//! has one place to sleep at. Packets beyond a bound are thrown away: members repeat
+//! what was not answered.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,40 +40,89 @@ use std::time::Instant;
 use bytes::Bytes;
 use model::time::ClusterTime;
 use parking_lot::{Condvar, Mutex};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::clock::HybridClock;
-use crate::entry::{Applied, Committed, Durability, Entry, LogPosition, Term};
-use crate::error::{DriftError, ProposeError};
+use crate::entry::{Applied, Durability, Entry, EntryKind, LogPosition, Term};
+use crate::error::{ChangeError, DriftError, LeaderError, ProposeError};
 use crate::log_state::{LogState, memory_bytes};
+use crate::member::{ConfigurationChange, MemberId, Members, Role};
+use crate::message::Envelope;
 use crate::trim::Maintenance;
 
 pub(crate) type Answer = oneshot::Sender<Result<Applied, ProposeError>>;
 
-/// Proposals that are written, synced, applied and answered together.
+/// An entry on its way into the log.
+pub(crate) struct Proposal<C> {
+    pub entry: Entry,
+    pub companion: Option<C>,
+    /// Nobody waits for what the log proposes to itself.
+    pub answer: Option<Answer>,
+}
+
+impl<C> Proposal<C> {
+    pub fn answer(self, outcome: Result<Applied, ProposeError>) {
+        if let Some(answer) = self.answer {
+            // A proposer that no longer listens does not mind.
+            let _ = answer.send(outcome);
+        }
+    }
+}
+
+/// Proposals that are written and synced together.
 pub(crate) struct Batch<C> {
-    pub entries: Vec<Committed<C>>,
-    /// One for each entry, in the same order.
-    pub answers: Vec<Answer>,
+    pub proposals: Vec<Proposal<C>>,
     pub needs_sync: bool,
     bytes: usize,
 }
 
-impl<C> Batch<C> {
-    pub fn new() -> Self {
+impl<C> Default for Batch<C> {
+    fn default() -> Self {
         Self {
-            entries: Vec::new(),
-            answers: Vec::new(),
+            proposals: Vec::new(),
             needs_sync: false,
             bytes: 0,
         }
     }
+}
 
-    pub fn clear(&mut self) {
-        self.entries.clear();
-        self.answers.clear();
-        self.needs_sync = false;
-        self.bytes = 0;
+/// What a handle asks of the loop.
+pub(crate) enum Request {
+    Barrier(oneshot::Sender<Result<LogPosition, LeaderError>>),
+    Transfer {
+        to: Option<MemberId>,
+        answer: oneshot::Sender<Result<(), LeaderError>>,
+    },
+    Change {
+        voters: Vec<MemberId>,
+        learners: Vec<MemberId>,
+        answer: oneshot::Sender<Result<(), ChangeError>>,
+    },
+    Unreachable(MemberId),
+    /// Ask for votes now.
+    Campaign,
+}
+
+/// Everything that waits for the loop.
+pub(crate) struct Work<C> {
+    pub batch: Batch<C>,
+    pub packets: Vec<Envelope>,
+    pub requests: Vec<Request>,
+}
+
+impl<C> Default for Work<C> {
+    fn default() -> Self {
+        Self {
+            batch: Batch::default(),
+            packets: Vec::new(),
+            requests: Vec::new(),
+        }
+    }
+}
+
+impl<C> Work<C> {
+    fn is_empty(&self) -> bool {
+        self.batch.proposals.is_empty() && self.packets.is_empty() && self.requests.is_empty()
     }
 }
 
@@ -66,32 +133,45 @@ enum Phase {
     Stopped,
 }
 
+/// Whether proposals are accepted, as far as leadership goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lead {
+    Following { leader: Option<MemberId> },
+    Leading { term: Term },
+    HandingOver { term: Term },
+}
+
 struct Sequencer<C> {
     phase: Phase,
+    lead: Lead,
     last: LogPosition,
     clock: HybridClock,
-    queue: Batch<C>,
+    waiting: Work<C>,
+    /// What the loop has taken and not answered yet.
+    in_flight_entries: usize,
+    in_flight_bytes: usize,
 }
 
 /// Why the loop was woken.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// The batch has been filled.
+    /// The work has been filled.
     Work,
-    SyncDue,
-    /// Nothing is queued and nothing will be.
+    Deadline,
+    /// Nothing waits and nothing will.
     Finished,
 }
 
 /// What the handles, the loop and the maintenance of one group share.
 pub(crate) struct Shared<C> {
     pub log: Arc<LogState>,
-    pub term: Term,
     sequencer: Mutex<Sequencer<C>>,
     work: Condvar,
     room: Notify,
     /// The clock's latest time, readable without the mutex.
     latest_time: AtomicU64,
+    pub role: watch::Sender<Role>,
+    pub members: watch::Sender<Arc<Members>>,
     /// Gone when the group is closed, so that nothing holds the state any longer.
     pub maintenance: Mutex<Option<Maintenance>>,
 }
@@ -99,22 +179,29 @@ pub(crate) struct Shared<C> {
 impl<C> Shared<C> {
     pub fn new(
         log: Arc<LogState>,
-        term: Term,
         last: LogPosition,
         last_time: ClusterTime,
+        members: Members,
         maintenance: Maintenance,
     ) -> Self {
         Self {
-            term,
             sequencer: Mutex::new(Sequencer {
                 phase: Phase::Running,
+                lead: Lead::Following { leader: None },
                 last,
                 clock: HybridClock::new(last_time, log.options.drift_seconds_max),
-                queue: Batch::new(),
+                waiting: Work::default(),
+                in_flight_entries: 0,
+                in_flight_bytes: 0,
             }),
             work: Condvar::new(),
             room: Notify::new(),
             latest_time: AtomicU64::new(last_time.to_u64()),
+            role: watch::Sender::new(Role::Follower {
+                term: members.term,
+                leader: None,
+            }),
+            members: watch::Sender::new(Arc::new(members)),
             maintenance: Mutex::new(Some(maintenance)),
             log,
         }
@@ -122,21 +209,18 @@ impl<C> Shared<C> {
 
     pub fn propose(
         &self,
+        evaluated_in: Option<Term>,
         durability: Durability,
         build: impl FnOnce(LogPosition, ClusterTime) -> (Vec<u8>, C),
     ) -> Result<(Applied, oneshot::Receiver<Result<Applied, ProposeError>>), ProposeError> {
         let wall_ms = self.log.wall.now_ms();
         let mut sequencer = self.sequencer.lock();
         self.check_open(&sequencer)?;
+        check_leads(&sequencer, evaluated_in)?;
         if !self.has_room(&sequencer) {
             return Err(ProposeError::Busy);
         }
-        let position = sequencer.last.next();
-        let time = sequencer
-            .clock
-            .next(wall_ms)
-            .ok_or(ProposeError::TimeExhausted)?;
-
+        let (term, position, time) = self.next(&sequencer, wall_ms)?;
         // Nothing has moved yet: a closure that panics leaves no trace here.
         let (payload, companion) = build(position, time);
         let limit = self.log.options.payload_bytes_max;
@@ -146,31 +230,81 @@ impl<C> Shared<C> {
                 limit,
             });
         }
-        let entry = Entry {
-            position,
-            term: self.term,
-            time,
-            wall_ms,
-            payload: Bytes::from(payload),
-        };
         let (answer, answered) = oneshot::channel();
-        sequencer.last = position;
-        sequencer.clock.advance(time);
-        self.latest_time.store(time.to_u64(), Ordering::Release);
-        let queue = &mut sequencer.queue;
-        let was_empty = queue.entries.is_empty();
-        queue.bytes += memory_bytes(&entry);
-        queue.needs_sync |= durability == Durability::Synced;
-        queue.entries.push(Committed {
-            entry,
+        let proposal = Proposal {
+            entry: Entry {
+                position,
+                term,
+                time,
+                wall_ms,
+                kind: EntryKind::Data,
+                payload: Bytes::from(payload),
+            },
             companion: Some(companion),
-        });
-        queue.answers.push(answer);
+            answer: Some(answer),
+        };
+        let was_empty = self.push(&mut sequencer, proposal, durability);
         drop(sequencer);
         if was_empty {
             self.work.notify_one();
         }
         Ok((Applied { position, time }, answered))
+    }
+
+    /// Puts a change of members into the queue, room or not. For the loop itself.
+    pub fn propose_change(&self, change: ConfigurationChange) -> Result<LogPosition, ProposeError> {
+        let wall_ms = self.log.wall.now_ms();
+        let mut sequencer = self.sequencer.lock();
+        self.check_open(&sequencer)?;
+        check_leads(&sequencer, None)?;
+        let (term, position, time) = self.next(&sequencer, wall_ms)?;
+        let proposal = Proposal {
+            entry: Entry {
+                position,
+                term,
+                time,
+                wall_ms,
+                kind: EntryKind::Configuration(change),
+                payload: Bytes::new(),
+            },
+            companion: None,
+            answer: None,
+        };
+        self.push(&mut sequencer, proposal, Durability::Synced);
+        Ok(position)
+    }
+
+    fn next(
+        &self,
+        sequencer: &Sequencer<C>,
+        wall_ms: i64,
+    ) -> Result<(Term, LogPosition, ClusterTime), ProposeError> {
+        let Lead::Leading { term } = sequencer.lead else {
+            return Err(ProposeError::NotLeader { leader: None });
+        };
+        let time = sequencer
+            .clock
+            .next(wall_ms)
+            .ok_or(ProposeError::TimeExhausted)?;
+        Ok((term, sequencer.last.next(), time))
+    }
+
+    fn push(
+        &self,
+        sequencer: &mut Sequencer<C>,
+        proposal: Proposal<C>,
+        durability: Durability,
+    ) -> bool {
+        let was_empty = sequencer.waiting.is_empty();
+        sequencer.last = proposal.entry.position;
+        sequencer.clock.advance(proposal.entry.time);
+        self.latest_time
+            .store(proposal.entry.time.to_u64(), Ordering::Release);
+        let queue = &mut sequencer.waiting.batch;
+        queue.bytes += memory_bytes(&proposal.entry);
+        queue.needs_sync |= durability == Durability::Synced;
+        queue.proposals.push(proposal);
+        was_empty
     }
 
     fn check_open(&self, sequencer: &Sequencer<C>) -> Result<(), ProposeError> {
@@ -185,8 +319,9 @@ impl<C> Shared<C> {
 
     fn has_room(&self, sequencer: &Sequencer<C>) -> bool {
         let options = &self.log.options;
-        sequencer.queue.bytes < options.queue_bytes_max
-            && sequencer.queue.entries.len() < options.queue_entries_max
+        let queue = &sequencer.waiting.batch;
+        queue.bytes + sequencer.in_flight_bytes < options.queue_bytes_max
+            && queue.proposals.len() + sequencer.in_flight_entries < options.queue_entries_max
     }
 
     /// Waits until a proposal would not be refused as busy.
@@ -198,6 +333,7 @@ impl<C> Shared<C> {
             {
                 let sequencer = self.sequencer.lock();
                 self.check_open(&sequencer)?;
+                check_leads(&sequencer, None)?;
                 if self.has_room(&sequencer) {
                     return Ok(());
                 }
@@ -222,24 +358,130 @@ impl<C> Shared<C> {
         Ok(())
     }
 
-    /// Blocks until there is something to do; `batch` must be empty.
-    pub fn wait(&self, sync_due: Option<Instant>, batch: &mut Batch<C>) -> Wake {
+    /// Takes the time of an entry into account that another leader made.
+    pub fn advance_clock(&self, time: ClusterTime) {
+        if time <= self.latest_time() {
+            return;
+        }
+        let mut sequencer = self.sequencer.lock();
+        sequencer.clock.advance(time);
+        let latest = sequencer.clock.latest();
+        self.latest_time.store(latest.to_u64(), Ordering::Release);
+    }
+
+    /// The position of the last proposal, or of the last entry if it is later.
+    pub fn last_proposed(&self) -> LogPosition {
+        self.sequencer.lock().last.max(self.log.applied())
+    }
+
+    /// The term in which proposals are accepted now.
+    pub fn leading(&self) -> Result<Term, ProposeError> {
+        let sequencer = self.sequencer.lock();
+        self.check_open(&sequencer)?;
+        check_leads(&sequencer, None)
+    }
+
+    /// Accepts proposals from now on, after `last`.
+    pub fn lead(&self, term: Term, last: LogPosition, last_time: ClusterTime) {
+        let mut sequencer = self.sequencer.lock();
+        assert!(
+            sequencer.waiting.batch.proposals.is_empty(),
+            "nothing is proposed to a follower"
+        );
+        sequencer.lead = Lead::Leading { term };
+        sequencer.last = last;
+        sequencer.clock.advance(last_time);
+        let latest = sequencer.clock.latest();
+        self.latest_time.store(latest.to_u64(), Ordering::Release);
+        if self.log.options.faults.time_from_wall {
+            sequencer.clock = HybridClock::new(ClusterTime::ZERO, u32::MAX);
+        }
+    }
+
+    /// Accepts no proposals while leadership is handed over; `false` goes back to it.
+    pub fn set_handing_over(&self, handing_over: bool) {
+        let mut sequencer = self.sequencer.lock();
+        sequencer.lead = match sequencer.lead {
+            Lead::Leading { term } if handing_over => Lead::HandingOver { term },
+            Lead::HandingOver { term } if !handing_over => Lead::Leading { term },
+            other => other,
+        };
+        drop(sequencer);
+        self.room.notify_waiters();
+    }
+
+    /// Accepts no proposals any more. What was queued comes back; it never reached the
+    /// log.
+    pub fn follow(&self, leader: Option<MemberId>, last: LogPosition) -> Vec<Proposal<C>> {
+        let mut sequencer = self.sequencer.lock();
+        sequencer.lead = Lead::Following { leader };
+        sequencer.last = last;
+        sequencer.in_flight_entries = 0;
+        sequencer.in_flight_bytes = 0;
+        let queue = std::mem::take(&mut sequencer.waiting.batch);
+        drop(sequencer);
+        self.room.notify_waiters();
+        queue.proposals
+    }
+
+    /// So many entries of so many bytes are no longer in flight.
+    pub fn release(&self, entries: usize, bytes: usize) {
+        let mut sequencer = self.sequencer.lock();
+        sequencer.in_flight_entries = sequencer.in_flight_entries.saturating_sub(entries);
+        sequencer.in_flight_bytes = sequencer.in_flight_bytes.saturating_sub(bytes);
+        drop(sequencer);
+        self.room.notify_waiters();
+    }
+
+    /// Gives a packet to the loop, or throws it away if too many wait.
+    pub fn receive(&self, envelope: Envelope) {
+        let mut sequencer = self.sequencer.lock();
+        let full = sequencer.waiting.packets.len() >= self.log.options.inbox_messages_max;
+        if full || sequencer.phase == Phase::Stopped {
+            return;
+        }
+        let was_empty = sequencer.waiting.is_empty();
+        sequencer.waiting.packets.push(envelope);
+        drop(sequencer);
+        if was_empty {
+            self.work.notify_one();
+        }
+    }
+
+    /// Gives a request to the loop. It is dropped, and with it its answer, if the group
+    /// has stopped.
+    pub fn request(&self, request: Request) {
+        let mut sequencer = self.sequencer.lock();
+        if sequencer.phase == Phase::Stopped {
+            return;
+        }
+        let was_empty = sequencer.waiting.is_empty();
+        sequencer.waiting.requests.push(request);
+        drop(sequencer);
+        if was_empty {
+            self.work.notify_one();
+        }
+    }
+
+    /// Blocks until there is something to do; `work` must be empty. While the group
+    /// closes and something is still `under_way`, only the deadline ends the wait.
+    pub fn wait(&self, deadline: Option<Instant>, under_way: bool, work: &mut Work<C>) -> Wake {
         let mut sequencer = self.sequencer.lock();
         loop {
-            if self.take_locked(&mut sequencer, batch) {
+            if self.take_locked(&mut sequencer, work) {
                 return Wake::Work;
             }
-            if sequencer.phase != Phase::Running {
+            if sequencer.phase != Phase::Running && !under_way {
                 return Wake::Finished;
             }
-            match sync_due {
+            match deadline {
                 None => self.work.wait(&mut sequencer),
-                Some(due) => {
-                    if self.work.wait_until(&mut sequencer, due).timed_out() {
-                        return if self.take_locked(&mut sequencer, batch) {
+                Some(deadline) => {
+                    if self.work.wait_until(&mut sequencer, deadline).timed_out() {
+                        return if self.take_locked(&mut sequencer, work) {
                             Wake::Work
                         } else {
-                            Wake::SyncDue
+                            Wake::Deadline
                         };
                     }
                 }
@@ -247,17 +489,32 @@ impl<C> Shared<C> {
         }
     }
 
-    /// Takes what is queued without waiting.
-    pub fn take(&self, batch: &mut Batch<C>) -> bool {
-        self.take_locked(&mut self.sequencer.lock(), batch)
+    pub fn is_closing(&self) -> bool {
+        self.sequencer.lock().phase != Phase::Running
     }
 
-    fn take_locked(&self, sequencer: &mut Sequencer<C>, batch: &mut Batch<C>) -> bool {
-        if sequencer.queue.entries.is_empty() {
+    /// Takes the proposals alone.
+    pub fn take_batch(&self) -> Vec<Proposal<C>> {
+        let mut sequencer = self.sequencer.lock();
+        let batch = std::mem::take(&mut sequencer.waiting.batch);
+        sequencer.in_flight_entries += batch.proposals.len();
+        sequencer.in_flight_bytes += batch.bytes;
+        batch.proposals
+    }
+
+    /// Takes what waits without blocking.
+    pub fn take(&self, work: &mut Work<C>) -> bool {
+        self.take_locked(&mut self.sequencer.lock(), work)
+    }
+
+    fn take_locked(&self, sequencer: &mut Sequencer<C>, work: &mut Work<C>) -> bool {
+        if sequencer.waiting.is_empty() {
             return false;
         }
-        std::mem::swap(&mut sequencer.queue, batch);
-        self.room.notify_waiters();
+        std::mem::swap(&mut sequencer.waiting, work);
+        sequencer.in_flight_entries += work.batch.proposals.len();
+        sequencer.in_flight_bytes += work.batch.bytes;
+        work.batch.bytes = 0;
         true
     }
 
@@ -280,15 +537,13 @@ impl<C> Shared<C> {
         if stopped_now {
             tracing::error!(reason, "the log has stopped");
         }
-        let mut queue = Batch::new();
-        {
+        let waiting = {
             let mut sequencer = self.sequencer.lock();
             sequencer.phase = Phase::Stopped;
-            std::mem::swap(&mut sequencer.queue, &mut queue);
-        }
-        for answer in queue.answers.drain(..) {
-            // A proposer that no longer listens does not mind.
-            let _ = answer.send(Err(ProposeError::Stopped {
+            std::mem::take(&mut sequencer.waiting)
+        };
+        for proposal in waiting.batch.proposals {
+            proposal.answer(Err(ProposeError::Stopped {
                 reason: self.stop_reason(),
             }));
         }
@@ -298,6 +553,7 @@ impl<C> Shared<C> {
     }
 
     pub fn end_progress(&self) {
+        self.role.send_replace(Role::Gone);
         self.log
             .progress
             .send_modify(|progress| progress.running = false);
@@ -309,5 +565,20 @@ impl<C> Shared<C> {
             Some(reason) => reason.clone(),
             None => Arc::from("it was closed"),
         }
+    }
+}
+
+fn check_leads<C>(
+    sequencer: &Sequencer<C>,
+    evaluated_in: Option<Term>,
+) -> Result<Term, ProposeError> {
+    match sequencer.lead {
+        Lead::Leading { term } if evaluated_in.is_none_or(|evaluated| evaluated == term) => {
+            Ok(term)
+        }
+        Lead::Leading { .. } | Lead::HandingOver { .. } => {
+            Err(ProposeError::NotLeader { leader: None })
+        }
+        Lead::Following { leader } => Err(ProposeError::NotLeader { leader }),
     }
 }

@@ -4,6 +4,7 @@ use model::time::ClusterTime;
 
 use crate::entry::{Committed, LogPosition};
 use crate::error::BoxError;
+use crate::member::Role;
 
 /// Makes everything applied so far durable and returns the position up to which that
 /// holds (at least what was applied when the call began).
@@ -31,7 +32,18 @@ pub trait StateMachine: Send + 'static {
 
     /// Applies entries in order, all in one batch, together with the position of the
     /// last. No sync is needed. An error stops the group for good.
+    ///
+    /// Not all of them were proposed: those that the log makes for itself (see
+    /// [`crate::EntryKind`]) have an empty payload and only move the position and the
+    /// time. Entries that came from another member have no companion.
     fn apply(&mut self, entries: &mut [Committed<Self::Companion>]) -> Result<(), BoxError>;
+
+    /// Called when leadership is won, before proposals are accepted, and when it is lost,
+    /// after the last proposal was accepted and before anybody hears of it. What was
+    /// proposed and is not applied when leadership is lost may never be: whatever was
+    /// published about it must be forgotten here. If it is applied after all, it comes
+    /// without its companion.
+    fn role_changed(&mut self, _role: Role) {}
 
     /// A second way to the state that can sync it from another thread, so that
     /// committing goes on meanwhile. Asked once, when the group is opened.

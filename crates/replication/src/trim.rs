@@ -72,6 +72,7 @@ impl Maintenance {
                 .sync_directory()
                 .map_err(|error| format!("syncing the log's directory: {error}"))?;
             self.log.segments.write().remove(0);
+            self.log.find_unbroken_first();
             if let Err(error) = self.recycle(segment, name) {
                 tracing::warn!(%error, "a segment that left the log could not be removed");
             }

@@ -9,10 +9,10 @@ use model::time::ClusterTime;
 use replication::disk::FileDisk;
 use replication::{
     Durability::{self, Buffered, Synced},
-    Error, Group, GroupId, Options, ProposeError, ReadError, SystemClock,
+    Error, Group, GroupId, NoTransport, Options, ProposeError, ReadError, SystemClock,
 };
 
-use crate::world::{Ledger, World, at, positions, propose};
+use crate::world::{Ledger, OWN, World, at, positions, propose};
 
 #[test]
 fn a_group_is_synced_once_and_only_if_one_of_it_asks() {
@@ -20,11 +20,12 @@ fn a_group_is_synced_once_and_only_if_one_of_it_asks() {
         let world = World::new();
         let (group, mut driver) = world.open_stepped().expect("opens");
         let before = world.disk.syncs();
+        world.ledger.take_calls();
         let pending: Vec<_> = durabilities
             .iter()
             .map(|durability| propose(&group, *durability, b"x"))
             .collect();
-        assert_eq!(world.ledger.applied(), 0, "nothing happens before the step");
+        assert_eq!(world.ledger.applied(), OWN, "nothing happens before the step");
         assert!(driver.step());
         assert_eq!(world.disk.syncs() - before, syncs, "{durabilities:?}");
         let calls = world.ledger.take_calls();
@@ -72,14 +73,16 @@ fn replay_applies_exactly_what_the_state_lacks() {
         world.ledger.power_cut(state_kept);
         let (group, _driver) = world.open_stepped().expect("opens");
         let replayed: Vec<_> = world.ledger.take_calls().concat();
-        let expected: Vec<_> = (state_kept as u64 + 1..=40).map(|p| (p, false)).collect();
+        // The last one is the first of the new term.
+        let expected: Vec<_> = (state_kept as u64 + 1..=43).map(|p| (p, false)).collect();
         assert_eq!(replayed, expected);
-        assert_eq!(group.last_applied(), at(40));
+        assert_eq!(group.last_applied(), at(41));
     };
     check(0);
+    check(1);
     check(17);
-    check(39);
-    check(40);
+    check(41);
+    check(42);
 }
 
 #[test]
@@ -98,7 +101,7 @@ fn positions_times_and_terms_go_on_after_opening_again() {
     world.wall_ms.fetch_sub(90_000, Ordering::Relaxed);
     let (group, _driver) = world.open_stepped().expect("opens");
     let later = propose(&group, Synced, b"b");
-    assert_eq!(later.given().position, at(2));
+    assert_eq!(later.given().position, at(3), "after the first of its term");
     assert!(later.given().time > earlier.given().time);
     assert!(group.term() > first_term);
     assert!(group.observe(ClusterTime::MAX).is_err());
@@ -130,7 +133,7 @@ fn a_failure_stops_the_group_for_good() {
             }),
             "{name}"
         );
-        assert_eq!(world.ledger.applied(), 1, "{name}");
+        assert_eq!(world.ledger.applied(), OWN + 1, "{name}");
         assert_eq!(
             poll(group.ready()),
             Poll::Ready(Err(ProposeError::Stopped {
@@ -155,7 +158,7 @@ fn a_failure_stops_the_group_for_good() {
         let (group, _driver) = world.open_stepped().expect("opens");
         assert_eq!(
             group.last_applied(),
-            at(if written { 2 } else { 1 }),
+            at(if written { 3 } else { 2 }),
             "{name}"
         );
     };
@@ -240,6 +243,7 @@ fn with_threads_on_a_real_disk_every_proposer_is_answered() {
             options.clone(),
             Arc::new(disk),
             Arc::new(SystemClock),
+            Arc::new(NoTransport),
             ledger.clone(),
         )
     };
@@ -269,15 +273,15 @@ fn with_threads_on_a_real_disk_every_proposer_is_answered() {
         last.wait().expect("finished before closing").position,
         at(801)
     );
-    assert_eq!(ledger.applied(), 801);
+    assert_eq!(ledger.applied(), OWN + 801);
     let refused = group.propose(Synced, |_, _| (Vec::new(), 0));
     assert_eq!(refused.err(), Some(ProposeError::Closed));
     drop(group);
 
     let group = open().expect("opens again");
-    assert_eq!(group.last_applied(), at(801));
+    assert_eq!(group.last_applied(), at(802));
     let newest = group.read(at(790), usize::MAX).expect("reads");
-    assert_eq!(positions(&newest), (791..=801).collect::<Vec<_>>());
+    assert_eq!(positions(&newest), (791..=802).collect::<Vec<_>>());
     group.maintain();
     let _ = propose(&group, Synced, &[7; 100_000])
         .wait()

@@ -1,7 +1,7 @@
 //! Bytes that changed by themselves: told apart from a torn tail where that is possible.
 
 use replication::disk::Disk;
-use replication::{Driver, Durability::Synced, Error, Group, GroupId, LogPosition, ReadError};
+use replication::{Driver, Durability::Synced, Error, Group, GroupId, ReadError};
 
 use crate::world::{Ledger, World, at, propose};
 
@@ -15,9 +15,9 @@ fn write(group: &Group<Ledger>, driver: &mut Driver<Ledger>, count: u64) {
     }
 }
 
-/// The offset of an entry in the first segment.
-fn offset(position: u64) -> u64 {
-    512 + (position - 1) * 256
+/// The offset of a proposal's entry in the first segment, after those of the log itself.
+fn offset(number: u64) -> u64 {
+    512 + 64 + 48 + (number - 1) * 256
 }
 
 #[test]
@@ -40,7 +40,9 @@ fn damage_in_the_last_segment_is_an_error_unless_it_is_at_the_very_end() {
         let opened = world.open_stepped();
         if cut {
             let (group, _driver) = opened.expect("a torn tail is cut");
-            assert_eq!(group.last_applied(), LogPosition::new(position - 1));
+            // In its place there is the first of the new term.
+            assert_eq!(group.last_applied(), at(position));
+            assert_eq!(group.last_applied().get(), world.ledger.applied());
             return;
         }
         let error = opened.err().expect("damage is not cut");
@@ -82,10 +84,9 @@ fn damage_in_an_earlier_segment_is_found_when_it_is_read() {
     world.disk.restart(None);
     // A state that needs it cannot be brought up to date.
     world.ledger.power_cut(0);
-    assert!(matches!(
-        world.open_stepped().err(),
-        Some(Error::Corrupt { .. })
-    ));
+    let error = world.open_stepped().err().expect("it does not open");
+    assert!(matches!(error, Error::Stopped { .. }), "{error}");
+    assert!(error.to_string().contains("checksum"), "{error}");
 }
 
 fn corrupt(position: u64) -> ReadError {
@@ -173,7 +174,7 @@ fn a_torn_entry_is_cleared_so_that_a_later_write_cannot_complete_it() {
         drop(propose(&group, Synced, &[7; 1500]));
         driver.step();
         driver.close().expect("closes");
-        world.ledger.power_cut(1);
+        world.ledger.power_cut(3);
         let before = world.disk.contents(FIRST_SEGMENT).expect("is there");
         for at_byte in torn.clone() {
             world
@@ -182,14 +183,16 @@ fn a_torn_entry_is_cleared_so_that_a_later_write_cannot_complete_it() {
                 .expect("damages");
         }
         let (group, _driver) = world.open_stepped().expect("opens");
-        assert_eq!(group.last_applied(), at(1), "{torn:?}");
+        assert_eq!(group.last_applied(), at(2), "{torn:?}");
         let after = world.disk.contents(FIRST_SEGMENT).expect("is there");
         let end = offset(2) as usize;
         assert_eq!(after[..end], before[..end], "{torn:?}");
-        assert!(after[end..].iter().all(|byte| *byte == 0), "{torn:?}");
+        // Behind it there is the first of the new term, and nothing else.
+        let rest = &after[end + 48..];
+        assert!(rest.iter().all(|byte| *byte == 0), "{torn:?}");
     };
-    check(768..1024);
+    check(880..1024);
     check(1024..1536);
     check(1536..2048);
-    check(2048..2316);
+    check(2048..2428);
 }

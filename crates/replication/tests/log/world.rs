@@ -8,11 +8,18 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use parking_lot::Mutex;
 use replication::simulated_disk::SimulatedDisk;
 use replication::{
-    BoxError, Committed, Driver, Durability, Entry, Error, Group, GroupId, LogPosition, Options,
-    Pending, StateMachine, Syncer,
+    BoxError, Committed, Driver, Durability, Entry, EntryKind, Error, Group, GroupId, LogPosition,
+    NoTransport, Options, Pending, StateMachine, Syncer,
 };
 
-/// The state: every payload in order, so that its length is the applied position.
+/// How many entries a new log makes for itself: its members, and the first of its term.
+pub const OWN: u64 = 2;
+
+/// What the state holds in place of an entry that the log made for itself.
+pub const OWN_ENTRY: &[u8] = b"the log's own";
+
+/// The state: every payload in order, those of the log's own entries included, so that
+/// its length is the applied position.
 #[derive(Clone, Default)]
 pub struct Ledger {
     pub pages: Arc<Mutex<Pages>>,
@@ -73,7 +80,10 @@ impl StateMachine for Ledger {
             } else {
                 call.push((position, false));
             }
-            pages.payloads.push(committed.entry.payload.to_vec());
+            pages.payloads.push(match committed.entry.kind {
+                EntryKind::Data => committed.entry.payload.to_vec(),
+                EntryKind::Noop | EntryKind::Configuration(_) => OWN_ENTRY.to_vec(),
+            });
         }
         pages.calls.push(call);
         Ok(())
@@ -116,13 +126,25 @@ impl World {
 
     pub fn open_stepped(&self) -> Result<(Group<Ledger>, Driver<Ledger>), Error> {
         let (disk, wall, ledger) = self.parts();
-        Group::open_stepped(self.options.clone(), disk, wall, ledger)
+        Group::open_stepped(
+            self.options.clone(),
+            disk,
+            wall,
+            Arc::new(NoTransport),
+            ledger,
+        )
     }
 
     /// With threads.
     pub fn open(&self) -> Result<Group<Ledger>, Error> {
         let (disk, wall, ledger) = self.parts();
-        Group::open(self.options.clone(), disk, wall, ledger)
+        Group::open(
+            self.options.clone(),
+            disk,
+            wall,
+            Arc::new(NoTransport),
+            ledger,
+        )
     }
 
     fn parts(&self) -> (Arc<SimulatedDisk>, Arc<dyn replication::WallClock>, Ledger) {
@@ -141,10 +163,15 @@ pub fn propose(group: &Group<Ledger>, durability: Durability, payload: &[u8]) ->
         .expect("there is room")
 }
 
-pub fn at(position: u64) -> LogPosition {
-    LogPosition::new(position)
+/// Where the proposal of this number is, as long as the log was opened once.
+pub fn at(number: u64) -> LogPosition {
+    LogPosition::new(number + OWN)
 }
 
+/// Which proposals these are, as long as the log was opened once.
 pub fn positions(entries: &[Entry]) -> Vec<u64> {
-    entries.iter().map(|entry| entry.position.get()).collect()
+    entries
+        .iter()
+        .map(|entry| entry.position.get() - OWN)
+        .collect()
 }
