@@ -149,7 +149,11 @@ impl Writer {
         // A segment that is still empty is replaced by a larger one. It keeps its place
         // in the row, and what it says about a gap.
         let (sequence, previous, previous_sequence) = if current.first == next.position {
-            (current.sequence, current.previous, current.previous_sequence)
+            (
+                current.sequence,
+                current.previous,
+                current.previous_sequence,
+            )
         } else {
             (current.sequence + 1, self.last, current.sequence)
         };

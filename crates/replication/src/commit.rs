@@ -14,8 +14,7 @@
 //! One turn of the loop, in this order: packets (they may end our leadership, and what
 //! was proposed in it must then not be written), proposals, requests, then everything
 //! that `raft` has to do because of them (`ready.rs`), then what follows from where we
-//! stand now: the role (`leadership.rs`), the members (`membership.rs`), copies of the
-//! state for those who are too far behind (`copying.rs`).
+//! stand now: the role (`leadership.rs`), the members (`membership.rs`).
 //!
 //! When any step fails the group stops: the answers under way are "outcome unknown",
 //! because their entries may be found when the log is opened again.
@@ -144,7 +143,10 @@ impl<S: StateMachine> Driver<S> {
         loop {
             let ticking = !self.is_sole();
             let tick_due = ticking.then_some(next_tick);
-            let deadline = [self.writer.sync_due(), tick_due].into_iter().flatten().min();
+            let deadline = [self.writer.sync_due(), tick_due]
+                .into_iter()
+                .flatten()
+                .min();
             // Proposals that a quorum has not confirmed get a little time when closing.
             let under_way = ticking
                 && !self.in_flight.is_empty()
@@ -422,16 +424,19 @@ fn new_node(
     };
     let state = &member.state;
     let configuration = state.configuration.to_raft();
-    let mut hard_state = HardState::default();
-    hard_state.term = state.term.get();
-    hard_state.vote = state.vote.map_or(0, MemberId::get);
     // What is applied is committed, and so is what comes before the log. The members that
     // a group begins with are agreed upon beforehand.
     let agreed = u64::from(state.configuration_position > LogPosition::BEFORE_FIRST);
-    hard_state.commit = applied
+    let commit = applied
         .get()
         .max(log.unbroken_first().previous().get())
         .max(agreed.min(log.appended().get()));
+    let hard_state = HardState {
+        term: state.term.get(),
+        vote: state.vote.map_or(0, MemberId::get),
+        commit,
+        ..HardState::default()
+    };
     let store = RaftStore {
         log: log.clone(),
         initial: RaftState {

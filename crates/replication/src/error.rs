@@ -76,14 +76,16 @@ pub enum ProposeError {
     /// The group stopped before the entry reached the disk: it will never appear.
     #[error("the log stopped: {reason}")]
     Stopped { reason: Arc<str> },
-    /// The entry may or may not be in the log after it is opened again, or under the
-    /// next leader.
+    /// The entry may or may not be in the log after it is opened again.
     #[error("the outcome is unknown: {reason}")]
     OutcomeUnknown { reason: Arc<str> },
     /// This member does not lead, or no longer in the term asked for. Nothing was
     /// appended; if the closure ran, the state machine was told to forget what it did.
     #[error("this member is not the leader")]
     NotLeader { leader: Option<MemberId> },
+    /// Another leader decides about the entry: the outcome is unknown.
+    #[error("leadership was lost before the outcome was known")]
+    LeadershipLost,
     /// The entry was appended and something else took its place: it will never appear.
     #[error("another leader's entry took its place")]
     NotApplied,

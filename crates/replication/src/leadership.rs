@@ -5,7 +5,7 @@
 //!           ─► proposals are accepted ─► the role says Leader
 //!
 //!   lost ─► proposals are refused ─► the state machine is told (it forgets what was only
-//!           proposed) ─► the role says so ─► proposers under way: outcome unknown
+//!           proposed) ─► the role says so ─► proposers under way: leadership lost
 //! ```
 //!
 //! ⚑ A leader serves only after it has applied an entry of its own term. Until then it
@@ -24,7 +24,6 @@ use crate::error::{LeaderError, ProposeError};
 use crate::member::{MemberId, Role};
 use crate::state_machine::StateMachine;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 type BarrierAnswer = oneshot::Sender<Result<LogPosition, LeaderError>>;
 
@@ -124,11 +123,8 @@ impl<S: StateMachine> Driver<S> {
         self.state.role_changed(self.role());
         self.publish_role();
         tracing::info!(member = %self.me(), term = self.term().get(), "leads no longer");
-        let reason: Arc<str> = Arc::from("leadership was lost");
         for proposal in self.in_flight.drain(..) {
-            proposal.answer(Err(ProposeError::OutcomeUnknown {
-                reason: reason.clone(),
-            }));
+            proposal.answer(Err(ProposeError::LeadershipLost));
         }
         for proposal in queued {
             proposal.answer(Err(ProposeError::NotLeader { leader }));

@@ -1,35 +1,50 @@
 //! The log: at the same time write-ahead log, replication log and oplog of one shard
 //! (or of the config server).
 //!
-//! A [`Group`] is one replicated log with its members; for now there is one member.
-//! A proposal gets its position and time, waits in a bounded queue, is written with
-//! all the others that wait, synced once, applied to the [`StateMachine`] and answered:
+//! A [`Group`] is one replicated log, as one of its members holds it. A proposal gets its
+//! position and time, waits in a bounded queue, is written with all the others that
+//! wait, synced once here and by a majority of the members, applied to the
+//! [`StateMachine`] and answered:
 //!
 //! ```text
-//!  propose ─► sequencer ─► queue ═► the log's thread: write ─► sync ─► apply ─► answer
-//!             position,                       │                 └► tail in memory ─► read
-//!             time                            ▼
-//!                                     log-….seg  log-….seg  …  spare-….seg
+//!  propose ─► sequencer ─► queue ═► the log's thread: raft ─► write ─► sync ─► apply ─► answer
+//!             position,                       │        ▲ │              └► tail in memory ─► read
+//!             time                            ▼        │ ▼
+//!                                     log-….seg …    other members (Transport, receive)
 //!                                     ◄─ trimmed, recycled by the maintenance thread
 //! ```
 //!
 //! Where to read on, in the order of a write:
-//! `group.rs` (the handle: propose, wait, pin, close) · `sequencer.rs` (position, time,
-//! queue) · `commit.rs` (the loop) · `append.rs` (into the segment) · `segment.rs` (every
-//! byte) · `read.rs` · `trim.rs` · `recovery.rs` (opening) · `disk.rs`, `simulated_disk.rs`.
+//! `group.rs` (the handle: propose, wait, read, members, close) · `sequencer.rs` (position,
+//! time, queue) · `commit.rs` (the loop) · `ready.rs` (what `raft` wants done, in order) ·
+//! `append.rs` (into the segment) · `segment.rs` (every byte) · `leadership.rs`,
+//! `membership.rs`, `member.rs` · `message.rs` (what members say to each other) ·
+//! `truncate.rs` · `read.rs` · `trim.rs` · `member_file.rs`, `recovery.rs` (opening) ·
+//! `disk.rs`, `simulated_disk.rs`.
+//!
+//! What a server needs of it:
+//! - [`Group::role`] tells when this member leads; [`Group::leading`] gives the term in which
+//!   to evaluate, and [`Group::propose_in`] refuses what was evaluated in another.
+//! - [`Group::members`] and [`Group::watch_members`]: who belongs to the group and how far
+//!   each is synced, for write concerns and for people.
+//! - [`Group::read_barrier`] before a linearizable read; [`Group::transfer`] before closing;
+//!   [`Group::change_members`].
+//! - a [`Transport`] that carries packets, and [`Group::receive`] for those that arrive.
 //!
 //! Invariants:
-//! - ⚑ Nothing is applied before its entry is synced, except a group of proposals that
-//!   are all [`Durability::Buffered`].
+//! - ⚑ Nothing is applied before its entry is synced here and by a majority, except, with a
+//!   sole member, a group of proposals that are all [`Durability::Buffered`].
+//! - ⚑ A leader serves only after it has applied an entry of its own term; a read barrier
+//!   asks a majority, never a clock.
+//! - ⚑ A vote is stable before it is told. Nothing that was applied is cut off.
+//! - ⚑ Times increase along the log, whoever led when they were given.
 //! - ⚑ A sync that failed is never tried again: the group stops for good, and proposals
 //!   under way have an unknown outcome.
 //! - ⚑ An entry leaves the log only when the state machine was synced past it. Reading
 //!   before the start of the log, or across a gap, is an error.
 //!
-//! What is not here yet: several members. Entries carry their term for that, and the
-//! place where it fits in is between `append` and `apply` in `commit.rs`: what is
-//! applied there becomes what a quorum has synced. Nor does the log know what is in a
-//! payload.
+//! What is not here yet: copying the state to a member that is too far behind for the log.
+//! Such a member waits. Nor does the log know what is in a payload.
 
 mod append;
 mod clock;

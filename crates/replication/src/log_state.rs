@@ -354,7 +354,11 @@ impl Tail {
         let count = usize::try_from(high.checked_sub(low)?).ok()?;
         let mut outlines = Vec::with_capacity(count.min(self.entries.len()));
         let mut bytes = 0u64;
-        for entry in self.entries.range(skip.min(self.entries.len())..).take(count) {
+        for entry in self
+            .entries
+            .range(skip.min(self.entries.len())..)
+            .take(count)
+        {
             bytes += memory_bytes(entry) as u64;
             if !outlines.is_empty() && bytes > bytes_max {
                 break;

@@ -191,7 +191,10 @@ fn encode(state: &MemberState, group: GroupId, member: MemberId, generation: u64
     bytes.extend_from_slice(&body);
     let checksum = crc32c::crc32c(&bytes);
     bytes.extend_from_slice(&checksum.to_le_bytes());
-    assert!(bytes.len() <= SLOT_BYTES, "a slot holds every configuration");
+    assert!(
+        bytes.len() <= SLOT_BYTES,
+        "a slot holds every configuration"
+    );
     bytes
 }
 
@@ -319,8 +322,7 @@ mod tests {
         for operations in 0..40 {
             for seed in 0..8 {
                 let disk = SimulatedDisk::new();
-                let mut file =
-                    MemberFile::create(&disk, GROUP, ME, state(1)).expect("creates");
+                let mut file = MemberFile::create(&disk, GROUP, ME, state(1)).expect("creates");
                 disk.cut_power_after(operations);
                 let mut saved = 1;
                 while file.save(|to| *to = state(saved + 1)).is_ok() {

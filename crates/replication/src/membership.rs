@@ -97,13 +97,12 @@ impl<S: StateMachine> Driver<S> {
         }
         let was_sole = self.is_sole();
         // The first members of a group cannot go through a joint configuration with none.
-        let parts: Vec<ConfigurationChange> =
-            if self.member.state.configuration.voters.is_empty() {
-                let single = |step| ConfigurationChange { steps: vec![step] };
-                change.steps.iter().copied().map(single).collect()
-            } else {
-                vec![change.clone()]
-            };
+        let parts: Vec<ConfigurationChange> = if self.member.state.configuration.voters.is_empty() {
+            let single = |step| ConfigurationChange { steps: vec![step] };
+            change.steps.iter().copied().map(single).collect()
+        } else {
+            vec![change.clone()]
+        };
         let mut state = None;
         for part in &parts {
             match self.node.apply_conf_change(&to_conf_change(part)) {
@@ -161,7 +160,10 @@ impl<S: StateMachine> Driver<S> {
         let configuration = &self.member.state.configuration;
         let applied = self.shared.log.applied();
         if configuration.is_joint() {
-            let under_way = self.changing.leaving.is_some_and(|leaving| leaving > applied)
+            let under_way = self
+                .changing
+                .leaving
+                .is_some_and(|leaving| leaving > applied)
                 || self.node.raft.has_pending_conf();
             if !under_way && let Ok(position) = self.shared.propose_change(Default::default()) {
                 self.changing.leaving = Some(position);
@@ -174,9 +176,7 @@ impl<S: StateMachine> Driver<S> {
                 let _ = answer.send(Ok(()));
             }
         }
-        if !configuration.voters.contains(&self.me())
-            && self.node.raft.state == StateRole::Leader
-        {
+        if !configuration.voters.contains(&self.me()) && self.node.raft.state == StateRole::Leader {
             let term = self.node.raft.term;
             self.node.raft.become_follower(term, raft::INVALID_ID);
             self.notice_role();
@@ -187,9 +187,7 @@ impl<S: StateMachine> Driver<S> {
         self.changing.leaving = None;
         self.changing.entered = false;
         if let Some((_, answer)) = self.changing.asked.take() {
-            let reason = Arc::from("leadership was lost");
-            let unknown = ProposeError::OutcomeUnknown { reason };
-            let _ = answer.send(Err(unknown.into()));
+            let _ = answer.send(Err(ProposeError::LeadershipLost.into()));
         }
     }
 

@@ -187,6 +187,7 @@ fn put_entry(bytes: &mut Vec<u8>, entry: &RaftEntry) -> Option<()> {
     Some(())
 }
 
+#[cfg(test)]
 pub(crate) fn encode_part(group: GroupId, to: MemberId, from: MemberId, part: &Part) -> Vec<u8> {
     let mut bytes = begin(group, to, from, 2);
     put(
@@ -216,6 +217,7 @@ pub(crate) fn encode_part(group: GroupId, to: MemberId, from: MemberId, part: &P
     bytes
 }
 
+#[cfg(test)]
 pub(crate) fn encode_part_answer(
     group: GroupId,
     to: MemberId,
@@ -377,12 +379,11 @@ fn read_entry(reader: &mut Reader<'_>) -> Read<RaftEntry> {
     let wall_ms = reader.number()? as i64;
     let body = reader.body()?;
     let mut entry = match kind {
-        0 => {
-            let mut entry = RaftEntry::default();
-            entry.data = Bytes::copy_from_slice(body);
-            entry.context = context(time, wall_ms);
-            entry
-        }
+        0 => RaftEntry {
+            data: Bytes::copy_from_slice(body),
+            context: context(time, wall_ms),
+            ..RaftEntry::default()
+        },
         1 if body.is_empty() => RaftEntry::default(),
         2 => {
             let Ok(change) = ConfigurationChange::decode(body) else {
@@ -533,10 +534,7 @@ mod tests {
             let mut longer = bytes.clone();
             longer.push(0);
             assert!(decode(GROUP, &longer).is_err());
-            assert_eq!(
-                decode(GroupId(1), &bytes),
-                Err(ReceiveError::ForeignGroup)
-            );
+            assert_eq!(decode(GroupId(1), &bytes), Err(ReceiveError::ForeignGroup));
         }
     }
 

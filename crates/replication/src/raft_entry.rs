@@ -42,9 +42,11 @@ pub(crate) fn read_context(context: &[u8]) -> Option<(ClusterTime, i64)> {
 }
 
 pub(crate) fn to_raft(entry: &Entry) -> RaftEntry {
-    let mut raft = RaftEntry::default();
-    raft.index = entry.position.get();
-    raft.term = entry.term.get();
+    let mut raft = RaftEntry {
+        index: entry.position.get(),
+        term: entry.term.get(),
+        ..RaftEntry::default()
+    };
     match &entry.kind {
         EntryKind::Data => {
             raft.data = entry.payload.clone();

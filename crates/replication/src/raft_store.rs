@@ -29,9 +29,11 @@ pub(crate) struct RaftStore {
 }
 
 fn outline(entry: &Entry) -> RaftEntry {
-    let mut raft = RaftEntry::default();
-    raft.index = entry.position.get();
-    raft.term = entry.term.get();
+    let mut raft = RaftEntry {
+        index: entry.position.get(),
+        term: entry.term.get(),
+        ..RaftEntry::default()
+    };
     if matches!(entry.kind, EntryKind::Configuration(_)) {
         raft.set_entry_type(EntryType::EntryConfChangeV2);
     }
@@ -71,19 +73,17 @@ impl Storage for RaftStore {
                 Err(_) => Err(StorageError::Unavailable.into()),
             };
         }
-        let tail = self
-            .log
-            .tail
-            .lock()
-            .outlines(low, high, bytes_max, outline);
+        let tail = self.log.tail.lock().outlines(low, high, bytes_max, outline);
         if let Some(outlines) = tail {
             return Ok(outlines);
         }
         match self.read(low, high, bytes_max) {
             Ok(entries) => Ok(entries.iter().map(outline).collect()),
             Err(_) => {
-                let mut unread = RaftEntry::default();
-                unread.index = low;
+                let unread = RaftEntry {
+                    index: low,
+                    ..RaftEntry::default()
+                };
                 Ok(vec![unread])
             }
         }

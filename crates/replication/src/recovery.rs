@@ -109,11 +109,7 @@ pub(crate) fn recover<S: StateMachine>(
     Ok(Recovered { end, member })
 }
 
-fn open_member(
-    log: &LogState,
-    is_new: bool,
-    applied: LogPosition,
-) -> Result<MemberFile, Error> {
+fn open_member(log: &LogState, is_new: bool, applied: LogPosition) -> Result<MemberFile, Error> {
     let options = &log.options;
     let disk = &*log.disk;
     if let Some(found) = MemberFile::open(disk, options.group, options.member)? {
@@ -134,7 +130,11 @@ fn open_member(
     };
     let has_members = !voters.is_empty();
     let state = MemberState {
-        term: if has_members { FIRST_TERM } else { Term::new(0) },
+        term: if has_members {
+            FIRST_TERM
+        } else {
+            Term::new(0)
+        },
         vote: None,
         configuration: Configuration {
             voters,

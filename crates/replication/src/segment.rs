@@ -356,8 +356,7 @@ impl Segment {
         if u32_at(bytes, 4) != self.checksum(&bytes[..length]) {
             return Found::NotAnEntry("the checksum is wrong");
         }
-        let Some((kind, payload)) =
-            decode_body(bytes[KIND_AT], &bytes[ENTRY_HEADER_BYTES..length])
+        let Some((kind, payload)) = decode_body(bytes[KIND_AT], &bytes[ENTRY_HEADER_BYTES..length])
         else {
             return Found::NotAnEntry("the kind of entry is unknown");
         };

@@ -20,8 +20,23 @@ pub(crate) fn from_storage(error: storage::Error) -> Error {
 }
 
 /// What a client is told when the log did not take or did not confirm a write.
-/// An unknown outcome has a code that drivers treat as such: the node is going
+/// An unknown outcome has a code that drivers treat as such: the node steps or goes
 /// down, the write may or may not be there.
 pub(crate) fn from_log(error: ProposeError) -> Error {
-    Error::new(Code::INTERRUPTED_AT_SHUTDOWN, error.to_string())
+    let code = match &error {
+        ProposeError::NotLeader { .. } => Code::NOT_WRITABLE_PRIMARY,
+        ProposeError::LeadershipLost | ProposeError::NotApplied => {
+            Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE
+        }
+        ProposeError::Busy
+        | ProposeError::TooLarge { .. }
+        | ProposeError::Closed
+        | ProposeError::Stopped { .. }
+        | ProposeError::OutcomeUnknown { .. }
+        | ProposeError::TimeExhausted => Code::INTERRUPTED_AT_SHUTDOWN,
+    };
+    match code {
+        Code::NOT_WRITABLE_PRIMARY => Error::new(code, "not primary"),
+        code => Error::new(code, error.to_string()),
+    }
 }

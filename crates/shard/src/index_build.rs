@@ -183,13 +183,12 @@ impl Shard {
         Ok(())
     }
 
-    /// Waits until everything proposed so far is applied. The log's last written
-    /// position does not tell: a proposal may still wait in its queue. An entry
-    /// behind it does, because entries are applied in order.
+    /// Waits until everything proposed so far is applied.
     pub(crate) async fn wait_for_proposed(&self) -> Result<(), Error> {
-        let mut payload = Vec::new();
-        Encoder::new(&mut payload).noop();
-        self.append_batch(payload, &[]).await
+        self.log
+            .wait_proposed()
+            .await
+            .map_err(crate::error::from_log)
     }
 
     /// Removes builds that a crash left unfinished. Called once, before serving.

@@ -272,6 +272,7 @@ fn open_log(data: &Path, applier: Applier) -> Result<Group<Applier>, replication
         options,
         Arc::new(disk),
         Arc::new(replication::SystemClock),
+        Arc::new(replication::NoTransport),
         applier,
     )
 }

@@ -351,8 +351,16 @@ pub struct Entry<'a> {
 pub type Malformed = &'static str;
 
 impl<'a> Entry<'a> {
+    /// Reads the header. An entry that the log made for itself has an empty payload and
+    /// no operations.
     pub fn decode(payload: &'a [u8]) -> Result<Self, Malformed> {
-        let (&version, mut rest) = payload.split_first().ok_or("empty payload")?;
+        if payload.is_empty() {
+            return Ok(Self {
+                header: Header::default(),
+                operations: payload,
+            });
+        }
+        let (&version, mut rest) = payload.split_first().ok_or("no version")?;
         if version != VERSION {
             return Err("unknown payload version");
         }

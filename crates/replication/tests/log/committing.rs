@@ -25,7 +25,11 @@ fn a_group_is_synced_once_and_only_if_one_of_it_asks() {
             .iter()
             .map(|durability| propose(&group, *durability, b"x"))
             .collect();
-        assert_eq!(world.ledger.applied(), OWN, "nothing happens before the step");
+        assert_eq!(
+            world.ledger.applied(),
+            OWN,
+            "nothing happens before the step"
+        );
         assert!(driver.step());
         assert_eq!(world.disk.syncs() - before, syncs, "{durabilities:?}");
         let calls = world.ledger.take_calls();

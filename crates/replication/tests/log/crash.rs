@@ -296,7 +296,9 @@ fn check(lives: &[Life]) {
         world.disk.restart(None);
         let (group, _driver) = world.open_stepped().expect("it opens a second time");
         assert_eq!(
-            everything(&group).split_last().map(|(_, rest)| rest.to_vec()),
+            everything(&group)
+                .split_last()
+                .map(|(_, rest)| rest.to_vec()),
             Some(before),
             "opening again adds the first of a term and changes nothing"
         );

@@ -20,7 +20,7 @@ use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
 use replication::{
-    BoxError, Committed, Durability, LogPosition, ProposeError, StateMachine, Syncer,
+    BoxError, Committed, Durability, LogPosition, ProposeError, Role, StateMachine, Syncer, Term,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -121,13 +121,15 @@ impl Shard {
             .iter()
             .map(|key| self.record_stripe(collection, key))
             .collect();
+        // What is evaluated from here on holds only while this member leads.
+        let term = self.log.leading().map_err(not_appended)?;
         loop {
             let held = self.latches.hold(wanted);
             let mut evaluator =
                 Evaluator::new(&self.store, &self.overlay, &self.latches, collection, held);
             match body(&mut evaluator) {
                 Ok(result) => {
-                    let pending = self.append(evaluator, concern, session)?;
+                    let pending = self.append(evaluator, term, concern, session)?;
                     return Ok((result, pending));
                 }
                 Err(Refusal::Latch(more)) => {
@@ -143,6 +145,7 @@ impl Shard {
     fn append(
         &self,
         evaluator: Evaluator<'_>,
+        term: Term,
         concern: WriteConcern,
         session: Option<&Retryable>,
     ) -> Result<Option<replication::Pending>, NotAppended> {
@@ -169,7 +172,14 @@ impl Shard {
         encode(id, &changes, &multikey, &mut encoder);
         let written =
             session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
-        let proposed = self.log.propose(concern.durability(), |position, time| {
+        let limit = self.log.payload_bytes_max();
+        if payload.len() > limit {
+            // The log would notice only after the overlay has it.
+            let bytes = payload.len();
+            return Err(not_appended(ProposeError::TooLarge { bytes, limit }));
+        }
+        let durability = concern.durability();
+        let proposed = self.log.propose_in(term, durability, |position, time| {
             if let Some(written) = &written {
                 written.set_time(&mut payload, time);
             }
@@ -191,9 +201,15 @@ impl Shard {
                 }
                 Ok(Some(pending))
             }
-            Err(ProposeError::Busy) => Err(NotAppended::Busy),
-            Err(error) => Err(NotAppended::Error(crate::error::from_log(error))),
+            Err(error) => Err(not_appended(error)),
         }
+    }
+}
+
+fn not_appended(error: ProposeError) -> NotAppended {
+    match error {
+        ProposeError::Busy => NotAppended::Busy,
+        error => NotAppended::Error(crate::error::from_log(error)),
     }
 }
 
@@ -412,6 +428,12 @@ impl StateMachine for Applier {
             }
         }
         Ok(())
+    }
+
+    fn role_changed(&mut self, role: Role) {
+        if !role.is_leader() {
+            self.overlay.clear();
+        }
     }
 
     fn syncer(&self) -> Syncer {

@@ -78,6 +78,18 @@ impl Overlay {
         }
     }
 
+    /// Forgets everything: leadership was lost, and what is pending may never be
+    /// applied. Nothing may be put here meanwhile.
+    pub(crate) fn clear(&self) {
+        for map in &self.records {
+            map.lock().clear();
+        }
+        for map in &self.index_keys {
+            map.lock().clear();
+        }
+        self.entries.store(0, Ordering::Release);
+    }
+
     /// Called after the engine applied the entry at `position`.
     pub(crate) fn record_applied(&self, collection: CollectionId, key: &RecordKey, position: u64) {
         let mut map = self.records[shard(key.as_bytes())].lock();
@@ -186,6 +198,19 @@ mod tests {
         overlay.record_applied(id, &key, 2);
         assert!(overlay.record(id, &key).is_none());
         assert!(overlay.is_empty());
+    }
+
+    #[test]
+    fn nothing_pending_outlives_leadership() {
+        let overlay = Overlay::new();
+        let key = RecordKey::from_bytes(b"k");
+        overlay.put_record(CollectionId(1), key.clone(), pending(1));
+        overlay.put_index_key(IndexId(1), b"f", b"k", true, 1);
+        overlay.clear();
+        assert!(overlay.is_empty());
+        overlay.put_record(CollectionId(1), key.clone(), pending(2));
+        assert!(overlay.record(CollectionId(1), &key).is_some());
+        assert!(overlay.index_key(IndexId(1), b"f").is_empty());
     }
 
     #[test]
