@@ -59,8 +59,9 @@ def free_ports(count: int) -> list[int]:
 class Member:
     """One member's process, from life to life on the same data."""
 
-    def __init__(self, number: int, port: int, root: Path):
+    def __init__(self, number: int, port: int, root: Path, kind: str):
         self.number = number
+        self.kind = kind
         self.port = port
         self.data = root / f"member{number}"
         self.data.mkdir()
@@ -73,7 +74,7 @@ class Member:
         return f"127.0.0.1:{self.port}"
 
     def command(self) -> list:
-        if KIND == "mongod":
+        if self.kind == "mongod":
             mongod = os.environ.get("TERNDB_MONGOD") or Path.home() / ".cache/terndb/mongod"
             return [
                 mongod, "--replSet", SET_NAME, "--dbpath", self.data, "--port", str(self.port),
@@ -147,9 +148,10 @@ class Member:
 class ReplicaSet:
     """Members that know each other, initiated."""
 
-    def __init__(self, count: int = 3):
+    def __init__(self, count: int = 3, kind: str = KIND, mongod_election_ms: int = 2000):
+        """The real server waits ten seconds by default, which would make every failover a long wait."""
         self.root = Path(tempfile.mkdtemp(prefix="terndb-failover-"))
-        self.members = [Member(at, port, self.root) for at, port in enumerate(free_ports(count))]
+        self.members = [Member(at, port, self.root, kind) for at, port in enumerate(free_ports(count))]
         try:
             for member in self.members:
                 member.start()
@@ -159,9 +161,8 @@ class ReplicaSet:
                 "_id": SET_NAME,
                 "members": [{"_id": member.number, "host": member.host} for member in self.members],
             }
-            if KIND == "mongod":
-                # Ten seconds, its default, would make every failover a long wait.
-                config["settings"] = {"electionTimeoutMillis": 2000}
+            if kind == "mongod":
+                config["settings"] = {"electionTimeoutMillis": mongod_election_ms}
             # Members that are still opening refuse at first.
             wait_until(
                 lambda: self.members[0].ask({"replSetInitiate": config}, socketTimeoutMS=30_000),
