@@ -94,6 +94,18 @@ pub struct VerifyOptions {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
+    /// Write the report to this file, as one HTML page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+
+    /// Serve the HTTP API and Prometheus metrics on this address, such as 127.0.0.1:27020
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+
+    /// Begin when the HTTP API is told to (POST /api/v1/check)
+    #[arg(long)]
+    pub wait: bool,
+
     /// Keep the run in this directory, so that it can be resumed [default: terndb-verify]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
@@ -137,8 +149,8 @@ pub fn run(options: VerifyOptions) -> ExitCode {
 
 fn verify(options: VerifyOptions) -> Result<u8> {
     let options = options.with_file()?;
-    let report_path = options.report.clone();
-    if let Some(path) = &report_path {
+    let (report_path, html_path) = (options.report.clone(), options.html.clone());
+    for path in [&report_path, &html_path].into_iter().flatten() {
         // Before hours of work, not after.
         write_report(path, "")?;
     }
@@ -155,6 +167,9 @@ fn verify(options: VerifyOptions) -> Result<u8> {
         print!("{report}");
         if let Some(path) = &report_path {
             write_report(path, &report.to_json())?;
+        }
+        if let Some(path) = &html_path {
+            write_report(path, &report.to_html())?;
         }
         // Only now: a process that dies before has its report concluded by the next.
         verifier::store::forget(&place).await?;
@@ -222,6 +237,9 @@ impl VerifyOptions {
             max_mb_per_second: self.max_mb_per_second.or(file.max_mb_per_second),
             max_mismatches: self.max_mismatches.or(file.max_mismatches),
             report: self.report.or(file.report),
+            html: self.html.or(file.html),
+            listen: self.listen.or(file.listen),
+            wait: self.wait || file.wait,
             state: self.state.or(file.state),
             meta: self.meta.or(file.meta),
             meta_database: self.meta_database.or(file.meta_database),
@@ -286,6 +304,8 @@ impl VerifyOptions {
             }
         };
         settings.restart = self.restart;
+        settings.listen = self.listen;
+        settings.wait = self.wait;
         if let Some(seconds) = self.generation_pause {
             settings.generation_pause = Duration::try_from_secs_f64(seconds)
                 .with_context(|| format!("generation-pause is {seconds}"))?;

@@ -150,6 +150,14 @@ pub fn show(value: ValueRef<'_>) -> Shown {
     }
 }
 
+/// A value as relaxed extended JSON, whole; as its bytes if it is not text that JSON can hold.
+pub fn relaxed(value: ValueRef<'_>) -> serde_json::Value {
+    match decode(value) {
+        Some(decoded) => decoded.into_relaxed_extjson(),
+        None => show_bytes(value).value.into(),
+    }
+}
+
 /// The decoded value, unless it holds text that is not UTF-8.
 fn decode(value: ValueRef<'_>) -> Option<bson::Bson> {
     let mut writer = Writer::new();

@@ -270,7 +270,9 @@ impl Shared {
                     })
                     .collect();
                 self.note(pair, &judged).await?;
-                self.status.rechecked.fetch_add(count, Ordering::Relaxed);
+                self.status
+                    .documents_rechecked
+                    .fetch_add(count, Ordering::Relaxed);
             }
             Err(error @ VerifyError::State { .. }) => return Err(error),
             Err(error) => {

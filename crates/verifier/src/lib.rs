@@ -15,7 +15,7 @@
 //! compare      same or not, verdicts          follow, queue      changes, and what they lead to
 //! difference   paths and values for people    ledger             documents that differ
 //! namespace, metadata, time, pace,            generation, run    everything, in its order
-//! report, settings                            status, progress   how it is doing
+//! report, html, settings                      status, progress, api  how it is doing
 //! ```
 //!
 //! **Nothing is missed**: partitions cover MinKey to MaxKey, their filters are exact across types, and
@@ -25,10 +25,11 @@
 //! While clusters are written, changes of both sides are followed and looked at again; why nothing
 //! slips through is in `run`.
 //!
-//! Left out so far: partitioning by record id, comparison by hash on the server, the HTTP
-//! API, the HTML report, documents of time series collections, and shard keys. What is asked for
+//! Left out so far: partitioning by record id, comparison by hash on the server, documents of time
+//! series collections, and shard keys. What is asked for
 //! and cannot be compared makes the outcome *unknown*, never *equal*.
 
+mod api;
 pub mod cluster;
 mod collections;
 pub mod compare;
@@ -38,6 +39,7 @@ pub mod element;
 pub mod error;
 mod follow;
 mod generation;
+mod html;
 mod ledger;
 pub mod merge;
 pub mod metadata;

@@ -85,6 +85,10 @@ impl Tally {
         collections.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    pub fn len(&self) -> usize {
+        self.collections().len()
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }

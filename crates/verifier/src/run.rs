@@ -34,6 +34,7 @@
 //! A run in which nobody writes is generation 0 alone, without streams; reads still wait for a cluster
 //! time taken when the process began.
 
+use crate::api::Api;
 use crate::cluster::Cluster;
 use crate::error::VerifyError;
 use crate::follow::follow;
@@ -72,9 +73,26 @@ pub async fn verify_controlled(
     control: &Control,
 ) -> Result<Report, VerifyError> {
     settings.check()?;
-    let run = Run::begin(settings, control.clone());
+    let api = Api {
+        control: control.clone(),
+        run: Arc::default(),
+    };
+    let _serving = match settings.listen.clone() {
+        Some(address) => Some(api.clone().serve(&address).await?),
+        None => None,
+    };
+    if !settings.wait {
+        control.begin();
+    }
+    let run = async {
+        control.until(|asked| asked.begin).await;
+        let run = Run::begin(settings, control.clone()).await?;
+        // Set once, because this is the only run.
+        let _ = api.run.set(run.shared.clone());
+        run.drive().await
+    };
     tokio::select! {
-        report = async { run.await?.drive().await } => report,
+        report = run => report,
         () = control.until(|asked| asked.stop) => Err(VerifyError::Stopped),
     }
 }
@@ -92,6 +110,7 @@ struct Run {
 
 impl Run {
     async fn begin(mut settings: Settings, control: Control) -> Result<Run, VerifyError> {
+        settings.filter = control.filter().or(settings.filter);
         let (source, destination) = tokio::try_join!(
             Cluster::connect(Side::Source, &settings),
             Cluster::connect(Side::Destination, &settings),
@@ -139,6 +158,7 @@ impl Run {
             settings,
             store,
             status,
+            started: Instant::now(),
         });
         Ok(Run {
             shared,
@@ -188,9 +208,11 @@ impl Run {
     /// All generations, until the last one is done.
     async fn generations(&mut self) -> Result<(), VerifyError> {
         let mut last = false;
+        let mut positions = Default::default();
         loop {
             let begun = Instant::now();
             let again = self.generation(last).await?;
+            self.shared.status.rechecked(positions);
             if self.record.start.is_none() {
                 // What differed in a part that was read twice may have been noted the first time.
                 return match again || self.resumed {
@@ -202,6 +224,7 @@ impl Run {
                 return Ok(());
             }
             last = self.wait_for_work(begun.elapsed()).await?;
+            positions = self.shared.status.positions();
             self.record.generation = self.shared.queue.close().await;
             self.keep().await?;
         }

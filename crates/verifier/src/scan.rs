@@ -47,6 +47,8 @@ pub struct Shared {
     pub ledger: Ledger,
     pub queue: Queue,
     pub status: Status,
+    /// When this process began to work on it.
+    pub started: Instant,
 }
 
 /// A collection on both sides.

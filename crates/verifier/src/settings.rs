@@ -36,6 +36,10 @@ pub struct Settings {
     pub place: Place,
     /// Begin anew, whatever the place holds.
     pub restart: bool,
+    /// Where the HTTP API listens, if anywhere.
+    pub listen: Option<String>,
+    /// Begin when the API says so.
+    pub wait: bool,
     /// The least time between two generations.
     pub generation_pause: Duration,
     /// None decides by the server's version. Given, it is for both sides.
@@ -89,6 +93,8 @@ impl Settings {
             writes: Writes::Off,
             place: Place::Memory,
             restart: false,
+            listen: None,
+            wait: false,
             generation_pause: DEFAULT_GENERATION_PAUSE,
             across_types: None,
             has_sample_rate: None,
@@ -121,6 +127,11 @@ impl Settings {
         }
         if self.workers == 0 {
             return Err(VerifyError::settings("there must be at least one worker"));
+        }
+        if self.wait && self.listen.is_none() {
+            return Err(VerifyError::settings(
+                "--wait begins when the HTTP API is told to, but there is none: give its address with --listen",
+            ));
         }
         let weak = self
             .read_concern

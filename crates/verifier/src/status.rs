@@ -7,10 +7,11 @@ use crate::merge::Side;
 use crate::metadata::MetadataMismatch;
 use crate::record::Moment;
 use crate::report::Unverified;
-use crate::time::ClusterTime;
+use crate::time::{ClusterTime, Watermark};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::watch;
 
 /// What a run is busy with.
@@ -50,7 +51,7 @@ pub struct Status {
     pub source: StreamStatus,
     pub destination: StreamStatus,
     /// Documents that were looked up again, over all generations.
-    pub rechecked: AtomicU64,
+    pub documents_rechecked: AtomicU64,
     pub tasks_open: AtomicU64,
     pub tasks_done: AtomicU64,
     pub writes_off: OnceLock<Moment>,
@@ -58,6 +59,8 @@ pub struct Status {
     /// Definitions may have changed since the last survey.
     definitions_changed: AtomicBool,
     metadata: Mutex<Vec<MetadataMismatch>>,
+    /// Up to which changes of each side everything was looked at again.
+    rechecked_until: [Watermark; 2],
     /// What could not be read in this generation, by name, and why.
     failures: Mutex<BTreeMap<String, String>>,
 }
@@ -69,13 +72,14 @@ impl Default for Status {
             generation: AtomicU64::new(0),
             source: StreamStatus::default(),
             destination: StreamStatus::default(),
-            rechecked: AtomicU64::new(0),
+            documents_rechecked: AtomicU64::new(0),
             tasks_open: AtomicU64::new(0),
             tasks_done: AtomicU64::new(0),
             writes_off: OnceLock::new(),
             ended: AtomicBool::new(false),
             definitions_changed: AtomicBool::new(false),
             metadata: Mutex::default(),
+            rechecked_until: Default::default(),
             failures: Mutex::default(),
         }
     }
@@ -99,6 +103,22 @@ impl Status {
         match side {
             Side::Source => &self.source,
             Side::Destination => &self.destination,
+        }
+    }
+
+    pub fn rechecked_until(&self, side: Side) -> Option<ClusterTime> {
+        self.rechecked_until[side as usize].get()
+    }
+
+    /// Where both streams are now: a queue that is closed after this holds what came before.
+    pub fn positions(&self) -> [ClusterTime; 2] {
+        Side::BOTH.map(|side| self.stream(side).position.borrow().time)
+    }
+
+    /// Everything up to these positions was looked at.
+    pub fn rechecked(&self, positions: [ClusterTime; 2]) {
+        for (mark, time) in self.rechecked_until.iter().zip(positions) {
+            mark.raise(time);
         }
     }
 
@@ -155,12 +175,34 @@ pub struct Asked {
 pub struct Control {
     asked: watch::Sender<Asked>,
     begun: watch::Sender<bool>,
+    filter: Arc<Mutex<Option<Vec<u8>>>>,
+    listening: watch::Sender<Option<SocketAddr>>,
 }
 
 impl Control {
     /// Begin, where the run was told to wait for it.
     pub fn begin(&self) {
         self.asked.send_modify(|asked| asked.begin = true);
+    }
+
+    pub(crate) fn listens_on(&self, address: SocketAddr) {
+        self.listening.send_replace(Some(address));
+    }
+
+    /// Waits until the HTTP API listens, and says where.
+    pub async fn until_listening(&self) -> Option<SocketAddr> {
+        let mut listening = self.listening.subscribe();
+        let address = listening.wait_for(Option::is_some).await.ok()?;
+        *address
+    }
+
+    /// Compare only documents that match, as BSON; before the run begins.
+    pub fn set_filter(&self, filter: Vec<u8>) {
+        *lock(&self.filter) = Some(filter);
+    }
+
+    pub(crate) fn filter(&self) -> Option<Vec<u8>> {
+        lock(&self.filter).clone()
     }
 
     /// Nobody writes to either side any more: come to an end.

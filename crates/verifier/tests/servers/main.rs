@@ -3,6 +3,7 @@
 //! Scenarios that need the same servers share them, each with a database of its own, because
 //! starting a server takes longer than most of them.
 
+mod api;
 mod cut_connections;
 mod ids;
 mod live;
