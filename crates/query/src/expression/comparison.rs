@@ -3,8 +3,9 @@
 //! A missing value stands below all others but MinKey, undefined included.
 
 use super::node::{Evaluated, Frame, Node};
+use crate::filter::Comparison;
 use model::Error;
-use model::bson::{Kind, ValueRef};
+use model::bson::{Kind, Value, ValueRef};
 use model::order;
 use std::cmp::Ordering;
 
@@ -28,6 +29,50 @@ fn missing_against(value: ValueRef<'_>) -> Ordering {
         // Missing and undefined share a place in the order of types.
         Kind::Undefined => Ordering::Equal,
         _ => Ordering::Less,
+    }
+}
+
+/// Collects the comparisons of a field with a known value without which an
+/// expression cannot be true.
+pub(super) fn necessary(
+    node: &Node,
+    variables: &[Option<Value>],
+    found: &mut Vec<(String, Comparison, Value)>,
+) {
+    let Node::Call {
+        operator,
+        arguments,
+    } = node
+    else {
+        return;
+    };
+    // How the first argument compares with the second, and the other way round.
+    let (forward, backward) = match operator.name {
+        "$and" => {
+            for argument in arguments {
+                necessary(argument, variables, found);
+            }
+            return;
+        }
+        "$eq" => (Comparison::Equal, Comparison::Equal),
+        "$lt" => (Comparison::Less, Comparison::Greater),
+        "$lte" => (Comparison::LessOrEqual, Comparison::GreaterOrEqual),
+        "$gt" => (Comparison::Greater, Comparison::Less),
+        "$gte" => (Comparison::GreaterOrEqual, Comparison::LessOrEqual),
+        _ => return,
+    };
+    let known = |node: &Node| match node {
+        Node::Constant(value) => Some(value.clone()),
+        Node::Variable { slot, path: None } => variables.get(*slot)?.clone(),
+        _ => None,
+    };
+    let [left, right] = &**arguments else {
+        return;
+    };
+    for (field, value, comparison) in [(left, right, forward), (right, left, backward)] {
+        if let (Node::Field(path), Some(value)) = (field, known(value)) {
+            found.push((path.dotted(), comparison, value));
+        }
     }
 }
 

@@ -55,6 +55,7 @@ pub(crate) use object::{Merged, not_mergeable};
 pub(crate) use tests::{parse_json, print_json};
 
 use crate::context::{Interrupts, QueryContext};
+use crate::filter::Comparison;
 use model::Error;
 use model::bson::{Doc, Value, ValueRef};
 use node::{Frame, Node};
@@ -125,6 +126,14 @@ impl Expression {
     /// True for `"$$ROOT"`.
     pub fn is_root(&self) -> bool {
         matches!(self.node, Node::Root)
+    }
+
+    /// The comparisons of a field with a constant that must hold if the expression
+    /// does: the path, and how the field compares with the value.
+    pub fn comparisons(&self) -> Vec<(String, Comparison, Value)> {
+        let mut found = Vec::new();
+        comparison::necessary(&self.node, &self.late_values, &mut found);
+        found
     }
 
     /// `None` is the missing value.

@@ -1,15 +1,17 @@
 //! One index scan for one filter: bounds, proofs, order.
 
-use super::interval::{FieldBounds, Interval};
-use super::leaves::{Leaf, conjuncts};
-use super::predicate_bounds::{IndexTraits, Proof, leaf_bounds, may_be_missing};
+use super::interval::FieldBounds;
+use super::leaves::{Condition, Leaf, conjuncts};
+use super::predicate_bounds::{
+    IndexTraits, PredicateBounds, Proof, may_be_missing, may_be_missing_hashed,
+};
 use super::scan_bounds::{ScanBounds, ScanDirection};
 use super::{IndexView, implication};
-use crate::filter::{Comparison, Filter, Predicate};
+use crate::filter::{Filter, Predicate};
 use crate::index::FieldKind;
 use crate::path::Path;
 use crate::sort::SortPattern;
-use model::bson::{Value, ValueRef};
+use model::bson::Value;
 use model::key::Direction;
 
 /// A scan over an index.
@@ -99,18 +101,20 @@ struct Chosen<'f> {
     leaf: Leaf<'f>,
     bounds: FieldBounds,
     proof: Proof,
+    /// The key of a missing field is inside.
+    may_be_missing: bool,
 }
 
 /// A document with a value in one of the fields is in a sparse index.
 fn proves_presence(chosen: &[Chosen<'_>]) -> bool {
     chosen.iter().any(|c| {
-        !may_be_missing(&c.bounds)
+        !c.may_be_missing
             || matches!(
-                c.leaf.filter,
-                Filter::Field {
+                c.leaf.condition,
+                Condition::Filter(Filter::Field {
                     predicate: Predicate::Exists,
                     ..
-                }
+                })
             )
     })
 }
@@ -132,12 +136,9 @@ fn choose<'f>(
         .iter()
         .filter(|leaf| leaf.path == *path)
         .filter_map(|leaf| {
-            let (bounds, proof) = match kind {
-                FieldKind::Hashed => (hashed_bounds(leaf.filter)?, Proof::Document),
-                FieldKind::Ascending | FieldKind::Descending => {
-                    let found = leaf_bounds(path, leaf.filter, traits)?;
-                    (found.bounds, found.proof)
-                }
+            let PredicateBounds { bounds, proof } = match kind {
+                FieldKind::Hashed => leaf.hashed_bounds(traits)?,
+                FieldKind::Ascending | FieldKind::Descending => leaf.bounds(traits)?,
             };
             // Inside `$elemMatch` the document's own array matters too.
             let proof = match leaf.conjunct {
@@ -146,6 +147,10 @@ fn choose<'f>(
             };
             Some(Chosen {
                 leaf: leaf.clone(),
+                may_be_missing: match kind {
+                    FieldKind::Hashed => may_be_missing_hashed(&bounds),
+                    FieldKind::Ascending | FieldKind::Descending => may_be_missing(&bounds),
+                },
                 bounds,
                 proof,
             })
@@ -194,31 +199,6 @@ fn is_bracket_end(value: &Value) -> bool {
         Value::Array(array) => array.as_array().is_empty(),
         Value::DateTime(ms) => *ms == i64::MIN || *ms == i64::MAX,
         _ => false,
-    }
-}
-
-/// A hashed field knows nothing but whether a value may be equal.
-pub(super) fn hashed_bounds(leaf: &Filter) -> Option<FieldBounds> {
-    let Filter::Field { predicate, .. } = leaf else {
-        return None;
-    };
-    let hash =
-        |value: ValueRef<'_>| Interval::point(Value::Int64(model::hash::hashed_index_key(value)));
-    let points = |value: &Value| match value {
-        Value::Null => Some(vec![hash(ValueRef::Null), hash(ValueRef::Undefined)]),
-        Value::Array(_) | Value::Undefined => None,
-        value => Some(vec![hash(value.as_ref())]),
-    };
-    match predicate {
-        Predicate::Compare(Comparison::Equal, value) => points(value).map(FieldBounds::of),
-        Predicate::In(set) if set.regexes().is_empty() => {
-            let mut intervals = Vec::new();
-            for value in set.values() {
-                intervals.extend(points(value)?);
-            }
-            Some(FieldBounds::of(intervals))
-        }
-        _ => None,
     }
 }
 

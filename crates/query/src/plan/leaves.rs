@@ -4,16 +4,31 @@
 //! their path is the whole path from the document's root. On an index over
 //! arrays, conditions may be combined only if they surely speak of the same
 //! key; the `$elemMatch`s around a leaf say which array element that is.
+//!
+//! An `$expr` that compares a field with a constant is such a condition too, but
+//! of another kind: it compares across types, and an array as a whole.
 
-use crate::filter::{Filter, Predicate};
+use super::predicate_bounds::{
+    IndexTraits, PredicateBounds, expression_bounds, hashed_bounds, leaf_bounds,
+};
+use crate::filter::{Comparison, Filter, Predicate};
 use crate::path::Path;
+use model::bson::Value;
+
+/// What a leaf asks of its field.
+#[derive(Clone, Debug)]
+pub(super) enum Condition<'f> {
+    Filter(&'f Filter),
+    /// Part of an `$expr`, which stays to be asked.
+    Expression(Comparison, Value),
+}
 
 /// One condition.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf<'f> {
     /// From the root of the document.
     pub(super) path: Path,
-    pub(super) filter: &'f Filter,
+    pub(super) condition: Condition<'f>,
     /// The enclosing `$elemMatch`s, outermost first: their number and how many
     /// components their path has.
     elements: Vec<(usize, usize)>,
@@ -84,28 +99,41 @@ impl<'f> Collector<'f> {
                 };
                 self.collect(inner, &around, None);
             }
-            Filter::Field { path, .. } => self.push(path, filter, around, conjunct),
+            Filter::Field { path, .. } => {
+                self.push(path, Condition::Filter(filter), around, conjunct);
+            }
             Filter::Not(child) => {
                 if let Filter::Field { path, .. } = &**child {
-                    self.push(path, filter, around, conjunct);
+                    self.push(path, Condition::Filter(filter), around, conjunct);
+                }
+            }
+            Filter::Expression { expression, .. } => {
+                for (path, comparison, value) in expression.comparisons() {
+                    let condition = Condition::Expression(comparison, value);
+                    self.push(&Path::new(&path), condition, around, conjunct);
                 }
             }
             Filter::Or(_)
             | Filter::Nor(_)
-            | Filter::Expression { .. }
             | Filter::SampleRate(_)
             | Filter::AlwaysTrue
             | Filter::AlwaysFalse => {}
         }
     }
 
-    fn push(&mut self, path: &Path, filter: &'f Filter, around: &Around, conjunct: Option<usize>) {
+    fn push(
+        &mut self,
+        path: &Path,
+        condition: Condition<'f>,
+        around: &Around,
+        conjunct: Option<usize>,
+    ) {
         if path.is_itself() {
             return;
         }
         self.found.push(Leaf {
             path: around.path(path),
-            filter,
+            condition,
             elements: around.elements.clone(),
             conjunct: conjunct.filter(|_| around.elements.is_empty()),
         });
@@ -113,6 +141,29 @@ impl<'f> Collector<'f> {
 }
 
 impl Leaf<'_> {
+    /// The bounds it puts on its field; `None` if an index is of no use to it.
+    pub(super) fn bounds(&self, index: IndexTraits) -> Option<PredicateBounds> {
+        match &self.condition {
+            Condition::Filter(filter) => leaf_bounds(&self.path, filter, index),
+            Condition::Expression(comparison, value) => {
+                expression_bounds(&self.path, *comparison, value, index)
+            }
+        }
+    }
+
+    /// The same for a hashed field.
+    pub(super) fn hashed_bounds(&self, index: IndexTraits) -> Option<PredicateBounds> {
+        let predicate = match &self.condition {
+            Condition::Filter(Filter::Field { predicate, .. }) => predicate,
+            Condition::Filter(_) => return None,
+            Condition::Expression(comparison, value) => {
+                expression_bounds(&self.path, *comparison, value, index)?;
+                &Predicate::Compare(*comparison, value.clone())
+            }
+        };
+        hashed_bounds(predicate)
+    }
+
     /// Whether two conditions that hold for a document hold for one of its keys
     /// together. Below the innermost `$elemMatch` that both are in, the paths
     /// must part at once: if they went on through one more array, different

@@ -20,8 +20,8 @@
 //!   keys alone, so other fields may change meanwhile. See [`emits_at`] and
 //!   [`has_key_inside`].
 //!
-//! Left out: intersections of several indexes, merging sorted branches, bounds
-//! from `$expr`, and collations.
+//! Left out: intersections of several indexes, merging sorted branches, and
+//! collations.
 
 mod access;
 mod explain;

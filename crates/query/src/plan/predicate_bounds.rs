@@ -85,6 +85,11 @@ pub(super) fn may_be_missing(bounds: &FieldBounds) -> bool {
     bounds.contains(&Value::Null) || bounds.contains(&Value::Undefined)
 }
 
+/// The same for the bounds of a hashed field.
+pub(super) fn may_be_missing_hashed(bounds: &FieldBounds) -> bool {
+    bounds.contains(&Value::Int64(model::hash::hashed_index_key(ValueRef::Null)))
+}
+
 fn predicate_bounds(predicate: &Predicate, index: IndexTraits) -> Option<PredicateBounds> {
     match predicate {
         Predicate::Compare(Comparison::Equal, value) => equality(value),
@@ -375,4 +380,55 @@ fn negated_bounds(predicate: &Predicate, index: IndexTraits) -> Option<Predicate
         | Predicate::ElementMatches(_)
         | Predicate::ElementPasses(_) => None,
     }
+}
+
+/// A hashed field knows nothing but whether a value may be equal.
+pub(super) fn hashed_bounds(predicate: &Predicate) -> Option<PredicateBounds> {
+    let hash =
+        |value: ValueRef<'_>| Interval::point(Value::Int64(model::hash::hashed_index_key(value)));
+    let points = |value: &Value| match value {
+        Value::Null => Some(vec![hash(ValueRef::Null), hash(ValueRef::Undefined)]),
+        Value::Array(_) | Value::Undefined => None,
+        value => Some(vec![hash(value.as_ref())]),
+    };
+    let intervals = match predicate {
+        Predicate::Compare(Comparison::Equal, value) => points(value)?,
+        Predicate::In(set) if set.regexes().is_empty() => {
+            let mut intervals = Vec::new();
+            for value in set.values() {
+                intervals.extend(points(value)?);
+            }
+            intervals
+        }
+        _ => return None,
+    };
+    with_proof(FieldBounds::of(intervals), Proof::Document)
+}
+
+/// The bounds of a comparison within an `$expr`. It orders all types, and a
+/// missing field below null; an array it compares as a whole, of which keys know
+/// nothing.
+pub(super) fn expression_bounds(
+    path: &Path,
+    comparison: Comparison,
+    value: &Value,
+    index: IndexTraits,
+) -> Option<PredicateBounds> {
+    // A number in a path is a name to expressions, and may be an index to keys.
+    let numbered = path.components().iter().any(|part| part.index().is_some());
+    if index.multikey || numbered || matches!(value, Value::Array(_) | Value::Undefined) {
+        return None;
+    }
+    let upwards = |included| Interval::new(value.clone(), included, Value::MaxKey, true);
+    let downwards = |included| Interval::new(Value::MinKey, true, value.clone(), included);
+    let bounds = match comparison {
+        Comparison::Equal if matches!(value, Value::Null) => nullish(),
+        Comparison::Equal => FieldBounds::point(value.clone()),
+        Comparison::Greater => FieldBounds::of(vec![upwards(false)]),
+        Comparison::GreaterOrEqual => FieldBounds::of(vec![upwards(true)]),
+        // The key of a missing field, which is less than null, is null.
+        Comparison::Less => FieldBounds::of(vec![downwards(matches!(value, Value::Null))]),
+        Comparison::LessOrEqual => FieldBounds::of(vec![downwards(true)]),
+    };
+    with_proof(bounds, Proof::Document)
 }

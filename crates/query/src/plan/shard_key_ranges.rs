@@ -15,10 +15,9 @@
 //! leaves, not the product of their branches, so the work is in proportion to the
 //! filter.
 
-use super::access::hashed_bounds;
 use super::interval::FieldBounds;
 use super::leaves::{Leaf, conjuncts, leaves};
-use super::predicate_bounds::{IndexTraits, leaf_bounds};
+use super::predicate_bounds::IndexTraits;
 use super::scan_bounds::{byte_interval, end_of};
 use crate::filter::Filter;
 use crate::path::Path;
@@ -116,13 +115,14 @@ fn field_bounds(leaves: &[Leaf<'_>], path: &Path, hashed: bool) -> FieldBounds {
         sparse: false,
     };
     let of_leaf = |leaf: &Leaf<'_>| match hashed {
-        true => hashed_bounds(leaf.filter),
-        false => leaf_bounds(path, leaf.filter, one_key).map(|found| found.bounds),
+        true => leaf.hashed_bounds(one_key),
+        false => leaf.bounds(one_key),
     };
     leaves
         .iter()
         .filter(|leaf| leaf.path == *path)
         .filter_map(of_leaf)
+        .map(|found| found.bounds)
         .fold(FieldBounds::everything(), |all, next| {
             all.intersection(&next)
         })
