@@ -66,7 +66,7 @@ pub struct Faults {
     pub barrier_without_quorum: bool,
     /// Entries are acknowledged to the leader (and count for it) before their sync.
     pub acknowledge_unsynced: bool,
-    /// Term and vote are not made stable.
+    /// Votes are not remembered over a restart.
     pub forget_votes: bool,
     /// Times are given by the wall clock alone.
     pub time_from_wall: bool,

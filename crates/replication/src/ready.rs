@@ -60,11 +60,7 @@ impl<S: StateMachine> Driver<S> {
         if term == self.member.state.term && vote == self.member.state.vote {
             return Ok(());
         }
-        if self.shared.log.options.faults.forget_votes {
-            self.member.state.term = term;
-            self.member.state.vote = vote;
-            return Ok(());
-        }
+        let vote = vote.filter(|_| !self.shared.log.options.faults.forget_votes);
         self.member
             .save(|state| {
                 state.term = term;

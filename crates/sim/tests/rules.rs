@@ -1,0 +1,110 @@
+//! Each rule of the log that can be broken is broken, and the invariants must notice.
+//! (A rule that nobody misses is not tested, or not a rule.)
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use replication::Faults;
+use sim::{Settings, run};
+
+/// Runs worlds with a fault until something is found to be wrong, and returns what.
+fn first_wrong(faults: Faults, adjust: impl Fn(&mut Settings)) -> Option<(u64, String)> {
+    (0..400).find_map(|seed| {
+        let mut settings = Settings::from_seed(seed);
+        settings.voters = 3;
+        settings.joining = 0;
+        settings.faults = faults;
+        adjust(&mut settings);
+        match catch_unwind(AssertUnwindSafe(|| run(seed, settings))) {
+            Ok(Ok(_)) => None,
+            Ok(Err(wrong)) => Some((seed, wrong)),
+            Err(_) => Some((seed, "a member panicked".to_owned())),
+        }
+    })
+}
+
+fn check(faults: Faults, adjust: impl Fn(&mut Settings), expected: &[&str]) {
+    let Some((seed, wrong)) = first_wrong(faults, &adjust) else {
+        panic!("nobody misses the rule: {faults:?}");
+    };
+    println!("{faults:?}: seed {seed}: {wrong}");
+    assert!(
+        expected.iter().any(|text| wrong.contains(text)),
+        "{faults:?}: seed {seed}: {wrong}"
+    );
+    // It was the fault, not the world.
+    let mut settings = Settings::from_seed(seed);
+    settings.voters = 3;
+    settings.joining = 0;
+    adjust(&mut settings);
+    assert!(run(seed, settings).is_ok(), "seed {seed}");
+}
+
+fn stormy(settings: &mut Settings) {
+    settings.crashes = 40;
+    settings.partitions = 40;
+    settings.transfers = 10;
+}
+
+#[test]
+fn an_entry_is_synced_before_it_is_acknowledged() {
+    let faults = Faults {
+        acknowledge_unsynced: true,
+        ..Faults::default()
+    };
+    let expected = [
+        "acknowledged",
+        "another member",
+        "once reached",
+        "does not start",
+        "panicked",
+    ];
+    check(faults, stormy, &expected);
+}
+
+#[test]
+fn a_vote_is_remembered() {
+    let faults = Faults {
+        forget_votes: true,
+        ..Faults::default()
+    };
+    check(
+        faults,
+        stormy,
+        &["both lead", "panicked", "another member", "acknowledged"],
+    );
+}
+
+#[test]
+fn a_leader_serves_after_an_entry_of_its_own_term() {
+    let faults = Faults {
+        lead_at_once: true,
+        ..Faults::default()
+    };
+    check(faults, stormy, &["was acknowledged"]);
+}
+
+#[test]
+fn a_barrier_asks_a_majority() {
+    let faults = Faults {
+        barrier_without_quorum: true,
+        ..Faults::default()
+    };
+    check(faults, stormy, &["let a read pass"]);
+}
+
+#[test]
+fn times_increase_whatever_the_clocks_say() {
+    let faults = Faults {
+        time_from_wall: true,
+        ..Faults::default()
+    };
+    let adjust = |settings: &mut Settings| {
+        stormy(settings);
+        settings.clock_jumps = 50;
+    };
+    check(
+        faults,
+        adjust,
+        &["is not later", "had been acknowledged before"],
+    );
+}
