@@ -22,7 +22,7 @@ mod describe;
 #[cfg(test)]
 mod tests;
 
-pub use describe::{Describe, describe};
+pub use describe::describe;
 
 use model::bson::{Array, Doc, DocBuf, DocWriter, Element, ValueRef};
 

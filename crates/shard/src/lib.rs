@@ -6,6 +6,7 @@
 //! | module | part |
 //! | --- | --- |
 //! | `command` | one file per command or family: parse, run, reply |
+//! | `change_stream` | the log, told as events |
 //! | `catalog` | collections and indexes, and who may change them when |
 //! | `write` | latches, overlay, evaluation, and the way into the log |
 //! | `session` | logical sessions, and what retried writes are answered from |
@@ -21,6 +22,7 @@
 mod aggregate;
 mod background;
 mod catalog;
+mod change_stream;
 mod clock;
 mod command;
 mod counters;

@@ -2,13 +2,6 @@
 
 use model::bson::{Doc, DocBuf, DocWriter, Element, Kind, ValueRef};
 
-/// What a description names besides paths.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Describe {
-    /// Where a path has a step that is a number, or a name with a dot in it.
-    pub disambiguated_paths: bool,
-}
-
 /// One step of a path.
 #[derive(Clone)]
 enum Component<'a> {
@@ -21,12 +14,12 @@ struct Description<'a> {
     updated: Vec<(String, Element<'a>)>,
     removed: Vec<String>,
     truncated: Vec<(String, i32)>,
-    ambiguous: Vec<(String, Vec<Component<'a>>)>,
 }
 
-/// The `updateDescription` of a difference: `updatedFields`, `removedFields`,
-/// `truncatedArrays`, and `disambiguatedPaths` if wanted.
-pub fn describe(difference: Doc<'_>, how: Describe) -> DocBuf {
+/// The `updateDescription` of a difference: `updatedFields`, `removedFields` and
+/// `truncatedArrays`. Later versions of MongoDB also tell paths apart that read the
+/// same; 6.0 does not.
+pub fn describe(difference: Doc<'_>) -> DocBuf {
     let mut description = Description::default();
     description.document(difference, &mut Vec::new());
     let mut out = DocWriter::new();
@@ -48,20 +41,6 @@ pub fn describe(difference: Doc<'_>, how: Describe) -> DocBuf {
             .end();
     }
     out.end();
-    if how.disambiguated_paths {
-        out.begin_document("disambiguatedPaths");
-        for (path, components) in &description.ambiguous {
-            out.begin_array(path);
-            for component in components {
-                match component {
-                    Component::Field(name) => out.push(*name),
-                    Component::Index(index) => out.push(*index),
-                };
-            }
-            out.end();
-        }
-        out.end();
-    }
     out.finish()
 }
 
@@ -74,13 +53,13 @@ impl<'a> Description<'a> {
             match section.key() {
                 "d" => {
                     for field in content.iter() {
-                        let path = self.path(at, Component::Field(field.key()));
+                        let path = path(at, Component::Field(field.key()));
                         self.removed.push(path);
                     }
                 }
                 "u" | "i" => {
                     for field in content.iter() {
-                        let path = self.path(at, Component::Field(field.key()));
+                        let path = path(at, Component::Field(field.key()));
                         self.updated.push((path, field));
                     }
                 }
@@ -115,7 +94,7 @@ impl<'a> Description<'a> {
             }
             let index = |prefix| key.strip_prefix(prefix)?.parse::<i32>().ok();
             if let Some(index) = index('u') {
-                let path = self.path(at, Component::Index(index));
+                let path = path(at, Component::Index(index));
                 self.updated.push((path, change));
             } else if let (Some(index), ValueRef::Document(content)) = (index('s'), change.value())
             {
@@ -123,36 +102,29 @@ impl<'a> Description<'a> {
             }
         }
     }
+}
 
-    /// The path of a step below `at`, noted where it could be read in two ways.
-    fn path(&mut self, at: &[Component<'a>], step: Component<'a>) -> String {
-        let mut all = at.to_vec();
-        all.push(step);
-        let path = joined(&all);
-        let is_ambiguous = all.iter().any(|component| match component {
-            Component::Field(name) => {
-                name.contains('.')
-                    || (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
-            }
-            Component::Index(_) => false,
-        });
-        if is_ambiguous {
-            self.ambiguous.push((path.clone(), all));
-        }
-        path
-    }
+/// The path of a step below `at`.
+fn path(at: &[Component<'_>], step: Component<'_>) -> String {
+    let mut path = joined(at);
+    push(&mut path, &step);
+    path
 }
 
 fn joined(components: &[Component<'_>]) -> String {
     let mut path = String::new();
     for component in components {
-        if !path.is_empty() {
-            path.push('.');
-        }
-        match component {
-            Component::Field(name) => path.push_str(name),
-            Component::Index(index) => path.push_str(&index.to_string()),
-        }
+        push(&mut path, component);
     }
     path
+}
+
+fn push(path: &mut String, component: &Component<'_>) {
+    if !path.is_empty() {
+        path.push('.');
+    }
+    match component {
+        Component::Field(name) => path.push_str(name),
+        Component::Index(index) => path.push_str(&index.to_string()),
+    }
 }

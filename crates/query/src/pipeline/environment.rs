@@ -1,6 +1,7 @@
 //! What stages need from outside: other collections, disk, statistics, and the
 //! word that the operation is to end.
 
+use super::change_stream::ChangeStream;
 use super::list_sessions::SessionsOf;
 use super::memory::MEMORY_BYTES_MAX;
 use super::source::Source;
@@ -43,6 +44,15 @@ pub trait Environment: Send + Sync {
 
     /// A document for each session that is in use here.
     fn local_sessions(&self, whose: SessionsOf) -> Result<Vec<DocBuf>, Error>;
+
+    /// The events of a change stream. Where there is no log to read them from, there
+    /// is none.
+    fn change_stream(&self, _stream: &ChangeStream) -> Result<Box<dyn Source>, Error> {
+        Err(Error::location(
+            40573,
+            "The $changeStream stage is only supported on replica sets",
+        ))
+    }
 
     /// A number below `bound`, which is not zero.
     fn random_below(&self, bound: u64) -> u64;

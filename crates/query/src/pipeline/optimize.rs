@@ -99,6 +99,7 @@ fn may_pass(filter: &Filter, stage: &Stage) -> bool {
         | Stage::IndexStats(_)
         | Stage::CurrentOperations(_)
         | Stage::LocalSessions(_)
+        | Stage::ChangeStream(_)
         | Stage::Out(_)
         | Stage::Merge(_) => return false,
     };

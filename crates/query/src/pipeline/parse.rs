@@ -1,6 +1,7 @@
 //! Reads a pipeline: each stage by its name, then the rules about places.
 
 use super::bucket;
+use super::change_stream::{ChangeStream, check_behind};
 use super::facet::Facet;
 use super::graph_lookup::GraphLookup;
 use super::group::Group;
@@ -101,6 +102,7 @@ pub fn parse(stages: Array<'_>, scope: &Scope<'_>) -> Result<Vec<Step>, Error> {
         parse_stage(doc, scope, &mut steps)?;
     }
     check_places(&steps, scope)?;
+    check_behind(&steps)?;
     Ok(steps)
 }
 
@@ -130,6 +132,7 @@ fn parse_stage(doc: Doc<'_>, scope: &Scope<'_>, steps: &mut Vec<Step>) -> Result
                 ));
             }
         },
+        "$changeStream" => Stage::ChangeStream(Box::new(ChangeStream::parse(spec, scope)?)),
         "$project" => Stage::Project(parse_project(spec, context)?),
         "$addFields" | "$set" => Stage::Project(parse_add_fields(name, spec, context)?),
         "$unset" => Stage::Project(parse_unset(spec)?),
@@ -211,10 +214,6 @@ fn refuse(name: &str, spec: ValueRef<'_>) -> Error {
         "$geoNear" if matches!(spec, ValueRef::Document(doc) if doc.get("near").is_none()) => {
             Error::location(5860400, "$geoNear requires a 'near' argument")
         }
-        "$changeStream" => Error::location(
-            40573,
-            "The $changeStream stage is only supported on replica sets",
-        ),
         "$densify"
         | "$fill"
         | "$geoNear"
@@ -236,6 +235,7 @@ fn check_places(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
     for (at, step) in steps.iter().enumerate() {
         let name = step.name();
         let writes = step.stage.is_final();
+        let watches = matches!(step.stage, Stage::ChangeStream(_));
         match scope.place {
             Place::Facet
                 if writes || step.stage.is_initial() || matches!(step.stage, Stage::Facet(_)) =>
@@ -245,13 +245,13 @@ fn check_places(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
                     format!("{name} is not allowed to be used within a $facet stage"),
                 ));
             }
-            Place::Lookup if writes => {
+            Place::Lookup if writes || watches => {
                 return Err(Error::location(
                     51047,
                     format!("{name} is not allowed within a $lookup's sub-pipeline"),
                 ));
             }
-            Place::UnionWith if writes => {
+            Place::UnionWith if writes || watches => {
                 return Err(Error::location(
                     31441,
                     format!("{name} is not allowed within a $unionWith's sub-pipeline"),
@@ -295,7 +295,12 @@ fn check_collection(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
         (None, None) => invalid("{aggregate: 1} is not valid for an empty pipeline.".to_owned()),
         (
             None,
-            Some(Stage::Documents(_) | Stage::CurrentOperations(_) | Stage::LocalSessions(_)),
+            Some(
+                Stage::Documents(_)
+                | Stage::CurrentOperations(_)
+                | Stage::LocalSessions(_)
+                | Stage::ChangeStream(_),
+            ),
         ) => Ok(()),
         (None, Some(_)) => invalid(needs_collection(first.map_or("", Step::name))),
         (Some(_), _) => Ok(()),

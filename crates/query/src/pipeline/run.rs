@@ -97,6 +97,7 @@ fn initial(
         }
         Stage::IndexStats(namespace) => environment.index_stats(namespace)?,
         Stage::LocalSessions(whose) => environment.local_sessions(*whose)?,
+        Stage::ChangeStream(stream) => return environment.change_stream(stream).map(Some),
         Stage::CurrentOperations(options) => environment.current_operations(options.as_doc())?,
         stage => documents(stage)?,
     };
@@ -165,6 +166,7 @@ fn attach(
         | Stage::IndexStats(_)
         | Stage::CurrentOperations(_)
         | Stage::LocalSessions(_)
+        | Stage::ChangeStream(_)
         | Stage::Out(_)
         | Stage::Merge(_) => input,
     })

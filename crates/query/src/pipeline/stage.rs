@@ -4,6 +4,7 @@
 //! shown by explain and, later, be split and sent on.
 
 use super::bucket::BucketAuto;
+use super::change_stream::ChangeStream;
 use super::facet::Facet;
 use super::graph_lookup::GraphLookup;
 use super::group::Group;
@@ -72,6 +73,7 @@ pub enum Stage {
     IndexStats(Namespace),
     CurrentOperations(DocBuf),
     LocalSessions(SessionsOf),
+    ChangeStream(Box<ChangeStream>),
     Out(Out),
     Merge(Box<Merge>),
 }
@@ -86,6 +88,7 @@ impl Stage {
                 | Stage::IndexStats(_)
                 | Stage::CurrentOperations(_)
                 | Stage::LocalSessions(_)
+                | Stage::ChangeStream(_)
         )
     }
 

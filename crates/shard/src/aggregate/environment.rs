@@ -6,6 +6,7 @@
 //! in the stages, the environment knows them all and suspends them.
 
 use crate::Shard;
+use crate::change_stream::{EventSource, StreamState};
 use crate::command::operations::running_operations;
 use crate::command::stats::{Sizes, append_collection_stats, append_count};
 use crate::operation::Operation;
@@ -19,10 +20,12 @@ use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use parking_lot::Mutex;
 use query::path::Path;
-use query::pipeline::{Advance, Documents, Environment, ScanRequest, SessionsOf, Source};
+use query::pipeline::{
+    Advance, ChangeStream, Documents, Environment, ScanRequest, SessionsOf, Source,
+};
 use query::sort::Spill;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 pub(crate) struct ShardEnvironment {
     shard: Arc<Shard>,
@@ -34,6 +37,8 @@ pub(crate) struct ShardEnvironment {
     /// As they were when the command began.
     settings: Settings,
     scans: Mutex<Vec<Weak<Mutex<Execution>>>>,
+    /// Set once the pipeline is a change stream.
+    stream: OnceLock<Arc<Mutex<StreamState>>>,
     this: Weak<ShardEnvironment>,
 }
 
@@ -51,8 +56,14 @@ impl ShardEnvironment {
             at,
             settings: shard.parameters.current(),
             scans: Mutex::new(Vec::new()),
+            stream: OnceLock::new(),
             this: this.clone(),
         })
+    }
+
+    /// The state of the change stream that the pipeline is, if it is one.
+    pub(crate) fn stream(&self) -> Option<Arc<Mutex<StreamState>>> {
+        self.stream.get().cloned()
     }
 
     /// From now on another command asks for documents.
@@ -78,6 +89,12 @@ impl ShardEnvironment {
             Some(local) => format!("{name}:{}", local.port()),
             None => name.clone(),
         }
+    }
+
+    fn shared(&self) -> Result<Arc<Self>, Error> {
+        self.this
+            .upgrade()
+            .ok_or_else(|| Error::new(Code::INTERNAL_ERROR, "a pipeline's environment is gone"))
     }
 
     fn remember(&self, execution: &Arc<Mutex<Execution>>) {
@@ -113,10 +130,7 @@ impl Environment for ShardEnvironment {
         let execution = Execution::new(&self.shard, &collection, query, &operation)?;
         let execution = Arc::new(Mutex::new(execution));
         self.remember(&execution);
-        let environment = self
-            .this
-            .upgrade()
-            .ok_or_else(|| Error::new(Code::INTERNAL_ERROR, "a pipeline's environment is gone"))?;
+        let environment = self.shared()?;
         Ok(Box::new(CollectionScan {
             execution,
             environment,
@@ -243,6 +257,13 @@ impl Environment for ShardEnvironment {
             })
             .map(|(id, last_use_ms)| crate::session::describe(id, last_use_ms))
             .collect())
+    }
+
+    fn change_stream(&self, stream: &ChangeStream) -> Result<Box<dyn Source>, Error> {
+        let (source, state) = EventSource::open(&self.shard, self.shared()?, stream)?;
+        // A pipeline begins with at most one.
+        let _ = self.stream.set(state);
+        Ok(Box::new(source))
     }
 
     fn random_below(&self, bound: u64) -> u64 {

@@ -5,7 +5,8 @@ use super::explain::{Verbosity, explain_command};
 use super::find::{finish_cursor, read_time, time_left};
 use super::{Answer, Invocation, let_variables, refuse_collation};
 use crate::aggregate::{PipelineSource, ShardEnvironment, check_unique, merge_into, write_out};
-use crate::cursor::{Batch, FIRST_BATCH_DOCUMENTS, Filled, OpenCursor, fill_batch};
+use crate::change_stream::StreamCursor;
+use crate::cursor::{Batch, BatchSource, FIRST_BATCH_DOCUMENTS, Filled, OpenCursor, fill_batch};
 use model::bson::{Array, Doc, Value, ValueRef};
 use model::number::Number;
 use model::time::ClusterTime;
@@ -53,6 +54,9 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
     if fields.explain == Some(true) {
         return explain_command(invocation, body, Verbosity::QueryPlanner);
     }
+    if let Some(Stage::ChangeStream(_)) = steps.first().map(|step| &step.stage) {
+        check_stream_concern(body)?;
+    }
     let output = take_output(&mut steps);
     if output.is_some() && is_linearizable(body) {
         return Err(Error::new(
@@ -82,10 +86,13 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
             merge_into(invocation, &mut *source, &merge, &context).await?;
         }
         _ => {
-            let source = PipelineSource {
-                source,
-                environment,
-                left_over: false,
+            let source: Box<dyn BatchSource> = match environment.stream() {
+                Some(state) => Box::new(StreamCursor::new(source, environment, state)),
+                None => Box::new(PipelineSource {
+                    source,
+                    environment,
+                    left_over: false,
+                }),
             };
             return first_batch(invocation, source, fields.batch_size, &namespace, at);
         }
@@ -101,6 +108,24 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
 fn is_linearizable(body: Doc<'_>) -> bool {
     let concern = body.get_doc("readConcern");
     concern.and_then(|concern| concern.get_str("level")) == Some("linearizable")
+}
+
+/// Events are those that a majority has: another concern would promise otherwise.
+fn check_stream_concern(body: Doc<'_>) -> Result<(), Error> {
+    let level = body
+        .get_doc("readConcern")
+        .and_then(|concern| concern.get_str("level"));
+    match level {
+        None | Some("majority") => Ok(()),
+        Some(level) => Err(Error::new(
+            Code::INVALID_OPTIONS,
+            format!(
+                "Command aggregate does not support {{ readConcern: {{ level: \"{level}\" }} }} \
+                 :: caused by :: Aggregation stage $changeStream cannot run with a readConcern \
+                 other than 'majority'. Current readConcern: {level}"
+            ),
+        )),
+    }
 }
 
 /// The collection that is named; `None` for `{aggregate: 1}`.
@@ -241,7 +266,7 @@ fn take_output(steps: &mut Vec<Step>) -> Option<Stage> {
 
 fn first_batch(
     invocation: &Invocation<'_>,
-    mut source: PipelineSource,
+    mut source: Box<dyn BatchSource>,
     batch_size: Option<u64>,
     namespace: &Namespace,
     at: Option<ClusterTime>,
@@ -253,19 +278,24 @@ fn first_batch(
     let mut batch = Batch::begin(writer, "firstBatch", Some(documents_max));
     // A batch of none opens the cursor without looking for anything.
     let more = documents_max == 0
-        || fill_batch(&mut source, invocation.operation, &mut batch)? != Filled::Ended;
+        || fill_batch(&mut *source, invocation.operation, &mut batch)? != Filled::Ended;
     shard.counters.returned(batch.documents() as usize);
-    let writer = batch.end();
+    let mut writer = batch.end();
+    source.append_state(&mut writer);
     if !more {
         return finish_cursor(writer, 0, namespace, at);
     }
     let id = shard.cursors.open(OpenCursor {
         session: invocation.envelope.session,
         namespace: namespace.clone(),
-        source: Box::new(source),
+        // What waits for news is not bound to the time of the first command.
+        time_left: match source.awaits_data() {
+            true => None,
+            false => time_left(invocation),
+        },
+        source,
         opened_by: invocation.operation.clone(),
         no_timeout: false,
-        time_left: time_left(invocation),
         at,
     });
     finish_cursor(writer, id, namespace, at)

@@ -353,6 +353,7 @@ impl Explained {
                     | PipelineStage::IndexStats(_)
                     | PipelineStage::CurrentOperations(_)
                     | PipelineStage::LocalSessions(_)
+                    | PipelineStage::ChangeStream(_)
             )
         );
         let Some(namespace) = collection.filter(|_| !makes_documents) else {

@@ -2,6 +2,7 @@
 
 mod administration;
 mod catalog;
+mod change_streams;
 mod cursors;
 mod emitted_once;
 mod expiry;

@@ -1,0 +1,145 @@
+//! The documents that events show beside the change itself.
+//!
+//! | asked for | comes from |
+//! | --- | --- |
+//! | `fullDocument` of inserts and replacements | the entry |
+//! | `updateLookup` | the document as it is now; null if it is gone |
+//! | `fullDocument: whenAvailable, required` of updates | the entry, if the collection kept images then |
+//! | `fullDocumentBeforeChange` | the store's history, if the collection kept images then |
+
+use super::event::{Event, Images, What};
+use crate::Shard;
+use crate::error::from_storage;
+use crate::oplog::Logged;
+use model::bson::{Doc, DocBuf, ValueRef};
+use model::key::RecordKey;
+use model::time::ClusterTime;
+use model::{Code, Error};
+use query::pipeline::{BeforeChange, ChangeStream, FullDocument};
+use storage::entry::Name;
+
+pub(super) fn images(
+    shard: &Shard,
+    stream: &ChangeStream,
+    event: &Event<'_>,
+) -> Result<Images, Error> {
+    let What::Document(logged) = &event.what else {
+        return Ok(Images::default());
+    };
+    Ok(Images {
+        full_document: full_document(shard, stream.full_document, event, logged)?,
+        before_change: before_change(shard, stream, event, logged)?,
+    })
+}
+
+fn full_document(
+    shard: &Shard,
+    asked: FullDocument,
+    event: &Event<'_>,
+    logged: &Logged<'_>,
+) -> Result<Option<Option<DocBuf>>, Error> {
+    match logged {
+        Logged::Insert { document, .. } | Logged::Replace { document, .. } => {
+            Ok(Some(Some((*document).to_owned())))
+        }
+        Logged::Update { name, document, .. } => match asked {
+            FullDocument::Default => Ok(None),
+            FullDocument::UpdateLookup => look_up(shard, name, logged).map(Some),
+            FullDocument::WhenAvailable | FullDocument::Required if name.keeps_images => {
+                Ok(Some(Some((*document).to_owned())))
+            }
+            FullDocument::WhenAvailable => Ok(Some(None)),
+            FullDocument::Required => Err(missing(
+                event,
+                "Change stream was configured to require a post-image for all update events, but \
+                 the post-image was not found for event",
+            )),
+        },
+        Logged::Delete { .. } | Logged::Command(_) | Logged::Noop => Ok(None),
+    }
+}
+
+/// The document as it is now, in the collection that the change was made in.
+fn look_up(shard: &Shard, name: &Name<'_>, logged: &Logged<'_>) -> Result<Option<DocBuf>, Error> {
+    let there = shard
+        .catalog
+        .by_id(name.collection)
+        .is_some_and(|collection| collection.uuid.0 == name.uuid);
+    if !there {
+        return Ok(None);
+    }
+    let record = shard
+        .store
+        .get(name.collection, record_key(logged).as_bytes())
+        .map_err(from_storage)?;
+    Ok(record.map(|record| Doc::from_validated(record.document()).to_owned()))
+}
+
+fn before_change(
+    shard: &Shard,
+    stream: &ChangeStream,
+    event: &Event<'_>,
+    logged: &Logged<'_>,
+) -> Result<Option<Option<DocBuf>>, Error> {
+    let name = match logged {
+        Logged::Update { name, .. }
+        | Logged::Replace { name, .. }
+        | Logged::Delete { name, .. } => name,
+        Logged::Insert { .. } | Logged::Command(_) | Logged::Noop => return Ok(None),
+    };
+    let asked = stream.full_document_before_change;
+    if asked == BeforeChange::Off {
+        return Ok(None);
+    }
+    let image = match name.keeps_images {
+        true => look_back(shard, name, logged, event.token.time)?,
+        false => None,
+    };
+    match (image, asked) {
+        (None, BeforeChange::Required) => Err(missing(
+            event,
+            "Change stream was configured to require a pre-image for all update, delete and \
+             replace events, but the pre-image was not found for event",
+        )),
+        (image, _) => Ok(Some(image)),
+    }
+}
+
+/// The document right before a time. `None` also where history does not reach.
+fn look_back(
+    shard: &Shard,
+    name: &Name<'_>,
+    logged: &Logged<'_>,
+    time: ClusterTime,
+) -> Result<Option<DocBuf>, Error> {
+    let before = ClusterTime::from_u64(time.to_u64().saturating_sub(1));
+    let record = shard
+        .store
+        .snapshot()
+        .at(before)
+        .and_then(|past| past.get(name.collection, record_key(logged).as_bytes()));
+    match record {
+        Ok(record) => Ok(record.map(|record| Doc::from_validated(record.document()).to_owned())),
+        Err(storage::Error::SnapshotTooOld { .. }) => Ok(None),
+        Err(error) => Err(from_storage(error)),
+    }
+}
+
+fn record_key(logged: &Logged<'_>) -> RecordKey {
+    let key = logged.document_key().unwrap_or_default();
+    RecordKey::from_id(key.get("_id").unwrap_or(ValueRef::Null))
+}
+
+fn missing(event: &Event<'_>, what: &str) -> Error {
+    let (database, collection) = event.namespace().unwrap_or_default();
+    let collection = collection.unwrap_or_default();
+    Error::new(
+        Code::NO_MATCHING_DOCUMENT,
+        format!(
+            "{what}: {{operationType: \"{}\", ns: {{db: \"{database}\", coll: \"{collection}\"}}, \
+             clusterTime: {}}}",
+            event.kind(),
+            event.token.time
+        ),
+    )
+}

@@ -1,0 +1,278 @@
+//! The first stage of a change stream: events, from a place in the log on.
+//!
+//! It never waits. At the end of the log it pauses, and can be asked again later;
+//! after an `invalidate` it ends.
+
+use super::event::{Moment, What, events, tokens};
+use super::images::images;
+use super::token::{At, ResumeToken};
+use crate::Shard;
+use model::bson::{Doc, DocBuf, DocWriter};
+use model::time::ClusterTime;
+use model::{Code, Error};
+use parking_lot::Mutex;
+use query::pipeline::{Advance, ChangeStream, Environment, Source, Start};
+use replication::{Entry, LogPosition, ReadError};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What is read from the log at once.
+const READ_BYTES: usize = 256 * 1024;
+/// Entries between two looks whether the operation is to end.
+const ENTRIES_PER_CHECK: u32 = 128;
+
+/// How far a stream has come, for the cursor around the pipeline.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamState {
+    /// The last event that was handed to the pipeline.
+    pub(super) last: Option<ResumeToken>,
+    /// Where the stream stands if it has handed out everything.
+    mark: ResumeToken,
+    pub(super) invalidated: bool,
+}
+
+impl StreamState {
+    /// The token behind everything that was read.
+    pub(super) fn reached(&self) -> ResumeToken {
+        match &self.last {
+            // A token of the same entry says it more closely.
+            Some(last) if last.time.next() == self.mark.time => last.clone(),
+            _ => self.mark.clone(),
+        }
+    }
+}
+
+pub(crate) struct EventSource {
+    shard: Arc<Shard>,
+    environment: Arc<dyn Environment>,
+    stream: ChangeStream,
+    state: Arc<Mutex<StreamState>>,
+    /// The last entry that was taken apart.
+    position: LogPosition,
+    /// Entries before it are none of the stream.
+    not_before: ClusterTime,
+    /// Events of this entry up to this one were seen before.
+    resumed: Option<ResumeToken>,
+    entries: VecDeque<Entry>,
+    ready: VecDeque<Ready>,
+    current: DocBuf,
+    steps: u32,
+}
+
+/// An event on its way.
+struct Ready {
+    token: ResumeToken,
+    document: DocBuf,
+    is_last: bool,
+}
+
+impl EventSource {
+    /// Finds the place where a stream begins.
+    pub(crate) fn open(
+        shard: &Arc<Shard>,
+        environment: Arc<dyn Environment>,
+        stream: &ChangeStream,
+    ) -> Result<(Self, Arc<Mutex<StreamState>>), Error> {
+        let (position, start, resumed) = match &stream.start {
+            Start::Now => {
+                let progress = *shard.log.watch().borrow();
+                let next = progress.time.next();
+                (progress.applied, ResumeToken::high_water_mark(next), None)
+            }
+            Start::AtTime(time) => {
+                let position = position_at(shard, *time)?;
+                (position, ResumeToken::high_water_mark(*time), None)
+            }
+            Start::ResumeAfter(token) => resume(shard, token.as_doc(), false)?,
+            Start::StartAfter(token) => resume(shard, token.as_doc(), true)?,
+        };
+        let state = Arc::new(Mutex::new(StreamState {
+            last: resumed.clone(),
+            mark: start.clone(),
+            invalidated: false,
+        }));
+        let source = Self {
+            shard: shard.clone(),
+            environment,
+            stream: stream.clone(),
+            state: state.clone(),
+            position,
+            not_before: start.time,
+            resumed,
+            entries: VecDeque::new(),
+            ready: VecDeque::new(),
+            current: DocBuf::new(),
+            steps: 0,
+        };
+        Ok((source, state))
+    }
+
+    /// Takes the next entry apart; false at the end of the log.
+    fn read_entry(&mut self) -> Result<bool, Error> {
+        if self.entries.is_empty() {
+            let entries = self.shard.log.read(self.position, READ_BYTES);
+            self.entries = entries.map_err(lost)?.into();
+        }
+        let Some(entry) = self.entries.pop_front() else {
+            return Ok(false);
+        };
+        self.position = entry.position;
+        if entry.time < self.not_before {
+            return Ok(true);
+        }
+        self.state.lock().mark = ResumeToken::high_water_mark(entry.time.next());
+        self.make_events(&entry)?;
+        Ok(true)
+    }
+
+    fn make_events(&mut self, entry: &Entry) -> Result<(), Error> {
+        let decoded = decode(entry)?;
+        let moment = Moment {
+            time: entry.time,
+            wall_ms: entry.wall_ms,
+        };
+        let expanded = self.stream.show_expanded_events;
+        for event in events(&decoded, moment, &self.stream.target, expanded)? {
+            if self.was_seen(&event.token) {
+                continue;
+            }
+            let images = images(&self.shard, &self.stream, &event)?;
+            self.ready.push_back(Ready {
+                document: event.render(expanded, &images),
+                is_last: matches!(event.what, What::Invalidate),
+                token: event.token,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether the event stands at or before the place where the stream was resumed.
+    fn was_seen(&self, token: &ResumeToken) -> bool {
+        let place = |token: &ResumeToken| match token.at {
+            At::HighWaterMark => None,
+            At::Event {
+                operation,
+                invalidates,
+                ..
+            } => Some((token.time, operation, invalidates)),
+        };
+        self.resumed
+            .as_ref()
+            .is_some_and(|resumed| place(token) <= place(resumed))
+    }
+
+    fn check(&mut self) -> Result<(), Error> {
+        self.steps += 1;
+        match self.steps.is_multiple_of(ENTRIES_PER_CHECK) {
+            true => self.environment.check(),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Source for EventSource {
+    fn advance(&mut self) -> Result<Advance, Error> {
+        loop {
+            if let Some(ready) = self.ready.pop_front() {
+                let mut state = self.state.lock();
+                state.last = Some(ready.token);
+                state.invalidated = ready.is_last;
+                self.current = ready.document;
+                return Ok(Advance::Document);
+            }
+            if self.state.lock().invalidated {
+                return Ok(Advance::End);
+            }
+            self.check()?;
+            if !self.read_entry()? {
+                return Ok(Advance::Paused);
+            }
+        }
+    }
+
+    fn current(&self) -> Doc<'_> {
+        self.current.as_doc()
+    }
+
+    fn take(&mut self) -> DocBuf {
+        std::mem::take(&mut self.current)
+    }
+}
+
+/// The position after which to read, the mark to begin with, and the event to go on
+/// behind.
+type Place = (LogPosition, ResumeToken, Option<ResumeToken>);
+
+fn resume(shard: &Shard, token: Doc<'_>, from_invalidate: bool) -> Result<Place, Error> {
+    let token = ResumeToken::parse(token)?;
+    let position = position_at(shard, token.time)?;
+    let At::Event { invalidates, .. } = &token.at else {
+        return Ok((position, token, None));
+    };
+    if *invalidates && !from_invalidate {
+        return Err(Error::new(
+            Code::INVALID_RESUME_TOKEN,
+            "Attempting to resume a change stream using 'resumeAfter' is not allowed from an \
+             invalidate notification",
+        ));
+    }
+    let entries = shard.log.read(position, 1).map_err(lost)?;
+    let found = match entries.first() {
+        Some(entry) if entry.time == token.time => {
+            tokens(&decode(entry)?, entry.time)?.contains(&token)
+        }
+        _ => false,
+    };
+    if !found {
+        let shown = token.to_document();
+        let shown = shown.as_doc().get_str("_data").unwrap_or_default();
+        return Err(not_resumable(
+            Code::CHANGE_STREAM_FATAL_ERROR,
+            format!("cannot resume stream; the resume token was not found. {{_data: \"{shown}\"}}"),
+        ));
+    }
+    let mark = ResumeToken::high_water_mark(token.time);
+    Ok((position, mark, Some(token)))
+}
+
+fn position_at(shard: &Shard, time: ClusterTime) -> Result<LogPosition, Error> {
+    shard.log.position_at_time(time).map_err(lost)
+}
+
+fn decode(entry: &Entry) -> Result<storage::entry::Entry<'_>, Error> {
+    storage::entry::Entry::decode(&entry.payload).map_err(|what| {
+        Error::new(
+            Code::INTERNAL_ERROR,
+            format!("a log entry cannot be read: {what}"),
+        )
+    })
+}
+
+/// What a client is told when the log does not hold what follows.
+fn lost(error: ReadError) -> Error {
+    match error {
+        ReadError::TooOld { .. } | ReadError::TimeTooOld { .. } | ReadError::Gap { .. } => {
+            not_resumable(
+                Code::CHANGE_STREAM_HISTORY_LOST,
+                format!(
+                    "Resume of change stream was not possible, as the resume point may no longer \
+                     be in the oplog. {error}"
+                ),
+            )
+        }
+        ReadError::Corrupt { .. } | ReadError::Disk { .. } => {
+            Error::new(Code::INTERNAL_ERROR, error.to_string())
+        }
+        ReadError::Stopped { .. } => Error::new(Code::INTERRUPTED_AT_SHUTDOWN, error.to_string()),
+    }
+}
+
+/// An error after which a driver does not try to resume.
+pub(super) fn not_resumable(code: Code, message: String) -> Error {
+    let mut labels = DocWriter::new();
+    labels
+        .begin_array("errorLabels")
+        .push("NonResumableChangeStreamError")
+        .end();
+    Error::new(code, message).with_details(labels.finish())
+}
