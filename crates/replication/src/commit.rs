@@ -14,7 +14,8 @@
 //! One turn of the loop, in this order: packets (they may end our leadership, and what
 //! was proposed in it must then not be written), proposals, requests, then everything
 //! that `raft` has to do because of them (`ready.rs`), then what follows from where we
-//! stand now: the role (`leadership.rs`), the members (`membership.rs`).
+//! stand now: the role (`leadership.rs`), the members (`membership.rs`), copies of the
+//! state for those who are too far behind (`copying.rs`).
 //!
 //! When any step fails the group stops: the answers under way are "outcome unknown",
 //! because their entries may be found when the log is opened again.
@@ -30,6 +31,7 @@ use raft::eraftpb::{HardState, MessageType};
 use raft::{Config, RaftState, RawNode, ReadOnlyOption};
 
 use crate::append::Writer;
+use crate::copying::Copying;
 use crate::entry::{LogPosition, Term};
 use crate::error::{Error, ProposeError};
 use crate::leadership::{Barriers, Transfer};
@@ -66,6 +68,7 @@ pub struct Driver<S: StateMachine> {
     pub(crate) barriers: Barriers,
     pub(crate) transfer: Option<Transfer>,
     pub(crate) changing: Changing,
+    pub(crate) copying: Copying,
     pub(crate) ticks: u64,
     /// The tick in which something was last heard from a member.
     pub(crate) heard: BTreeMap<MemberId, u64>,
@@ -99,6 +102,7 @@ impl<S: StateMachine> Driver<S> {
             barriers: Barriers::default(),
             transfer: None,
             changing: Changing::default(),
+            copying: Copying::default(),
             ticks: 0,
             heard: BTreeMap::new(),
             finished: false,
@@ -119,6 +123,7 @@ impl<S: StateMachine> Driver<S> {
     pub(crate) fn begin(&mut self) -> Result<(), Error> {
         let alone = self.member.state.configuration.voters == [self.me()]
             && !self.member.state.configuration.is_joint();
+        self.offer_copy();
         // First the members that the group began with, which nobody votes about.
         self.turn(|_| Ok(()));
         if alone {
@@ -195,6 +200,7 @@ impl<S: StateMachine> Driver<S> {
         }
         self.turn(|driver| {
             driver.node.tick();
+            driver.pursue_copies();
             Ok(())
         });
     }
@@ -267,6 +273,7 @@ impl<S: StateMachine> Driver<S> {
             }
             self.notice_role();
             self.pursue_changes();
+            self.begin_copies();
             if !self.node.has_ready() {
                 break;
             }
@@ -296,6 +303,7 @@ impl<S: StateMachine> Driver<S> {
         self.barriers = Barriers::default();
         self.transfer = None;
         self.changing = Changing::default();
+        self.copying = Copying::default();
     }
 
     /// Gives proposals to `raft`, which must still lead in their term.
@@ -359,9 +367,8 @@ impl<S: StateMachine> Driver<S> {
                     tracing::debug!(%error, from = %envelope.from, "a message was not heeded");
                 }
             }
-            Packet::Part(_) | Packet::PartAnswer(_) => {
-                tracing::debug!(from = %envelope.from, "parts of a state are not expected");
-            }
+            Packet::Part(part) => self.receive_part(envelope.from, part)?,
+            Packet::PartAnswer(answer) => self.receive_part_answer(envelope.from, answer),
         }
         Ok(())
     }

@@ -101,7 +101,7 @@ impl<S: StateMachine> Group<S> {
         let recovered = recover(&log, &state, &mut syncer)?;
         let mut writer = Writer::new(log.clone(), &recovered.end);
         if writer.last() == LogPosition::BEFORE_FIRST
-            && let Some(first) = first_entry(&recovered.member.state.configuration)
+            && let Some(first) = first_entry(&recovered.member.state)
         {
             let failed = || Error::disk("beginning the log");
             writer.append(&first).map_err(failed())?;

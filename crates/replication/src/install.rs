@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::log_state::LogState;
 use crate::segment::{HEADER_BYTES, Segment, SegmentHeader};
 
-/// Steps 3 and 4.
+/// Steps 3 and 4. Nobody may trim the log meanwhile.
 pub(crate) fn begin_after_installed(
     log: &LogState,
     position: LogPosition,
@@ -32,15 +32,19 @@ pub(crate) fn begin_after_installed(
 ) -> Result<LogEnd, Error> {
     let failed = || Error::disk("beginning the log anew");
     let (end, header) = end_and_header(log, position, term, time.unwrap_or(ClusterTime::ZERO));
-    loop {
-        let newest: Option<Arc<Segment>> = log.segments.read().last().cloned();
-        let Some(newest) = newest else { break };
-        log.disk.remove(&newest.name).map_err(failed())?;
+    // Readers may be looking at them: the list changes when there is something new in it.
+    let old: Vec<Arc<Segment>> = log.segments.read().clone();
+    for segment in old.iter().rev() {
+        log.disk.remove(&segment.name).map_err(failed())?;
         log.disk.sync_directory().map_err(failed())?;
-        log.segments.write().pop();
     }
-    log.begin_segment(header, 0, Fill::Reserved)
+    let begun = log
+        .begin_segment(header, 0, Fill::Reserved)
         .map_err(failed())?;
+    log.segments
+        .write()
+        .retain(|segment| Arc::ptr_eq(segment, &begun));
+    log.find_unbroken_first();
     log.tail.lock().clear();
     log.set_appended(position, HEADER_BYTES);
     Ok(end)

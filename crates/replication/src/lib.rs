@@ -19,7 +19,7 @@
 //! time, queue) · `commit.rs` (the loop) · `ready.rs` (what `raft` wants done, in order) ·
 //! `append.rs` (into the segment) · `segment.rs` (every byte) · `leadership.rs`,
 //! `membership.rs`, `member.rs` · `message.rs` (what members say to each other) ·
-//! `truncate.rs` · `read.rs` · `trim.rs` · `member_file.rs`, `recovery.rs` (opening) ·
+//! `copying.rs`, `install.rs` (a state for those who are too far behind) · `truncate.rs` · `read.rs` · `trim.rs` · `member_file.rs`, `recovery.rs` (opening) ·
 //! `disk.rs`, `simulated_disk.rs`.
 //!
 //! What a server needs of it:
@@ -43,12 +43,13 @@
 //! - ⚑ An entry leaves the log only when the state machine was synced past it. Reading
 //!   before the start of the log, or across a gap, is an error.
 //!
-//! What is not here yet: copying the state to a member that is too far behind for the log.
-//! Such a member waits. Nor does the log know what is in a payload.
+//! What is deliberately missing: the log does not know what is in a payload, nor where
+//! other members are.
 
 mod append;
 mod clock;
 mod commit;
+mod copying;
 pub mod disk;
 mod entry;
 mod error;
@@ -88,6 +89,6 @@ pub use member::{
 };
 pub use options::{Beginning, Faults, Options};
 pub use segment::GroupId;
-pub use state_machine::{StateMachine, Syncer};
+pub use state_machine::{StateInstall, StateMachine, StateParts, Syncer};
 pub use transport::{NoTransport, Transport};
 pub use trim::Pin;

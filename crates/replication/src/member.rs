@@ -66,6 +66,9 @@ pub enum Role {
     },
     /// It asks for votes, or has them and has not applied an entry of its term yet.
     Candidate { term: Term },
+    /// It is taking over the state at this position from another member: what can be read
+    /// from its state machine meanwhile means nothing.
+    Installing { position: LogPosition },
     /// It takes no part any more: closed, or stopped for good.
     Gone,
 }
@@ -229,8 +232,11 @@ pub struct MemberProgress {
     pub committed: Option<LogPosition>,
     /// How many ticks ago something was heard from it; zero for the member itself.
     pub ticks_since_contact: Option<u64>,
-    /// It is being sent a copy of the state as of this position.
+    /// It is being sent a copy of the state as of this position (it may be some way
+    /// behind what the copy really has).
     pub snapshot: Option<LogPosition>,
+    /// So many parts of the copy have arrived.
+    pub snapshot_parts: Option<u64>,
 }
 
 /// The group as one of its members sees it.

@@ -230,6 +230,7 @@ impl<S: StateMachine> Driver<S> {
                     committed: position(raft.raft_log.committed),
                     ticks_since_contact: Some(0),
                     snapshot: None,
+                    snapshot_parts: None,
                 };
             }
             MemberProgress {
@@ -240,6 +241,7 @@ impl<S: StateMachine> Driver<S> {
                 snapshot: known
                     .filter(|known| known.pending_snapshot > 0)
                     .and_then(|known| position(known.pending_snapshot)),
+                snapshot_parts: self.copy_parts(member),
             }
         });
         Members {

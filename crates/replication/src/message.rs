@@ -187,7 +187,6 @@ fn put_entry(bytes: &mut Vec<u8>, entry: &RaftEntry) -> Option<()> {
     Some(())
 }
 
-#[cfg(test)]
 pub(crate) fn encode_part(group: GroupId, to: MemberId, from: MemberId, part: &Part) -> Vec<u8> {
     let mut bytes = begin(group, to, from, 2);
     put(
@@ -217,7 +216,6 @@ pub(crate) fn encode_part(group: GroupId, to: MemberId, from: MemberId, part: &P
     bytes
 }
 
-#[cfg(test)]
 pub(crate) fn encode_part_answer(
     group: GroupId,
     to: MemberId,

@@ -3,6 +3,7 @@
 //! ```text
 //!   term and vote changed?   make them stable                      before any message
 //!   leader's messages        send: others sync while we do
+//!   a state to install       instead of what we have, see `copying.rs`
 //!   entries                  cut off what they replace, append, write
 //!   sync                     unless nobody else has a copy and nobody asks for it
 //!   follower's messages      send: they say what is stable here
@@ -18,7 +19,7 @@
 //! its position are not carried out again when they are replayed.
 
 use raft::Ready;
-use raft::eraftpb::Message;
+use raft::eraftpb::{Message, MessageType};
 
 use crate::commit::{APPLY_BYTES, Driver};
 use crate::entry::{Applied, Committed, EntryKind, LogPosition, Term};
@@ -37,12 +38,19 @@ impl<S: StateMachine> Driver<S> {
         let mut ready = self.node.ready();
         self.save_vote(&ready)?;
         self.send(ready.take_messages());
+        let installed = LogPosition::new(ready.snapshot().get_metadata().index);
+        if installed > LogPosition::BEFORE_FIRST {
+            self.install(ready.snapshot())?;
+        }
         self.write(&mut ready)?;
         self.send(ready.take_persisted_messages());
         self.confirm_barriers(ready.take_read_states());
         let mut committed = last_of(ready.committed_entries());
         let mut light = self.node.advance_append(ready);
         self.send(light.take_messages());
+        if installed > LogPosition::BEFORE_FIRST {
+            self.node.advance_apply_to(installed.get());
+        }
         committed = committed.max(last_of(light.committed_entries()));
         if let Some(last) = committed {
             self.apply_until(last)?;
@@ -74,7 +82,9 @@ impl<S: StateMachine> Driver<S> {
             let Some(to) = MemberId::checked(message.to) else {
                 continue;
             };
-            if let Some(packet) = encode_raft(self.shared.log.options.group, &message) {
+            if message.get_msg_type() == MessageType::MsgSnapshot {
+                self.copying.wanted.push(to);
+            } else if let Some(packet) = encode_raft(self.shared.log.options.group, &message) {
                 self.transport.send(to, packet);
             }
         }
@@ -182,6 +192,7 @@ impl<S: StateMachine> Driver<S> {
             }
         }
         self.node.advance_apply_to(last.get());
+        self.offer_copy();
         Ok(())
     }
 }

@@ -146,9 +146,12 @@ fn open_member(log: &LogState, is_new: bool, applied: LogPosition) -> Result<Mem
     MemberFile::create(disk, options.group, options.member, state)
 }
 
-/// What a log begins with, if this member was there from the beginning.
-pub(crate) fn first_entry(configuration: &Configuration) -> Option<Entry> {
-    (!configuration.voters.is_empty()).then(|| Entry {
+/// What a log begins with, if this member was there from the beginning. (One that was
+/// about to install another member's state knows of members, too.)
+pub(crate) fn first_entry(state: &MemberState) -> Option<Entry> {
+    let configuration = &state.configuration;
+    let from_beginning = !configuration.voters.is_empty() && state.installed.is_none();
+    from_beginning.then(|| Entry {
         position: LogPosition::new(1),
         term: FIRST_TERM,
         time: FIRST_TIME,

@@ -10,6 +10,20 @@ use crate::member::Role;
 /// holds (at least what was applied when the call began).
 pub type Syncer = Box<dyn FnMut() -> Result<LogPosition, BoxError> + Send>;
 
+/// A state that is read part by part, to be sent to another member.
+pub trait StateParts: Send {
+    /// The next part, of about so many bytes; `None` at the end.
+    fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError>;
+}
+
+/// A state that is gathered part by part, in order. Dropping it gives it up.
+pub trait StateInstall: Send {
+    fn add(&mut self, part: &[u8]) -> Result<(), BoxError>;
+
+    /// For [`StateMachine::install`], which knows what it made.
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
+}
+
 /// Holds the state that the log leads to. It lives on the log's thread.
 ///
 /// What it must guarantee: after a crash of the process it holds exactly what was
@@ -44,6 +58,35 @@ pub trait StateMachine: Send + 'static {
     /// published about it must be forgotten here. If it is applied after all, it comes
     /// without its companion.
     fn role_changed(&mut self, _role: Role) {}
+
+    /// Whether the state can be copied to another member; the three that follow are for
+    /// that. If not, a member that the log does not reach back for waits.
+    fn can_be_copied(&self) -> bool {
+        false
+    }
+
+    /// Opens the state as it is now, to be read while it changes. Should be quick.
+    fn open_copy(&mut self) -> Result<Box<dyn StateParts>, BoxError> {
+        Err("this state cannot be copied".into())
+    }
+
+    /// Begins to gather a state that will replace this one. Nothing changes yet. One that
+    /// was begun before is given up.
+    fn begin_install(&mut self) -> Result<Box<dyn StateInstall>, BoxError> {
+        Err("this state cannot be replaced".into())
+    }
+
+    /// Replaces the state by one that was gathered completely; it is that of `position`.
+    /// Whenever the machine fails, the old state or the new one is found afterwards; when
+    /// this returns, the new one is durable.
+    fn install(
+        &mut self,
+        _install: Box<dyn StateInstall>,
+        _position: LogPosition,
+        _time: ClusterTime,
+    ) -> Result<(), BoxError> {
+        Err("this state cannot be replaced".into())
+    }
 
     /// A second way to the state that can sync it from another thread, so that
     /// committing goes on meanwhile. Asked once, when the group is opened.

@@ -17,8 +17,8 @@
 //! Everything that is decided is decided by the seed, so that a seed that fails once
 //! fails always: [`Report::fingerprint`] is a hash of all that happened.
 //!
-//! What it leaves out: copies of the state for members that are far behind (the log is
-//! never trimmed here), and disks that lie about their syncs.
+//! What it leaves out: state machines that fail half-way through an installation, and disks
+//! that lie about their syncs.
 
 pub mod client;
 pub mod invariant;

@@ -10,8 +10,9 @@ use model::time::ClusterTime;
 use parking_lot::Mutex;
 use replication::simulated_disk::SimulatedDisk;
 use replication::{
-    Beginning, BoxError, Committed, Driver, EntryKind, Error, Group, LogPosition, MemberId,
-    Options, Role, StateMachine, Syncer, Term,
+    Beginning, BoxError, Committed, ConfigurationChange, Driver, EntryKind, Error, Group,
+    LogPosition, MemberId, MemberStep, Options, Role, StateInstall, StateMachine, StateParts,
+    Syncer, Term,
 };
 
 use crate::network::Outbox;
@@ -36,6 +37,7 @@ struct Pages {
     records: Vec<Record>,
     durable: usize,
     roles: Vec<Role>,
+    installs: u64,
 }
 
 impl Ledger {
@@ -61,6 +63,11 @@ impl Ledger {
     /// What the state machine was told about its role since it was asked last.
     pub fn take_roles(&self) -> Vec<Role> {
         std::mem::take(&mut self.pages.lock().roles)
+    }
+
+    /// How often it was replaced by another member's.
+    pub fn installs(&self) -> u64 {
+        self.pages.lock().installs
     }
 
     fn lose_power(&self, kept: u64) {
@@ -109,6 +116,42 @@ impl StateMachine for Ledger {
         self.pages.lock().roles.push(role);
     }
 
+    fn can_be_copied(&self) -> bool {
+        true
+    }
+
+    fn open_copy(&mut self) -> Result<Box<dyn StateParts>, BoxError> {
+        Ok(Box::new(Parts {
+            records: self.pages.lock().records.clone(),
+            next: 0,
+        }))
+    }
+
+    fn begin_install(&mut self) -> Result<Box<dyn StateInstall>, BoxError> {
+        Ok(Box::new(Gathered {
+            records: Vec::new(),
+        }))
+    }
+
+    fn install(
+        &mut self,
+        install: Box<dyn StateInstall>,
+        position: LogPosition,
+        _time: ClusterTime,
+    ) -> Result<(), BoxError> {
+        let Ok(gathered) = install.into_any().downcast::<Gathered>() else {
+            return Err("another's state".into());
+        };
+        if gathered.records.len() as u64 != position.get() {
+            return Err(format!("{} records for {position}", gathered.records.len()).into());
+        }
+        let mut pages = self.pages.lock();
+        pages.durable = gathered.records.len();
+        pages.records = gathered.records;
+        pages.installs += 1;
+        Ok(())
+    }
+
     fn syncer(&self) -> Syncer {
         let ledger = self.clone();
         Box::new(move || {
@@ -116,6 +159,105 @@ impl StateMachine for Ledger {
             pages.durable = pages.records.len();
             Ok(LogPosition::new(pages.durable as u64))
         })
+    }
+}
+
+/// A state on its way: so many records at a time.
+struct Parts {
+    records: Vec<Record>,
+    next: usize,
+}
+
+const RECORDS_PER_PART: usize = 20;
+
+impl StateParts for Parts {
+    fn next_part(&mut self, _bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError> {
+        let end = (self.next + RECORDS_PER_PART).min(self.records.len());
+        if end == self.next {
+            return Ok(None);
+        }
+        let mut part = Vec::new();
+        for record in &self.records[self.next..end] {
+            encode(record, &mut part);
+        }
+        self.next = end;
+        Ok(Some(part))
+    }
+}
+
+fn encode(record: &Record, part: &mut Vec<u8>) {
+    let (kind, steps): (u8, &[MemberStep]) = match &record.kind {
+        EntryKind::Data => (0, &[]),
+        EntryKind::Noop => (1, &[]),
+        EntryKind::Configuration(change) => (2, &change.steps),
+    };
+    part.extend_from_slice(&record.term.get().to_le_bytes());
+    part.extend_from_slice(&record.time.to_u64().to_le_bytes());
+    part.push(kind);
+    part.push(steps.len() as u8);
+    for step in steps {
+        let (kind, member) = match step {
+            MemberStep::Voter(member) => (0, member),
+            MemberStep::Learner(member) => (1, member),
+            MemberStep::Remove(member) => (2, member),
+        };
+        part.push(kind);
+        part.extend_from_slice(&member.get().to_le_bytes());
+    }
+    part.extend_from_slice(&(record.payload.len() as u64).to_le_bytes());
+    part.extend_from_slice(&record.payload);
+}
+
+fn decode(part: &mut &[u8]) -> Option<Record> {
+    fn take<const N: usize>(part: &mut &[u8]) -> Option<[u8; N]> {
+        let (taken, rest) = part.split_first_chunk::<N>()?;
+        *part = rest;
+        Some(*taken)
+    }
+    let term = Term::new(u64::from_le_bytes(take(part)?));
+    let time = ClusterTime::from_u64(u64::from_le_bytes(take(part)?));
+    let [kind, count] = take(part)?;
+    let mut steps = Vec::new();
+    for _ in 0..count {
+        let [kind] = take(part)?;
+        let member = MemberId::checked(u64::from_le_bytes(take(part)?))?;
+        steps.push(match kind {
+            0 => MemberStep::Voter(member),
+            1 => MemberStep::Learner(member),
+            _ => MemberStep::Remove(member),
+        });
+    }
+    let length = usize::try_from(u64::from_le_bytes(take(part)?)).ok()?;
+    let (payload, rest) = part.split_at_checked(length)?;
+    *part = rest;
+    Some(Record {
+        term,
+        time,
+        kind: match kind {
+            0 => EntryKind::Data,
+            1 => EntryKind::Noop,
+            _ => EntryKind::Configuration(ConfigurationChange { steps }),
+        },
+        payload: payload.to_vec(),
+    })
+}
+
+/// A state that is being received.
+struct Gathered {
+    records: Vec<Record>,
+}
+
+impl StateInstall for Gathered {
+    fn add(&mut self, mut part: &[u8]) -> Result<(), BoxError> {
+        while !part.is_empty() {
+            let record = decode(&mut part).ok_or("a part that does not decode")?;
+            self.records.push(record);
+        }
+        Ok(())
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
     }
 }
 

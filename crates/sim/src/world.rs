@@ -34,6 +34,8 @@ pub struct Settings {
     pub clock_jumps: u64,
     pub changes: u64,
     pub transfers: u64,
+    /// How often old entries leave the log.
+    pub trims: u64,
     pub weather: Weather,
     pub faults: Faults,
 }
@@ -54,6 +56,7 @@ impl Settings {
             clock_jumps: [0, 20][random.below(2) as usize],
             changes: 30,
             transfers: [0, 10][random.below(2) as usize],
+            trims: [0, 100][random.below(2) as usize],
             weather: Weather {
                 loss: if rough { random.below(200) } else { 0 },
                 doubling: if rough { random.below(100) } else { 0 },
@@ -74,6 +77,7 @@ pub struct Report {
     pub terms: usize,
     pub crashes: u64,
     pub reads: u64,
+    pub installs: u64,
     pub rounds: u64,
 }
 
@@ -123,6 +127,11 @@ pub fn run(seed: u64, settings: Settings) -> Result<Report, String> {
         terms: world.leaders.terms(),
         crashes: world.crashes,
         reads: world.reads,
+        installs: world
+            .machines
+            .values()
+            .map(|machine| machine.ledger.installs())
+            .sum(),
         rounds: world.round,
     })
 }
@@ -140,6 +149,7 @@ impl World {
                 Beginning::Joining
             };
             options.segment_bytes = 4096;
+            options.window_bytes = 2 * 4096;
             options.tail_bytes_max = 2048;
             options.message_bytes_max = 1024;
             options.election_seed = Some(seed);
@@ -283,6 +293,12 @@ impl World {
         }
         if self.random.chance(settings.partitions * 2) {
             self.network.heal();
+        }
+        if self.random.chance(settings.trims)
+            && let Some(member) = self.random.pick(&members)
+            && let Some(group) = self.machines[member].group()
+        {
+            group.maintain();
         }
         if self.random.chance(settings.clock_jumps)
             && let Some(member) = self.random.pick(&members)

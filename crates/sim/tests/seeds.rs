@@ -40,6 +40,7 @@ fn a_thousand_worlds() {
     assert!(sum(|report| report.terms as u64) > 3_000);
     assert!(sum(|report| report.crashes) > 2_000);
     assert!(sum(|report| report.reads) > 3_000);
+    assert!(sum(|report| report.installs) > 200);
 }
 
 #[test]
