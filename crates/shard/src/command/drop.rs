@@ -18,9 +18,7 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
         }
     }
     if namespace.as_str() == "config.transactions" {
-        if !invocation.shard.drop_session_documents().await? {
-            return Err(Error::new(Code::NAMESPACE_NOT_FOUND, "ns not found"));
-        }
+        invocation.shard.drop_session_documents().await?;
         let mut writer = Reply::writer();
         writer
             .append("nIndexesWas", 1)

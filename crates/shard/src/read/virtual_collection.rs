@@ -41,6 +41,11 @@ pub(crate) trait VirtualCollection: Debug + Send + Sync {
         false
     }
 
+    /// Whether `drop` means something: that what it shows is forgotten.
+    fn can_be_dropped(&self) -> bool {
+        false
+    }
+
     /// As `listCollections` shows them.
     fn options(&self) -> DocBuf {
         DocBuf::new()
@@ -63,7 +68,11 @@ pub(crate) trait VirtualSource: Send {
 
 /// Presents virtual collections as the rest of the shard knows collections.
 pub(crate) fn virtual_collections() -> Vec<Arc<Collection>> {
-    let all: [Arc<dyn VirtualCollection>; 1] = [Arc::new(crate::oplog::Oplog)];
+    let all: [Arc<dyn VirtualCollection>; 3] = [
+        Arc::new(crate::oplog::Oplog),
+        Arc::new(crate::session::Transactions),
+        Arc::new(crate::session::Images),
+    ];
     all.into_iter()
         .map(|made| {
             let namespace = Namespace::parse(made.namespace()).expect("our own names are valid");
@@ -107,6 +116,7 @@ impl Shard {
             .virtual_collection(namespace)
             .and_then(|collection| collection.made.as_ref())
         {
+            Some(made) if command == "drop" && made.can_be_dropped() => Ok(()),
             Some(made) => Err(made.refusal(command)),
             None => Ok(()),
         }

@@ -110,10 +110,6 @@ pub(crate) struct Stored {
 pub(crate) struct StoredImage {
     pub(crate) number: i64,
     pub(crate) statement: i32,
-    #[allow(
-        dead_code,
-        reason = "config.image_collection shows it once it is there"
-    )]
     pub(crate) time: ClusterTime,
     pub(crate) image: Image,
 }

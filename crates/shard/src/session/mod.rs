@@ -10,6 +10,7 @@
 //! | `cache.rs` | which sessions are in use |
 //! | `refresh.rs` | their way to `config.system.sessions`, and their expiry |
 //! | `reap.rs` | what is kept for retries goes when its session has gone |
+//! | `views.rs` | `config.transactions`, `config.image_collection` |
 //! | `retry.rs` | a retryable write command under way |
 
 mod cache;
@@ -21,6 +22,7 @@ mod id;
 mod reap;
 mod refresh;
 mod retry;
+mod views;
 
 pub(crate) use cache::SessionCache;
 pub(crate) use catalog::{Forgotten, SessionCatalog};
@@ -29,3 +31,4 @@ pub(crate) use history::{Effect, Executed, Image, ImageKind, join};
 pub(crate) use id::SessionId;
 pub(crate) use refresh::{describe, run};
 pub(crate) use retry::{Retryable, StatementIds, incompatible, refuse_multi};
+pub(crate) use views::{Images, Transactions};

@@ -142,20 +142,18 @@ impl Shard {
     }
 
     /// Deletes what is kept of all sessions: `config.transactions` is dropped.
-    pub(crate) async fn drop_session_documents(&self) -> Result<bool, Error> {
+    pub(crate) async fn drop_session_documents(&self) -> Result<(), Error> {
         // What is under way may still append an entry of its session: it would
         // outlive the rest.
         for forgotten in self.forget_sessions() {
             forgotten.returned().await;
         }
-        let mut dropped = false;
         loop {
             let keys = tokio::task::block_in_place(|| self.some_session_keys())?;
             if keys.is_empty() {
-                return Ok(dropped);
+                return Ok(());
             }
             self.delete_documents(&keys).await?;
-            dropped = true;
         }
     }
 

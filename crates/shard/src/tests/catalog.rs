@@ -40,7 +40,7 @@ async fn collections_are_created_and_listed() {
             {listCollections: 1, nameOnly: 5} => 14
             other {listCollections: 1} => {cursor: {id: 0L, firstBatch: []}}
             {listDatabases: 1} => 13
-            admin {listDatabases: 1, nameOnly: true} => {databases: [{name: "local"}, {name: "test"}]}
+            admin {listDatabases: 1, nameOnly: true} => {databases: [{name: "config"}, {name: "local"}, {name: "test"}]}
             admin {listDatabases: 1, filter: {name: "no"}} => {databases: [], totalSize: 0L, totalSizeMb: 0L}
             # A database whose name differs only in case cannot be made.
             TEST {create: "a"} => 13297

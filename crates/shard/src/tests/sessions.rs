@@ -276,11 +276,43 @@ async fn dropping_the_transactions_table_forgets_everything() {
             {earlier} => 225
             config {{drop: "transactions"}} => {{ns: "config.transactions"}}
             {insert} => 11000
-            config {{drop: "transactions"}} => 26
+            config {{drop: "transactions"}} => {{}}
+            config {{drop: "image_collection"}} => 115
+            config {{delete: "transactions", deletes: [{{q: {{}}, limit: 0}}]}} => 115
             "#
         ))
         .await;
     assert_eq!(documents(&shard), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_kept_is_shown_as_collections() {
+    let shard = TestShard::open().await;
+    for number in 0..150 {
+        let session = format!("lsid: {{id: UUID(\"00000000-0000-4000-8000-{number:012}\")}}");
+        shard
+            .check(&format!(
+                "{{insert: 'c', documents: [{{_id: {number}}}], {session}, txnNumber: {number}L}} => {{n: 1}}"
+            ))
+            .await;
+    }
+    shard
+        .check(&format!(
+            r#"
+            config {{count: "transactions"}} => {{n: 150}}
+            config {{find: "transactions", filter: {{txnNum: {{$gt: 147}}}}, projection: {{txnNum: 1, _id: 0}}}} => {{cursor: {{firstBatch: [{{txnNum: 148L}}, {{txnNum: 149L}}]}}}}
+            config {{find: "transactions", sort: {{$natural: -1}}, limit: 1, projection: {{txnNum: 1, _id: 0}}}} => {{cursor: {{firstBatch: [{{txnNum: 149L}}]}}}}
+            config {{aggregate: "transactions", pipeline: [{{$group: {{_id: {{$type: "$lastWriteOpTime.ts"}}, n: {{$sum: "$txnNum"}}}}}}], cursor: {{}}}} => {{cursor: {{firstBatch: [{{_id: "timestamp", n: 11175L}}]}}}}
+            config {{find: "image_collection"}} => {{cursor: {{firstBatch: []}}}}
+            {{findAndModify: "c", query: {{_id: 1}}, update: {{$set: {{a: 1}}}}, {FIRST}, txnNumber: 500L}} => {{value: {{_id: 1}}}}
+            config {{find: "image_collection"}} => {{cursor: {{firstBatch: [{{txnNum: 500L, imageKind: "preImage", image: {{_id: 1}}, invalidated: false}}]}}}}
+            {{findAndModify: "c", query: {{_id: 1}}, update: {{$set: {{a: 2}}}}, new: true, {FIRST}, txnNumber: 501L}} => {{value: {{a: 2}}}}
+            config {{find: "image_collection"}} => {{cursor: {{firstBatch: [{{txnNum: 501L, imageKind: "postImage", image: {{a: 2}}}}]}}}}
+            # The log tells the same.
+            local {{find: "oplog.rs", filter: {{txnNumber: 501}}, projection: {{op: 1, txnNumber: 1, stmtId: 1, o2: 1, _id: 0}}}} => {{cursor: {{firstBatch: [{{op: "u", txnNumber: 501L, stmtId: 0, o2: {{_id: 1}}}}]}}}}
+            "#
+        ))
+        .await;
 }
 
 /// What the loss of leadership does: everything is read from the store again.

@@ -286,6 +286,18 @@ impl<S: EngineSnapshot> Snapshot<S> {
         }
     }
 
+    /// Those of them in a range; its bounds are what follows the prefix.
+    pub fn scan_meta_within(
+        &self,
+        prefix: &[u8],
+        range: KeyRange<'_>,
+        direction: Direction,
+    ) -> MetaScan<S> {
+        MetaScan {
+            pairs: scan_within(&self.state, &layout::document(prefix), range, direction),
+        }
+    }
+
     pub(super) fn state(&self) -> &S {
         &self.state
     }
