@@ -232,6 +232,9 @@ fn refuse(name: &str, spec: ValueRef<'_>) -> Error {
 }
 
 fn check_places(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
+    if scope.place == Place::Command && scope.collection.is_none() {
+        check_collection(steps, scope)?;
+    }
     for (at, step) in steps.iter().enumerate() {
         let name = step.name();
         let writes = step.stage.is_final();

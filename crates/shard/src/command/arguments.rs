@@ -36,6 +36,7 @@ pub(crate) fn is_generic(name: &str) -> bool {
             | "autocommit"
             | "startTransaction"
             | "txnNumber"
+            | "stmtId"
             | "clientOperationKey"
     )
 }
@@ -52,7 +53,11 @@ pub(crate) fn arguments<'a>(command: &'a str, body: Doc<'a>) -> impl Iterator<It
     body.iter()
         .skip(1)
         .map(move |element| Argument { command, element })
-        .filter(|argument| !is_generic(argument.name()))
+        .filter(move |argument| match argument.name() {
+            // Any command takes it, and these look at it.
+            "stmtId" => matches!(command, "insert" | "update" | "delete" | "findAndModify"),
+            name => !is_generic(name),
+        })
 }
 
 /// The fields of a document inside a command, such as one statement of `update`.

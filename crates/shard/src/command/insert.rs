@@ -133,11 +133,12 @@ impl Batch<'_> {
         let mut keys: Vec<RecordKey> = Vec::with_capacity(documents.len());
         let mut refused = Vec::new();
         let retryable = self.invocation.retryable.as_ref();
+        let mut retried = Vec::new();
         for (offset, doc) in documents.iter().enumerate() {
             if let Some(retryable) = retryable {
                 let statement = self.ids.of(first + offset);
                 if retryable.executed(statement)?.is_some() {
-                    self.statements.retried(statement);
+                    retried.push((first + offset, statement));
                     continue;
                 }
             }
@@ -208,6 +209,12 @@ impl Batch<'_> {
         }
         for (index, error) in refused {
             self.statements.failed(index, error);
+        }
+        for (index, statement) in retried {
+            // What stands behind a failure of an ordered batch is not looked at.
+            if self.statements.is_reached(index) {
+                self.statements.retried(statement);
+            }
         }
         Ok(())
     }

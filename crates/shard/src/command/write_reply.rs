@@ -53,6 +53,11 @@ impl Statements {
         self.ordered && !self.errors.is_empty()
     }
 
+    /// Whether a batch comes to a statement before it is over.
+    pub(crate) fn is_reached(&self, index: usize) -> bool {
+        !self.ordered || self.errors.iter().all(|(failed, _)| index < *failed)
+    }
+
     pub(crate) fn succeeded(&mut self, count: i64) {
         self.count += count;
     }

@@ -41,6 +41,9 @@ impl StatementIds {
     }
 }
 
+/// The id that stands for none, as in MongoDB: never found again.
+const NO_STATEMENT: i32 = -1;
+
 /// The session of a command that may be a retry.
 pub(crate) struct Retryable {
     session: SessionId,
@@ -158,7 +161,7 @@ impl Retryable {
 
     /// What a statement did when it was executed before, if it was.
     pub(crate) fn executed(&self, statement: i32) -> Result<Option<Effect>, Error> {
-        if self.is_fresh {
+        if self.is_fresh || statement == NO_STATEMENT {
             return Ok(None);
         }
         let effect = self.history().find(statement)?.cloned();

@@ -191,7 +191,8 @@ async fn numbers_and_statement_ids_are_checked() {
         {{{command}, {SESSION}, txnNumber: 1L, startTransaction: true}} => 72
         {{{command}, {SESSION}, autocommit: false}} => 72
         {{find: "c", {SESSION}, txnNumber: 1L}} => 50768
-        {{find: "c", stmtId: 1}} => 40415
+        {{find: "c", stmtIds: [1]}} => 40415
+        {{find: "c", stmtId: 1}} => {{}}
         {{ping: 1, {SESSION}, txnNumber: 1L}} => 50889
         {{{command}, lsid: {{id: 1}}}} => 14
         {{{command}, lsid: {{}}}} => 40414
