@@ -65,7 +65,6 @@ fn main() {
         table_bytes: argument("table_mb", defaults.table_bytes >> 20) << 20,
         block_bytes: argument("block_kb", u64::from(defaults.block_bytes) >> 10) as u32 * 1024,
         workers: argument("workers", defaults.workers as u64) as usize,
-        ..defaults
     };
     let dir = tempfile::tempdir().expect("a temporary directory");
     let engine = FjallEngine::open(dir.path(), &options).expect("opened");

@@ -18,13 +18,13 @@
 //! ## Invariants
 //!
 //! - **One keyspace.** Everything lives in a single engine keyspace under prefixed
-//!   keys. A batch over several keyspaces survives a process crash whole, but not a
-//!   power cut: each keyspace flushes its tables on its own, apart from an unsynced
-//!   journal, so one could be ahead of the other. With one keyspace, what is found
-//!   after a power cut is a *prefix* of the applied batches, and the position stored
-//!   inside each batch says which prefix: the log replays the rest.
-//! - **Nothing is fsynced here twice.** Durability is the log's. The engine commits
-//!   unsynced; [`store::Store::sync`] is called before the log forgets entries.
+//!   keys. Several would flush their tables on their own, so one could be ahead of the
+//!   other after a crash. With one keyspace, what is found then is a *prefix* of the
+//!   applied batches, and the position stored inside each batch says which prefix: the
+//!   log replays the rest.
+//! - **Nothing is written here twice.** Durability is the log's. The engine commits
+//!   into memory; [`store::Store::sync`] flushes it and is called before the log
+//!   forgets entries.
 //! - **Entries are physical and idempotent by position.** An entry at or below the
 //!   applied position is skipped, so counters stay exact under replay.
 //! - **Ids are never reused.** Dropping a collection or an index makes its data

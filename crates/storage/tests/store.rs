@@ -116,7 +116,8 @@ fn drop_and_remove<E: Engine>(open: impl Fn() -> Store<E>) {
     assert_eq!(seen, 50, "an open snapshot keeps what it has");
     let first = store.maintain(at(3), 30).expect("sound");
     assert_eq!((first.removed_keys, first.has_more), (30, true));
-    drop((old, store));
+    drop(old);
+    store.close().expect("synced");
     let store = open();
     assert_eq!(documents(&store, None), Vec::<String>::new());
     let mut removed = 30;
@@ -129,8 +130,9 @@ fn drop_and_remove<E: Engine>(open: impl Fn() -> Store<E>) {
         }
     }
     // 50 records, 50 versions in history, 100 index entries; some may have been
-    // collected as garbage before their turn came.
-    assert!(removed <= 200);
+    // collected as garbage before their turn came, and the first 30 may have come back
+    // when their stretch was released.
+    assert!(removed <= 230);
     assert_eq!(raw_keys(&store), 1, "only the applied position is left");
     assert!(store.get(COLLECTION, &[1]).expect("sound").is_none());
 }

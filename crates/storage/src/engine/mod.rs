@@ -19,7 +19,6 @@
 mod creation;
 pub mod directory;
 pub mod fjall;
-mod journal;
 pub mod memory;
 
 use std::ops::Bound;
@@ -120,7 +119,7 @@ pub trait Engine: Send + Sync + 'static {
 
     fn snapshot(&self) -> Self::Snapshot;
 
-    /// Commits a batch, unsynced. Keys are at most [`MAX_KEY_BYTES`] long.
+    /// Commits a batch, which may be in memory only. Keys are at most [`MAX_KEY_BYTES`] long.
     fn write(&self, batch: WriteBatch) -> Result<()>;
 
     /// Returns when everything written before the call would survive a power cut.

@@ -1,0 +1,120 @@
+//! Batches of the engine on disk: visible whole or not at all while tables are flushed
+//! and merged under them, and after a crash a prefix of them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use storage::engine::{Engine, EngineSnapshot, KeyRange, Slice, WriteBatch};
+use storage::{Direction, FjallEngine, FjallOptions};
+
+/// So small that nearly every batch ends a memtable.
+fn restless() -> FjallOptions {
+    FjallOptions {
+        memtable_bytes: 16 << 10,
+        level_zero_tables: 2,
+        table_bytes: 64 << 10,
+        ..FjallOptions::default()
+    }
+}
+
+const KEYS: u64 = 400;
+
+/// All keys get the number of the batch, in the last key's place last.
+fn write(engine: &FjallEngine, number: u64) {
+    let mut batch = WriteBatch::default();
+    for key in 0..KEYS {
+        batch.put(
+            Slice::new(&key.to_be_bytes()),
+            Slice::new(&number.to_be_bytes()),
+        );
+    }
+    engine.write(batch).expect("written");
+}
+
+/// The number of the batch that a state shows.
+fn number(state: &impl EngineSnapshot) -> u64 {
+    let pairs: Vec<_> = state
+        .scan(KeyRange::ALL, Direction::Forward)
+        .map(|pair| pair.expect("read"))
+        .collect();
+    assert_eq!(pairs.len() as u64, KEYS);
+    let first = &pairs[0].1;
+    for (_, value) in &pairs {
+        assert_eq!(value, first, "half of a batch");
+    }
+    u64::from_be_bytes(first[..].try_into().expect("eight bytes"))
+}
+
+#[test]
+fn a_snapshot_never_shows_half_of_a_batch_while_tables_change() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let engine = FjallEngine::open(dir.path(), &restless()).expect("opened");
+    write(&engine, 0);
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut seen = 0;
+                while !is_done.load(Ordering::Relaxed) {
+                    let found = number(&engine.snapshot());
+                    assert!(found >= seen, "went back from {seen} to {found}");
+                    seen = found;
+                }
+            });
+        }
+        for round in 1..500 {
+            write(&engine, round);
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(number(&engine.snapshot()), 499);
+}
+
+/// Whatever was flushed when the process died, it ends between two batches.
+#[test]
+fn what_is_left_without_a_sync_is_a_prefix_of_the_batches() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut written = 0;
+    for round in 0..10 {
+        let engine = FjallEngine::open(dir.path(), &restless()).expect("opened");
+        for _ in 0..round {
+            written += 1;
+            write(&engine, written);
+        }
+        written += 1;
+        write(&engine, written);
+        engine.sync().expect("synced");
+        let synced = written;
+        for _ in 0..2 * round {
+            written += 1;
+            write(&engine, written);
+        }
+        // Dropped, an engine writes nothing more than a process that is killed.
+        drop(engine);
+        let engine = FjallEngine::open(dir.path(), &restless()).expect("opened");
+        let found = number(&engine.snapshot());
+        assert!(
+            (synced..=written).contains(&found),
+            "{found} after {synced} was synced and {written} written"
+        );
+    }
+}
+
+/// Flushes and compactions that have nothing to do with a batch take numbers of their own.
+#[test]
+fn numbers_go_on_behind_a_restart() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for round in 0..5 {
+        let engine = FjallEngine::open(dir.path(), &restless()).expect("opened");
+        if round > 0 {
+            assert_eq!(number(&engine.snapshot()), round - 1);
+        }
+        write(&engine, round);
+        assert_eq!(
+            number(&engine.snapshot()),
+            round,
+            "newer than what is flushed"
+        );
+        engine.sync().expect("synced");
+    }
+}
