@@ -98,10 +98,11 @@ impl Shard {
             .map_err(|error| OpenError::Parameter(error.message))?;
         // Records are asked for far more often than blocks: see docs/benchmarks.md.
         let record_cache_bytes = options.cache_bytes / 2;
+        let stretch_bytes = options.cache_bytes / 4;
         let engine = FjallEngine::open(
             &options.data,
             &FjallOptions {
-                cache_bytes: options.cache_bytes - record_cache_bytes,
+                cache_bytes: options.cache_bytes - record_cache_bytes - stretch_bytes,
                 ..FjallOptions::default()
             },
         )?;
@@ -109,6 +110,7 @@ impl Shard {
             engine,
             StoreOptions {
                 record_cache_bytes,
+                stretch_bytes,
                 ..StoreOptions::default()
             },
         )?);

@@ -177,7 +177,7 @@ impl Shard {
         {
             let entry = entry.map_err(crate::error::from_storage)?;
             keys.insert(RecordKey::from_bytes(entry.record_key()));
-            position = Some(entry.position().to_vec());
+            position = Some(entry.fields_and_record_key().to_vec());
         }
         Ok((keys, position))
     }

@@ -334,6 +334,20 @@ fn parse_prefix(key: &[u8]) -> Option<(Tag, u32, usize)> {
     Some((tag, id, length))
 }
 
+/// Whether this is the key of a record or of an index entry.
+pub fn is_scanned(stored: &[u8]) -> bool {
+    let tag = stored.first().map(|first| first >> 6);
+    tag == Some(Tag::Records as u8) || tag == Some(Tag::Index as u8)
+}
+
+/// Where the records of a collection or the entries of an index lie.
+pub fn all_of(subject: Subject) -> StoredKey {
+    match subject {
+        Subject::Collection(id) => records(id),
+        Subject::Index(id) => index(id),
+    }
+}
+
 /// The smallest bytes that are after everything beginning with `prefix`, if any.
 pub fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|&byte| byte != 0xFF)?;

@@ -8,7 +8,8 @@ use model::ids::CollectionId;
 use model::time::ClusterTime;
 use storage::entry::{Description, Encoder};
 use storage::{
-    Before, Committed, Engine, FjallEngine, FjallOptions, MemoryEngine, Record, Store, StoreOptions,
+    Before, Committed, Direction, Engine, FjallEngine, FjallOptions, KeyRange, MemoryEngine,
+    Record, Store, StoreOptions,
 };
 
 const COLLECTION: CollectionId = CollectionId(1);
@@ -178,4 +179,119 @@ fn a_record_that_comes_and_goes_is_never_stale_on_disk() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let engine = FjallEngine::open(dir.path(), &FjallOptions::default()).expect("opened");
     coming_and_going(engine, 6_000);
+}
+
+/// Enough for several stretches.
+const MANY: u32 = 3_000;
+
+fn many_key(number: u32) -> [u8; 4] {
+    number.to_be_bytes()
+}
+
+/// Puts the number of the round at two places far from each other, or takes both away.
+fn change_two<E: Engine>(store: &Store<E>, round: u64) {
+    let mut payload = Vec::new();
+    let mut encoder = Encoder::new(&mut payload);
+    let document = [&round.to_be_bytes()[..], &[0; 100]].concat();
+    for key in [MANY / 5, MANY - MANY / 7].map(many_key) {
+        match after_round(round) {
+            Some(_) => encoder.put_record(COLLECTION, &key, &document, Description::Insert, &[]),
+            None => encoder.delete_record(COLLECTION, &key, &[], &[]),
+        }
+    }
+    let entry = Committed {
+        position: round,
+        time: time(round),
+        payload: &payload,
+        before: &[],
+        after: &[],
+    };
+    store.apply(&[entry]).expect("applied");
+}
+
+/// What a scan finds: how many records, and the rounds at the two places.
+fn scan_many<E: Engine>(store: &Store<E>) -> (u32, Vec<u64>) {
+    let snapshot = store.snapshot();
+    let mut found = 0;
+    let mut rounds = Vec::new();
+    for record in snapshot.scan_records(COLLECTION, KeyRange::ALL, Direction::Forward) {
+        let record = record.expect("read");
+        let round = record.document().first_chunk().expect("eight bytes");
+        let round = u64::from_be_bytes(*round);
+        found += 1;
+        rounds.extend((round > 1).then_some(round));
+    }
+    (found, rounds)
+}
+
+/// Long scans leave stretches, which other scans walk over while a writer changes what
+/// they say. A snapshot that is kept meanwhile must not see what came after it.
+fn long_scans<E: Engine>(engine: E, rounds: u64) {
+    let store = Store::open(engine, StoreOptions::default()).expect("opened");
+    let mut payload = Vec::new();
+    let mut encoder = Encoder::new(&mut payload);
+    for number in 0..MANY {
+        let document = [&1u64.to_be_bytes()[..], &[0; 100]].concat();
+        encoder.put_record(
+            COLLECTION,
+            &many_key(number),
+            &document,
+            Description::Insert,
+            &[],
+        );
+    }
+    let entry = Committed {
+        position: 1,
+        time: time(1),
+        payload: &payload,
+        before: &[],
+        after: &[],
+    };
+    store.apply(&[entry]).expect("applied");
+    assert_eq!(scan_many(&store), (MANY, vec![]));
+    assert!(store.stretch_bytes() > 0, "scans leave stretches");
+    assert_eq!(scan_many(&store), (MANY, vec![]), "and walk over them");
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut seen = 0;
+                while !is_done.load(Ordering::Relaxed) {
+                    let applied = store.applied();
+                    let (found, rounds) = scan_many(&store);
+                    match rounds[..] {
+                        [] if found == MANY => assert!(applied < 2, "a stale stretch"),
+                        [] => assert_eq!(found, MANY - 2),
+                        [first, second] => {
+                            assert_eq!(first, second, "a group was seen in part");
+                            assert!(first >= seen, "went back from {seen} to {first}");
+                            assert!(first + 1 >= applied, "missed an applied entry");
+                            assert_eq!(found, MANY);
+                            seen = first;
+                        }
+                        _ => panic!("a group was seen in part: {rounds:?}"),
+                    }
+                }
+            });
+        }
+        for round in 2..rounds {
+            change_two(&store, round);
+            if round % 8 == 0 {
+                thread::yield_now();
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn long_scans_never_see_stretches_of_another_time_in_memory() {
+    long_scans(MemoryEngine::new(), 3_000);
+}
+
+#[test]
+fn long_scans_never_see_stretches_of_another_time_on_disk() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let engine = FjallEngine::open(dir.path(), &FjallOptions::default()).expect("opened");
+    long_scans(engine, 3_000);
 }

@@ -298,8 +298,21 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
-/// Keys are short: a plain loop beats a call into memchr.
+/// Keys are short: eight bytes at a time beat a call into memchr.
 #[inline]
 fn key_length(bytes: &[u8]) -> usize {
-    bytes.iter().position(|&byte| byte == 0).expect(BROKEN)
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const TOPS: u64 = 0x8080_8080_8080_8080;
+    let mut at = 0;
+    while let Some(word) = bytes[at..].first_chunk() {
+        let word = u64::from_le_bytes(*word);
+        // The lowest bit is that of the first byte that is zero.
+        let zeros = word.wrapping_sub(ONES) & !word & TOPS;
+        if zeros != 0 {
+            return at + zeros.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    let rest = bytes[at..].iter().position(|&byte| byte == 0);
+    at + rest.expect(BROKEN)
 }

@@ -24,13 +24,15 @@ use query::pipeline::{
     Advance, ChangeStream, Documents, Environment, ScanRequest, SessionsOf, Source,
 };
 use query::sort::Spill;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 pub(crate) struct ShardEnvironment {
     shard: Arc<Shard>,
     /// The command that asks for documents now.
     operation: ArcSwap<Operation>,
+    /// Counts these commands, so that scans look for a new one only if there is one.
+    commands: AtomicU64,
     allow_disk_use: bool,
     /// The time that all scans see; `None` is now.
     at: Option<ClusterTime>,
@@ -52,6 +54,7 @@ impl ShardEnvironment {
         Arc::new_cyclic(|this| Self {
             shard: shard.clone(),
             operation: ArcSwap::new(operation.clone()),
+            commands: AtomicU64::new(0),
             allow_disk_use,
             at,
             settings: shard.parameters.current(),
@@ -69,6 +72,7 @@ impl ShardEnvironment {
     /// From now on another command asks for documents.
     pub(crate) fn run_for(&self, operation: &Arc<Operation>) {
         self.operation.store(operation.clone());
+        self.commands.fetch_add(1, Ordering::Release);
     }
 
     /// Lets go of all snapshots.
@@ -126,7 +130,8 @@ impl Environment for ShardEnvironment {
             at: self.at,
             ..Query::new(request.filter)
         };
-        let operation = self.operation.load();
+        let commands = self.commands.load(Ordering::Acquire);
+        let operation = self.operation.load_full();
         let execution = Execution::new(&self.shard, &collection, query, &operation)?;
         let execution = Arc::new(Mutex::new(execution));
         self.remember(&execution);
@@ -134,6 +139,8 @@ impl Environment for ShardEnvironment {
         Ok(Box::new(CollectionScan {
             execution,
             environment,
+            operation,
+            commands,
             found: None,
         }))
     }
@@ -275,15 +282,22 @@ impl Environment for ShardEnvironment {
 struct CollectionScan {
     execution: Arc<Mutex<Execution>>,
     environment: Arc<ShardEnvironment>,
+    /// The command that asks, as of that count of the environment's.
+    operation: Arc<Operation>,
+    commands: u64,
     found: Option<Found>,
 }
 
 impl Source for CollectionScan {
     fn advance(&mut self) -> Result<Advance, Error> {
-        let operation = self.environment.operation.load();
+        let commands = self.environment.commands.load(Ordering::Acquire);
+        if commands != self.commands {
+            self.operation = self.environment.operation.load_full();
+            self.commands = commands;
+        }
         let mut budget = Budget::unlimited();
         loop {
-            match self.execution.lock().next(&operation, &mut budget)? {
+            match self.execution.lock().next(&self.operation, &mut budget)? {
                 Step::Found(found) => {
                     self.found = Some(found);
                     return Ok(Advance::Document);

@@ -36,7 +36,7 @@ use query::plan::{
 use query::sort::{Sorted, Sorter};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use storage::{IndexEntry, Record, StoredRecord};
+use storage::{IndexEntry, Position, Record, StoredRecord};
 
 /// How many steps go by between two looks at the deadline.
 const STEPS_PER_CHECK: u64 = 128;
@@ -141,6 +141,21 @@ pub(crate) struct BranchStatistics {
     pub(crate) seeks: u64,
 }
 
+impl Statistics {
+    /// Counts a step, unless the budget is used up.
+    fn may_step(&mut self, operation: &Operation, budget: &mut Budget) -> Result<bool, Error> {
+        if budget.steps == 0 {
+            return Ok(false);
+        }
+        budget.steps -= 1;
+        self.steps += 1;
+        if self.steps.is_multiple_of(STEPS_PER_CHECK) {
+            operation.check()?;
+        }
+        Ok(true)
+    }
+}
+
 enum Stage {
     /// Documents go out as they are found.
     Streaming,
@@ -169,7 +184,7 @@ pub(crate) struct Execution {
     made: Option<Box<dyn VirtualSource>>,
     branch: usize,
     /// The last item inside the bounds; becomes `position` when suspended.
-    last: Option<Item>,
+    last: Option<Position>,
     position: Option<Vec<u8>>,
     put_back: Option<Found>,
     /// Nothing was read since the last batch.
@@ -379,7 +394,7 @@ impl Execution {
     pub(crate) fn suspend(&mut self) {
         self.note_scan();
         if let Some(last) = self.last.take() {
-            self.position = Some(last.position().to_vec());
+            self.position = Some(last.as_bytes().to_vec());
         }
         if let Some(found) = self.put_back.take() {
             // A slice of a scan may hold a whole block of the engine's cache.
@@ -493,16 +508,15 @@ impl Execution {
             return self.look_up(key.clone());
         }
         self.resume()?;
+        if matches!(self.planned.plan.access, Access::Records { .. }) && self.made.is_none() {
+            return self.search_records(operation, budget);
+        }
+        let planned = Arc::clone(&self.planned);
         loop {
-            if budget.steps == 0 {
+            if !self.statistics.may_step(operation, budget)? {
                 return Ok(Step::Paused);
             }
-            budget.steps -= 1;
-            self.statistics.steps += 1;
-            if self.statistics.steps.is_multiple_of(STEPS_PER_CHECK) {
-                operation.check()?;
-            }
-            match self.step()? {
+            match self.step(&planned)? {
                 Some(Step::Found(found)) => {
                     self.statistics.matched += 1;
                     return Ok(Step::Found(found));
@@ -538,11 +552,10 @@ impl Execution {
     }
 
     /// Looks at one item of the scan. `None`: not this one.
-    fn step(&mut self) -> Result<Option<Step>, Error> {
-        let planned = Arc::clone(&self.planned);
+    fn step(&mut self, planned: &Planned) -> Result<Option<Step>, Error> {
         match &planned.plan.access {
             Access::Nothing | Access::Id(_) => Ok(Some(Step::Ended)),
-            Access::Records { direction, filter } => self.step_records(*direction, filter),
+            Access::Records { filter, .. } => self.step_made(filter),
             Access::Index(access) => Ok(match self.step_index(access, None)? {
                 IndexStep::Found(found) => Some(Step::Found(found)),
                 IndexStep::NotThis => None,
@@ -552,34 +565,51 @@ impl Execution {
         }
     }
 
-    fn step_records(
+    /// The next document of a scan over records: the path of every full scan, with
+    /// nothing on it that can be done once instead of for each document.
+    fn search_records(
         &mut self,
-        direction: ScanDirection,
-        filter: &Option<Filter>,
-    ) -> Result<Option<Step>, Error> {
-        if let Some(made) = &mut self.made {
-            let Some(document) = made.next(&self.shard)? else {
-                return Ok(Some(Step::Ended));
-            };
-            self.statistics.documents_examined += 1;
-            let matched = matches(filter, document.as_doc())?;
-            return Ok(matched.then_some(Step::Found(Found::Made(document))));
-        }
+        operation: &Operation,
+        budget: &mut Budget,
+    ) -> Result<Step, Error> {
         let space = self.record_space();
+        let Access::Records { direction, filter } = &self.planned.plan.access else {
+            return Ok(Step::Ended);
+        };
         let live = self.live.as_mut().expect(RESUMED);
         let position = self.position.as_deref();
-        let (scan, snapshot) = live.scan(space, None, direction, position)?;
-        match scan.step(snapshot, None)? {
-            Stepped::Inside(Item::Record(record)) => {
-                self.statistics.documents_examined += 1;
-                let matched = matches(filter, Doc::from_validated(record.document()))?;
-                let found = matched.then(|| Step::Found(Found::Record(record.clone())));
-                self.last = Some(Item::Record(record));
-                Ok(found)
+        let (scan, snapshot) = live.scan(space, None, *direction, position)?;
+        loop {
+            if !self.statistics.may_step(operation, budget)? {
+                return Ok(Step::Paused);
             }
-            Stepped::Inside(Item::Entry(_)) | Stepped::Outside => Ok(None),
-            Stepped::Ended => Ok(Some(Step::Ended)),
+            match scan.step(snapshot, None)? {
+                Stepped::Inside(Item::Record(record)) => {
+                    self.statistics.documents_examined += 1;
+                    if matches(filter, Doc::from_validated(record.document()))? {
+                        self.statistics.matched += 1;
+                        self.last = Some(record.position());
+                        return Ok(Step::Found(Found::Record(record)));
+                    }
+                    self.last = Some(record.into_position());
+                }
+                Stepped::Inside(Item::Entry(_)) | Stepped::Outside => {}
+                Stepped::Ended => return Ok(Step::Ended),
+            }
         }
+    }
+
+    /// The next document of a collection that is made up as it is read.
+    fn step_made(&mut self, filter: &Option<Filter>) -> Result<Option<Step>, Error> {
+        let Some(made) = &mut self.made else {
+            return Ok(Some(Step::Ended));
+        };
+        let Some(document) = made.next(&self.shard)? else {
+            return Ok(Some(Step::Ended));
+        };
+        self.statistics.documents_examined += 1;
+        let matched = matches(filter, document.as_doc())?;
+        Ok(matched.then_some(Step::Found(Found::Made(document))))
     }
 
     fn record_space(&self) -> Space {
@@ -656,17 +686,18 @@ impl Execution {
             // What is skipped need not be fetched.
             self.skipped += 1;
             self.statistics.matched += 1;
-            self.last = Some(item);
+            self.last = Some(item.position());
             return Ok(IndexStep::NotThis);
         }
-        let found = match &item {
+        self.last = Some(item.position());
+        let found = match item {
             Item::Record(record) => {
                 self.statistics.documents_examined += u64::from(!access.covered);
                 passes(access, whole, Doc::from_validated(record.document()))?
-                    .then(|| Found::Record(record.clone()))
+                    .then_some(Found::Record(record))
             }
             Item::Entry(entry) if access.covered && one_each => {
-                let document = covered::document(&index.definition, entry)?;
+                let document = covered::document(&index.definition, &entry)?;
                 matches(&access.residual, document.as_doc())?.then_some(Found::Made(document))
             }
             Item::Entry(entry)
@@ -676,7 +707,7 @@ impl Execution {
                     && access.residual.is_some()
                     && !matches(
                         &access.residual,
-                        covered::document(&index.definition, entry)?.as_doc(),
+                        covered::document(&index.definition, &entry)?.as_doc(),
                     )? =>
             {
                 None
@@ -695,7 +726,6 @@ impl Execution {
                 fetched.check(entry, record, &mut self.statistics)?
             }
         };
-        self.last = Some(item);
         Ok(match found {
             Some(found) => IndexStep::Found(found),
             None => IndexStep::NotThis,
@@ -792,7 +822,7 @@ struct Fetch<'a> {
 impl Fetch<'_> {
     fn check(
         &self,
-        entry: &IndexEntry,
+        entry: IndexEntry,
         record: Option<Record>,
         statistics: &mut Statistics,
     ) -> Result<Option<Found>, Error> {
@@ -809,10 +839,7 @@ impl Fetch<'_> {
             statistics.duplicates += 1;
             return Ok(None);
         }
-        Ok(Some(Found::Fetched {
-            entry: entry.clone(),
-            record,
-        }))
+        Ok(Some(Found::Fetched { entry, record }))
     }
 }
 

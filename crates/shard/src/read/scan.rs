@@ -13,7 +13,7 @@ use query::plan::{Check, ScanBounds, ScanDirection};
 use std::ops::Bound;
 use storage::engine::fjall::FjallEngine;
 use storage::store::{IndexScan, PastScan, RecordScan};
-use storage::{Direction, Engine, IndexEntry, KeyRange, StoredRecord};
+use storage::{Direction, Engine, IndexEntry, KeyRange, Position, StoredRecord};
 
 type EngineSnapshot = <FjallEngine as Engine>::Snapshot;
 
@@ -35,9 +35,9 @@ pub(super) enum Item {
 
 impl Item {
     /// Where to go on from.
-    pub(super) fn position(&self) -> &[u8] {
+    pub(super) fn position(&self) -> Position {
         match self {
-            Item::Record(record) => record.key(),
+            Item::Record(record) => record.position(),
             Item::Entry(entry) => entry.position(),
         }
     }

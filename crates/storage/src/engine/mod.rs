@@ -105,6 +105,11 @@ impl WriteBatch {
         self.changes.len()
     }
 
+    /// The keys that change.
+    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.changes.iter().map(|(key, _)| &key[..])
+    }
+
     fn into_changes(self) -> Vec<(Slice, Option<Slice>)> {
         self.changes
     }

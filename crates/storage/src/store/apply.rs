@@ -153,7 +153,10 @@ impl<E: Engine> Store<E> {
             .counters
             .read()
             .prepare(&mut batch, (position, time), &deltas, &dropped);
-        self.shared.commits_begun.fetch_add(1, Ordering::AcqRel);
+        let number = self.shared.commits_begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let subjects = deltas.iter().map(|(subject, _)| *subject);
+        let scanned = batch.keys().filter(|key| layout::is_scanned(key));
+        self.shared.stretches.changing(number, subjects, scanned);
         let changing = || written.all.iter().filter(|written| !written.is_new);
         for written in changing() {
             self.shared.cache.mark_changing(&written.key);
@@ -166,6 +169,9 @@ impl<E: Engine> Store<E> {
         self.shared.commits_finished.fetch_add(1, Ordering::AcqRel);
         self.counters.write().commit(next);
         if !dropped.is_empty() {
+            for subject in &dropped {
+                self.shared.stretches.forget(*subject);
+            }
             self.shared.change_dropped(|all| all.extend(dropped));
         }
         // The time first: who sees the position may ask for a read at its time.

@@ -14,6 +14,7 @@
 //! | --- | --- |
 //! | `apply.rs` | entries into one engine batch |
 //! | `cache.rs` | the record cache and how it stays coherent |
+//! | `stretches.rs`, `pairs.rs` | what long scans read, kept in memory for the next ones |
 //! | `counters.rs` | document counts and sizes, exact after a crash |
 //! | `snapshot.rs`, `past.rs` | scans now, scans in the past |
 //! | `maintain.rs` | history's start, removal of dropped data |
@@ -25,8 +26,10 @@ mod apply;
 mod cache;
 mod counters;
 mod maintain;
+mod pairs;
 mod past;
 mod snapshot;
+mod stretches;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,18 +43,25 @@ pub use apply::{Before, Committed};
 pub use counters::Counter;
 pub use maintain::{HistoryPin, Maintained};
 pub use past::{PastScan, PastSnapshot};
-pub use snapshot::{IndexEntry, IndexScan, MetaScan, Record, RecordScan, Snapshot, StoredRecord};
+pub use snapshot::{
+    IndexEntry, IndexScan, MetaScan, Position, Record, RecordScan, Snapshot, StoredRecord,
+};
 
 use crate::engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice};
 use crate::error::Result;
 use crate::layout::{self, Subject};
 use cache::RecordCache;
 use counters::Counters;
+use stretches::Stretches;
 
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Memory for whole records above the engine. Zero switches the cache off.
     pub record_cache_bytes: u64,
+    /// Memory for what long scans read. Zero keeps nothing.
+    pub stretch_bytes: u64,
+    /// From how many pairs on a scan counts as long.
+    pub long_scan_pairs: u64,
     /// How far back reads at an earlier time may go.
     pub history_window_seconds: u32,
 }
@@ -60,6 +70,8 @@ impl Default for StoreOptions {
     fn default() -> Self {
         Self {
             record_cache_bytes: 64 << 20,
+            stretch_bytes: 32 << 20,
+            long_scan_pairs: 256,
             history_window_seconds: 300,
         }
     }
@@ -81,7 +93,9 @@ pub struct Store<E: Engine> {
 /// What snapshots and pins look at too.
 struct Shared {
     cache: RecordCache,
-    /// Counts batches, from before they touch cache or engine.
+    stretches: Stretches,
+    long_scan_pairs: u64,
+    /// Counts batches, from before they touch caches or engine.
     commits_begun: AtomicU64,
     /// Counts the same batches, when engine and cache have them.
     commits_finished: AtomicU64,
@@ -139,6 +153,8 @@ impl<E: Engine> Store<E> {
             removals: Mutex::default(),
             shared: Arc::new(Shared {
                 cache: RecordCache::new(options.record_cache_bytes),
+                stretches: Stretches::new(options.stretch_bytes),
+                long_scan_pairs: options.long_scan_pairs,
                 commits_begun: AtomicU64::new(0),
                 commits_finished: AtomicU64::new(0),
                 position: AtomicU64::new(position),
@@ -255,6 +271,11 @@ impl<E: Engine> Store<E> {
     /// Bytes of memory that the record cache holds.
     pub fn record_cache_bytes(&self) -> u64 {
         self.shared.cache.weight()
+    }
+
+    /// Bytes of memory that kept stretches hold.
+    pub fn stretch_bytes(&self) -> u64 {
+        self.shared.stretches.memory_bytes()
     }
 
     pub fn engine(&self) -> &E {

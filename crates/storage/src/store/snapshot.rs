@@ -16,6 +16,7 @@ use byteview::ByteView;
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
 
+use super::pairs::{Origin, Pairs};
 use super::past::PastSnapshot;
 use super::{Direction, EngineSnapshot, KeyRange, Shared, Slice};
 use crate::error::{Error, Result};
@@ -86,8 +87,36 @@ impl StoredRecord {
         &self.key[self.prefix..]
     }
 
+    /// The same, to keep.
+    pub fn position(&self) -> Position {
+        Position {
+            key: self.key.clone(),
+            prefix: self.prefix,
+        }
+    }
+
+    pub fn into_position(self) -> Position {
+        Position {
+            key: self.key,
+            prefix: self.prefix,
+        }
+    }
+
     pub fn document(&self) -> &[u8] {
         self.record.document()
+    }
+}
+
+/// Where a scan has come to: a record key, or fields and record key.
+#[derive(Clone, Debug)]
+pub struct Position {
+    key: Slice,
+    prefix: usize,
+}
+
+impl Position {
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.key[self.prefix..]
     }
 }
 
@@ -136,15 +165,24 @@ impl IndexEntry {
     }
 
     /// Fields and record key: the position to go on from.
-    pub fn position(&self) -> &[u8] {
+    pub fn fields_and_record_key(&self) -> &[u8] {
         &self.key[self.prefix..]
+    }
+
+    /// The same, to keep.
+    pub fn position(&self) -> Position {
+        Position {
+            key: self.key.clone(),
+            prefix: self.prefix,
+        }
     }
 }
 
 /// The store as of one moment. Cheap to clone, costly to keep.
 #[derive(Clone)]
 pub struct Snapshot<S: EngineSnapshot> {
-    state: S,
+    /// Shared with the scans over it.
+    state: Arc<S>,
     time: ClusterTime,
     commits_finished: u64,
     dropped: Arc<BTreeSet<Subject>>,
@@ -160,7 +198,7 @@ impl<S: EngineSnapshot> Snapshot<S> {
         shared: Arc<Shared>,
     ) -> Self {
         Self {
-            state,
+            state: Arc::new(state),
             time,
             commits_finished,
             // After the state: what is dropped in between is already gone here.
@@ -206,12 +244,8 @@ impl<S: EngineSnapshot> Snapshot<S> {
         range: KeyRange<'_>,
         direction: Direction,
     ) -> RecordScan<S> {
-        let prefix = layout::records(collection);
-        let gone = self.dropped.contains(&Subject::Collection(collection));
-        RecordScan {
-            prefix: prefix.len(),
-            pairs: (!gone).then(|| scan_within(&self.state, &prefix, range, direction)),
-        }
+        let (prefix, pairs) = self.pairs(Subject::Collection(collection), range, direction);
+        RecordScan { prefix, pairs }
     }
 
     pub fn scan_index(
@@ -220,12 +254,31 @@ impl<S: EngineSnapshot> Snapshot<S> {
         range: KeyRange<'_>,
         direction: Direction,
     ) -> IndexScan<S> {
-        let prefix = layout::index(index);
-        let gone = self.dropped.contains(&Subject::Index(index));
-        IndexScan {
-            prefix: prefix.len(),
-            pairs: (!gone).then(|| scan_within(&self.state, &prefix, range, direction)),
-        }
+        let (prefix, pairs) = self.pairs(Subject::Index(index), range, direction);
+        IndexScan { prefix, pairs }
+    }
+
+    /// The length of the subject's prefix, and its pairs.
+    fn pairs(
+        &self,
+        subject: Subject,
+        range: KeyRange<'_>,
+        direction: Direction,
+    ) -> (usize, Pairs<S>) {
+        let prefix = layout::all_of(subject);
+        let pairs = if self.dropped.contains(&subject) {
+            Pairs::none()
+        } else {
+            let bounds = bounds_within(&prefix, range);
+            let origin = Origin {
+                state: Arc::clone(&self.state),
+                commits_finished: self.commits_finished,
+                shared: Arc::clone(&self.shared),
+                subject,
+            };
+            Pairs::new(origin, bounds, direction)
+        };
+        (prefix.len(), pairs)
     }
 
     /// The first entry whose fields and record key begin with `fields`: with
@@ -282,7 +335,7 @@ impl<S: EngineSnapshot> Snapshot<S> {
     /// The shard's documents whose keys begin with `prefix`, in key order.
     pub fn scan_meta(&self, prefix: &[u8]) -> MetaScan<S> {
         MetaScan {
-            pairs: scan_prefix(&self.state, &layout::document(prefix)),
+            pairs: scan_prefix(&*self.state, &layout::document(prefix)),
         }
     }
 
@@ -319,6 +372,16 @@ pub(super) fn scan_within<S: EngineSnapshot>(
     range: KeyRange<'_>,
     direction: Direction,
 ) -> S::Scan {
+    let (low, high) = bounds_within(prefix, range);
+    let range = KeyRange::new(
+        low.as_ref().map(Vec::as_slice),
+        high.as_ref().map(Vec::as_slice),
+    );
+    state.scan(range, direction)
+}
+
+/// The bounds of that part as stored keys.
+fn bounds_within(prefix: &[u8], range: KeyRange<'_>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     let below = |rest: &[u8]| {
         let mut key = Vec::with_capacity(prefix.len() + rest.len());
         key.extend_from_slice(prefix);
@@ -351,24 +414,20 @@ pub(super) fn scan_within<S: EngineSnapshot>(
             None => Bound::Unbounded,
         },
     };
-    let range = KeyRange::new(
-        low.as_ref().map(Vec::as_slice),
-        high.as_ref().map(Vec::as_slice),
-    );
-    state.scan(range, direction)
+    (low, high)
 }
 
 /// Records in record-key order.
 pub struct RecordScan<S: EngineSnapshot> {
     prefix: usize,
-    pairs: Option<S::Scan>,
+    pairs: Pairs<S>,
 }
 
 impl<S: EngineSnapshot> Iterator for RecordScan<S> {
     type Item = Result<StoredRecord>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let pair = self.pairs.as_mut()?.next()?;
+        let pair = self.pairs.next()?;
         Some(pair.and_then(|(key, value)| {
             Ok(StoredRecord {
                 key,
@@ -382,14 +441,14 @@ impl<S: EngineSnapshot> Iterator for RecordScan<S> {
 /// Index entries in index order.
 pub struct IndexScan<S: EngineSnapshot> {
     prefix: usize,
-    pairs: Option<S::Scan>,
+    pairs: Pairs<S>,
 }
 
 impl<S: EngineSnapshot> Iterator for IndexScan<S> {
     type Item = Result<IndexEntry>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let pair = self.pairs.as_mut()?.next()?;
+        let pair = self.pairs.next()?;
         Some(pair.and_then(|(key, value)| IndexEntry::from_stored(key, value, self.prefix)))
     }
 }

@@ -1,0 +1,292 @@
+//! Stretches: consecutive pairs as long scans read them, packed and kept in memory.
+//!
+//! The engine merges memtables and tables for each pair that a scan asks for. Who reads
+//! the same hundred thousand documents again should not pay for that again: a scan that
+//! is long enough packs what it reads, 64 KiB at a time, and later scans walk over that.
+//!
+//! ```text
+//!   stored keys   ──────[ stretch )[ stretch )···· gap ····[ stretch )──────
+//!                       from     to = from      filled by the next long scan
+//! ```
+//!
+//! A stretch says of an interval of stored keys exactly which pairs lie in it. The
+//! intervals never overlap.
+//!
+//! Coherence. Batches are counted. A stretch belongs to the number of batches that were
+//! finished before its scan's snapshot was taken:
+//!
+//! ```text
+//!  writer   count the batch as begun ─► note its subjects, forget stretches around its keys
+//!           ─► engine commit ─► count it as finished
+//!  builder  keeps a stretch only if no batch with its subject has begun since its snapshot
+//!  reader   takes a stretch only if its snapshot is not older than the stretch's
+//! ```
+//!
+//! So while a stretch is found, nothing inside it has changed since it was read, and the
+//! reader's snapshot lies in that time. A snapshot that is older than a stretch asks the
+//! engine.
+//!
+//! Room. What is kept is bounded. When all of it is used, one in a few new stretches
+//! takes the place of an old one, in key order: a scan over more than fits then still
+//! finds most of what is kept, where replacing the oldest would find nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use byteview::ByteView;
+use parking_lot::RwLock;
+
+use crate::engine::Pair;
+use crate::layout::{self, Subject};
+
+/// Of this many new stretches one replaces others when there is no room.
+const REPLACED_ONE_IN: u32 = 16;
+
+/// The pairs of an interval of stored keys.
+pub(super) struct Stretch {
+    /// Where the interval ends, excluded.
+    to: Box<[u8]>,
+    /// Keys and values in turn.
+    bytes: ByteView,
+    /// Where each key and each value begins in `bytes`, and the end of the last value.
+    places: Box<[u32]>,
+    /// The batches that were finished when this was read.
+    commits_finished: u64,
+}
+
+impl Stretch {
+    pub fn new(to: &[u8], pairs: &[Pair], commits_finished: u64) -> Self {
+        let length = pairs.iter().map(|(key, value)| key.len() + value.len());
+        let mut bytes = Vec::with_capacity(length.sum());
+        let mut places = Vec::with_capacity(pairs.len() * 2 + 1);
+        for part in pairs.iter().flat_map(|(key, value)| [key, value]) {
+            places.push(bytes.len() as u32);
+            bytes.extend_from_slice(part);
+        }
+        places.push(bytes.len() as u32);
+        Self {
+            to: to.into(),
+            bytes: ByteView::new(&bytes),
+            places: places.into(),
+            commits_finished,
+        }
+    }
+
+    pub fn to(&self) -> &[u8] {
+        &self.to
+    }
+
+    pub fn len(&self) -> usize {
+        self.places.len() / 2
+    }
+
+    fn key(&self, at: usize) -> &[u8] {
+        &self.bytes[self.places[2 * at] as usize..self.places[2 * at + 1] as usize]
+    }
+
+    pub fn pair(&self, at: usize) -> Pair {
+        let [key, value, end] = [0, 1, 2].map(|part| self.places[2 * at + part] as usize);
+        (
+            self.bytes.slice(key..value).into(),
+            self.bytes.slice(value..end).into(),
+        )
+    }
+
+    /// How many pairs lie before `key`.
+    pub fn before(&self, key: &[u8]) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            if self.key(middle) < key {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        (self.bytes.len() + self.places.len() * 4 + self.to.len() * 2 + 128) as u64
+    }
+}
+
+/// What is known around a key.
+pub(super) enum Around {
+    /// The key lies in this stretch.
+    Inside(Arc<Stretch>),
+    /// It lies in none; the next one begins here.
+    Before(Option<Box<[u8]>>),
+    /// It lies in one that is newer than the reader's snapshot.
+    Newer,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// By where they begin.
+    stretches: BTreeMap<Box<[u8]>, Arc<Stretch>>,
+    memory_bytes: u64,
+    /// The number of the last batch with this subject.
+    last_batch: HashMap<Subject, u64, foldhash::fast::RandomState>,
+    /// New ones since one was replaced.
+    refused: u32,
+    /// Where the search for the next one to be replaced begins.
+    hand: Box<[u8]>,
+}
+
+impl Kept {
+    /// The stretch that a key lies in, and where that begins.
+    fn around(&self, key: &[u8]) -> Option<(&[u8], &Arc<Stretch>)> {
+        let reach = (Bound::Unbounded, Bound::Included(key));
+        let (from, stretch) = self.stretches.range::<[u8], _>(reach).next_back()?;
+        (key < &stretch.to[..]).then_some((&from[..], stretch))
+    }
+
+    fn remove(&mut self, from: &[u8]) {
+        if let Some(stretch) = self.stretches.remove(from) {
+            self.memory_bytes -= stretch.memory_bytes();
+        }
+    }
+
+    /// Makes room for so many bytes; false if there is none for now.
+    fn make_room(&mut self, bytes: u64, capacity_bytes: u64) -> bool {
+        if self.memory_bytes + bytes <= capacity_bytes {
+            return true;
+        }
+        self.refused += 1;
+        if self.refused < REPLACED_ONE_IN || bytes > capacity_bytes {
+            return false;
+        }
+        self.refused = 0;
+        while self.memory_bytes + bytes > capacity_bytes {
+            let reach = (Bound::Excluded(&self.hand[..]), Bound::Unbounded);
+            let next = self.stretches.range::<[u8], _>(reach).next();
+            match next.or_else(|| self.stretches.first_key_value()) {
+                Some((from, _)) => self.hand = from.clone(),
+                None => return false,
+            }
+            let from = self.hand.clone();
+            self.remove(&from);
+        }
+        true
+    }
+}
+
+pub(super) struct Stretches {
+    capacity_bytes: u64,
+    kept: RwLock<Kept>,
+    /// Spares short scans and loads the lock.
+    is_empty: AtomicBool,
+}
+
+impl Stretches {
+    /// Zero keeps none.
+    pub fn new(capacity_bytes: u64) -> Self {
+        Self {
+            capacity_bytes,
+            kept: RwLock::default(),
+            is_empty: AtomicBool::new(true),
+        }
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.capacity_bytes == 0
+    }
+
+    pub fn memory_bytes(&self) -> u64 {
+        self.kept.read().memory_bytes
+    }
+
+    /// For a reader whose snapshot was taken after so many batches.
+    pub fn around(&self, key: &[u8], commits_finished: u64) -> Around {
+        if self.is_empty.load(Ordering::Acquire) {
+            return Around::Before(None);
+        }
+        let kept = self.kept.read();
+        match kept.around(key) {
+            Some((_, stretch)) if stretch.commits_finished <= commits_finished => {
+                Around::Inside(Arc::clone(stretch))
+            }
+            Some(_) => Around::Newer,
+            None => {
+                let reach = (Bound::Excluded(key), Bound::Unbounded);
+                let next = kept.stretches.range::<[u8], _>(reach).next();
+                Around::Before(next.map(|(from, _)| from.clone()))
+            }
+        }
+    }
+
+    /// Keeps a stretch, if it is still what the store holds and there is room.
+    pub fn keep(&self, subject: Subject, from: &[u8], stretch: Stretch) {
+        let mut kept = self.kept.write();
+        let last_batch = kept.last_batch.get(&subject).copied().unwrap_or(0);
+        if last_batch > stretch.commits_finished {
+            return;
+        }
+        // Another scan may have been here meanwhile.
+        let reach = (Bound::Included(from), Bound::Excluded(&stretch.to[..]));
+        let overlaps = from >= &stretch.to[..]
+            || kept.around(from).is_some()
+            || kept.stretches.range::<[u8], _>(reach).next().is_some();
+        let bytes = stretch.memory_bytes();
+        if overlaps || !kept.make_room(bytes, self.capacity_bytes) {
+            return;
+        }
+        kept.memory_bytes += bytes;
+        kept.stretches.insert(from.into(), Arc::new(stretch));
+        self.is_empty.store(false, Ordering::Release);
+    }
+
+    /// Before the commit of the batch with this number.
+    pub fn changing<'a>(
+        &self,
+        number: u64,
+        subjects: impl Iterator<Item = Subject>,
+        keys: impl Iterator<Item = &'a [u8]>,
+    ) {
+        if self.is_off() {
+            return;
+        }
+        let mut kept = self.kept.write();
+        for subject in subjects {
+            kept.last_batch.insert(subject, number);
+        }
+        if kept.stretches.is_empty() {
+            return;
+        }
+        for key in keys {
+            let around = kept.around(key).map(|(from, _)| Box::<[u8]>::from(from));
+            if let Some(from) = around {
+                kept.remove(&from);
+            }
+        }
+        self.note_emptiness(&kept);
+    }
+
+    /// Frees what belongs to something dropped, which nobody will ask for any more.
+    pub fn forget(&self, subject: Subject) {
+        let prefix = layout::all_of(subject);
+        let mut kept = self.kept.write();
+        // Nothing is kept from now on. The entry stays: an old snapshot must not keep
+        // what a batch has changed that nobody remembers.
+        kept.last_batch.insert(subject, u64::MAX);
+        let reach = (Bound::Included(&prefix[..]), Bound::Unbounded);
+        let gone: Vec<Box<[u8]>> = kept
+            .stretches
+            .range::<[u8], _>(reach)
+            .map(|(from, _)| from.clone())
+            .take_while(|from| from.starts_with(&prefix))
+            .collect();
+        for from in gone {
+            kept.remove(&from);
+        }
+        self.note_emptiness(&kept);
+    }
+
+    fn note_emptiness(&self, kept: &Kept) {
+        self.is_empty
+            .store(kept.stretches.is_empty(), Ordering::Release);
+    }
+}
