@@ -347,7 +347,7 @@ impl<S: EngineSnapshot> Snapshot<S> {
         direction: Direction,
     ) -> MetaScan<S> {
         MetaScan {
-            pairs: scan_within(&self.state, &layout::document(prefix), range, direction),
+            pairs: scan_within(&*self.state, &layout::document(prefix), range, direction),
         }
     }
 
