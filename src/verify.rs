@@ -17,9 +17,10 @@ use std::time::Duration;
 use verifier::cluster::parse_filter;
 use verifier::compare::Comparison;
 use verifier::namespace::{Mapping, Pattern, Selection};
+use verifier::reading::hash_of_key_string;
 use verifier::settings::{
-    DEFAULT_DESCRIBED_MAX, DEFAULT_PARTITION_BYTES, DEFAULT_WORKERS, parse_read_concern,
-    parse_read_preference,
+    DEFAULT_DESCRIBED_MAX, DEFAULT_PARTITION_BYTES, DEFAULT_WORKERS, Partitioning,
+    parse_read_concern, parse_read_preference,
 };
 use verifier::{Control, Display, Place, Settings, Writes};
 
@@ -65,6 +66,15 @@ pub struct VerifyOptions {
     /// Let fields come in another order
     #[arg(long)]
     pub ignore_field_order: bool,
+
+    /// How collections are cut: id (along the index on _id) or natural (by record id on the
+    /// source, for collections whose _ids are not in the order of insertion) [default: id]
+    #[arg(long, value_name = "WAY")]
+    pub partition_by: Option<String>,
+
+    /// Compare hashes that the servers make of documents, to save network
+    #[arg(long)]
+    pub hash: bool,
 
     /// Partitions that are compared at the same time [default: 4]
     #[arg(long, value_name = "N")]
@@ -230,6 +240,8 @@ impl VerifyOptions {
             map: list(self.map, file.map),
             filter: self.filter.or(file.filter),
             ignore_field_order: self.ignore_field_order || file.ignore_field_order,
+            partition_by: self.partition_by.or(file.partition_by),
+            hash: self.hash || file.hash,
             workers: self.workers.or(file.workers),
             partition_mb: self.partition_mb.or(file.partition_mb),
             read_preference: self.read_preference.or(file.read_preference),
@@ -274,6 +286,12 @@ impl VerifyOptions {
             true => Comparison::IgnoreFieldOrder,
             false => Comparison::Bytes,
         };
+        settings.partitioning = match self.partition_by.as_deref() {
+            None | Some("id") => Partitioning::Id,
+            Some("natural") => Partitioning::Natural,
+            Some(other) => bail!("partition-by is {other:?}, but it must be id or natural"),
+        };
+        settings.hash = self.hash.then(hash_of_key_string);
         settings.workers = self.workers.unwrap_or(DEFAULT_WORKERS);
         settings.partition_bytes =
             bytes("partition-mb", self.partition_mb)?.unwrap_or(DEFAULT_PARTITION_BYTES);
@@ -396,6 +414,7 @@ mod tests {
             ("max_mb_per_second = -1.0", "greater than zero"),
             ("read_preference = 'best'", "secondaryPreferred"),
             ("read_concern = 'best'", "majority"),
+            ("partition_by = 'size'", "id or natural"),
             ("state = 'a'\nmeta = 'b'", "give one"),
             ("generation_pause = -1.0", "generation-pause"),
         ];

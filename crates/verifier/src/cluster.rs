@@ -4,20 +4,20 @@
 //! a filter must carry the exact bytes of a bound. The driver does not retry such commands: whoever
 //! runs a task runs it again.
 
-use crate::element::{Malformed, Writer};
 use crate::error::VerifyError;
-use crate::merge::{Batch, Side};
+use crate::merge::Side;
 use crate::metadata::CollectionEntry;
 use crate::namespace::Namespace;
 use crate::range_query::AcrossTypes;
 use crate::settings::Settings;
 use crate::time::Watermark;
 use crate::topology::Topology;
-use bson::{Document, RawDocumentBuf, doc};
+use bson::{Document, doc};
 use futures_util::StreamExt;
 use mongodb::Client;
-use mongodb::options::{ClientOptions, ReadConcernLevel, ReadPreference, SelectionCriteria};
-use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
+use mongodb::options::{
+    ClientOptions, ReadConcernLevel, ReadPreference, SelectionCriteria, ServerAddress,
+};
 use std::sync::Arc;
 
 const NAMESPACE_NOT_FOUND: i32 = 26;
@@ -33,12 +33,16 @@ pub struct Cluster {
     pub address: String,
     pub across_types: AcrossTypes,
     pub has_sample_rate: bool,
+    /// Whether a scan can start at a record that is no longer there.
+    pub has_start_at: bool,
     pub topology: Topology,
     /// What every read waits for: nothing older is ever seen.
     pub reads_after: Arc<Watermark>,
     pub(crate) client: Client,
-    reads_from: SelectionCriteria,
-    read_concern: String,
+    pub(crate) reads_from: SelectionCriteria,
+    pub(crate) read_concern: String,
+    /// As connected with, for a connection to one of its nodes.
+    options: ClientOptions,
 }
 
 /// About how large a collection is.
@@ -53,34 +57,6 @@ impl CollectionSize {
     pub fn batch_documents(self) -> u64 {
         let average = self.bytes / self.documents.max(1);
         (BATCH_BYTES / average.max(1)).clamp(1, BATCH_DOCUMENTS_MAX)
-    }
-}
-
-/// A reply that is held while its documents are looked at.
-struct Reply(RawBatch);
-
-impl AsRef<[u8]> for Reply {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_raw_document().as_bytes()
-    }
-}
-
-/// The batches of a running query.
-pub struct Documents {
-    cluster: Cluster,
-    action: String,
-    cursor: RawBatchCursor,
-}
-
-impl Documents {
-    pub async fn next(&mut self) -> Result<Option<Batch>, VerifyError> {
-        match self.cursor.next().await {
-            None => Ok(None),
-            Some(Err(error)) => Err(self.cluster.failed(&self.action, &error)),
-            Some(Ok(reply)) => Batch::of_reply(Box::new(Reply(reply)))
-                .map(Some)
-                .map_err(|Malformed| self.cluster.malformed(&self.action)),
-        }
     }
 }
 
@@ -125,37 +101,54 @@ impl Cluster {
             .clone()
             .or_else(|| options.selection_criteria.clone())
             .unwrap_or(SelectionCriteria::ReadPreference(ReadPreference::Primary));
-        let client = Client::with_options(options)
+        let client = Client::with_options(options.clone())
             .map_err(|error| VerifyError::of_driver(side, &shown, "connect", &error))?;
         let mut cluster = Cluster {
             side,
             address: shown,
             across_types: AcrossTypes::Expression,
             has_sample_rate: true,
+            has_start_at: false,
             topology: Topology::Standalone,
             reads_after: Arc::default(),
             client,
             reads_from,
             read_concern,
+            options,
         };
         let version = cluster.version().await?;
-        cluster.across_types = settings.across_types.unwrap_or(match version >= (5, 0) {
+        cluster.across_types = settings.across_types.unwrap_or(match version >= [5, 0, 0] {
             true => AcrossTypes::Expression,
             false => AcrossTypes::Join,
         });
-        cluster.has_sample_rate = settings.has_sample_rate.unwrap_or(version >= (4, 4));
+        cluster.has_sample_rate = settings.has_sample_rate.unwrap_or(version >= [4, 4, 0]);
+        cluster.has_start_at = version >= [8, 0, 14] || ([7, 0, 26]..[8, 0, 0]).contains(&version);
         cluster.topology = cluster.ask_topology().await?;
         Ok(cluster)
     }
 
-    async fn version(&self) -> Result<(i64, i64), VerifyError> {
+    async fn version(&self) -> Result<[i64; 3], VerifyError> {
         let action = "tell its version";
         let reply = self.command("admin", doc! {"buildInfo": 1}, action).await?;
         let parts = reply
             .get_array("versionArray")
             .map_err(|_| self.malformed(action))?;
         let part = |position: usize| parts.get(position).and_then(whole_number).unwrap_or(0);
-        Ok((part(0), part(1)))
+        Ok([part(0), part(1), part(2)])
+    }
+
+    /// A connection to one node of the cluster, for what only that node knows.
+    pub fn node(&self, host: &str) -> Result<Cluster, VerifyError> {
+        let wrong = |error| self.failed("connect to one node", &error);
+        let mut options = self.options.clone();
+        options.hosts = vec![ServerAddress::parse(host).map_err(wrong)?];
+        options.direct_connection = Some(true);
+        options.repl_set_name = None;
+        Ok(Cluster {
+            client: Client::with_options(options).map_err(wrong)?,
+            address: host.to_owned(),
+            ..self.clone()
+        })
     }
 
     /// The databases' names.
@@ -218,101 +211,6 @@ impl Cluster {
         })
     }
 
-    /// Documents in order of `_id`.
-    pub async fn find_sorted(
-        &self,
-        namespace: &Namespace,
-        filter: &[u8],
-        batch_documents: u64,
-    ) -> Result<Documents, VerifyError> {
-        let mut sort = Writer::new();
-        sort.int32("_id", 1);
-        let mut command = Writer::new();
-        command
-            .text("find", &namespace.collection)
-            .document("filter", filter)
-            .document("sort", &sort.finish())
-            .int32(
-                "batchSize",
-                i32::try_from(batch_documents).unwrap_or(i32::MAX),
-            );
-        // Without an index on `_id` (old capped collections) the sort may need a disk.
-        if self.has_sample_rate {
-            command.boolean("allowDiskUse", true);
-        }
-        let action = format!("read {namespace}");
-        self.query(namespace, command, batch_documents, action)
-            .await
-    }
-
-    /// Documents in any order.
-    pub async fn find(
-        &self,
-        namespace: &Namespace,
-        filter: &[u8],
-    ) -> Result<Documents, VerifyError> {
-        let mut command = Writer::new();
-        command
-            .text("find", &namespace.collection)
-            .document("filter", filter);
-        let action = format!("look up documents of {namespace}");
-        self.query(namespace, command, 0, action).await
-    }
-
-    /// Runs a pipeline whose results are `{_id: …}`.
-    pub async fn aggregate(
-        &self,
-        namespace: &Namespace,
-        stages: &[Document],
-    ) -> Result<Documents, VerifyError> {
-        let action = format!("sample {namespace}");
-        let stages: Result<Vec<Vec<u8>>, _> = stages.iter().map(Document::to_vec).collect();
-        let stages = stages.map_err(|_| self.malformed(&action))?;
-        let mut command = Writer::new();
-        command
-            .text("aggregate", &namespace.collection)
-            .documents("pipeline", &stages)
-            .document("cursor", &Writer::new().finish())
-            .boolean("allowDiskUse", true);
-        self.query(namespace, command, 0, action).await
-    }
-
-    async fn query(
-        &self,
-        namespace: &Namespace,
-        mut command: Writer,
-        batch_documents: u64,
-        action: String,
-    ) -> Result<Documents, VerifyError> {
-        let mut concern = Writer::new();
-        concern.text("level", &self.read_concern);
-        // The other levels do not take a time.
-        if let (Some(time), "majority" | "local") =
-            (self.reads_after.get(), self.read_concern.as_str())
-        {
-            concern.timestamp("afterClusterTime", time.timestamp());
-        }
-        command.document("readConcern", &concern.finish());
-        let command = RawDocumentBuf::from_bytes(command.finish())
-            .expect("what the writer wrote is a document");
-        let database = self.client.database(&namespace.database);
-        let mut request = database
-            .run_raw_cursor_command(command)
-            .selection_criteria(self.reads_from.clone());
-        if batch_documents > 0 {
-            request = request.batch_size(u32::try_from(batch_documents).unwrap_or(u32::MAX));
-        }
-        let cursor = request
-            .batch()
-            .await
-            .map_err(|error| self.failed(&action, &error))?;
-        Ok(Documents {
-            cluster: self.clone(),
-            action,
-            cursor,
-        })
-    }
-
     pub(crate) async fn command(
         &self,
         database: &str,
@@ -328,7 +226,7 @@ impl Cluster {
     }
 
     /// All results of a command that answers with a cursor; none if the collection is gone.
-    async fn drain(
+    pub(crate) async fn drain(
         &self,
         database: &str,
         command: Document,
@@ -390,7 +288,7 @@ fn level_name(level: &ReadConcernLevel) -> String {
     .to_owned()
 }
 
-fn code_of(error: &mongodb::error::Error) -> Option<i32> {
+pub(crate) fn code_of(error: &mongodb::error::Error) -> Option<i32> {
     match error.kind.as_ref() {
         mongodb::error::ErrorKind::Command(command) => Some(command.code),
         _ => None,

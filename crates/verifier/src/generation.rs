@@ -15,7 +15,7 @@ use crate::collections::Records;
 use crate::element::Value;
 use crate::error::VerifyError;
 use crate::namespace::Namespace;
-use crate::partition::{Partition, Sampling, sampling};
+use crate::partition::{Sampling, sampling};
 use crate::plan::Plan;
 use crate::record::{CollectionRecord, Part, Recheck, TaskRecord, decode, put, queue_prefix};
 use crate::record::{task_key, task_prefix};
@@ -64,9 +64,22 @@ impl Pairs {
         }
     }
 
-    pub fn get(&self, name: &str) -> Option<&Arc<Pair>> {
+    fn any(&self, name: &str) -> Option<&Arc<Pair>> {
         self.by_name.get(name)
     }
+
+    /// The pair whose documents are looked up by `_id`, which measurements are not.
+    fn get(&self, name: &str) -> Option<&Arc<Pair>> {
+        self.any(name).filter(|pair| pair.has_ids)
+    }
+}
+
+/// A collection of which something is left to scan.
+struct Open {
+    pair: Arc<Pair>,
+    record: CollectionRecord,
+    pairing: Pairing,
+    sampling: Sampling,
 }
 
 async fn open_pair(shared: &Shared, pairing: &Pairing, collection: u32) -> Pair {
@@ -81,6 +94,7 @@ async fn open_pair(shared: &Shared, pairing: &Pairing, collection: u32) -> Pair 
         destination: pairing.destination.clone(),
         size,
         collection,
+        has_ids: pairing.time_field.is_none(),
         tally: shared
             .tally
             .open(pairing.source.to_string(), size.documents),
@@ -95,21 +109,28 @@ impl Shared {
         survey: &Survey,
         records: &Records,
         pairs: &mut Pairs,
+        last: bool,
     ) -> Result<bool, VerifyError> {
-        let open: Vec<(Arc<Pair>, CollectionRecord, Sampling)> = survey
+        let open: Vec<Open> = survey
             .pairs
             .iter()
+            // What cannot be followed by changes is compared when there are no more.
+            .filter(|pairing| last || pairing.time_field.is_none())
             .filter_map(|pairing| {
                 let (number, record) = records.get(&pairing.source.to_string())?;
-                let pair = pairs.get(&pairing.source.to_string())?.clone();
-                let sampling = self.sampling(&pair.size, pairing.sorted_alike);
-                (!pairs.finished.contains(number)).then(|| (pair, record.clone(), sampling))
+                let pair = pairs.any(&pairing.source.to_string())?.clone();
+                (!pairs.finished.contains(number)).then(|| Open {
+                    sampling: self.sampling(&pair.size, pairing.sorted_alike),
+                    pair,
+                    record: record.clone(),
+                    pairing: pairing.clone(),
+                })
             })
             .collect();
         if open.is_empty() {
             return Ok(false);
         }
-        let numbers: Vec<u32> = open.iter().map(|(pair, _, _)| pair.collection).collect();
+        let numbers: Vec<u32> = open.iter().map(|one| one.pair.collection).collect();
         let (tasks, waiting) = mpsc::channel(TASKS_WAITING_MAX);
         let waiting = Arc::new(AsyncMutex::new(waiting));
         let mut running = JoinSet::new();
@@ -167,12 +188,12 @@ impl Shared {
         }
     }
 
-    /// Hands out the open tasks of a collection; returns where they end, and the next number.
+    /// Hands out the open tasks of a collection; returns the last of all, and the next number.
     async fn hand_out(
         &self,
         pair: &Arc<Pair>,
         tasks: &mpsc::Sender<Task>,
-    ) -> Result<(Option<Value>, u32), VerifyError> {
+    ) -> Result<(Option<Part>, u32), VerifyError> {
         let mut end = None;
         let mut number = 0;
         let mut after: Option<Vec<u8>> = None;
@@ -185,15 +206,14 @@ impl Shared {
             after = Some(last.clone());
             for (_, bytes) in &page {
                 let record: TaskRecord = decode(bytes)?;
-                let Part::Range { lower, upper } = record.part;
-                end = upper.clone();
+                end = Some(record.part.clone());
                 if record.counts.is_none() {
                     pair.tally.task_opened();
                     self.status.tasks_open.fetch_add(1, Ordering::Relaxed);
                     let task = Task {
                         pair: pair.clone(),
                         number,
-                        partition: Partition::between(lower, upper),
+                        part: record.part,
                     };
                     // As in `Plan`: closed only when all workers are gone.
                     let _ = tasks.send(task).await;
@@ -318,17 +338,20 @@ impl Shared {
 
 async fn feed(
     shared: Arc<Shared>,
-    open: Vec<(Arc<Pair>, CollectionRecord, Sampling)>,
+    open: Vec<Open>,
     tasks: mpsc::Sender<Task>,
 ) -> Result<bool, VerifyError> {
-    for (pair, record, sampling) in open {
-        let (lower, next_task) = shared.hand_out(&pair, &tasks).await?;
-        if !record.planned {
+    for one in open {
+        let pair = one.pair;
+        let (last, next_task) = shared.hand_out(&pair, &tasks).await?;
+        if !one.record.planned {
             let plan = Plan {
                 pair: pair.clone(),
-                record,
-                sampling,
-                lower,
+                record: one.record,
+                sampling: one.sampling,
+                is_clustered: one.pairing.is_clustered,
+                time_field: one.pairing.time_field,
+                last,
                 next_task,
             };
             plan.run(&shared, &tasks).await?;
@@ -351,10 +374,7 @@ async fn work(
         match ended {
             Ok(counts) => {
                 let record = TaskRecord {
-                    part: Part::Range {
-                        lower: task.partition.lower().cloned(),
-                        upper: task.partition.upper().cloned(),
-                    },
+                    part: task.part.clone(),
                     counts: Some(counts),
                 };
                 let key = task_key(task.pair.collection, task.number);

@@ -7,10 +7,11 @@
 //!
 //! ```text
 //! pure                                        shells
-//! element      BSON as slices                 cluster, topology  connections and requests
+//! element      BSON as slices                 cluster, topology, reading  connections and requests
 //! order        groups of types, a hint        store, record      what outlives the process
-//! partition    cutting the order of _id       survey             what both sides have
+//! partition    cutting the order of _id       survey, sharding   what both sides have
 //! range_query  filters for a partition        plan, scan         tasks: two readers, one comparator
+//!                                             natural, series    tasks of other kinds
 //! merge        the comparator                 recheck            documents looked up by _id
 //! compare      same or not, verdicts          follow, queue      changes, and what they lead to
 //! difference   paths and values for people    ledger             documents that differ
@@ -25,8 +26,7 @@
 //! While clusters are written, changes of both sides are followed and looked at again; why nothing
 //! slips through is in `run`.
 //!
-//! Left out so far: partitioning by record id, comparison by hash on the server, documents of time
-//! series collections, and shard keys. What is asked for
+//! Left out: tailing oplogs instead of change streams, users and roles. What is asked for
 //! and cannot be compared makes the outcome *unknown*, never *equal*.
 
 mod api;
@@ -44,6 +44,7 @@ mod ledger;
 pub mod merge;
 pub mod metadata;
 pub mod namespace;
+mod natural;
 pub mod order;
 mod pace;
 pub mod partition;
@@ -51,12 +52,15 @@ mod plan;
 mod progress;
 mod queue;
 pub mod range_query;
+pub mod reading;
 mod recheck;
 pub mod record;
 pub mod report;
 mod run;
 mod scan;
+mod series;
 pub mod settings;
+mod sharding;
 pub mod status;
 pub mod store;
 mod survey;

@@ -50,12 +50,12 @@ impl std::fmt::Display for Side {
 /// Documents that arrived together.
 pub struct Batch {
     /// The whole reply, held rather than copied.
-    reply: Box<dyn AsRef<[u8]> + Send>,
+    reply: Box<dyn AsRef<[u8]> + Send + Sync>,
     documents: Vec<Range<usize>>,
 }
 
 impl Batch {
-    pub fn of_reply(reply: Box<dyn AsRef<[u8]> + Send>) -> Result<Batch, Malformed> {
+    pub fn of_reply(reply: Box<dyn AsRef<[u8]> + Send + Sync>) -> Result<Batch, Malformed> {
         let documents = documents_of_reply((*reply).as_ref())?;
         Ok(Batch { reply, documents })
     }
@@ -77,7 +77,22 @@ impl Batch {
         self.documents.is_empty()
     }
 
-    fn get(&self, position: usize) -> Option<&[u8]> {
+    /// Documents of our own making.
+    pub fn of_documents(documents: &[Vec<u8>]) -> Batch {
+        let mut end = 0;
+        let ranges = documents.iter().map(|document| {
+            let start = end;
+            end += document.len();
+            start..end
+        });
+        let documents_at = ranges.collect();
+        Batch {
+            reply: Box::new(documents.concat()),
+            documents: documents_at,
+        }
+    }
+
+    pub fn get(&self, position: usize) -> Option<&[u8]> {
         let range = self.documents.get(position)?;
         Some(&(*self.reply).as_ref()[range.clone()])
     }

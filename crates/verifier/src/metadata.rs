@@ -26,6 +26,16 @@ impl CollectionEntry {
         self.options.get_bool("capped").unwrap_or(false)
     }
 
+    pub fn is_clustered(&self) -> bool {
+        self.options.contains_key("clusteredIndex")
+    }
+
+    /// The field that a time series is ordered by.
+    pub fn time_field(&self) -> Option<&str> {
+        let series = self.options.get_document("timeseries").ok()?;
+        series.get_str("timeField").ok()
+    }
+
     /// The collation that sorts the collection's `_id`s; None is by bytes.
     pub fn collation(&self) -> Option<&Document> {
         self.options.get_document("collation").ok()
@@ -146,7 +156,7 @@ fn default_of(name: &str) -> Option<Bson> {
     }
 }
 
-fn same_setting(one: &Bson, other: &Bson) -> bool {
+pub(crate) fn same_setting(one: &Bson, other: &Bson) -> bool {
     match (one, other) {
         (Bson::Document(one), Bson::Document(other)) => {
             one.len() == other.len()
@@ -181,7 +191,7 @@ fn number(value: &Bson) -> Option<f64> {
     }
 }
 
-fn show(value: &Bson) -> String {
+pub(crate) fn show(value: &Bson) -> String {
     value.clone().into_relaxed_extjson().to_string()
 }
 

@@ -5,13 +5,13 @@
 //! if it fails, whatever is left becomes one partition, and nothing is skipped. A plan that was cut
 //! off is continued from the end of its last task.
 
-use crate::element::Value;
 use crate::error::VerifyError;
 use crate::merge::id_of;
 use crate::partition::{Cutter, Partition, Sampling};
 use crate::range_query::partition_filter;
 use crate::record::{CollectionRecord, Part, TaskRecord, collection_key, put, task_key};
 use crate::scan::{Pair, Shared, Task};
+use crate::settings::Partitioning;
 use bson::{Document, RawDocumentBuf, doc};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,8 +22,10 @@ pub struct Plan {
     pub pair: Arc<Pair>,
     pub record: CollectionRecord,
     pub sampling: Sampling,
-    /// Where the tasks so far end.
-    pub lower: Option<Value>,
+    pub is_clustered: bool,
+    pub time_field: Option<String>,
+    /// The last of the tasks so far.
+    pub last: Option<Part>,
     pub next_task: u32,
 }
 
@@ -34,17 +36,36 @@ impl Plan {
         shared: &Shared,
         tasks: &mpsc::Sender<Task>,
     ) -> Result<(), VerifyError> {
-        let mut cutter = Cutter::from(self.lower.take());
+        match (self.time_field.clone(), shared.settings.partitioning) {
+            (Some(time_field), _) => {
+                self.emit(shared, tasks, Part::Series { time_field })
+                    .await?;
+            }
+            (None, Partitioning::Id) => self.run_by_id(shared, tasks).await?,
+            (None, Partitioning::Natural) => self.run_natural(shared, tasks).await?,
+        }
+        self.record.planned = true;
+        let planned = put(collection_key(self.pair.collection), &self.record)?;
+        shared.store.write(vec![planned]).await
+    }
+
+    async fn run_by_id(
+        &mut self,
+        shared: &Shared,
+        tasks: &mpsc::Sender<Task>,
+    ) -> Result<(), VerifyError> {
+        let lower = match self.last.take() {
+            Some(Part::Range { upper, .. }) => upper,
+            Some(_) | None => None,
+        };
+        let mut cutter = Cutter::from(lower);
         // Another failure makes the last partition larger, and shows there if it lasts.
         if let Err(error @ VerifyError::State { .. }) =
             self.sample(shared, tasks, &mut cutter).await
         {
             return Err(error);
         }
-        self.emit(shared, tasks, cutter.finish()).await?;
-        self.record.planned = true;
-        let planned = put(collection_key(self.pair.collection), &self.record)?;
-        shared.store.write(vec![planned]).await
+        self.emit(shared, tasks, range(cutter.finish())).await
     }
 
     async fn sample(
@@ -86,26 +107,24 @@ impl Plan {
             for document in batch.documents() {
                 let id = id_of(document).map_err(|_| source.malformed("sample documents"))?;
                 if let Some(partition) = cutter.cut(id.to_value()) {
-                    self.emit(shared, tasks, partition).await?;
+                    self.emit(shared, tasks, range(partition)).await?;
                 }
             }
         }
         Ok(())
     }
 
-    async fn emit(
+    /// Keeps a task, and hands it out.
+    pub async fn emit(
         &mut self,
         shared: &Shared,
         tasks: &mpsc::Sender<Task>,
-        partition: Partition,
+        part: Part,
     ) -> Result<(), VerifyError> {
         let number = self.next_task;
         self.next_task += 1;
         let record = TaskRecord {
-            part: Part::Range {
-                lower: partition.lower().cloned(),
-                upper: partition.upper().cloned(),
-            },
+            part: part.clone(),
             counts: None,
         };
         let key = task_key(self.pair.collection, number);
@@ -113,13 +132,16 @@ impl Plan {
         self.pair.tally.task_opened();
         shared.status.tasks_open.fetch_add(1, Ordering::Relaxed);
         let pair = self.pair.clone();
-        let task = Task {
-            pair,
-            number,
-            partition,
-        };
+        let task = Task { pair, number, part };
         // Closed only when all workers are gone, which is reported where they end.
         let _ = tasks.send(task).await;
         Ok(())
+    }
+}
+
+fn range(partition: Partition) -> Part {
+    Part::Range {
+        lower: partition.lower().cloned(),
+        upper: partition.upper().cloned(),
     }
 }

@@ -26,7 +26,8 @@ pub struct Looked {
     pub on_destination: u64,
 }
 
-type Found = HashMap<Value, Vec<Vec<u8>>>;
+/// Documents by their `_id`s.
+pub type Found = HashMap<Value, Vec<Vec<u8>>>;
 
 impl Shared {
     /// How many documents of a pair to look up at once.
@@ -72,7 +73,12 @@ impl Shared {
         self.look(pair, ids).await
     }
 
-    async fn look_up(&self, pair: &Pair, side: Side, ids: &[Value]) -> Result<Found, VerifyError> {
+    pub async fn look_up(
+        &self,
+        pair: &Pair,
+        side: Side,
+        ids: &[Value],
+    ) -> Result<Found, VerifyError> {
         let cluster = self.side(side);
         let filter = both(ids_filter(ids), self.settings.filter.as_deref());
         let mut documents = cluster.find(pair.namespace(side), &filter).await?;

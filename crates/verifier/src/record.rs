@@ -87,6 +87,19 @@ pub enum Part {
         lower: Option<Value>,
         upper: Option<Value>,
     },
+    /// The `_id`s of the whole collection, to find documents that one side does not have.
+    Ids,
+    /// Records of one node of the source, behind `after` and up to `until`.
+    Natural {
+        /// None where the source has but one node.
+        node: Option<String>,
+        after: Option<Value>,
+        until: Value,
+    },
+    /// The whole collection, in stored order.
+    WholeNatural,
+    /// The measurements of a time series collection.
+    Series { time_field: String },
 }
 
 /// A document to be looked at again.

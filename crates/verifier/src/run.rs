@@ -41,6 +41,7 @@ use crate::follow::follow;
 use crate::generation::Pairs;
 use crate::ledger::Ledger;
 use crate::merge::Side;
+use crate::natural::Nodes;
 use crate::pace::Pace;
 use crate::progress;
 use crate::queue::Queue;
@@ -121,6 +122,10 @@ impl Run {
                 cluster.reads_after.raise(time);
             }
         }
+        if let Some(hash) = &settings.hash {
+            source.check_hashing(hash).await?;
+            destination.check_hashing(hash).await?;
+        }
         let store = Store::open(&settings.place).await?;
         let kept = match settings.restart {
             true => None,
@@ -159,6 +164,7 @@ impl Run {
             store,
             status,
             started: Instant::now(),
+            nodes: Nodes::default(),
         });
         Ok(Run {
             shared,
@@ -258,7 +264,10 @@ impl Run {
                 .await?;
             self.pairs.renew(shared, &self.survey, &records).await;
             status.enter(Phase::Check);
-            again = shared.scan(&self.survey, &records, &mut self.pairs).await?;
+            let last = last || self.record.start.is_none();
+            again = shared
+                .scan(&self.survey, &records, &mut self.pairs, last)
+                .await?;
         }
         status.enter(Phase::Recheck);
         self.shared

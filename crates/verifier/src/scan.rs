@@ -10,18 +10,20 @@
 //! be done twice; the counts are handed out when the task ends. Its queues hold one batch, and a
 //! reader waits while its queue is full.
 
-use crate::cluster::{Cluster, CollectionSize, Documents};
-use crate::element::{Malformed, Value};
+use crate::cluster::{Cluster, CollectionSize};
+use crate::element::{Malformed, Value, ValueRef};
 use crate::error::VerifyError;
 use crate::ledger::{Judged, Ledger};
-use crate::merge::{Batch, Merge, Need, Side};
+use crate::merge::{Batch, Merge, Need, Side, id_of};
 use crate::namespace::Namespace;
+use crate::natural::Nodes;
 use crate::pace::Pace;
 use crate::partition::Partition;
 use crate::progress::{CollectionTally, Tally};
 use crate::queue::Queue;
 use crate::range_query::{both, partition_filter};
-use crate::record::Recheck;
+use crate::reading::{Documents, Reading};
+use crate::record::{Part, Recheck};
 use crate::report::{Counts, MismatchKind};
 use crate::settings::{Settings, Writes};
 use crate::status::Status;
@@ -49,6 +51,7 @@ pub struct Shared {
     pub status: Status,
     /// When this process began to work on it.
     pub started: Instant,
+    pub nodes: Nodes,
 }
 
 /// A collection on both sides.
@@ -59,6 +62,8 @@ pub struct Pair {
     pub size: CollectionSize,
     /// The number of its record.
     pub collection: u32,
+    /// Whether its documents can be looked up by `_id`.
+    pub has_ids: bool,
     pub tally: Arc<CollectionTally>,
 }
 
@@ -66,23 +71,25 @@ pub struct Pair {
 pub struct Task {
     pub pair: Arc<Pair>,
     pub number: u32,
-    pub partition: Partition,
+    pub part: Part,
 }
 
 /// What a reader hands over: batches, and at the very end `None`. A queue that closes before that
 /// belongs to a reader that broke off, which must never pass for the end of a collection.
 type Read = Result<Option<Batch>, VerifyError>;
 
-/// A running reader; it ends with this value.
-struct Reader {
-    batches: mpsc::Receiver<Read>,
-    running: JoinHandle<()>,
+/// Something that runs beside; it ends with this value.
+pub struct AbortOnDrop(pub JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.running.abort();
-    }
+struct Reader {
+    batches: mpsc::Receiver<Read>,
+    _running: AbortOnDrop,
 }
 
 impl Shared {
@@ -122,18 +129,18 @@ impl Pair {
 }
 
 /// A task under way.
-struct Running<'a> {
-    task: &'a Task,
-    shared: &'a Arc<Shared>,
+pub struct Running<'a> {
+    pub task: &'a Task,
+    pub shared: &'a Arc<Shared>,
     suspects: Vec<Value>,
     /// Those that were found on both sides: where the order of two streams is not the one we
     /// think, a document can be a suspect once from each.
     seen: HashSet<u64>,
-    counts: Counts,
+    pub counts: Counts,
 }
 
 impl Task {
-    /// Compares the partition.
+    /// Compares the part.
     pub async fn run(&self, shared: &Arc<Shared>) -> Result<Counts, VerifyError> {
         let mut running = Running {
             task: self,
@@ -142,15 +149,32 @@ impl Task {
             seen: HashSet::new(),
             counts: Counts::default(),
         };
-        running.compare().await?;
+        let whole = match &shared.settings.hash {
+            Some(hash) => Reading::Hashes(hash.clone()),
+            None => Reading::Whole,
+        };
+        match &self.part {
+            Part::Range { lower, upper } => {
+                let partition = Partition::between(lower.clone(), upper.clone());
+                running.compare(&partition, whole).await?;
+            }
+            Part::Ids => running.compare(&Partition::whole(), Reading::Ids).await?,
+            Part::Natural { .. } | Part::WholeNatural => running.compare_natural().await?,
+            Part::Series { time_field } => running.compare_series(time_field).await?,
+        }
         Ok(running.counts)
     }
 }
 
 impl Running<'_> {
-    async fn compare(&mut self) -> Result<(), VerifyError> {
-        let mut source = self.start_reader(Side::Source);
-        let mut destination = self.start_reader(Side::Destination);
+    /// Compares what lies between two `_id`s, side by side.
+    async fn compare(
+        &mut self,
+        partition: &Partition,
+        reading: Reading,
+    ) -> Result<(), VerifyError> {
+        let mut source = self.start_reader(Side::Source, partition, &reading);
+        let mut destination = self.start_reader(Side::Destination, partition, &reading);
         let pair = self.task.pair.clone();
         let mut merge = Merge::new(self.shared.settings.comparison);
         loop {
@@ -169,27 +193,32 @@ impl Running<'_> {
                 Some(read) => read?,
                 None => return Err(self.shared.side(side).broke_off(pair.namespace(side))),
             };
-            if let Some(batch) = &batch {
-                self.count(side, batch);
+            match (&batch, &reading) {
+                (Some(batch), Reading::Whole | Reading::Hashes(_)) => self.count(side, batch),
+                // The documents themselves are counted where they are compared.
+                (Some(_), Reading::Ids) | (None, _) => {}
             }
             merge.feed(side, batch);
         }
         self.look_again().await?;
-        self.counts.equal += merge.settled();
+        if reading != Reading::Ids {
+            self.counts.equal += merge.settled();
+        }
         Ok(())
     }
 
-    fn start_reader(&self, side: Side) -> Reader {
+    fn start_reader(&self, side: Side, partition: &Partition, reading: &Reading) -> Reader {
         let cluster = self.shared.side(side).clone();
         let pair = self.task.pair.clone();
-        let filter = partition_filter(&self.task.partition, cluster.across_types);
+        let reading = reading.clone();
+        let filter = partition_filter(partition, cluster.across_types);
         let filter = both(filter, self.shared.settings.filter.as_deref());
         let shared = self.shared.clone();
         let (sender, batches) = mpsc::channel(1);
         let running = tokio::spawn(async move {
             let batch_documents = pair.size.batch_documents();
             let opened = cluster
-                .find_sorted(pair.namespace(side), &filter, batch_documents)
+                .find_sorted(pair.namespace(side), &filter, batch_documents, &reading)
                 .await;
             match opened {
                 Ok(documents) => read_all(documents, &shared.pace, &sender).await,
@@ -197,10 +226,19 @@ impl Running<'_> {
                 Err(error) => drop(sender.send(Err(error)).await),
             }
         });
-        Reader { batches, running }
+        Reader {
+            batches,
+            _running: AbortOnDrop(running),
+        }
     }
 
-    fn count(&mut self, side: Side, batch: &Batch) {
+    /// Waits as long as the rate limit wants it for a batch.
+    pub async fn pay(&self, batch: &Batch) {
+        let bytes = batch.document_bytes();
+        tokio::time::sleep(self.shared.pace.charge(bytes, Instant::now())).await;
+    }
+
+    pub fn count(&mut self, side: Side, batch: &Batch) {
         let (documents, bytes) = (batch.len() as u64, batch.document_bytes());
         let (tally, pair) = (&self.shared.tally, &self.task.pair);
         match side {
@@ -217,8 +255,46 @@ impl Running<'_> {
         }
     }
 
+    /// Compares documents of the source with what the destination has under their `_id`s.
+    pub async fn compare_fetched(&mut self, batch: &Batch) -> Result<(), VerifyError> {
+        let pair = self.task.pair.clone();
+        let documents: Vec<&[u8]> = batch.documents().collect();
+        for chunk in documents.chunks(Shared::looked_up_at_once(&pair)) {
+            let ids = chunk.iter().map(|document| id_of(document));
+            let ids: Vec<ValueRef<'_>> = ids
+                .collect::<Result<_, _>>()
+                .map_err(|Malformed| self.malformed())?;
+            let wanted: Vec<Value> = ids.iter().map(|id| id.to_value()).collect();
+            let fetched = self
+                .shared
+                .look_up(&pair, Side::Destination, &wanted)
+                .await?;
+            for (document, id) in chunk.iter().zip(wanted) {
+                let same = match fetched.get(&id).map(Vec::as_slice) {
+                    Some([other]) => {
+                        self.counts.destination_documents += 1;
+                        self.counts.destination_bytes += other.len() as u64;
+                        let comparison = self.shared.settings.comparison;
+                        comparison
+                            .same_document(document, other)
+                            .map_err(|Malformed| self.malformed())?
+                    }
+                    Some(_) | None => false,
+                };
+                match same {
+                    true => self.counts.equal += 1,
+                    false => self.suspects.push(id),
+                }
+            }
+            if self.suspects.len() >= SUSPECTS_MAX {
+                self.look_again().await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Looks suspects up on both sides, and notes those that differ.
-    async fn look_again(&mut self) -> Result<(), VerifyError> {
+    pub async fn look_again(&mut self) -> Result<(), VerifyError> {
         let mut distinct = HashSet::with_capacity(self.suspects.len());
         let seen = &mut self.seen;
         self.suspects
@@ -233,7 +309,9 @@ impl Running<'_> {
                 }
                 match looked.judged.kind {
                     None => {
-                        self.counts.equal += looked.on_source;
+                        if self.task.part != Part::Ids {
+                            self.counts.equal += looked.on_source;
+                        }
                         seen.insert(hash(&looked.judged.id));
                         continue;
                     }

@@ -18,6 +18,9 @@ pub struct Settings {
     /// A filter as BSON: only documents that match it, on their own side, are compared.
     pub filter: Option<Vec<u8>>,
     pub comparison: Comparison,
+    pub partitioning: Partitioning,
+    /// Compare hashes that the servers make with this expression, and sizes, instead of documents.
+    pub hash: Option<bson::Document>,
     pub workers: usize,
     pub partition_bytes: u64,
     /// None takes what the URI says, or the primary.
@@ -46,6 +49,15 @@ pub struct Settings {
     pub across_types: Option<AcrossTypes>,
     /// None decides by the server's version.
     pub has_sample_rate: Option<bool>,
+}
+
+/// How collections are cut into parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Partitioning {
+    /// By `_id`, along its index on both sides.
+    Id,
+    /// By record id on one node of the source, and by `_id` on the destination.
+    Natural,
 }
 
 /// Whether somebody may write to the clusters meanwhile.
@@ -82,6 +94,8 @@ impl Settings {
             mapping: Mapping::default(),
             filter: None,
             comparison: Comparison::Bytes,
+            partitioning: Partitioning::Id,
+            hash: None,
             workers: DEFAULT_WORKERS,
             partition_bytes: DEFAULT_PARTITION_BYTES,
             read_preference: None,
@@ -116,7 +130,8 @@ impl Settings {
         let to = shown_address(&self.to);
         let Selection { include, exclude } = &self.selection;
         let (mapping, comparison, filter) = (&self.mapping, self.comparison, &self.filter);
-        format!("{from} {to} {include:?} {exclude:?} {mapping:?} {comparison:?} {filter:?}")
+        let way = (self.partitioning, &self.hash);
+        format!("{from} {to} {include:?} {exclude:?} {mapping:?} {comparison:?} {filter:?} {way:?}")
     }
 
     pub fn check(&self) -> Result<(), VerifyError> {
@@ -127,6 +142,16 @@ impl Settings {
         }
         if self.workers == 0 {
             return Err(VerifyError::settings("there must be at least one worker"));
+        }
+        if self.hash.is_some() && self.partitioning == Partitioning::Natural {
+            return Err(VerifyError::settings(
+                "--hash compares along the index on _id: leave it out, or --partition-by natural",
+            ));
+        }
+        if self.hash.is_some() && self.comparison == Comparison::IgnoreFieldOrder {
+            return Err(VerifyError::settings(
+                "a hash depends on the order of fields: leave out --hash or --ignore-field-order",
+            ));
         }
         if self.wait && self.listen.is_none() {
             return Err(VerifyError::settings(

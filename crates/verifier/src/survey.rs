@@ -11,6 +11,7 @@ use crate::metadata::{CollectionEntry, MetadataMismatch, compare_collections, co
 use crate::namespace::Namespace;
 use crate::report::Unverified;
 use crate::settings::Settings;
+use crate::sharding::BothShardKeys;
 use std::collections::{BTreeMap, BTreeSet};
 
 type Listed = BTreeMap<Namespace, CollectionEntry>;
@@ -37,6 +38,9 @@ pub struct Pairing {
     pub sorted_alike: bool,
     /// Whether documents may go without an event, as the oldest of a capped collection do.
     pub is_unfollowed: bool,
+    pub is_clustered: bool,
+    /// The time field of a time series, whose measurements are compared by time.
+    pub time_field: Option<String>,
 }
 
 impl Survey {
@@ -49,17 +53,21 @@ impl Survey {
             list(source, settings, false),
             list(destination, settings, true),
         )?;
+        let shard_keys = BothShardKeys::read(source, destination).await?;
         let names = on_source.keys().chain(on_destination.keys());
         let mut survey = Survey {
             names: names.cloned().collect(),
             is_fresh: true,
             ..Survey::default()
         };
+        survey.unverified.extend(shard_keys.unverified.clone());
         for (name, entry) in &on_source {
             match on_destination.get(name) {
                 None => survey.metadata.push(one_sided(name, entry, Side::Source)),
                 Some(other) => {
                     let names = (name.clone(), settings.mapping.to_destination(name));
+                    let differing = shard_keys.compare(&names.0, &names.1);
+                    survey.metadata.extend(differing);
                     survey
                         .add_pair((source, destination), names, (entry, other))
                         .await?;
@@ -99,11 +107,19 @@ impl Survey {
                     destination_uuid: other.uuid.clone(),
                     sorted_alike: entry.collation() == other.collation(),
                     is_unfollowed: entry.is_capped() || other.is_capped(),
+                    is_clustered: entry.is_clustered(),
+                    time_field: None,
                 });
             }
-            ("timeseries", "timeseries") => self.unverified.push(Unverified {
-                namespace: name.to_string(),
-                why: "the measurements of time series collections are not compared yet; the options were".to_owned(),
+            ("timeseries", "timeseries") => self.pairs.push(Pairing {
+                source: name,
+                destination: destination_name,
+                source_uuid: entry.uuid.clone(),
+                destination_uuid: other.uuid.clone(),
+                sorted_alike: true,
+                is_unfollowed: true,
+                is_clustered: false,
+                time_field: entry.time_field().map(str::to_owned),
             }),
             // Of a view there is nothing beside its definition; another pair is a mismatch already.
             (_, _) => {}

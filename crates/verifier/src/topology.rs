@@ -28,6 +28,14 @@ impl Cluster {
         Ok(topology_of(&reply))
     }
 
+    /// The node that reads go to now; none where there is but one server.
+    pub async fn reading_node(&self) -> Result<Option<String>, VerifyError> {
+        let reply = self
+            .command("admin", doc! {"hello": 1}, "tell what it is")
+            .await?;
+        Ok(reply.get_str("me").ok().map(str::to_owned))
+    }
+
     /// A cluster time that covers every write that was acknowledged before; none without a clock.
     ///
     /// A router knows what it has heard; listing databases makes it hear from every shard.

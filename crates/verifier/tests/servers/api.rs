@@ -78,6 +78,10 @@ fn a_run_is_controlled_and_watched() -> Result<()> {
         ensure!(code == 409);
         control.until_begun().await;
 
+        until(address, "/api/v1/progress", |lines| {
+            lines[0]["progress"]["verificationStatus"]["completedTasks"] == 1
+        })
+        .await?;
         // Three of the filter's documents begin to differ, and one that it leaves out.
         let change = doc! {"update": "c", "updates": [
             {"q": {"_id": {"$in": [5, 95]}}, "u": {"$set": {"v": "new"}}, "multi": true},

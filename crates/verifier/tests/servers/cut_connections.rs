@@ -19,9 +19,13 @@ enum Cuts {
 
 /// A proxy in front of a server; returns its URI.
 async fn proxy(server: &str, cuts: Cuts) -> Result<String> {
-    let server = server.trim_start_matches("mongodb://").to_owned();
+    let server = verifier::cluster::shown_address(server);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let uri = format!("mongodb://{}", listener.local_addr()?);
+    // Otherwise the driver would go to the member that a replica set names, past the proxy.
+    let uri = format!(
+        "mongodb://{}/?directConnection=true",
+        listener.local_addr()?
+    );
     let after_bytes = match cuts {
         Cuts::Once { after_bytes } | Cuts::Always { after_bytes } => after_bytes,
     };

@@ -14,7 +14,9 @@ use verifier::range_query::{AcrossTypes, ids_filter, partition_filter};
 
 async fn ids_of(cluster: &Cluster, namespace: &Namespace, filter: &[u8]) -> Result<Vec<Value>> {
     let mut found = Vec::new();
-    let mut documents = cluster.find_sorted(namespace, filter, 1000).await?;
+    let mut documents = cluster
+        .find_sorted(namespace, filter, 1000, &verifier::reading::Reading::Whole)
+        .await?;
     while let Some(batch) = documents.next().await? {
         for document in batch.documents() {
             found.push(id_of(document)?.to_value());
