@@ -106,6 +106,8 @@ impl Shard {
                 ..FjallOptions::default()
             },
         )?;
+        // A state from another member may have been taken over half-way.
+        storage::finish_install(&engine, &options.data)?;
         let store = Arc::new(Store::open(
             engine,
             StoreOptions {
@@ -126,6 +128,7 @@ impl Shard {
             overlay: overlay.clone(),
             replica_set: replica_set.clone(),
             clock: clock.clone(),
+            data: options.data.clone(),
         };
         let log = open_log(&options.data, applier)?;
         let scratch = options.data.join("scratch");
@@ -305,6 +308,16 @@ fn load_replica_set(store: &Store) -> Result<ReplicaSet, OpenError> {
         .map(|doc| ConcernDefaults::from_document(doc.as_doc()))
         .transpose()?;
     Ok(ReplicaSet::new(configuration, defaults))
+}
+
+/// Reads what memory holds of the store anew: all of it has been replaced.
+pub(crate) fn reload(applier: &Applier) -> Result<(), OpenError> {
+    let collections = load_collections(&applier.store, &*applier.clock)?;
+    let time = applier.store.applied_time();
+    applier.catalog.replace(collections, time);
+    let loaded = load_replica_set(&applier.store)?;
+    applier.replica_set.take_over(&loaded);
+    Ok(())
 }
 
 fn load_collections(store: &Store, clock: &dyn Clock) -> Result<Vec<Collection>, OpenError> {

@@ -82,6 +82,11 @@ impl TestShard {
         }
     }
 
+    /// Where it keeps its data.
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
     /// Runs one command, written as text.
     pub(crate) async fn run(&self, database: &str, text: &str) -> Fields {
         let Value::Document(mut fields) = parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))

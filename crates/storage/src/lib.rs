@@ -48,6 +48,6 @@ pub use engine::memory::MemoryEngine;
 pub use engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice};
 pub use error::{Disposition, Error, Result};
 pub use store::{
-    Before, Committed, IndexEntry, PastSnapshot, Position, Record, Snapshot, Store, StoreOptions,
-    StoredRecord,
+    Before, Committed, IndexEntry, PastSnapshot, Position, Record, Snapshot, StagedState,
+    StateCopy, Store, StoreOptions, StoredRecord, finish_install,
 };

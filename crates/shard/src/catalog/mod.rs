@@ -238,6 +238,30 @@ impl Catalog {
         self.changed.notify_waiters();
     }
 
+    /// Takes over a whole catalog: the state was installed from another member.
+    pub(crate) fn replace(&self, collections: Vec<Collection>, time: ClusterTime) {
+        let gone: Vec<CollectionId> = self.current.load().by_id.keys().copied().collect();
+        let mut changes: Vec<_> = gone.into_iter().map(|id| (id, None)).collect();
+        for collection in collections {
+            // A collection that is known keeps its gate.
+            changes.retain(|(id, _)| *id != collection.id);
+            changes.push((collection.id, Some(collection)));
+        }
+        let loaded = changes
+            .iter()
+            .filter_map(|(_, collection)| collection.as_ref());
+        let multikey: Vec<IndexId> = loaded
+            .flat_map(Collection::secondary_indexes)
+            .filter(|(_, index)| index.is_multikey())
+            .map(|(id, _)| id)
+            .collect();
+        self.applied(changes, time);
+        // An index that was known keeps its flag, which may be out of date.
+        for id in multikey {
+            self.set_multikey(id);
+        }
+    }
+
     /// An entry from before a restart says that an index is multikey. Entries of
     /// this life have set it before they were appended.
     pub(crate) fn set_multikey(&self, id: IndexId) {

@@ -100,6 +100,16 @@ impl ReplicaSet {
         self.applied_wall_ms.store(wall_ms, Ordering::Relaxed);
     }
 
+    /// The state was installed from another member, and this was read from it.
+    pub(crate) fn take_over(&self, loaded: &ReplicaSet) {
+        *self.defaults.write() = loaded.defaults.read().clone();
+        let configuration = loaded.topology.borrow().configuration.clone();
+        self.topology.send_modify(|topology| {
+            topology.version += 1;
+            topology.configuration = configuration;
+        });
+    }
+
     /// The log has applied another configuration.
     pub(crate) fn configured(&self, configuration: Configuration) {
         self.topology.send_modify(|topology| {

@@ -3,6 +3,7 @@
 mod administration;
 mod catalog;
 mod change_streams;
+mod copying;
 mod cursors;
 mod emitted_once;
 mod expiry;

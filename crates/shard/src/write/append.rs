@@ -4,6 +4,7 @@
 //! loop can see the entry, and forgets them after the engine has them; so there
 //! is no moment at which an evaluator finds neither.
 
+use super::copying::{Parts, Staged};
 use super::evaluator::{Change, Description, Evaluator, Refusal, Version};
 use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
@@ -20,12 +21,14 @@ use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
 use replication::{
-    BoxError, Committed, Durability, LogPosition, ProposeError, Role, StateMachine, Syncer, Term,
+    BoxError, Committed, Durability, LogPosition, ProposeError, Role, StateInstall, StateMachine,
+    StateParts, Syncer, Term,
 };
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use storage::entry::{self, Encoder, Entry, Header, IndexAction, IndexChange, Operation};
-use storage::{Before, Record};
+use storage::{Before, Record, StagedState};
 
 /// What travels with an entry in memory.
 pub(crate) struct Companion {
@@ -326,6 +329,8 @@ pub(crate) struct Applier {
     pub(crate) overlay: Arc<Overlay>,
     pub(crate) replica_set: Arc<ReplicaSet>,
     pub(crate) clock: Arc<dyn crate::Clock>,
+    /// Where a state from another member is gathered.
+    pub(crate) data: PathBuf,
 }
 
 impl Applier {
@@ -434,6 +439,35 @@ impl StateMachine for Applier {
         if !role.is_leader() {
             self.overlay.clear();
         }
+    }
+
+    fn can_be_copied(&self) -> bool {
+        true
+    }
+
+    fn open_copy(&mut self) -> Result<Box<dyn StateParts>, BoxError> {
+        Ok(Box::new(Parts(self.store.copy())))
+    }
+
+    fn begin_install(&mut self) -> Result<Box<dyn StateInstall>, BoxError> {
+        Ok(Box::new(Staged(StagedState::create(&self.data)?)))
+    }
+
+    fn install(
+        &mut self,
+        install: Box<dyn StateInstall>,
+        position: LogPosition,
+        time: ClusterTime,
+    ) -> Result<(), BoxError> {
+        let Ok(staged) = install.into_any().downcast::<Staged>() else {
+            return Err("a state that was gathered elsewhere".into());
+        };
+        self.store.install(staged.0)?;
+        if self.store.applied() != position.get() || self.store.applied_time() != time {
+            return Err(format!("the copy is of {}", self.store.applied()).into());
+        }
+        crate::shard::reload(self)?;
+        Ok(())
     }
 
     fn syncer(&self) -> Syncer {

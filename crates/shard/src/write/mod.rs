@@ -15,6 +15,7 @@
 //! | `document.rs` | what a document must be to be stored |
 
 mod append;
+mod copying;
 mod document;
 mod evaluator;
 mod latches;

@@ -18,12 +18,14 @@
 //! | `counters.rs` | document counts and sizes, exact after a crash |
 //! | `snapshot.rs`, `past.rs` | scans now, scans in the past |
 //! | `maintain.rs` | history's start, removal of dropped data |
+//! | `copy.rs` | all of it to another member, and replaced by another member's |
 //!
 //! A cursor holds positions (bytes), never a snapshot: a held snapshot pins every
 //! memtable that was written since it was taken.
 
 mod apply;
 mod cache;
+mod copy;
 mod counters;
 mod maintain;
 mod pairs;
@@ -40,6 +42,7 @@ use model::time::ClusterTime;
 use parking_lot::{Mutex, RwLock};
 
 pub use apply::{Before, Committed};
+pub use copy::{StagedState, StateCopy, finish_install};
 pub use counters::Counter;
 pub use maintain::{HistoryPin, Maintained};
 pub use past::{PastScan, PastSnapshot};
@@ -131,22 +134,48 @@ impl Shared {
     }
 }
 
-impl<E: Engine> Store<E> {
-    /// Takes over what the engine holds, which may be nothing yet.
-    pub fn open(engine: E, options: StoreOptions) -> Result<Self> {
-        let state = engine.snapshot();
-        let (position, time, counters) = counters::load(&state)?;
+/// What a store keeps in memory of the engine's own keys.
+struct Loaded {
+    position: u64,
+    time: ClusterTime,
+    counters: Counters,
+    history_start: ClusterTime,
+    dropped: BTreeSet<Subject>,
+}
+
+impl Loaded {
+    fn from(state: &impl EngineSnapshot) -> Result<Self> {
+        let (position, time, counters) = counters::load(state)?;
         let history_start = match state.get(&layout::history_start())? {
             Some(value) => layout::value_time(&value)?,
             None => ClusterTime::ZERO,
         };
         let mut dropped = BTreeSet::new();
         let marker = layout::all_dropped();
-        for pair in snapshot::scan_prefix(&state, &marker) {
+        for pair in snapshot::scan_prefix(state, &marker) {
             let (key, _) = pair?;
             dropped.insert(layout::parse_subject(&key[marker.len()..])?);
         }
-        drop(state);
+        Ok(Self {
+            position,
+            time,
+            counters,
+            history_start,
+            dropped,
+        })
+    }
+}
+
+impl<E: Engine> Store<E> {
+    /// Takes over what the engine holds, which may be nothing yet.
+    pub fn open(engine: E, options: StoreOptions) -> Result<Self> {
+        let Loaded {
+            position,
+            time,
+            counters,
+            history_start,
+            dropped,
+        } = Loaded::from(&engine.snapshot())?;
         Ok(Self {
             counters: RwLock::new(counters),
             writer: Mutex::default(),

@@ -1,0 +1,32 @@
+//! The shard's state on its way to another member, and from one.
+//!
+//! A copy is all of the store, so the catalog and the replica set's configuration come
+//! with it: what memory holds of them is read anew when it is installed. Plans and
+//! cursors find out by themselves that their collections have changed.
+
+use replication::{BoxError, StateInstall, StateParts};
+use std::any::Any;
+use storage::{EngineSnapshot, StagedState, StateCopy};
+
+pub(super) struct Parts<S: EngineSnapshot>(pub(super) StateCopy<S>);
+
+impl<S: EngineSnapshot> StateParts for Parts<S>
+where
+    StateCopy<S>: Send,
+{
+    fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError> {
+        Ok(self.0.next_part(bytes_max)?)
+    }
+}
+
+pub(super) struct Staged(pub(super) StagedState);
+
+impl StateInstall for Staged {
+    fn add(&mut self, part: &[u8]) -> Result<(), BoxError> {
+        Ok(self.0.add(part)?)
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
