@@ -250,7 +250,8 @@ impl<E: Engine> Store<E> {
         let _writer = self.writer.lock();
         let mut removals = self.removals.lock();
         let complete = staged.finish()?;
-        self.shared.commits_begun.fetch_add(1, Ordering::AcqRel);
+        let number = self.shared.commits_begun.fetch_add(1, Ordering::AcqRel) + 1;
+        self.shared.stretches.clear(number);
         self.shared.cache.forget(&[]);
         load(&self.engine, &complete)?;
         self.shared.cache.forget(&[]);

@@ -130,6 +130,8 @@ struct Kept {
     memory_bytes: u64,
     /// The number of the last batch with this subject.
     last_batch: HashMap<Subject, u64, foldhash::fast::RandomState>,
+    /// The number of the last batch that replaced everything.
+    replaced: u64,
     /// New ones since one was replaced.
     refused: u32,
     /// Where the search for the next one to be replaced begins.
@@ -222,7 +224,7 @@ impl Stretches {
     pub fn keep(&self, subject: Subject, from: &[u8], stretch: Stretch) {
         let mut kept = self.kept.write();
         let last_batch = kept.last_batch.get(&subject).copied().unwrap_or(0);
-        if last_batch > stretch.commits_finished {
+        if last_batch.max(kept.replaced) > stretch.commits_finished {
             return;
         }
         // Another scan may have been here meanwhile.
@@ -262,6 +264,16 @@ impl Stretches {
                 kept.remove(&from);
             }
         }
+        self.note_emptiness(&kept);
+    }
+
+    /// Before the batch with this number, which replaces everything.
+    pub fn clear(&self, number: u64) {
+        let mut kept = self.kept.write();
+        *kept = Kept {
+            replaced: number,
+            ..Kept::default()
+        };
         self.note_emptiness(&kept);
     }
 
