@@ -13,7 +13,7 @@
 use crate::configuration::{UpOptions, UpSettings};
 use anyhow::{Context, Result, anyhow, bail};
 use router::Router;
-use shard::{ReplicaSetOptions, Shard, ShardOptions};
+use shard::{LogWindow, ReplicaSetOptions, Shard, ShardOptions};
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,6 +45,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
     let listener = listen(SocketAddr::new(settings.bind, settings.port)).await?;
     let address = listener.local_addr().context("cannot see the own port")?;
     let shard = Shard::open(&ShardOptions {
+        log_window: LogWindow::default(),
         data: settings.data.clone(),
         cache_bytes: settings.cache_bytes,
         parameters: settings.parameters.clone(),

@@ -47,7 +47,7 @@ mod write;
 
 pub use clock::{Clock, SystemClock};
 pub use replica_set::ReplicaSetOptions;
-pub use shard::{OpenError, Shard, ShardHandler, ShardOptions};
+pub use shard::{LogWindow, OpenError, Shard, ShardHandler, ShardOptions};
 
 /// The store this shard runs on.
 pub(crate) type Store = storage::Store<storage::FjallEngine>;

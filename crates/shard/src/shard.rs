@@ -37,6 +37,28 @@ pub struct ShardOptions {
     pub cache_bytes: u64,
     /// Server parameters with the values they start with.
     pub parameters: Vec<(String, String)>,
+    pub log_window: LogWindow,
+}
+
+/// How much of the log is kept, for change streams and others who read it. What is
+/// younger than the age or within the bytes stays.
+#[derive(Clone, Copy, Debug)]
+pub struct LogWindow {
+    pub bytes: u64,
+    pub age_ms: i64,
+    /// It is cut off file by file.
+    pub segment_bytes: u64,
+}
+
+impl Default for LogWindow {
+    fn default() -> Self {
+        let options = replication::Options::new(GroupId(1));
+        Self {
+            bytes: options.window_bytes,
+            age_ms: options.window_ms,
+            segment_bytes: options.segment_bytes,
+        }
+    }
 }
 
 /// Why a shard could not be opened.
@@ -130,7 +152,7 @@ impl Shard {
             clock: clock.clone(),
             data: options.data.clone(),
         };
-        let log = open_log(&options.data, applier)?;
+        let log = open_log(&options.data, options.log_window, applier)?;
         let scratch = options.data.join("scratch");
         clear_scratch(&scratch)?;
         Ok(Arc::new(Shard {
@@ -261,7 +283,11 @@ impl Handler for ShardHandler {
     }
 }
 
-fn open_log(data: &Path, applier: Applier) -> Result<Group<Applier>, replication::Error> {
+fn open_log(
+    data: &Path,
+    window: LogWindow,
+    applier: Applier,
+) -> Result<Group<Applier>, replication::Error> {
     let directory = data.join("log");
     let disk = replication::disk::FileDisk::open(&directory).map_err(|source| {
         replication::Error::Disk {
@@ -271,6 +297,9 @@ fn open_log(data: &Path, applier: Applier) -> Result<Group<Applier>, replication
     })?;
     let options = replication::Options {
         drift_seconds_max: CLOCK_DRIFT_SECONDS_MAX,
+        window_bytes: window.bytes,
+        window_ms: window.age_ms,
+        segment_bytes: window.segment_bytes,
         ..replication::Options::new(GroupId(1))
     };
     Group::open(

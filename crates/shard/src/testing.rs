@@ -16,7 +16,7 @@
 //! begin with `#` say why.
 
 use crate::command;
-use crate::{Clock, ReplicaSetOptions, Shard, ShardOptions, SystemClock};
+use crate::{Clock, LogWindow, ReplicaSetOptions, Shard, ShardOptions, SystemClock};
 use differential::notation::{parse, print, print_fields};
 use differential::value::{Fields, Value, decode, encode, get};
 use model::bson::DocBuf;
@@ -51,9 +51,14 @@ pub(crate) struct TestShard {
 
 impl TestShard {
     pub(crate) async fn open() -> Self {
+        Self::open_keeping(LogWindow::default()).await
+    }
+
+    /// With a log that keeps so much.
+    pub(crate) async fn open_keeping(window: LogWindow) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let clock = Arc::new(TestClock(AtomicI64::new(0)));
-        let shard = open(directory.path(), &clock).await;
+        let shard = open(directory.path(), &clock, window).await;
         Self {
             shard,
             clock,
@@ -73,7 +78,7 @@ impl TestShard {
         tokio::task::block_in_place(|| shard.close()).expect("the shard closes");
         assert_eq!(Arc::strong_count(&shard), 1, "nobody else holds the shard");
         drop(shard);
-        let shard = open(directory.path(), &clock).await;
+        let shard = open(directory.path(), &clock, LogWindow::default()).await;
         Self {
             shard,
             clock,
@@ -166,8 +171,9 @@ impl TestShard {
     }
 }
 
-async fn open(directory: &Path, clock: &Arc<TestClock>) -> Arc<Shard> {
+async fn open(directory: &Path, clock: &Arc<TestClock>, log_window: LogWindow) -> Arc<Shard> {
     let options = ShardOptions {
+        log_window,
         data: directory.to_owned(),
         cache_bytes: 8 << 20,
         parameters: Vec::new(),

@@ -18,6 +18,7 @@ impl World {
     fn open() -> Self {
         let data = TempDir::new().expect("a temporary directory");
         let shard = Shard::open(&ShardOptions {
+            log_window: shard::LogWindow::default(),
             data: data.path().to_owned(),
             cache_bytes: 8 << 20,
             parameters: Vec::new(),

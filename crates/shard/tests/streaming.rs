@@ -113,6 +113,7 @@ fn streams(address: SocketAddr) {
 async fn a_get_more_streams_all_batches() {
     let data = TempDir::new().expect("a temporary directory");
     let shard = Shard::open(&ShardOptions {
+        log_window: shard::LogWindow::default(),
         data: data.path().to_owned(),
         cache_bytes: 8 << 20,
         parameters: Vec::new(),

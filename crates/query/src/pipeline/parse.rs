@@ -101,8 +101,8 @@ pub fn parse(stages: Array<'_>, scope: &Scope<'_>) -> Result<Vec<Step>, Error> {
         }
         parse_stage(doc, scope, &mut steps)?;
     }
-    check_places(&steps, scope)?;
     check_behind(&steps)?;
+    check_places(&steps, scope)?;
     Ok(steps)
 }
 

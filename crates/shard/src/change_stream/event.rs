@@ -411,3 +411,6 @@ impl<'a> Logged<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@
 use super::operation::{Logged, SessionHeader, malformed, operations};
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, Timestamp, ValueRef};
-use replication::Entry;
+use replication::{Entry, EntryKind};
 use storage::entry::Name;
 
 /// MongoDB's version of the shape.
@@ -25,6 +25,11 @@ pub(super) fn document(entry: &Entry) -> Result<Option<DocBuf>, Error> {
     let logged = operations(&decoded)?;
     let session = SessionHeader::of(&decoded.header)?;
     let mut out = DocWriter::new();
+    if let Some(message) = own_message(&entry.kind) {
+        append_message(&mut out, message);
+        append_moment(&mut out, entry);
+        return Ok(Some(out.finish()));
+    }
     if let Some(session) = &session {
         out.append("lsid", session.lsid)
             .append("txnNumber", session.txn_number);
@@ -56,10 +61,7 @@ pub(super) fn document(entry: &Entry) -> Result<Option<DocBuf>, Error> {
     if decoded.header.origin.is_some() {
         out.append("fromMigrate", true);
     }
-    out.append("ts", entry.time)
-        .append("t", i64::try_from(entry.term.get()).unwrap_or(i64::MAX))
-        .append("v", VERSION)
-        .append("wall", ValueRef::DateTime(entry.wall_ms));
+    append_moment(&mut out, entry);
     if session.is_some() {
         out.begin_document("prevOpTime")
             .append(
@@ -73,6 +75,30 @@ pub(super) fn document(entry: &Entry) -> Result<Option<DocBuf>, Error> {
             .end();
     }
     Ok(Some(out.finish()))
+}
+
+/// What an entry says that the log made for itself.
+fn own_message(kind: &EntryKind) -> Option<&'static str> {
+    match kind {
+        EntryKind::Data => None,
+        EntryKind::Noop => Some("new primary"),
+        EntryKind::Configuration(_) => Some("Reconfig set"),
+    }
+}
+
+fn append_message(out: &mut DocWriter, message: &str) {
+    out.append("op", "n")
+        .append("ns", "")
+        .begin_document("o")
+        .append("msg", message)
+        .end();
+}
+
+fn append_moment(out: &mut DocWriter, entry: &Entry) {
+    out.append("ts", entry.time)
+        .append("t", i64::try_from(entry.term.get()).unwrap_or(i64::MAX))
+        .append("v", VERSION)
+        .append("wall", ValueRef::DateTime(entry.wall_ms));
 }
 
 fn append_operation(out: &mut DocWriter, operation: &Logged<'_>) {
@@ -103,13 +129,7 @@ fn append_operation(out: &mut DocWriter, operation: &Logged<'_>) {
                 out.append("o2", before);
             }
         }
-        Logged::Noop => {
-            out.append("op", "n")
-                .append("ns", "")
-                .begin_document("o")
-                .append("msg", "no-op")
-                .end();
-        }
+        Logged::Noop => append_message(out, "no-op"),
     }
 }
 

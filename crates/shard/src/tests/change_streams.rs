@@ -2,6 +2,7 @@
 //!
 //! What events look like was taken from a real `mongod` 6.0.
 
+use crate::LogWindow;
 use crate::testing::TestShard;
 use crate::write::Companion;
 use differential::notation::print;
@@ -641,4 +642,89 @@ async fn entries_of_moves_never_appear() {
 
 fn id_of_document(event: &Value) -> String {
     print(event.get("documentKey").expect("a key"))
+}
+
+/// A shard whose log keeps little, and the token and time from before all of it.
+async fn trimmed() -> (TestShard, String, String) {
+    let shard = TestShard::open_keeping(LogWindow {
+        bytes: 128 << 10,
+        age_ms: 0,
+        segment_bytes: 64 << 10,
+    })
+    .await;
+    shard.check("{create: 'c'} => {}").await;
+    let mut stream = Stream::open(&shard, "{}", "").await;
+    shard
+        .check("{insert: 'c', documents: [{_id: 'first'}]} => {n: 1}")
+        .await;
+    let first = stream.events().await.remove(0);
+    stream.close().await;
+    let time = print(first.get("clusterTime").expect("a time"));
+    (shard, id_of(&first), time)
+}
+
+async fn write_past_the_window(shard: &TestShard) {
+    let filling = "x".repeat(10_000);
+    for number in 0..100 {
+        let insert = format!("{{_id: {number}, filling: '{filling}'}}");
+        shard.insert(&[insert]).await;
+    }
+    tokio::task::block_in_place(|| shard.shard.log.maintain());
+    assert!(
+        shard.shard.log.first_position().get() > 10,
+        "the log was cut"
+    );
+}
+
+/// ⚑ A stream whose place has left the log says so, and never leaves events out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_that_has_left_the_log_is_an_error() {
+    let (shard, token, time) = trimmed().await;
+    let resting = Stream::open(&shard, "{}", "").await;
+    let high_water_mark = print(&resting.token);
+    write_past_the_window(&shard).await;
+    for spec in [
+        format!("{{resumeAfter: {token}}}"),
+        format!("{{startAfter: {token}}}"),
+        format!("{{resumeAfter: {high_water_mark}}}"),
+        format!("{{startAtOperationTime: {time}}}"),
+    ] {
+        let command =
+            format!("{{aggregate: 'c', pipeline: [{{$changeStream: {spec}}}], cursor: {{}}}}");
+        shard.check(&format!("{command} => 286")).await;
+    }
+    let reply = resting.get_more(1).await;
+    assert_eq!(get(&reply, "code"), Some(&Value::Int32(286)), "{reply:?}");
+    assert!(get(&reply, "errorLabels").is_some(), "{reply:?}");
+}
+
+/// ⚑ The same for those who read the oplog.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_oplog_cursor_is_never_told_of_a_gap_in_silence() {
+    let (shard, _, time) = trimmed().await;
+    let reply = shard.run("local", "{find: 'oplog.rs', batchSize: 1}").await;
+    let resting = print(
+        get(&reply, "cursor")
+            .and_then(|c| c.get("id"))
+            .expect("an id"),
+    );
+    write_past_the_window(&shard).await;
+    // It may still hand out what it had read.
+    let mut code = None;
+    for _ in 0..200 {
+        let more = format!("{{getMore: {resting}, collection: 'oplog.rs', batchSize: 1}}");
+        let reply = shard.run("local", &more).await;
+        if let Some(found) = get(&reply, "code") {
+            code = Some(found.clone());
+            break;
+        }
+    }
+    assert_eq!(code, Some(Value::Int32(136)));
+    shard
+        .check(&format!(
+            "local {{find: 'oplog.rs', filter: {{ts: {{$gte: {time}}}}}, tailable: true}} => 326
+             local {{find: 'oplog.rs', filter: {{ts: {{$gte: {time}}}}}, limit: 1}} => {{}}
+             local {{find: 'oplog.rs', limit: 1}} => {{}}"
+        ))
+        .await;
 }
