@@ -226,7 +226,7 @@ impl<S: StateMachine> Driver<S> {
         self.sync();
         self.finished = true;
         self.abandon("it was closed");
-        self.shared.end_progress();
+        self.shared.end();
         match self.shared.log.stop_reason.get() {
             None => Ok(()),
             Some(reason) => Err(Error::Stopped {

@@ -96,13 +96,16 @@ impl<S: StateMachine> Driver<S> {
 
     fn publish_role(&self) {
         let role = self.role();
-        self.shared.role.send_if_modified(|published| {
+        let changed = self.shared.role.send_if_modified(|published| {
             let changed = *published != role && *published != Role::Gone;
             if changed {
                 *published = role;
             }
             changed
         });
+        if changed {
+            self.shared.note_leader(self.other_leader());
+        }
     }
 
     fn gain(&mut self) {

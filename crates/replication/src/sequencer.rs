@@ -5,7 +5,7 @@
 //! loop (or any later proposal) can get ahead of it.
 //!
 //! ```text
-//!   Running ──close──► Closing ──nothing left──► the loop ends
+//!   Running ──close──► Closing ──nothing left──► Ended, with the loop
 //!      └──────────┬───────┘
 //!                 └─ a write, sync or apply failed ──► Stopped, for good
 //!
@@ -130,6 +130,8 @@ impl<C> Work<C> {
 enum Phase {
     Running,
     Closing,
+    /// Closed, and the loop is gone.
+    Ended,
     Stopped,
 }
 
@@ -150,6 +152,13 @@ struct Sequencer<C> {
     /// What the loop has taken and not answered yet.
     in_flight_entries: usize,
     in_flight_bytes: usize,
+}
+
+impl<C> Sequencer<C> {
+    /// Whether there is no loop any more that would look.
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Ended | Phase::Stopped)
+    }
 }
 
 /// Why the loop was woken.
@@ -310,7 +319,7 @@ impl<C> Shared<C> {
     fn check_open(&self, sequencer: &Sequencer<C>) -> Result<(), ProposeError> {
         match sequencer.phase {
             Phase::Running => Ok(()),
-            Phase::Closing => Err(ProposeError::Closed),
+            Phase::Closing | Phase::Ended => Err(ProposeError::Closed),
             Phase::Stopped => Err(ProposeError::Stopped {
                 reason: self.stop_reason(),
             }),
@@ -398,6 +407,13 @@ impl<C> Shared<C> {
         }
     }
 
+    /// Whom to name when a proposal is refused.
+    pub fn note_leader(&self, known: Option<MemberId>) {
+        if let Lead::Following { leader } = &mut self.sequencer.lock().lead {
+            *leader = known;
+        }
+    }
+
     /// Accepts no proposals while leadership is handed over; `false` goes back to it.
     pub fn set_handing_over(&self, handing_over: bool) {
         let mut sequencer = self.sequencer.lock();
@@ -437,7 +453,7 @@ impl<C> Shared<C> {
     pub fn receive(&self, envelope: Envelope) {
         let mut sequencer = self.sequencer.lock();
         let full = sequencer.waiting.packets.len() >= self.log.options.inbox_messages_max;
-        if full || sequencer.phase == Phase::Stopped {
+        if full || sequencer.is_over() {
             return;
         }
         let was_empty = sequencer.waiting.is_empty();
@@ -452,7 +468,7 @@ impl<C> Shared<C> {
     /// has stopped.
     pub fn request(&self, request: Request) {
         let mut sequencer = self.sequencer.lock();
-        if sequencer.phase == Phase::Stopped {
+        if sequencer.is_over() {
             return;
         }
         let was_empty = sequencer.waiting.is_empty();
@@ -552,7 +568,22 @@ impl<C> Shared<C> {
         self.end_progress();
     }
 
-    pub fn end_progress(&self) {
+    /// The loop is gone, in good order: nobody waits for it any longer.
+    pub fn end(&self) {
+        let waiting = {
+            let mut sequencer = self.sequencer.lock();
+            if sequencer.phase != Phase::Stopped {
+                sequencer.phase = Phase::Ended;
+            }
+            std::mem::take(&mut sequencer.waiting)
+        };
+        for proposal in waiting.batch.proposals {
+            proposal.answer(Err(ProposeError::Closed));
+        }
+        self.end_progress();
+    }
+
+    fn end_progress(&self) {
         self.role.send_replace(Role::Gone);
         self.log
             .progress

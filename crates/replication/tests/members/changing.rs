@@ -1,0 +1,76 @@
+//! Changing the members of a group that works.
+
+use replication::{Beginning, ChangeError};
+
+use crate::switchboard::{Switchboard, begin, block_on, ids, is_leader, leader, wait_for, write};
+
+#[test]
+fn one_member_becomes_three_and_another_one() {
+    let board = Switchboard::default();
+    let mut members = begin(&board, 1, |_| {});
+    assert!(is_leader(&members[0]), "a sole voter leads at once");
+    for number in 0..30u8 {
+        write(&members[0], &[number]).wait().expect("applied");
+    }
+    for id in [2, 3] {
+        members.push(board.add(id, Beginning::Joining, |_| {}));
+    }
+    let first = &members[0];
+    block_on(first.group.change_members(&ids(&[1]), &ids(&[2, 3]))).expect("learners");
+    wait_for("the learners to catch up", || {
+        let seen = first.group.members();
+        let last = Some(first.group.last_applied());
+        seen.progress
+            .iter()
+            .all(|member| member.matched >= last)
+            .then_some(())
+    });
+    assert_eq!(members[2].journal.payloads().len(), 30);
+    block_on(first.group.change_members(&ids(&[1, 2, 3]), &[])).expect("voters");
+    let seen = first.group.members();
+    assert_eq!(seen.configuration.voters, ids(&[1, 2, 3]));
+    assert!(!seen.configuration.is_joint());
+    write(first, b"by three").wait().expect("applied");
+
+    // The leader leaves: another one takes over.
+    block_on(first.group.change_members(&ids(&[2, 3]), &[])).expect("without it");
+    let second = leader(&members[1..]);
+    write(second, b"by two").wait().expect("applied");
+    assert!(!is_leader(first));
+    assert_eq!(second.journal.payloads().len(), 32);
+    let invalid = block_on(second.group.change_members(&[], &ids(&[2])));
+    assert!(matches!(invalid, Err(ChangeError::Invalid { .. })));
+    let nothing = block_on(second.group.change_members(&ids(&[2, 3]), &[]));
+    assert_eq!(nothing, Ok(()));
+    board.close();
+}
+
+/// Members that come too late for the log get a copy of the state.
+#[test]
+fn a_member_that_the_log_does_not_reach_back_for_gets_the_state() {
+    let board = Switchboard::default();
+    let mut members = begin(&board, 1, |options| options.window_bytes = 0);
+    for number in 0..60u8 {
+        write(&members[0], &[number; 200]).wait().expect("applied");
+    }
+    members[0].group.maintain();
+    assert!(
+        members[0].group.first_position().get() > 30,
+        "it was trimmed"
+    );
+    members.push(board.add(2, Beginning::Joining, |_| {}));
+    let (first, second) = (&members[0], &members[1]);
+    block_on(first.group.change_members(&ids(&[1]), &ids(&[2]))).expect("a learner");
+    for number in 60..70u8 {
+        write(first, &[number; 200]).wait().expect("applied");
+    }
+    wait_for("the learner to catch up", || {
+        (second.journal.payloads() == first.journal.payloads()).then_some(())
+    });
+    assert_eq!(second.journal.installs(), 1);
+    assert!(second.group.first_position().get() > 30);
+    assert_eq!(second.journal.payloads().len(), 70);
+    block_on(first.group.change_members(&ids(&[1, 2]), &[])).expect("a voter");
+    write(first, b"by two").wait().expect("applied");
+    board.close();
+}

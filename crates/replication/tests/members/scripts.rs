@@ -1,0 +1,287 @@
+//! Golden scripts: a group of members stepped by hand, one line per step, and what came of
+//! it. The members are named by their numbers.
+//!
+//! ```text
+//!   open 1 2 3        members that begin together
+//!   ticks 1 12        time passes on a member
+//!   run               packets are carried until there are none
+//!   carry 1 2         packets are carried between these two only
+//!   pass 1 2 3        so many times, what is on its way between these two arrives
+//!   drop              packets on their way are lost
+//!   drop 1 2          those between these two
+//!   write 1 a         a proposal
+//!   barrier 1         a linearizable read begins
+//!   power 1           the member loses its power, and what it had not synced, and is opened
+//!   show              roles, what is applied, what was answered
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use replication::simulated_disk::SimulatedDisk;
+use replication::{
+    Beginning, Driver, Durability, Group, GroupId, LeaderError, LogPosition, MemberId, Options,
+    Pending, ProposeError, Role, Transport,
+};
+
+use crate::switchboard::Journal;
+
+type Packets = Arc<Mutex<Vec<(MemberId, MemberId, Vec<u8>)>>>;
+
+struct Wire {
+    me: MemberId,
+    packets: Packets,
+}
+
+impl Transport for Wire {
+    fn send(&self, to: MemberId, packet: Vec<u8>) {
+        self.packets.lock().push((self.me, to, packet));
+    }
+}
+
+type Barrier = std::pin::Pin<Box<dyn Future<Output = Result<LogPosition, LeaderError>>>>;
+
+struct Stage {
+    packets: Packets,
+    voters: Vec<MemberId>,
+    disks: BTreeMap<MemberId, (SimulatedDisk, Journal)>,
+    members: BTreeMap<MemberId, (Group<Journal>, Driver<Journal>)>,
+    writes: Vec<(String, Option<Pending>, String)>,
+    barriers: Vec<(String, Option<Barrier>, String)>,
+    wall_ms: Arc<AtomicI64>,
+}
+
+fn member(text: &str) -> MemberId {
+    MemberId::new(text.parse().expect("a member's number"))
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self {
+            packets: Packets::default(),
+            voters: Vec::new(),
+            disks: BTreeMap::new(),
+            members: BTreeMap::new(),
+            writes: Vec::new(),
+            barriers: Vec::new(),
+            wall_ms: Arc::new(AtomicI64::new(1_700_000_000_000)),
+        }
+    }
+
+    fn open(&mut self, id: MemberId) {
+        let (disk, journal) = self.disks.entry(id).or_default().clone();
+        let mut options = Options::new(GroupId(1));
+        options.member = id;
+        options.beginning = Beginning::Voters(self.voters.clone());
+        options.segment_bytes = 4096;
+        options.election_seed = Some(1);
+        let wire = Wire {
+            me: id,
+            packets: self.packets.clone(),
+        };
+        let wall_ms = self.wall_ms.clone();
+        let opened = Group::open_stepped(
+            options,
+            Arc::new(disk),
+            Arc::new(move || wall_ms.load(Ordering::Relaxed)),
+            Arc::new(wire),
+            journal,
+        );
+        self.members.insert(id, opened.expect("opens"));
+    }
+
+    /// Packets arrive, and those that they bring about, so many times.
+    fn carry(&mut self, only: Option<(MemberId, MemberId)>, times: usize) {
+        for _ in 0..times {
+            let packets = std::mem::take(&mut *self.packets.lock());
+            let (now, later): (Vec<_>, Vec<_>) = packets.into_iter().partition(|(from, to, _)| {
+                only.is_none_or(|(a, b)| (*from, *to) == (a, b) || (*from, *to) == (b, a))
+            });
+            self.packets.lock().extend(later);
+            if now.is_empty() {
+                return;
+            }
+            for (_, to, packet) in now {
+                if let Some((group, driver)) = self.members.get_mut(&to) {
+                    group.receive(&packet).expect("a packet of ours");
+                    driver.step();
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, line: &str, out: &mut String) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["open", ..] => {
+                self.voters = words[1..].iter().map(|word| member(word)).collect();
+                for id in self.voters.clone() {
+                    self.open(id);
+                }
+            }
+            ["ticks", id, count] => {
+                let (_, driver) = self.members.get_mut(&member(id)).expect("a member");
+                for _ in 0..count.parse().expect("a number") {
+                    driver.tick();
+                }
+            }
+            ["run"] => self.carry(None, usize::MAX),
+            ["carry", a, b] => self.carry(Some((member(a), member(b))), usize::MAX),
+            ["pass", a, b, times] => {
+                let times = times.parse().expect("a number");
+                self.carry(Some((member(a), member(b))), times);
+            }
+            ["drop"] => self.packets.lock().clear(),
+            ["drop", a, b] => {
+                let (a, b) = (member(a), member(b));
+                let mut packets = self.packets.lock();
+                packets.retain(|(from, to, _)| (*from, *to) != (a, b) && (*from, *to) != (b, a));
+            }
+            ["write", id, text] => {
+                let (group, driver) = self.members.get_mut(&member(id)).expect("a member");
+                let payload = text.as_bytes().to_vec();
+                let proposed = group.propose(Durability::Buffered, |_, _| (payload, ()));
+                let (pending, answer) = match proposed {
+                    Ok(pending) => (Some(pending), "under way".to_owned()),
+                    Err(error) => (None, describe(&error)),
+                };
+                self.writes.push((text.to_owned(), pending, answer));
+                driver.step();
+            }
+            ["barrier", id] => {
+                let (group, driver) = self.members.get_mut(&member(id)).expect("a member");
+                let group = group.clone();
+                let mut barrier: Barrier = Box::pin(async move { group.read_barrier().await });
+                let _ = look(&mut barrier);
+                driver.step();
+                self.barriers
+                    .push((id.to_owned(), Some(barrier), "under way".to_owned()));
+            }
+            ["power", id] => {
+                let id = member(id);
+                self.members.remove(&id);
+                let (disk, _) = &self.disks[&id];
+                disk.restart(Some(0));
+                self.open(id);
+            }
+            ["show"] => {
+                self.show(out);
+                out.push('\n');
+            }
+            _ => panic!("not a step: {line}"),
+        }
+    }
+
+    fn show(&mut self, out: &mut String) {
+        for (id, (group, _)) in &self.members {
+            let role = match *group.role().borrow() {
+                Role::Leader { term } => format!("leads in {}", term.get()),
+                Role::Candidate { term } => format!("is a candidate in {}", term.get()),
+                Role::Follower { term, leader } => match leader {
+                    Some(leader) => format!("follows {leader} in {}", term.get()),
+                    None => format!("waits in {}", term.get()),
+                },
+                Role::Installing { position } => format!("installs {position}"),
+                Role::Gone => "is gone".to_owned(),
+            };
+            let applied: Vec<String> = self.disks[id]
+                .1
+                .payloads()
+                .iter()
+                .map(|payload| String::from_utf8_lossy(payload).into_owned())
+                .collect();
+            let applied = applied.join("");
+            writeln!(
+                out,
+                "{id} {role}, log to {}, applied {} [{applied}]",
+                group.last_appended(),
+                group.last_applied()
+            )
+            .expect("writes");
+        }
+        for (text, pending, answer) in &mut self.writes {
+            if let Some(outcome) = pending.as_mut().and_then(Pending::poll_now) {
+                *answer = match outcome {
+                    Ok(applied) => format!("applied at {}", applied.position),
+                    Err(error) => describe(&error),
+                };
+                *pending = None;
+            }
+            writeln!(out, "write {text}: {answer}").expect("writes");
+        }
+        for (id, barrier, answer) in &mut self.barriers {
+            if let Some(outcome) = barrier.as_mut().and_then(look) {
+                *answer = match outcome {
+                    Ok(position) => format!("passed at {position}"),
+                    Err(error) => error.to_string(),
+                };
+                *barrier = None;
+            }
+            writeln!(out, "barrier on {id}: {answer}").expect("writes");
+        }
+        self.writes.retain(|(_, pending, _)| pending.is_some());
+        self.barriers.retain(|(_, barrier, _)| barrier.is_some());
+    }
+}
+
+fn describe(error: &ProposeError) -> String {
+    match error {
+        ProposeError::NotLeader { leader: None } => "not the leader".to_owned(),
+        ProposeError::NotLeader { leader: Some(it) } => format!("not the leader, that is {it}"),
+        other => other.to_string(),
+    }
+}
+
+fn look(barrier: &mut Barrier) -> Option<Result<LogPosition, LeaderError>> {
+    match barrier
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()))
+    {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
+    }
+}
+
+/// Steps before `---`, what they show behind it. With `TERNDB_BLESS` set, what they show
+/// now is what they are to show from now on.
+fn check(name: &str, script: &str) {
+    let (steps, expected) = script.split_once("---\n").expect("a script has two parts");
+    let mut stage = Stage::new();
+    let mut out = String::new();
+    for line in steps.lines().map(str::trim) {
+        if !line.is_empty() && !line.starts_with('#') {
+            stage.step(line, &mut out);
+        }
+    }
+    if std::env::var_os("TERNDB_BLESS").is_some() {
+        let path = format!(
+            "{}/tests/members/scripts/{name}.txt",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        std::fs::write(path, format!("{steps}---\n{}\n", out.trim())).expect("writes");
+        return;
+    }
+    assert_eq!(out.trim(), expected.trim(), "{name}");
+}
+
+macro_rules! scripts {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            let name = stringify!($name);
+            check(name, include_str!(concat!("scripts/", stringify!($name), ".txt")));
+        })*
+    };
+}
+
+scripts! {
+    an_election_and_a_write
+    a_new_leader_waits_for_an_entry_of_its_own
+    a_vote_survives_the_power
+    a_barrier_needs_a_majority
+    what_no_majority_has_is_replaced
+}

@@ -1,0 +1,262 @@
+//! A network in memory that can be cut, members on it, and waiting with a deadline.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::time::ClusterTime;
+use parking_lot::Mutex;
+use replication::simulated_disk::SimulatedDisk;
+use replication::{
+    Beginning, BoxError, Committed, Durability, EntryKind, Group, GroupId, LogPosition, MemberId,
+    Options, Pending, Role, StateInstall, StateMachine, StateParts, Syncer, SystemClock, Transport,
+};
+
+/// What was applied, in order: the payloads of proposals.
+#[derive(Clone, Default)]
+pub struct Journal {
+    pages: Arc<Mutex<Pages>>,
+}
+
+#[derive(Clone, Default)]
+struct Pages {
+    position: u64,
+    time: Option<ClusterTime>,
+    payloads: Vec<Vec<u8>>,
+    installs: u64,
+}
+
+impl Journal {
+    pub fn payloads(&self) -> Vec<Vec<u8>> {
+        self.pages.lock().payloads.clone()
+    }
+
+    pub fn installs(&self) -> u64 {
+        self.pages.lock().installs
+    }
+}
+
+struct Parts(Vec<Vec<u8>>);
+
+impl StateParts for Parts {
+    fn next_part(&mut self, _bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError> {
+        Ok(if self.0.is_empty() {
+            None
+        } else {
+            Some(self.0.remove(0))
+        })
+    }
+}
+
+struct Gathered(Vec<Vec<u8>>);
+
+impl StateInstall for Gathered {
+    fn add(&mut self, part: &[u8]) -> Result<(), BoxError> {
+        self.0.push(part.to_vec());
+        Ok(())
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+}
+
+impl StateMachine for Journal {
+    type Companion = ();
+
+    fn applied(&self) -> LogPosition {
+        LogPosition::new(self.pages.lock().position)
+    }
+
+    fn applied_time(&self) -> Option<ClusterTime> {
+        self.pages.lock().time
+    }
+
+    fn apply(&mut self, entries: &mut [Committed<()>]) -> Result<(), BoxError> {
+        let mut pages = self.pages.lock();
+        for committed in entries {
+            pages.position = committed.entry.position.get();
+            pages.time = Some(committed.entry.time);
+            if committed.entry.kind == EntryKind::Data {
+                pages.payloads.push(committed.entry.payload.to_vec());
+            }
+        }
+        Ok(())
+    }
+
+    fn can_be_copied(&self) -> bool {
+        true
+    }
+
+    fn open_copy(&mut self) -> Result<Box<dyn StateParts>, BoxError> {
+        Ok(Box::new(Parts(self.payloads())))
+    }
+
+    fn begin_install(&mut self) -> Result<Box<dyn StateInstall>, BoxError> {
+        Ok(Box::new(Gathered(Vec::new())))
+    }
+
+    fn install(
+        &mut self,
+        install: Box<dyn StateInstall>,
+        position: LogPosition,
+        time: ClusterTime,
+    ) -> Result<(), BoxError> {
+        let Ok(gathered) = install.into_any().downcast::<Gathered>() else {
+            return Err("another's state".into());
+        };
+        let mut pages = self.pages.lock();
+        pages.position = position.get();
+        pages.time = Some(time);
+        pages.payloads = gathered.0;
+        pages.installs += 1;
+        Ok(())
+    }
+
+    fn syncer(&self) -> Syncer {
+        let journal = self.clone();
+        Box::new(move || Ok(LogPosition::new(journal.pages.lock().position)))
+    }
+}
+
+#[derive(Default)]
+struct Lines {
+    groups: BTreeMap<MemberId, Group<Journal>>,
+    cut: BTreeSet<MemberId>,
+}
+
+/// Cloning gives another handle to the same switchboard.
+#[derive(Clone, Default)]
+pub struct Switchboard {
+    lines: Arc<Mutex<Lines>>,
+}
+
+/// One member's way into the switchboard.
+struct Line {
+    me: MemberId,
+    board: Switchboard,
+}
+
+impl Transport for Line {
+    fn send(&self, to: MemberId, packet: Vec<u8>) {
+        let group = {
+            let lines = self.board.lines.lock();
+            if lines.cut.contains(&to) || lines.cut.contains(&self.me) {
+                return;
+            }
+            lines.groups.get(&to).cloned()
+        };
+        if let Some(group) = group {
+            group.receive(&packet).expect("a packet of ours is whole");
+        }
+    }
+}
+
+pub struct Member {
+    pub id: MemberId,
+    pub group: Group<Journal>,
+    pub journal: Journal,
+}
+
+impl Switchboard {
+    pub fn add(&self, id: u64, beginning: Beginning, adjust: impl FnOnce(&mut Options)) -> Member {
+        let id = MemberId::new(id);
+        let mut options = Options::new(GroupId(5));
+        options.member = id;
+        options.beginning = beginning;
+        options.tick_ms = 10;
+        options.segment_bytes = 4096;
+        adjust(&mut options);
+        let journal = Journal::default();
+        let line = Line {
+            me: id,
+            board: self.clone(),
+        };
+        let group = Group::open(
+            options,
+            Arc::new(SimulatedDisk::new()),
+            Arc::new(SystemClock),
+            Arc::new(line),
+            journal.clone(),
+        )
+        .expect("opens");
+        self.lines.lock().groups.insert(id, group.clone());
+        Member { id, group, journal }
+    }
+
+    pub fn cut(&self, member: MemberId) {
+        self.lines.lock().cut.insert(member);
+    }
+
+    pub fn mend(&self) {
+        self.lines.lock().cut.clear();
+    }
+
+    /// The members refer to each other through here.
+    pub fn close(&self) {
+        let groups = std::mem::take(&mut self.lines.lock().groups);
+        for group in groups.values() {
+            group.close().expect("closes");
+        }
+    }
+}
+
+pub fn ids(ids: &[u64]) -> Vec<MemberId> {
+    ids.iter().map(|id| MemberId::new(*id)).collect()
+}
+
+/// Members that begin together.
+pub fn begin(board: &Switchboard, count: u64, adjust: impl Fn(&mut Options)) -> Vec<Member> {
+    let voters: Vec<MemberId> = (1..=count).map(MemberId::new).collect();
+    (1..=count)
+        .map(|id| board.add(id, Beginning::Voters(voters.clone()), &adjust))
+        .collect()
+}
+
+/// Waits until something is there.
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The member that leads, among these.
+pub fn leader(members: &[Member]) -> &Member {
+    wait_for("a leader", || {
+        members
+            .iter()
+            .find(|member| member.group.role().borrow().is_leader())
+    })
+}
+
+pub fn write(member: &Member, payload: &[u8]) -> Pending {
+    let payload = payload.to_vec();
+    member
+        .group
+        .propose(Durability::Synced, |_, _| (payload, ()))
+        .expect("it leads")
+}
+
+pub fn is_leader(member: &Member) -> bool {
+    matches!(*member.group.role().borrow(), Role::Leader { .. })
+}
+
+/// Runs a future to its end on this thread.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    use std::task::{Context, Poll, Waker};
+    let mut future = std::pin::pin!(future);
+    wait_for("an answer", || {
+        match future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    })
+}
