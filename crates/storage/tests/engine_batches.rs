@@ -118,3 +118,35 @@ fn numbers_go_on_behind_a_restart() {
         engine.sync().expect("synced");
     }
 }
+
+/// In the memtable, in one that is being flushed, in tables, or removed again: the latest
+/// is found without a snapshot, and what was never written is not.
+#[test]
+fn the_latest_is_found_wherever_it_lies() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut latest = std::collections::BTreeMap::new();
+    for start in 0..3u32 {
+        let engine = FjallEngine::open(dir.path(), &restless()).expect("opened");
+        for round in 0..40u32 {
+            let mut batch = WriteBatch::default();
+            for step in 0..100u32 {
+                let key = (round * 7919 + step * 104_729) % 2_000 * 2;
+                let value = [start, round, step].map(u32::to_be_bytes).concat();
+                if step % 5 == 0 {
+                    batch.remove(Slice::new(&key.to_be_bytes()));
+                    latest.remove(&key);
+                } else {
+                    batch.put(Slice::new(&key.to_be_bytes()), Slice::new(&value));
+                    latest.insert(key, value);
+                }
+            }
+            engine.write(batch).expect("written");
+            for key in (round % 3..4_000).step_by(3) {
+                let found = engine.get(&key.to_be_bytes()).expect("read");
+                let expected = latest.get(&key).map(|value| &value[..]);
+                assert_eq!(found.as_deref(), expected, "key {key} in round {round}");
+            }
+        }
+        engine.sync().expect("synced");
+    }
+}

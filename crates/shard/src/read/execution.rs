@@ -36,6 +36,7 @@ use query::plan::{
 use query::sort::{Sorted, Sorter};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use storage::store::Verdict;
 use storage::{IndexEntry, Position, Record, StoredRecord};
 
 /// How many steps go by between two looks at the deadline.
@@ -578,25 +579,46 @@ impl Execution {
         };
         let live = self.live.as_mut().expect(RESUMED);
         let position = self.position.as_deref();
-        let (scan, snapshot) = live.scan(space, None, *direction, position)?;
-        loop {
-            if !self.statistics.may_step(operation, budget)? {
-                return Ok(Step::Paused);
-            }
-            match scan.step(snapshot, None)? {
-                Stepped::Inside(Item::Record(record)) => {
-                    self.statistics.documents_examined += 1;
-                    if matches(filter, Doc::from_validated(record.document()))? {
-                        self.statistics.matched += 1;
-                        self.last = Some(record.position());
-                        return Ok(Step::Found(Found::Record(record)));
-                    }
-                    self.last = Some(record.into_position());
-                }
-                Stepped::Inside(Item::Entry(_)) | Stepped::Outside => {}
-                Stepped::Ended => return Ok(Step::Ended),
-            }
+        let (scan, _) = live.scan(space, None, *direction, position)?;
+        if budget.steps == 0 {
+            return Ok(Step::Paused);
         }
+        let statistics = &mut self.statistics;
+        let mut failure = None;
+        let mut judge = |document: &[u8]| {
+            statistics.documents_examined += 1;
+            statistics.steps += 1;
+            budget.steps -= 1;
+            let mut judged = matches(filter, Doc::from_validated(document));
+            if statistics.steps.is_multiple_of(STEPS_PER_CHECK) {
+                judged = judged.and_then(|matched| operation.check().map(|()| matched));
+            }
+            match judged {
+                Ok(true) => Verdict::Take,
+                Ok(false) if budget.steps > 0 => Verdict::Pass,
+                Ok(false) => Verdict::Stop,
+                Err(error) => {
+                    failure = Some(error);
+                    Verdict::Stop
+                }
+            }
+        };
+        let found = scan.find_record(&mut judge)?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        Ok(match found {
+            Some((Verdict::Take, record)) => {
+                self.statistics.matched += 1;
+                self.last = Some(record.position());
+                Step::Found(Found::Record(record))
+            }
+            Some((Verdict::Stop | Verdict::Pass, record)) => {
+                self.last = Some(record.into_position());
+                Step::Paused
+            }
+            None => Step::Ended,
+        })
     }
 
     /// The next document of a collection that is made up as it is read.

@@ -12,7 +12,7 @@ use model::{Code, Error};
 use query::plan::{Check, ScanBounds, ScanDirection};
 use std::ops::Bound;
 use storage::engine::fjall::FjallEngine;
-use storage::store::{IndexScan, PastScan, RecordScan};
+use storage::store::{IndexScan, PastScan, RecordScan, Verdict};
 use storage::{Direction, Engine, IndexEntry, KeyRange, Position, StoredRecord};
 
 type EngineSnapshot = <FjallEngine as Engine>::Snapshot;
@@ -155,6 +155,29 @@ impl Scan {
                 Ok(())
             }
         }
+    }
+
+    /// The next record that is taken or stopped at, of a scan over records without bounds.
+    pub(super) fn find_record(
+        &mut self,
+        mut judge: impl FnMut(&[u8]) -> Verdict,
+    ) -> Result<Option<(Verdict, StoredRecord)>, Error> {
+        if let Items::Records(scan) = &mut self.items {
+            let examined = &mut self.examined;
+            let found = scan.find_record(|document| {
+                *examined += 1;
+                judge(document)
+            });
+            return found.transpose().map_err(from_storage);
+        }
+        while let Some(Item::Record(record)) = self.next_item()? {
+            self.examined += 1;
+            let verdict = judge(record.document());
+            if verdict != Verdict::Pass {
+                return Ok(Some((verdict, record)));
+            }
+        }
+        Ok(None)
     }
 
     /// Looks at one item.

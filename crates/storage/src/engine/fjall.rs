@@ -49,12 +49,14 @@ use fjall::config::{
 };
 use fjall::{
     AbstractTree, CompressionType, Database, Guard, Iter, Keyspace, KeyspaceCreateOptions,
-    PersistMode, Readable,
+    PersistMode, Readable, SeqNo,
 };
 use parking_lot::{Mutex, RwLock};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::creation;
 use super::directory::Directory;
+use super::key_filter::KeyFilters;
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::{Error, Result};
 
@@ -67,6 +69,8 @@ const NUMBERS_AHEAD: u64 = 256;
 const SEALED_MEMTABLES_MAX: usize = 4;
 /// Writers wait while reads would have to look into this many flushed tables.
 const LEVEL_ZERO_RUNS_MAX: usize = 20;
+/// What part of a memtable's size its key filter takes.
+const FILTER_SHARE: usize = 64;
 const FLUSH_POLL: Duration = Duration::from_millis(2);
 
 /// Threads that flush and compact.
@@ -125,6 +129,7 @@ struct Open {
     database: Database,
     garbage: Arc<GarbageFactory>,
     memtable_bytes: u64,
+    unflushed: KeyFilters,
     /// How many memtables were sealed. Held while a batch goes into the memtable, and
     /// while that is sealed.
     sealed: Mutex<u64>,
@@ -169,14 +174,27 @@ impl FjallEngine {
                     ]))
             })
             .map_err(|e| open_error(path, e))?;
-        Ok(Self(Arc::new(Open {
+        let engine = Self(Arc::new(Open {
             keyspace,
             database,
             garbage,
             memtable_bytes,
+            unflushed: KeyFilters::new(memtable_bytes as usize / FILTER_SHARE),
             sealed: Mutex::default(),
             _directory: directory,
-        })))
+        }));
+        // A journal that an earlier build left was read into a memtable, of whose keys
+        // no filter knows.
+        if engine
+            .0
+            .keyspace
+            .tree
+            .get_highest_memtable_seqno()
+            .is_some()
+        {
+            engine.sync()?;
+        }
+        Ok(engine)
     }
 }
 
@@ -189,7 +207,11 @@ impl Open {
 
     /// Seals the memtable, unless it is empty, and has it flushed.
     fn rotate(&self, sealed: &mut u64) -> Result<()> {
-        *sealed += u64::from(self.keyspace.rotate_memtable()?);
+        if self.keyspace.rotate_memtable()? {
+            *sealed += 1;
+            let unflushed = self.keyspace.tree.sealed_memtable_count();
+            self.unflushed.sealed(unflushed);
+        }
         Ok(())
     }
 
@@ -232,7 +254,21 @@ impl Engine for FjallEngine {
     type Snapshot = FjallSnapshot;
 
     fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
-        Ok(self.0.keyspace.get(key)?)
+        let open = &*self.0;
+        let hash = xxh3_64(key);
+        if open.unflushed.may_contain(hash) {
+            return Ok(open.keyspace.get(key)?);
+        }
+        // The tables as they are now, asked for after the filters.
+        let tables = open.keyspace.tree.current_version();
+        let runs = tables.iter_levels().flat_map(|level| level.iter());
+        for table in runs.filter_map(|run| run.get_for_key(key)) {
+            let found = table.get(key, SeqNo::MAX, hash);
+            if let Some(found) = found.map_err(|e| Error::Engine(e.into()))? {
+                return Ok((!found.is_tombstone()).then_some(found.value));
+            }
+        }
+        Ok(None)
     }
 
     fn snapshot(&self) -> FjallSnapshot {
@@ -249,6 +285,7 @@ impl Engine for FjallEngine {
         let mut sealed = open.sealed.lock();
         open.check_workers()?;
         let number = supervisor.seqno.get() + NUMBERS_AHEAD;
+        open.unflushed.insert(batch.keys().map(xxh3_64));
         for (key, value) in batch.into_changes() {
             match value {
                 Some(value) => tree.insert(key, value, number),

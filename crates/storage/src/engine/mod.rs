@@ -19,6 +19,7 @@
 mod creation;
 pub mod directory;
 pub mod fjall;
+mod key_filter;
 pub mod memory;
 
 use std::ops::Bound;

@@ -45,6 +45,7 @@ pub use apply::{Before, Committed};
 pub use copy::{StagedState, StateCopy, finish_install};
 pub use counters::Counter;
 pub use maintain::{HistoryPin, Maintained};
+pub use pairs::Verdict;
 pub use past::{PastScan, PastSnapshot};
 pub use snapshot::{
     IndexEntry, IndexScan, MetaScan, Position, Record, RecordScan, Snapshot, StoredRecord,

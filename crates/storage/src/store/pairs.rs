@@ -118,6 +118,44 @@ impl<S: EngineSnapshot> Pairs<S> {
     }
 }
 
+/// What becomes of a pair that a scan comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    Take,
+    Pass,
+    /// Not taken, and the scan stops behind it.
+    Stop,
+}
+
+impl<S: EngineSnapshot> Pairs<S> {
+    /// The next pair that is taken or stopped at, judged by its value. What is passed in
+    /// a stretch is looked at where it lies.
+    pub fn find(
+        &mut self,
+        mut judge: impl FnMut(&[u8]) -> Verdict,
+    ) -> Option<Result<(Verdict, Pair)>> {
+        loop {
+            if let Source::Kept { stretch, at, end } = &mut self.source {
+                while *at < *end {
+                    let verdict = judge(stretch.value(*at));
+                    *at += 1;
+                    if verdict != Verdict::Pass {
+                        return Some(Ok((verdict, stretch.pair(*at - 1))));
+                    }
+                }
+            }
+            let pair = match self.next()? {
+                Ok(pair) => pair,
+                Err(error) => return Some(Err(error)),
+            };
+            let verdict = judge(&pair.1);
+            if verdict != Verdict::Pass {
+                return Some(Ok((verdict, pair)));
+            }
+        }
+    }
+}
+
 impl<S: EngineSnapshot> Through<S> {
     /// The source of what comes next.
     fn look_around(&mut self) -> Source<S> {

@@ -16,7 +16,7 @@ use byteview::ByteView;
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
 
-use super::pairs::{Origin, Pairs};
+use super::pairs::{Origin, Pairs, Verdict};
 use super::past::PastSnapshot;
 use super::{Direction, EngineSnapshot, KeyRange, Shared, Slice};
 use crate::error::{Error, Result};
@@ -434,6 +434,29 @@ impl<S: EngineSnapshot> Iterator for RecordScan<S> {
                 prefix: self.prefix,
                 record: Record::from_stored(value)?,
             })
+        }))
+    }
+}
+
+impl<S: EngineSnapshot> RecordScan<S> {
+    /// The next record that is taken or stopped at, judged by its document. Those passed
+    /// cost less than with [`Iterator::next`].
+    pub fn find_record(
+        &mut self,
+        mut judge: impl FnMut(&[u8]) -> Verdict,
+    ) -> Option<Result<(Verdict, StoredRecord)>> {
+        let found = self.pairs.find(|value| match value.get(TIME_BYTES..) {
+            Some(document) => judge(document),
+            // Taken, to fail below.
+            None => Verdict::Take,
+        })?;
+        Some(found.and_then(|(verdict, (key, value))| {
+            let record = StoredRecord {
+                key,
+                prefix: self.prefix,
+                record: Record::from_stored(value)?,
+            };
+            Ok((verdict, record))
         }))
     }
 }

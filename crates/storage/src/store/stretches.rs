@@ -86,6 +86,10 @@ impl Stretch {
         &self.bytes[self.places[2 * at] as usize..self.places[2 * at + 1] as usize]
     }
 
+    pub fn value(&self, at: usize) -> &[u8] {
+        &self.bytes[self.places[2 * at + 1] as usize..self.places[2 * at + 2] as usize]
+    }
+
     pub fn pair(&self, at: usize) -> Pair {
         let [key, value, end] = [0, 1, 2].map(|part| self.places[2 * at + part] as usize);
         (
