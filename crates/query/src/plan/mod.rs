@@ -20,8 +20,7 @@
 //!   keys alone, so other fields may change meanwhile. See [`emits_at`] and
 //!   [`has_key_inside`].
 //!
-//! Left out: intersections of several indexes, merging sorted branches, and
-//! collations.
+//! Left out: intersections of several indexes, and collations.
 
 mod access;
 mod explain;
@@ -31,6 +30,7 @@ mod leaves;
 mod predicate_bounds;
 mod scan_bounds;
 mod shard_key_ranges;
+mod sort_merge;
 
 #[cfg(test)]
 mod tests;
@@ -41,6 +41,7 @@ pub use implication::implies;
 pub use interval::{FieldBounds, Interval};
 pub use scan_bounds::{Check, ScanBounds, ScanDirection};
 pub use shard_key_ranges::shard_key_ranges;
+pub use sort_merge::Merged;
 
 use crate::filter::{Comparison, Filter, Predicate};
 use crate::index::{FieldKind, IndexDefinition};
@@ -136,6 +137,8 @@ pub struct Union {
     pub residual: Option<Filter>,
     /// The whole condition: what decides where a branch's residual says no.
     pub filter: Filter,
+    /// Not one after the other, but merged by a sort that each branch obeys.
+    pub merged: Option<Merged>,
 }
 
 /// Looks up a hint: the name of an index or its key pattern.
@@ -276,7 +279,7 @@ impl Planner<'_, '_> {
             access::access(at, view, filter, &[], true)
         });
         match found {
-            Some((access, _)) => Ok(self.finish(access, view)),
+            Some((access, _)) => Ok(self.merged(self.finish(access, view))),
             None => Err(Error::new(
                 Code::NO_QUERY_EXECUTION_PLANS,
                 "error processing query: planner returned no solutions",
@@ -292,12 +295,14 @@ impl Planner<'_, '_> {
         let mut whole = Vec::new();
         for (at, view) in self.indexes.iter().enumerate() {
             match access::access(at, view, filter, &leaves, false) {
-                Some((access, Use::Bounds)) => plans.push(self.finish(access, view)),
+                Some((access, Use::Bounds)) => {
+                    plans.push(self.merged(self.finish(access, view)));
+                }
                 Some((access, Use::WholeIndex)) => whole.push(self.finish(access, view)),
                 None => {}
             }
         }
-        plans.extend(self.union());
+        plans.extend(self.union().map(|plan| self.merged(plan)));
         let sorted = plans.iter().any(|plan| !plan.needs_sort);
         // Without bounds an index is worth it for its order alone. Reading a whole
         // index instead of the records would show missing fields as null.
@@ -371,6 +376,7 @@ impl Planner<'_, '_> {
             branches: Vec::with_capacity(branches.len()),
             residual: (!others.is_empty()).then(|| Filter::And(others.clone())),
             filter: self.request.filter.clone(),
+            merged: None,
         };
         let mut cost = 0.0;
         for branch in branches {

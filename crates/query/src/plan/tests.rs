@@ -83,6 +83,40 @@ impl World {
                 keys
             }
             Access::Index(access) => self.scan(access, None),
+            Access::Union(Union {
+                branches,
+                filter,
+                merged: Some(merged),
+                ..
+            }) => {
+                let mut lists: Vec<std::collections::VecDeque<Vec<u8>>> = branches
+                    .iter()
+                    .map(|branch| self.scan(branch, Some(filter)).into())
+                    .collect();
+                let mut found = Vec::new();
+                let order = |list: &std::collections::VecDeque<Vec<u8>>| {
+                    let doc = self.documents[list.front()?].as_doc();
+                    Some(merged.sort.key(doc).expect("no parallel arrays"))
+                };
+                while let Some(at) = (0..lists.len())
+                    .filter(|&at| !lists[at].is_empty())
+                    .min_by_key(|&at| (order(&lists[at]), at))
+                {
+                    let key = lists[at].pop_front().expect("not empty");
+                    let doc = &self.documents[&key];
+                    let earlier = (0..at)
+                        .filter(|&other| merged.groups[other] != merged.groups[at])
+                        .any(|other| {
+                            let branch = &branches[other];
+                            has_key_inside(&self.indexes[branch.index], branch, doc.as_doc())
+                                .expect("stored documents have keys")
+                        });
+                    if !earlier {
+                        found.push(key);
+                    }
+                }
+                found
+            }
             Access::Union(union) => {
                 let mut found = Vec::new();
                 for (at, branch) in union.branches.iter().enumerate() {

@@ -17,6 +17,7 @@
 //! repeats nor loses it.
 
 use super::covered;
+use super::merging::Merging;
 use super::planning::Planned;
 use super::scan::{Item, Scan, Space, Stepped};
 use super::spill::FileSpill;
@@ -110,6 +111,14 @@ impl Found {
         }
     }
 
+    /// Lets go of everything but the document: a slice of a scan may hold a whole
+    /// block of the engine's cache.
+    pub(super) fn detach(&mut self) {
+        if !matches!(self, Found::Made(_)) {
+            *self = Found::Made(self.document().to_owned());
+        }
+    }
+
     pub(crate) fn into_document(self) -> DocBuf {
         match self {
             Found::Made(document) => document,
@@ -183,6 +192,8 @@ pub(crate) struct Execution {
     live: Option<Live>,
     /// Where the documents of a virtual collection come from.
     made: Option<Box<dyn VirtualSource>>,
+    /// Branches that are merged in order.
+    merging: Option<Box<Merging>>,
     branch: usize,
     /// The last item inside the bounds; becomes `position` when suspended.
     last: Option<Position>,
@@ -242,7 +253,9 @@ impl Execution {
         planned: Planned,
         snapshot: Option<Snapshot>,
     ) -> Result<Self, Error> {
+        let planned = Arc::new(planned);
         let mut execution = Self {
+            merging: Merging::new(shard, collection, &query, &planned)?,
             shard: shard.clone(),
             collection: collection.clone(),
             stage: Stage::Streaming,
@@ -259,7 +272,7 @@ impl Execution {
                 branches: vec![BranchStatistics::default(); planned.branches()],
                 ..Statistics::default()
             },
-            planned: Arc::new(planned),
+            planned,
             query,
         };
         if execution.planned.plan.needs_sort
@@ -330,6 +343,14 @@ impl Execution {
         self.go_live(self.shard.store.snapshot())
     }
 
+    /// Reads this snapshot, unless there is one already.
+    pub(super) fn go_live_once(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        match self.live {
+            Some(_) => Ok(()),
+            None => self.go_live(snapshot.clone()),
+        }
+    }
+
     /// The error for a batch after a change of the catalog that took away what
     /// the plan stands on. MongoDB asks it even of a sort that has read all.
     fn check_catalog(&self) -> Result<(), Error> {
@@ -394,12 +415,14 @@ impl Execution {
     /// Ends a batch: lets go of the snapshot and keeps the position.
     pub(crate) fn suspend(&mut self) {
         self.note_scan();
+        if let Some(merging) = &mut self.merging {
+            merging.suspend(&mut self.statistics);
+        }
         if let Some(last) = self.last.take() {
             self.position = Some(last.as_bytes().to_vec());
         }
-        if let Some(found) = self.put_back.take() {
-            // A slice of a scan may hold a whole block of the engine's cache.
-            self.put_back = Some(Found::Made(found.into_document()));
+        if let Some(found) = &mut self.put_back {
+            found.detach();
         }
         self.live = None;
         self.suspended = true;
@@ -509,6 +532,10 @@ impl Execution {
             return self.look_up(key.clone());
         }
         self.resume()?;
+        if let (Some(merging), Some(live)) = (&mut self.merging, &self.live) {
+            merging.go_live(&live.snapshot)?;
+            return merging.next(operation, budget, &mut self.statistics);
+        }
         if matches!(self.planned.plan.access, Access::Records { .. }) && self.made.is_none() {
             return self.search_records(operation, budget);
         }

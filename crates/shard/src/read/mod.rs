@@ -28,6 +28,7 @@ mod candidates;
 mod covered;
 mod distinct;
 mod execution;
+mod merging;
 mod planning;
 mod query;
 mod scan;

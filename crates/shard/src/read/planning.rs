@@ -401,6 +401,9 @@ fn signature(plan: &Plan, indexes: &[Arc<Index>]) -> String {
             .iter()
             .map(|branch| indexes[branch.index].definition.name.as_str())
             .collect::<Vec<_>>()
-            .join(" or "),
+            .join(match union.merged {
+                Some(_) => " and ",
+                None => " or ",
+            }),
     }
 }

@@ -10,7 +10,7 @@ use crate::catalog::Index;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::key::Direction;
 use query::filter::{Filter, Predicate};
-use query::plan::{Access, IndexAccess, Plan, ScanDirection, bounds_document};
+use query::plan::{Access, IndexAccess, Plan, ScanDirection, Union, bounds_document};
 use query::sort::SortPattern;
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ impl Stage {
         }
         match &self.inputs[..] {
             [] => {}
-            [only] if self.name != "OR" => {
+            [only] if !matches!(self.name, "OR" | "SORT_MERGE") => {
                 out.begin_document("inputStage");
                 only.write(out, with_statistics);
                 out.end();
@@ -263,8 +263,7 @@ fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shap
     stage
 }
 
-fn sort_stage(pattern: &SortPattern, execution: &Execution, statistics: &Statistics) -> Stage {
-    let query = execution.query();
+fn sort_document(pattern: &SortPattern) -> DocBuf {
     let mut spec = DocWriter::new();
     for (path, direction) in pattern.fields() {
         spec.append(
@@ -275,9 +274,14 @@ fn sort_stage(pattern: &SortPattern, execution: &Execution, statistics: &Statist
             },
         );
     }
+    spec.finish()
+}
+
+fn sort_stage(pattern: &SortPattern, execution: &Execution, statistics: &Statistics) -> Stage {
+    let query = execution.query();
     let mut about = DocWriter::new();
     about
-        .append("sortPattern", &spec.finish())
+        .append("sortPattern", &sort_document(pattern))
         .append("memLimit", execution.sort_memory_bytes());
     if let Some(limit) = query.limit {
         about.append("limitAmount", narrow(limit.saturating_add(query.skip)));
@@ -331,34 +335,51 @@ fn access_stage(planned: &Planned, plan: &Plan, statistics: &Statistics, counted
             let scan = index_scan(index, access, branch, branch.keys_inside).filter(of_key);
             fetch(of_document, statistics).over(scan)
         }
-        Access::Union(union) => {
-            let mut either = Stage::new("OR")
-                .done(
-                    DocWriter::new()
-                        .with(
-                            "dupsTested",
-                            narrow(statistics.matched + statistics.duplicates),
-                        )
-                        .with("dupsDropped", narrow(statistics.duplicates)),
-                )
-                .returning(statistics.matched, statistics.steps + 1);
-            for (branch, counts) in union.branches.iter().zip(&statistics.branches) {
-                let index = &planned.indexes[branch.index];
-                let own = own_residual(branch, union.residual.as_ref());
-                let (of_key, of_document) = split_residual(branch, own.as_ref(), index);
-                let scan = index_scan(index, branch, *counts, counts.keys_inside).filter(of_key);
-                either = either.over(match of_document {
-                    None => scan,
-                    Some(filter) => Stage::new("FETCH")
-                        .filter(Some(filter))
-                        .done(DocWriter::new().with("docsExamined", narrow(counts.keys_inside)))
-                        .returning(counts.keys_inside, counts.keys_examined + 1)
-                        .over(scan),
-                });
-            }
-            fetch(union.residual.clone(), statistics).over(either)
-        }
+        Access::Union(union) => union_stage(planned, union, statistics),
     }
+}
+
+/// Several scans, one after the other or merged, and what is asked of what they
+/// find together.
+fn union_stage(planned: &Planned, union: &Union, statistics: &Statistics) -> Stage {
+    let mut either = Stage::new("OR");
+    // The scans of one index, taken apart: what it leaves open is asked above them.
+    let mut taken_apart = false;
+    if let Some(merged) = &union.merged {
+        either = Stage::new("SORT_MERGE")
+            .about(DocWriter::new().with("sortPattern", &sort_document(&merged.sort)));
+        taken_apart = merged.groups.iter().all(|group| *group == 0);
+    }
+    either = either
+        .done(
+            DocWriter::new()
+                .with(
+                    "dupsTested",
+                    narrow(statistics.matched + statistics.duplicates),
+                )
+                .with("dupsDropped", narrow(statistics.duplicates)),
+        )
+        .returning(statistics.matched, statistics.steps + 1);
+    let mut above = union.residual.clone();
+    for (branch, counts) in union.branches.iter().zip(&statistics.branches) {
+        let index = &planned.indexes[branch.index];
+        let own = own_residual(branch, union.residual.as_ref());
+        let (of_key, of_document) = split_residual(branch, own.as_ref(), index);
+        let scan = index_scan(index, branch, *counts, counts.keys_inside).filter(of_key);
+        either = either.over(match of_document {
+            Some(filter) if taken_apart => {
+                above = Some(filter);
+                scan
+            }
+            None => scan,
+            Some(filter) => Stage::new("FETCH")
+                .filter(Some(filter))
+                .done(DocWriter::new().with("docsExamined", narrow(counts.keys_inside)))
+                .returning(counts.keys_inside, counts.keys_examined + 1)
+                .over(scan),
+        });
+    }
+    fetch(above, statistics).over(either)
 }
 
 /// Whether everything that is sorted by is there after the projection.

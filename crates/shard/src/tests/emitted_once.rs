@@ -12,9 +12,10 @@ async fn filled() -> TestShard {
         .map(|id| {
             let (a, b) = (id % 7, id % 5);
             format!(
-                "{{_id: {id}, a: [{a}, {}, {}], b: {b}, z: 0}}",
+                "{{_id: {id}, a: [{a}, {}, {}], b: {b}, k: {}, z: 0}}",
                 a + 1,
-                a + 3
+                a + 3,
+                id % 3
             )
         })
         .collect();
@@ -22,7 +23,7 @@ async fn filled() -> TestShard {
     server
         .check(
             r#"
-            {createIndexes: "c", indexes: [{key: {a: 1}, name: "a"}, {key: {b: 1}, name: "b"}, {key: {a: 1, b: -1}, name: "ab"}]} => {}
+            {createIndexes: "c", indexes: [{key: {a: 1}, name: "a"}, {key: {b: 1}, name: "b"}, {key: {a: 1, b: -1}, name: "ab"}, {key: {b: 1, k: 1}, name: "bk"}]} => {}
             "#,
         )
         .await;
@@ -45,6 +46,9 @@ const QUERIES: &[&str] = &[
     "filter: {$or: [{a: {$gte: 4}}, {b: {$lte: 2}}]}",
     "filter: {$or: [{b: {$lte: 2}}, {a: {$gte: 4}}, {b: {$gte: 2}}, {a: 1}]}",
     "filter: {$or: [{a: {$in: [1, 2]}, z: {$gte: 0}}, {a: {$in: [2, 3]}}]}",
+    // Merged in the order of a sort.
+    "filter: {b: {$in: [0, 2, 3]}}, hint: 'bk', sort: {k: 1}",
+    "filter: {$or: [{b: 1}, {b: {$in: [1, 3]}, k: {$gte: 1}}]}, sort: {k: -1}",
 ];
 
 /// The ids that a look at every document finds.
