@@ -100,7 +100,9 @@ impl Push {
             }
         }
         // MongoDB looks at what it was asked for, not at what came of it.
-        let is_idle = self.values.is_empty() && self.sort.is_none() && all.len() == before;
+        // Sorting counts as a change even if nothing moves, unless there is nothing.
+        let is_sorted = self.sort.is_some() && before > 0;
+        let is_idle = self.values.is_empty() && !is_sorted && all.len() == before;
         if is_idle && current.is_some() {
             return Ok(Effect::Keep);
         }

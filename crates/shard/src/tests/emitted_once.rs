@@ -53,7 +53,8 @@ const QUERIES: &[&str] = &[
 
 /// The ids that a look at every document finds.
 async fn expected(server: &TestShard, query: &str) -> Vec<i32> {
-    let filter = query.split(", hint").next().unwrap_or(query);
+    let end = query.find(", hint").or(query.find(", sort"));
+    let filter = &query[..end.unwrap_or(query.len())];
     let (_, documents) = server
         .batch(&format!("{{find: 'c', {filter}, hint: {{$natural: 1}}}}"))
         .await;
