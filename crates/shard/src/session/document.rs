@@ -334,3 +334,110 @@ impl Addition<'_> {
         written
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::bson::DocWriter;
+    use storage::entry::{Entry, Operation};
+
+    fn session() -> SessionId {
+        SessionId::new([9; 16])
+    }
+
+    fn items() -> Vec<Executed> {
+        let id = || DocWriter::new().with("_id", 7).finish();
+        let effects = [
+            Effect::Inserted,
+            Effect::Updated,
+            Effect::Deleted,
+            Effect::UpdatedWithImage(ImageKind::Before),
+            Effect::UpdatedWithImage(ImageKind::After),
+            Effect::DeletedWithImage,
+            Effect::Upserted(id()),
+            Effect::UpsertedWithImage(id()),
+        ];
+        let statements = [0, -1, 5, i32::MAX, i32::MIN, 77, 1000, 2];
+        effects
+            .into_iter()
+            .zip(statements)
+            .map(|(effect, statement)| Executed::one(statement, effect))
+            .collect()
+    }
+
+    /// The documents of an entry that adds these items, by key.
+    fn written(
+        history: &History,
+        items: &[Executed],
+        image: Option<&Image>,
+    ) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut payload = Vec::new();
+        let addition = Addition {
+            session: session(),
+            items,
+            image,
+            term: 300,
+            wall_ms: -5,
+        };
+        let written = addition.encode(history, &mut Encoder::new(&mut payload));
+        written.set_time(&mut payload, ClusterTime::new(6, 7));
+        let entry = Entry::decode(&payload).expect("our own entry");
+        entry
+            .operations()
+            .filter_map(|operation| match operation.expect("our own operation") {
+                Operation::PutMeta { key, value } => Some((key.to_vec(), value.to_vec())),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut history = History::default();
+        history.begin(12345, session()).expect("the first number");
+        let image = Image {
+            kind: ImageKind::After,
+            document: DocWriter::new().with("_id", 1).finish(),
+        };
+        let documents = written(&history, &items(), Some(&image));
+        let [(image_key, image_value), (key, value)] = &documents[..] else {
+            panic!("an image and a session document: {documents:?}");
+        };
+        assert_eq!(SessionKey::parse(key), Some(session()));
+        let stored = Stored::decode(value).expect("a session document");
+        assert_eq!(stored.number, 12345);
+        assert_eq!(stored.recent, items());
+        let last = LastWrite {
+            time: ClusterTime::new(6, 7),
+            term: 300,
+            wall_ms: -5,
+        };
+        assert_eq!(stored.last, last);
+        assert_eq!(SessionKey::parse(image_key), Some(session()));
+        let stored = StoredImage::decode(image_value).expect("an image");
+        assert_eq!((stored.number, stored.statement), (12345, 0));
+        assert_eq!(stored.time, ClusterTime::new(6, 7));
+        assert_eq!(stored.image.document, image.document);
+    }
+
+    #[test]
+    fn damage_is_an_error() {
+        let mut history = History::default();
+        history.begin(1, session()).expect("the first number");
+        let documents = written(&history, &items(), None);
+        let (_, value) = &documents[0];
+        for length in 0..value.len() {
+            // Cut between two items it is shorter, not damaged.
+            if let Ok(stored) = Stored::decode(&value[..length]) {
+                assert!(stored.recent.len() < items().len());
+            }
+        }
+        for at in 0..value.len() {
+            let mut damaged = value.clone();
+            damaged[at] ^= 0xFF;
+            let _ = Stored::decode(&damaged);
+            let _ = StoredImage::decode(&damaged);
+            let _ = decode_overflow(&damaged);
+        }
+    }
+}

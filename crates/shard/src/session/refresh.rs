@@ -8,8 +8,11 @@
 //! 4. Cursors of ended and expired sessions are closed.
 //!
 //! The collection is an ordinary one, written through ordinary commands; an index
-//! on `lastUse` lets its documents expire. If it cannot be written, ended sessions
+//! on `lastUse` lets its documents expire. Only the leader writes it. If it cannot be written, ended sessions
 //! are kept for the next time and nothing is taken for expired.
+//!
+//! Left out: a follower does not tell the leader which sessions it has seen. Its own
+//! cache forgets those that were not used for as long as sessions live.
 
 use super::SessionId;
 use super::cache::JobStatistics;
@@ -56,7 +59,11 @@ impl Shard {
         let now_ms = self.clock.now_ms();
         let ended = self.session_cache.take_ended();
         let used = self.sessions_to_refresh(&ended);
-        let written = self.write_sessions(&used, &ended, now_ms).await;
+        let leads = self.log.leading().is_ok();
+        let written = match leads {
+            true => self.write_sessions(&used, &ended, now_ms).await,
+            false => Ok(()),
+        };
         if let Err(error) = written {
             for id in ended {
                 self.session_cache.end(id);
@@ -68,7 +75,11 @@ impl Shard {
             self.session_cache.remove(*id, now_ms);
             gone.insert(*id);
         }
-        gone.extend(self.remove_expired(&used, now_ms)?);
+        let unused_since_ms = match leads {
+            true => now_ms,
+            false => now_ms.saturating_sub(self.parameters.current().session_lifetime_ms()),
+        };
+        gone.extend(self.remove_expired(&used, unused_since_ms)?);
         let closed = self.cursors.kill_of_sessions(&|id| gone.contains(id));
         self.session_cache.refreshed_at(now_ms);
         let mut statistics = self.session_cache.statistics.lock();
@@ -152,11 +163,11 @@ impl Shard {
     fn remove_expired(
         &self,
         used: &BTreeSet<SessionId>,
-        now_ms: i64,
+        unused_since_ms: i64,
     ) -> Result<Vec<SessionId>, Error> {
         let mut expired = Vec::new();
         for (id, last_use) in self.session_cache.all() {
-            if last_use <= now_ms
+            if last_use <= unused_since_ms
                 && !used.contains(&id)
                 && !self.is_session_stored(id)?
                 && self.session_cache.remove(id, last_use)

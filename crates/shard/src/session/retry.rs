@@ -5,6 +5,10 @@
 //! answered from there, at the latest when the entry that said so is applied;
 //! what was not is evaluated, and the entry of its write carries the session's
 //! new document.
+//!
+//! Invariant: such an entry is refused unless this member has led without a break
+//! since the session was checked out. Otherwise another leader may have gone on with
+//! the session, and the document would take that back.
 
 use super::catalog::CheckedOut;
 use super::document::{Addition, SessionKey, Stored, StoredImage, Written, decode_overflow};
@@ -16,6 +20,7 @@ use crate::operation::Operation;
 use model::bson::DocBuf;
 use model::{Code, Error};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use replication::Term;
 use std::sync::atomic::{AtomicBool, Ordering};
 use storage::entry::Encoder;
 
@@ -48,6 +53,8 @@ const NO_STATEMENT: i32 = -1;
 pub(crate) struct Retryable {
     session: SessionId,
     number: i64,
+    /// In which this member led when the session was checked out.
+    term: Term,
     /// Whether any statement may have been executed before.
     is_fresh: bool,
     checked_out: Mutex<CheckedOut>,
@@ -62,6 +69,8 @@ impl Shard {
         number: i64,
         operation: &Operation,
     ) -> Result<Retryable, Error> {
+        // Asked first: the history holds only while this member leads without a break.
+        let term = self.log.leading().map_err(crate::error::from_log)?;
         let now_ms = self.clock.now_ms();
         let mut checked_out = self.sessions.check_out(session, operation, now_ms).await?;
         if checked_out.needs_loading() {
@@ -71,6 +80,7 @@ impl Shard {
         Ok(Retryable {
             session,
             number,
+            term,
             is_fresh: checked_out.history().is_empty(),
             checked_out: Mutex::new(checked_out),
             answered_from_history: AtomicBool::new(false),
@@ -151,6 +161,10 @@ impl Shard {
 }
 
 impl Retryable {
+    pub(crate) fn term(&self) -> Term {
+        self.term
+    }
+
     pub(crate) fn history(&self) -> MappedMutexGuard<'_, History> {
         self.history_mut()
     }
@@ -188,7 +202,7 @@ impl Retryable {
             session: self.session,
             items,
             image,
-            term: shard.log.term().get(),
+            term: self.term.get(),
             wall_ms: shard.clock.now_ms(),
         };
         addition.encode(&self.history(), encoder)

@@ -265,6 +265,35 @@ async fn a_lost_overflow_document_is_an_incomplete_history() {
     .await;
 }
 
+/// ⚑ Who gave up waiting may have written all the same: the next attempt finds out
+/// before it answers, and never runs the statement a second time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_abandoned_write_is_settled_by_its_retry() {
+    let shard = std::sync::Arc::new(TestShard::open().await);
+    shard
+        .check("{insert: 'c', documents: [{_id: 1, a: 0}]} => {n: 1}")
+        .await;
+    for number in 1..100 {
+        let command = format!(
+            "{{update: 'c', updates: [{{q: {{_id: 1}}, u: {{$inc: {{a: 1}}}}}}], {SESSION}, txnNumber: {number}L}}"
+        );
+        let abandoned = tokio::spawn({
+            let (shard, command) = (shard.clone(), command.clone());
+            async move { shard.run("test", &command).await }
+        });
+        for _ in 0..number % 7 {
+            tokio::task::yield_now().await;
+        }
+        abandoned.abort();
+        shard
+            .check(&format!(
+                "{command} => {{n: 1, nModified: 1}}\n{{find: 'c'}} => {{cursor: {{firstBatch: [{{a: {number}}}]}}}}"
+            ))
+            .await;
+        let _ = abandoned.await;
+    }
+}
+
 /// The same statement from many connections at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn operations_of_one_session_run_one_after_the_other() {

@@ -124,8 +124,12 @@ impl Shard {
             .iter()
             .map(|key| self.record_stripe(collection, key))
             .collect();
-        // What is evaluated from here on holds only while this member leads.
-        let term = self.log.leading().map_err(not_appended)?;
+        // What is evaluated from here on holds only while this member leads; what a
+        // session remembers, since it was checked out.
+        let term = match session {
+            Some(session) => session.term(),
+            None => self.log.leading().map_err(not_appended)?,
+        };
         loop {
             let held = self.latches.hold(wanted);
             let mut evaluator =
