@@ -336,6 +336,17 @@ impl Tail {
         self.entries.get(usize::try_from(index).ok()?)
     }
 
+    /// The last position before a time, up to `until`, if the tail reaches back to it.
+    pub fn last_before(&self, time: ClusterTime, until: LogPosition) -> Option<LogPosition> {
+        if self.entries.front()?.time >= time {
+            return None;
+        }
+        let later = self
+            .entries
+            .partition_point(|entry| entry.time < time && entry.position <= until);
+        Some(self.entries.get(later.checked_sub(1)?)?.position)
+    }
+
     pub fn term(&self, position: LogPosition) -> Option<Term> {
         self.get(position).map(|entry| entry.term)
     }

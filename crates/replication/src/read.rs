@@ -110,6 +110,13 @@ impl LogState {
     /// The position after which reading gives exactly the entries at or after `time`.
     pub fn position_at_time(&self, time: ClusterTime) -> Result<LogPosition, ReadError> {
         let applied = self.applied();
+        // Mostly somebody resumes where he left off a moment ago.
+        let recent = self.tail.lock().last_before(time, applied);
+        if let Some(position) = recent
+            && position.next() >= self.first()
+        {
+            return Ok(position);
+        }
         let (segment, last) = {
             let segments = self.segments.read();
             // Entries before a segment have at most its previous time.

@@ -26,6 +26,8 @@ pub(crate) struct StreamCursor {
     token: ResumeToken,
     /// The current event did not fit into the last batch.
     left_over: bool,
+    /// The last batch read the log to its end: what has come since is in memory.
+    caught_up: bool,
     ended: bool,
 }
 
@@ -42,6 +44,7 @@ impl StreamCursor {
             state,
             token,
             left_over: false,
+            caught_up: false,
             ended: false,
         }
     }
@@ -81,10 +84,12 @@ impl BatchSource for StreamCursor {
         batch: &mut Batch,
         budget: &mut Budget,
     ) -> Result<Filled, Error> {
-        // The log may have to be read from disk: the runtime is told.
-        if budget.steps != u64::MAX {
+        // The log may have to be read from disk: then the runtime is told. Streams
+        // that keep up are woken by every write, so for them it is not.
+        if budget.steps != u64::MAX && !self.caught_up {
             return Ok(Filled::Paused);
         }
+        self.caught_up = false;
         self.environment.run_for(operation);
         loop {
             if batch.is_full() {
@@ -94,6 +99,7 @@ impl BatchSource for StreamCursor {
                 match self.source.advance().map_err(while_running)? {
                     Advance::Document => {}
                     Advance::Paused => {
+                        self.caught_up = true;
                         self.token = self.state.lock().reached();
                         return Ok(Filled::Dry);
                     }
@@ -121,6 +127,8 @@ impl BatchSource for StreamCursor {
 
     fn suspend(&mut self) {
         self.environment.suspend();
+        // Nobody knows how much there is when it is asked for again.
+        self.caught_up = false;
     }
 
     fn awaits_data(&self) -> bool {

@@ -86,9 +86,13 @@ impl EventSource {
             Start::ResumeAfter(token) => resume(shard, token.as_doc(), false)?,
             Start::StartAfter(token) => resume(shard, token.as_doc(), true)?,
         };
+        let mark = match &resumed {
+            Some(resumed) => ResumeToken::high_water_mark(resumed.time.next()),
+            None => start.clone(),
+        };
         let state = Arc::new(Mutex::new(StreamState {
             last: resumed.clone(),
-            mark: start.clone(),
+            mark,
             invalidated: false,
         }));
         let source = Self {

@@ -299,6 +299,16 @@ async fn a_stream_resumes_behind_any_token() {
     }
     let mut stream = Stream::open(&shard, &format!("{{resumeAfter: {end}}}"), "").await;
     assert!(stream.events().await.is_empty());
+    // Before anything is read, the token is still the one that was given.
+    for token in &tokens {
+        let command = format!(
+            "{{aggregate: 'c', pipeline: [{{$changeStream: {{resumeAfter: {token}}}}}],
+               cursor: {{batchSize: 0}}}}"
+        );
+        let reply = shard.run("test", &command).await;
+        let found = get(&reply, "cursor").and_then(|cursor| cursor.get("postBatchResumeToken"));
+        assert_eq!(found.map(print).as_ref(), Some(token));
+    }
     // From a time: the events at that time and later.
     let time = print(all[3].get("clusterTime").expect("a time"));
     let mut stream = Stream::open(&shard, &format!("{{startAtOperationTime: {time}}}"), "").await;
