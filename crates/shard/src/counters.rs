@@ -15,6 +15,9 @@ pub(crate) struct Counters {
     documents_updated: AtomicU64,
     documents_deleted: AtomicU64,
     documents_returned: AtomicU64,
+    /// Commands and statements that were answered from a session's history.
+    pub(crate) retried_commands: AtomicU64,
+    pub(crate) retried_statements: AtomicU64,
     pub(crate) ttl_passes: AtomicU64,
     pub(crate) ttl_deleted: AtomicU64,
 }

@@ -7,6 +7,7 @@ use crate::parameters::{AT_STARTUP, SETTABLE};
 use crate::shard::CLOCK_DRIFT_SECONDS_MAX;
 use model::bson::{ArrayBuf, DocWriter, Kind, Value, ValueRef};
 use model::{Code, Error};
+use std::sync::atomic::{AtomicU64, Ordering};
 use wire::{Origin, Reply};
 
 /// The version of MongoDB whose behaviour this server follows.
@@ -354,6 +355,18 @@ fn append_sessions(shard: &Shard, writer: &mut DocWriter) {
         )
         .append("lastTransactionReaperJobEntriesCleanedUp", jobs.reaped)
         .append("sessionCatalogSize", shard.sessions.len() as i32)
+        .end();
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as i64;
+    writer
+        .begin_document("transactions")
+        .append(
+            "retriedCommandsCount",
+            read(&shard.counters.retried_commands),
+        )
+        .append(
+            "retriedStatementsCount",
+            read(&shard.counters.retried_statements),
+        )
         .end();
 }
 

@@ -21,7 +21,7 @@ use model::bson::DocBuf;
 use model::{Code, Error};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use replication::Term;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use storage::entry::Encoder;
 
 /// Which statement of a transaction number each statement of a command is.
@@ -58,7 +58,8 @@ pub(crate) struct Retryable {
     /// Whether any statement may have been executed before.
     is_fresh: bool,
     checked_out: Mutex<CheckedOut>,
-    answered_from_history: AtomicBool,
+    /// Statements that were answered from history.
+    retried: AtomicU64,
 }
 
 impl Shard {
@@ -83,7 +84,7 @@ impl Shard {
             term,
             is_fresh: checked_out.history().is_empty(),
             checked_out: Mutex::new(checked_out),
-            answered_from_history: AtomicBool::new(false),
+            retried: AtomicU64::new(0),
         })
     }
 
@@ -147,11 +148,16 @@ impl Shard {
         retryable: &Retryable,
         concern: WriteConcern,
     ) -> Result<(), Error> {
-        let synced = retryable.history().synced;
-        if synced
-            || concern == WriteConcern::Applied
-            || !retryable.answered_from_history.load(Ordering::Relaxed)
-        {
+        let retried = retryable.retried.load(Ordering::Relaxed);
+        if retried == 0 {
+            return Ok(());
+        }
+        let counters = &self.counters;
+        counters.retried_commands.fetch_add(1, Ordering::Relaxed);
+        counters
+            .retried_statements
+            .fetch_add(retried, Ordering::Relaxed);
+        if concern == WriteConcern::Applied || retryable.history().synced {
             return Ok(());
         }
         self.propose_catalog(|encoder| encoder.noop()).await?;
@@ -180,7 +186,7 @@ impl Retryable {
         }
         let effect = self.history().find(statement)?.cloned();
         if effect.is_some() {
-            self.answered_from_history.store(true, Ordering::Relaxed);
+            self.retried.fetch_add(1, Ordering::Relaxed);
         }
         Ok(effect)
     }

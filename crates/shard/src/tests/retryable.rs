@@ -65,6 +65,7 @@ async fn updates_and_deletes_happen_once() {
     "#;
     let again = r#"
         {update: "c", updates: [{q: {_id: 100}, u: {$inc: {a: 1}}, upsert: true}, {q: {_id: 1}, u: {$inc: {a: 1}}}, {q: {k: 5}, u: {$set: {a: 1}}, upsert: true}, {q: {_id: 3}, u: {$set: {a: 0}}}, {q: {_id: "none"}, u: {$set: {a: 0}}}], @1} => {n: 4, nModified: 1, retriedStmtIds: [0, 1, 2], upserted: [{index: 0, _id: 100}, {index: 2}]}
+        admin {serverStatus: 1} => {transactions: {retriedCommandsCount: 1L, retriedStatementsCount: 3L}}
         {find: "c", filter: {_id: {$in: [1, 100]}}} => {cursor: {firstBatch: [{_id: 1, a: 1}, {_id: 100, a: 1}]}}
     "#;
     check(&shard, first).await;
