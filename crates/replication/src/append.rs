@@ -50,6 +50,7 @@ pub(crate) struct LogEnd {
 impl Writer {
     /// Everything up to `end` must be synced.
     pub fn new(log: Arc<LogState>, end: &LogEnd) -> Self {
+        log.set_synced(end.last);
         Self {
             segment: log.active(),
             log,
@@ -131,6 +132,7 @@ impl Writer {
             self.segment.file.sync()?;
             self.log.count_sync();
             self.synced = self.last;
+            self.log.set_synced(self.last);
             self.unsynced_since = None;
         }
         Ok(())
@@ -192,6 +194,7 @@ impl Writer {
         self.last_wall_ms = end.last_wall_ms;
         self.last_term = end.last_term;
         self.synced = end.last;
+        self.log.set_synced(end.last);
         self.log.set_appended(self.last, self.offset);
         Ok(())
     }

@@ -185,7 +185,22 @@ impl<S: StateMachine> Group<S> {
 
     /// The members and how far each is, as this member knows it.
     pub fn members(&self) -> Arc<Members> {
-        self.handle.shared.members.borrow().clone()
+        let published = self.handle.shared.members.borrow().clone();
+        let log = self.log();
+        let own = published.of(published.me);
+        let (synced, applied) = (Some(log.synced()), Some(log.applied()));
+        if own.is_none_or(|own| own.matched == synced && own.committed >= applied) {
+            return published;
+        }
+        // What this member does without others is not published each time.
+        let mut members = (*published).clone();
+        for own in &mut members.progress {
+            if own.member == members.me {
+                own.matched = synced;
+                own.committed = own.committed.max(applied);
+            }
+        }
+        Arc::new(members)
     }
 
     /// The same, followed. A sole member does not tell of its own progress this way; it is

@@ -67,6 +67,7 @@ pub(crate) struct LogState {
     spare_number: AtomicU64,
     pub progress: watch::Sender<Progress>,
     appended: AtomicU64,
+    synced: AtomicU64,
     applied: AtomicU64,
     /// From here to the end there is no gap: this is what can be sent to others.
     unbroken_first: AtomicU64,
@@ -103,6 +104,7 @@ impl LogState {
                 running: true,
             }),
             appended: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
             applied: AtomicU64::new(0),
             unbroken_first: AtomicU64::new(1),
             written_bytes: AtomicU64::new(0),
@@ -115,6 +117,15 @@ impl LogState {
 
     pub fn appended(&self) -> LogPosition {
         LogPosition::new(self.appended.load(Ordering::Acquire))
+    }
+
+    /// Everything up to here is stable on this member.
+    pub fn synced(&self) -> LogPosition {
+        LogPosition::new(self.synced.load(Ordering::Acquire))
+    }
+
+    pub fn set_synced(&self, position: LogPosition) {
+        self.synced.store(position.get(), Ordering::Release);
     }
 
     pub fn applied(&self) -> LogPosition {

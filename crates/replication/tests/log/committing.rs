@@ -52,6 +52,23 @@ fn a_group_is_synced_once_and_only_if_one_of_it_asks() {
 }
 
 #[test]
+fn a_sole_member_tells_how_far_it_is_synced() {
+    let world = World::new();
+    let (group, mut driver) = world.open_stepped().expect("opens");
+    let own = |group: &Group<Ledger>| {
+        let members = group.members();
+        assert_eq!(members.leader, Some(members.me));
+        let own = members.of(members.me).expect("it is a member");
+        (own.matched, own.committed)
+    };
+    drop(propose(&group, Buffered, b"x"));
+    driver.step();
+    assert_eq!(own(&group), (Some(at(0)), Some(at(1))));
+    driver.sync();
+    assert_eq!(own(&group), (Some(at(1)), Some(at(1))));
+}
+
+#[test]
 fn the_sync_of_buffered_writes_comes_with_the_group_after_its_delay() {
     let mut world = World::new();
     world.options.sync_delay_ms = 0;
