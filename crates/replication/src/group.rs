@@ -303,6 +303,18 @@ impl<S: StateMachine> Group<S> {
         self.log().first()
     }
 
+    /// What the log holds, and what it may hold before its oldest part leaves.
+    pub fn bytes(&self) -> LogBytes {
+        let segments = self.log().segments.read();
+        let full = segments.split_last().map_or(0, |(_, full)| {
+            full.iter().map(|segment| segment.bytes).sum()
+        });
+        LogBytes {
+            stored: full + self.log().written_bytes(),
+            window: self.log().options.window_bytes,
+        }
+    }
+
     pub fn last_applied(&self) -> LogPosition {
         self.log().applied()
     }
@@ -452,6 +464,14 @@ fn maintain<C>(shared: &Shared<C>) {
         maintenance_pass(shared);
     }
     *shared.maintenance.lock() = None;
+}
+
+/// The size of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogBytes {
+    pub stored: u64,
+    /// More is kept while it is young.
+    pub window: u64,
 }
 
 /// A proposal under way: a future of its outcome.

@@ -81,7 +81,7 @@ pub use entry::{Applied, Committed, Durability, Entry, EntryKind, LogPosition, T
 pub use error::{
     BoxError, ChangeError, DriftError, Error, LeaderError, ProposeError, ReadError, ReceiveError,
 };
-pub use group::{Group, Pending};
+pub use group::{Group, LogBytes, Pending};
 pub use log_state::Progress;
 pub use member::{
     Configuration, ConfigurationChange, MEMBERS_MAX, MemberId, MemberProgress, MemberStep, Members,

@@ -13,6 +13,7 @@ use model::bson::{Doc, DocWriter, ValueRef};
 use model::key::{Direction as KeyDirection, KeyBuilder};
 use model::number::Number;
 use model::{Code, Error, Namespace};
+use replication::LogBytes;
 use std::ops::Bound;
 use std::time::Instant;
 use storage::layout::Subject;
@@ -87,6 +88,12 @@ pub(crate) fn append_collection_stats(
     writer: &mut DocWriter,
 ) {
     writer.append("ns", namespace.as_str());
+    let made = shard.virtual_collection(namespace);
+    if let Some(made) = made.and_then(|collection| collection.made.as_ref())
+        && let Some(bytes) = made.bytes(shard)
+    {
+        return append_capped_stats(bytes, made.count(shard).unwrap_or(0), scale, writer);
+    }
     let Some(collection) = shard.catalog.get(namespace) else {
         for name in [
             "size",
@@ -134,6 +141,32 @@ pub(crate) fn append_collection_stats(
         append_count(writer, name, bytes / scale);
     }
     writer.end();
+    append_count(writer, "scaleFactor", scale);
+}
+
+/// The same for a collection that forgets its oldest documents.
+fn append_capped_stats(bytes: LogBytes, count: u64, scale: u64, writer: &mut DocWriter) {
+    append_count(writer, "size", bytes.stored / scale);
+    append_count(writer, "count", count);
+    if let Some(average) = bytes.stored.checked_div(count) {
+        append_count(writer, "avgObjSize", average);
+    }
+    writer.append("numOrphanDocs", 0);
+    append_count(writer, "storageSize", bytes.stored / scale);
+    writer
+        .append("freeStorageSize", 0)
+        .append("capped", true)
+        .append("max", 0);
+    append_count(writer, "maxSize", bytes.window / scale);
+    writer
+        .append("nindexes", 0)
+        .begin_document("indexDetails")
+        .end()
+        .begin_array("indexBuilds")
+        .end()
+        .append("totalIndexSize", 0);
+    append_count(writer, "totalSize", bytes.stored / scale);
+    writer.begin_document("indexSizes").end();
     append_count(writer, "scaleFactor", scale);
 }
 

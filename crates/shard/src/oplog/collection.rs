@@ -17,7 +17,7 @@ use model::time::ClusterTime;
 use model::{Code, Error};
 use query::filter::{Comparison, Filter, Predicate};
 use query::plan::ScanDirection;
-use replication::{Entry, LogPosition, ReadError};
+use replication::{Entry, LogBytes, LogPosition, ReadError};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -68,6 +68,10 @@ impl VirtualCollection for Oplog {
     fn count(&self, shard: &Shard) -> Option<u64> {
         let first = shard.log.first_position().get();
         Some((shard.log.last_applied().get() + 1).saturating_sub(first))
+    }
+
+    fn bytes(&self, shard: &Shard) -> Option<LogBytes> {
+        Some(shard.log.bytes())
     }
 
     fn is_tailable(&self) -> bool {

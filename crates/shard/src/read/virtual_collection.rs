@@ -36,6 +36,11 @@ pub(crate) trait VirtualCollection: Debug + Send + Sync {
         None
     }
 
+    /// The bytes that it takes, and that it may take.
+    fn bytes(&self, _shard: &Shard) -> Option<replication::LogBytes> {
+        None
+    }
+
     /// Whether a scan at its end may find more later.
     fn is_tailable(&self) -> bool {
         false
