@@ -196,6 +196,7 @@ async fn interrupts(control: Control, writes: Writes) {
         if writes == Writes::Off || !std::io::stdin().is_terminal() {
             return control.stop();
         }
+        control.asking(true);
         eprintln!(
             "\nHave all writes to both clusters stopped? Type \"off\" to check to the end, \"stop\" (or Ctrl-C again) to stop and resume later, anything else to go on:"
         );
@@ -207,6 +208,7 @@ async fn interrupts(control: Control, writes: Writes) {
             answer = answer => answer,
             _ = tokio::signal::ctrl_c() => return control.stop(),
         };
+        control.asking(false);
         match answer {
             Ok(Ok(line)) if line.trim() == "off" => control.writes_off(),
             Ok(Ok(line)) if line.trim() == "stop" => return control.stop(),

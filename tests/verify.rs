@@ -2,7 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use differential::server::{Server, start_mongod};
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn verify(arguments: &[&str]) -> Result<Output> {
     Command::new(env!("CARGO_BIN_EXE_terndb"))
@@ -125,4 +128,76 @@ fn mistakes_are_one_sentence_and_exit_code_2() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// A run while clusters are written: stopped by a signal, resumed, and ended by word that writes are off.
+#[test]
+fn a_stopped_run_goes_on() -> Result<()> {
+    let (source, destination) = (start_mongod()?, start_mongod()?);
+    insert(&source, &[(1, "Ada")])?;
+    insert(&destination, &[(1, "Ada")])?;
+    let from = format!("mongodb://{}", source.address);
+    let to = format!("mongodb://{}", destination.address);
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join("state");
+    let html = folder.path().join("report.html");
+    let state_text = state.to_str().context("a path of text")?;
+    let mut arguments = vec!["--from", &from, "--to", &to, "--state", state_text];
+    let mut running = Command::new(env!("CARGO_BIN_EXE_terndb"))
+        .arg("verify")
+        .args(&arguments)
+        .args(["--listen", "127.0.0.1:0"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let errors = running.stderr.take().context("standard error")?;
+    let mut lines = BufReader::new(errors).lines();
+    let listening = lines.next().context("a line")??;
+    let address = listening
+        .split("http://")
+        .nth(1)
+        .and_then(|rest| rest.split('/').next())
+        .with_context(|| listening.clone())?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !progress(address)?.contains("\"completedTasks\":1") {
+        ensure!(Instant::now() < deadline, "{}", progress(address)?);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // A change that only a resumed run can find without reading everything again.
+    insert(&source, &[(2, "Grace")])?;
+    let signal = Command::new("kill")
+        .args(["-INT", &running.id().to_string()])
+        .status()?;
+    ensure!(signal.success());
+    ensure!(running.wait()?.code() == Some(2));
+    let last = lines.last().context("a line")??;
+    ensure!(last.contains("start again with the same options"), "{last}");
+    ensure!(state.join("run").exists());
+
+    arguments.extend(["--writes-off", "--html"]);
+    arguments.push(html.to_str().context("a path of text")?);
+    let output = verify(&arguments)?;
+    let shown = text(&output.stdout);
+    ensure!(
+        output.status.code() == Some(1),
+        "{shown}{}",
+        text(&output.stderr)
+    );
+    ensure!(
+        shown.contains("missing _id {\"$numberInt\":\"2\"}"),
+        "{shown}"
+    );
+    ensure!(std::fs::read_to_string(&html)?.contains("shop.people"));
+    ensure!(!state.exists());
+    Ok(())
+}
+
+fn progress(address: &str) -> Result<String> {
+    let mut connection = TcpStream::connect(address)?;
+    let request = "GET /api/v1/progress HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    connection.write_all(request.as_bytes())?;
+    let mut reply = String::new();
+    connection.read_to_string(&mut reply)?;
+    Ok(reply)
 }

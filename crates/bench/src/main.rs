@@ -4,6 +4,7 @@
 //!  cargo run --release -p bench -- compare [quick|standard|full]   figures and ratios of every workload
 //!  cargo run --release -p bench -- profile --workload c            one workload, for a profiler
 //!  cargo run --release -p bench -- idle --connections 10000        memory of idle connections
+//!  cargo run --release -p bench -- verify --records 1000000        speed of `terndb verify`
 //!  cargo run --release -p bench -- help compare                    all options
 //! ```
 //!
@@ -28,7 +29,7 @@
 //! | `command`, `reply`, `connection`, `operations` | requests patched in place, replies checked |
 //! | `loading`, `driver` | filling a server; one measurement |
 //! | `statistics`, `report`, `table` | figures and how they are printed |
-//! | `compare`, `profile`, `idle` | the three commands |
+//! | `compare`, `profile`, `idle`, `verify` | the four commands |
 //!
 //! Left out: several machines, open-loop (fixed rate) load, TLS and compression.
 
@@ -49,6 +50,7 @@ mod report;
 mod servers;
 mod statistics;
 mod table;
+mod verify;
 mod workload;
 mod zipfian;
 
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Compare(options) => compare::run(&options),
         Command::Profile(options) => profile::run(&options),
         Command::Idle(options) => idle::run(&options),
+        Command::Verify(options) => verify::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -21,7 +21,8 @@ use crate::workload::{Durability, Workload};
         cargo run --release -p bench -- compare full --markdown measured.md --json measured.json\n  \
         cargo run --release -p bench -- compare quick --same mongod      # how much is noise\n  \
         cargo run --release -p bench -- profile --workload c --perf c.perf\n  \
-        cargo run --release -p bench -- idle --connections 10000\n\n\
+        cargo run --release -p bench -- idle --connections 10000\n  \
+        cargo run --release -p bench -- verify --records 1000000\n\n\
         mongod 6.0.5 is looked for at --mongod-binary, $TERNDB_MONGOD, ~/.cache/terndb/mongod;\n\
         terndb at --terndb-binary, else beside this program."
 )]
@@ -38,6 +39,8 @@ pub enum Command {
     Profile(ProfileOptions),
     /// Open idle connections and say what memory they take
     Idle(IdleOptions),
+    /// Compare two servers with `terndb verify` and say how fast, and on whose CPU
+    Verify(VerifyOptions),
 }
 
 #[derive(Debug, Args)]
@@ -154,6 +157,21 @@ pub struct IdleOptions {
     pub servers: ServerOptions,
 }
 
+#[derive(Debug, Args)]
+pub struct VerifyOptions {
+    /// Documents of 1 kB in each collection
+    #[arg(long, default_value_t = 200_000)]
+    pub records: u64,
+    /// Verifications of each kind
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// What both servers are
+    #[arg(long, value_enum, default_value = "mongod")]
+    pub target: Product,
+    #[command(flatten)]
+    pub servers: ServerOptions,
+}
+
 /// The options of a comparison, with the preset filled in and checked.
 #[derive(Debug)]
 pub struct ComparePlan {
@@ -248,7 +266,9 @@ mod tests {
         let all = ["bench", "compare"].iter().chain(arguments);
         match Options::try_parse_from(all)?.command {
             Command::Compare(options) => options.plan(),
-            Command::Profile(_) | Command::Idle(_) => unreachable!("compare was asked for"),
+            Command::Profile(_) | Command::Idle(_) | Command::Verify(_) => {
+                unreachable!("compare was asked for")
+            }
         }
     }
 

@@ -62,23 +62,75 @@ impl CpuReading {
     }
 }
 
-/// User and system time, fields 14 and 15; the name in field 2 may itself hold spaces and brackets.
-fn ticks_of_stat(stat: &str) -> Result<u64> {
+/// The fields behind the name, which may itself hold spaces and brackets: the first is field 3.
+fn fields_of_stat(stat: &str) -> Result<Vec<&str>> {
     let (_, after_name) = stat.rsplit_once(')').context("an odd /proc/PID/stat")?;
     let fields: Vec<&str> = after_name.split_whitespace().collect();
     ensure!(fields.len() > 12, "a short /proc/PID/stat");
+    Ok(fields)
+}
+
+/// User and system time, fields 14 and 15.
+fn ticks_of_stat(stat: &str) -> Result<u64> {
+    let fields = fields_of_stat(stat)?;
     Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
+}
+
+/// The whole CPU time of a process.
+#[derive(Debug, Clone, Copy)]
+pub struct TotalCpu {
+    pub user: Duration,
+    pub system: Duration,
+}
+
+impl TotalCpu {
+    /// With what threads took that have ended, in ticks of 10 ms.
+    pub fn of(pid: u32) -> Result<TotalCpu> {
+        let (_, total) = state_and_cpu(pid)?;
+        Ok(total)
+    }
+
+    pub fn sum(self) -> Duration {
+        self.user + self.system
+    }
+}
+
+/// What a child of ours took, if it has ended and was not waited for yet.
+pub fn cpu_if_ended(pid: u32) -> Result<Option<TotalCpu>> {
+    let (state, total) = state_and_cpu(pid)?;
+    Ok((state == "Z").then_some(total))
+}
+
+fn state_and_cpu(pid: u32) -> Result<(String, TotalCpu)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))
+        .with_context(|| format!("process {pid} is gone"))?;
+    let fields = fields_of_stat(&stat)?;
+    let time = |field: &str| Ok::<Duration, anyhow::Error>(TICK * field.parse::<u32>()?);
+    let total = TotalCpu {
+        user: time(fields[11])?,
+        system: time(fields[12])?,
+    };
+    Ok((fields[0].to_owned(), total))
+}
+
+/// The most memory that was resident so far, in bytes.
+pub fn peak_bytes(pid: u32) -> Result<u64> {
+    status_bytes(pid, "VmHWM:")
 }
 
 /// Resident memory in bytes.
 pub fn resident_bytes(pid: u32) -> Result<u64> {
+    status_bytes(pid, "VmRSS:")
+}
+
+fn status_bytes(pid: u32, name: &str) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))
         .with_context(|| format!("process {pid} is gone"))?;
     let kilobytes = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .find_map(|line| line.strip_prefix(name))
         .and_then(|rest| rest.split_whitespace().next())
-        .context("no VmRSS in /proc/PID/status")?;
+        .with_context(|| format!("no {name} in /proc/PID/status"))?;
     Ok(kilobytes.parse::<u64>()? * 1024)
 }
 

@@ -61,7 +61,7 @@ impl Binaries {
     }
 
     /// The given one, or the one built beside this program.
-    fn terndb(&self) -> Result<PathBuf> {
+    pub fn terndb(&self) -> Result<PathBuf> {
         if let Some(path) = &self.terndb {
             ensure!(path.is_file(), "there is no terndb at {}", path.display());
             return Ok(path.clone());

@@ -9,7 +9,7 @@ use crate::merge::Side;
 use crate::metadata::CollectionEntry;
 use crate::namespace::Namespace;
 use crate::range_query::AcrossTypes;
-use crate::settings::Settings;
+use crate::settings::{Settings, Writes};
 use crate::time::Watermark;
 use crate::topology::Topology;
 use bson::{Document, doc};
@@ -40,6 +40,8 @@ pub struct Cluster {
     pub reads_after: Arc<Watermark>,
     pub(crate) client: Client,
     pub(crate) reads_from: SelectionCriteria,
+    /// Where definitions are read: while they may change only the primary knows the latest.
+    definitions_from: SelectionCriteria,
     pub(crate) read_concern: String,
     /// As connected with, for a connection to one of its nodes.
     options: ClientOptions,
@@ -101,6 +103,10 @@ impl Cluster {
             .clone()
             .or_else(|| options.selection_criteria.clone())
             .unwrap_or(SelectionCriteria::ReadPreference(ReadPreference::Primary));
+        let definitions_from = match settings.writes {
+            Writes::On => SelectionCriteria::ReadPreference(ReadPreference::Primary),
+            Writes::Off => reads_from.clone(),
+        };
         let client = Client::with_options(options.clone())
             .map_err(|error| VerifyError::of_driver(side, &shown, "connect", &error))?;
         let mut cluster = Cluster {
@@ -113,6 +119,7 @@ impl Cluster {
             reads_after: Arc::default(),
             client,
             reads_from,
+            definitions_from,
             read_concern,
             options,
         };
@@ -220,7 +227,7 @@ impl Cluster {
         self.client
             .database(database)
             .run_command(command)
-            .selection_criteria(self.reads_from.clone())
+            .selection_criteria(self.definitions_from.clone())
             .await
             .map_err(|error| self.failed(action, &error))
     }
@@ -236,7 +243,7 @@ impl Cluster {
             .client
             .database(database)
             .run_cursor_command(command)
-            .selection_criteria(self.reads_from.clone())
+            .selection_criteria(self.definitions_from.clone())
             .await;
         let mut cursor = match opened {
             Ok(cursor) => cursor,

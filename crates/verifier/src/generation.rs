@@ -230,12 +230,18 @@ impl Shared {
         survey: &Survey,
         pairs: &Pairs,
     ) -> Result<(), VerifyError> {
+        // Nobody adds to a closed queue, so that what was passed over stays empty.
+        let mut after: Option<Vec<u8>> = None;
         loop {
             let prefix = queue_prefix(generation);
-            let page = self.store.page(&prefix, None, QUEUE_PAGE).await?;
-            if page.is_empty() {
+            let page = self
+                .store
+                .page(&prefix, after.as_deref(), QUEUE_PAGE)
+                .await?;
+            let Some((last, _)) = page.last() else {
                 return Ok(());
-            }
+            };
+            after = Some(last.clone());
             let mut by_name: BTreeMap<String, Vec<(Vec<u8>, Recheck)>> = BTreeMap::new();
             for (key, bytes) in page {
                 let recheck: Recheck = decode(&bytes)?;

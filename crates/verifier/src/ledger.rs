@@ -95,11 +95,13 @@ impl Ledger {
     }
 
     pub fn total(&self) -> u64 {
-        self.counts().values().map(KindCounts::total).sum()
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.values().map(KindCounts::total).sum()
     }
 
     fn has_any(&self, namespace: &str) -> bool {
-        self.counts().contains_key(namespace)
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.contains_key(namespace)
     }
 
     /// Keeps what a look at documents of one collection showed, each of them once.

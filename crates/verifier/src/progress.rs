@@ -6,6 +6,7 @@
 
 use crate::scan::Shared;
 use crate::settings::Display;
+use crate::status::{Control, Phase};
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressStyle};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,19 +105,33 @@ impl Tally {
 }
 
 /// Shows progress until it is aborted.
-pub async fn show(shared: Arc<Shared>, display: Display) {
+pub async fn show(shared: Arc<Shared>, display: Display, control: Control) {
     match display {
         Display::Silent => (),
-        Display::Lines => show_lines(&shared.tally).await,
-        Display::Bars => show_bars(&shared.tally).await,
+        Display::Lines => show_lines(&shared).await,
+        Display::Bars => show_bars(&shared, &control).await,
     }
 }
 
-async fn show_lines(tally: &Tally) {
+/// What the run is busy with, beside scanning.
+fn state(shared: &Shared) -> String {
+    let generation = shared.status.generation.load(Ordering::Relaxed);
+    let phase = match shared.status.phase() {
+        Phase::Check => "comparing",
+        Phase::Recheck => "looking again",
+        Phase::Idle => "waiting for changes",
+    };
+    let rechecked = shared.status.documents_rechecked.load(Ordering::Relaxed);
+    let mismatches = shared.ledger.total();
+    format!("generation {generation}, {phase}, {rechecked} looked at again, {mismatches} differ")
+}
+
+async fn show_lines(shared: &Shared) {
     let start = Instant::now();
     loop {
         tokio::time::sleep(LINES_INTERVAL).await;
-        eprintln!("{}", line(tally, start.elapsed()));
+        let line = line(&shared.tally, start.elapsed());
+        eprintln!("{line}; {}", state(shared));
     }
 }
 
@@ -139,6 +154,7 @@ fn line(tally: &Tally, elapsed: Duration) -> String {
 struct Bars {
     group: MultiProgress,
     total: ProgressBar,
+    state: ProgressBar,
     collections: HashMap<usize, ProgressBar>,
 }
 
@@ -154,14 +170,18 @@ impl Bars {
         let group = MultiProgress::new();
         let total = group.add(ProgressBar::new(expected));
         total.set_style(style("{msg:30!} {bar:30} {pos}/{len} {per_sec} {eta} left"));
+        let state = group.add(ProgressBar::new(0));
+        state.set_style(style("{msg}"));
         Bars {
             group,
             total,
+            state,
             collections: HashMap::new(),
         }
     }
 
-    fn draw(&mut self, tally: &Tally) {
+    fn draw(&mut self, tally: &Tally, state: String) {
+        self.state.set_message(state);
         for (position, one) in tally.collections().iter().enumerate() {
             if !one.is_active() {
                 if let Some(bar) = self.collections.remove(&position) {
@@ -196,10 +216,14 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the template is ours, and right")
 }
 
-async fn show_bars(tally: &Tally) {
-    let mut bars = Bars::new(tally.documents_expected());
+async fn show_bars(shared: &Shared, control: &Control) {
+    let mut bars = Bars::new(shared.tally.documents_expected());
     loop {
-        bars.draw(tally);
+        match control.asked().is_asking {
+            // Somebody is being asked something on the same screen.
+            true => drop(bars.group.clear()),
+            false => bars.draw(&shared.tally, state(shared)),
+        }
         tokio::time::sleep(BARS_INTERVAL).await;
     }
 }
@@ -221,6 +245,6 @@ mod tests {
         collection.task_closed();
         assert!(!collection.is_active());
         let mut bars = Bars::new(1000);
-        bars.draw(&tally);
+        bars.draw(&tally, "generation 0".to_owned());
     }
 }

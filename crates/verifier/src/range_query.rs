@@ -178,15 +178,18 @@ fn equal_to_any(values: &[ValueRef<'_>]) -> Vec<u8> {
 /// The filter for the second look: all documents with one of these `_id`s.
 ///
 /// It may find a little more (1.0 for 1, another case under a collation); who asks matches by bytes.
-pub fn ids_filter(ids: &[Value]) -> Vec<u8> {
+pub fn ids_filter(ids: &[ValueRef<'_>]) -> Vec<u8> {
     // Inside `$in` a document whose first field looks like an operator is refused, and a regular
     // expression matches text; after `$eq` both are values.
-    let (literal, plain): (Vec<&Value>, Vec<&Value>) = ids
+    let (literal, plain): (Vec<ValueRef<'_>>, Vec<ValueRef<'_>>) = ids
         .iter()
         .partition(|id| matches!(id.kind, kind::DOCUMENT | kind::REGEX));
-    let plain: Vec<ValueRef<'_>> = plain.into_iter().map(Value::as_ref).collect();
     let mut branches = vec![equal_to_any(&plain)];
-    branches.extend(literal.into_iter().map(|id| compare_id(&[("$eq", id)])));
+    branches.extend(literal.into_iter().map(|id| {
+        let mut condition = Writer::new();
+        condition.value("$eq", id);
+        on_id(&condition.finish())
+    }));
     let mut filter = Writer::new();
     filter.documents("$or", &branches);
     filter.finish()

@@ -27,7 +27,7 @@ pub struct Looked {
 }
 
 /// Documents by their `_id`s.
-pub type Found = HashMap<Value, Vec<Vec<u8>>>;
+type Found = HashMap<Value, Vec<Vec<u8>>>;
 
 impl Shared {
     /// How many documents of a pair to look up at once.
@@ -73,14 +73,10 @@ impl Shared {
         self.look(pair, ids).await
     }
 
-    pub async fn look_up(
-        &self,
-        pair: &Pair,
-        side: Side,
-        ids: &[Value],
-    ) -> Result<Found, VerifyError> {
+    async fn look_up(&self, pair: &Pair, side: Side, ids: &[Value]) -> Result<Found, VerifyError> {
         let cluster = self.side(side);
-        let filter = both(ids_filter(ids), self.settings.filter.as_deref());
+        let refs: Vec<_> = ids.iter().map(Value::as_ref).collect();
+        let filter = both(ids_filter(&refs), self.settings.filter.as_deref());
         let mut documents = cluster.find(pair.namespace(side), &filter).await?;
         let mut found = Found::new();
         while let Some(batch) = documents.next().await? {

@@ -11,6 +11,7 @@
 use crate::difference::{Difference, Shown};
 use crate::metadata::MetadataMismatch;
 use crate::record::DefinitionChange;
+use crate::time::shown_moment;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -185,6 +186,7 @@ impl Report {
 
 /// How many mismatches the terminal shows; the JSON file has more.
 const TERMINAL_MISMATCHES_MAX: usize = 20;
+const TERMINAL_CHANGES_MAX: usize = 20;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -201,6 +203,25 @@ impl fmt::Display for Report {
         if self.totals.mismatches() > shown {
             let rest = self.totals.mismatches() - shown;
             writeln!(f, "… and {rest} more mismatches (see --report)")?;
+        }
+        for one in self.definition_changes.iter().take(TERMINAL_CHANGES_MAX) {
+            let to = one.to.as_ref().map(|to| format!(" to {to}"));
+            writeln!(
+                f,
+                "{} on the {}: {} {}{}",
+                shown_moment(one.at_ms),
+                one.side,
+                one.what,
+                one.namespace,
+                to.unwrap_or_default()
+            )?;
+        }
+        if self.definition_changes.len() > TERMINAL_CHANGES_MAX {
+            let rest = self.definition_changes.len() - TERMINAL_CHANGES_MAX;
+            writeln!(
+                f,
+                "… and {rest} more changes of collections and indexes (see --report)"
+            )?;
         }
         for one in &self.unverified {
             writeln!(f, "{}: not verified: {}", one.namespace, one.why)?;
@@ -285,6 +306,15 @@ fn show_mismatch(f: &mut fmt::Formatter<'_>, one: &DocumentMismatch) -> fmt::Res
         "{}: {} _id {} ({})",
         one.namespace, one.kind, one.id.value, one.id.kind
     )?;
+    let since = shown_moment(one.first_seen_ms);
+    match one.changed_ms {
+        Some(changed) => writeln!(
+            f,
+            "    since {since}, last changed {}",
+            shown_moment(changed)
+        )?,
+        None => writeln!(f, "    since {since}")?,
+    }
     for difference in &one.differences {
         let path = match difference.path.as_str() {
             "" => "the document",

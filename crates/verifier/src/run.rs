@@ -126,18 +126,19 @@ impl Run {
             source.check_hashing(hash).await?;
             destination.check_hashing(hash).await?;
         }
+        if settings.restart {
+            // Before it is opened: it may be what cannot be opened.
+            crate::store::forget(&settings.place).await?;
+        }
         let store = Store::open(&settings.place).await?;
-        let kept = match settings.restart {
-            true => None,
-            false => unfinished(&store, &settings).await?,
-        };
+        let kept = unfinished(&store, &settings).await?;
         let resumed = kept.is_some();
         let record = match kept {
             Some(record) => record,
             None => {
                 if settings.writes == Writes::On {
-                    source.check_has_changes()?;
-                    destination.check_has_changes()?;
+                    source.check_can_be_followed()?;
+                    destination.check_can_be_followed()?;
                 }
                 begin_record(&store, &settings, now).await?
             }
@@ -187,7 +188,7 @@ impl Run {
         }
         let showing = {
             let (shared, display) = (self.shared.clone(), self.shared.settings.display);
-            tokio::spawn(progress::show(shared, display))
+            tokio::spawn(progress::show(shared, display, self.control.clone()))
         };
         let ended = tokio::select! {
             ended = self.generations() => ended,

@@ -21,14 +21,14 @@ use crate::pace::Pace;
 use crate::partition::Partition;
 use crate::progress::{CollectionTally, Tally};
 use crate::queue::Queue;
-use crate::range_query::{both, partition_filter};
+use crate::range_query::{both, ids_filter, partition_filter};
 use crate::reading::{Documents, Reading};
 use crate::record::{Part, Recheck};
 use crate::report::{Counts, MismatchKind};
 use crate::settings::{Settings, Writes};
 use crate::status::Status;
 use crate::store::Store;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
@@ -256,6 +256,9 @@ impl Running<'_> {
     }
 
     /// Compares documents of the source with what the destination has under their `_id`s.
+    ///
+    /// The destination's documents come in any order and are compared as they come. One that comes
+    /// twice, or does not come, or differs, makes its `_id` a suspect.
     pub async fn compare_fetched(&mut self, batch: &Batch) -> Result<(), VerifyError> {
         let pair = self.task.pair.clone();
         let documents: Vec<&[u8]> = batch.documents().collect();
@@ -264,26 +267,36 @@ impl Running<'_> {
             let ids: Vec<ValueRef<'_>> = ids
                 .collect::<Result<_, _>>()
                 .map_err(|Malformed| self.malformed())?;
-            let wanted: Vec<Value> = ids.iter().map(|id| id.to_value()).collect();
-            let fetched = self
-                .shared
-                .look_up(&pair, Side::Destination, &wanted)
-                .await?;
-            for (document, id) in chunk.iter().zip(wanted) {
-                let same = match fetched.get(&id).map(Vec::as_slice) {
-                    Some([other]) => {
-                        self.counts.destination_documents += 1;
-                        self.counts.destination_bytes += other.len() as u64;
-                        let comparison = self.shared.settings.comparison;
-                        comparison
-                            .same_document(document, other)
-                            .map_err(|Malformed| self.malformed())?
-                    }
-                    Some(_) | None => false,
-                };
+            let mut same = vec![None; ids.len()];
+            let places: HashMap<ValueRef<'_>, usize> = ids
+                .iter()
+                .enumerate()
+                .map(|(place, id)| (*id, place))
+                .collect();
+            let filter = both(ids_filter(&ids), self.shared.settings.filter.as_deref());
+            let destination = &self.shared.destination;
+            let mut fetched = destination.find(&pair.destination, &filter).await?;
+            while let Some(others) = fetched.next().await? {
+                self.pay(&others).await;
+                for other in others.documents() {
+                    let id = id_of(other).map_err(|Malformed| self.malformed())?;
+                    // Where types compare equal, more is found than was asked for.
+                    let Some(&place) = places.get(&id) else {
+                        continue;
+                    };
+                    self.counts.destination_documents += 1;
+                    self.counts.destination_bytes += other.len() as u64;
+                    let comparison = self.shared.settings.comparison;
+                    let equal = comparison
+                        .same_document(chunk[place], other)
+                        .map_err(|Malformed| self.malformed())?;
+                    same[place] = Some(equal && same[place].is_none());
+                }
+            }
+            for (id, same) in ids.iter().zip(same) {
                 match same {
-                    true => self.counts.equal += 1,
-                    false => self.suspects.push(id),
+                    Some(true) => self.counts.equal += 1,
+                    Some(false) | None => self.suspects.push(id.to_value()),
                 }
             }
             if self.suspects.len() >= SUSPECTS_MAX {

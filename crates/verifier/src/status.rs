@@ -168,6 +168,8 @@ pub struct Asked {
     pub begin: bool,
     pub writes_off: bool,
     pub stop: bool,
+    /// Somebody is being asked something on the terminal.
+    pub is_asking: bool,
 }
 
 /// A handle to a run, for whoever controls it.
@@ -208,6 +210,11 @@ impl Control {
     /// Nobody writes to either side any more: come to an end.
     pub fn writes_off(&self) {
         self.asked.send_modify(|asked| asked.writes_off = true);
+    }
+
+    /// Leaves the terminal to a question, or takes it back.
+    pub fn asking(&self, is_asking: bool) {
+        self.asked.send_modify(|asked| asked.is_asking = is_asking);
     }
 
     /// Stop where you are.

@@ -2,7 +2,6 @@
 
 use crate::cluster::Cluster;
 use crate::error::VerifyError;
-use crate::merge::Side;
 use crate::time::ClusterTime;
 use bson::{Document, RawDocumentBuf, doc};
 use mongodb::change_stream::ChangeStream;
@@ -31,8 +30,12 @@ impl Cluster {
     /// The node that reads go to now; none where there is but one server.
     pub async fn reading_node(&self) -> Result<Option<String>, VerifyError> {
         let reply = self
-            .command("admin", doc! {"hello": 1}, "tell what it is")
-            .await?;
+            .client
+            .database("admin")
+            .run_command(doc! {"hello": 1})
+            .selection_criteria(self.reads_from.clone())
+            .await
+            .map_err(|error| self.failed("tell what it is", &error))?;
         Ok(reply.get_str("me").ok().map(str::to_owned))
     }
 
@@ -97,17 +100,23 @@ impl Cluster {
         }
     }
 
-    /// Why a side without a clock cannot be followed.
-    pub fn check_has_changes(&self) -> Result<(), VerifyError> {
-        let side: Side = self.side;
-        match self.topology {
-            Topology::ReplicaSet | Topology::Sharded => Ok(()),
-            Topology::Standalone => Err(VerifyError::NoChanges {
-                side,
+    /// Refuses a side whose changes cannot be followed soundly.
+    pub fn check_can_be_followed(&self) -> Result<(), VerifyError> {
+        let refused = |detail: &str| {
+            Err(VerifyError::NoChanges {
+                side: self.side,
                 address: self.address.clone(),
-                detail: "a standalone server has no change streams: run it as a replica set"
-                    .to_owned(),
-            }),
+                detail: detail.to_owned(),
+            })
+        };
+        match (self.topology, self.read_concern.as_str()) {
+            (Topology::Standalone, _) => {
+                refused("a standalone server has no change streams: run it as a replica set")
+            }
+            (Topology::ReplicaSet | Topology::Sharded, "majority") => Ok(()),
+            (Topology::ReplicaSet | Topology::Sharded, _) => refused(
+                "its URI names a read concern that can show what is rolled back later: leave readConcernLevel out",
+            ),
         }
     }
 }

@@ -123,11 +123,13 @@ impl Store {
     /// Removes everything whose key begins so.
     pub async fn clear(&self, prefix: &[u8]) -> Result<(), VerifyError> {
         const AT_ONCE: usize = 5000;
+        let mut after: Option<Vec<u8>> = None;
         loop {
-            let page = self.page(prefix, None, AT_ONCE).await?;
-            if page.is_empty() {
+            let page = self.page(prefix, after.as_deref(), AT_ONCE).await?;
+            let Some((last, _)) = page.last() else {
                 return Ok(());
-            }
+            };
+            after = Some(last.clone());
             let deletes = page.into_iter().map(|(key, _)| Change::Delete(key));
             self.write(deletes.collect()).await?;
         }

@@ -7,6 +7,7 @@ use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
 use std::time::Duration;
+use verifier::namespace::Pattern;
 use verifier::settings::Partitioning;
 use verifier::{Control, Outcome, Report, Settings, verify, verify_controlled};
 
@@ -213,12 +214,12 @@ async fn lost_by_the_copier(sets: &Sets) -> Result<()> {
 
 async fn definitions(sets: &Sets) -> Result<()> {
     let documents: Vec<Document> = (0..50).map(|n| doc! {"_id": n}).collect();
-    for name in ["dropped", "renamed", "recreated", "emptied"] {
+    for name in ["dropped", "renamed", "recreated", "emptied", "back"] {
         sets.insert_both("defined", name, &documents).await?;
     }
     insert(&sets.source.client, "defined", "later", &documents).await?;
     let mut settings = sets.settings("defined");
-    settings.mapping = verifier::namespace::Mapping::default();
+    settings.selection.exclude = vec![Pattern::parse("defined.hidden")?];
     let (report, ()) = while_running(settings, async || {
         let admin = |set: &crate::replica_set::ReplicaSet| set.client.database("admin");
         let rename = doc! {"renameCollection": "defined.renamed", "to": "defined.moved"};
@@ -248,6 +249,14 @@ async fn definitions(sets: &Sets) -> Result<()> {
             &documents[..40],
         )
         .await?;
+        // A collection that is changed while its name is not verified, and comes back the same.
+        let away = [("back", "hidden"), ("hidden", "back")].map(|(from, to)| {
+            doc! {"renameCollection": format!("defined.{from}"), "to": format!("defined.{to}")}
+        });
+        admin(&sets.source).run_command(away[0].clone()).await?;
+        let delete = doc! {"delete": "hidden", "deletes": [{"q": {"_id": 3}, "limit": 1}]};
+        database.run_command(delete).await?;
+        admin(&sets.source).run_command(away[1].clone()).await?;
         // A name that is taken over by a collection which changed under another name.
         insert(&sets.source.client, "elsewhere", "c", &documents[1..]).await?;
         let over =
@@ -262,6 +271,7 @@ async fn definitions(sets: &Sets) -> Result<()> {
         .map(|one| (one.namespace.clone(), one.counts.missing, one.counts.extra))
         .collect();
     let expected = [
+        ("defined.back", 0, 1),
         ("defined.emptied", 0, 1),
         ("defined.later", 10, 0),
         ("defined.moved", 0, 0),

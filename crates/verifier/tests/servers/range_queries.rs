@@ -90,10 +90,11 @@ fn a_partition_is_exactly_what_its_query_returns() -> Result<()> {
 
         // The second look finds each of them.
         for id in &sorted {
-            let found = ids_of(&cluster, &namespace, &ids_filter(std::slice::from_ref(id))).await?;
+            let found = ids_of(&cluster, &namespace, &ids_filter(&[id.as_ref()])).await?;
             ensure!(found == std::slice::from_ref(id), "{id:?}: {found:?}");
         }
-        ensure!(ids_of(&cluster, &namespace, &ids_filter(&sorted)).await? == sorted);
+        let refs: Vec<_> = sorted.iter().map(Value::as_ref).collect();
+        ensure!(ids_of(&cluster, &namespace, &ids_filter(&refs)).await? == sorted);
 
         random_sets(&servers, &cluster).await
     })
