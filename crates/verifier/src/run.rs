@@ -307,9 +307,7 @@ impl Run {
             Some(off) => off,
             None => {
                 let now = moment(&shared.source, &shared.destination).await?;
-                let off = both(now).ok_or_else(|| {
-                    VerifyError::settings("a side no longer has a cluster time: was it replaced?")
-                })?;
+                let off = both(now).ok_or_else(no_cluster_time)?;
                 self.record.writes_off = Some(off);
                 let _ = shared.status.writes_off.set(off);
                 let kept = put(run_key(), &self.record)?;
@@ -392,6 +390,12 @@ fn both([source, destination]: Times) -> Option<Moment> {
     })
 }
 
+fn no_cluster_time() -> VerifyError {
+    VerifyError::settings(
+        "a side does not tell its cluster time (operationTime), without which its changes cannot be followed: stop all writes to both sides and say so with --writes-off",
+    )
+}
+
 /// The run that the store holds, if it can be gone on with.
 async fn unfinished(store: &Store, settings: &Settings) -> Result<Option<RunRecord>, VerifyError> {
     let record: RunRecord = match store.get(&run_key()).await? {
@@ -428,7 +432,8 @@ async fn begin_record(
         started_ms: now_ms(),
         start: match settings.writes {
             Writes::Off => None,
-            Writes::On => both(now),
+            // Without it the run would be taken for one in which nobody writes.
+            Writes::On => Some(both(now).ok_or_else(no_cluster_time)?),
         },
         generation: 0,
         writes_off: None,
