@@ -1,4 +1,4 @@
-//! What `terndb up` is told: flags, then a TOML file, then defaults.
+//! What `terndb up` and `terndb shard` are told: flags, then a TOML file, then defaults.
 //!
 //! Every flag has the same name in the file, with `_` for `-`. A flag wins over
 //! the file. A name the file should not have is an error, not ignored.
@@ -29,6 +29,18 @@ pub struct UpOptions {
     #[arg(long, value_name = "NAME")]
     pub replica_set: Option<String>,
 
+    /// How many members the replica set has, on ports that follow each other [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pub members: Option<u16>,
+
+    /// How many shards the database has; only 1 is supported yet [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pub shards: Option<u16>,
+
+    /// Host and port by which clients and other members reach the server [default: where it listens]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub host: Option<String>,
+
     /// Memory for caching data, in MiB [default: a quarter of the memory]
     #[arg(long, value_name = "MIB")]
     pub cache_mb: Option<u64>,
@@ -54,6 +66,9 @@ pub struct UpSettings {
     pub bind: IpAddr,
     pub data: PathBuf,
     pub replica_set: String,
+    pub members: u16,
+    pub shards: u16,
+    pub host: Option<String>,
     pub cache_bytes: u64,
     pub parameters: Vec<(String, String)>,
     pub log_level: tracing::level_filters::LevelFilter,
@@ -78,6 +93,10 @@ impl UpOptions {
             Some(given) => given,
             None => default_cache_mb(),
         };
+        let members = self.members.or(file.members).unwrap_or(1);
+        if !(1..=7).contains(&members) {
+            bail!("members is {members}, but a replica set has 1 to 7")
+        }
         Ok(UpSettings {
             port: self.port.or(file.port).unwrap_or(DEFAULT_PORT),
             bind: self.bind.or(file.bind).unwrap_or([127, 0, 0, 1].into()),
@@ -89,6 +108,9 @@ impl UpOptions {
                 .replica_set
                 .or(file.replica_set)
                 .unwrap_or_else(|| "terndb".into()),
+            members,
+            shards: self.shards.or(file.shards).unwrap_or(1),
+            host: self.host.or(file.host),
             cache_bytes: cache_mb * MEBIBYTE,
             parameters: parameters(self.set_parameter.or(file.set_parameter))?,
             log_level: level.parse().ok().with_context(|| {

@@ -1,9 +1,12 @@
 //! The `terndb` binary: arguments, configuration, start and stop of roles.
 //!
 //! Each role is a subcommand. `terndb up` runs all of them in one process; for
-//! now that is one shard and, in front of it, the router that speaks to clients.
+//! now that is one shard with one or several members and, in front of each, the
+//! router that speaks to clients. `terndb shard` runs one member.
 
 mod configuration;
+mod member;
+mod shard_role;
 mod up;
 mod verify;
 
@@ -26,6 +29,9 @@ enum Role {
     /// Run a whole database in this process
     Up(configuration::UpOptions),
 
+    /// Run one member of a replica set
+    Shard(configuration::UpOptions),
+
     /// Prove that two clusters hold the same documents
     Verify(Box<verify::VerifyOptions>),
 }
@@ -34,6 +40,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let ended: Result<()> = match arguments.role {
         Role::Up(options) => up::run(options),
+        Role::Shard(options) => shard_role::run(options),
         // Its exit codes say more than success or failure.
         Role::Verify(options) => return verify::run(*options),
     };

@@ -1,150 +1,176 @@
 //! `terndb up`: a whole database in one process.
 //!
 //! ```text
-//!   open the data ─► listen ─► serve ── Ctrl-C, SIGTERM or `shutdown` ──► drain ─► sync ─► exit 0
+//!   listen ─► open the data ─► serve ── Ctrl-C, SIGTERM or `shutdown` ──► quiesce ─► drain ─► sync ─► exit 0
 //! ```
 //!
-//! Draining gives running commands a few seconds to finish; what takes longer is
-//! interrupted, with an error on which drivers retry elsewhere.
+//! With `--members` the process runs that many members of one replica set, each with a port and a data
+//! directory of its own, so that drivers can follow a failover.
 //!
 //! Everything that can go wrong before the server answers is one sentence on
 //! standard error and a non-zero exit.
 
 use crate::configuration::{UpOptions, UpSettings};
-use anyhow::{Context, Result, anyhow, bail};
-use router::Router;
-use shard::{LogWindow, ReplicaSetOptions, Shard, ShardOptions};
-use std::io::{ErrorKind, IsTerminal, Write};
+use crate::member::{Member, listen, reachable};
+use anyhow::{Context, Result, bail};
+use futures_util::future::{join_all, select_all};
+use shard::{LogWindow, Membership, ReplicaSetOptions, ShardOptions};
+use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::PathBuf;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use wire::{Server, ServerOptions};
-
-/// How long running commands may take to finish after the signal to stop.
-const FINISH: Duration = Duration::from_secs(5);
+use tracing::level_filters::LevelFilter;
 
 pub fn run(options: UpOptions) -> Result<()> {
     let settings = options.settle()?;
+    if settings.shards != 1 {
+        bail!(
+            "--shards {} is not supported yet: a database has one shard",
+            settings.shards
+        );
+    }
+    start_logging(settings.log_level);
+    runtime()?.block_on(serve(settings))
+}
+
+pub fn start_logging(level: LevelFilter) {
     tracing_subscriber::fmt()
-        .with_max_level(settings.log_level)
+        .with_max_level(level)
         .with_writer(std::io::stderr)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
+}
+
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("cannot start the runtime")?
-        .block_on(serve(settings))
+        .context("cannot start the runtime")
 }
 
 async fn serve(settings: UpSettings) -> Result<()> {
-    // The port first: with it taken, the data need not be opened at all.
-    let listener = listen(SocketAddr::new(settings.bind, settings.port)).await?;
-    let address = listener.local_addr().context("cannot see the own port")?;
-    let shard = Shard::open(&ShardOptions {
-        log_window: LogWindow::default(),
-        data: settings.data.clone(),
-        cache_bytes: settings.cache_bytes,
-        parameters: settings.parameters.clone(),
-    })
-    .with_context(|| format!("cannot open the data in {}", settings.data.display()))?;
-
-    let server = Server::new(
-        Arc::new(Router::new(shard.clone())),
-        ServerOptions::default(),
-    );
-    let handle = server.handle();
-    shard.attach_server(handle.clone());
-    let set = ReplicaSetOptions {
-        name: settings.replica_set.clone(),
-        host: reachable(address).to_string(),
+    let directories = directories(&settings)?;
+    // The ports first: with one taken, the data need not be opened at all.
+    let mut listeners = Vec::new();
+    for at in 0..settings.members {
+        let port = match settings.port {
+            0 => 0,
+            base => base.checked_add(at).context("the ports go beyond 65535")?,
+        };
+        listeners.push(listen(SocketAddr::new(settings.bind, port)).await?);
+    }
+    let addresses = listeners
+        .iter()
+        .map(TcpListener::local_addr)
+        .collect::<Result<Vec<_>, _>>()
+        .context("cannot see the own port")?;
+    let hosts: Vec<String> = match (&settings.host, addresses.as_slice()) {
+        (Some(host), [_]) => vec![host.clone()],
+        _ => addresses
+            .iter()
+            .map(|address| reachable(*address).to_string())
+            .collect(),
     };
-    shard
-        .join_replica_set(&set)
-        .await
-        .context("cannot join the replica set")?;
-    shard
-        .discard_unfinished_builds()
-        .await
-        .context("cannot tidy up unfinished index builds")?;
-    let background = shard.spawn_background();
     // Before the world is told that the server is there: a signal may follow at once.
-    let signals = StopSignals::expect()?;
-    let mut serving = tokio::spawn(server.serve(vec![listener]));
-    announce(&settings, address)?;
+    let mut signals = StopSignals::expect()?;
+    let mut members = Vec::new();
+    for ((listener, data), (id, host)) in listeners
+        .into_iter()
+        .zip(directories)
+        .zip((0..).zip(&hosts))
+    {
+        let options = ShardOptions {
+            log_window: LogWindow::default(),
+            data,
+            cache_bytes: settings.cache_bytes / u64::from(settings.members),
+            parameters: settings.parameters.clone(),
+        };
+        let set = ReplicaSetOptions {
+            name: settings.replica_set.clone(),
+            host: host.clone(),
+        };
+        let membership = match hosts.as_slice() {
+            [_] => Membership::ALONE,
+            several => Membership::Founder {
+                member: id,
+                founders: (0..).zip(several.iter().cloned()).collect(),
+                configuration: None,
+            },
+        };
+        members.push(Member::start(listener, &options, &set, membership).await?);
+    }
+    announce(&settings, &addresses, &hosts)?;
 
+    let ended = async {
+        let ends = members.iter_mut().map(|member| Box::pin(member.ended()));
+        select_all(ends).await.0
+    };
     let why = tokio::select! {
         why = signals.received() => why,
-        () = shard.shutdown_requested() => "a client asked for it",
-        // Nothing can be written any more: better to end than to look alive.
-        reason = shard.log_stopped() => bail!(
-            "the log in {} stopped ({reason}); what was acknowledged is on disk. Is the disk full? \
-             Make room and start again",
-            settings.data.display()
-        ),
-        ended = &mut serving => match ended {
-            Ok(()) => bail!("the server ended unexpectedly"),
-            Err(error) => bail!("the server failed: {error}"),
-        },
+        why = ended => why.with_context(|| format!("in {}", settings.data.display()))?,
     };
     tracing::info!("stopping: {why}");
-    shard.begin_shutdown();
-    handle.shutdown();
-    let drained = match tokio::time::timeout(FINISH, &mut serving).await {
-        Ok(drained) => drained,
-        Err(_) => {
-            tracing::info!("interrupting what still runs");
-            shard.interrupt_operations();
-            serving.await
-        }
-    };
-    drained.context("the server did not end in order")?;
-    background.await.context("a background task failed")?;
-    tokio::task::spawn_blocking(move || shard.close())
-        .await
-        .context("closing was interrupted")?
-        .context("cannot make the data durable")?;
+    // All of them stop: there is nobody to hand over to.
+    let stops = members.into_iter().map(|member| member.stop(false));
+    for stopped in join_all(stops).await {
+        stopped?;
+    }
     tracing::info!("stopped");
     Ok(())
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|error| match error.kind() {
-            ErrorKind::AddrInUse => anyhow!(
-                "cannot listen on {address}: another server is running there. Try --port {}",
-                address.port().wrapping_add(1).max(1024)
-            ),
-            _ => anyhow!("cannot listen on {address}: {error}"),
-        })
-}
-
-/// Where clients on this machine find the server.
-fn reachable(address: SocketAddr) -> SocketAddr {
-    match address.ip().is_unspecified() {
-        true => SocketAddr::new([127, 0, 0, 1].into(), address.port()),
-        false => address,
+/// Where each member keeps its data. One member has the directory for itself.
+fn directories(settings: &UpSettings) -> Result<Vec<PathBuf>> {
+    let data = &settings.data;
+    let of = |at: u16| data.join(format!("member-{at}"));
+    let found = (0..).take_while(|at| of(*at).exists()).count();
+    if settings.members == 1 {
+        if found > 0 {
+            bail!(
+                "{} holds {found} members: say --members {found}",
+                data.display()
+            );
+        }
+        return Ok(vec![data.clone()]);
     }
+    if data.join("log").exists() {
+        bail!(
+            "{} holds the data of one member: start it without --members, and add members to it \
+             with rs.add()",
+            data.display()
+        );
+    }
+    if found > 0 && found != usize::from(settings.members) {
+        bail!(
+            "{} holds {found} members: say --members {found}",
+            data.display()
+        );
+    }
+    Ok((0..settings.members).map(of).collect())
 }
 
 /// What a newcomer needs to know, on standard output.
-fn announce(settings: &UpSettings, address: SocketAddr) -> Result<()> {
-    let shown = reachable(address);
+fn announce(settings: &UpSettings, addresses: &[SocketAddr], hosts: &[String]) -> Result<()> {
+    let connect = match hosts {
+        [one] => one.clone(),
+        several => format!("{}/?replicaSet={}", several.join(","), settings.replica_set),
+    };
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "TernDB {} is ready.\n  data     {}\n  cache    {} MiB\n  connect  mongosh mongodb://{shown}\nPress Ctrl-C to stop.",
+        "TernDB {} is ready.\n  data     {}\n  cache    {} MiB\n  connect  mongosh mongodb://{connect}\nPress Ctrl-C to stop.",
         env!("CARGO_PKG_VERSION"),
         settings.data.display(),
         settings.cache_bytes / (1024 * 1024),
     )
     .and_then(|()| out.flush())
     .context("cannot write to standard output")?;
-    if !address.ip().is_loopback() {
+    for address in addresses
+        .iter()
+        .filter(|address| !address.ip().is_loopback())
+    {
         tracing::warn!(
             "there is no authentication: anyone who reaches {address} can read and write"
         );
@@ -154,20 +180,20 @@ fn announce(settings: &UpSettings, address: SocketAddr) -> Result<()> {
 
 /// The signals that end the process. From [`StopSignals::expect`] on they are
 /// caught, whenever somebody asks for them.
-struct StopSignals {
+pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl StopSignals {
-    fn expect() -> Result<StopSignals> {
+    pub fn expect() -> Result<StopSignals> {
         Ok(StopSignals {
             terminate: signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?,
         })
     }
 
-    async fn received(mut self) -> &'static str {
+    pub async fn received(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "Ctrl-C",

@@ -28,6 +28,26 @@ use foldhash::fast::FixedState;
 use md5::{Digest, Md5};
 use std::hash::{BuildHasher, Hasher};
 
+/// MD5 over documents, one after the other, as `dbHash` shows it.
+#[derive(Default)]
+pub struct DocumentsHash(Md5);
+
+impl DocumentsHash {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// In hexadecimal digits.
+    pub fn finish(self) -> String {
+        let digest = self.0.finalize();
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 /// A hash with: compare equal, hash equal.
 pub fn hash_value(value: ValueRef<'_>) -> u64 {
     let mut hasher = FixedState::default().build_hasher();

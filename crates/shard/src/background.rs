@@ -6,7 +6,7 @@
 //! writes, so it is never left in the middle but looks for the shutdown itself.
 
 use crate::cursor::IDLE_TIMEOUT;
-use crate::{Shard, session, ttl};
+use crate::{Shard, primary_services, session};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -25,7 +25,11 @@ impl Shard {
                     () = maintenance(&shard) => {}
                 }
             };
-            tokio::join!(maintained, ttl::run(&shard), session::run(&shard));
+            tokio::join!(
+                maintained,
+                primary_services::run(&shard),
+                session::run(&shard)
+            );
         })
     }
 }

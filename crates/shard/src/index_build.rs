@@ -191,7 +191,7 @@ impl Shard {
             .map_err(crate::error::from_log)
     }
 
-    /// Removes builds that a crash left unfinished. Called once, before serving.
+    /// Removes builds that a crash or an earlier primary left unfinished. Called before serving.
     pub async fn discard_unfinished_builds(&self) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
         let unfinished: Vec<Arc<Collection>> = self

@@ -34,6 +34,7 @@ mod index_build;
 mod operation;
 mod oplog;
 mod parameters;
+mod primary_services;
 mod read;
 mod replica_set;
 mod session;
@@ -46,7 +47,8 @@ mod ttl;
 mod write;
 
 pub use clock::{Clock, SystemClock};
-pub use replica_set::ReplicaSetOptions;
+pub use replica_set::waiting_room::{Doorway, WaitingRoom};
+pub use replica_set::{Membership, ReplicaSetOptions};
 pub use shard::{LogWindow, OpenError, Shard, ShardHandler, ShardOptions};
 
 /// The store this shard runs on.

@@ -10,8 +10,10 @@ use crate::host::Host;
 use crate::operation::Operations;
 use crate::parameters::Parameters;
 use crate::read::{PlanCache, virtual_collections};
-use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
+use crate::replica_set::transport::{self, Peers, member_id};
+use crate::replica_set::waiting_room;
+use crate::replica_set::{Membership, ReplicaSet};
 use crate::session::{SessionCache, SessionCatalog};
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
@@ -21,7 +23,7 @@ use replication::{Group, GroupId};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use storage::{FjallEngine, FjallOptions, StoreOptions};
 use tokio::sync::{Notify, watch};
 use wire::{ConnectionInfo, Handler, MetricsSnapshot, Reply, Request, ServerHandle};
@@ -81,12 +83,13 @@ pub struct Shard {
     pub(crate) virtual_collections: Vec<Arc<Collection>>,
     pub(crate) overlay: Arc<Overlay>,
     pub(crate) replica_set: Arc<ReplicaSet>,
+    pub(crate) peers: Arc<Peers>,
     pub(crate) latches: Latches,
     pub(crate) operations: Operations,
     pub(crate) counters: Counters,
     pub(crate) cursors: Cursors,
     pub(crate) plan_cache: PlanCache,
-    pub(crate) sessions: SessionCatalog,
+    pub(crate) sessions: Arc<SessionCatalog>,
     pub(crate) session_cache: SessionCache,
     pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
@@ -116,6 +119,22 @@ impl Shard {
         options: &ShardOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Shard>, OpenError> {
+        Self::open_all(options, clock, Membership::ALONE)
+    }
+
+    /// Opens one member of a set of several.
+    pub fn open_member(
+        options: &ShardOptions,
+        membership: Membership,
+    ) -> Result<Arc<Shard>, OpenError> {
+        Self::open_all(options, Arc::new(SystemClock), membership)
+    }
+
+    fn open_all(
+        options: &ShardOptions,
+        clock: Arc<dyn Clock>,
+        membership: Membership,
+    ) -> Result<Arc<Shard>, OpenError> {
         let parameters = Parameters::at_startup(&options.parameters)
             .map_err(|error| OpenError::Parameter(error.message))?;
         // Records are asked for far more often than blocks: see docs/benchmarks.md.
@@ -143,16 +162,48 @@ impl Shard {
             store.applied_time(),
         ));
         let overlay = Arc::new(Overlay::new());
-        let replica_set = Arc::new(load_replica_set(&store)?);
+        let peers = Arc::new(Peers::new());
+        match &membership {
+            // The process knows where all of its members are.
+            Membership::Founder {
+                founders,
+                configuration: None,
+                ..
+            } => peers.fix_hosts(
+                founders
+                    .iter()
+                    .map(|(id, host)| (member_id(*id), host.clone())),
+            ),
+            Membership::Founder { founders, .. } => {
+                for (id, host) in founders {
+                    peers.set_host(member_id(*id), host);
+                }
+            }
+            Membership::Newcomer {
+                caller: (id, host), ..
+            } => peers.set_host(member_id(*id), host),
+        }
+        let sessions = Arc::new(SessionCatalog::new());
+        let replica_set = Arc::new(load_replica_set(&store, membership, peers.clone())?);
         let applier = Applier {
             store: store.clone(),
             catalog: catalog.clone(),
             overlay: overlay.clone(),
             replica_set: replica_set.clone(),
+            sessions: sessions.clone(),
             clock: clock.clone(),
             data: options.data.clone(),
         };
-        let log = open_log(&options.data, options.log_window, applier)?;
+        let log = open_log(
+            &options.data,
+            options.log_window,
+            applier,
+            &replica_set,
+            peers.clone(),
+        )?;
+        if *replica_set.membership() == Membership::ALONE {
+            replica_set.took_role(*log.role().borrow());
+        }
         let scratch = options.data.join("scratch");
         clear_scratch(&scratch)?;
         Ok(Arc::new(Shard {
@@ -162,12 +213,13 @@ impl Shard {
             virtual_collections: virtual_collections(),
             overlay,
             replica_set,
+            peers,
             latches: Latches::new(),
             operations: Operations::new(),
             counters: Counters::default(),
             cursors: Cursors::new(),
             plan_cache: PlanCache::new(),
-            sessions: SessionCatalog::new(),
+            sessions,
             session_cache: SessionCache::new(),
             parameters,
             clock,
@@ -195,6 +247,17 @@ impl Shard {
             .get()
             .map(ServerHandle::metrics)
             .unwrap_or_default()
+    }
+
+    /// Hands leadership over if there is somebody to take it, and tells clients that the
+    /// member is about to stop: the first part of a shutdown.
+    pub async fn begin_quiesce(&self, limit: Duration) {
+        let alone = self.log.members().configuration.voters.len() <= 1;
+        if self.replica_set.is_primary() && !alone && !limit.is_zero() {
+            // If nobody can take over, the others elect somebody when this one is gone.
+            let _ = tokio::time::timeout(limit, self.log.transfer(None)).await;
+        }
+        self.replica_set.quiesces(Instant::now() + limit);
     }
 
     /// Says that the shard is about to stop: what waits for news stops waiting.
@@ -243,6 +306,7 @@ impl Shard {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.peers.close();
         self.log.close()?;
         self.store.sync()?;
         Ok(())
@@ -279,7 +343,12 @@ pub struct ShardHandler(pub Arc<Shard>);
 
 impl Handler for ShardHandler {
     async fn handle(&self, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
-        command::dispatch(&self.0, connection, &request).await
+        match request.name() {
+            transport::REPLICATE => self.0.receive(connection, &request).into(),
+            transport::JOIN => self.0.answer_call(&request).into(),
+            waiting_room::FOUND => Err(waiting_room::already_initialized()).into(),
+            _ => command::dispatch(&self.0, connection, &request).await,
+        }
     }
 }
 
@@ -287,6 +356,8 @@ fn open_log(
     data: &Path,
     window: LogWindow,
     applier: Applier,
+    replica_set: &ReplicaSet,
+    peers: Arc<Peers>,
 ) -> Result<Group<Applier>, replication::Error> {
     let directory = data.join("log");
     let disk = replication::disk::FileDisk::open(&directory).map_err(|source| {
@@ -295,18 +366,21 @@ fn open_log(
             source,
         }
     })?;
+    let membership = replica_set.membership();
     let options = replication::Options {
         drift_seconds_max: CLOCK_DRIFT_SECONDS_MAX,
         window_bytes: window.bytes,
         window_ms: window.age_ms,
         segment_bytes: window.segment_bytes,
+        member: membership.member(),
+        beginning: membership.beginning(),
         ..replication::Options::new(GroupId(1))
     };
     Group::open(
         options,
         Arc::new(disk),
         Arc::new(replication::SystemClock),
-        Arc::new(replication::NoTransport),
+        peers,
         applier,
     )
 }
@@ -322,7 +396,11 @@ fn clear_scratch(scratch: &Path) -> Result<(), storage::Error> {
     std::fs::create_dir_all(scratch).map_err(io)
 }
 
-fn load_replica_set(store: &Store) -> Result<ReplicaSet, OpenError> {
+fn load_replica_set(
+    store: &Store,
+    membership: Membership,
+    peers: Arc<Peers>,
+) -> Result<ReplicaSet, OpenError> {
     let document = |key| -> Result<Option<DocBuf>, OpenError> {
         let stored = store.get_meta(key)?;
         let read = stored.map(|stored| DocBuf::from_bytes(stored.to_vec()));
@@ -336,7 +414,7 @@ fn load_replica_set(store: &Store) -> Result<ReplicaSet, OpenError> {
     let defaults = document(DEFAULTS_KEY)?
         .map(|doc| ConcernDefaults::from_document(doc.as_doc()))
         .transpose()?;
-    Ok(ReplicaSet::new(configuration, defaults))
+    Ok(ReplicaSet::new(configuration, defaults, membership, peers))
 }
 
 /// Reads what memory holds of the store anew: all of it has been replaced.
@@ -344,7 +422,7 @@ pub(crate) fn reload(applier: &Applier) -> Result<(), OpenError> {
     let collections = load_collections(&applier.store, &*applier.clock)?;
     let time = applier.store.applied_time();
     applier.catalog.replace(collections, time);
-    let loaded = load_replica_set(&applier.store)?;
+    let loaded = load_replica_set(&applier.store, Membership::ALONE, Arc::new(Peers::new()))?;
     applier.replica_set.take_over(&loaded);
     Ok(())
 }
@@ -374,13 +452,13 @@ fn load_collections(store: &Store, clock: &dyn Clock) -> Result<Vec<Collection>,
 }
 
 /// Makes ObjectIds: seconds, a random part of this process, a counter.
-struct ObjectIds {
+pub(crate) struct ObjectIds {
     process: [u8; 5],
     counter: AtomicU32,
 }
 
 impl ObjectIds {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut process = [0; 5];
         process.fill_with(|| fastrand::u8(..));
         Self {
@@ -389,7 +467,7 @@ impl ObjectIds {
         }
     }
 
-    fn next(&self, seconds: u32) -> ObjectId {
+    pub(crate) fn next(&self, seconds: u32) -> ObjectId {
         let counter = self.counter.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         let mut bytes = [0; 12];
         bytes[..4].copy_from_slice(&seconds.to_be_bytes());

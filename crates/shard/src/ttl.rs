@@ -19,6 +19,7 @@
 use crate::Shard;
 use crate::catalog::{Collection, Index};
 use crate::command::envelope::WriteConcern;
+use crate::primary_services::Tenure;
 use model::Error;
 use model::bson::ValueRef;
 use model::ids::{CollectionId, IndexId};
@@ -44,14 +45,14 @@ struct Expiring {
     expired: RangeInclusive<Vec<u8>>,
 }
 
-/// Runs until a shutdown begins.
-pub(crate) async fn run(shard: &Arc<Shard>) {
+/// Runs while this member is the primary.
+pub(crate) async fn run(shard: &Arc<Shard>, tenure: &Tenure) {
     let mut settings = shard.parameters.watch();
     loop {
         let now = *settings.borrow_and_update();
         let sleep = Duration::from_secs(now.ttl_sleep_secs.max(1).unsigned_abs().into());
         tokio::select! {
-            () = shard.shutdown_begun() => return,
+            () = tenure.ended() => return,
             () = tokio::time::sleep(sleep) => {}
             changed = settings.changed() => {
                 if changed.is_err() {

@@ -24,6 +24,8 @@ pub(crate) struct Envelope {
     /// What the log's own commit does not satisfy.
     pub(crate) confirmation: Option<Box<WriteConcernOptions>>,
     pub(crate) read_concern: ReadConcern,
+    /// Whether a secondary may answer.
+    pub(crate) secondary_ok: bool,
     /// What must be waited for before the command may run, if anything.
     pub(crate) read_wait: Option<ReadConcernOptions>,
     /// The cluster time that the client knows.
@@ -43,6 +45,7 @@ impl Envelope {
             names_write_concern: false,
             confirmation: None,
             read_concern: ReadConcern::Latest,
+            secondary_ok: false,
             read_wait: None,
             cluster_time: None,
             session: None,
@@ -120,7 +123,7 @@ impl Envelope {
                     return Err(wrong_session_field(name, value, "bool"));
                 }
                 ("$readPreference", ValueRef::Document(preference)) => {
-                    check_read_preference(preference)?
+                    envelope.secondary_ok = allows_secondaries(preference)?;
                 }
                 ("$queryOptions" | "$readPreference", value)
                     if !matches!(value, ValueRef::Document(_)) =>
@@ -354,12 +357,14 @@ fn is_stable(command: &str) -> bool {
     )
 }
 
-/// One member serves every read preference, if it is one.
-fn check_read_preference(preference: Doc<'_>) -> Result<(), Error> {
+/// Whether a read preference accepts a member that is not the primary. Which of them is chosen is the
+/// driver's part.
+fn allows_secondaries(preference: Doc<'_>) -> Result<bool, Error> {
     match preference.get("mode") {
+        Some(ValueRef::String("primary")) => Ok(false),
         Some(ValueRef::String(
-            "primary" | "primaryPreferred" | "secondary" | "secondaryPreferred" | "nearest",
-        )) => Ok(()),
+            "primaryPreferred" | "secondary" | "secondaryPreferred" | "nearest",
+        )) => Ok(true),
         other => Err(Error::bad_value(format!(
             "Could not parse $readPreference mode {other:?}. Only the modes 'primary', 'primaryPreferred', 'secondary', 'secondaryPreferred', and 'nearest' are supported."
         ))),

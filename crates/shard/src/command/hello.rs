@@ -6,16 +6,18 @@
 //! time is over (or the client goes away). With `exhaustAllowed` the replies
 //! continue without being asked for, each as soon as there is news.
 
+use super::placement::{append_topology_version, shutting_down};
 use super::{Answer, Invocation};
 use crate::replica_set::configuration::Configuration;
-use crate::replica_set::election_id;
+use crate::replica_set::transport::configuration_id;
+use crate::replica_set::{Topology, election_id};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
 use model::time::ClusterTime;
 use model::{Code, Error};
-use replication::Term;
-use std::time::Duration;
-use wire::{Compressor, Reply, Request};
+use replication::{Role, Term};
+use std::time::{Duration, Instant};
+use wire::{Compressor, ConnectionInfo, Reply, Request};
 
 const MAX_WIRE_VERSION: i32 = 17;
 const MAX_WRITE_BATCH: i32 = 100_000;
@@ -25,15 +27,20 @@ pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
     note_client(invocation, body)?;
     let compressors = negotiate(invocation, body)?;
     let waits = await_change(invocation, body).await?;
+    let topology = invocation.shard.replica_set.topology();
+    if let Some(until) = topology.quiesces_until {
+        return Err(quiescing(until));
+    }
 
     let mut writer = Reply::writer();
     if body.get("helloOk") == Some(ValueRef::Boolean(true)) {
         writer.append("helloOk", true);
     }
-    let topology = invocation.shard.replica_set.topology();
-    append_topology_version(&mut writer, invocation, topology.version);
-    match topology.configuration.as_deref() {
-        Some(configuration) => append_set(&mut writer, invocation, configuration),
+    append_topology_version(&mut writer, invocation.shard.process_id, &topology);
+    let me = invocation.shard.replica_set.host();
+    let configuration = topology.configuration.as_deref();
+    match configuration.filter(|now| now.member_at(me).is_some()) {
+        Some(configuration) => append_set(&mut writer, invocation, configuration, topology.role),
         None => {
             writer
                 .append(primary_field(invocation), false)
@@ -42,26 +49,16 @@ pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
                 .append("isreplicaset", true);
         }
     }
-    writer
-        .append("maxBsonObjectSize", model::bson::MAX_DOCUMENT_BYTES as i32)
-        .append("maxMessageSizeBytes", 48_000_000)
-        .append("maxWriteBatchSize", MAX_WRITE_BATCH)
-        .append(
-            "localTime",
-            ValueRef::DateTime(invocation.shard.clock.now_ms()),
-        )
-        .append(
-            "logicalSessionTimeoutMinutes",
-            invocation
-                .shard
-                .parameters
-                .current()
-                .session_timeout_minutes,
-        )
-        .append("connectionId", invocation.connection.id() as i32)
-        .append("minWireVersion", 0)
-        .append("maxWireVersion", MAX_WIRE_VERSION)
-        .append("readOnly", false);
+    append_limits(
+        &mut writer,
+        invocation.connection,
+        invocation.shard.clock.now_ms(),
+        invocation
+            .shard
+            .parameters
+            .current()
+            .session_timeout_minutes,
+    );
     if let Some(compressors) = compressors {
         writer.begin_array("compression");
         for compressor in compressors {
@@ -72,9 +69,28 @@ pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
     writer.append("ok", 1.0);
     let reply = Reply::from_writer(writer);
     if waits && invocation.request.exhaust_allowed() {
-        return Ok(reply.then(next_request(invocation, topology.version)?));
+        return Ok(reply.then(next_request(invocation, &topology)?));
     }
     Ok(reply)
+}
+
+/// What clients may send, and what they should know of the server and the connection.
+pub(crate) fn append_limits(
+    writer: &mut DocWriter,
+    connection: &ConnectionInfo,
+    now_ms: i64,
+    session_timeout_minutes: i32,
+) {
+    writer
+        .append("maxBsonObjectSize", model::bson::MAX_DOCUMENT_BYTES as i32)
+        .append("maxMessageSizeBytes", 48_000_000)
+        .append("maxWriteBatchSize", MAX_WRITE_BATCH)
+        .append("localTime", ValueRef::DateTime(now_ms))
+        .append("logicalSessionTimeoutMinutes", session_timeout_minutes)
+        .append("connectionId", connection.id() as i32)
+        .append("minWireVersion", 0)
+        .append("maxWireVersion", MAX_WIRE_VERSION)
+        .append("readOnly", false);
 }
 
 /// The field by which a member says that it is the primary.
@@ -85,8 +101,21 @@ fn primary_field(invocation: &Invocation<'_>) -> &'static str {
     }
 }
 
+/// A member that is given the whole state is neither primary nor secondary meanwhile.
+fn is_secondary(role: Role) -> bool {
+    match role {
+        Role::Follower { .. } | Role::Candidate { .. } => true,
+        Role::Leader { .. } | Role::Installing { .. } | Role::Gone => false,
+    }
+}
+
 /// The set, and this member's part in it.
-fn append_set(writer: &mut DocWriter, invocation: &Invocation<'_>, configuration: &Configuration) {
+fn append_set(
+    writer: &mut DocWriter,
+    invocation: &Invocation<'_>,
+    configuration: &Configuration,
+    role: Role,
+) {
     let shard = invocation.shard;
     let shown = || configuration.members.iter().filter(|member| !member.hidden);
     for (name, electable) in [("hosts", true), ("passives", false)] {
@@ -105,9 +134,18 @@ fn append_set(writer: &mut DocWriter, invocation: &Invocation<'_>, configuration
     writer
         .append("setName", configuration.name.as_str())
         .append("setVersion", configuration.version)
-        .append(primary_field(invocation), true)
-        .append("secondary", false)
-        .append("primary", me);
+        .append(primary_field(invocation), role.is_leader())
+        .append("secondary", is_secondary(role));
+    let primary = match role {
+        Role::Leader { .. } => Some(me),
+        Role::Follower { leader, .. } => leader
+            .and_then(|leader| configuration.member(configuration_id(leader)))
+            .map(|leader| leader.host.as_str()),
+        Role::Candidate { .. } | Role::Installing { .. } | Role::Gone => None,
+    };
+    if let Some(primary) = primary {
+        writer.append("primary", primary);
+    }
     if let Some(member) = configuration.member_at(me) {
         if !member.is_electable() {
             writer.append("passive", true);
@@ -123,11 +161,11 @@ fn append_set(writer: &mut DocWriter, invocation: &Invocation<'_>, configuration
             writer.end();
         }
     }
-    let term = shard.log.term();
-    writer
-        .append("me", me)
-        .append("electionId", election_id(term));
-    append_last_write(writer, shard.store.applied_time(), term);
+    writer.append("me", me);
+    if let Role::Leader { term } = role {
+        writer.append("electionId", election_id(term));
+    }
+    append_last_write(writer, shard.store.applied_time(), shard.log.term());
 }
 
 /// What is applied is what a majority has: the two are always the same here.
@@ -149,11 +187,11 @@ fn append_last_write(writer: &mut DocWriter, time: ClusterTime, term: Term) {
 
 /// The request that continues a stream: the same one, which now knows what the
 /// reply before it has said.
-fn next_request(invocation: &Invocation<'_>, version: i64) -> Result<Request, Error> {
+fn next_request(invocation: &Invocation<'_>, topology: &Topology) -> Result<Request, Error> {
     let mut body = DocWriter::new();
     for element in invocation.request.body().iter() {
         if element.key() == "topologyVersion" {
-            append_topology_version(&mut body, invocation, version);
+            append_topology_version(&mut body, invocation.shard.process_id, topology);
         } else {
             body.append_element(&element);
         }
@@ -161,12 +199,12 @@ fn next_request(invocation: &Invocation<'_>, version: i64) -> Result<Request, Er
     Request::from_parts(body.finish(), Vec::new())
 }
 
-fn append_topology_version(writer: &mut DocWriter, invocation: &Invocation<'_>, version: i64) {
-    writer
-        .begin_document("topologyVersion")
-        .append("processId", invocation.shard.process_id)
-        .append("counter", version)
-        .end();
+/// A member that is about to stop says so instead of what it is.
+fn quiescing(until: Instant) -> Error {
+    let left = until.saturating_duration_since(Instant::now());
+    let left_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+    let details = DocWriter::new().with("remainingQuiesceTimeMillis", left_ms);
+    shutting_down().with_details(details.finish())
 }
 
 /// Keeps what the client says about itself; only its first `hello` may.

@@ -11,6 +11,7 @@ pub(crate) mod coll_mod;
 pub(crate) mod commit_quorum;
 pub(crate) mod count;
 pub(crate) mod create;
+pub(crate) mod db_hash;
 pub(crate) mod default_concerns;
 pub(crate) mod delete;
 pub(crate) mod diagnostic;
@@ -28,6 +29,7 @@ pub(crate) mod kill_cursors;
 pub(crate) mod list;
 pub(crate) mod modify;
 pub(crate) mod operations;
+pub(crate) mod placement;
 pub(crate) mod probes;
 pub(crate) mod read_concern;
 pub(crate) mod rename;
@@ -214,7 +216,7 @@ pub(crate) async fn dispatch(
         .operations
         .begin(connection, request.body_bytes().clone());
     shard.counters.command(request.name());
-    let mut confirmation = None;
+    let (mut confirmation, mut is_retryable) = (None, false);
     let answer = match Envelope::parse(request.name(), request.body()) {
         Err(error) => Err(error),
         Ok(mut envelope) => {
@@ -222,12 +224,14 @@ pub(crate) async fn dispatch(
                 envelope.apply_defaults(request.name(), &defaults);
             }
             confirmation = envelope.confirmation.take();
+            is_retryable = envelope.transaction_number.is_some();
             answer(shard, connection, request, &operation, envelope).await
         }
     };
-    let mut reply = answer.into();
+    let explained = answer.map_err(|error| shard.explain_to_drivers(error, is_retryable));
+    let mut reply = explained.into();
     if let Some(confirmation) = confirmation {
-        reply = Box::pin(shard.await_members(reply, &confirmation)).await;
+        reply = Box::pin(shard.await_members(reply, &confirmation, &operation)).await;
     }
     shard.tell_time(&mut reply);
     reply
@@ -261,8 +265,9 @@ async fn answer(
     if let Some(time) = envelope.cluster_time {
         shard.observe_time(time)?;
     }
+    shard.check_placement(request, &envelope)?;
     if let Some(wait) = &envelope.read_wait {
-        Box::pin(shard.await_read_concern(wait)).await?;
+        Box::pin(shard.await_read_concern(wait, operation)).await?;
     }
     let retryable = match (envelope.session, envelope.transaction_number) {
         (Some(session), Some(number)) => {
@@ -373,6 +378,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "listIndexes" => list::list_indexes(invocation).await,
         "collStats" | "collstats" => stats::coll_stats(invocation),
         "dbStats" | "dbstats" => stats::db_stats(invocation),
+        "dbHash" | "dbhash" => db_hash::db_hash(invocation),
         "dataSize" | "datasize" => stats::data_size(invocation),
         "validate" => validate::validate(invocation).await,
         "currentOp" => operations::current_op(invocation),
@@ -386,6 +392,8 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "replSetGetConfig" => replica_set::get_config(invocation),
         "replSetGetStatus" => replica_set::get_status(invocation),
         "replSetInitiate" => replica_set::initiate(invocation),
+        "replSetFreeze" => replica_set::freeze(invocation),
+        "replSetStepDown" => replica_set::step_down(invocation).await,
         "replSetReconfig" => replica_set::reconfigure(invocation).await,
         _ => probes::answer(name, invocation),
     }

@@ -23,7 +23,6 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     ("createRole", "users and roles are not supported yet"),
     ("createUser", "users and roles are not supported yet"),
-    ("dbHash", "hashes of databases are not made yet"),
     ("filemd5", "it is deprecated"),
     ("mapReduce", "use aggregate"),
     ("planCacheSetFilter", "index filters are not supported"),

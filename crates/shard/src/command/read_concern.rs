@@ -7,9 +7,14 @@
 
 use crate::Shard;
 use crate::command::arguments::fields;
+use crate::operation::Operation;
 use model::bson::{Doc, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error};
+use std::time::Duration;
+
+/// How often a wait looks whether its client still wants it.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Which state a read may see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,19 +181,43 @@ impl Shard {
     pub(crate) async fn await_read_concern(
         &self,
         options: &ReadConcernOptions,
+        operation: &Operation,
     ) -> Result<(), Error> {
         if let ReadConcern::Snapshot(Some(time)) = options.concern {
-            self.reach_time("atClusterTime", time).await?;
+            self.reach_time("atClusterTime", time, operation).await?;
         }
         if let Some(time) = options.after {
-            self.reach_time("afterClusterTime", time).await?;
+            self.reach_time("afterClusterTime", time, operation).await?;
+        }
+        if options.linearizable {
+            self.confirm_leadership(operation).await?;
         }
         Ok(())
     }
 
-    /// Waits until nothing can be written at or before a time any more: an entry at
+    /// ⚑ Asks a majority whether this member leads, and waits until it has applied everything that
+    /// was acknowledged before. Waits as long as no majority answers, up to the operation's time limit.
+    async fn confirm_leadership(&self, operation: &Operation) -> Result<(), Error> {
+        let mut barrier = std::pin::pin!(self.log.read_barrier());
+        loop {
+            match tokio::time::timeout(LOOK_INTERVAL, barrier.as_mut()).await {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error)) => {
+                    return Err(Error::new(Code::NOT_WRITABLE_PRIMARY, error.to_string()));
+                }
+                Err(_) => operation.check()?,
+            }
+        }
+    }
+
+    /// ⚑ Waits until nothing can be written at or before a time any more: an entry at
     /// or after it is applied. A time that was never given out is refused.
-    async fn reach_time(&self, option: &str, time: ClusterTime) -> Result<(), Error> {
+    async fn reach_time(
+        &self,
+        option: &str,
+        time: ClusterTime,
+        operation: &Operation,
+    ) -> Result<(), Error> {
         if self.store.applied_time() >= time {
             return Ok(());
         }
@@ -211,7 +240,24 @@ impl Shard {
                 ),
             ));
         }
-        // Its time is after all times given before.
-        self.propose_catalog(|encoder| encoder.noop()).await
+        if self.replica_set.is_primary() {
+            // Its time is after all times given before.
+            return self.propose_catalog(|encoder| encoder.noop()).await;
+        }
+        // A secondary waits for the primary's next entry: the primary writes one now and then.
+        let mut progress = self.log.watch();
+        loop {
+            let reached = progress.wait_for(|_| self.store.applied_time() >= time);
+            match tokio::time::timeout(LOOK_INTERVAL, reached).await {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(_)) => {
+                    return Err(Error::new(
+                        Code::INTERRUPTED_AT_SHUTDOWN,
+                        "the log has ended",
+                    ));
+                }
+                Err(_) => operation.check()?,
+            }
+        }
     }
 }

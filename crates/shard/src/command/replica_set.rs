@@ -3,13 +3,24 @@
 use super::{Answer, Invocation, finish};
 use crate::Shard;
 use crate::replica_set::configuration::{Configuration, MemberConfiguration};
+use crate::replica_set::transport::{configuration_id, member_id};
 use model::bson::{DocWriter, ValueRef};
+use model::number::Number;
 use model::time::ClusterTime;
 use model::{Code, Error};
+use replication::{LeaderError, LogPosition, Members};
 use std::sync::Arc;
+use std::time::Duration;
 use wire::Reply;
 
 const PRIMARY: i32 = 1;
+const SECONDARY: i32 = 2;
+const UNKNOWN: i32 = 6;
+const DOWN: i32 = 8;
+
+/// A member of which nothing was heard for so many ticks is taken to be away.
+const TICKS_AWAY: u64 = 50;
+const TICK_MS: i64 = 100;
 
 fn configuration(invocation: &Invocation<'_>) -> Result<Arc<Configuration>, Error> {
     invocation.admin_only()?;
@@ -68,18 +79,96 @@ pub(crate) async fn reconfigure(invocation: &Invocation<'_>) -> Answer {
     if forced {
         next.version = next.version.max(current.version.saturating_add(1));
     }
-    let moved = |member: &MemberConfiguration| {
-        let before = current.member(member.id);
-        before.is_none_or(|before| before.host != member.host)
-    };
-    if next.members.len() != current.members.len() || next.members.iter().any(moved) {
+    if next.member_at(shard.replica_set.host()).is_none() {
         return Err(Error::new(
-            Code::COMMAND_NOT_SUPPORTED,
-            "members cannot be added, removed or moved yet",
+            Code::NODE_NOT_FOUND,
+            format!(
+                "No host described in new configuration with {{version: {}}} for replica set {} \
+                 maps to this node",
+                next.version, next.name
+            ),
         ));
     }
     shard.store_configuration(next).await?;
     finish(Reply::writer())
+}
+
+pub(crate) async fn step_down(invocation: &Invocation<'_>) -> Answer {
+    invocation.admin_only()?;
+    let shard = invocation.shard;
+    let (mut seconds, mut catch_up, mut forced) = (60, None, false);
+    for element in invocation.request.body().iter() {
+        let value = element.value();
+        let number = || Number::of(value).and_then(|number| number.to_i64_truncated());
+        match element.key() {
+            "replSetStepDown" => seconds = number().filter(|number| *number != 0).unwrap_or(60),
+            "secondaryCatchUpPeriodSecs" => catch_up = number(),
+            "force" => forced = model::number::is_truthy(value),
+            _ => {}
+        }
+    }
+    let catch_up = catch_up.unwrap_or(if forced { 0 } else { 10 });
+    if seconds < 0 {
+        return Err(Error::bad_value(
+            "stepdown period must be a positive integer",
+        ));
+    }
+    if catch_up < 0 {
+        return Err(Error::bad_value(
+            "secondaryCatchUpPeriodSecs period must be a positive or absent",
+        ));
+    }
+    if catch_up > seconds {
+        return Err(Error::bad_value(
+            "stepdown period must be longer than secondaryCatchUpPeriodSecs",
+        ));
+    }
+    if !shard.replica_set.is_primary() {
+        return Err(Error::new(
+            Code::NOT_WRITABLE_PRIMARY,
+            "not primary so can't step down",
+        ));
+    }
+    let limit = Duration::from_secs(catch_up.max(1).unsigned_abs());
+    match tokio::time::timeout(limit, shard.log.transfer(None)).await {
+        Ok(Ok(())) => finish(Reply::writer()),
+        Ok(Err(LeaderError::NotLeader { .. })) => finish(Reply::writer()),
+        Ok(Err(
+            LeaderError::TimedOut | LeaderError::NotAVoter(_) | LeaderError::Stopped { .. },
+        ))
+        | Err(_) => Err(Error::new(
+            Code::EXCEEDED_TIME_LIMIT,
+            "No electable secondaries caught up as of the deadline. Please use the \
+             replSetStepDown command with the argument {force: true} to force node to step down.",
+        )),
+    }
+}
+
+/// A member that is frozen does not ask for votes. The log decides by itself when to ask, and cannot be
+/// told to wait; what can be done is to end a rest.
+pub(crate) fn freeze(invocation: &Invocation<'_>) -> Answer {
+    invocation.admin_only()?;
+    let first = invocation.request.body().first();
+    let seconds = first.and_then(|first| Number::of(first.value()));
+    match seconds.map(Number::to_f64) {
+        None => Err(Error::new(
+            Code::TYPE_MISMATCH,
+            "replSetFreeze takes a number of seconds",
+        )),
+        Some(_) if invocation.shard.replica_set.is_primary() => Err(Error::new(
+            Code::NOT_SECONDARY,
+            "cannot freeze node when primary or running for election. state: Primary",
+        )),
+        Some(0.0) => {
+            let mut writer = Reply::writer();
+            writer.append("info", "unfreezing");
+            finish(writer)
+        }
+        Some(_) => Err(Error::new(
+            Code::COMMAND_NOT_SUPPORTED,
+            "replSetFreeze is not supported yet: give the member priority 0",
+        )),
+    }
 }
 
 pub(crate) fn get_status(invocation: &Invocation<'_>) -> Answer {
@@ -91,16 +180,26 @@ pub(crate) fn get_status(invocation: &Invocation<'_>) -> Answer {
         term,
     };
     let wall = ValueRef::DateTime(shard.replica_set.applied_wall_ms());
+    let members = shard.log.members();
+    let role = shard.replica_set.topology().role;
+    let leader = members.leader.filter(|leader| *leader != members.me);
+    let source = leader.and_then(|leader| configuration.member(configuration_id(leader)));
     let voters = i32::try_from(configuration.voters()).unwrap_or(i32::MAX);
     let majority = i32::try_from(configuration.majority()).unwrap_or(i32::MAX);
     let mut writer = Reply::writer_with_capacity(2048);
     writer
         .append("set", configuration.name.as_str())
         .append("date", ValueRef::DateTime(shard.clock.now_ms()))
-        .append("myState", PRIMARY)
+        .append(
+            "myState",
+            if role.is_leader() { PRIMARY } else { SECONDARY },
+        )
         .append("term", term)
-        .append("syncSourceHost", "")
-        .append("syncSourceId", -1)
+        .append(
+            "syncSourceHost",
+            source.map_or("", |source| source.host.as_str()),
+        )
+        .append("syncSourceId", source.map_or(-1, |source| source.id))
         .append(
             "heartbeatIntervalMillis",
             i64::from(configuration.settings.heartbeat_interval_ms),
@@ -123,7 +222,18 @@ pub(crate) fn get_status(invocation: &Invocation<'_>) -> Answer {
         .append("lastAppliedWallTime", wall)
         .append("lastDurableWallTime", wall)
         .end();
-    append_members(&mut writer, shard, &configuration, applied);
+    writer.begin_array("members");
+    for member in &configuration.members {
+        append_member(
+            &mut writer,
+            shard,
+            &configuration,
+            &members,
+            member,
+            applied,
+        );
+    }
+    writer.end();
     finish(writer)
 }
 
@@ -147,40 +257,84 @@ impl OpTime {
     }
 }
 
-fn append_members(
+/// One member, as far as this one knows it.
+fn append_member(
     writer: &mut DocWriter,
     shard: &Shard,
     configuration: &Configuration,
+    members: &Members,
+    member: &MemberConfiguration,
     applied: OpTime,
 ) {
+    let id = member_id(member.id);
+    let is_self = id == members.me;
+    let progress = members.of(id);
+    let is_leader = members.leader == Some(id);
+    let heard = progress.and_then(|progress| progress.ticks_since_contact);
+    // Whoever does not lead hears from the leader only.
+    let is_up = is_self || heard.is_some_and(|ticks| ticks < TICKS_AWAY) || is_leader;
+    let (state, name) = match (is_up, is_leader) {
+        (false, _) if members.leader == Some(members.me) => (DOWN, "(not reachable/healthy)"),
+        (false, _) => (UNKNOWN, "UNKNOWN"),
+        (true, true) => (PRIMARY, "PRIMARY"),
+        (true, false) => (SECONDARY, "SECONDARY"),
+    };
     let wall = ValueRef::DateTime(shard.replica_set.applied_wall_ms());
     let uptime = shard.started.elapsed().as_secs();
-    writer.begin_array("members");
-    for member in &configuration.members {
+    let behind = progress.and_then(|progress| progress.matched);
+    writer
+        .push_document()
+        .append("_id", member.id)
+        .append("name", member.host.as_str())
+        .append("health", if is_up { 1.0 } else { 0.0 })
+        .append("state", state)
+        .append("stateStr", name)
+        .append("uptime", i32::try_from(uptime).unwrap_or(i32::MAX));
+    let optime = match behind {
+        // Positions have times: the time of the entry there, if the log still has it.
+        Some(position) if !is_self => shard.time_of(position).map_or(applied, |time| OpTime {
+            time: time.min(applied.time),
+            ..applied
+        }),
+        _ => applied,
+    };
+    optime.append_to(writer, "optime");
+    writer
+        .append("optimeDate", optime.date())
+        .append("lastAppliedWallTime", wall)
+        .append("lastDurableWallTime", wall);
+    if !is_self {
+        let now = shard.clock.now_ms();
+        let ago = i64::try_from(heard.unwrap_or(0)).unwrap_or(0) * TICK_MS;
         writer
-            .push_document()
-            .append("_id", member.id)
-            .append("name", member.host.as_str())
-            .append("health", 1.0)
-            .append("state", PRIMARY)
-            .append("stateStr", "PRIMARY")
-            .append("uptime", i32::try_from(uptime).unwrap_or(i32::MAX));
-        applied.append_to(writer, "optime");
-        writer
-            .append("optimeDate", applied.date())
-            .append("lastAppliedWallTime", wall)
-            .append("lastDurableWallTime", wall)
-            .append("syncSourceHost", "")
-            .append("syncSourceId", -1)
-            .append("infoMessage", "")
-            .append("configVersion", configuration.version)
-            .append(
-                "configTerm",
-                i32::try_from(configuration.term).unwrap_or(i32::MAX),
-            )
-            .append("self", true)
-            .append("lastHeartbeatMessage", "")
-            .end();
+            .append("lastHeartbeat", ValueRef::DateTime(now))
+            .append("lastHeartbeatRecv", ValueRef::DateTime(now - ago))
+            .append("pingMs", 0i64);
     }
-    writer.end();
+    let leader = members.leader.filter(|leader| *leader != id);
+    let source = leader.and_then(|leader| configuration.member(configuration_id(leader)));
+    writer
+        .append(
+            "syncSourceHost",
+            source.map_or("", |source| source.host.as_str()),
+        )
+        .append("syncSourceId", source.map_or(-1, |source| source.id))
+        .append("infoMessage", "")
+        .append("configVersion", configuration.version)
+        .append(
+            "configTerm",
+            i32::try_from(configuration.term).unwrap_or(i32::MAX),
+        );
+    if is_self {
+        writer.append("self", true);
+    }
+    writer.append("lastHeartbeatMessage", "").end();
+}
+
+impl Shard {
+    /// The time of the entry at a position, if the log has it.
+    fn time_of(&self, position: LogPosition) -> Option<ClusterTime> {
+        let entries = self.log.read(position.previous(), 1).ok()?;
+        entries.first().map(|entry| entry.time)
+    }
 }

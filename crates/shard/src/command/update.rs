@@ -105,6 +105,8 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
     matches!(
         error.code,
         Code::INTERRUPTED_AT_SHUTDOWN
+            | Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE
+            | Code::NOT_WRITABLE_PRIMARY
             | Code::CLIENT_DISCONNECT
             | Code::INTERRUPTED
             | Code::MAX_TIME_MS_EXPIRED

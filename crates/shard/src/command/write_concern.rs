@@ -8,11 +8,19 @@
 
 use crate::Shard;
 use crate::command::arguments::fields;
+use crate::operation::Operation;
 use crate::replica_set::configuration::Configuration;
+use crate::replica_set::transport::member_id;
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::number::Number;
 use model::{Code, Error};
+use replication::Members as LogMembers;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use wire::Reply;
+
+/// How often a wait looks whether it still makes sense.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What is asked of the log before a write is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -225,6 +233,33 @@ impl Configuration {
         }
     }
 
+    /// Whether those who have confirmed are enough.
+    fn is_confirmed(&self, members: &Members, has_confirmed: impl Fn(i32) -> bool) -> bool {
+        let confirmed = || {
+            let all = self.members.iter();
+            all.filter(|member| has_confirmed(member.id))
+        };
+        let values = |tag: &str| {
+            let mut values: Vec<&str> = confirmed()
+                .flat_map(|member| &member.tags)
+                .filter(|(name, _)| name == tag)
+                .map(|(_, value)| value.as_str())
+                .collect();
+            values.sort_unstable();
+            values.dedup();
+            values.len() as i64
+        };
+        match members {
+            Members::Majority => true,
+            Members::Count(count) => confirmed().count() >= *count as usize,
+            Members::Mode(name) => self.mode(name).is_some_and(|tags| {
+                tags.iter()
+                    .all(|(tag, count)| values(tag) >= i64::from(*count))
+            }),
+            Members::Tags(tags) => tags.iter().all(|(tag, count)| values(tag) >= *count),
+        }
+    }
+
     pub(crate) fn mode(&self, name: &str) -> Option<&[(String, i32)]> {
         let modes = &self.settings.modes;
         let (_, tags) = modes.iter().find(|(known, _)| known == name)?;
@@ -234,18 +269,68 @@ impl Configuration {
 
 impl Shard {
     /// Waits for the members that a write concern names, and tells in the reply if they did not confirm.
-    pub(crate) async fn await_members(&self, reply: Reply, options: &WriteConcernOptions) -> Reply {
-        match self.confirmed_by(options) {
+    pub(crate) async fn await_members(
+        &self,
+        reply: Reply,
+        options: &WriteConcernOptions,
+        operation: &Operation,
+    ) -> Reply {
+        match self.confirmed_by(options, operation).await {
             Ok(()) => reply,
             Err(error) => with_concern_error(&reply, options, &error),
         }
     }
 
-    fn confirmed_by(&self, options: &WriteConcernOptions) -> Result<(), Error> {
-        match self.replica_set.configuration() {
-            // One member: what it can satisfy, it has satisfied.
-            Some(configuration) => configuration.check_satisfiable(&options.members),
-            None => Ok(()),
+    async fn confirmed_by(
+        &self,
+        options: &WriteConcernOptions,
+        operation: &Operation,
+    ) -> Result<(), Error> {
+        let Some(configuration) = self.replica_set.configuration() else {
+            return Ok(());
+        };
+        configuration.check_satisfiable(&options.members)?;
+        if !self.replica_set.is_primary() {
+            return Ok(());
+        }
+        // At or after whatever the command has written.
+        let position = self.log.last_proposed();
+        let deadline = u64::try_from(options.timeout_ms)
+            .ok()
+            .filter(|timeout_ms| *timeout_ms > 0)
+            .map(|timeout_ms| Instant::now() + Duration::from_millis(timeout_ms));
+        let mut members = self.log.watch_members();
+        loop {
+            let confirmed = |members: &Arc<LogMembers>| -> bool {
+                configuration.is_confirmed(&options.members, |id| {
+                    let member = member_id(id);
+                    members.me == member
+                        || members.of(member).is_some_and(|progress| {
+                            progress.matched.min(progress.committed) >= Some(position)
+                        })
+                })
+            };
+            let look = Instant::now() + LOOK_INTERVAL;
+            let until = deadline.map_or(look, |deadline| deadline.min(look));
+            let waited = tokio::time::timeout_at(until.into(), members.wait_for(confirmed)).await;
+            if matches!(waited, Ok(Ok(_))) {
+                return Ok(());
+            }
+            if !self.replica_set.is_primary() {
+                return Err(Error::new(
+                    Code::PRIMARY_STEPPED_DOWN,
+                    "Primary stepped down while waiting for replication",
+                ));
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                let details = DocWriter::new().with("wtimeout", true).finish();
+                return Err(Error::new(
+                    Code::WRITE_CONCERN_FAILED,
+                    "waiting for replication timed out",
+                )
+                .with_details(details));
+            }
+            operation.check()?;
         }
     }
 }
@@ -260,8 +345,11 @@ fn with_concern_error(reply: &Reply, options: &WriteConcernOptions, error: &Erro
                 .append("code", error.code.0)
                 .append("codeName", error.code.name().as_str())
                 .append("errmsg", error.message.as_str())
-                .begin_document("errInfo")
-                .begin_document("writeConcern");
+                .begin_document("errInfo");
+            for detail in error.details.iter().flat_map(|details| details.iter()) {
+                writer.append_element(&detail);
+            }
+            writer.begin_document("writeConcern");
             options.append_to(&mut writer);
             writer
                 .append("provenance", options.provenance)

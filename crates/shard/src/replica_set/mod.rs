@@ -7,23 +7,32 @@
 //! | file | part |
 //! | --- | --- |
 //! | `configuration.rs` | the document that names the members |
-//! | `start.rs` | the first configuration, and a new address of the only member |
+//! | `start.rs` | how a member begins; the first configuration |
+//! | `identity.rs`, `waiting_room.rs` | which member a server is, and how it learns it |
+//! | `membership.rs` | from the configuration to the members of the log |
+//! | `transport.rs` | links to the other members |
 //! | `cluster_time.rs` | `$clusterTime` and `operationTime`, in and out |
 //!
 //! The configuration changes through the log: the applier publishes it here.
 
 pub(crate) mod cluster_time;
 pub(crate) mod configuration;
+mod identity;
+pub(crate) mod membership;
 mod start;
+pub(crate) mod transport;
+pub(crate) mod waiting_room;
 
 use crate::command::default_concerns::ConcernDefaults;
 use configuration::Configuration;
-use model::bson::ObjectId;
+use model::bson::{DocBuf, ObjectId};
 use parking_lot::RwLock;
-use replication::Term;
-use std::sync::atomic::{AtomicI64, Ordering};
+use replication::{Beginning, MemberId, Role, Term};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use tokio::sync::watch;
+use transport::{Peers, member_id};
 
 /// How a shard takes part in its replica set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,17 +42,74 @@ pub struct ReplicaSetOptions {
     pub host: String,
 }
 
+/// Which member a shard is, and how it begins if it holds nothing yet.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Membership {
+    /// One of those with which the set begins.
+    Founder {
+        /// The configuration's id of this member.
+        member: i32,
+        /// Ids and hosts of all that vote, in the order of their ids. None: this one alone.
+        founders: Vec<(i32, String)>,
+        /// The configuration that was asked for, if it says more than that.
+        configuration: Option<DocBuf>,
+    },
+    /// Added to a set that exists, by a member that has called.
+    Newcomer { member: i32, caller: (i32, String) },
+}
+
+impl Membership {
+    /// The only member of its set.
+    pub const ALONE: Membership = Membership::Founder {
+        member: 0,
+        founders: Vec::new(),
+        configuration: None,
+    };
+
+    pub(crate) fn member(&self) -> MemberId {
+        match self {
+            Membership::Founder { member, .. } | Membership::Newcomer { member, .. } => {
+                member_id(*member)
+            }
+        }
+    }
+
+    pub(crate) fn beginning(&self) -> Beginning {
+        match self {
+            Membership::Founder { founders, .. } if founders.is_empty() => {
+                Beginning::Voters(vec![self.member()])
+            }
+            Membership::Founder { founders, .. } => {
+                let mut voters: Vec<MemberId> =
+                    founders.iter().map(|(id, _)| member_id(*id)).collect();
+                voters.sort_unstable();
+                Beginning::Voters(voters)
+            }
+            Membership::Newcomer { .. } => Beginning::Joining,
+        }
+    }
+}
+
 /// What clients can notice about the set.
 #[derive(Clone, Debug)]
 pub(crate) struct Topology {
     /// Counts the changes since the process began.
     pub(crate) version: i64,
     pub(crate) configuration: Option<Arc<Configuration>>,
+    pub(crate) role: Role,
+    /// The member is about to stop: until when it finishes what runs.
+    pub(crate) quiesces_until: Option<Instant>,
 }
 
 pub(crate) struct ReplicaSet {
+    membership: Membership,
     /// Set when the shard starts to serve.
+    name: OnceLock<String>,
     host: OnceLock<String>,
+    /// Whether the role is the primary's, for a look without a lock.
+    is_primary: AtomicBool,
+    /// Where the configuration's members are told to.
+    peers: Arc<Peers>,
     topology: watch::Sender<Topology>,
     /// Concerns of commands that name none, where they are not the built-in ones.
     defaults: RwLock<Option<Arc<ConcernDefaults>>>,
@@ -55,12 +121,20 @@ impl ReplicaSet {
     pub(crate) fn new(
         configuration: Option<Configuration>,
         defaults: Option<ConcernDefaults>,
+        membership: Membership,
+        peers: Arc<Peers>,
     ) -> Self {
         Self {
+            membership,
+            name: OnceLock::new(),
             host: OnceLock::new(),
+            is_primary: AtomicBool::new(false),
+            peers,
             topology: watch::Sender::new(Topology {
                 version: 0,
                 configuration: configuration.map(Arc::new),
+                role: Role::Candidate { term: Term::new(0) },
+                quiesces_until: None,
             }),
             defaults: RwLock::new(defaults.map(Arc::new)),
             applied_wall_ms: AtomicI64::new(0),
@@ -69,6 +143,35 @@ impl ReplicaSet {
 
     pub(crate) fn host(&self) -> &str {
         self.host.get().map_or("", String::as_str)
+    }
+
+    pub(crate) fn membership(&self) -> &Membership {
+        &self.membership
+    }
+
+    pub(crate) fn is_primary(&self) -> bool {
+        self.is_primary.load(Ordering::Acquire)
+    }
+
+    /// The log has given this member another role.
+    pub(crate) fn took_role(&self, role: Role) {
+        self.topology.send_if_modified(|topology| {
+            let changed = topology.role != role;
+            if changed {
+                topology.version += 1;
+                topology.role = role;
+                self.is_primary.store(role.is_leader(), Ordering::Release);
+            }
+            changed
+        });
+    }
+
+    /// The member is about to stop.
+    pub(crate) fn quiesces(&self, until: Instant) {
+        self.topology.send_modify(|topology| {
+            topology.version += 1;
+            topology.quiesces_until = Some(until);
+        });
     }
 
     pub(crate) fn topology(&self) -> Topology {
@@ -104,6 +207,9 @@ impl ReplicaSet {
     pub(crate) fn take_over(&self, loaded: &ReplicaSet) {
         *self.defaults.write() = loaded.defaults.read().clone();
         let configuration = loaded.topology.borrow().configuration.clone();
+        for member in configuration.iter().flat_map(|now| &now.members) {
+            self.peers.set_host(member_id(member.id), &member.host);
+        }
         self.topology.send_modify(|topology| {
             topology.version += 1;
             topology.configuration = configuration;
@@ -112,6 +218,9 @@ impl ReplicaSet {
 
     /// The log has applied another configuration.
     pub(crate) fn configured(&self, configuration: Configuration) {
+        for member in &configuration.members {
+            self.peers.set_host(member_id(member.id), &member.host);
+        }
         self.topology.send_modify(|topology| {
             topology.version += 1;
             topology.configuration = Some(Arc::new(configuration));

@@ -44,6 +44,10 @@ pub(crate) async fn run(shard: &Arc<Shard>) {
             () = shard.shutdown_begun() => return,
             () = tokio::time::sleep(interval) => {}
         }
+        // What is known of sessions is written by the primary.
+        if !shard.replica_set.is_primary() {
+            continue;
+        }
         if let Err(error) = shard.refresh_sessions().await {
             tracing::warn!("sessions were not refreshed: {error}");
         }

@@ -11,6 +11,7 @@ fn applier(server: &TestShard) -> Applier {
         store: Arc::clone(&shard.store),
         catalog: Arc::clone(&shard.catalog),
         overlay: Arc::clone(&shard.overlay),
+        sessions: shard.sessions.clone(),
         replica_set: Arc::clone(&shard.replica_set),
         clock: Arc::clone(&shard.clock),
         data: server.path().to_owned(),

@@ -13,7 +13,7 @@ use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::command::envelope::WriteConcern;
 use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
-use crate::session::Retryable;
+use crate::session::{Retryable, SessionCatalog};
 use crate::{Shard, Store};
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId};
@@ -332,6 +332,7 @@ pub(crate) struct Applier {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) overlay: Arc<Overlay>,
     pub(crate) replica_set: Arc<ReplicaSet>,
+    pub(crate) sessions: Arc<SessionCatalog>,
     pub(crate) clock: Arc<dyn crate::Clock>,
     /// Where a state from another member is gathered.
     pub(crate) data: PathBuf,
@@ -442,6 +443,7 @@ impl StateMachine for Applier {
     fn role_changed(&mut self, role: Role) {
         if !role.is_leader() {
             self.overlay.clear();
+            self.sessions.invalidate();
         }
     }
 

@@ -1,0 +1,189 @@
+//! Where a command may run: on the primary, on a secondary that the client has agreed to, or anywhere.
+//!
+//! A member that is not the primary refuses with MongoDB's errors, and tells in them how its view of the
+//! set is numbered (`topologyVersion`), so that a driver knows whether it has heard of the change already.
+
+use super::envelope::Envelope;
+use crate::Shard;
+use crate::replica_set::Topology;
+use model::bson::{DocWriter, ObjectId, ValueRef};
+use model::{Code, Error};
+use replication::Role;
+use wire::Request;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Placement {
+    /// Asks about the member itself, or goes on with what it has begun there.
+    Anywhere,
+    /// Reads documents or the catalog: on a secondary only if the client says so.
+    Read,
+    Primary,
+}
+
+fn placement(command: &str) -> Placement {
+    match command {
+        "find" | "aggregate" | "count" | "distinct" | "explain" | "listCollections"
+        | "listIndexes" | "listDatabases" | "collStats" | "collstats" | "dbStats" | "dbstats"
+        | "dataSize" | "datasize" | "dbHash" | "dbhash" | "validate" => Placement::Read,
+        "insert"
+        | "update"
+        | "delete"
+        | "findAndModify"
+        | "findandmodify"
+        | "create"
+        | "drop"
+        | "dropDatabase"
+        | "renameCollection"
+        | "collMod"
+        | "createIndexes"
+        | "dropIndexes"
+        | "deleteIndexes"
+        | "setDefaultRWConcern"
+        | "replSetReconfig"
+        | "commitTransaction"
+        | "abortTransaction"
+        | "setFeatureCompatibilityVersion" => Placement::Primary,
+        _ => Placement::Anywhere,
+    }
+}
+
+fn not_primary() -> Error {
+    Error::new(Code::NOT_WRITABLE_PRIMARY, "not primary")
+}
+
+impl Shard {
+    /// Refuses what this member may not run now.
+    pub(crate) fn check_placement(
+        &self,
+        request: &Request,
+        envelope: &Envelope,
+    ) -> Result<(), Error> {
+        if self.is_shutting_down() {
+            return self.check_shutdown(request.name());
+        }
+        if self.replica_set.is_primary() {
+            return Ok(());
+        }
+        let linearizable = envelope.read_wait.is_some_and(|wait| wait.linearizable);
+        match placement(request.name()) {
+            Placement::Anywhere => Ok(()),
+            Placement::Primary => Err(not_primary()),
+            Placement::Read if linearizable => Err(Error::new(
+                Code::NOT_WRITABLE_PRIMARY,
+                "cannot satisfy linearizable read concern on non-primary node",
+            )),
+            Placement::Read if writes_documents(request) => Err(not_primary()),
+            Placement::Read if !envelope.secondary_ok => Err(Error::new(
+                Code::NOT_PRIMARY_NO_SECONDARY_OK,
+                "not primary and secondaryOk=false",
+            )),
+            Placement::Read => self.check_readable(),
+        }
+    }
+
+    fn check_readable(&self) -> Result<(), Error> {
+        let topology = self.replica_set.topology();
+        let is_member = topology
+            .configuration
+            .as_ref()
+            .is_some_and(|now| now.member_at(self.replica_set.host()).is_some());
+        let serves = match topology.role {
+            Role::Leader { .. } | Role::Follower { .. } | Role::Candidate { .. } => is_member,
+            Role::Installing { .. } | Role::Gone => false,
+        };
+        if serves {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::NOT_PRIMARY_OR_SECONDARY,
+            "node is not in primary or recovering state",
+        ))
+    }
+
+    /// Work that arrives when the member is about to stop belongs elsewhere.
+    fn check_shutdown(&self, command: &str) -> Result<(), Error> {
+        match placement(command) {
+            Placement::Read | Placement::Primary => Err(shutting_down()),
+            Placement::Anywhere => Ok(()),
+        }
+    }
+
+    /// An error as a client of a replica set is told it.
+    pub(crate) fn explain_to_drivers(&self, error: Error, is_retryable: bool) -> Error {
+        let changes_state = tells_of_another_state(error.code);
+        let label = is_retryable && (changes_state || is_worth_a_retry(error.code));
+        if !changes_state && !label {
+            return error;
+        }
+        let mut details = DocWriter::new();
+        if let Some(known) = &error.details {
+            for element in known.iter() {
+                details.append_element(&element);
+            }
+        }
+        if changes_state {
+            append_topology_version(&mut details, self.process_id, &self.replica_set.topology());
+        }
+        if label {
+            details
+                .begin_array("errorLabels")
+                .push("RetryableWriteError")
+                .end();
+        }
+        error.with_details(details.finish())
+    }
+}
+
+pub(crate) fn shutting_down() -> Error {
+    Error::new(
+        Code::SHUTDOWN_IN_PROGRESS,
+        "The server is in quiesce mode and will shut down",
+    )
+}
+
+pub(crate) fn append_topology_version(
+    writer: &mut DocWriter,
+    process_id: ObjectId,
+    topology: &Topology,
+) {
+    writer
+        .begin_document("topologyVersion")
+        .append("processId", process_id)
+        .append("counter", topology.version)
+        .end();
+}
+
+/// Errors after which a driver looks at the set again.
+fn tells_of_another_state(code: Code) -> bool {
+    matches!(
+        code,
+        Code::NOT_WRITABLE_PRIMARY
+            | Code::NOT_PRIMARY_NO_SECONDARY_OK
+            | Code::NOT_PRIMARY_OR_SECONDARY
+            | Code::PRIMARY_STEPPED_DOWN
+            | Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE
+            | Code::INTERRUPTED_AT_SHUTDOWN
+            | Code::SHUTDOWN_IN_PROGRESS
+    )
+}
+
+/// Other errors after which a write may be sent again.
+fn is_worth_a_retry(code: Code) -> bool {
+    matches!(
+        code,
+        Code::HOST_UNREACHABLE
+            | Code::HOST_NOT_FOUND
+            | Code::NETWORK_TIMEOUT
+            | Code::EXCEEDED_TIME_LIMIT
+    )
+}
+
+/// Whether a pipeline ends by writing.
+fn writes_documents(request: &Request) -> bool {
+    let Some(pipeline) = request.body().get_array("pipeline") else {
+        return false;
+    };
+    let last = pipeline.iter().last();
+    matches!(last, Some(ValueRef::Document(stage))
+        if matches!(stage.first().map(|element| element.key()), Some("$out" | "$merge")))
+}

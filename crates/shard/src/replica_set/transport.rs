@@ -1,0 +1,455 @@
+//! How members reach each other: packets of the log as commands to the same listener that clients use.
+//!
+//! Each member dials every other and only sends on what it has dialled; what it receives comes through
+//! its own listener. A link begins with `_terndbJoin`, which says who is calling whom and is answered; then
+//! follow `_terndbReplicate` commands without answers, each with as many packets as were waiting.
+//!
+//! ```text
+//!   {_terndbJoin: 1, set, replicaSetId?, to: member, from: member, host, newcomer: bool, $db: "admin"}
+//!   {_terndbReplicate: 1, parts: [binary…], more: bool, $db: "admin"}
+//! ```
+//!
+//! A packet that is too long for a command is cut: `more` says that the last part of the command
+//! continues in the next one. The connection keeps their order.
+//!
+//! Packets may be lost, and are: when there is no connection, when a link's queue is full, when a write
+//! takes too long. The log repeats what matters.
+//!
+//! A server that was never configured takes the part that `_terndbJoin` gives to a newcomer. It is given
+//! only to a member that is no voter yet ⚑: a voter that has lost its data has also lost its promises, and
+//! must be removed and added again.
+
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use model::{Code, Error};
+use parking_lot::{Mutex, RwLock};
+use replication::{MemberId, Transport};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use wire::Request;
+use wire::protocol::{FLAG_MORE_TO_COME, HEADER_SIZE, Header, MESSAGE_BYTES_MAX, OP_MSG};
+
+pub(crate) const JOIN: &str = "_terndbJoin";
+pub(crate) const REPLICATE: &str = "_terndbReplicate";
+
+/// What may wait for one member before more is thrown away.
+const QUEUE_PACKETS_MAX: usize = 4096;
+const QUEUE_BYTES_MAX: usize = 64 << 20;
+/// The longest part of a packet in one command.
+const PART_BYTES_MAX: usize = 8 << 20;
+/// Packets that arrive in parts may not grow beyond this.
+const PACKET_BYTES_MAX: usize = 1 << 30;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to leave a member alone that could not be reached.
+const REST: Duration = Duration::from_millis(100);
+
+/// The member of the log that a member of the configuration is.
+pub(crate) fn member_id(id: i32) -> MemberId {
+    MemberId::new(u64::from(id.unsigned_abs()) + 1)
+}
+
+/// The configuration's id of a member of the log.
+pub(crate) fn configuration_id(member: MemberId) -> i32 {
+    i32::try_from(member.get() - 1).unwrap_or(i32::MAX)
+}
+
+/// What a caller says of itself and of whom it calls.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Introduction {
+    pub(crate) set: String,
+    pub(crate) replica_set_id: Option<ObjectId>,
+    /// The configuration's ids of the two.
+    pub(crate) to: i32,
+    pub(crate) from: i32,
+    /// Where the caller is reached.
+    pub(crate) host: String,
+    /// Whether the called one may begin as an empty member.
+    pub(crate) newcomer: bool,
+}
+
+impl Introduction {
+    fn to_command(&self) -> DocBuf {
+        let mut writer = DocWriter::new();
+        writer.append(JOIN, 1).append("set", self.set.as_str());
+        if let Some(id) = self.replica_set_id {
+            writer.append("replicaSetId", id);
+        }
+        writer
+            .append("to", self.to)
+            .append("from", self.from)
+            .append("host", self.host.as_str())
+            .append("newcomer", self.newcomer)
+            .append("$db", "admin");
+        writer.finish()
+    }
+
+    pub(crate) fn parse(body: Doc<'_>) -> Result<Self, Error> {
+        let number = |name: &str| match body.get(name) {
+            Some(ValueRef::Int32(number)) if (0..=255).contains(&number) => Ok(number),
+            _ => Err(malformed(JOIN)),
+        };
+        let text = |name: &str| body.get_str(name).ok_or_else(|| malformed(JOIN));
+        Ok(Self {
+            set: text("set")?.to_owned(),
+            replica_set_id: match body.get("replicaSetId") {
+                Some(ValueRef::ObjectId(id)) => Some(id),
+                _ => None,
+            },
+            to: number("to")?,
+            from: number("from")?,
+            host: text("host")?.to_owned(),
+            newcomer: body.get("newcomer") == Some(ValueRef::Boolean(true)),
+        })
+    }
+}
+
+fn malformed(command: &str) -> Error {
+    Error::bad_value(format!("{command} is malformed"))
+}
+
+type Introduce = Box<dyn Fn(MemberId) -> Option<Introduction> + Send + Sync>;
+type Unreachable = Box<dyn Fn(MemberId) + Send + Sync>;
+
+/// Where a member is reached.
+struct Place {
+    host: String,
+    /// Given at the start: it holds whatever a configuration says.
+    is_fixed: bool,
+}
+
+/// What is known about the other members.
+#[derive(Default)]
+struct Directory {
+    hosts: RwLock<HashMap<MemberId, Place>>,
+    introduce: RwLock<Option<Introduce>>,
+    unreachable: RwLock<Option<Unreachable>>,
+}
+
+/// Links to the other members.
+pub(crate) struct Peers {
+    runtime: Option<tokio::runtime::Handle>,
+    directory: Arc<Directory>,
+    links: Mutex<HashMap<MemberId, Link>>,
+}
+
+struct Link {
+    queue: mpsc::Sender<Vec<u8>>,
+    queued_bytes: Arc<AtomicUsize>,
+}
+
+impl Peers {
+    /// Links live in the runtime in which this is called; outside of one there are none.
+    pub(crate) fn new() -> Self {
+        Self {
+            runtime: tokio::runtime::Handle::try_current().ok(),
+            directory: Arc::default(),
+            links: Mutex::default(),
+        }
+    }
+
+    /// What links say when they begin, and whom they tell that a member is away.
+    pub(crate) fn introduce_with(&self, introduce: Introduce, unreachable: Unreachable) {
+        *self.directory.introduce.write() = Some(introduce);
+        *self.directory.unreachable.write() = Some(unreachable);
+    }
+
+    /// Where a member is reached.
+    pub(crate) fn set_host(&self, member: MemberId, host: &str) {
+        let mut hosts = self.directory.hosts.write();
+        if hosts.get(&member).is_none_or(|place| !place.is_fixed) {
+            let host = host.to_owned();
+            hosts.insert(
+                member,
+                Place {
+                    host,
+                    is_fixed: false,
+                },
+            );
+        }
+    }
+
+    /// Where members are reached, whatever a configuration says.
+    pub(crate) fn fix_hosts(&self, fixed: impl Iterator<Item = (MemberId, String)>) {
+        let mut hosts = self.directory.hosts.write();
+        for (member, host) in fixed {
+            hosts.insert(
+                member,
+                Place {
+                    host,
+                    is_fixed: true,
+                },
+            );
+        }
+    }
+
+    pub(crate) fn knows(&self, member: MemberId) -> bool {
+        self.directory.hosts.read().contains_key(&member)
+    }
+
+    /// Ends all links.
+    pub(crate) fn close(&self) {
+        self.links.lock().clear();
+        *self.directory.introduce.write() = None;
+        *self.directory.unreachable.write() = None;
+    }
+}
+
+impl Transport for Peers {
+    fn send(&self, to: MemberId, packet: Vec<u8>) {
+        let Some(runtime) = &self.runtime else { return };
+        let mut links = self.links.lock();
+        let link = links.entry(to).or_insert_with(|| {
+            let (queue, packets) = mpsc::channel(QUEUE_PACKETS_MAX);
+            let queued_bytes = Arc::new(AtomicUsize::new(0));
+            let sender = Sender {
+                to,
+                directory: self.directory.clone(),
+                queued_bytes: queued_bytes.clone(),
+            };
+            runtime.spawn(sender.run(packets));
+            Link {
+                queue,
+                queued_bytes,
+            }
+        });
+        let bytes = packet.len();
+        // One packet may go over the limit, so that each has a chance.
+        if link.queued_bytes.load(Ordering::Relaxed) >= QUEUE_BYTES_MAX {
+            return;
+        }
+        link.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if link.queue.try_send(packet).is_err() {
+            link.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The task behind a link; it ends with its queue.
+struct Sender {
+    to: MemberId,
+    directory: Arc<Directory>,
+    queued_bytes: Arc<AtomicUsize>,
+}
+
+impl Sender {
+    async fn run(self, mut packets: mpsc::Receiver<Vec<u8>>) {
+        let mut stream: Option<TcpStream> = None;
+        let mut waiting = Vec::new();
+        while packets.recv_many(&mut waiting, 256).await > 0 {
+            let bytes = waiting.iter().map(Vec::len).sum();
+            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            let sent = self.send(&mut stream, &waiting).await;
+            waiting.clear();
+            if let Err(error) = sent {
+                tracing::debug!(member = %self.to, %error, "a member is not reached");
+                stream = None;
+                if let Some(unreachable) = &*self.directory.unreachable.read() {
+                    unreachable(self.to);
+                }
+                tokio::time::sleep(REST).await;
+                // What waited meanwhile is old news.
+                while let Ok(packet) = packets.try_recv() {
+                    self.queued_bytes.fetch_sub(packet.len(), Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    async fn send(&self, stream: &mut Option<TcpStream>, packets: &[Vec<u8>]) -> io::Result<()> {
+        let connected = match stream {
+            Some(connected) => connected,
+            None => {
+                let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.connect());
+                stream.insert(connecting.await??)
+            }
+        };
+        for message in replicate_commands(packets) {
+            tokio::time::timeout(WRITE_TIMEOUT, connected.write_all(&message)).await??;
+        }
+        Ok(())
+    }
+
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let host = match self.directory.hosts.read().get(&self.to) {
+            Some(place) => place.host.clone(),
+            None => return Err(io::Error::other("its address is not known")),
+        };
+        let introduction = match &*self.directory.introduce.read() {
+            Some(introduce) => introduce(self.to),
+            None => None,
+        };
+        let introduction = introduction.ok_or_else(|| io::Error::other("nobody to introduce"))?;
+        let mut stream = TcpStream::connect(&host).await?;
+        stream.set_nodelay(true)?;
+        let reply = ask(&mut stream, &introduction.to_command()).await?;
+        match reply.get("ok").and_then(model::number::Number::of) {
+            Some(ok) if ok.to_f64() == 1.0 => Ok(stream),
+            _ => {
+                let text = reply.as_doc().get_str("errmsg").unwrap_or("refused");
+                Err(io::Error::other(format!("{host}: {text}")))
+            }
+        }
+    }
+}
+
+/// Sends one command on a connection and reads the reply.
+pub(crate) async fn ask(stream: &mut TcpStream, command: &DocBuf) -> io::Result<DocBuf> {
+    stream.write_all(&message(0, command)).await?;
+    let mut header = [0; HEADER_SIZE];
+    stream.read_exact(&mut header).await?;
+    let length = usize::try_from(Header::parse(&header).length).unwrap_or(0);
+    // Flags and the section's kind, then a document.
+    if !(HEADER_SIZE + 10..=MESSAGE_BYTES_MAX).contains(&length) {
+        return Err(io::Error::other("the reply is malformed"));
+    }
+    let mut rest = vec![0; length - HEADER_SIZE];
+    stream.read_exact(&mut rest).await?;
+    DocBuf::from_bytes(rest.split_off(5)).map_err(io::Error::other)
+}
+
+fn message(flags: u32, command: &DocBuf) -> Vec<u8> {
+    let body = command.as_bytes();
+    let length = HEADER_SIZE + 5 + body.len();
+    let header = Header {
+        length: length as i32,
+        request_id: 1,
+        response_to: 0,
+        opcode: OP_MSG,
+    };
+    let mut bytes = Vec::with_capacity(length);
+    bytes.extend_from_slice(&header.encode());
+    bytes.extend_from_slice(&flags.to_le_bytes());
+    bytes.push(0);
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// The commands that carry packets, few of them where packets are short.
+fn replicate_commands(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let mut commands = Vec::new();
+    let mut parts: Vec<&[u8]> = Vec::new();
+    let mut bytes = 0;
+    for packet in packets {
+        let mut rest = packet.as_slice();
+        while bytes + rest.len() > PART_BYTES_MAX {
+            let (now, later) = rest.split_at((PART_BYTES_MAX - bytes).min(rest.len()));
+            parts.push(now);
+            commands.push(replicate_command(&parts, !later.is_empty()));
+            parts.clear();
+            bytes = 0;
+            rest = later;
+        }
+        if !rest.is_empty() {
+            bytes += rest.len();
+            parts.push(rest);
+        }
+    }
+    if !parts.is_empty() {
+        commands.push(replicate_command(&parts, false));
+    }
+    commands
+}
+
+fn replicate_command(parts: &[&[u8]], more: bool) -> Vec<u8> {
+    let mut writer = DocWriter::new();
+    writer.append(REPLICATE, 1).begin_array("parts");
+    for bytes in parts {
+        writer.push(ValueRef::Binary { subtype: 0, bytes });
+    }
+    writer.end().append("more", more).append("$db", "admin");
+    message(FLAG_MORE_TO_COME, &writer.finish())
+}
+
+/// What has arrived of a packet that comes in parts; kept with its connection.
+#[derive(Default)]
+pub(crate) struct Incoming(Mutex<Vec<u8>>);
+
+impl Incoming {
+    /// Calls `take` for each packet that is complete.
+    pub(crate) fn receive(
+        &self,
+        request: &Request,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<(), Error> {
+        let body = request.body();
+        let parts = body
+            .get_array("parts")
+            .ok_or_else(|| malformed(REPLICATE))?;
+        let more = body.get("more") == Some(ValueRef::Boolean(true));
+        let mut begun = self.0.lock();
+        let mut parts = parts.iter().peekable();
+        while let Some(part) = parts.next() {
+            let ValueRef::Binary { bytes, .. } = part else {
+                return Err(malformed(REPLICATE));
+            };
+            let complete = !more || parts.peek().is_some();
+            if !complete {
+                if begun.len() + bytes.len() > PACKET_BYTES_MAX {
+                    begun.clear();
+                    return Err(Error::new(Code::INVALID_LENGTH, "a packet is too long"));
+                }
+                begun.extend_from_slice(bytes);
+            } else if begun.is_empty() {
+                take(bytes);
+            } else {
+                begun.extend_from_slice(bytes);
+                take(&std::mem::take(&mut *begun));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    #[test]
+    fn packets_arrive_whole_whatever_their_length() {
+        let check = |lengths: &[usize]| {
+            let sent: Vec<Vec<u8>> = lengths
+                .iter()
+                .zip(1u8..)
+                .map(|(length, fill)| vec![fill; *length])
+                .collect();
+            let incoming = Incoming::default();
+            let mut received = Vec::new();
+            for command in replicate_commands(&sent) {
+                let request = wire::parse_request(Bytes::from(command)).expect("a request");
+                incoming
+                    .receive(&request, |packet| received.push(packet.to_vec()))
+                    .expect("well-formed");
+            }
+            assert!(received == sent, "{lengths:?}");
+        };
+        check(&[1]);
+        check(&[10, 20, 30]);
+        check(&[PART_BYTES_MAX, 1]);
+        check(&[PART_BYTES_MAX + 1, 5]);
+        check(&[7, PART_BYTES_MAX - 7, 9]);
+        check(&[7, 3 * PART_BYTES_MAX, 9, PART_BYTES_MAX]);
+    }
+
+    #[test]
+    fn an_introduction_survives_its_command() {
+        let introduction = Introduction {
+            set: "flock".to_owned(),
+            replica_set_id: Some(ObjectId([7; 12])),
+            to: 0,
+            from: 2,
+            host: "tern:27019".to_owned(),
+            newcomer: true,
+        };
+        let command = introduction.to_command();
+        assert_eq!(Introduction::parse(command.as_doc()), Ok(introduction));
+        let other = DocWriter::new().with(JOIN, 1).with("set", "flock").finish();
+        assert!(Introduction::parse(other.as_doc()).is_err());
+    }
+}

@@ -1,0 +1,314 @@
+//! Several members that reach each other over real sockets: election, replication, step-down, reads and
+//! writes where they belong, members that are added and removed.
+
+use bson::{Document, doc};
+use model::bson::DocBuf;
+use shard::{
+    Doorway, LogWindow, Membership, ReplicaSetOptions, Shard, ShardHandler, ShardOptions,
+    WaitingRoom,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use wire::{ConnectionInfo, Handler, Request, Server, ServerHandle, ServerOptions};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+struct Member {
+    shard: Arc<Shard>,
+    handler: ShardHandler,
+    connection: Arc<ConnectionInfo>,
+    server: ServerHandle,
+    tasks: Vec<JoinHandle<()>>,
+    host: String,
+    _data: TempDir,
+}
+
+fn options(data: &TempDir) -> ShardOptions {
+    ShardOptions {
+        log_window: LogWindow::default(),
+        data: data.path().to_owned(),
+        cache_bytes: 8 << 20,
+        parameters: Vec::new(),
+    }
+}
+
+fn set(host: &str) -> ReplicaSetOptions {
+    ReplicaSetOptions {
+        name: "flock".to_owned(),
+        host: host.to_owned(),
+    }
+}
+
+impl Member {
+    async fn start(
+        shard: Arc<Shard>,
+        host: String,
+        data: TempDir,
+        server: ServerHandle,
+        serving: JoinHandle<()>,
+    ) -> Member {
+        shard
+            .join_replica_set(&set(&host))
+            .await
+            .expect("it joins its set");
+        let background = shard.spawn_background();
+        Member {
+            handler: ShardHandler(shard.clone()),
+            shard,
+            connection: Arc::new(ConnectionInfo::in_process(1)),
+            server,
+            tasks: vec![serving, background],
+            host,
+            _data: data,
+        }
+    }
+
+    async fn run(&self, mut command: Document) -> Document {
+        if !command.contains_key("$db") {
+            command.insert("$db", "admin");
+        }
+        let mut bytes = Vec::new();
+        command.to_writer(&mut bytes).expect("a command encodes");
+        let body = DocBuf::from_bytes(bytes).expect("a command is valid");
+        let request = Request::from_parts(body, Vec::new()).expect("a command has a name");
+        let reply = self.handler.handle(&self.connection, request).await;
+        Document::from_reader(reply.document().as_bytes()).expect("a reply decodes")
+    }
+
+    async fn is_primary(&self) -> bool {
+        let hello = self.run(doc! {"hello": 1}).await;
+        hello.get_bool("isWritablePrimary").unwrap_or(false)
+    }
+
+    async fn stop(self) {
+        self.shard.begin_quiesce(Duration::ZERO).await;
+        self.shard.begin_shutdown();
+        self.server.shutdown();
+        for task in self.tasks {
+            task.await.expect("a task ends in order");
+        }
+        tokio::task::block_in_place(|| self.shard.close()).expect("the shard closes");
+    }
+}
+
+async fn listener() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let host = listener.local_addr().expect("an address").to_string();
+    (listener, host)
+}
+
+async fn founders(count: usize) -> Vec<Member> {
+    let mut listeners = Vec::new();
+    for _ in 0..count {
+        listeners.push(listener().await);
+    }
+    let hosts: Vec<(i32, String)> = (0..)
+        .zip(listeners.iter().map(|(_, host)| host.clone()))
+        .collect();
+    let mut members = Vec::new();
+    for (id, (listener, host)) in (0..).zip(listeners) {
+        let data = TempDir::new().expect("a temporary directory");
+        let membership = Membership::Founder {
+            member: id,
+            founders: hosts.clone(),
+            configuration: None,
+        };
+        let shard = tokio::task::block_in_place(|| Shard::open_member(&options(&data), membership))
+            .expect("an empty directory opens");
+        let server = Server::new(
+            Arc::new(ShardHandler(shard.clone())),
+            ServerOptions::default(),
+        );
+        let handle = server.handle();
+        let serving = tokio::spawn(server.serve(vec![listener]));
+        members.push(Member::start(shard, host, data, handle, serving).await);
+    }
+    members
+}
+
+/// Waits for a condition with a deadline.
+async fn wait_until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let deadline = Instant::now() + DEADLINE;
+    while !condition().await {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        // Polling what clients see: there is nothing to be woken by.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn primary(members: &[Member]) -> &Member {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        for member in members {
+            if member.is_primary().await {
+                return member;
+            }
+        }
+        assert!(Instant::now() < deadline, "waited in vain for a primary");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn count(member: &Member) -> i32 {
+    let reply = member
+        .run(doc! {"count": "c", "$db": "test", "$readPreference": {"mode": "secondaryPreferred"}})
+        .await;
+    reply.get_i32("n").unwrap_or(-1)
+}
+
+async fn hash(member: &Member) -> Option<String> {
+    let ask = doc! {"dbHash": 1, "$db": "test", "$readPreference": {"mode": "nearest"}};
+    let reply = member.run(ask).await;
+    reply.get_str("md5").ok().map(str::to_owned)
+}
+
+fn code(reply: &Document) -> Option<i32> {
+    reply.get_i32("code").ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_elect_replicate_and_hand_over() {
+    let members = founders(3).await;
+    let first = primary(&members).await;
+    for at in 0..10 {
+        let reply = first
+            .run(doc! {"insert": "c", "documents": [{"_id": at}], "$db": "test"})
+            .await;
+        assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    }
+    let all = doc! {"insert": "c", "documents": [{"_id": 10}], "$db": "test",
+    "writeConcern": {"w": 3, "wtimeout": 60_000}};
+    let reply = first.run(all).await;
+    assert!(!reply.contains_key("writeConcernError"), "{reply}");
+    for member in &members {
+        wait_until("the documents arrive", || async {
+            count(member).await == 11
+        })
+        .await;
+    }
+
+    let secondary = members
+        .iter()
+        .find(|member| member.host != first.host)
+        .expect("there are three");
+    let reply = secondary
+        .run(doc! {"insert": "c", "documents": [{"_id": "no"}], "$db": "test"})
+        .await;
+    assert_eq!(code(&reply), Some(10107), "{reply}");
+    assert!(reply.contains_key("topologyVersion"), "{reply}");
+    let reply = secondary.run(doc! {"find": "c", "$db": "test"}).await;
+    assert_eq!(code(&reply), Some(13435), "{reply}");
+    let linearizable = doc! {"find": "c", "$db": "test", "readConcern": {"level": "linearizable"}};
+    let reply = first.run(linearizable).await;
+    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+
+    let hosts = first.run(doc! {"hello": 1}).await;
+    let hosts = hosts.get_array("hosts").expect("hosts").clone();
+    assert_eq!(hosts.len(), 3);
+    let reply = first.run(doc! {"replSetStepDown": 30}).await;
+    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+    let second = primary(&members).await;
+    assert_ne!(second.host, first.host);
+    wait_until("the old primary follows", || async {
+        let hello = first.run(doc! {"hello": 1}).await;
+        hello.get_str("primary").ok() == Some(second.host.as_str())
+    })
+    .await;
+    let retry = doc! {"insert": "c", "documents": [{"_id": 11}], "$db": "test",
+    "lsid": {"id": bson::Uuid::new()}, "txnNumber": 1i64};
+    let reply = second.run(retry.clone()).await;
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    let reply = first.run(retry).await;
+    assert_eq!(code(&reply), Some(10107), "{reply}");
+    let labels = reply.get_array("errorLabels").expect("labels");
+    assert_eq!(labels, &vec![bson::Bson::from("RetryableWriteError")]);
+
+    for member in &members {
+        wait_until("the last document arrives", || async {
+            count(member).await == 12
+        })
+        .await;
+        assert_eq!(hash(member).await, hash(second).await);
+    }
+    for member in members {
+        member.stop().await;
+    }
+}
+
+/// A server that holds nothing is added, catches up, votes, and is removed again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_is_added_and_removed() {
+    let mut members = founders(1).await;
+    let first = primary(&members).await;
+    for at in 0..10 {
+        let reply = first
+            .run(doc! {"insert": "c", "documents": [{"_id": at}], "$db": "test"})
+            .await;
+        assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    }
+    let (listener, host) = listener().await;
+    let room = Arc::new(WaitingRoom::new("flock", &host).expect("a host"));
+    let doorway: Arc<Doorway<ShardHandler>> = Arc::new(Doorway::new(room.clone()));
+    let server = Server::new(doorway.clone(), ServerOptions::default());
+    let handle = server.handle();
+    let serving = tokio::spawn(server.serve(vec![listener]));
+
+    let mut configuration = first.run(doc! {"replSetGetConfig": 1}).await;
+    let mut configuration = configuration
+        .remove("config")
+        .and_then(|config| config.as_document().cloned())
+        .expect("a configuration");
+    let version = configuration.get_i32("version").expect("a version");
+    configuration.insert("version", version + 1);
+    let listed = configuration.get_array_mut("members").expect("members");
+    listed.push(doc! {"_id": 1, "host": &host}.into());
+    let reply = first
+        .run(doc! {"replSetReconfig": configuration.clone()})
+        .await;
+    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+
+    let membership = tokio::time::timeout(DEADLINE, room.became())
+        .await
+        .expect("the primary calls the newcomer");
+    assert!(matches!(membership, Membership::Newcomer { member: 1, .. }));
+    let data = TempDir::new().expect("a temporary directory");
+    let shard = tokio::task::block_in_place(|| Shard::open_member(&options(&data), membership))
+        .expect("an empty directory opens");
+    doorway.open(ShardHandler(shard.clone()));
+    let newcomer = Member::start(shard, host, data, handle, serving).await;
+    room.settle();
+    members.push(newcomer);
+
+    let both = doc! {"insert": "c", "documents": [{"_id": 10}], "$db": "test",
+    "writeConcern": {"w": 2, "wtimeout": 60_000}};
+    let reply = members[0].run(both).await;
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    assert!(!reply.contains_key("writeConcernError"), "{reply}");
+    let added = &members[1];
+    wait_until("the newcomer catches up", || async {
+        count(added).await == 11
+    })
+    .await;
+
+    configuration.insert("version", version + 2);
+    let listed = configuration.get_array_mut("members").expect("members");
+    listed.pop();
+    let reply = members[0]
+        .run(doc! {"replSetReconfig": configuration})
+        .await;
+    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+    wait_until("the removed member knows", || async {
+        let hello = added.run(doc! {"hello": 1}).await;
+        hello.contains_key("info")
+    })
+    .await;
+    let alone = doc! {"insert": "c", "documents": [{"_id": 11}], "$db": "test"};
+    let reply = members[0].run(alone).await;
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    for member in members {
+        member.stop().await;
+    }
+}

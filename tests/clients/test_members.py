@@ -1,0 +1,132 @@
+"""Three members in one process: drivers find them, read from all, follow the primary."""
+
+import re
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+
+import pymongo
+from pymongo.errors import ConnectionFailure, OperationFailure
+from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import Secondary
+from pymongo.write_concern import WriteConcern
+from server import DEADLINE_S, Process, only_terndb, wait_until
+
+
+@only_terndb
+class ThreeMembers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = Path(tempfile.mkdtemp(prefix="terndb-members-"))
+        cls.addClassCleanup(shutil.rmtree, cls.directory, ignore_errors=True)
+        cls.process = Process(cls.directory / "data", "--members", "3")
+        cls.addClassCleanup(lambda: cls.assertEqual(cls(), cls.process.stop(), 0, cls.process.stderr()))
+        cls.ports = [int(port) for port in re.findall(r":(\d+)", cls.process.uri.split("/?")[0])]
+
+    def setUp(self):
+        self.client = pymongo.MongoClient(self.process.uri, serverSelectionTimeoutMS=DEADLINE_S * 1000)
+        self.addCleanup(self.client.close)
+        self.db = self.client["members"]
+        self.db.c.drop()
+
+    def member(self, port: int, **options) -> pymongo.MongoClient:
+        client = pymongo.MongoClient("127.0.0.1", port, directConnection=True, **options)
+        self.addCleanup(client.close)
+        return client
+
+    def members(self):
+        """Primary and secondaries, each by a connection of its own."""
+        found = wait_until(lambda: self.client.primary and len(self.client.secondaries) == 2 and self.client.primary,
+                           "a primary and two secondaries")
+        primary = found[1]
+        return self.member(primary), [self.member(port) for port in self.ports if port != primary]
+
+    def test_drivers_find_all_of_them(self):
+        primary, secondaries = self.members()
+        self.assertEqual(self.client.nodes, {("127.0.0.1", port) for port in self.ports})
+        hello = primary.admin.command("hello")
+        self.assertTrue(hello["isWritablePrimary"])
+        for secondary in secondaries:
+            answer = secondary.admin.command("hello")
+            self.assertTrue(answer["secondary"])
+            self.assertEqual(answer["primary"], hello["me"])
+            self.assertEqual(answer["hosts"], hello["hosts"])
+            self.assertNotIn("electionId", answer)
+        states = [member["stateStr"] for member in primary.admin.command("replSetGetStatus")["members"]]
+        self.assertEqual(sorted(states), ["PRIMARY", "SECONDARY", "SECONDARY"])
+
+    def test_secondaries_refuse_what_belongs_to_the_primary(self):
+        _, secondaries = self.members()
+        for secondary in secondaries:
+            with self.assertRaises(pymongo.errors.NotPrimaryError) as caught:
+                secondary.members.command("insert", "c", documents=[{}])
+            self.assertEqual(caught.exception.details["code"], 10107)
+            self.assertIn("topologyVersion", caught.exception.details)
+            with self.assertRaises(pymongo.errors.NotPrimaryError) as caught:
+                secondary.members.command(
+                    {"find": "c", "readConcern": {"level": "linearizable"}}, read_preference=Secondary()
+                )
+            self.assertEqual(caught.exception.details["code"], 10107)
+
+    def test_all_members_confirm(self):
+        self.members()
+        c = self.db.get_collection("c", write_concern=WriteConcern(w=3, wtimeout=DEADLINE_S * 1000))
+        c.insert_one({"_id": 1})
+        with self.assertRaises(pymongo.errors.WriteConcernError) as caught:
+            self.db.get_collection("c", write_concern=WriteConcern(w=4, wtimeout=1000)).insert_one({"_id": 2})
+        self.assertEqual(caught.exception.code, 100)
+
+    def test_a_session_reads_its_own_writes_on_secondaries(self):
+        self.members()
+        c = self.db.get_collection("c", read_preference=Secondary(), read_concern=ReadConcern("majority"))
+        with self.client.start_session(causal_consistency=True) as session:
+            for number in range(50):
+                c.insert_one({"_id": number}, session=session)
+                self.assertEqual(c.count_documents({}, session=session), number + 1)
+
+    def test_the_catalog_follows(self):
+        primary, secondaries = self.members()
+        self.db.c.insert_many([{"_id": n, "a": n % 7} for n in range(100)])
+        self.db.c.create_index("a")
+        self.db.d.insert_one({"_id": 1})
+        self.db.d.rename("e", dropTarget=True)
+        last = self.client.admin.command("hello")["lastWrite"]["opTime"]
+        for secondary in secondaries:
+            wait_until(
+                lambda s=secondary: s.admin.command("hello")["lastWrite"]["opTime"]["ts"] >= last["ts"],
+                "the secondary has applied it",
+            )
+            db = secondary.get_database("members", read_preference=Secondary())
+            self.assertEqual(sorted(db.list_collection_names()), ["c", "e"])
+            self.assertIn("a_1", db.c.index_information())
+            plan = db.command({"explain": {"find": "c", "filter": {"a": 3}}})["queryPlanner"]["winningPlan"]
+            self.assertEqual(plan["inputStage"]["stage"], "IXSCAN")
+            self.assertEqual(
+                db.command("dbHash")["collections"],
+                primary.members.command("dbHash")["collections"],
+            )
+        self.db.e.drop()
+
+    def test_a_driver_follows_a_step_down(self):
+        for _ in range(3):
+            primary, _ = self.members()
+            before = self.client.primary
+            self.db.c.insert_one({})
+            try:
+                primary.admin.command({"replSetStepDown": 10, "secondaryCatchUpPeriodSecs": 5})
+            except (ConnectionFailure, OperationFailure) as late:
+                self.fail(f"nobody took over: {late}")
+            self.db.c.insert_one({})
+            self.assertNotEqual(self.client.primary, before)
+        self.assertEqual(self.db.c.count_documents({}), 6)
+
+    def test_linearizable_reads(self):
+        self.members()
+        c = self.db.get_collection("c", read_concern=ReadConcern("linearizable"))
+        self.db.c.insert_one({"_id": 1})
+        self.assertEqual(c.find_one(), {"_id": 1})
+
+
+if __name__ == "__main__":
+    unittest.main()
