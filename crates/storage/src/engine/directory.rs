@@ -24,6 +24,9 @@ const LOCK: &str = "LOCK";
 const FORMAT: &str = "FORMAT";
 const UNFINISHED_FORMAT: &str = "FORMAT.new";
 const ENGINE: &str = "engine";
+/// Which member of a replica set the directory is for: written before anything else.
+const MEMBER: &str = "member.bson";
+const UNFINISHED_MEMBER: &str = "member.bson.new";
 
 /// A directory that this process holds.
 #[derive(Debug)]
@@ -67,7 +70,13 @@ impl Directory {
 fn refuse_foreign(path: &Path) -> Result<()> {
     for entry in fs::read_dir(path).map_err(|e| Error::io(path, e))? {
         let name = entry.map_err(|e| Error::io(path, e))?.file_name();
-        let own = [LOCK, UNFINISHED_FORMAT, "lost+found"];
+        let own = [
+            LOCK,
+            UNFINISHED_FORMAT,
+            MEMBER,
+            UNFINISHED_MEMBER,
+            "lost+found",
+        ];
         if !own.iter().any(|own| name == **own) {
             let found = format!("files of something else ({})", name.to_string_lossy());
             return Err(wrong_format(path, found));
