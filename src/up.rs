@@ -22,6 +22,10 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::level_filters::LevelFilter;
 
+/// Threads for who computes for long (the shard's `command/apart.rs`). Made as they are
+/// needed; beyond this many, whoever computes holds up the others.
+const BLOCKING_THREADS_MAX: usize = 4096;
+
 pub fn run(options: UpOptions) -> Result<()> {
     let settings = options.settle()?;
     if settings.shards != 1 {
@@ -46,6 +50,7 @@ pub fn start_logging(level: LevelFilter) {
 pub fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
         .build()
         .context("cannot start the runtime")
 }

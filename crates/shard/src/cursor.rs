@@ -123,8 +123,10 @@ pub(crate) fn fill_batch(
     operation: &Arc<Operation>,
     batch: &mut Batch,
 ) -> Result<Filled, Error> {
-    let mut budget = Budget::of(STEPS_INLINE);
-    let mut filled = source.fill(operation, batch, &mut budget)?;
+    let mut filled = Filled::Paused;
+    if !operation.runs_apart() {
+        filled = source.fill(operation, batch, &mut Budget::of(STEPS_INLINE))?;
+    }
     if filled == Filled::Paused {
         filled = tokio::task::block_in_place(|| {
             let mut budget = Budget::unlimited();

@@ -52,6 +52,8 @@ pub(crate) struct Operation {
     session: OnceLock<(SessionId, bool)>,
     /// When to look for the client again, in milliseconds after the start.
     next_look_ms: AtomicU64,
+    /// Whether it was found to be costly: see `command/apart.rs`.
+    runs_apart: AtomicBool,
     /// The getMore that goes on with what this one began.
     successor: ArcSwapOption<Operation>,
 }
@@ -69,6 +71,15 @@ impl Operation {
     /// From now on another operation runs what was parsed for this one.
     pub(crate) fn continue_as(&self, successor: &Arc<Operation>) {
         self.successor.store(Some(successor.clone()));
+    }
+
+    /// Says that no step of it is known to be short.
+    pub(crate) fn set_apart(&self) {
+        self.runs_apart.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn runs_apart(&self) -> bool {
+        self.runs_apart.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_time_limit(&self, limit: Duration) {
@@ -214,6 +225,7 @@ impl Operations {
             interrupted: Notify::new(),
             session: OnceLock::new(),
             next_look_ms: AtomicU64::new(LOOK_FOR_HANGUP_MS),
+            runs_apart: AtomicBool::new(false),
             successor: ArcSwapOption::empty(),
         });
         self.running.lock().insert(id, operation.clone());

@@ -4,6 +4,9 @@
 //! shows in its answers: errors of constant subexpressions come without any
 //! document, arguments that cannot matter are never evaluated, and sums are
 //! regrouped. This file does as much of it as can be seen from outside.
+//!
+//! A constant may take as long to compute as any other expression: it ends with
+//! the command's time like an evaluation over documents.
 
 use super::node::{Evaluated, Frame, Node, truthy_value};
 use super::parse::Parser;
@@ -57,7 +60,9 @@ impl Parser<'_> {
 
     /// A node that depends on nothing, as its value if it has one.
     fn evaluated(&mut self, node: Node) -> Node {
+        let context = self.context;
         let mut frame = Frame::new(Doc::EMPTY, &[], 0, 0);
+        frame.interrupts = Some(&context.interrupts);
         let value = node.evaluate(&mut frame).map(Evaluated::into_value);
         match value {
             Ok(Some(value)) => Node::Constant(value),

@@ -103,6 +103,19 @@ impl<'a> Evaluated<'a> {
         Evaluated::Borrowed(ValueRef::Null)
     }
 
+    /// The size of what was computed and may be large; 0 for what was not copied.
+    fn computed_bytes(&self) -> usize {
+        match self {
+            Evaluated::Owned(Value::String(text)) => text.len(),
+            Evaluated::Owned(Value::Array(array)) => array.as_array().as_bytes().len(),
+            Evaluated::Owned(Value::Document(document)) => document.as_bytes().len(),
+            Evaluated::Missing
+            | Evaluated::Borrowed(_)
+            | Evaluated::Owned(_)
+            | Evaluated::Shared(_) => 0,
+        }
+    }
+
     /// Ready to be read many times at no cost.
     pub(super) fn into_shared(self) -> Evaluated<'a> {
         match self {
@@ -152,14 +165,17 @@ pub(super) fn truthy_value(value: ValueRef<'_>) -> bool {
 pub(super) struct Frame<'a> {
     pub(super) root: Doc<'a>,
     slots: Vec<Evaluated<'a>>,
-    /// Who may end the evaluation; nobody while constants are folded.
+    /// Who may end the evaluation; nobody while a list of constants is put in one piece.
     pub(super) interrupts: Option<&'a Interrupts>,
     steps: u32,
 }
 
 /// Steps between two looks at the interruption. Few, because one step may copy
 /// an array of many megabytes.
-const STEPS: u32 = 64;
+const STEPS: u32 = 16;
+
+/// A value of this size was as dear as a step.
+const BYTES_PER_STEP: usize = 16 * 1024;
 
 impl<'a> Frame<'a> {
     pub(super) fn new(
@@ -192,7 +208,26 @@ impl<'a> Frame<'a> {
     /// Called by loops over elements: ends an evaluation that was interrupted.
     #[inline]
     pub(super) fn step(&mut self) -> Result<(), Error> {
-        self.steps += 1;
+        self.spend(1)
+    }
+
+    /// Called where values are made: large ones count as many steps, so that
+    /// neither one long loop nor a few huge copies go unnoticed.
+    #[inline]
+    pub(super) fn made(&mut self, bytes: usize) -> Result<(), Error> {
+        if bytes < BYTES_PER_STEP {
+            return Ok(());
+        }
+        self.spend(
+            u32::try_from(bytes / BYTES_PER_STEP)
+                .unwrap_or(STEPS)
+                .min(STEPS),
+        )
+    }
+
+    #[inline]
+    fn spend(&mut self, steps: u32) -> Result<(), Error> {
+        self.steps += steps;
         if self.steps < STEPS {
             return Ok(());
         }
@@ -236,7 +271,11 @@ impl Node {
             Node::Call {
                 operator,
                 arguments,
-            } => (operator.evaluate)(arguments, frame),
+            } => {
+                let value = (operator.evaluate)(arguments, frame)?;
+                frame.made(value.computed_bytes())?;
+                Ok(value)
+            }
             Node::Let(node) => node.evaluate(frame),
             Node::Map(node) => node.evaluate(frame),
             Node::Filter(node) => node.evaluate(frame),

@@ -11,7 +11,7 @@ use model::bson::{Array, Doc, Value, ValueRef};
 use model::{Code, Error};
 
 pub(super) struct Parser<'c> {
-    context: &'c QueryContext,
+    pub(super) context: &'c QueryContext,
     /// Names in scope, outermost first; a name's place is its slot.
     scope: Vec<String>,
     slots: usize,

@@ -8,6 +8,8 @@ use model::{Code, Error};
 
 /// The most memory that one `$range` may fill.
 const MAX_RANGE_BYTES: usize = 100 * 1024 * 1024;
+/// Numbers between two steps at which the evaluation may be interrupted.
+const PORTION: i64 = 4096;
 
 pub(super) fn range<'a>(
     arguments: &'a [Node],
@@ -50,8 +52,20 @@ pub(super) fn range<'a>(
     }
     let mut output = ArrayWriter::new();
     while if step > 0 { at < end } else { at > end } {
-        output.push(at as i32);
-        at += step;
+        // A long range takes a while, and may be asked for many times.
+        let portion_end = match step > 0 {
+            true => end.min(at + step * PORTION),
+            false => end.max(at + step * PORTION),
+        };
+        while if step > 0 {
+            at < portion_end
+        } else {
+            at > portion_end
+        } {
+            output.push(at as i32);
+            at += step;
+        }
+        frame.step()?;
     }
     Ok(output.finish().into())
 }

@@ -72,6 +72,9 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     if let Some(left) = cursor.time_left {
         invocation.operation.set_time_limit(left);
     }
+    if cursor.opened_by.runs_apart() {
+        invocation.operation.set_apart();
+    }
     let mut writer = Reply::writer_with_capacity(16 * 1024);
     writer.begin_document("cursor");
     let mut batch = Batch::begin(writer, "nextBatch", batch_size);

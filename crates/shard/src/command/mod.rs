@@ -2,10 +2,12 @@
 //!
 //! [`dispatch`] finds a command by its name, reads the fields that any command
 //! may carry, registers the operation, and runs it. One file per command or
-//! small family. Frequent commands run inside the connection's own future; the
-//! others are boxed, so that an idle connection does not reserve room for them.
+//! small family. Commands that may compute for long run apart from the
+//! connections (`apart.rs`). Of the others, frequent ones run inside the connection's own future; the
+//! rest is boxed, so that an idle connection does not reserve room for them.
 
 pub(crate) mod aggregate;
+mod apart;
 pub(crate) mod arguments;
 pub(crate) mod coll_mod;
 pub(crate) mod commit_quorum;
@@ -283,7 +285,10 @@ async fn answer(
         envelope,
         retryable,
     };
-    let answer = run(&invocation).await;
+    let answer = match apart::may_compute_long(request) {
+        true => apart::run_apart(&invocation),
+        false => run(&invocation).await,
+    };
     match &invocation.retryable {
         Some(retryable) if answer.is_ok() => {
             let concern = invocation.envelope.write_concern;

@@ -42,6 +42,8 @@ use storage::{IndexEntry, Position, Record, StoredRecord};
 
 /// How many steps go by between two looks at the deadline.
 const STEPS_PER_CHECK: u64 = 128;
+/// A document of this size takes about as long as two small ones.
+const BYTES_PER_STEP: u64 = 16 * 1024;
 
 const RESUMED: &str = "an execution is resumed before it steps";
 
@@ -58,6 +60,12 @@ impl Budget {
 
     pub(crate) fn of(steps: u64) -> Self {
         Self { steps }
+    }
+
+    /// Lets a large document count as many steps: filters look at all of it.
+    fn weigh(&mut self, document: &[u8]) {
+        let more = document.len() as u64 / BYTES_PER_STEP;
+        self.steps = self.steps.saturating_sub(more);
     }
 }
 
@@ -544,7 +552,7 @@ impl Execution {
             if !self.statistics.may_step(operation, budget)? {
                 return Ok(Step::Paused);
             }
-            match self.step(&planned)? {
+            match self.step(&planned, budget)? {
                 Some(Step::Found(found)) => {
                     self.statistics.matched += 1;
                     return Ok(Step::Found(found));
@@ -580,16 +588,16 @@ impl Execution {
     }
 
     /// Looks at one item of the scan. `None`: not this one.
-    fn step(&mut self, planned: &Planned) -> Result<Option<Step>, Error> {
+    fn step(&mut self, planned: &Planned, budget: &mut Budget) -> Result<Option<Step>, Error> {
         match &planned.plan.access {
             Access::Nothing | Access::Id(_) => Ok(Some(Step::Ended)),
             Access::Records { filter, .. } => self.step_made(filter),
-            Access::Index(access) => Ok(match self.step_index(access, None)? {
+            Access::Index(access) => Ok(match self.step_index(access, None, budget)? {
                 IndexStep::Found(found) => Some(Step::Found(found)),
                 IndexStep::NotThis => None,
                 IndexStep::Ended => Some(Step::Ended),
             }),
-            Access::Union(union) => self.step_union(union),
+            Access::Union(union) => self.step_union(union, budget),
         }
     }
 
@@ -616,6 +624,7 @@ impl Execution {
             statistics.documents_examined += 1;
             statistics.steps += 1;
             budget.steps -= 1;
+            budget.weigh(document);
             let mut judged = matches(filter, Doc::from_validated(document));
             if statistics.steps.is_multiple_of(STEPS_PER_CHECK) {
                 judged = judged.and_then(|matched| operation.check().map(|()| matched));
@@ -668,11 +677,11 @@ impl Execution {
         }
     }
 
-    fn step_union(&mut self, union: &Union) -> Result<Option<Step>, Error> {
+    fn step_union(&mut self, union: &Union, budget: &mut Budget) -> Result<Option<Step>, Error> {
         let Some(branch) = union.branches.get(self.branch) else {
             return Ok(Some(Step::Ended));
         };
-        match self.step_index(branch, Some(&union.filter))? {
+        match self.step_index(branch, Some(&union.filter), budget)? {
             IndexStep::NotThis => Ok(None),
             IndexStep::Found(found) => {
                 for earlier in &union.branches[..self.branch] {
@@ -703,6 +712,7 @@ impl Execution {
         &mut self,
         access: &IndexAccess,
         whole: Option<&Filter>,
+        budget: &mut Budget,
     ) -> Result<IndexStep, Error> {
         let index = Arc::clone(&self.planned.indexes[access.index]);
         let space = match index.id {
@@ -742,6 +752,7 @@ impl Execution {
         let found = match item {
             Item::Record(record) => {
                 self.statistics.documents_examined += u64::from(!access.covered);
+                budget.weigh(record.document());
                 passes(access, whole, Doc::from_validated(record.document()))?
                     .then_some(Found::Record(record))
             }
@@ -766,6 +777,9 @@ impl Execution {
                 let record = snapshot
                     .get(self.collection.id, entry.record_key())
                     .map_err(from_storage)?;
+                if let Some(record) = &record {
+                    budget.weigh(record.document());
+                }
                 let fetched = Fetch {
                     index: &index,
                     access,

@@ -1,6 +1,7 @@
 //! Tests that ask a whole shard, command by command.
 
 mod administration;
+mod apart;
 mod catalog;
 mod change_streams;
 mod copying;

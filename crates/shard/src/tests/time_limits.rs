@@ -141,3 +141,15 @@ async fn an_expression_of_a_cursor_ends_with_the_get_more() {
         expires(&server, &format!("{{getMore: {id}L, collection: 'c'}}")).await;
     }
 }
+
+/// A constant is computed while the command is parsed, and one long array is one step.
+#[tokio::test(flavor = "multi_thread")]
+async fn folding_ends_with_its_time() {
+    let server = opened().await;
+    let range = "{$size: {$range: [0, 13000000]}}";
+    expires(
+        &server,
+        &format!("{{find: 'c', filter: {{$expr: {{$gt: [{range}, 0]}}}}, maxTimeMS: 5}}"),
+    )
+    .await;
+}

@@ -15,11 +15,17 @@
 //!   all go and begins again with the larger set ([`Latches::hold`] per round).
 //! - Nothing is awaited while latches are held: they are plain mutexes, and a
 //!   suspended holder could wait for the very thread that waits for it.
+//! - Who waits for long tells the runtime that it blocks: an evaluation may take
+//!   as long as a client's expression wants, and meanwhile the other connections
+//!   need their workers.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::BuildHasher;
+use std::time::Duration;
 
 const STRIPES: usize = 4096;
+/// Longer than any evaluation without costly expressions.
+const SHORT_WAIT: Duration = Duration::from_millis(2);
 
 /// Which stripe a key belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -55,7 +61,11 @@ impl Latches {
         wanted.dedup();
         let guards = wanted
             .iter()
-            .map(|stripe| self.stripes[stripe.0 as usize].lock())
+            .map(|stripe| {
+                let latch = &self.stripes[stripe.0 as usize];
+                (latch.try_lock_for(SHORT_WAIT))
+                    .unwrap_or_else(|| tokio::task::block_in_place(|| latch.lock()))
+            })
             .collect();
         Held {
             stripes: wanted,
