@@ -6,8 +6,8 @@ use differential::notation::print_fields;
 use differential::value::{Fields, Value, get};
 
 /// An expression that would take hours over one document.
-const ENDLESS: &str = "{$reduce: {input: {$range: [0, 1000000]}, initialValue: 0, in: {$reduce: \
-    {input: {$range: [0, 1000000]}, initialValue: 0, in: {$add: ['$$value', '$$this', '$k']}}}}}";
+const ENDLESS: &str = "{$reduce: {input: {$range: [0, 100000]}, initialValue: 0, in: {$reduce: \
+    {input: {$range: [0, 100000]}, initialValue: 0, in: {$add: ['$$value', '$$this', '$k']}}}}}";
 
 /// The same by other loops.
 const LOOPS: &[&str] = &[

@@ -329,10 +329,17 @@ impl Engine for FjallEngine {
     }
 
     fn release_stretch(&self, low: &[u8], high: &[u8]) -> Result<()> {
-        self.0
-            .keyspace
-            .tree
-            .drop_range::<&[u8], _>(low..high)
+        let tree = &self.0.keyspace.tree;
+        // fjall would write its manifest anew, with its syncs, even if no table goes.
+        let version = tree.current_version();
+        let is_inside = |first: &[u8], last: &[u8]| low <= first && last < high;
+        if !version.iter_tables().any(|table| {
+            let keys = &table.metadata.key_range;
+            is_inside(keys.min(), keys.max())
+        }) {
+            return Ok(());
+        }
+        tree.drop_range::<&[u8], _>(low..high)
             .map_err(|e| Error::Engine(e.into()))
     }
 
@@ -416,5 +423,34 @@ impl CompactionFilter for GarbageFilter {
         } else {
             Verdict::Keep
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(engine: &FjallEngine, keys: &[&str]) {
+        let mut batch = WriteBatch::default();
+        for key in keys {
+            batch.put(Slice::new(key.as_bytes()), Slice::new(b"v"));
+        }
+        engine.write(batch).expect("written");
+        engine.sync().expect("synced");
+    }
+
+    #[test]
+    fn releasing_writes_nothing_unless_a_whole_table_goes() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+        let version = || engine.0.keyspace.tree.current_version().id();
+        put(&engine, &["a1", "b1", "c1"]);
+        let before = version();
+        engine.release_stretch(b"b", b"c").expect("released");
+        assert_eq!(version(), before, "the manifest was written for nothing");
+        put(&engine, &["b2", "b3"]);
+        engine.release_stretch(b"b", b"c").expect("released");
+        assert_eq!(engine.get(b"b2").expect("read"), None);
+        assert!(engine.get(b"b1").expect("read").is_some());
     }
 }

@@ -31,12 +31,17 @@ use crate::layout::{self, Owner, Subject};
 
 /// History's start moves in steps of this part of the window: each needs a sync.
 const STEPS_PER_WINDOW: u32 = 16;
+/// Stretches that one call releases: each may need several syncs.
+const RELEASES_MAX: usize = 8;
 
 /// How far removal has come. Lost in a restart, which begins again.
 #[derive(Default)]
 pub(super) struct Removals {
     /// What the engine was told; `None` before the first time.
     told: Option<Rule>,
+    /// Stretches to be released before any of their keys is removed: a released
+    /// table may hold the removals.
+    to_release: Vec<(Vec<u8>, Vec<u8>)>,
     /// The key after which the next step goes on.
     resume_after: Option<Slice>,
 }
@@ -123,24 +128,32 @@ impl<E: Engine> Store<E> {
         };
         if removals.told.as_ref() != Some(&rule) {
             self.engine.sync()?;
-            for &subject in rule.dropped.iter() {
-                let known = removals.told.as_ref();
-                if known.is_none_or(|told| !told.dropped.contains(&subject)) {
-                    self.release(subject)?;
-                }
-            }
+            let known = removals.told.as_ref();
+            let news = (rule.dropped.iter())
+                .filter(|subject| known.is_none_or(|told| !told.dropped.contains(subject)));
+            let news = joined(news.flat_map(|&subject| stretches(subject)));
+            removals.to_release.extend(news);
             removals.told = Some(rule.clone());
             self.engine
                 .set_garbage(Arc::new(move |key| rule.covers(key)));
         }
         self.engine.collect_garbage(budget_keys)?;
-        let Some(&subject) = self.shared.dropped().first() else {
-            return Ok(Maintained {
-                removed_keys: 0,
-                has_more: false,
-            });
-        };
-        let removed_keys = self.remove_some(subject, &mut removals, budget_keys)?;
+        for _ in 0..RELEASES_MAX {
+            if let Some((low, high)) = removals.to_release.pop() {
+                self.engine.release_stretch(&low, &high)?;
+            }
+        }
+        let mut removed_keys = 0;
+        let mut budget = budget_keys;
+        while removals.to_release.is_empty()
+            && budget > 0
+            && let Some(&subject) = self.shared.dropped().first()
+        {
+            let removed = self.remove_some(subject, &mut removals, budget)?;
+            removed_keys += removed;
+            // Its mark is a key too.
+            budget = budget.saturating_sub(removed + 1);
+        }
         Ok(Maintained {
             removed_keys,
             has_more: !self.shared.dropped().is_empty(),
@@ -178,15 +191,6 @@ impl<E: Engine> Store<E> {
             Slice::new(&layout::time_bytes(target)),
         );
         self.engine.write(batch)
-    }
-
-    fn release(&self, subject: Subject) -> Result<()> {
-        for prefix in stretches(subject) {
-            if let Some(end) = layout::after_prefix(&prefix) {
-                self.engine.release_stretch(&prefix, &end)?;
-            }
-        }
-        Ok(())
     }
 
     /// Removes up to `budget` keys of something dropped; when none are left, also
@@ -251,5 +255,36 @@ fn stretches(subject: Subject) -> Vec<Vec<u8>> {
             vec![layout::records(id).to_vec(), layout::histories(id).to_vec()]
         }
         Subject::Index(id) => vec![layout::index(id).to_vec()],
+    }
+}
+
+/// Prefixes as stretches from low to high; what lies side by side is one.
+fn joined(prefixes: impl Iterator<Item = Vec<u8>>) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut prefixes: Vec<_> = prefixes.collect();
+    prefixes.sort_unstable();
+    let mut stretches: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+    for low in prefixes {
+        let Some(high) = layout::after_prefix(&low) else {
+            continue;
+        };
+        match stretches.last_mut() {
+            Some((_, end)) if *end == low => *end = high,
+            _ => stretches.push((low, high)),
+        }
+    }
+    stretches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::ids::CollectionId;
+
+    #[test]
+    fn neighbours_are_one_stretch() {
+        let records = |id: u32| layout::records(CollectionId(id)).to_vec();
+        let after = |id: u32| layout::after_prefix(&records(id)).expect("there is more");
+        let found = joined([7, 5, 6, 9].into_iter().map(records));
+        assert_eq!(found, [(records(5), after(7)), (records(9), after(9))]);
     }
 }
