@@ -3,10 +3,10 @@
 //! Every flag has the same name in the file, with `_` for `-`. A flag wins over
 //! the file. A name the file should not have is an error, not ignored.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 /// The settings of `terndb up`, each absent until given.
@@ -17,9 +17,9 @@ pub struct UpOptions {
     #[arg(long)]
     pub port: Option<u16>,
 
-    /// Address to listen on [default: 127.0.0.1]
+    /// Address or host name to listen on [default: 127.0.0.1]
     #[arg(long)]
-    pub bind: Option<IpAddr>,
+    pub bind: Option<String>,
 
     /// Directory for the data, created if it is not there [default: ./terndb-data]
     #[arg(long, value_name = "DIR")]
@@ -76,6 +76,8 @@ pub struct UpSettings {
 
 const DEFAULT_PORT: u16 = 27017;
 const MIN_CACHE_MB: u64 = 16;
+/// 16 TiB: more than any machine has.
+const MAX_CACHE_MB: u64 = 16 * 1024 * 1024;
 const MEBIBYTE: u64 = 1024 * 1024;
 
 impl UpOptions {
@@ -90,6 +92,9 @@ impl UpOptions {
             Some(given) if given < MIN_CACHE_MB => {
                 bail!("cache-mb is {given}, but at least {MIN_CACHE_MB} is needed")
             }
+            Some(given) if given > MAX_CACHE_MB => {
+                bail!("cache-mb is {given}, but at most {MAX_CACHE_MB} is possible")
+            }
             Some(given) => given,
             None => default_cache_mb(),
         };
@@ -99,7 +104,7 @@ impl UpOptions {
         }
         Ok(UpSettings {
             port: self.port.or(file.port).unwrap_or(DEFAULT_PORT),
-            bind: self.bind.or(file.bind).unwrap_or([127, 0, 0, 1].into()),
+            bind: address(self.bind.or(file.bind).as_deref().unwrap_or("127.0.0.1"))?,
             data: self
                 .data
                 .or(file.data)
@@ -134,8 +139,35 @@ fn parameters(given: Option<Vec<String>>) -> Result<Vec<(String, String)>> {
 fn read_file(path: &Path) -> Result<UpOptions> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read the configuration file {}", path.display()))?;
-    toml::from_str(&text)
-        .with_context(|| format!("the configuration file {} is not valid", path.display()))
+    toml::from_str(&text).map_err(|error: toml::de::Error| {
+        // Its own form draws the line, over several lines.
+        let before = error.span().and_then(|span| text.get(..span.start));
+        let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+        let what = error.message().lines().collect::<Vec<_>>().join(", ");
+        // The message often leaves out which setting it is about.
+        let shown = text.lines().nth(line - 1).unwrap_or_default().trim();
+        anyhow!(
+            "the configuration file {} is not valid in line {line} ({shown}): {what}",
+            path.display()
+        )
+    })
+}
+
+/// An address as it is, or what a host name stands for.
+fn address(bind: &str) -> Result<IpAddr> {
+    if let Ok(address) = bind.parse() {
+        return Ok(address);
+    }
+    let found: Vec<_> = (bind, 0)
+        .to_socket_addrs()
+        .with_context(|| format!("bind {bind:?} is no address, and no such host was found"))?
+        .map(|found| found.ip())
+        .collect();
+    // Clients that are told a name try both kinds; most are told an IPv4 address.
+    let chosen = found.iter().find(|ip| ip.is_ipv4()).or(found.first());
+    chosen
+        .copied()
+        .with_context(|| format!("the host {bind:?} has no address"))
 }
 
 /// A quarter of the machine's memory, leaving the rest to the system's own
@@ -175,11 +207,20 @@ mod tests {
     }
 
     #[test]
+    fn a_host_name_is_an_address() {
+        let settings = with_file("bind = 'localhost'", UpOptions::default()).unwrap();
+        assert!(settings.bind.is_loopback());
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let mistakes = [
             ("prot = 1", "prot"),
             ("port = 'x'", "port"),
             ("cache_mb = 1", "at least 16"),
+            ("cache_mb = 99999999999999", "at most"),
+            ("bind = 'no host'", "no such host"),
+            ("port = 1\nport = [", "line 2"),
             ("log_level = 'loud'", "loud"),
             ("set_parameter = ['a']", "NAME=VALUE"),
         ];
@@ -187,6 +228,7 @@ mod tests {
             let error = with_file(text, UpOptions::default()).unwrap_err();
             let shown = format!("{error:#}");
             assert!(shown.contains(expected), "{text}: {shown}");
+            assert!(!shown.trim_end().contains('\n'), "{text}: {shown}");
         }
     }
 }

@@ -98,7 +98,11 @@ impl Member {
             }
         };
         drained.context("the server did not end in order")?;
-        background.await.context("a background task failed")?;
+        match tokio::time::timeout(FINISH, background).await {
+            Ok(ended) => ended.context("a background task failed")?,
+            // It may be left at any point, and goes on after the next start.
+            Err(_) => tracing::warn!("background work is left unfinished"),
+        }
         tokio::task::spawn_blocking(move || shard.close())
             .await
             .context("closing was interrupted")?

@@ -56,6 +56,8 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 async fn serve(settings: UpSettings) -> Result<()> {
+    // First of all: a signal may come while the data is opened, and is then obeyed after it.
+    let mut signals = StopSignals::expect()?;
     let directories = directories(&settings)?;
     // The ports first: with one taken, the data need not be opened at all.
     let mut listeners = Vec::new();
@@ -78,8 +80,6 @@ async fn serve(settings: UpSettings) -> Result<()> {
             .map(|address| reachable(*address).to_string())
             .collect(),
     };
-    // Before the world is told that the server is there: a signal may follow at once.
-    let mut signals = StopSignals::expect()?;
     let mut members = Vec::new();
     for ((listener, data), (id, host)) in listeners
         .into_iter()
