@@ -129,9 +129,18 @@ pub(crate) async fn step_down(invocation: &Invocation<'_>) -> Answer {
             "not primary so can't step down",
         ));
     }
+    let led = shard.replica_set.topology().role;
     let limit = Duration::from_secs(catch_up.max(1).unsigned_abs());
     match tokio::time::timeout(limit, shard.log.transfer(None)).await {
-        Ok(Ok(())) => finish(Reply::writer()),
+        Ok(Ok(())) => {
+            // The next `hello` must not call this member the primary any more.
+            let mut topology = shard.replica_set.watch();
+            tokio::select! {
+                _ = topology.wait_for(|topology| topology.role != led) => {}
+                () = shard.shutdown_begun() => {}
+            }
+            finish(Reply::writer())
+        }
         Ok(Err(LeaderError::NotLeader { .. })) => finish(Reply::writer()),
         Ok(Err(
             LeaderError::TimedOut | LeaderError::NotAVoter(_) | LeaderError::Stopped { .. },
