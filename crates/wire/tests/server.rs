@@ -400,14 +400,19 @@ fn a_shutdown_lets_running_commands_finish() {
     wait_for("the command", || server.script.holding.load(SeqCst) == 1);
     server.handle.shutdown();
     assert!(closes(&mut idle));
+    let mut let_in = 0;
     wait_for("the listener to close", || {
-        TcpStream::connect(server.address).is_err()
+        let refused = TcpStream::connect(server.address).is_err();
+        let_in += usize::from(!refused);
+        refused
     });
     server.script.release.add_permits(1);
     assert!(is_ok(busy.read_reply().unwrap()));
     assert!(closes(&mut busy));
     server.join();
-    assert_eq!(server.script.disconnected.load(SeqCst), 2);
+    // Those that came while the listener was closing may have been served, or not.
+    let disconnected = server.script.disconnected.load(SeqCst);
+    assert!((2..=2 + let_in).contains(&disconnected), "{disconnected}");
 }
 
 #[test]

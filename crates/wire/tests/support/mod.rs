@@ -181,7 +181,7 @@ pub fn connect(address: SocketAddr) -> Client {
 }
 
 /// Waits until `condition` holds.
-pub fn wait_for(what: &str, condition: impl Fn() -> bool) {
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain for: {what}");
