@@ -37,6 +37,21 @@ class Judge(unittest.TestCase):
             judged = None
         self.assertEqual(judged, expect)
 
+    def test_what_came_and_went_is_neither_there_nor_lost(self):
+        came = put("a", 1, acknowledged=1.0, majority=False)
+        went = put("a", None, acknowledged=2.0, majority=False)
+        fleeting = Recorded([came, went], {})
+        fleeting.check(None, True)
+        self.assertEqual((fleeting.present, fleeting.absent), ([], []))
+        later = Recorded([put("b", 1, acknowledged=4.0, began=3.0)], {"b": 1})
+        later.check(None, True)
+        check_order([fleeting, later])
+        # But what is not there can be lost.
+        lost = Recorded([came], {})
+        lost.check(None, True)
+        with self.assertRaises(Lost):
+            check_order([lost, later])
+
     def test_states(self):
         self.check([], {}, 0)
         self.check([], {"a": 1}, None)

@@ -159,8 +159,8 @@ class Writer:
         wrong = {key for key in found.keys() | state.keys() if found.get(key) != state.get(key)}
         low = self._durable(power_cut)
         nearest = (len(wrong) + 1, 0, set())
-        if low == 0 and not wrong:
-            return self._settle(0, state)
+        # A document that came and went leaves no trace: several numbers may explain what is there.
+        explaining = [0] if low == 0 and not wrong else []
         for number, step in enumerate(self.steps, 1):
             leave_behind(state, step)
             for key, value in step.effects:
@@ -169,10 +169,12 @@ class Writer:
                 else:
                     wrong.add(key)
             if number >= low and not wrong:
-                return self._settle(number, state)
+                explaining.append(number)
             if len(wrong) < nearest[0]:
                 nearest = (len(wrong), number, set(wrong))
-        raise Lost(self._explain(found, low, nearest))
+        if not explaining:
+            raise Lost(self._explain(found, low, nearest))
+        return self._settle(explaining[0], explaining[-1])
 
     def _durable(self, power_cut: bool) -> int:
         """The number of steps that must be there."""
@@ -182,10 +184,12 @@ class Writer:
                 must = number
         return must
 
-    def _settle(self, number: int, state: dict) -> int:
-        self.present, self.absent = self.steps[:number], self.steps[number:]
-        self.state = state
-        self.current = dict(state)
+    def _settle(self, least: int, most: int) -> int:
+        """At least so many steps are there, and at most so many; the state is the same."""
+        self.present, self.absent = self.steps[:least], self.steps[most:]
+        for step in self.present:
+            leave_behind(self.state, step)
+        self.current = dict(self.state)
         self.steps = []
         return len(self.absent)
 
