@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use model::bson::{Doc, DocBuf};
 use model::{Error, Namespace};
 use query::context::QueryContext;
-use query::pipeline::{Advance, Documents, Environment, Place, ScanRequest, Scope, Source, parse, start};
+use query::pipeline::{Advance, Documents, Environment, Place, ScanRequest, Scope, SessionsOf, Source, parse, start};
 use query::sort::Spill;
 use std::sync::Arc;
 
@@ -64,6 +64,10 @@ impl Environment for World {
     }
 
     fn current_operations(&self, _: Doc<'_>) -> Result<Vec<DocBuf>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn local_sessions(&self, _: SessionsOf) -> Result<Vec<DocBuf>, Error> {
         Ok(Vec::new())
     }
 
