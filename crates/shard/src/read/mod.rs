@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | `query.rs` | what is asked |
 //! | `planning.rs` | from a query to a plan; the trial where several compete |
-//! | `execution.rs` | a plan under way: scan, sort, skip, limit |
+//! | `execution.rs`, `execution/` | a plan under way: scan, sort, skip, limit |
 //! | `merging.rs` | branches in the order of a sort, merged |
 //! | `scan.rs` | one live scan within bounds, over records or index entries |
 //! | `covered.rs` | documents put together from index keys |
