@@ -1,4 +1,4 @@
-//! One member of a replica set in this process: listener, router, shard, background work.
+//! One member of a replica set in this process: listener, shard, background work.
 //!
 //! ```text
 //!   start: components (engine, log) ─► state (set, configuration) ─► serve ─► elected? primary services
@@ -7,8 +7,9 @@
 //! ```
 
 use anyhow::{Context, Result};
-use router::Router;
-use shard::{Doorway, Membership, ReplicaSetOptions, Shard, ShardOptions, WaitingRoom};
+use shard::{
+    Doorway, Membership, ReplicaSetOptions, Shard, ShardHandler, ShardOptions, WaitingRoom,
+};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub struct Member {
 /// A listener whose server does not know yet which member it is.
 pub struct Newcomer {
     room: Arc<WaitingRoom>,
-    doorway: Arc<Doorway<Router>>,
+    doorway: Arc<Doorway<ShardHandler>>,
     handle: ServerHandle,
     serving: JoinHandle<()>,
 }
@@ -48,7 +49,7 @@ impl Member {
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
         let server = Server::new(
-            Arc::new(Router::new(shard.clone())),
+            Arc::new(ShardHandler(shard.clone())),
             ServerOptions::default(),
         );
         let handle = server.handle();
@@ -146,7 +147,7 @@ impl Newcomer {
         let shard = open(options, set, membership).await?;
         shard.attach_server(self.handle.clone());
         let background = shard.spawn_background();
-        self.doorway.open(Router::new(shard.clone()));
+        self.doorway.open(ShardHandler(shard.clone()));
         self.room.settle();
         Ok(Member {
             shard,

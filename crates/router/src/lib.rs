@@ -1,31 +1,42 @@
-//! The router: what clients talk to.
+//! The router: what clients of a cluster talk to.
 //!
-//! In its simplest form it stands in front of one shard in the same process and
-//! hands every command to it unchanged. Routing over several shards begins here:
-//! everything a client sends passes [`Router::handle`].
+//! It sees the shards and the config server as [`Endpoint`]s and knows nothing of how they store
+//! anything. Everything a client sends passes [`Router::handle`].
 
-use shard::{Shard, ShardHandler};
 use std::sync::Arc;
-use wire::{ConnectionInfo, Handler, Reply, Request};
+
+use model::error::{Code, Error};
+use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request};
+
+/// How a shard is reached: by its id and the connection string of `config.shards`.
+pub type Connect = Arc<dyn Fn(&str, &str) -> Arc<dyn Endpoint> + Send + Sync>;
+
+#[derive(Clone, Debug)]
+pub struct RouterOptions {
+    /// Where clients reach this router: its name in `config.mongos`.
+    pub host: String,
+}
 
 pub struct Router {
-    shard: ShardHandler,
+    config: Arc<dyn Endpoint>,
+    connect: Connect,
+    options: RouterOptions,
 }
 
 impl Router {
-    pub fn new(shard: Arc<Shard>) -> Self {
-        Self {
-            shard: ShardHandler(shard),
-        }
+    pub fn new(config: Arc<dyn Endpoint>, connect: Connect, options: RouterOptions) -> Arc<Router> {
+        Arc::new(Router {
+            config,
+            connect,
+            options,
+        })
     }
 }
 
 impl Handler for Router {
-    async fn handle(&self, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
-        self.shard.handle(connection, request).await
-    }
-
-    fn disconnected(&self, connection: &Arc<ConnectionInfo>) {
-        self.shard.disconnected(connection);
+    async fn handle(&self, _connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
+        let _ = (&self.config, &self.connect, &self.options);
+        let message = format!("no such command: '{}'", request.name());
+        Reply::error(&Error::new(Code::COMMAND_NOT_FOUND, message))
     }
 }

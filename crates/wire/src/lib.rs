@@ -9,12 +9,13 @@
 //!
 //! This crate knows what bytes mean to the protocol and nothing of what commands do: it cannot
 //! see storage, query or cluster code. Every document is validated once, here, on its way in.
-//! Inside one process a router calls a shard's [`Handler`] directly, with [`Request::from_parts`]
-//! and [`ConnectionInfo::in_process`]: same requests, no socket.
+//! Roles call each other through an [`Endpoint`]: in one process that is the other's [`Handler`],
+//! elsewhere a pool of connections. Same requests ([`Request::from_parts`]), with or without a socket.
 
 pub mod client;
 mod compression;
 mod connection;
+mod endpoint;
 mod envelope;
 mod frame;
 mod legacy;
@@ -28,6 +29,10 @@ mod session;
 
 pub use compression::{CompressionFault, Compressor};
 pub use connection::{ConnectionInfo, Origin};
+pub use endpoint::{
+    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, InProcess, ReadMode,
+    ReadPreference, ReplicaSet, ReplicaSetTimes,
+};
 pub use frame::{CloseReason, Rejection, parse_request};
 pub use metrics::{CompressionSnapshot, MetricsSnapshot};
 pub use reply::Reply;

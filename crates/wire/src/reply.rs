@@ -113,6 +113,11 @@ impl Reply {
         self.next.take().map(|next| *next)
     }
 
+    /// Takes a whole received message whose one section is a validated document.
+    pub(crate) fn from_message(buffer: Vec<u8>) -> Reply {
+        Reply { buffer, next: None }
+    }
+
     pub(crate) fn into_buffer(self) -> Vec<u8> {
         self.buffer
     }

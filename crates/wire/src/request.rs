@@ -164,6 +164,11 @@ impl Sequence {
         self.count == 0
     }
 
+    /// The documents' bytes, without gaps.
+    pub fn bytes(&self) -> &Bytes {
+        &self.documents
+    }
+
     /// The documents, where they lie.
     pub fn iter(&self) -> Documents<'_> {
         Documents {

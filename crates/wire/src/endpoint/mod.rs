@@ -1,0 +1,68 @@
+//! Somebody who answers commands: a shard, a config server; in this process or elsewhere.
+//!
+//! ```text
+//!   caller ── Request ──► Endpoint ──┬ InProcess   a handler, no socket
+//!          ◄── Reply ────            ├ Host        a bounded pool of connections to one server
+//!                                    └ ReplicaSet  members behind any of these; follows the primary
+//! ```
+//!
+//! The bytes of requests and replies pass through as they are. Endpoints never send a request
+//! twice unless it is certain that nothing of it was carried out; who gets
+//! [`CallError::OutcomeUnknown`] has to find out, or to say so.
+
+mod host;
+mod in_process;
+mod read_preference;
+mod replica_set;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::reply::Reply;
+use crate::request::Request;
+
+pub use host::{Host, HostOptions};
+pub use in_process::InProcess;
+pub use read_preference::{ReadMode, ReadPreference};
+pub use replica_set::{Dial, ReplicaSet, ReplicaSetTimes};
+
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Why there is no reply.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// Nothing was carried out: the request never reached anybody whole.
+    #[error("{0}")]
+    NotSent(String),
+    /// It was sent and the connection ended before the reply: it may have been carried out.
+    #[error("{0}")]
+    OutcomeUnknown(String),
+}
+
+/// A reply, and who gave it where that matters.
+pub struct Answer {
+    pub reply: Reply,
+    /// Who alone can continue what the request began (a cursor); `None` means whoever was asked.
+    pub member: Option<Arc<dyn Endpoint>>,
+}
+
+/// Somebody who answers commands.
+///
+/// A call that is dropped ends its connection if there is one, and leaves the outcome unknown. In
+/// this process nobody else finishes what a dropped call has begun: calls that write are awaited
+/// to their end.
+pub trait Endpoint: Send + Sync {
+    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>>;
+
+    /// For a request whose reply names a cursor: says also where that cursor is.
+    fn open(&self, request: Request) -> BoxFuture<'_, Result<Answer, CallError>> {
+        let reply = self.call(request);
+        Box::pin(async move {
+            Ok(Answer {
+                reply: reply.await?,
+                member: None,
+            })
+        })
+    }
+}

@@ -1,0 +1,364 @@
+//! Endpoints: a pool of connections to one server, and a replica set that changes its primary.
+
+#[allow(dead_code, reason = "each test file uses a part of it")]
+mod support;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use model::bson::{DocBuf, DocWriter, ObjectId, ValueRef};
+use model::error::{Code, Error};
+use parking_lot::Mutex;
+use support::*;
+use wire::{
+    BoxFuture, CallError, Endpoint, Host, HostOptions, InProcess, ReplicaSet, ReplicaSetTimes,
+    Reply, Request, Sequence, ServerOptions,
+};
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(async { tokio::time::timeout(DEADLINE, future).await })
+        .expect("in time")
+}
+
+fn request(body: DocBuf) -> Request {
+    Request::from_parts(body, vec![]).unwrap()
+}
+
+fn host(server: &TestServer, connections_max: usize) -> Arc<Host> {
+    let options = HostOptions {
+        connections_max,
+        ..HostOptions::default()
+    };
+    Arc::new(Host::new(&server.address.to_string(), options))
+}
+
+#[test]
+fn requests_and_replies_of_every_size_pass_unchanged() {
+    let server = TestServer::start();
+    let host = host(&server, 4);
+    run(async {
+        for n in [0, 1, 5_000, 70_000, 1_000_000, 3, 9_000_000, 0] {
+            let reply = host.call(request(command("grow", n))).await.unwrap();
+            let text = reply.document().get_str("text").unwrap();
+            assert_eq!(text.len(), n as usize);
+        }
+        for length in [1, 40_000, 200_000] {
+            let text = "y".repeat(length);
+            let large = DocWriter::new().with("t", text.as_str()).finish();
+            let body = DocWriter::new()
+                .with("echo", 1)
+                .with("$db", "test")
+                .with("t", text.as_str())
+                .finish();
+            let sequences = vec![
+                Sequence::new("a", [large.as_doc(), large.as_doc()]),
+                Sequence::new("b", [large.as_doc()]),
+            ];
+            let sent = Request::from_parts(body.clone(), sequences).unwrap();
+            let reply = host.call(sent).await.unwrap();
+            let reply = reply.document();
+            assert_eq!(reply.get_doc("body"), Some(body.as_doc()));
+            let counts = reply.get_doc("sequences").unwrap();
+            assert_eq!(counts.get("a"), Some(ValueRef::Int32(2)));
+            assert_eq!(counts.get("b"), Some(ValueRef::Int32(1)));
+        }
+    });
+    assert_eq!(server.handle.metrics().connections_created, 1);
+}
+
+#[test]
+fn calls_wait_for_their_turn_when_the_pool_is_full() {
+    let server = TestServer::start();
+    let host = host(&server, 2);
+    run(async {
+        let calls: Vec<_> = (0..10)
+            .map(|_| {
+                let host = host.clone();
+                tokio::spawn(async move { host.call(request(command("hold", 1))).await })
+            })
+            .collect();
+        server.script.release.add_permits(10);
+        for call in calls {
+            assert!(call.await.unwrap().is_ok());
+        }
+    });
+    assert!(server.handle.metrics().connections_created <= 2);
+}
+
+#[test]
+fn a_lost_connection_says_whether_the_request_was_sent() {
+    let mut server = TestServer::start_with(ServerOptions {
+        drain_timeout: Duration::ZERO,
+        ..ServerOptions::default()
+    });
+    let host = host(&server, 4);
+    run(async {
+        host.call(request(command("ping", 1))).await.unwrap();
+        let held = {
+            let host = host.clone();
+            tokio::spawn(async move { host.call(request(command("hold", 1))).await })
+        };
+        tokio::task::block_in_place(|| {
+            wait_for("the command", || server.script.holding.load(SeqCst) == 1);
+            server.handle.shutdown();
+            server.join();
+        });
+        let lost = held.await.unwrap();
+        assert!(
+            matches!(lost, Err(CallError::OutcomeUnknown(_))),
+            "{lost:?}"
+        );
+        let refused = host.call(request(command("ping", 1))).await;
+        assert!(matches!(refused, Err(CallError::NotSent(_))), "{refused:?}");
+    });
+}
+
+#[test]
+fn a_dropped_call_ends_its_connection_and_no_other() {
+    let server = TestServer::start();
+    let host = host(&server, 4);
+    run(async {
+        let call = tokio::spawn({
+            let host = host.clone();
+            async move { host.call(request(command("hangup", 1))).await }
+        });
+        tokio::task::block_in_place(|| {
+            wait_for("the command", || server.script.holding.load(SeqCst) == 1);
+        });
+        call.abort();
+        tokio::task::block_in_place(|| {
+            wait_for("the hangup", || server.script.hangups.load(SeqCst) == 1);
+        });
+        host.call(request(command("ping", 1))).await.unwrap();
+    });
+}
+
+#[test]
+fn a_handler_is_an_endpoint_without_a_socket() {
+    let server = TestServer::start();
+    let endpoint = InProcess::new(server.script.clone());
+    run(async {
+        let reply = endpoint.call(request(command("grow", 3))).await.unwrap();
+        assert_eq!(reply.document().get_str("text"), Some("xxx"));
+    });
+    drop(endpoint);
+    assert_eq!(server.script.disconnected.load(SeqCst), 1);
+}
+
+/// A replica set of members that only say what they are and count what they are asked.
+#[derive(Default)]
+struct Set(Mutex<SetState>);
+
+#[derive(Default)]
+struct SetState {
+    primary: Option<&'static str>,
+    election: u8,
+    hosts: Vec<&'static str>,
+    away: Vec<&'static str>,
+    /// Loses the reply to the next command.
+    lose_reply: bool,
+    /// Commands other than hello, with who answered.
+    asked: Vec<(String, String)>,
+}
+
+struct FakeMember {
+    host: String,
+    set: Arc<Set>,
+}
+
+impl Endpoint for FakeMember {
+    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+        let mut set = self.set.0.lock();
+        let result = if set.away.contains(&self.host.as_str()) {
+            Err(CallError::NotSent("away".to_owned()))
+        } else {
+            let is_primary = set.primary == Some(self.host.as_str());
+            if request.name() == "hello" {
+                let mut writer = Reply::writer()
+                    .with("setName", "flock")
+                    .with("setVersion", 1)
+                    .with("me", self.host.as_str())
+                    .with("isWritablePrimary", is_primary)
+                    .with("secondary", !is_primary)
+                    .with("electionId", ObjectId([set.election; 12]));
+                writer.begin_array("hosts");
+                for host in &set.hosts {
+                    writer.push(*host);
+                }
+                writer.end().append("ok", 1.0);
+                Ok(Reply::from_writer(writer))
+            } else {
+                let name = request.name().to_owned();
+                set.asked.push((self.host.clone(), name.clone()));
+                let is_read = request.body().get("$readPreference").is_some();
+                if std::mem::take(&mut set.lose_reply) {
+                    Err(CallError::OutcomeUnknown("lost".to_owned()))
+                } else if is_primary || is_read {
+                    Ok(Reply::ok())
+                } else {
+                    Ok(Reply::error(&Error::new(
+                        Code::NOT_WRITABLE_PRIMARY,
+                        "not primary",
+                    )))
+                }
+            }
+        };
+        Box::pin(async move { result })
+    }
+}
+
+impl Set {
+    fn new(hosts: &[&'static str]) -> Arc<Set> {
+        let set = Set::default();
+        set.0.lock().hosts = hosts.to_vec();
+        set.elect(Some(hosts[0]));
+        Arc::new(set)
+    }
+
+    fn elect(&self, primary: Option<&'static str>) {
+        let mut state = self.0.lock();
+        state.primary = primary;
+        state.election += 1;
+    }
+
+    fn endpoint(self: &Arc<Set>, seeds: &[&str]) -> ReplicaSet {
+        let (set, made) = (self.clone(), Mutex::new(HashMap::new()));
+        let dial = move |host: &str| -> Arc<dyn Endpoint> {
+            let mut made = made.lock();
+            let member = made.entry(host.to_owned()).or_insert_with(|| {
+                Arc::new(FakeMember {
+                    host: host.to_owned(),
+                    set: set.clone(),
+                })
+            });
+            member.clone()
+        };
+        let times = ReplicaSetTimes {
+            selection_limit: Duration::from_millis(200),
+            pause: Duration::from_millis(1),
+            hello_limit: Duration::from_secs(5),
+        };
+        ReplicaSet::new("flock", seeds.iter().copied(), Arc::new(dial), times)
+    }
+
+    fn asked(&self) -> Vec<String> {
+        let asked = std::mem::take(&mut self.0.lock().asked);
+        asked
+            .into_iter()
+            .map(|(host, name)| format!("{name}@{host}"))
+            .collect()
+    }
+}
+
+fn insert(retryable: bool) -> Request {
+    let mut body = DocWriter::new()
+        .with("insert", "birds")
+        .with("$db", "test")
+        .finish();
+    if retryable {
+        body = DocWriter::new()
+            .with("insert", "birds")
+            .with("txnNumber", 1i64)
+            .with("$db", "test")
+            .finish();
+    }
+    request(body)
+}
+
+fn read(mode: &str) -> Request {
+    let preference = DocWriter::new().with("mode", mode).finish();
+    let body = DocWriter::new()
+        .with("find", "birds")
+        .with("$db", "test")
+        .with("$readPreference", ValueRef::Document(preference.as_doc()))
+        .finish();
+    request(body)
+}
+
+#[test]
+fn the_primary_is_found_and_followed() {
+    let set = Set::new(&["a", "b", "c"]);
+    let endpoint = set.endpoint(&["b"]);
+    run(async {
+        endpoint.call(insert(false)).await.unwrap();
+        assert_eq!(set.asked(), ["insert@a"]);
+        assert_eq!(endpoint.connection_string(), "flock/a,b,c");
+        set.elect(Some("c"));
+        // Not a retryable write: what became of it is for the caller to judge.
+        let refused = endpoint.call(insert(false)).await.unwrap();
+        let code = refused.document().get("code");
+        assert_eq!(code, Some(ValueRef::Int32(Code::NOT_WRITABLE_PRIMARY.0)));
+        assert_eq!(set.asked(), ["insert@a"]);
+        endpoint.call(insert(false)).await.unwrap();
+        assert_eq!(set.asked(), ["insert@c"]);
+        set.elect(Some("b"));
+        endpoint.call(insert(true)).await.unwrap();
+        assert_eq!(set.asked(), ["insert@c", "insert@b"]);
+        set.0.lock().away = vec!["b"];
+        set.elect(Some("a"));
+        endpoint.call(insert(false)).await.unwrap();
+        assert_eq!(set.asked(), ["insert@a"]);
+    });
+}
+
+#[test]
+fn a_lost_reply_is_never_answered_by_sending_again() {
+    let set = Set::new(&["a", "b"]);
+    let endpoint = set.endpoint(&["a", "b"]);
+    run(async {
+        endpoint.call(insert(true)).await.unwrap();
+        set.0.lock().lose_reply = true;
+        set.asked();
+        let lost = endpoint.call(insert(true)).await;
+        assert!(matches!(lost, Err(CallError::OutcomeUnknown(_))));
+        assert_eq!(set.asked(), ["insert@a"]);
+    });
+}
+
+#[test]
+fn without_a_primary_the_call_ends_in_time_and_was_not_sent() {
+    let set = Set::new(&["a", "b"]);
+    let endpoint = set.endpoint(&["a"]);
+    set.elect(None);
+    run(async {
+        let refused = endpoint.call(insert(false)).await;
+        assert!(matches!(refused, Err(CallError::NotSent(_))), "{refused:?}");
+        assert_eq!(set.asked(), [""; 0]);
+        endpoint.call(read("secondary")).await.unwrap();
+    });
+}
+
+#[test]
+fn reads_go_where_their_preference_allows() {
+    let set = Set::new(&["a", "b", "c"]);
+    let endpoint = set.endpoint(&["a"]);
+    run(async {
+        for mode in ["primary", "primaryPreferred"] {
+            endpoint.call(read(mode)).await.unwrap();
+            assert_eq!(set.asked(), ["find@a"], "{mode}");
+        }
+        endpoint.call(read("secondary")).await.unwrap();
+        endpoint.call(read("secondaryPreferred")).await.unwrap();
+        let mut asked = set.asked();
+        asked.sort();
+        assert_eq!(asked, ["find@b", "find@c"]);
+        set.0.lock().away = vec!["b", "c"];
+        endpoint.call(read("secondaryPreferred")).await.unwrap();
+        assert_eq!(set.asked(), ["find@a"]);
+        // A cursor is continued where it was opened.
+        set.0.lock().away = vec![];
+        let opened = endpoint.open(read("nearest")).await.unwrap();
+        let first = set.asked();
+        let member = opened.member.expect("one of several answered");
+        member.call(read("nearest")).await.unwrap();
+        assert_eq!(set.asked(), first);
+    });
+}
