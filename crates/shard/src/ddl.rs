@@ -147,13 +147,13 @@ impl Shard {
     /// Drops all collections of a database in one entry.
     pub(crate) async fn drop_database(&self, database: &str) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
-        let collections: Vec<Arc<Collection>> =
+        let mut collections: Vec<Arc<Collection>> =
             self.catalog.current().database(database).cloned().collect();
         if collections.is_empty() {
             return Ok(());
         }
-        // Nobody else ever waits for one gate while holding another, so the
-        // order in which they are taken does not matter.
+        // Who takes several gates takes them in this order: see `write/several.rs`.
+        collections.sort_by_key(|collection| collection.id);
         let mut gates = Vec::with_capacity(collections.len());
         for collection in &collections {
             gates.push(collection.gate.write().await);
@@ -196,11 +196,13 @@ impl Shard {
             ));
         }
         self.check_database_case(to)?;
-        let _source_gate = source.gate.write().await;
-        let _target_gate = match &target {
-            Some(target) => Some(target.gate.write().await),
-            None => None,
-        };
+        // In the order of `write/several.rs`.
+        let mut gates: Vec<&Arc<Collection>> = [&source].into_iter().chain(&target).collect();
+        gates.sort_by_key(|collection| collection.id);
+        let mut held = Vec::with_capacity(gates.len());
+        for collection in gates {
+            held.push(collection.gate.write().await);
+        }
         let mut renamed = source.copy();
         renamed.namespace = to.clone();
         if !within {

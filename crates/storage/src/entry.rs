@@ -314,6 +314,10 @@ impl<'a> Names<'a> {
         Self { bytes }
     }
 
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The name of a collection, if the entry has it.
     pub fn get(self, collection: CollectionId) -> Result<Option<Name<'a>>, Malformed> {
         let mut rest = self.bytes;

@@ -303,6 +303,7 @@ fn takes_write_concern(command: &str) -> bool {
             | "renameCollection"
             | "collMod"
             | "setFeatureCompatibilityVersion"
+            | "_terndbCommit"
     )
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod aggregate;
 mod apart;
 pub(crate) mod arguments;
 pub(crate) mod coll_mod;
+pub(crate) mod commit;
 pub(crate) mod commit_quorum;
 pub(crate) mod count;
 pub(crate) mod create;
@@ -371,6 +372,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "killAllSessionsByPattern" => session::kill_all_sessions_by_pattern(invocation),
         "refreshLogicalSessionCacheNow" => session::refresh_now(invocation).await,
         "reapLogicalSessionCacheNow" => session::reap_now(invocation).await,
+        "_terndbCommit" => commit::commit(invocation).await,
         "create" => create::create(invocation).await,
         "drop" => drop::drop(invocation).await,
         "dropDatabase" => drop::drop_database(invocation).await,

@@ -42,7 +42,8 @@ fn placement(command: &str) -> Placement {
         | "replSetReconfig"
         | "commitTransaction"
         | "abortTransaction"
-        | "setFeatureCompatibilityVersion" => Placement::Primary,
+        | "setFeatureCompatibilityVersion"
+        | "_terndbCommit" => Placement::Primary,
         _ => Placement::Anywhere,
     }
 }

@@ -27,12 +27,12 @@ use replication::{
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use storage::entry::{self, Encoder, Entry, Header, IndexAction, IndexChange, Operation};
+use storage::entry::{self, Encoder, Entry, Header, IndexAction, IndexChange, Names, Operation};
 use storage::{Before, Record, StagedState};
 
 /// What travels with an entry in memory.
 pub(crate) struct Companion {
-    collection: Option<CollectionId>,
+    /// None for an entry whose operations are read from its payload.
     changes: Vec<Change>,
 }
 
@@ -40,7 +40,6 @@ impl Companion {
     /// For entries that change no records.
     pub(crate) fn empty() -> Self {
         Self {
-            collection: None,
             changes: Vec::new(),
         }
     }
@@ -93,7 +92,10 @@ impl Shard {
             let Some(current) = self.catalog.by_id(collection) else {
                 return Ok(None);
             };
-            let evaluated = self.evaluate(&current, concern, session, keys, &mut body);
+            let stripes = keys.iter().map(|key| self.record_stripe(&current, key));
+            let stripes = stripes.collect();
+            let collections = std::slice::from_ref(&current);
+            let evaluated = self.evaluate(collections, concern, session, stripes, &mut body);
             drop(gate);
             match evaluated {
                 Ok(evaluated) => break evaluated,
@@ -112,18 +114,16 @@ impl Shard {
         Ok(Some(result))
     }
 
-    fn evaluate<R>(
+    /// Evaluates an entry and appends it. The caller holds the gates of all the
+    /// collections, and begins again after [`NotAppended::Busy`].
+    pub(super) fn evaluate<R>(
         &self,
-        collection: &Collection,
+        collections: &[Arc<Collection>],
         concern: WriteConcern,
         session: Option<&Retryable>,
-        keys: &[RecordKey],
+        mut wanted: Vec<Stripe>,
         body: &mut impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<(R, Option<replication::Pending>), NotAppended> {
-        let mut wanted: Vec<Stripe> = keys
-            .iter()
-            .map(|key| self.record_stripe(collection, key))
-            .collect();
         // What is evaluated from here on holds only while this member leads; what a
         // session remembers, since it was checked out.
         let term = match session {
@@ -133,7 +133,7 @@ impl Shard {
         loop {
             let held = self.latches.hold(wanted);
             let mut evaluator =
-                Evaluator::new(&self.store, &self.overlay, &self.latches, collection, held);
+                Evaluator::new(&self.store, &self.overlay, &self.latches, collections, held);
             match body(&mut evaluator) {
                 Ok(result) => {
                     let pending = self.append(evaluator, term, concern, session)?;
@@ -156,9 +156,8 @@ impl Shard {
         concern: WriteConcern,
         session: Option<&Retryable>,
     ) -> Result<Option<replication::Pending>, NotAppended> {
-        let collection = evaluator.collection;
-        let id = collection.id;
         let Evaluator {
+            collections,
             mut changes,
             multikey,
             executed,
@@ -170,13 +169,25 @@ impl Shard {
         }
         let mut payload = Vec::with_capacity(payload_bytes(&changes));
         let described = session.map(|session| session.header(&executed));
+        let together;
+        let names = match collections {
+            [only] => only.name(),
+            several => {
+                together = several
+                    .iter()
+                    .flat_map(|collection| collection.name().as_bytes())
+                    .copied()
+                    .collect::<Vec<u8>>();
+                Names::new(&together)
+            }
+        };
         let header = Header {
             session: described.as_ref().map(|header| header.as_bytes()),
-            names: Some(collection.name()),
+            names: Some(names),
             ..Header::default()
         };
         let mut encoder = Encoder::with_header(&mut payload, header);
-        encode(id, &changes, &multikey, &mut encoder);
+        encode(&changes, &multikey, &mut encoder);
         let written =
             session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
         let limit = self.log.payload_bytes_max();
@@ -194,12 +205,8 @@ impl Shard {
             for index in &multikey {
                 index.multikey.store(true, Ordering::Release);
             }
-            publish(&self.overlay, id, &mut changes, position, time);
-            let companion = Companion {
-                collection: Some(id),
-                changes,
-            };
-            (payload, companion)
+            publish(&self.overlay, &mut changes, position, time);
+            (payload, Companion { changes })
         });
         match proposed {
             Ok(pending) => {
@@ -220,7 +227,7 @@ fn not_appended(error: ProposeError) -> NotAppended {
     }
 }
 
-enum NotAppended {
+pub(super) enum NotAppended {
     /// The log's queue is full: wait, and evaluate again.
     Busy,
     Error(Error),
@@ -245,12 +252,7 @@ fn payload_bytes(changes: &[Change]) -> usize {
     96 + changes.iter().map(of_change).sum::<usize>()
 }
 
-fn encode(
-    collection: CollectionId,
-    changes: &[Change],
-    multikey: &[Arc<Index>],
-    encoder: &mut Encoder<'_>,
-) {
+fn encode(changes: &[Change], multikey: &[Arc<Index>], encoder: &mut Encoder<'_>) {
     for id in multikey.iter().filter_map(|index| index.id) {
         encoder.put_meta(&CatalogKey::multikey(id), &[]);
     }
@@ -270,7 +272,7 @@ fn encode(
                 },
             })
             .collect();
-        let key = change.key.as_bytes();
+        let (collection, key) = (change.collection, change.key.as_bytes());
         let description = match &change.description {
             Description::Insert | Description::Delete => entry::Description::Insert,
             Description::Replace => entry::Description::Replace,
@@ -299,13 +301,7 @@ fn document_key(removed: Option<&Version>) -> DocBuf {
     key.finish()
 }
 
-fn publish(
-    overlay: &Overlay,
-    collection: CollectionId,
-    changes: &mut [Change],
-    position: LogPosition,
-    time: ClusterTime,
-) {
+fn publish(overlay: &Overlay, changes: &mut [Change], position: LogPosition, time: ClusterTime) {
     for change in changes {
         // From here on overlay, engine and history share the same bytes.
         change.after = change.after.take().map(|draft| draft.committed_at(time));
@@ -313,7 +309,7 @@ fn publish(
             position: position.get(),
             record: change.after.clone(),
         };
-        overlay.put_record(collection, change.key.clone(), pending);
+        overlay.put_record(change.collection, change.key.clone(), pending);
         for entry in change.entries.iter().filter(|entry| entry.unique) {
             overlay.put_index_key(
                 entry.index,
@@ -430,10 +426,9 @@ impl StateMachine for Applier {
         for committed in entries.iter() {
             let position = committed.entry.position.get();
             match &committed.companion {
-                Some(Companion {
-                    collection: Some(collection),
-                    changes,
-                }) => forget(&self.overlay, *collection, changes, position),
+                Some(Companion { changes }) if !changes.is_empty() => {
+                    forget(&self.overlay, changes, position);
+                }
                 _ => self.publish_catalog(&committed.entry.payload, committed.entry.time)?,
             }
         }
@@ -492,9 +487,9 @@ fn known_before(change: &Change) -> Before {
     }
 }
 
-fn forget(overlay: &Overlay, collection: CollectionId, changes: &[Change], position: u64) {
+fn forget(overlay: &Overlay, changes: &[Change], position: u64) {
     for change in changes {
-        overlay.record_applied(collection, &change.key, position);
+        overlay.record_applied(change.collection, &change.key, position);
         for entry in change.entries.iter().filter(|entry| entry.unique) {
             overlay.index_key_applied(
                 entry.index,

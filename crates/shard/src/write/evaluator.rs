@@ -7,7 +7,8 @@
 //! held yet, the evaluation ends with [`Refusal::Latch`] and begins again with
 //! it, so its body must be able to run twice.
 //!
-//! Later changes of one evaluator see its earlier ones.
+//! Later changes of one evaluator see its earlier ones. One entry may change several
+//! collections: [`Evaluator::select`] says which one is worked on next.
 
 use super::latches::{Held, Latches, Stripe};
 use super::overlay::Overlay;
@@ -16,9 +17,9 @@ use crate::catalog::{Collection, Index};
 use crate::session::{Effect, Executed, Image};
 use foldhash::fast::FixedState;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use model::ids::IndexId;
+use model::ids::{CollectionId, IndexId};
 use model::key::RecordKey;
-use model::{Code, Error};
+use model::{Code, Error, Namespace};
 use query::index::{DocumentKeys, EncodedKey};
 use std::collections::HashMap;
 use std::ops::Bound;
@@ -99,6 +100,7 @@ impl Description {
 /// A record that changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
+    pub(crate) collection: CollectionId,
     pub(crate) key: RecordKey,
     /// What the entry replaces in the applied state or an earlier entry.
     pub(crate) before: Option<Version>,
@@ -112,7 +114,9 @@ pub(crate) struct Evaluator<'s> {
     store: &'s Store,
     overlay: &'s Overlay,
     latches: &'s Latches,
-    pub(super) collection: &'s Collection,
+    /// All that the entry may change, and the one that is worked on.
+    pub(super) collections: &'s [Arc<Collection>],
+    collection: &'s Collection,
     held: Held<'s>,
     pub(super) changes: Vec<Change>,
     /// Indexes that get their first document with several keys.
@@ -123,22 +127,27 @@ pub(crate) struct Evaluator<'s> {
     /// What the statement returned, if its retry must return it again.
     pub(super) image: Option<Image>,
     /// Where a record's change stands in `changes`.
-    changed: HashMap<RecordKey, usize, FixedState>,
+    changed: Changed,
+    /// The same for the collections that are not worked on now.
+    changed_elsewhere: Vec<(CollectionId, Changed)>,
 }
+
+type Changed = HashMap<RecordKey, usize, FixedState>;
 
 impl<'s> Evaluator<'s> {
     pub(super) fn new(
         store: &'s Store,
         overlay: &'s Overlay,
         latches: &'s Latches,
-        collection: &'s Collection,
+        collections: &'s [Arc<Collection>],
         held: Held<'s>,
     ) -> Self {
         Self {
             store,
             overlay,
             latches,
-            collection,
+            collections,
+            collection: &collections[0],
             // Mostly each latch is there for one change.
             changes: Vec::with_capacity(held.stripes().len()),
             changed: HashMap::with_capacity_and_hasher(
@@ -149,7 +158,37 @@ impl<'s> Evaluator<'s> {
             multikey: Vec::new(),
             executed: Vec::new(),
             image: None,
+            changed_elsewhere: Vec::new(),
         }
+    }
+
+    /// Goes over to another one of the entry's collections.
+    pub(crate) fn select(&mut self, namespace: &Namespace) -> Result<(), Refusal> {
+        let mut all = self.collections.iter();
+        let Some(collection) = all.find(|collection| collection.namespace == *namespace) else {
+            return Err(Refusal::Error(Error::new(
+                Code::NAMESPACE_NOT_FOUND,
+                format!("ns does not exist: {namespace}"),
+            )));
+        };
+        let (from, to) = (self.collection.id, collection.id);
+        if from == to {
+            return Ok(());
+        }
+        let place = (self.changed_elsewhere.iter()).position(|(id, _)| *id == to);
+        let known = match place {
+            Some(place) => self.changed_elsewhere.swap_remove(place).1,
+            None => HashMap::with_hasher(FixedState::with_seed(4)),
+        };
+        let left = std::mem::replace(&mut self.changed, known);
+        self.changed_elsewhere.push((from, left));
+        self.collection = collection;
+        Ok(())
+    }
+
+    /// The records of the current collection that the entry changes so far.
+    pub(crate) fn changed_keys(&self) -> impl Iterator<Item = &RecordKey> {
+        self.changed.keys()
     }
 
     /// Notes which statement the latest change belongs to, and what it did.
@@ -278,6 +317,7 @@ impl<'s> Evaluator<'s> {
             None => {
                 self.changed.insert(key.clone(), self.changes.len());
                 self.changes.push(Change {
+                    collection: self.collection.id,
                     key,
                     before: before.cloned(),
                     description: Description::of(before.is_some(), after.is_some(), difference),

@@ -12,6 +12,7 @@
 //! | `overlay.rs` | versions appended but not yet applied |
 //! | `evaluator.rs` | one entry in the making: changes of records with their index entries |
 //! | `append.rs` | from an evaluated entry to the log, and back when it is applied |
+//! | `several.rs` | one entry over several collections |
 //! | `document.rs` | what a document must be to be stored |
 
 mod append;
@@ -20,9 +21,11 @@ mod document;
 mod evaluator;
 mod latches;
 mod overlay;
+mod several;
 
 pub(crate) use append::{Applier, Companion};
 pub(crate) use document::{Prepared, check_stored, prepare, prepare_insert};
 pub(crate) use evaluator::{Evaluator, Refusal, Version, unique_violation};
 pub(crate) use latches::Latches;
 pub(crate) use overlay::Overlay;
+pub(crate) use several::{Hold, Searched};

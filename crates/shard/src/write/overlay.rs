@@ -58,7 +58,7 @@ impl Overlay {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.entries.load(Ordering::Acquire) == 0
     }
 
