@@ -132,6 +132,8 @@ codes! {
     BSON_OBJECT_TOO_LARGE = 10334 "BSONObjectTooLarge",
     MERGE_STAGE_NO_MATCHING_DOCUMENT = 13113 "MergeStageNoMatchingDocument",
     STALE_CONFIG = 13388 "StaleConfig",
+    WOULD_CHANGE_OWNING_SHARD = 283 "WouldChangeOwningShard",
+    STALE_DB_VERSION = 249 "StaleDbVersion",
     NOT_WRITABLE_PRIMARY = 10107 "NotWritablePrimary",
     INDEX_BUILD_ABORTED = 276 "IndexBuildAborted",
     INDEX_BUILD_ALREADY_IN_PROGRESS = 343 "IndexBuildAlreadyInProgress",

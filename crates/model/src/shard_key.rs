@@ -19,6 +19,7 @@
 use crate::bson::{Doc, ValueRef};
 use crate::key::{Direction, KeyBuilder};
 use crate::number::Number;
+use crate::range::{KeyBound, KeyRange};
 use crate::text::document_quoted;
 use crate::{Code, Error};
 
@@ -106,6 +107,17 @@ impl ShardKeyPattern {
             Some(_) => Err(wrong_bound(bound)),
             None => Ok(key.finish().0),
         }
+    }
+
+    /// The range between two bounds; one that ends with MaxKey throughout has all keys
+    /// from its beginning on.
+    pub fn range_of(&self, min: Doc<'_>, max: Doc<'_>) -> Result<KeyRange, Error> {
+        let (min, max) = (self.key_of_bound(min)?, self.key_of_bound(max)?);
+        let max = match max == self.greatest() {
+            true => KeyBound::after_all(),
+            false => KeyBound::new(&max),
+        };
+        Ok(KeyRange::new(KeyBound::new(&min), max))
     }
 
     /// The smallest key: MinKey in every field.

@@ -148,9 +148,12 @@ impl PlacementVersion {
     pub fn from_document(doc: Doc<'_>) -> Result<Self, Error> {
         let epoch = match doc.get("e") {
             Some(ValueRef::ObjectId(epoch)) => epoch,
-            other => return Err(wrong_field("e", "objectId", other)),
+            other => return Err(wrong_field("shardVersion", "e", "objectId", other)),
         };
-        let (began, chunk) = (time_field(doc, "t")?, time_field(doc, "v")?);
+        let (began, chunk) = (
+            time_field("shardVersion", doc, "t")?,
+            time_field("shardVersion", doc, "v")?,
+        );
         Ok(Self {
             incarnation: Incarnation { epoch, began },
             // The two counters travel as a timestamp.
@@ -194,6 +197,49 @@ impl DatabaseVersion {
         }
     }
 
+    /// Whether it is that of a database that never moves.
+    pub fn is_fixed(self) -> bool {
+        self == Self::fixed()
+    }
+
+    /// As requests, errors and `config.databases` carry it: `{uuid, timestamp, lastMod}`.
+    pub fn append_to(self, writer: &mut DocWriter) {
+        writer
+            .append(
+                "uuid",
+                ValueRef::Binary {
+                    subtype: 4,
+                    bytes: &self.uuid.0,
+                },
+            )
+            .append("timestamp", self.began)
+            .append(
+                "lastMod",
+                i32::try_from(self.last_modified).unwrap_or(i32::MAX),
+            );
+    }
+
+    pub fn from_document(doc: Doc<'_>) -> Result<Self, Error> {
+        let wrong = |name, wanted, found| wrong_field("databaseVersion", name, wanted, found);
+        let uuid = match doc.get("uuid") {
+            Some(ValueRef::Binary { subtype: 4, bytes }) => bytes.try_into().ok(),
+            other => return Err(wrong("uuid", "binData", other)),
+        };
+        let last_modified = match doc.get("lastMod") {
+            Some(ValueRef::Int32(number)) => u32::try_from(number).ok(),
+            Some(ValueRef::Int64(number)) => u32::try_from(number).ok(),
+            other => return Err(wrong("lastMod", "int", other)),
+        };
+        match (uuid, last_modified) {
+            (Some(uuid), Some(last_modified)) => Ok(Self {
+                uuid: Uuid(uuid),
+                began: time_field("databaseVersion", doc, "timestamp")?,
+                last_modified,
+            }),
+            _ => Err(Error::bad_value("a database version is out of range")),
+        }
+    }
+
     /// What `self` is, seen from `other`.
     pub fn age(self, other: DatabaseVersion) -> Age {
         let order = if self.uuid == other.uuid {
@@ -212,23 +258,23 @@ impl DatabaseVersion {
     }
 }
 
-fn time_field(doc: Doc<'_>, name: &str) -> Result<ClusterTime, Error> {
+fn time_field(path: &str, doc: Doc<'_>, name: &str) -> Result<ClusterTime, Error> {
     match doc.get(name) {
         Some(ValueRef::Timestamp(time)) => Ok(ClusterTime::new(time.seconds, time.increment)),
-        other => Err(wrong_field(name, "timestamp", other)),
+        other => Err(wrong_field(path, name, "timestamp", other)),
     }
 }
 
-fn wrong_field(name: &str, wanted: &str, found: Option<ValueRef<'_>>) -> Error {
+fn wrong_field(path: &str, name: &str, wanted: &str, found: Option<ValueRef<'_>>) -> Error {
     match found {
         None => Error::location(
             40414,
-            format!("BSON field 'shardVersion.{name}' is missing but a required field"),
+            format!("BSON field '{path}.{name}' is missing but a required field"),
         ),
         Some(value) => Error::new(
             Code::TYPE_MISMATCH,
             format!(
-                "BSON field 'shardVersion.{name}' is the wrong type '{}', expected type '{wanted}'",
+                "BSON field '{path}.{name}' is the wrong type '{}', expected type '{wanted}'",
                 value.kind().name()
             ),
         ),
@@ -292,6 +338,15 @@ mod tests {
                 PlacementVersion::from_document(doc.as_doc()).unwrap(),
                 version
             );
+        }
+        for version in [
+            DatabaseVersion::fixed(),
+            DatabaseVersion::new_database(Uuid([7; 16]), ClusterTime::new(9, 1)).moved(),
+        ] {
+            let mut writer = DocWriter::new();
+            version.append_to(&mut writer);
+            let read = DatabaseVersion::from_document(writer.finish().as_doc());
+            assert_eq!(read.unwrap(), version);
         }
         let empty = DocWriter::new().finish();
         let fault = PlacementVersion::from_document(empty.as_doc()).unwrap_err();
