@@ -6,12 +6,14 @@
 //! int64 to double where it does not fit.
 
 use super::Number;
+use crate::bson::{Array, ArrayBuf, ArrayWriter, ValueRef};
 use crate::decimal::{Decimal, Rounding};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Sum {
     widest: Widest,
-    /// Whole numbers alone, exact: used as long as nothing else was added.
+    /// Whole numbers alone, exact: used as long as nothing else was added. Only a
+    /// forged partial can bring it to the ends of its range, where it stays.
     whole: i128,
     high: f64,
     low: f64,
@@ -49,7 +51,7 @@ impl Sum {
     pub fn add(&mut self, number: Number) {
         match number {
             Number::Int32(v) => {
-                self.whole += i128::from(v);
+                self.whole = self.whole.saturating_add(v.into());
                 self.add_double(v.into());
             }
             Number::Int64(v) => {
@@ -69,8 +71,12 @@ impl Sum {
 
     /// Adds another sum, made over other numbers.
     pub fn merge(&mut self, other: &Sum) {
+        if self.is_untouched() {
+            *self = *other;
+            return;
+        }
         self.widest = self.widest.max(other.widest);
-        self.whole += other.whole;
+        self.whole = self.whole.saturating_add(other.whole);
         if other.plain.is_finite() {
             self.add_double(other.low);
             self.add_double(other.high);
@@ -80,6 +86,20 @@ impl Sum {
         if let Some(decimals) = other.decimals {
             self.decimals = Some(self.decimals.map_or(decimals, |sum| sum.add(decimals)));
         }
+    }
+
+    /// Whether the doubles say no more than the whole number does.
+    fn is_small_and_whole(&self) -> bool {
+        self.widest <= Widest::Int64
+            && self.whole.unsigned_abs() <= 1 << 53
+            && self.high == self.whole as f64
+            && self.plain == self.high
+            && self.low == 0.0
+    }
+
+    /// Whether nothing but int32 zeros was added.
+    fn is_untouched(&self) -> bool {
+        self.widest == Widest::Int32 && self.whole == 0 && self.is_small_and_whole()
     }
 
     pub fn total(&self) -> Number {
@@ -128,42 +148,78 @@ impl Sum {
         Number::Double(self.double() / count as f64)
     }
 
-    /// Numbers that add up to this sum: what is stored or sent of it.
-    pub fn parts(&self) -> Vec<Number> {
-        match self.widest {
-            Widest::Int32 | Widest::Int64 => {
-                let mut parts = Vec::new();
-                let mut rest = self.whole;
-                loop {
-                    match i64::try_from(rest) {
-                        Ok(part) => {
-                            parts.push(Number::Int64(part));
-                            break;
-                        }
-                        Err(_) => {
-                            let part = if rest > 0 { i64::MAX } else { i64::MIN };
-                            parts.push(Number::Int64(part));
-                            rest -= i128::from(part);
-                        }
-                    }
-                }
-                if let (Widest::Int32, [Number::Int64(only)]) = (self.widest, &parts[..])
-                    && let Ok(small) = i32::try_from(*only)
-                {
-                    return vec![Number::Int32(small)];
-                }
-                parts
+    /// Everything that [`Self::from_partial`] needs to make the same sum again: what
+    /// is stored or sent of it.
+    ///
+    /// ```text
+    ///   [widest, whole]                                only whole numbers, and small
+    ///   [widest, whole, high, low, plain]              the doubles say something else
+    ///   [widest, whole, high, low, plain, decimal]     decimals among them
+    ///
+    ///   widest  int32: 0 int32, 1 int64, 2 double, 3 decimal
+    ///   whole   int64, or where it does not fit [upper half, lower half]
+    /// ```
+    pub fn partial(&self) -> ArrayBuf {
+        let mut out = ArrayWriter::new();
+        out.push(self.widest as i32);
+        match i64::try_from(self.whole) {
+            Ok(whole) => out.push(whole),
+            Err(_) => {
+                let mut halves = ArrayWriter::new();
+                halves.push((self.whole >> 64) as i64);
+                halves.push(self.whole as i64);
+                out.push(&halves.finish())
             }
-            Widest::Double | Widest::Decimal => {
-                let mut parts = if self.plain.is_finite() {
-                    vec![Number::Double(self.low), Number::Double(self.high)]
-                } else {
-                    vec![Number::Double(self.plain)]
-                };
-                parts.extend(self.decimals.map(Number::Decimal));
-                parts
+        };
+        if !self.is_small_and_whole() {
+            out.push(self.high).push(self.low).push(self.plain);
+            if let Some(decimals) = self.decimals {
+                out.push(&Number::Decimal(decimals).to_value());
             }
         }
+        out.finish()
+    }
+
+    /// Reads what [`Self::partial`] wrote; `None` if it is something else.
+    pub fn from_partial(partial: Array<'_>) -> Option<Sum> {
+        let mut parts = partial.iter();
+        let widest = match parts.next()? {
+            ValueRef::Int32(0) => Widest::Int32,
+            ValueRef::Int32(1) => Widest::Int64,
+            ValueRef::Int32(2) => Widest::Double,
+            ValueRef::Int32(3) => Widest::Decimal,
+            _ => return None,
+        };
+        let whole = match parts.next()? {
+            ValueRef::Int64(whole) => i128::from(whole),
+            ValueRef::Array(halves) => match (halves.get(0), halves.get(1), halves.count()) {
+                (Some(ValueRef::Int64(upper)), Some(ValueRef::Int64(lower)), 2) => {
+                    i128::from(upper) << 64 | i128::from(lower as u64)
+                }
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let mut sum = Sum {
+            widest,
+            whole,
+            ..Sum::new()
+        };
+        if partial.count() == 2 {
+            (sum.high, sum.plain) = (whole as f64, whole as f64);
+            return sum.is_small_and_whole().then_some(sum);
+        }
+        let mut double = || match parts.next()? {
+            ValueRef::Double(value) => Some(value),
+            _ => None,
+        };
+        (sum.high, sum.low, sum.plain) = (double()?, double()?, double()?);
+        sum.decimals = match (parts.next().map(Number::of), widest) {
+            (Some(Some(Number::Decimal(decimals))), Widest::Decimal) => Some(decimals),
+            (None, Widest::Int32 | Widest::Int64 | Widest::Double) => None,
+            _ => return None,
+        };
+        parts.next().is_none().then_some(sum)
     }
 
     fn double(&self) -> f64 {
@@ -187,7 +243,7 @@ impl Sum {
     }
 
     fn add_whole(&mut self, value: i64) {
-        self.whole += i128::from(value);
+        self.whole = self.whole.saturating_add(value.into());
         // Two halves that are doubles exactly.
         let low = value % (1 << 32);
         self.add_double(low as f64);

@@ -15,7 +15,7 @@ impl Mean {
     pub(crate) fn add(&mut self, value: ValueRef<'_>) {
         if let Some(number) = Number::of(value) {
             self.sum.add(number);
-            self.count += 1;
+            self.count = self.count.saturating_add(1);
         }
     }
 
@@ -41,7 +41,7 @@ impl Deviation {
             return;
         };
         let number = number.to_f64();
-        self.count += 1;
+        self.count = self.count.saturating_add(1);
         let delta = number - self.mean;
         if delta != 0.0 {
             self.mean += delta / self.count as f64;
@@ -65,7 +65,7 @@ impl Deviation {
             self.squares += delta * delta * (count * other_count / both);
         }
         self.squares += other.squares;
-        self.count += other.count;
+        self.count = self.count.saturating_add(other.count);
     }
 
     pub(super) fn to_document(&self) -> DocBuf {
@@ -81,7 +81,7 @@ impl Deviation {
             (
                 Some(ValueRef::Double(squares)),
                 Some(ValueRef::Double(mean)),
-                Some(ValueRef::Int64(count)),
+                Some(ValueRef::Int64(count @ 0..)),
             ) => Some(Deviation {
                 count,
                 mean,

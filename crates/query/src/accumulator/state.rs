@@ -4,7 +4,7 @@ use super::Ties;
 use super::numeric::{Deviation, Extreme, Mean};
 use super::ranked::Ranking;
 use crate::expression::{Merged, not_mergeable};
-use model::bson::{Array, ArrayBuf, ArrayWriter, DocWriter, Value, ValueRef};
+use model::bson::{ArrayBuf, ArrayWriter, DocWriter, Value, ValueRef};
 use model::hash::hash_value;
 use model::number::{Number, Sum};
 use model::{Code, Error, order};
@@ -286,13 +286,10 @@ impl State {
     /// What [`Self::merge`] of another state takes.
     pub fn partial(self) -> Value {
         match self.gathered {
-            Gathered::Sum(sum) => {
-                Value::Array(sum.parts().into_iter().map(Number::to_value).collect())
-            }
+            Gathered::Sum(sum) => Value::Array(sum.partial()),
             Gathered::Mean(mean) => {
-                let parts: ArrayBuf = mean.sum.parts().into_iter().map(Number::to_value).collect();
                 let partial = DocWriter::new()
-                    .with("sum", &parts)
+                    .with("sum", &mean.sum.partial())
                     .with("count", mean.count)
                     .finish();
                 Value::Document(partial)
@@ -329,14 +326,16 @@ impl State {
     pub fn merge(&mut self, partial: ValueRef<'_>) -> Result<(), Error> {
         let malformed = || broken("a partial result is malformed");
         match (&mut self.gathered, partial) {
-            (Gathered::Sum(sum), ValueRef::Array(parts)) => add_parts(sum, parts),
+            (Gathered::Sum(sum), ValueRef::Array(partial)) => {
+                sum.merge(&Sum::from_partial(partial).ok_or_else(malformed)?);
+            }
             (Gathered::Mean(mean), ValueRef::Document(doc)) => {
-                let parts = doc.get_array("sum").ok_or_else(malformed)?;
-                let Some(ValueRef::Int64(count)) = doc.get("count") else {
+                let partial = doc.get_array("sum").and_then(Sum::from_partial);
+                let Some(ValueRef::Int64(count @ 0..)) = doc.get("count") else {
                     return Err(malformed());
                 };
-                add_parts(&mut mean.sum, parts);
-                mean.count += count;
+                mean.sum.merge(&partial.ok_or_else(malformed)?);
+                mean.count = mean.count.saturating_add(count);
             }
             (Gathered::Deviation { deviation, .. }, ValueRef::Document(doc)) => {
                 deviation.merge(&Deviation::from_document(doc).ok_or_else(malformed)?);
@@ -354,6 +353,15 @@ impl State {
                     self.add_ranked(key.to_owned(), Some(value))?;
                 }
             }
+            // What was there first stays the first, even null.
+            (
+                Gathered::Extreme(..) | Gathered::First(_) | Gathered::Last(_),
+                ValueRef::Array(values),
+            ) => match (values.count(), values.get(0)) {
+                (0, _) => {}
+                (1, Some(value)) => self.add(Some(value))?,
+                _ => return Err(malformed()),
+            },
             (Gathered::ExtremeN(Extreme::Max, ..), ValueRef::Array(values)) => {
                 // The latest of equals are listed first.
                 let values: Vec<_> = values.iter().collect();
@@ -361,7 +369,14 @@ impl State {
                     self.add(Some(value))?;
                 }
             }
-            (_, ValueRef::Array(values)) => {
+            (
+                Gathered::Push(_)
+                | Gathered::Set(_)
+                | Gathered::FirstN(..)
+                | Gathered::LastN(..)
+                | Gathered::ExtremeN(Extreme::Min, ..),
+                ValueRef::Array(values),
+            ) => {
                 for value in values.iter() {
                     self.add(Some(value))?;
                 }
@@ -369,12 +384,6 @@ impl State {
             _ => return Err(malformed()),
         }
         Ok(())
-    }
-}
-
-fn add_parts(sum: &mut Sum, parts: Array<'_>) {
-    for number in parts.iter().filter_map(Number::of) {
-        sum.add(number);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::environment::Environment;
 use super::source::{Advance, Interruption, Source};
+use super::split;
 use crate::sort::{SortPattern, Sorted, Sorter};
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter};
@@ -143,8 +144,13 @@ impl Source for Counting {
 /// `$sample`: so many documents, each set of that size equally likely, in random
 /// order: the first ones of a sort by random keys, which leaves memory as any
 /// other sort does.
+///
+/// The half of it that a shard does keeps the keys: documents come out as
+/// [`split::with_key`] makes them, in the order of their keys, and the first ones of
+/// all shards together are a sample of all.
 pub(super) struct Sampling {
     input: Box<dyn Source>,
+    keyed: bool,
     environment: Arc<dyn Environment>,
     interruption: Interruption,
     sorter: Option<Sorter>,
@@ -156,12 +162,14 @@ impl Sampling {
     pub(super) fn new(
         input: Box<dyn Source>,
         size: u64,
+        keyed: bool,
         environment: &Arc<dyn Environment>,
     ) -> Self {
         let limit = usize::try_from(size).unwrap_or(usize::MAX);
         let sorter = Sorter::by_keys(Some(limit));
         Self {
             input,
+            keyed,
             sorter: (size > 0).then(|| within_memory(sorter, environment)),
             sorted: None,
             interruption: Interruption::new(environment),
@@ -176,9 +184,15 @@ impl Source for Sampling {
         while let Some(sorter) = &mut self.sorter {
             match self.input.advance()? {
                 Advance::Document => {
-                    let key = self.environment.random_below(u64::MAX).to_be_bytes();
-                    if sorter.wants(&key) {
-                        sorter.push_with_key(key.to_vec(), self.input.take())?;
+                    // Whole numbers that BSON has, so that they can be sent.
+                    let key = self.environment.random_below(1 << 63);
+                    let encoded = key.to_be_bytes();
+                    if sorter.wants(&encoded) {
+                        let document = match self.keyed {
+                            true => split::with_key(key as i64, self.input.current()),
+                            false => self.input.take(),
+                        };
+                        sorter.push_with_key(encoded.to_vec(), document)?;
                     }
                     self.interruption.step()?;
                 }

@@ -5,6 +5,7 @@ use super::change_stream::ChangeStream;
 use super::list_sessions::SessionsOf;
 use super::memory::MEMORY_BYTES_MAX;
 use super::source::Source;
+use super::stage::Step;
 use crate::filter::Filter;
 use crate::sort::{SortPattern, Spill};
 use model::bson::{Doc, DocBuf, Value};
@@ -19,6 +20,17 @@ pub trait Environment: Send + Sync {
     /// Reads a collection; one that does not exist is empty. All parts of the
     /// request are obeyed, by an index where there is one.
     fn scan(&self, request: ScanRequest) -> Result<Box<dyn Source>, Error>;
+
+    /// Runs a pipeline over a collection where its documents are, if they are not
+    /// here: whoever can only `scan` a collection from afar would fetch too many.
+    fn pipeline(
+        &self,
+        _steps: &[Step],
+        _collection: &Namespace,
+        _hint: Option<&Value>,
+    ) -> Result<Option<Box<dyn Source>>, Error> {
+        Ok(None)
+    }
 
     /// Where to put what does not fit into memory; `None` if that is not allowed.
     fn spill(&self) -> Option<Box<dyn Spill>>;

@@ -1,16 +1,17 @@
-//! `$group`: its specification; running it is in [`table`].
+//! `$group`: its specification; running it is in [`grouping`], over [`table`].
 //!
 //! The key is evaluated without building it where it is a document: its parts
 //! are hashed and compared one by one, and the document is written once, for a
 //! group that is new.
 
+mod grouping;
 mod table;
 
-pub(super) use table::Grouping;
+pub(super) use grouping::Grouping;
 
 use crate::accumulator::Accumulator;
 use crate::context::QueryContext;
-use crate::expression::Expression;
+use crate::expression::{Expression, FieldPath};
 use model::Error;
 use model::bson::ValueRef;
 
@@ -20,6 +21,21 @@ pub struct Group {
     fields: Vec<(Box<str>, Accumulator)>,
     /// See [`Group::compile`].
     compiled: bool,
+    half: Half,
+}
+
+/// Which half of a group is made here, where documents lie on several shards.
+///
+/// ```text
+///   documents ─ Shard ─► partials ─┐
+///   documents ─ Shard ─► partials ─┴─ Merge ─► groups
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Half {
+    /// Both.
+    Whole,
+    Shard,
+    Merge,
 }
 
 /// What documents are grouped by.
@@ -66,7 +82,37 @@ impl Group {
             key,
             fields,
             compiled: false,
+            half: Half::Whole,
         })
+    }
+
+    /// The half that turns documents into partials.
+    pub(super) fn shard_half(mut self) -> Self {
+        self.half = Half::Shard;
+        self
+    }
+
+    /// The half that turns partials into groups.
+    pub(super) fn merging_half(mut self) -> Self {
+        self.half = Half::Merge;
+        self
+    }
+
+    /// Whether documents of one group agree in the values of all these fields. In
+    /// a key of several fields a missing one equals an undefined one unless the
+    /// stage is compiled, and as shard keys they differ.
+    pub(super) fn tells_apart(&self, paths: &[&str]) -> bool {
+        let of = |expression: &Expression| expression.as_field_path().map(FieldPath::dotted);
+        let told: Vec<String> = match &self.key {
+            Key::Single(only) | Key::OneField(_, only) => of(only).into_iter().collect(),
+            Key::Fields(fields) if self.compiled => {
+                fields.iter().filter_map(|(_, field)| of(field)).collect()
+            }
+            Key::Fields(_) => Vec::new(),
+        };
+        paths
+            .iter()
+            .all(|path| told.iter().any(|known| known == path))
     }
 
     /// MongoDB runs leading stages that are plain `$lookup` or `$group` in its

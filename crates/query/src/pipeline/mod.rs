@@ -22,6 +22,7 @@
 //! | `facet.rs`, `unwind.rs`, `redact.rs` | the others |
 //! | `list_sessions.rs` | `$listSessions`, `$listLocalSessions` |
 //! | `output.rs` | `$out` and `$merge` as data; the caller writes |
+//! | `split/` | pipelines in two halves, for documents on several shards |
 //!
 //! A stage that has to collect its input may take 100 MB, then it goes to disk
 //! if it is allowed to.
@@ -48,6 +49,7 @@ pub mod project;
 mod redact;
 mod run;
 mod source;
+pub mod split;
 mod stage;
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,7 @@ pub(super) fn optimize(steps: Vec<Step>) -> Vec<Step> {
     bound_sorts(merge_windows(steps))
 }
 
-fn match_step(filter: Filter) -> Step {
+pub(super) fn match_step(filter: Filter) -> Step {
     Step::new("$match", &filter.to_document(), Stage::Match(filter))
 }
 
@@ -90,7 +90,7 @@ fn may_pass(filter: &Filter, stage: &Stage) -> bool {
         | Stage::Count(_)
         | Stage::Group(_)
         | Stage::BucketAuto(_)
-        | Stage::Sample(_)
+        | Stage::Sample { .. }
         | Stage::Redact(_)
         | Stage::Facet(_)
         | Stage::UnionWith(_)
@@ -194,7 +194,7 @@ fn merge_matches(steps: &mut Vec<Step>) {
 
 /// What a run of `$skip` and `$limit` lets through.
 #[derive(Clone, Copy, Default)]
-struct Window {
+pub(super) struct Window {
     skip: u64,
     limit: Option<u64>,
 }
@@ -209,8 +209,13 @@ impl Window {
         self.limit = Some(self.limit.map_or(count, |limit| limit.min(count)));
     }
 
+    /// How many documents have to be looked at; `None` if all.
+    pub(super) fn end(self) -> Option<u64> {
+        self.limit.map(|limit| self.skip.saturating_add(limit))
+    }
+
     /// Takes in a stage, if it is of that kind.
-    fn take(&mut self, stage: &Stage) -> bool {
+    pub(super) fn take(&mut self, stage: &Stage) -> bool {
         match stage {
             Stage::Skip(count) => self.skip(*count),
             Stage::Limit(count) => self.limit(*count),
@@ -261,8 +266,8 @@ fn bound_sorts(mut steps: Vec<Step>) -> Vec<Step> {
         while behind < steps.len() && window.take(&steps[behind].stage) {
             behind += 1;
         }
-        if let (Stage::Sort { limit, .. }, Some(wanted)) = (&mut steps[at].stage, window.limit) {
-            *limit = Some(window.skip.saturating_add(wanted));
+        if let (Stage::Sort { limit, .. }, Some(wanted)) = (&mut steps[at].stage, window.end()) {
+            *limit = Some(wanted);
         }
     }
     steps

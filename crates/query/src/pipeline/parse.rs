@@ -11,6 +11,7 @@ use super::output;
 use super::project::{parse_add_fields, parse_project, parse_unset};
 use super::redact::Redact;
 use super::source::Replacement;
+use super::split;
 use super::stage::{Stage, Step};
 use super::union::UnionWith;
 use super::unwind::Unwind;
@@ -43,6 +44,9 @@ pub struct Scope<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     Command,
+    /// The half of a command's pipeline that a router sends to a shard: the stages
+    /// that only routers write are understood, see [`super::split`].
+    ShardHalf,
     Facet,
     Lookup,
     UnionWith,
@@ -159,7 +163,10 @@ fn parse_stage(doc: Doc<'_>, scope: &Scope<'_>, steps: &mut Vec<Step>) -> Result
             steps.extend(parse_sort_by_count(spec, context)?);
             return Ok(());
         }
-        "$sample" => Stage::Sample(parse_sample(spec)?),
+        "$sample" => Stage::Sample {
+            size: parse_sample(spec)?,
+            keyed: false,
+        },
         "$redact" => Stage::Redact(Redact::parse(spec, context)?),
         "$facet" => Stage::Facet(Box::new(Facet::parse(spec, scope)?)),
         "$lookup" => Stage::Lookup(Box::new(Lookup::parse(spec, scope)?)),
@@ -184,6 +191,14 @@ fn parse_stage(doc: Doc<'_>, scope: &Scope<'_>, steps: &mut Vec<Step>) -> Result
         "$out" => Stage::Out(output::Out::parse(spec, scope)?),
         "$merge" => Stage::Merge(Box::new(output::Merge::parse(spec, scope)?)),
         "$_internalInhibitOptimization" => return Ok(()),
+        split::GROUP if scope.place == Place::ShardHalf => {
+            let group = Group::parse(split::read_group(spec)?, context)?;
+            Stage::Group(Box::new(group.shard_half()))
+        }
+        split::SAMPLE if scope.place == Place::ShardHalf => Stage::Sample {
+            size: parse_sample(split::read_sample(spec)?)?,
+            keyed: true,
+        },
         unsupported => return Err(refuse(unsupported, spec)),
     };
     steps.push(Step {
@@ -232,7 +247,8 @@ fn refuse(name: &str, spec: ValueRef<'_>) -> Error {
 }
 
 fn check_places(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
-    if scope.place == Place::Command && scope.collection.is_none() {
+    let is_command = matches!(scope.place, Place::Command | Place::ShardHalf);
+    if is_command && scope.collection.is_none() {
         check_collection(steps, scope)?;
     }
     for (at, step) in steps.iter().enumerate() {
@@ -266,7 +282,12 @@ fn check_places(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
                     format!("{name} is not allowed to be used within an update"),
                 ));
             }
-            Place::Command | Place::Facet | Place::Lookup | Place::UnionWith | Place::Update => {}
+            Place::Command
+            | Place::ShardHalf
+            | Place::Facet
+            | Place::Lookup
+            | Place::UnionWith
+            | Place::Update => {}
         }
         if step.stage.is_initial() && at > 0 {
             return Err(Error::location(
@@ -281,7 +302,7 @@ fn check_places(steps: &[Step], scope: &Scope<'_>) -> Result<(), Error> {
             ));
         }
     }
-    if scope.place == Place::Command {
+    if is_command {
         check_collection(steps, scope)?;
     }
     Ok(())

@@ -38,6 +38,9 @@ pub fn start(
             "a pipeline without a collection begins with its own documents",
         ));
     };
+    if let Some(source) = environment.pipeline(&steps, &collection, hint.as_ref())? {
+        return Ok(source);
+    }
     let (request, mut rest) = split_scan(steps, collection, hint);
     compile(&mut rest);
     let input: Box<dyn Source> = if request.limit == Some(0) {
@@ -65,7 +68,7 @@ pub fn split_scan(
 /// Marks the leading stages that MongoDB would run in its other engine, which
 /// differs in small things that clients can see. A `$lookup` that is unwound is
 /// none of them.
-fn compile(steps: &mut [Step]) {
+pub(super) fn compile(steps: &mut [Step]) {
     for at in 0..steps.len() {
         let unwound = match steps.get(at + 1).map(|step| &step.stage) {
             Some(Stage::Unwind(unwind)) => Some(unwind.path().clone()),
@@ -150,7 +153,7 @@ fn attach(
         Stage::Unwind(unwind) => Box::new(Unwinding::new(input, unwind)),
         Stage::Group(group) => Box::new(Grouping::new(input, *group, environment)),
         Stage::BucketAuto(stage) => Box::new(Bucketing::new(input, *stage, environment)?),
-        Stage::Sample(size) => Box::new(Sampling::new(input, size, environment)),
+        Stage::Sample { size, keyed } => Box::new(Sampling::new(input, size, keyed, environment)),
         Stage::Redact(redact) => Box::new(Redacting {
             input,
             redact,

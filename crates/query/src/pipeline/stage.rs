@@ -1,7 +1,7 @@
 //! Stages as plain data: what a pipeline is made of before it runs.
 //!
 //! Each step keeps the document it was read from, so that a pipeline can be
-//! shown by explain and, later, be split and sent on.
+//! shown by explain, and split and sent on.
 
 use super::bucket::BucketAuto;
 use super::change_stream::ChangeStream;
@@ -61,7 +61,12 @@ pub enum Stage {
     Unwind(Unwind),
     Group(Box<Group>),
     BucketAuto(Box<BucketAuto>),
-    Sample(u64),
+    Sample {
+        size: u64,
+        /// Whether what they were chosen by comes with the documents, for whoever
+        /// has to choose again.
+        keyed: bool,
+    },
     Redact(Redact),
     Facet(Box<Facet>),
     Lookup(Box<Lookup>),

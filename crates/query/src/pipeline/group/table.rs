@@ -1,32 +1,27 @@
-//! Groups in a hash table, and on disk when they are too many.
+//! Groups in a hash table.
 //!
 //! ```text
 //!   document ─► key ─► hash ─► table: hash -> first group ─► next ─► …
-//!                               │ over the limit
-//!                               ▼
-//!             (encoded key, {_id, partial states}) ─► Sorter ─► merged by key
 //! ```
 //!
 //! Groups whose hashes collide form a chain through `next`. A document of a
 //! known group allocates nothing if its key is a field or a constant.
 //!
-//! Partials of one group reach the sorter in the order of their documents and
-//! keep it, so that order-dependent accumulators stay right.
+//! What comes in is a document of the collection ([`Table::add`]) or what another
+//! table has gathered for a group ([`Table::merge`]); what goes out are the groups,
+//! or the same partials.
 
 use super::{Group, Key};
 use crate::accumulator::State;
 use crate::expression::Evaluated;
-use crate::pipeline::environment::Environment;
-use crate::pipeline::memory::{exceeded, value_bytes};
-use crate::pipeline::source::{Advance, Interruption, Source};
-use crate::sort::{SortPattern, Sorted, Sorter};
-use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
+use crate::pipeline::memory::value_bytes;
+use crate::sort::Sorter;
+use model::bson::{Array, Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::hash::{hash_value, hash_values};
 use model::key::{Direction, KeyBuilder};
 use model::{Code, Error, order};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
 
 /// Ends a chain.
 const NONE: u32 = u32::MAX;
@@ -51,18 +46,18 @@ impl Hasher for Identity {
     }
 }
 
-struct Entry {
-    key: Value,
+pub(super) struct Entry {
+    pub(super) key: Value,
     next: u32,
 }
 
 #[derive(Default)]
-struct Table {
+pub(super) struct Table {
     heads: HashMap<u64, u32, BuildHasherDefault<Identity>>,
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
     /// As many for each entry as the stage has accumulators.
-    states: Vec<State>,
-    memory_bytes: usize,
+    pub(super) states: Vec<State>,
+    pub(super) memory_bytes: usize,
 }
 
 /// What a key is before it is known whether its group is new.
@@ -139,7 +134,31 @@ impl Key {
         }
     }
 
-    fn write(&self, writer: &mut DocWriter, key: ValueRef<'_>) {
+    /// What a group's key was before it became part of a partial.
+    fn candidate_of<'a>(&self, key: ValueRef<'a>) -> Option<Candidate<'a>> {
+        let Key::Fields(fields) = self else {
+            return Some(Candidate::Single(Evaluated::Borrowed(key)));
+        };
+        let ValueRef::Document(key) = key else {
+            return None;
+        };
+        let mut parts = key.iter().peekable();
+        let candidate = fields
+            .iter()
+            .map(
+                |(name, _)| match parts.next_if(|part| part.key_bytes() == name.as_bytes()) {
+                    Some(part) => Evaluated::Borrowed(part.value()),
+                    None => Evaluated::Missing,
+                },
+            )
+            .collect();
+        parts
+            .next()
+            .is_none()
+            .then_some(Candidate::Fields(candidate))
+    }
+
+    pub(super) fn write(&self, writer: &mut DocWriter, key: ValueRef<'_>) {
         match self {
             Key::OneField(name, _) => {
                 writer.begin_document("_id").append(name, key).end();
@@ -151,7 +170,7 @@ impl Key {
     }
 
     /// The key as accumulators see it: they look only at documents.
-    fn as_document(&self, key: ValueRef<'_>) -> DocBuf {
+    pub(super) fn as_document(&self, key: ValueRef<'_>) -> DocBuf {
         match (self, key) {
             (Key::OneField(name, _), key) => DocWriter::new().with(name, key).finish(),
             (_, ValueRef::Document(doc)) => doc.to_owned(),
@@ -161,14 +180,10 @@ impl Key {
 }
 
 impl Table {
-    fn add(&mut self, group: &Group, doc: Doc<'_>) -> Result<(), Error> {
+    /// Adds a document to its group.
+    pub(super) fn add(&mut self, group: &Group, doc: Doc<'_>) -> Result<(), Error> {
         let candidate = group.key.candidate(doc)?;
-        let hash = candidate.hash();
-        let at = match self.find(group, &candidate, hash) {
-            Some(at) => at,
-            None => self.insert(group, candidate, hash)?,
-        };
-        let first = at as usize * group.fields.len();
+        let first = self.states_of(group, candidate)?;
         for (offset, (_, accumulator)) in group.fields.iter().enumerate() {
             let state = &mut self.states[first + offset];
             let before = state.memory_bytes();
@@ -176,6 +191,29 @@ impl Table {
             self.memory_bytes = (self.memory_bytes + state.memory_bytes()).saturating_sub(before);
         }
         Ok(())
+    }
+
+    /// Adds what was gathered elsewhere for a group, see [`write_partial`].
+    pub(super) fn merge(&mut self, group: &Group, partial: Doc<'_>) -> Result<(), Error> {
+        let (key, parts) = read_partial(group, partial)?;
+        let candidate = group.key.candidate_of(key).ok_or_else(malformed)?;
+        let first = self.states_of(group, candidate)?;
+        for (state, part) in self.states[first..].iter_mut().zip(parts.iter()) {
+            let before = state.memory_bytes();
+            state.merge(part)?;
+            self.memory_bytes = (self.memory_bytes + state.memory_bytes()).saturating_sub(before);
+        }
+        Ok(())
+    }
+
+    /// Where the states of a group begin, which may be a new one.
+    fn states_of(&mut self, group: &Group, candidate: Candidate<'_>) -> Result<usize, Error> {
+        let hash = candidate.hash();
+        let at = match self.find(group, &candidate, hash) {
+            Some(at) => at,
+            None => self.insert(group, candidate, hash)?,
+        };
+        Ok(at as usize * group.fields.len())
     }
 
     fn find(&self, group: &Group, candidate: &Candidate<'_>, hash: u64) -> Option<u32> {
@@ -207,199 +245,43 @@ impl Table {
     }
 
     /// Moves all groups to the sorter as partials.
-    fn drain_into(&mut self, group: &Group, sorter: &mut Sorter) -> Result<(), Error> {
+    pub(super) fn drain_into(&mut self, group: &Group, sorter: &mut Sorter) -> Result<(), Error> {
         let table = std::mem::take(self);
         let mut states = table.states.into_iter();
         for entry in table.entries {
             let mut encoded = KeyBuilder::new();
             encoded.push(entry.key.as_ref(), Direction::Ascending);
-            let mut writer = DocWriter::new().with("_id", &entry.key);
-            writer.begin_array("s");
-            for _ in &group.fields {
-                let state = states.next().ok_or_else(broken)?;
-                writer.push(&state.partial());
-            }
-            writer.end();
-            sorter.push_with_key(encoded.finish().0, writer.finish())?;
+            let states = states.by_ref().take(group.fields.len());
+            let partial = write_partial(entry.key.as_ref(), states);
+            sorter.push_with_key(encoded.finish().0, partial)?;
         }
         Ok(())
     }
 }
 
-fn broken() -> Error {
+/// A group as it is spilled or sent: `{_id: key, s: [states]}`. The key is what
+/// groups are told apart by, the states are in the order of the accumulators.
+pub(super) fn write_partial(key: ValueRef<'_>, states: impl Iterator<Item = State>) -> DocBuf {
+    let mut writer = DocWriter::new().with("_id", key);
+    writer.begin_array("s");
+    for state in states {
+        writer.push(&state.partial());
+    }
+    writer.end();
+    writer.finish()
+}
+
+/// The key and as many states as the group has accumulators.
+pub(super) fn read_partial<'a>(
+    group: &Group,
+    partial: Doc<'a>,
+) -> Result<(ValueRef<'a>, Array<'a>), Error> {
+    match (partial.get("_id"), partial.get_array("s")) {
+        (Some(key), Some(states)) if states.count() == group.fields.len() => Ok((key, states)),
+        _ => Err(malformed()),
+    }
+}
+
+fn malformed() -> Error {
     Error::new(Code::INTERNAL_ERROR, "a group's partial state is malformed")
-}
-
-/// A `$group` under way.
-pub(in crate::pipeline) struct Grouping {
-    input: Box<dyn Source>,
-    group: Group,
-    environment: Arc<dyn Environment>,
-    interruption: Interruption,
-    table: Table,
-    sorter: Option<Sorter>,
-    output: Option<Output>,
-    current: DocBuf,
-}
-
-enum Output {
-    Memory {
-        entries: std::vec::IntoIter<Entry>,
-        states: std::vec::IntoIter<State>,
-    },
-    Spilled {
-        sorted: Sorted,
-        /// The first partial of the group after the one returned last.
-        ahead: Option<DocBuf>,
-    },
-}
-
-impl Grouping {
-    pub(in crate::pipeline) fn new(
-        input: Box<dyn Source>,
-        group: Group,
-        environment: &Arc<dyn Environment>,
-    ) -> Self {
-        Self {
-            input,
-            group,
-            environment: environment.clone(),
-            interruption: Interruption::new(environment),
-            table: Table::default(),
-            sorter: None,
-            output: None,
-            current: DocBuf::new(),
-        }
-    }
-
-    fn spill(&mut self) -> Result<(), Error> {
-        if self.sorter.is_none() {
-            let spill = self.environment.spill().ok_or_else(|| exceeded("$group"))?;
-            self.sorter = Some(
-                Sorter::new(SortPattern::parse(Doc::EMPTY)?, None)
-                    .with_memory_limit(self.environment.memory_bytes_max() / 4)
-                    .with_spill(spill),
-            );
-        }
-        if let Some(sorter) = &mut self.sorter {
-            self.table.drain_into(&self.group, sorter)?;
-        }
-        Ok(())
-    }
-
-    fn finish_input(&mut self) -> Result<Output, Error> {
-        if self.sorter.is_some() {
-            self.spill()?;
-        }
-        match self.sorter.take() {
-            Some(sorter) => {
-                let mut sorted = sorter.finish()?;
-                let ahead = sorted.next().transpose()?;
-                Ok(Output::Spilled { sorted, ahead })
-            }
-            None => {
-                let table = std::mem::take(&mut self.table);
-                Ok(Output::Memory {
-                    entries: table.entries.into_iter(),
-                    states: table.states.into_iter(),
-                })
-            }
-        }
-    }
-
-    fn write(&self, key: ValueRef<'_>, states: impl Iterator<Item = State>) -> DocBuf {
-        let mut writer = DocWriter::new();
-        self.group.key.write(&mut writer, key);
-        for ((name, _), state) in self.group.fields.iter().zip(states) {
-            writer.append(name, &state.finish());
-        }
-        writer.finish()
-    }
-
-    /// The next group from disk: partials with the same key follow each other.
-    fn merge_next(
-        &self,
-        sorted: &mut Sorted,
-        ahead: &mut Option<DocBuf>,
-    ) -> Result<Option<DocBuf>, Error> {
-        let Some(first) = ahead.take() else {
-            return Ok(None);
-        };
-        let key = first.get("_id").ok_or_else(broken)?;
-        let key_doc = self.group.key.as_document(key);
-        let mut states = self
-            .group
-            .fields
-            .iter()
-            .map(|(_, accumulator)| accumulator.start(key_doc.as_doc()))
-            .collect::<Result<Vec<_>, Error>>()?;
-        merge_partials(&mut states, first.as_doc())?;
-        for next in sorted {
-            let next = next?;
-            let next_key = next.get("_id").ok_or_else(broken)?;
-            if order::compare(next_key, key).is_ne() {
-                *ahead = Some(next);
-                break;
-            }
-            merge_partials(&mut states, next.as_doc())?;
-        }
-        Ok(Some(self.write(key, states.into_iter())))
-    }
-}
-
-fn merge_partials(states: &mut [State], partial: Doc<'_>) -> Result<(), Error> {
-    let parts = partial.get_array("s").ok_or_else(broken)?;
-    for (state, part) in states.iter_mut().zip(parts.iter()) {
-        state.merge(part)?;
-    }
-    Ok(())
-}
-
-impl Source for Grouping {
-    fn advance(&mut self) -> Result<Advance, Error> {
-        if self.output.is_none() {
-            let memory_bytes_max = self.environment.memory_bytes_max();
-            loop {
-                match self.input.advance()? {
-                    Advance::Document => {}
-                    Advance::Paused => return Ok(Advance::Paused),
-                    Advance::End => break,
-                }
-                self.table
-                    .add(&self.group, self.input.current())
-                    .map_err(|error| self.group.error(error))?;
-                if self.table.memory_bytes > memory_bytes_max {
-                    self.spill()?;
-                }
-                self.interruption.step()?;
-            }
-            self.output = Some(self.finish_input()?);
-        }
-        let Some(mut output) = self.output.take() else {
-            return Ok(Advance::End);
-        };
-        let next = match &mut output {
-            Output::Memory { entries, states } => entries.next().map(|entry| {
-                let states = states.by_ref().take(self.group.fields.len());
-                self.write(entry.key.as_ref(), states)
-            }),
-            Output::Spilled { sorted, ahead } => self.merge_next(sorted, ahead)?,
-        };
-        self.output = Some(output);
-        match next {
-            Some(document) => {
-                self.current = document;
-                Ok(Advance::Document)
-            }
-            None => Ok(Advance::End),
-        }
-    }
-
-    fn current(&self) -> Doc<'_> {
-        self.current.as_doc()
-    }
-
-    fn take(&mut self) -> DocBuf {
-        std::mem::take(&mut self.current)
-    }
 }
