@@ -19,7 +19,7 @@ use verifier::compare::Comparison;
 use verifier::namespace::{Mapping, Pattern, Selection};
 use verifier::reading::hash_of_key_string;
 use verifier::settings::{
-    DEFAULT_DESCRIBED_MAX, DEFAULT_PARTITION_BYTES, DEFAULT_WORKERS, Partitioning,
+    Changes, DEFAULT_DESCRIBED_MAX, DEFAULT_PARTITION_BYTES, DEFAULT_WORKERS, Partitioning,
     parse_read_concern, parse_read_preference,
 };
 use verifier::{Control, Display, Place, Settings, Writes};
@@ -75,6 +75,11 @@ pub struct VerifyOptions {
     /// Compare hashes that the servers make of documents, to save network
     #[arg(long)]
     pub hash: bool,
+
+    /// How changes are followed: stream (change streams) or oplog (the oplogs of replica sets)
+    /// [default: stream]
+    #[arg(long, value_name = "WAY")]
+    pub changes: Option<String>,
 
     /// Partitions that are compared at the same time [default: 4]
     #[arg(long, value_name = "N")]
@@ -244,6 +249,7 @@ impl VerifyOptions {
             ignore_field_order: self.ignore_field_order || file.ignore_field_order,
             partition_by: self.partition_by.or(file.partition_by),
             hash: self.hash || file.hash,
+            changes: self.changes.or(file.changes),
             workers: self.workers.or(file.workers),
             partition_mb: self.partition_mb.or(file.partition_mb),
             read_preference: self.read_preference.or(file.read_preference),
@@ -292,6 +298,11 @@ impl VerifyOptions {
             None | Some("id") => Partitioning::Id,
             Some("natural") => Partitioning::Natural,
             Some(other) => bail!("partition-by is {other:?}, but it must be id or natural"),
+        };
+        settings.changes = match self.changes.as_deref() {
+            None | Some("stream") => Changes::Stream,
+            Some("oplog") => Changes::Oplog,
+            Some(other) => bail!("changes is {other:?}, but it must be stream or oplog"),
         };
         settings.hash = self.hash.then(hash_of_key_string);
         settings.workers = self.workers.unwrap_or(DEFAULT_WORKERS);

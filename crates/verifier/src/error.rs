@@ -9,9 +9,10 @@ use mongodb::error::{Error as DriverError, ErrorKind};
 const UNAUTHORIZED: i32 = 13;
 const AUTHENTICATION_FAILED: i32 = 18;
 
-/// A node that stepped down, stopped or was cut off, and cursors that went with it.
-const TRANSIENT_CODES: [i32; 15] = [
-    6, 7, 43, 89, 91, 133, 134, 175, 189, 237, 262, 9001, 10107, 11600, 13435,
+/// A node that stepped down, stopped or was cut off, and cursors that went with it; and a capped
+/// collection that overtook who reads it.
+const TRANSIENT_CODES: [i32; 16] = [
+    6, 7, 43, 89, 91, 133, 134, 136, 175, 189, 237, 262, 9001, 10107, 11600, 13435,
 ];
 
 #[derive(Debug, thiserror::Error)]

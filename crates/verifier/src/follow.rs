@@ -1,12 +1,13 @@
 //! Following the changes of one side: every changed document is put into the open queue.
 //!
 //! ```text
-//! change stream ──► some events ──► raise the side's watermark
-//!                                   queue: rechecks, then marks, then the resume token
+//! change stream ─┐
+//!                ├─► some events ──► raise the side's watermark
+//! or oplog ──────┘                   queue: rechecks, then marks, then where to resume
 //! ```
 //!
-//! **Nothing is missed**: a token is kept only behind the rechecks of everything before it, so a
-//! process that dies between them reads some events twice. **Nothing older is seen**: the watermark
+//! **Nothing is missed**: where to resume is kept only behind the rechecks of everything before it, so
+//! that a process that dies between them reads some events twice. **Nothing older is seen**: the watermark
 //! is raised before a recheck can be found in the queue, so that whoever looks at the document
 //! reads a state that has the change.
 //!
@@ -15,16 +16,20 @@
 //! happened to it under its old name may have gone unnoticed. Dropped and created ones are told apart
 //! by their uuid (see `collections`).
 
-use crate::element::{Malformed, field, kind};
+use crate::cluster::{Cluster, code_of};
+use crate::element::Malformed;
 use crate::error::VerifyError;
+use crate::event::Event;
 use crate::merge::Side;
 use crate::namespace::Namespace;
 use crate::record::{
-    DefinitionChange, Recheck, StreamRecord, definition_key, put, rescan_key, stream_key,
+    DefinitionChange, Mark, Recheck, StreamRecord, definition_key, put, rescan_key, stream_key,
 };
 use crate::scan::Shared;
+use crate::settings::Changes;
 use crate::status::Position;
 use crate::store::Change;
+use crate::tail::Tail;
 use crate::time::ClusterTime;
 use bson::RawDocumentBuf;
 use mongodb::change_stream::ChangeStream;
@@ -40,51 +45,106 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// How long a side may be out of reach before a run gives up; it can be resumed.
 const PATIENCE: Duration = Duration::from_secs(300);
 const HISTORY_LOST: i32 = 286;
-
-/// One event, as far as it matters here.
-struct Event {
-    what: String,
-    namespace: Namespace,
-    to: Option<Namespace>,
-    time: ClusterTime,
-    id: Option<crate::element::Value>,
-}
+const ACTION: &str = "tell its changes";
 
 /// Follows a side until that is no longer possible, and says why.
 pub async fn follow(shared: Arc<Shared>, side: Side, start: ClusterTime) -> VerifyError {
-    match follow_until(&shared, side, start).await {
-        Ok(never) => match never {},
-        Err(error) => error,
+    let kept = crate::record::read(&shared.store, &stream_key(side)).await;
+    let mut mark = match kept {
+        Ok(kept) => kept.map(|record: StreamRecord| record.mark),
+        Err(error) => return error,
+    };
+    let cluster = shared.side(side);
+    let mut worked = Instant::now();
+    loop {
+        let opened = Feed::open(cluster, shared.settings.changes, start, mark.as_ref()).await;
+        let error = match opened {
+            Ok(feed) => pump(&shared, side, feed, &mut mark, &mut worked).await,
+            Err(error) => error,
+        };
+        if !error.is_transient() || worked.elapsed() > PATIENCE {
+            return error;
+        }
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
-enum Never {}
+/// Where changes come from.
+enum Feed {
+    Stream(Box<Streamed>),
+    Oplog(Box<Tail>),
+}
 
-async fn follow_until(
-    shared: &Arc<Shared>,
-    side: Side,
-    start: ClusterTime,
-) -> Result<Never, VerifyError> {
-    let cluster = shared.side(side);
-    let kept: Option<StreamRecord> = crate::record::read(&shared.store, &stream_key(side)).await?;
-    let mut token = kept.map(|record| record.token);
-    let mut expanded = true;
-    let mut worked = Instant::now();
-    loop {
-        let error = match cluster.changes(start, token.clone(), expanded).await {
-            Ok(stream) => pump(shared, side, stream, &mut token, &mut worked).await?,
-            // Servers before 6.0 do not have the option.
-            Err(error) if expanded && is_refused(&error) => {
-                expanded = false;
-                continue;
-            }
-            Err(error) => error,
+struct Streamed {
+    cluster: Cluster,
+    stream: ChangeStream<RawDocumentBuf>,
+}
+
+/// What a feed handed over at once.
+struct Gathered {
+    events: Vec<Event>,
+    /// Where to resume behind them.
+    mark: Mark,
+    position: Position,
+}
+
+impl Feed {
+    async fn open(
+        cluster: &Cluster,
+        changes: Changes,
+        start: ClusterTime,
+        mark: Option<&Mark>,
+    ) -> Result<Feed, VerifyError> {
+        let token = match mark {
+            Some(Mark::Token(token)) => Some(token),
+            Some(Mark::Time(_)) | None => None,
         };
-        let transient = cluster.failed("tell its changes", &error).is_transient();
-        if !transient || worked.elapsed() > PATIENCE {
-            return Err(cannot_follow(shared, side, &error));
+        // A run may go on in another way than it began in: a time serves both.
+        let time = match mark {
+            Some(Mark::Time(time)) => *time,
+            Some(Mark::Token(token)) => ClusterTime::of_token(token).unwrap_or(start),
+            None => start,
+        };
+        match changes {
+            Changes::Oplog => Ok(Feed::Oplog(Box::new(Tail::new(cluster.clone(), time)))),
+            Changes::Stream => Feed::open_stream(cluster, time, token)
+                .await
+                .map_err(|error| stream_failed(cluster, &error)),
         }
-        tokio::time::sleep(RETRY_DELAY).await;
+    }
+
+    async fn open_stream(
+        cluster: &Cluster,
+        time: ClusterTime,
+        token: Option<&ResumeToken>,
+    ) -> Result<Feed, DriverError> {
+        let stream = match cluster.changes(time, token.cloned(), true).await {
+            // Servers before 6.0 do not have the option.
+            Err(error) if is_refused(&error) => cluster.changes(time, token.cloned(), false).await,
+            opened => opened,
+        };
+        Ok(Feed::Stream(Box::new(Streamed {
+            cluster: cluster.clone(),
+            stream: stream?,
+        })))
+    }
+
+    /// What has happened; None if there is nothing to say, not even how far it has come.
+    async fn next(&mut self) -> Result<Option<Gathered>, VerifyError> {
+        match self {
+            Feed::Stream(streamed) => streamed.gather().await,
+            Feed::Oplog(tail) => {
+                let tailed = tail.next().await?;
+                Ok(Some(Gathered {
+                    events: tailed.events,
+                    mark: Mark::Time(tailed.resume_at),
+                    position: Position {
+                        time: tailed.reached,
+                        idle: tailed.is_idle,
+                    },
+                }))
+            }
+        }
     }
 }
 
@@ -95,69 +155,74 @@ fn is_refused(error: &DriverError) -> bool {
     }
 }
 
-fn cannot_follow(shared: &Shared, side: Side, error: &DriverError) -> VerifyError {
-    let cluster = shared.side(side);
-    match error.kind.as_ref() {
-        ErrorKind::Command(command) if command.code == HISTORY_LOST => VerifyError::NoChanges {
-            side,
-            address: cluster.address.clone(),
-            detail: "its oplog no longer reaches back to where this run left off: make the oplog larger and begin anew with --restart".to_owned(),
-        },
-        _ => cluster.failed("tell its changes", error),
+fn stream_failed(cluster: &Cluster, error: &DriverError) -> VerifyError {
+    match code_of(error) {
+        Some(HISTORY_LOST) => cluster.history_lost(),
+        _ => cluster.failed(ACTION, error),
     }
 }
 
-/// Takes events from a stream until it breaks; what breaks it is not an error of ours.
-async fn pump(
-    shared: &Arc<Shared>,
-    side: Side,
-    mut stream: ChangeStream<RawDocumentBuf>,
-    token: &mut Option<ResumeToken>,
-    worked: &mut Instant,
-) -> Result<DriverError, VerifyError> {
-    let cluster = shared.side(side);
-    loop {
+impl Streamed {
+    async fn gather(&mut self) -> Result<Option<Gathered>, VerifyError> {
+        let Streamed { cluster, stream } = self;
         let mut events = Vec::new();
         let gathering = Instant::now();
         let idle = loop {
-            match stream.next_if_any().await {
-                Err(error) => return Ok(error),
-                Ok(None) => break true,
-                Ok(Some(event)) => {
-                    let event = parse(event.as_bytes());
-                    events.push(event.map_err(|Malformed| cluster.malformed("tell its changes"))?);
+            let next = stream.next_if_any().await;
+            match next.map_err(|error| stream_failed(cluster, &error))? {
+                None => break true,
+                Some(event) => {
+                    let event = Event::of_stream(event.as_bytes());
+                    events.push(event.map_err(|Malformed| cluster.malformed(ACTION))?);
                 }
             }
             if events.len() >= EVENTS_AT_ONCE || gathering.elapsed() > GATHERING_TIME {
                 break false;
             }
         };
+        let Some(token) = stream.resume_token() else {
+            return Ok(None);
+        };
+        let time = ClusterTime::of_token(&token).ok_or_else(|| {
+            cluster.no_changes(
+                "its resume tokens have a form that this build does not know".to_owned(),
+            )
+        })?;
+        Ok(Some(Gathered {
+            events,
+            mark: Mark::Token(token),
+            position: Position { time, idle },
+        }))
+    }
+}
+
+/// Takes events from a feed until it breaks, and says how.
+async fn pump(
+    shared: &Arc<Shared>,
+    side: Side,
+    mut feed: Feed,
+    mark: &mut Option<Mark>,
+    worked: &mut Instant,
+) -> VerifyError {
+    loop {
+        let gathered = match feed.next().await {
+            Ok(gathered) => gathered,
+            Err(error) => return error,
+        };
         *worked = Instant::now();
-        let Some(next) = stream.resume_token() else {
-            continue;
-        };
-        let Some(time) = ClusterTime::of_token(&next) else {
-            return Err(VerifyError::NoChanges {
-                side,
-                address: cluster.address.clone(),
-                detail: "its resume tokens have a form that this build does not know".to_owned(),
-            });
-        };
-        shared.absorb(side, &events, &next).await?;
-        *token = Some(next);
-        let position = Position { time, idle };
-        shared.status.stream(side).position.send_replace(position);
+        let Some(gathered) = gathered else { continue };
+        if let Err(error) = shared.absorb(side, &gathered.events, &gathered.mark).await {
+            return error;
+        }
+        *mark = Some(gathered.mark);
+        let stream = shared.status.stream(side);
+        stream.position.send_replace(gathered.position);
     }
 }
 
 impl Shared {
-    /// Puts what events changed into the queue, and keeps the token behind it.
-    async fn absorb(
-        &self,
-        side: Side,
-        events: &[Event],
-        token: &ResumeToken,
-    ) -> Result<(), VerifyError> {
+    /// Puts what events changed into the queue, and keeps behind it where to resume.
+    async fn absorb(&self, side: Side, events: &[Event], mark: &Mark) -> Result<(), VerifyError> {
         let mut rechecks = Vec::new();
         let mut then = Vec::new();
         for event in events {
@@ -185,12 +250,8 @@ impl Shared {
                 }
             }
         }
-        then.push(put(
-            stream_key(side),
-            &StreamRecord {
-                token: token.clone(),
-            },
-        )?);
+        let mark = mark.clone();
+        then.push(put(stream_key(side), &StreamRecord { mark })?);
         let defined = events.iter().any(|event| event.id.is_none());
         self.queue.add(&self.store, &rechecks, then).await?;
         if defined {
@@ -245,79 +306,6 @@ impl Shared {
         let off = self.status.writes_off.get();
         if off.is_some_and(|off| event.time > off.on(side)) {
             stream.after_writes_off.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-fn parse(event: &[u8]) -> Result<Event, Malformed> {
-    let text = |document: &[u8], name: &str| -> Result<Option<String>, Malformed> {
-        let Some(value) = field(document, name)?.filter(|value| value.kind == kind::STRING) else {
-            return Ok(None);
-        };
-        let text = value.bytes.get(4..value.bytes.len().saturating_sub(1));
-        let text = std::str::from_utf8(text.ok_or(Malformed)?).map_err(|_| Malformed)?;
-        Ok(Some(text.to_owned()))
-    };
-    let namespace = |name: &str| -> Result<Option<Namespace>, Malformed> {
-        let Some(value) = field(event, name)?.filter(|value| value.kind == kind::DOCUMENT) else {
-            return Ok(None);
-        };
-        let database = text(value.bytes, "db")?.ok_or(Malformed)?;
-        // Dropping a whole database names no collection.
-        let collection = text(value.bytes, "coll")?.unwrap_or_default();
-        Ok(Some(Namespace::new(database, collection)))
-    };
-    let id = match field(event, "documentKey")? {
-        Some(key) if key.kind == kind::DOCUMENT => field(key.bytes, "_id")?.map(|id| id.to_value()),
-        Some(_) | None => None,
-    };
-    let time = field(event, "clusterTime")?.ok_or(Malformed)?;
-    let time = time.bytes.first_chunk::<8>().ok_or(Malformed)?;
-    let [c0, c1, c2, c3, s0, s1, s2, s3] = *time;
-    Ok(Event {
-        what: text(event, "operationType")?.ok_or(Malformed)?,
-        namespace: namespace("ns")?.unwrap_or_else(|| Namespace::new("", "")),
-        to: namespace("to")?,
-        time: ClusterTime {
-            seconds: u32::from_le_bytes([s0, s1, s2, s3]),
-            counter: u32::from_le_bytes([c0, c1, c2, c3]),
-        },
-        id,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use bson::{Timestamp, doc};
-
-    #[test]
-    fn events_are_taken_apart() {
-        let time = Timestamp {
-            time: 7,
-            increment: 9,
-        };
-        let check = |event: bson::Document, what: &str, namespace: &str, has_id: bool| {
-            let event = parse(&event.to_vec().unwrap()).unwrap();
-            assert_eq!(event.what, what);
-            assert_eq!(event.namespace.to_string(), namespace);
-            assert_eq!(event.id.is_some(), has_id);
-            assert_eq!(event.time.timestamp(), time);
-        };
-        check(
-            doc! {"operationType": "insert", "ns": {"db": "a", "coll": "b.c"}, "documentKey": {"_id": 1}, "clusterTime": time},
-            "insert",
-            "a.b.c",
-            true,
-        );
-        check(
-            doc! {"operationType": "dropDatabase", "ns": {"db": "a"}, "clusterTime": time},
-            "dropDatabase",
-            "a.",
-            false,
-        );
-        for wrong in [doc! {}, doc! {"operationType": "insert", "ns": {}}] {
-            assert!(parse(&wrong.to_vec().unwrap()).is_err());
         }
     }
 }

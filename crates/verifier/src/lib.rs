@@ -13,8 +13,9 @@
 //! range_query  filters for a partition        plan, scan         tasks: two readers, one comparator
 //!                                             natural, series    tasks of other kinds
 //! merge        the comparator                 recheck            documents looked up by _id
-//! compare      same or not, verdicts          follow, queue      changes, and what they lead to
-//! difference   paths and values for people    ledger             documents that differ
+//! compare      same or not, verdicts          follow, tail, queue  changes, and what they lead to
+//! event, oplog changes as servers tell them   ledger             documents that differ
+//! difference   paths and values for people
 //! namespace, metadata, time, pace,            generation, run    everything, in its order
 //! report, html, settings                      status, progress, api  how it is doing
 //! ```
@@ -26,8 +27,8 @@
 //! While clusters are written, changes of both sides are followed and looked at again; why nothing
 //! slips through is in `run`.
 //!
-//! Left out: tailing oplogs instead of change streams, users and roles. What is asked for
-//! and cannot be compared makes the outcome *unknown*, never *equal*.
+//! Left out: users and roles. What is asked for and cannot be compared makes the outcome *unknown*,
+//! never *equal*.
 
 mod api;
 pub mod cluster;
@@ -37,6 +38,7 @@ mod conclusion;
 pub mod difference;
 pub mod element;
 pub mod error;
+mod event;
 mod follow;
 mod generation;
 mod html;
@@ -45,6 +47,7 @@ pub mod merge;
 pub mod metadata;
 pub mod namespace;
 mod natural;
+mod oplog;
 pub mod order;
 mod pace;
 pub mod partition;
@@ -64,6 +67,7 @@ mod sharding;
 pub mod status;
 pub mod store;
 mod survey;
+mod tail;
 pub mod time;
 mod topology;
 

@@ -19,7 +19,8 @@
 //! and looked at as one.
 //!
 //! One task reads the whole collection where this does not work: sharded clusters, servers before
-//! 4.4, and clustered collections, whose record ids cannot be stepped down, without `$_startAt`.
+//! 4.4, clustered collections, whose record ids cannot be stepped down, without `$_startAt`, and
+//! servers whose records have no ids, such as TernDB, which stores documents in order of `_id`.
 
 use crate::cluster::{Cluster, code_of};
 use crate::element::{Malformed, Value, ValueRef, elements, field, kind};
@@ -120,10 +121,16 @@ impl Plan {
         let everything = crate::element::Writer::new().finish();
         let wanted = Natural::Ids { sampled: false };
         let name = &self.pair.source;
-        let mut found = cluster
-            .find_natural(name, &everything, 1, &wanted)
-            .await
-            .map_err(|error| cluster.failed(&format!("find the end of {name}"), &error))?;
+        let found = cluster.find_natural(name, &everything, 1, &wanted).await;
+        let mut found = match found.map_err(|error| {
+            let failed = cluster.failed(&format!("find the end of {name}"), &error);
+            (code_of(&error), failed)
+        }) {
+            Ok(found) => found,
+            // A server whose records have no ids; whatever else it may be, the task will show.
+            Err((Some(_), VerifyError::Server { transient, .. })) if !transient => return Ok(None),
+            Err((_, failed)) => return Err(failed),
+        };
         match found.next().await? {
             Some(batch) => match batch.documents().next() {
                 Some(document) => record_of(cluster, document).map(Some),

@@ -291,12 +291,24 @@ impl Cluster {
         command.document("readConcern", &concern.finish());
         let command = RawDocumentBuf::from_bytes(command.finish())
             .expect("what the writer wrote is a document");
-        let database = self.client.database(&namespace.database);
+        let batch = u32::try_from(batch_documents).unwrap_or(u32::MAX);
+        self.open(&namespace.database, command, batch, action).await
+    }
+
+    /// Runs a command that answers with a cursor; a batch of 0 is the server's choice.
+    pub(crate) async fn open(
+        &self,
+        database: &str,
+        command: RawDocumentBuf,
+        batch_documents: u32,
+        action: &str,
+    ) -> Result<Documents, DriverError> {
+        let database = self.client.database(database);
         let mut request = database
             .run_raw_cursor_command(command)
             .selection_criteria(self.reads_from.clone());
         if batch_documents > 0 {
-            request = request.batch_size(u32::try_from(batch_documents).unwrap_or(u32::MAX));
+            request = request.batch_size(batch_documents);
         }
         Ok(Documents {
             cluster: self.clone(),

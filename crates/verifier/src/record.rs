@@ -26,7 +26,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever records change their meaning.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
@@ -126,7 +126,16 @@ pub struct Mismatch {
 /// How far a side's changes are known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamRecord {
-    pub token: ResumeToken,
+    pub mark: Mark,
+}
+
+/// Where a side's changes are resumed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Mark {
+    /// Of a change stream.
+    Token(ResumeToken),
+    /// Of the last entry of an oplog that was read.
+    Time(ClusterTime),
 }
 
 /// A change of collections or indexes during the run.

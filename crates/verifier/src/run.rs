@@ -137,8 +137,8 @@ impl Run {
             Some(record) => record,
             None => {
                 if settings.writes == Writes::On {
-                    source.check_can_be_followed()?;
-                    destination.check_can_be_followed()?;
+                    source.check_can_be_followed(settings.changes)?;
+                    destination.check_can_be_followed(settings.changes)?;
                 }
                 begin_record(&store, &settings, now).await?
             }

@@ -35,6 +35,7 @@ pub struct Settings {
     pub connect_timeout: Duration,
     pub display: Display,
     pub writes: Writes,
+    pub changes: Changes,
     /// Where the run is kept.
     pub place: Place,
     /// Begin anew, whatever the place holds.
@@ -67,6 +68,15 @@ pub enum Writes {
     Off,
     /// Until told otherwise: generations, driven by the changes of both sides.
     On,
+}
+
+/// How changes of both sides are followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changes {
+    /// By change streams.
+    Stream,
+    /// By their oplogs, which only replica sets show.
+    Oplog,
 }
 
 /// How progress is shown, on standard error.
@@ -105,6 +115,7 @@ impl Settings {
             connect_timeout: Duration::from_secs(10),
             display: Display::Silent,
             writes: Writes::Off,
+            changes: Changes::Stream,
             place: Place::Memory,
             restart: false,
             listen: None,

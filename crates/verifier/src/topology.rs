@@ -2,6 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::error::VerifyError;
+use crate::settings::Changes;
 use crate::time::ClusterTime;
 use bson::{Document, RawDocumentBuf, doc};
 use mongodb::change_stream::ChangeStream;
@@ -101,14 +102,11 @@ impl Cluster {
     }
 
     /// Refuses a side whose changes cannot be followed soundly.
-    pub fn check_can_be_followed(&self) -> Result<(), VerifyError> {
-        let refused = |detail: &str| {
-            Err(VerifyError::NoChanges {
-                side: self.side,
-                address: self.address.clone(),
-                detail: detail.to_owned(),
-            })
-        };
+    pub fn check_can_be_followed(&self, changes: Changes) -> Result<(), VerifyError> {
+        let refused = |detail: &str| Err(self.no_changes(detail.to_owned()));
+        if (changes, self.topology) == (Changes::Oplog, Topology::Sharded) {
+            return refused("a router does not show the oplogs of its shards: leave --changes out");
+        }
         match (self.topology, self.read_concern.as_str()) {
             (Topology::Standalone, _) => {
                 refused("a standalone server has no change streams: run it as a replica set")
@@ -118,6 +116,22 @@ impl Cluster {
                 "its URI names a read concern that can show what is rolled back later: leave readConcernLevel out",
             ),
         }
+    }
+}
+
+impl Cluster {
+    pub fn no_changes(&self, detail: String) -> VerifyError {
+        VerifyError::NoChanges {
+            side: self.side,
+            address: self.address.clone(),
+            detail,
+        }
+    }
+
+    pub fn history_lost(&self) -> VerifyError {
+        self.no_changes(
+            "its oplog no longer reaches back to where this run left off: make the oplog larger and begin anew with --restart".to_owned(),
+        )
     }
 }
 

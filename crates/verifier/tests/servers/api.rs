@@ -1,7 +1,6 @@
 //! The HTTP API of a run, from the check to the end, asked over a plain connection.
 
-use crate::replica_set::Sets;
-use crate::{insert, on_runtime};
+use crate::{Servers, insert, on_runtime};
 use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
 use serde_json::Value as Json;
@@ -53,11 +52,11 @@ async fn until(
 #[test]
 fn a_run_is_controlled_and_watched() -> Result<()> {
     on_runtime(async {
-        let sets = Sets::start().await?;
+        let servers = Servers::two_mongods().await?;
         let documents: Vec<Document> = (0..100).map(|n| doc! {"_id": n, "on": n < 90}).collect();
-        sets.insert_both("asked", "c", &documents).await?;
-        insert(&sets.source.client, "asked", "only", &[doc! {}]).await?;
-        let mut settings = sets.settings("asked");
+        servers.insert_both("asked", "c", &documents).await?;
+        insert(&servers.source, "asked", "only", &[doc! {}]).await?;
+        let mut settings = servers.live_settings("asked");
         settings.listen = Some("127.0.0.1:0".to_owned());
         settings.wait = true;
         let control = Control::default();
@@ -87,10 +86,10 @@ fn a_run_is_controlled_and_watched() -> Result<()> {
             {"q": {"_id": {"$in": [5, 95]}}, "u": {"$set": {"v": "new"}}, "multi": true},
         ]};
         let delete = doc! {"delete": "c", "deletes": [{"q": {"_id": 6}, "limit": 1}]};
-        let source = sets.source.client.database("asked");
+        let source = servers.source.database("asked");
         source.run_command(change).await?;
         source.run_command(delete.clone()).await?;
-        let destination = sets.destination.client.database("asked");
+        let destination = servers.destination.database("asked");
         let delete = doc! {"delete": "c", "deletes": [{"q": {"_id": 7}, "limit": 1}]};
         destination.run_command(delete).await?;
         let listed = until(address, "/api/v1/docMismatches", |lines| lines.len() == 3).await?;

@@ -3,7 +3,6 @@
 use crate::{Servers, on_runtime};
 use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
-use differential::server::start_mongod;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -73,7 +72,7 @@ async fn forward(client: TcpStream, server: TcpStream, left: Arc<AtomicI64>, cut
 #[test]
 fn a_cut_connection_is_not_the_end_of_a_collection() -> Result<()> {
     on_runtime(async {
-        let servers = Servers::new(start_mongod()?, start_mongod()?).await?;
+        let servers = Servers::two_mongods().await?;
         let documents: Vec<Document> = (0..3000)
             .map(|number| doc! {"_id": number, "text": "x".repeat(300)})
             .collect();

@@ -1,29 +1,51 @@
 //! Runs during which both sides are written: a copier, definitions that change, and what is left.
 
-use crate::replica_set::Sets;
-use crate::{found, insert, on_runtime};
+use crate::{Servers, found, insert, on_runtime};
 use anyhow::{Context, Result, ensure};
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
 use std::time::Duration;
 use verifier::namespace::Pattern;
-use verifier::settings::Partitioning;
+use verifier::settings::{Changes, Partitioning};
 use verifier::{Control, Outcome, Report, Settings, verify, verify_controlled};
 
 #[test]
 fn two_replica_sets() -> Result<()> {
     on_runtime(async {
-        let sets = Sets::start().await?;
-        quiet(&sets).await.context("quiet")?;
-        copied(&sets).await.context("copied")?;
-        lost_by_the_copier(&sets).await.context("lost")?;
-        definitions(&sets).await.context("definitions")?;
-        ids_of_every_type(&sets).await.context("ids")?;
-        capped(&sets).await.context("capped")?;
-        natural(&sets).await.context("natural")?;
-        series(&sets).await.context("series")
+        let mut servers = Servers::two_mongods().await?;
+        on_any_servers(&mut servers).await?;
+        for changes in [Changes::Stream, Changes::Oplog] {
+            servers.changes = changes;
+            transactions(&servers).await.context("transactions")?;
+            capped(&servers).await.context("capped")?;
+            series(&servers).await.context("series")?;
+            servers.clear().await?;
+        }
+        Ok(())
     })
+}
+
+/// What TernDB must do as well, with both ways to follow changes.
+pub async fn on_any_servers(servers: &mut Servers) -> Result<()> {
+    for changes in [Changes::Stream, Changes::Oplog] {
+        servers.clear().await?;
+        servers.changes = changes;
+        played(servers)
+            .await
+            .with_context(|| format!("{changes:?}"))?;
+    }
+    servers.changes = Changes::Stream;
+    servers.clear().await
+}
+
+async fn played(servers: &Servers) -> Result<()> {
+    quiet(servers).await.context("quiet")?;
+    copied(servers).await.context("copied")?;
+    lost_by_the_copier(servers).await.context("lost")?;
+    definitions(servers).await.context("definitions")?;
+    ids_of_every_type(servers).await.context("ids")?;
+    natural(servers).await.context("natural")
 }
 
 /// A run in the background; `act` says when writes are off.
@@ -43,20 +65,20 @@ async fn while_running<T>(
     Ok((report, acted))
 }
 
-async fn quiet(sets: &Sets) -> Result<()> {
+async fn quiet(servers: &Servers) -> Result<()> {
     let documents: Vec<Document> = (0..100).map(|n| doc! {"_id": n}).collect();
-    sets.insert_both("quiet", "c", &documents).await?;
-    insert(&sets.source.client, "quiet", "c", &[doc! {"_id": "only"}]).await?;
-    let (report, ()) = while_running(sets.settings("quiet"), async || Ok(())).await?;
+    servers.insert_both("quiet", "c", &documents).await?;
+    insert(&servers.source, "quiet", "c", &[doc! {"_id": "only"}]).await?;
+    let (report, ()) = while_running(servers.live_settings("quiet"), async || Ok(())).await?;
     ensure!(report.outcome == Outcome::Different, "{report}");
     ensure!(found(&report).into_iter().collect::<Vec<_>>() == [r#"missing quiet.c string "only""#]);
-    let mut settings = sets.settings("quiet");
+    let mut settings = servers.live_settings("quiet");
     settings.filter = Some(doc! {"_id": {"$type": "number"}}.to_vec()?);
     let (report, ()) = while_running(settings, async || Ok(())).await?;
     ensure!(report.outcome == Outcome::Equal, "{report}");
     ensure!(report.totals.equal == 100, "{report}");
-    // Nobody writes is as good on replica sets, where reads wait for a cluster time.
-    let mut settings = sets.settings("quiet");
+    // Nobody writes is as good on replica servers, where reads wait for a cluster time.
+    let mut settings = servers.live_settings("quiet");
     settings.writes = verifier::Writes::Off;
     ensure!(verify(settings).await?.outcome == Outcome::Different);
     Ok(())
@@ -148,44 +170,48 @@ async fn copier(from: Client, to: Client, database: String, skips: Option<Bson>)
     }
 }
 
-async fn with_copier(sets: &Sets, database: &'static str, skips: Option<Bson>) -> Result<Report> {
+async fn with_copier(
+    servers: &Servers,
+    database: &'static str,
+    skips: Option<Bson>,
+) -> Result<Report> {
     let documents: Vec<Document> = (0..300).map(|n| doc! {"_id": n, "old": true}).collect();
     for name in ["a", "b"] {
-        insert(&sets.source.client, database, name, &documents).await?;
+        insert(&servers.source, database, name, &documents).await?;
     }
-    let mut settings = sets.settings(database);
+    let mut settings = servers.live_settings(database);
     settings.partition_bytes = 2000;
     let (report, ()) = while_running(settings, async || {
         let copying = tokio::spawn(copier(
-            sets.source.client.clone(),
-            sets.destination.client.clone(),
+            servers.source.clone(),
+            servers.destination.clone(),
             database.to_owned(),
             skips,
         ));
         let clients = [1, 2].map(|seed| {
-            let client = sets.source.client.clone();
+            let client = servers.source.clone();
             application(client, database, seed, 400)
         });
         for ended in futures_util::future::join_all(clients).await {
             ended?;
         }
-        insert(&sets.source.client, database, "a", &[doc! {"_id": END}]).await?;
+        insert(&servers.source, database, "a", &[doc! {"_id": END}]).await?;
         copying.await?
     })
     .await?;
     Ok(report)
 }
 
-async fn copied(sets: &Sets) -> Result<()> {
-    let report = with_copier(sets, "copied", None).await?;
+async fn copied(servers: &Servers) -> Result<()> {
+    let report = with_copier(servers, "copied", None).await?;
     ensure!(report.outcome == Outcome::Equal, "{report}");
     ensure!(report.generations > 1, "{report}");
     Ok(())
 }
 
-async fn lost_by_the_copier(sets: &Sets) -> Result<()> {
+async fn lost_by_the_copier(servers: &Servers) -> Result<()> {
     let skips = Bson::Int32(7);
-    let report = with_copier(sets, "lost", Some(skips.clone())).await?;
+    let report = with_copier(servers, "lost", Some(skips.clone())).await?;
     // What is really different, asked directly.
     let mut expected = std::collections::BTreeSet::new();
     for name in ["a", "b", "new"] {
@@ -195,8 +221,8 @@ async fn lost_by_the_copier(sets: &Sets) -> Result<()> {
             async move { collection.find_one(filter).await }
         };
         let (source, destination) = (
-            one(&sets.source.client).await?,
-            one(&sets.destination.client).await?,
+            one(&servers.source).await?,
+            one(&servers.destination).await?,
         );
         let kind = match (source, destination) {
             (None, None) => continue,
@@ -212,56 +238,44 @@ async fn lost_by_the_copier(sets: &Sets) -> Result<()> {
     Ok(())
 }
 
-async fn definitions(sets: &Sets) -> Result<()> {
+async fn definitions(servers: &Servers) -> Result<()> {
     let documents: Vec<Document> = (0..50).map(|n| doc! {"_id": n}).collect();
     for name in ["dropped", "renamed", "recreated", "emptied", "back"] {
-        sets.insert_both("defined", name, &documents).await?;
+        servers.insert_both("defined", name, &documents).await?;
     }
-    insert(&sets.source.client, "defined", "later", &documents).await?;
-    let mut settings = sets.settings("defined");
+    insert(&servers.source, "defined", "later", &documents).await?;
+    let mut settings = servers.live_settings("defined");
     settings.selection.exclude = vec![Pattern::parse("defined.hidden")?];
     let (report, ()) = while_running(settings, async || {
-        let admin = |set: &crate::replica_set::ReplicaSet| set.client.database("admin");
+        let admin = |client: &Client| client.database("admin");
         let rename = doc! {"renameCollection": "defined.renamed", "to": "defined.moved"};
-        for set in [&sets.source, &sets.destination] {
-            let database = set.client.database("defined");
+        for client in servers.clients() {
+            let database = client.database("defined");
             database.run_command(doc! {"drop": "dropped"}).await?;
-            admin(set).run_command(rename.clone()).await?;
+            admin(client).run_command(rename.clone()).await?;
             let index =
                 doc! {"createIndexes": "moved", "indexes": [{"key": {"a": 1}, "name": "a"}]};
             database.run_command(index).await?;
         }
         // On one side all documents go without an event for any of them.
-        let database = sets.source.client.database("defined");
+        let database = servers.source.database("defined");
         database.run_command(doc! {"drop": "recreated"}).await?;
-        insert(
-            &sets.source.client,
-            "defined",
-            "recreated",
-            &documents[..10],
-        )
-        .await?;
+        insert(&servers.source, "defined", "recreated", &documents[..10]).await?;
         // A collection that comes late to the destination, and not whole.
-        insert(
-            &sets.destination.client,
-            "defined",
-            "later",
-            &documents[..40],
-        )
-        .await?;
+        insert(&servers.destination, "defined", "later", &documents[..40]).await?;
         // A collection that is changed while its name is not verified, and comes back the same.
         let away = [("back", "hidden"), ("hidden", "back")].map(|(from, to)| {
             doc! {"renameCollection": format!("defined.{from}"), "to": format!("defined.{to}")}
         });
-        admin(&sets.source).run_command(away[0].clone()).await?;
+        admin(&servers.source).run_command(away[0].clone()).await?;
         let delete = doc! {"delete": "hidden", "deletes": [{"q": {"_id": 3}, "limit": 1}]};
         database.run_command(delete).await?;
-        admin(&sets.source).run_command(away[1].clone()).await?;
+        admin(&servers.source).run_command(away[1].clone()).await?;
         // A name that is taken over by a collection which changed under another name.
-        insert(&sets.source.client, "elsewhere", "c", &documents[1..]).await?;
+        insert(&servers.source, "elsewhere", "c", &documents[1..]).await?;
         let over =
             doc! {"renameCollection": "elsewhere.c", "to": "defined.emptied", "dropTarget": true};
-        admin(&sets.source).run_command(over).await?;
+        admin(&servers.source).run_command(over).await?;
         Ok(())
     })
     .await?;
@@ -292,33 +306,33 @@ async fn definitions(sets: &Sets) -> Result<()> {
 }
 
 /// Changes of documents with every type of `_id`, on either side.
-async fn ids_of_every_type(sets: &Sets) -> Result<()> {
+async fn ids_of_every_type(servers: &Servers) -> Result<()> {
     let documents: Vec<Document> = crate::ids::ascending()
         .into_iter()
         .map(|id| doc! {"_id": id, "v": 1})
         .collect();
-    sets.insert_both("types", "c", &documents).await?;
+    servers.insert_both("types", "c", &documents).await?;
     let mut expected = std::collections::BTreeSet::new();
     for (position, document) in documents.iter().enumerate() {
         let id = crate::shown_id(document.get("_id").context("an _id")?)?;
         let kind = ["content", "extra", "missing"][position % 3];
         expected.insert(format!("{kind} types.c {id}"));
     }
-    let (report, ()) = while_running(sets.settings("types"), async || {
+    let (report, ()) = while_running(servers.live_settings("types"), async || {
         for (position, document) in documents.iter().enumerate() {
             let id = document.get("_id").cloned().context("an _id")?;
             let filter = doc! {"_id": {"$eq": id}};
             let (client, command) = match position % 3 {
                 0 => (
-                    &sets.destination.client,
+                    &servers.destination,
                     doc! {"update": "c", "updates": [{"q": filter, "u": {"$set": {"v": 2}}}]},
                 ),
                 1 => (
-                    &sets.source.client,
+                    &servers.source,
                     doc! {"delete": "c", "deletes": [{"q": filter, "limit": 1}]},
                 ),
                 _ => (
-                    &sets.destination.client,
+                    &servers.destination,
                     doc! {"delete": "c", "deletes": [{"q": filter, "limit": 1}]},
                 ),
             };
@@ -340,15 +354,15 @@ async fn ids_of_every_type(sets: &Sets) -> Result<()> {
 }
 
 /// The oldest documents of a capped collection go without an event.
-async fn capped(sets: &Sets) -> Result<()> {
-    for set in [&sets.source, &sets.destination] {
+async fn capped(servers: &Servers) -> Result<()> {
+    for client in servers.clients() {
         let create = doc! {"create": "c", "capped": true, "size": 100_000, "max": 20};
-        set.client.database("capped").run_command(create).await?;
+        client.database("capped").run_command(create).await?;
     }
     let documents: Vec<Document> = (0..60).map(|n| doc! {"_id": n}).collect();
-    sets.insert_both("capped", "c", &documents[..20]).await?;
-    let (report, ()) = while_running(sets.settings("capped"), async || {
-        sets.insert_both("capped", "c", &documents[20..]).await
+    servers.insert_both("capped", "c", &documents[..20]).await?;
+    let (report, ()) = while_running(servers.live_settings("capped"), async || {
+        servers.insert_both("capped", "c", &documents[20..]).await
     })
     .await?;
     ensure!(report.outcome == Outcome::Equal, "{report}");
@@ -356,30 +370,30 @@ async fn capped(sets: &Sets) -> Result<()> {
 }
 
 /// By record id, while records go: those that bounds name among them.
-async fn natural(sets: &Sets) -> Result<()> {
+async fn natural(servers: &Servers) -> Result<()> {
     let documents: Vec<Document> = (0..2000)
         .map(|n| doc! {"_id": n, "text": "x".repeat(100)})
         .collect();
-    sets.insert_both("records", "c", &documents).await?;
+    servers.insert_both("records", "c", &documents).await?;
     insert(
-        &sets.destination.client,
+        &servers.destination,
         "records",
         "c",
         &[doc! {"_id": "extra"}],
     )
     .await?;
-    let mut settings = sets.settings("records");
+    let mut settings = servers.live_settings("records");
     settings.partitioning = Partitioning::Natural;
     settings.partition_bytes = 1000;
     settings.workers = 1;
     // Slow enough that parts are read whose beginnings are gone.
     settings.bytes_per_second_max = Some(600_000);
     let (report, ()) = while_running(settings, async || {
-        for set in [&sets.source, &sets.destination] {
+        for client in servers.clients() {
             let some: Vec<i32> = (0..2000).filter(|id| id % 3 != 0).collect();
             let delete =
                 doc! {"delete": "c", "deletes": [{"q": {"_id": {"$in": some}}, "limit": 0}]};
-            set.client.database("records").run_command(delete).await?;
+            client.database("records").run_command(delete).await?;
         }
         Ok(())
     })
@@ -393,17 +407,17 @@ async fn natural(sets: &Sets) -> Result<()> {
 }
 
 /// Measurements are not followed, and compared at the end.
-async fn series(sets: &Sets) -> Result<()> {
-    for set in [&sets.source, &sets.destination] {
+async fn series(servers: &Servers) -> Result<()> {
+    for client in servers.clients() {
         let create = doc! {"create": "c", "timeseries": {"timeField": "t"}};
-        set.client.database("series").run_command(create).await?;
+        client.database("series").run_command(create).await?;
     }
-    let (report, ()) = while_running(sets.settings("series"), async || {
+    let (report, ()) = while_running(servers.live_settings("series"), async || {
         let measurement = |n: i64| doc! {"t": bson::DateTime::from_millis(n), "n": n};
         let measurements: Vec<Document> = (0..100).map(measurement).collect();
-        insert(&sets.source.client, "series", "c", &with_ids(&measurements)).await?;
+        insert(&servers.source, "series", "c", &with_ids(&measurements)).await?;
         let some = with_ids(&measurements[..99]);
-        insert(&sets.destination.client, "series", "c", &some).await
+        insert(&servers.destination, "series", "c", &some).await
     })
     .await?;
     ensure!(
@@ -425,4 +439,39 @@ fn with_ids(measurements: &[Document]) -> Vec<Document> {
         one
     });
     with_ids.collect()
+}
+
+/// Documents that change together, some in a transaction that takes several entries of the oplog.
+async fn transactions(servers: &Servers) -> Result<()> {
+    let documents: Vec<Document> = (0..30).map(|n| doc! {"_id": n}).collect();
+    servers.insert_both("together", "c", &documents).await?;
+    let (report, ()) = while_running(servers.live_settings("together"), async || {
+        let database = servers.source.database("together");
+        let collection = database.collection::<Document>("c");
+        let mut session = servers.source.start_session().await?;
+        for (ids, bytes) in [(0..3, 10), (3..25, 1_000_000)] {
+            session.start_transaction().await?;
+            for id in ids {
+                let update = doc! {"$set": {"text": "x".repeat(bytes)}};
+                collection
+                    .update_one(doc! {"_id": id}, update)
+                    .session(&mut session)
+                    .await?;
+            }
+            session.commit_transaction().await?;
+        }
+        session.start_transaction().await?;
+        collection
+            .delete_one(doc! {"_id": 29})
+            .session(&mut session)
+            .await?;
+        session.abort_transaction().await?;
+        Ok(())
+    })
+    .await?;
+    ensure!(
+        report.totals.content == 25 && report.totals.mismatches() == 25,
+        "{report}"
+    );
+    Ok(())
 }

@@ -10,17 +10,18 @@ mod live;
 mod mixed_clusters;
 mod planted;
 mod range_queries;
-mod replica_set;
 mod resume;
 mod scenarios;
 
 use anyhow::{Context, Result};
 use bson::{Bson, Document};
-use differential::server::Server;
+use differential::server::{Server, start_mongod, start_terndb};
 use mongodb::Client;
 use std::collections::BTreeSet;
+use std::time::Duration;
 use verifier::namespace::Pattern;
-use verifier::{Report, Settings};
+use verifier::settings::Changes;
+use verifier::{Report, Settings, Writes};
 
 /// Runs a test that needs the network.
 fn on_runtime(test: impl Future<Output = Result<()>>) -> Result<()> {
@@ -30,18 +31,37 @@ fn on_runtime(test: impl Future<Output = Result<()>>) -> Result<()> {
         .block_on(test)
 }
 
-/// Two servers with a client each.
+/// Which server stands on a side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    MongoDb,
+    TernDb,
+}
+
+impl Kind {
+    fn start(self) -> Result<Server> {
+        match self {
+            Kind::MongoDb => start_mongod(),
+            Kind::TernDb => start_terndb(),
+        }
+    }
+}
+
+/// Two servers with a client each. Both kinds of them are replica sets of one.
 struct Servers {
     source: Client,
     destination: Client,
     from: String,
     to: String,
+    /// How runs that are written meanwhile follow both sides.
+    changes: Changes,
     /// Held for their destructors: the processes end with them.
     _running: [Server; 2],
 }
 
 impl Servers {
-    async fn new(source: Server, destination: Server) -> Result<Servers> {
+    async fn start(source: Kind, destination: Kind) -> Result<Servers> {
+        let (source, destination) = (source.start()?, destination.start()?);
         let from = format!("mongodb://{}", source.address);
         let to = format!("mongodb://{}", destination.address);
         Ok(Servers {
@@ -49,8 +69,17 @@ impl Servers {
             destination: Client::with_uri_str(&to).await?,
             from,
             to,
+            changes: Changes::Stream,
             _running: [source, destination],
         })
+    }
+
+    async fn two_mongods() -> Result<Servers> {
+        Servers::start(Kind::MongoDb, Kind::MongoDb).await
+    }
+
+    fn clients(&self) -> [&Client; 2] {
+        [&self.source, &self.destination]
     }
 
     /// Settings to verify one database.
@@ -58,6 +87,27 @@ impl Servers {
         let mut settings = Settings::new(&self.from, &self.to);
         settings.selection.include = vec![Pattern::parse(database).expect("a database's name")];
         settings
+    }
+
+    /// Settings to verify one database while it is written.
+    fn live_settings(&self, database: &str) -> Settings {
+        let mut settings = self.settings(database);
+        settings.writes = Writes::On;
+        settings.changes = self.changes;
+        settings.generation_pause = Duration::from_millis(50);
+        settings
+    }
+
+    /// Drops every database, so that scenarios can be played again.
+    async fn clear(&self) -> Result<()> {
+        for client in self.clients() {
+            for name in client.list_database_names().await? {
+                if !matches!(name.as_str(), "admin" | "config" | "local") {
+                    client.database(&name).drop().await?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The same documents on both sides.

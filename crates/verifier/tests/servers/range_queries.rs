@@ -3,7 +3,6 @@
 use crate::{Servers, ids, insert, on_runtime};
 use anyhow::{Result, ensure};
 use bson::{Bson, Document, doc};
-use differential::server::start_mongod;
 use verifier::cluster::Cluster;
 use verifier::element::Value;
 use verifier::merge::{Side, id_of};
@@ -63,7 +62,7 @@ async fn check(
 #[test]
 fn a_partition_is_exactly_what_its_query_returns() -> Result<()> {
     on_runtime(async {
-        let servers = Servers::new(start_mongod()?, start_mongod()?).await?;
+        let servers = Servers::two_mongods().await?;
         let cluster = Cluster::connect(Side::Source, &servers.settings("d")).await?;
         let namespace = Namespace::new("d", "ids");
         let documents: Vec<Document> = ids::ascending()

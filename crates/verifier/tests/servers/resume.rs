@@ -3,8 +3,7 @@
 //! The process that is killed is this test program itself, started with one test and its settings in
 //! the environment. `TERNDB_VERIFY_KILLS` says how often (default below).
 
-use crate::replica_set::Sets;
-use crate::{found, insert, on_runtime};
+use crate::{Servers, found, insert, on_runtime};
 use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
 use std::collections::BTreeSet;
@@ -12,6 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use verifier::namespace::Pattern;
+use verifier::settings::Changes;
 use verifier::{Control, Outcome, Place, Settings, Writes, verify, verify_controlled};
 
 const KILLS: u64 = 25;
@@ -36,6 +36,7 @@ fn child() -> Result<()> {
     settings.partition_bytes = 2000;
     settings.workers = 2;
     settings.generation_pause = Duration::from_millis(20);
+    settings.changes = changes_of(&variable("CHANGES")?);
     settings.writes = match variable("WRITES")?.as_str() {
         "off" => Writes::Off,
         _ => Writes::On,
@@ -47,12 +48,20 @@ fn child() -> Result<()> {
     })
 }
 
+fn changes_of(text: &str) -> Changes {
+    match text {
+        "oplog" => Changes::Oplog,
+        _ => Changes::Stream,
+    }
+}
+
 struct Child<'a> {
-    sets: &'a Sets,
+    servers: &'a Servers,
     database: &'a str,
     state: &'a Path,
     meta: Option<String>,
     writes: &'a str,
+    changes: &'a str,
 }
 
 impl Child<'_> {
@@ -61,11 +70,12 @@ impl Child<'_> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["--exact", "resume::child", "--ignored", "--nocapture"])
-            .env("TERNDB_VERIFY_FROM", &self.sets.source.uri)
-            .env("TERNDB_VERIFY_TO", &self.sets.destination.uri)
+            .env("TERNDB_VERIFY_FROM", &self.servers.from)
+            .env("TERNDB_VERIFY_TO", &self.servers.to)
             .env("TERNDB_VERIFY_DATABASE", self.database)
             .env("TERNDB_VERIFY_STATE", self.state)
             .env("TERNDB_VERIFY_WRITES", self.writes)
+            .env("TERNDB_VERIFY_CHANGES", self.changes)
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         if let Some(meta) = &self.meta {
@@ -91,40 +101,52 @@ fn kills() -> u64 {
 #[test]
 fn killed_runs_go_on() -> Result<()> {
     on_runtime(async {
-        let sets = Sets::start().await?;
-        while_nobody_writes(&sets).await.context("writes off")?;
-        while_both_are_written(&sets, None)
-            .await
-            .context("writes on")?;
-        let meta = sets.destination.uri.clone();
-        while_both_are_written(&sets, Some(meta))
-            .await
-            .context("state in a database")?;
-        other_settings(&sets).await.context("other settings")
+        let servers = Servers::two_mongods().await?;
+        on_any_servers(&servers, kills()).await?;
+        other_settings(&servers).await.context("other settings")
     })
 }
 
+/// Runs that are killed so often, a third of the times in each way to run and to keep state.
+pub async fn on_any_servers(servers: &Servers, kills: u64) -> Result<()> {
+    while_nobody_writes(servers, kills / 3)
+        .await
+        .context("writes off")?;
+    let ways = [
+        ("written", None, "stream"),
+        ("written_too", Some(servers.to.clone()), "stream"),
+        ("written_oplog", None, "oplog"),
+    ];
+    for (database, meta, changes) in ways {
+        while_both_are_written(servers, database, meta, changes, kills / 3)
+            .await
+            .context(database)?;
+    }
+    Ok(())
+}
+
 /// A scan that is cut into many tasks, none of which is done twice or left out.
-async fn while_nobody_writes(sets: &Sets) -> Result<()> {
+async fn while_nobody_writes(servers: &Servers, kills: u64) -> Result<()> {
     let documents: Vec<Document> = (0..4000)
         .map(|n| doc! {"_id": n, "text": "x".repeat(100)})
         .collect();
-    insert(&sets.source.client, "killed", "c", &documents).await?;
-    insert(&sets.destination.client, "killed", "c", &documents[..3990]).await?;
+    insert(&servers.source, "killed", "c", &documents).await?;
+    insert(&servers.destination, "killed", "c", &documents[..3990]).await?;
     let folder = tempfile::tempdir()?;
     let child = Child {
-        sets,
+        servers,
         database: "killed",
         state: &folder.path().join("state"),
         meta: None,
         writes: "off",
+        changes: "stream",
     };
     let mut random = fastrand::Rng::with_seed(5);
-    for _ in 0..kills() / 3 {
+    for _ in 0..kills {
         // A run that ended is concluded again by the next start.
         child.run_and_kill(Duration::from_millis(random.u64(5..400)))?;
     }
-    let mut settings = sets.settings("killed");
+    let mut settings = servers.live_settings("killed");
     settings.writes = Writes::Off;
     settings.partition_bytes = 2000;
     settings.place = Place::Directory(child.state.to_owned());
@@ -144,29 +166,32 @@ async fn while_nobody_writes(sets: &Sets) -> Result<()> {
 }
 
 /// Changes on both sides while the process comes and goes: each is found, or found undone.
-async fn while_both_are_written(sets: &Sets, meta: Option<String>) -> Result<()> {
-    let database = match meta {
-        None => "written",
-        Some(_) => "written_too",
-    };
+async fn while_both_are_written(
+    servers: &Servers,
+    database: &str,
+    meta: Option<String>,
+    changes: &str,
+    kills: u64,
+) -> Result<()> {
     let documents: Vec<Document> = (0..1000).map(|n| doc! {"_id": n, "v": 0}).collect();
-    sets.insert_both(database, "c", &documents).await?;
+    servers.insert_both(database, "c", &documents).await?;
     let folder = tempfile::tempdir()?;
     let child = Child {
-        sets,
+        servers,
         database,
         state: &folder.path().join("state"),
         meta: meta.clone(),
         writes: "on",
+        changes,
     };
     let mut random = fastrand::Rng::with_seed(6);
     let mut expected = BTreeSet::new();
-    for round in 0..kills() / 3 {
+    for round in 0..kills {
         ensure!(!child.run_and_kill(Duration::from_millis(random.u64(5..500)))?);
         let mut change = async |id: i32, value: i32| -> Result<()> {
             let client = match random.bool() {
-                true => &sets.source.client,
-                false => &sets.destination.client,
+                true => &servers.source,
+                false => &servers.destination,
             };
             let update = doc! {"q": {"_id": id}, "u": {"$set": {"v": value}}};
             let command = doc! {"update": "c", "updates": [update]};
@@ -180,12 +205,12 @@ async fn while_both_are_written(sets: &Sets, meta: Option<String>) -> Result<()>
             crate::shown_id(&id.into())?
         ));
         // One that is changed on both sides alike, in two steps, is no mismatch in the end.
-        for client in [&sets.source.client, &sets.destination.client] {
+        for client in servers.clients() {
             let document = doc! {"_id": 5000 + id};
             insert(client, database, "c", &[document]).await?;
         }
     }
-    let mut settings = sets.settings(database);
+    let mut settings = servers.live_settings(database);
     settings.place = match meta {
         Some(uri) => Place::Database {
             uri,
@@ -193,6 +218,7 @@ async fn while_both_are_written(sets: &Sets, meta: Option<String>) -> Result<()>
         },
         None => Place::Directory(child.state.to_owned()),
     };
+    settings.changes = changes_of(changes);
     // To go on with it and say that writes are off.
     settings.writes = Writes::Off;
     let place = settings.place.clone();
@@ -203,17 +229,18 @@ async fn while_both_are_written(sets: &Sets, meta: Option<String>) -> Result<()>
     Ok(())
 }
 
-async fn other_settings(sets: &Sets) -> Result<()> {
+async fn other_settings(servers: &Servers) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let child = Child {
-        sets,
+        servers,
         database: "killed",
         state: &folder.path().join("state"),
         meta: None,
         writes: "off",
+        changes: "stream",
     };
     child.run_and_kill(Duration::from_millis(1000))?;
-    let mut settings = sets.settings("written");
+    let mut settings = servers.live_settings("written");
     settings.place = Place::Directory(child.state.to_owned());
     let refused = |settings: Settings, expected: &'static str| async move {
         let Err(error) = verify(settings).await else {

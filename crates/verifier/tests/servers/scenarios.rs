@@ -3,7 +3,6 @@
 use crate::{Servers, found, insert, on_runtime, planted};
 use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
-use differential::server::start_mongod;
 use verifier::cluster::parse_filter;
 use verifier::compare::Comparison;
 use verifier::namespace::{Mapping, Pattern};
@@ -14,7 +13,7 @@ use verifier::{Outcome, Settings, verify};
 #[test]
 fn two_real_servers() -> Result<()> {
     on_runtime(async {
-        let servers = Servers::new(start_mongod()?, start_mongod()?).await?;
+        let servers = Servers::two_mongods().await?;
         planted::check_equal(&servers).await.context("equal")?;
         planted::check(&servers).await.context("planted")?;
         natural(&servers).await.context("natural")?;
@@ -191,7 +190,7 @@ async fn index_options(servers: &Servers) -> Result<()> {
         {"key": {"s": 1}, "name": "s", "sparse": true},
         {"key": {"t": 1}, "name": "t", "expireAfterSeconds": 3600},
     ]};
-    for client in [&servers.source, &servers.destination] {
+    for client in servers.clients() {
         client
             .database("indexes")
             .run_command(indexes.clone())
@@ -282,7 +281,7 @@ async fn natural(servers: &Servers) -> Result<()> {
         .collect();
     servers.insert_both("stored", "c", &documents).await?;
     let clustered = doc! {"create": "k", "clusteredIndex": {"key": {"_id": 1}, "unique": true}};
-    for client in [&servers.source, &servers.destination] {
+    for client in servers.clients() {
         client
             .database("stored")
             .run_command(clustered.clone())
@@ -366,7 +365,7 @@ async fn time_series(servers: &Servers) -> Result<()> {
     let mut measurements: Vec<Document> = (0..2000).map(measurement).collect();
     measurements.push(measurement(5));
     let mut random = fastrand::Rng::with_seed(8);
-    for client in [&servers.source, &servers.destination] {
+    for client in servers.clients() {
         client
             .database("series")
             .run_command(create.clone())
