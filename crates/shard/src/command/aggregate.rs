@@ -1,4 +1,7 @@
 //! `aggregate`: runs a pipeline; the first batch, and a cursor for the rest.
+//!
+//! A router that puts together what several shards answer sends its half of the
+//! pipeline with `fromMongos` and `needsMerge`: see `query::pipeline::split`.
 
 use super::arguments::{arguments, missing};
 use super::explain::{Verbosity, explain_command};
@@ -25,6 +28,9 @@ struct Fields<'a> {
     allow_disk_use: bool,
     hint: Option<Value>,
     variables: Option<Doc<'a>>,
+    /// Whether a router asks, and whether it puts together what several shards answer.
+    from_router: bool,
+    needs_merge: bool,
 }
 
 pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
@@ -47,7 +53,10 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
             database: invocation.request.database(),
             collection: collection.as_ref(),
             context: &context,
-            place: Place::Command,
+            place: match fields.needs_merge {
+                true => Place::ShardHalf,
+                false => Place::Command,
+            },
             depth: 0,
         },
     )?;
@@ -210,12 +219,13 @@ impl<'a> Fields<'a> {
                 "bypassDocumentValidation" => {
                     argument.loose_boolean()?;
                 }
-                // What a router says to a shard: there is none in between.
-                "fromMongos" | "isMapReduceCommand" | "needsMerge" => {
+                "fromMongos" => fields.from_router = argument.boolean()?,
+                "needsMerge" => fields.needs_merge = argument.boolean()?,
+                "isMapReduceCommand" => {
                     if argument.boolean()? {
                         return Err(Error::new(
                             Code::FAILED_TO_PARSE,
-                            format!("{} is not for clients", argument.name()),
+                            "isMapReduceCommand is not for clients",
                         ));
                     }
                 }
@@ -227,6 +237,12 @@ impl<'a> Fields<'a> {
                 }
                 _ => return Err(argument.unknown()),
             }
+        }
+        if fields.needs_merge && !fields.from_router {
+            return Err(Error::new(
+                Code::FAILED_TO_PARSE,
+                "Cannot specify 'needsMerge' without 'fromMongos'",
+            ));
         }
         Ok(fields)
     }

@@ -6,6 +6,7 @@
 
 use model::bson::{Array, Doc, Element, Kind, ValueRef};
 use model::{Code, Error};
+use query::context::QueryContext;
 
 /// Fields that every command accepts; [`crate::command::Envelope`] reads them.
 pub(crate) fn is_generic(name: &str) -> bool {
@@ -56,8 +57,34 @@ pub(crate) fn arguments<'a>(command: &'a str, body: Doc<'a>) -> impl Iterator<It
         .filter(move |argument| match argument.name() {
             // Any command takes it, and these look at it.
             "stmtId" => matches!(command, "insert" | "update" | "delete" | "findAndModify"),
+            // Read with the variables of those that have any.
+            "runtimeConstants" => !matches!(
+                command,
+                "aggregate" | "find" | "FindCommandRequest" | "update" | "delete" | "findAndModify"
+            ),
             name => !is_generic(name),
         })
+}
+
+/// Reads `{localNow: date, clusterTime: timestamp}`.
+pub(crate) fn runtime_constants(
+    constants: ValueRef<'_>,
+    context: &mut QueryContext,
+) -> Result<(), Error> {
+    let fail = |why: &str| Error::new(Code::TYPE_MISMATCH, format!("runtimeConstants {why}"));
+    let ValueRef::Document(constants) = constants else {
+        return Err(fail("must be a document"));
+    };
+    match constants.get("localNow") {
+        Some(ValueRef::DateTime(now_ms)) => context.now_ms = now_ms,
+        _ => return Err(fail("must have a date as localNow")),
+    }
+    match constants.get("clusterTime") {
+        Some(ValueRef::Timestamp(time)) => context.cluster_time = Some(time),
+        None => {}
+        Some(_) => return Err(fail("must have a timestamp as clusterTime")),
+    }
+    Ok(())
 }
 
 /// The fields of a document inside a command, such as one statement of `update`.

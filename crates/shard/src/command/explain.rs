@@ -341,7 +341,10 @@ impl Explained {
             database,
             collection: collection.as_ref(),
             context: &context,
-            place: Place::Command,
+            place: match command.get("needsMerge") {
+                Some(ValueRef::Boolean(true)) => Place::ShardHalf,
+                _ => Place::Command,
+            },
             depth: 0,
         };
         let mut steps = parse(stages, &scope)?;

@@ -154,7 +154,8 @@ pub(crate) fn batch_documents<'a>(
         .collect()
 }
 
-/// What a command's expressions may refer to: the time, and its `let`.
+/// What a command's expressions may refer to: the time, and its `let`. A router that
+/// asks several shards tells all of them the same time.
 pub(crate) fn let_variables(
     invocation: &Invocation<'_>,
     variables: Option<Doc<'_>>,
@@ -165,6 +166,9 @@ pub(crate) fn let_variables(
         seconds: time.seconds(),
         increment: time.increment(),
     });
+    if let Some(constants) = invocation.request.body().get("runtimeConstants") {
+        arguments::runtime_constants(constants, &mut context)?;
+    }
     for element in variables.iter().flat_map(|doc| doc.iter()) {
         // CURRENT may be bound here too, though nothing ever sees it.
         if element.key() != "CURRENT" {

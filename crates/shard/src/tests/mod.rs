@@ -17,6 +17,7 @@ mod races;
 mod replica_set;
 mod retryable;
 mod sessions;
+mod shard_half;
 mod spilling;
 mod time_limits;
 mod validation;
