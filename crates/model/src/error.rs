@@ -65,6 +65,8 @@ codes! {
     EMPTY_FIELD_NAME = 56 "EmptyFieldName",
     DOTTED_FIELD_NAME = 57 "DottedFieldName",
     COMMAND_NOT_FOUND = 59 "CommandNotFound",
+    SHARD_NOT_FOUND = 70 "ShardNotFound",
+    STALE_EPOCH = 150 "StaleEpoch",
     SHARD_KEY_NOT_FOUND = 61 "ShardKeyNotFound",
     WRITE_CONCERN_FAILED = 64 "WriteConcernFailed",
     MULTIPLE_ERRORS_OCCURRED = 65 "MultipleErrorsOccurred",

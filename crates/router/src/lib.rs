@@ -1,12 +1,67 @@
 //! The router: what clients of a cluster talk to.
 //!
+//! ```text
+//!   client ─► dispatch ─┬ answered here            hello, ping, listShards, …
+//!                       ├ one shard                bytes pass through, with versions
+//!                       ├ several shards           scatter, merge, a cursor of the router's own
+//!                       ├ DDL                      the config server
+//!                       └ admin.*, config.*        the config server
+//! ```
+//!
 //! It sees the shards and the config server as [`Endpoint`]s and knows nothing of how they store
-//! anything. Everything a client sends passes [`Router::handle`].
+//! anything. It keeps no state that matters: a router can be killed at any time.
+//!
+//! What must hold:
+//! - **A statement is sent again only to a shard that said that it did not carry it out.** A lost
+//!   reply is told to the client, whose driver retries with the same statement ids.
+//! - **Never half an answer.** If one shard of several does not answer, the command fails.
+//! - **Versions travel with every routed request**; who is older refreshes, and the request is
+//!   routed again, at most [`STALE_RETRIES_MAX`] times.
+//!
+//! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
+//! `targeting.rs` (where requests go), `bulk.rs` (writes), `find.rs`, `merge.rs`, `cursor.rs`
+//! (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `dispatch.rs` (the commands).
 
+mod aggregate;
+mod bulk;
+mod catalog;
+mod config;
+mod count;
+mod cursor;
+mod ddl;
+mod diagnostic;
+mod dispatch;
+mod environment;
+mod explain;
+mod failure;
+mod find;
+mod find_and_modify;
+mod get_more;
+mod heartbeat;
+mod hello;
+mod merge;
+mod output;
+mod registry;
+mod request;
+mod routing;
+mod scatter;
+mod statistics;
+mod targeting;
+#[cfg(test)]
+mod tests;
+
+use config::ConfigServer;
+use cursor::Cursors;
+use registry::Registry;
+use request::Clock;
+use routing::Routing;
 use std::sync::Arc;
-
-use model::error::{Code, Error};
+use std::time::Instant;
+use tokio::sync::Notify;
 use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request};
+
+/// How often a request is routed again because a shard said that it was routed by an old version.
+pub(crate) const STALE_RETRIES_MAX: u32 = 10;
 
 /// How a shard is reached: by its id and the connection string of `config.shards`.
 pub type Connect = Arc<dyn Fn(&str, &str) -> Arc<dyn Endpoint> + Send + Sync>;
@@ -18,25 +73,50 @@ pub struct RouterOptions {
 }
 
 pub struct Router {
-    config: Arc<dyn Endpoint>,
-    connect: Connect,
+    config: Arc<ConfigServer>,
+    registry: Registry,
+    routing: Routing,
+    cursors: Cursors,
+    clock: Arc<Clock>,
     options: RouterOptions,
+    started: Instant,
+    process_id: model::bson::ObjectId,
+    shutdown: Notify,
 }
 
 impl Router {
     pub fn new(config: Arc<dyn Endpoint>, connect: Connect, options: RouterOptions) -> Arc<Router> {
+        let config = Arc::new(ConfigServer { endpoint: config });
         Arc::new(Router {
+            registry: Registry::new(connect),
+            routing: Routing::new(config.clone()),
             config,
-            connect,
+            cursors: Cursors::default(),
+            clock: Arc::default(),
             options,
+            started: Instant::now(),
+            process_id: hello::object_id(),
+            shutdown: Notify::new(),
         })
+    }
+
+    /// Reads which shards there are, keeps looking, says that this router lives, and closes
+    /// cursors that nobody uses. Runs until it is aborted.
+    pub fn spawn_background(self: &Arc<Router>) -> tokio::task::JoinHandle<()> {
+        tokio::spawn(heartbeat::run(self.clone()))
+    }
+
+    /// Completes when a client asked for the end.
+    pub async fn shutdown_requested(&self) {
+        self.shutdown.notified().await;
     }
 }
 
-impl Handler for Router {
-    async fn handle(&self, _connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
-        let _ = (&self.config, &self.connect, &self.options);
-        let message = format!("no such command: '{}'", request.name());
-        Reply::error(&Error::new(Code::COMMAND_NOT_FOUND, message))
+/// A [`Router`] as the server's handler.
+pub struct RouterHandler(pub Arc<Router>);
+
+impl Handler for RouterHandler {
+    async fn handle(&self, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
+        dispatch::dispatch(&self.0, connection, request).await
     }
 }

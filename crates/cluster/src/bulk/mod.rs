@@ -27,6 +27,7 @@
 //! connections with the statement ids of the session, waiting for write concerns.
 
 use crate::routing::ShardId;
+use model::bson::DocBuf;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[cfg(test)]
@@ -47,9 +48,19 @@ pub struct Limits {
 pub struct WriteFault {
     pub code: i32,
     pub message: String,
+    /// Further fields, such as `keyPattern`.
+    pub details: Option<Box<DocBuf>>,
 }
 
 impl WriteFault {
+    pub fn new(code: i32, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            details: None,
+        }
+    }
+
     /// What one statement gets whose shards disagree about what is wrong.
     const SEVERAL: i32 = 583;
     const NO_PROGRESS: i32 = 82;
@@ -94,6 +105,8 @@ pub struct BulkWrite<U> {
     ordered: bool,
     limits: Limits,
     statements: Vec<Statement<U>>,
+    /// All statements before this one have ended well.
+    begin: usize,
     /// What was sent and not answered yet, by shard.
     under_way: BTreeMap<ShardId, Vec<usize>>,
     progress: bool,
@@ -143,6 +156,7 @@ impl<U: Clone> BulkWrite<U> {
             ordered,
             limits,
             statements,
+            begin: 0,
             under_way: BTreeMap::new(),
             progress: true,
             rounds_without_progress: 0,
@@ -160,7 +174,12 @@ impl<U: Clone> BulkWrite<U> {
         assert!(self.under_way.is_empty(), "the last round is not answered");
         self.count_progress();
         let mut parts = Parts::new(self.limits);
-        for at in 0..self.statements.len() {
+        let ended_well = |statement: &Statement<U>| {
+            statement.state == State::Ended && statement.faults.is_empty()
+        };
+        let done = self.statements[self.begin..].iter();
+        self.begin += done.take_while(|statement| ended_well(statement)).count();
+        for at in self.begin..self.statements.len() {
             if self.statements[at].state == State::Ended {
                 if self.ordered && !self.statements[at].faults.is_empty() {
                     break;
@@ -297,12 +316,12 @@ impl<U: Clone> BulkWrite<U> {
         let left = self.statements.iter_mut().filter(open);
         let told = if self.ordered { 1 } else { usize::MAX };
         for statement in left.take(told) {
-            statement.faults.push(WriteFault {
-                code: WriteFault::NO_PROGRESS,
-                message: format!(
+            statement.faults.push(WriteFault::new(
+                WriteFault::NO_PROGRESS,
+                format!(
                     "no progress was made executing batch write op after {STALE_ROUNDS_MAX} rounds"
                 ),
-            });
+            ));
             statement.state = State::Ended;
         }
     }
@@ -315,10 +334,10 @@ fn combined(faults: &[WriteFault]) -> Option<WriteFault> {
         return Some(first.clone());
     }
     let messages: Vec<&str> = faults.iter().map(|fault| fault.message.as_str()).collect();
-    Some(WriteFault {
-        code: WriteFault::SEVERAL,
-        message: format!("multiple errors for op: {}", messages.join(" :: and :: ")),
-    })
+    Some(WriteFault::new(
+        WriteFault::SEVERAL,
+        format!("multiple errors for op: {}", messages.join(" :: and :: ")),
+    ))
 }
 
 /// The parts of a round under construction.

@@ -39,10 +39,7 @@ fn done() -> Effect<u32> {
 }
 
 fn failed(code: i32) -> Effect<u32> {
-    Effect::Failed(WriteFault {
-        code,
-        message: format!("fault {code}"),
-    })
+    Effect::Failed(WriteFault::new(code, format!("fault {code}")))
 }
 
 fn batch(ordered: bool, statements: usize) -> BulkWrite<u32> {
@@ -127,10 +124,7 @@ fn a_batch_that_gets_nowhere_ends() {
 #[test]
 fn what_cannot_be_routed_fails_in_its_turn() {
     let unroutable = |at: usize| match at {
-        1 => Err(WriteFault {
-            code: 61,
-            message: "no shard key".to_owned(),
-        }),
+        1 => Err(WriteFault::new(61, "no shard key")),
         _ => Ok(vec![shard("A")]),
     };
     let mut bulk = batch(true, 3);

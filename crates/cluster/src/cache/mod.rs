@@ -197,6 +197,11 @@ impl<N: Eq + Hash + Clone> RoutingCache<N> {
         }
     }
 
+    /// Every name that something is known of, or asked for.
+    pub fn names(&self) -> Vec<N> {
+        self.entries.keys().cloned().collect()
+    }
+
     /// Forgets a collection, unless a question is under way: then what it brings
     /// counts as stale.
     pub fn forget(&mut self, name: &N) {

@@ -70,7 +70,6 @@ impl Merging {
                 },
                 indexes: planned.indexes.clone(),
                 rejected: Vec::new(),
-                remembered: None,
             };
             let query = Query {
                 sort: None,

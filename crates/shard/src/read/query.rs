@@ -28,8 +28,6 @@ pub(crate) struct Query {
     pub(crate) at: Option<ClusterTime>,
     /// The end is not the end: there may be more later.
     pub(crate) tailable: bool,
-    /// Earlier trials do not count: explain shows what one says now.
-    pub(crate) plan_anew: bool,
 }
 
 impl Query {
@@ -47,7 +45,6 @@ impl Query {
             return_key: false,
             at: None,
             tailable: false,
-            plan_anew: false,
         }
     }
 }

@@ -8,8 +8,7 @@ use super::copying::{Parts, Staged};
 use super::evaluator::{Change, Description, Evaluator, Refusal, Version};
 use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
-use crate::catalog::multikey::{self, MultikeyFound};
-use crate::catalog::{Catalog, CatalogKey, Collection};
+use crate::catalog::{Catalog, CatalogKey, Collection, Index};
 use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::command::envelope::WriteConcern;
 use crate::replica_set::ReplicaSet;
@@ -27,6 +26,7 @@ use replication::{
 };
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use storage::entry::{self, Encoder, Entry, Header, IndexAction, IndexChange, Names, Operation};
 use storage::{Before, Record, StagedState};
 
@@ -201,8 +201,10 @@ impl Shard {
             if let Some(written) = &written {
                 written.set_time(&mut payload, time);
             }
-            // Before the entry can be applied: see `catalog/multikey.rs`.
-            multikey.publish();
+            // Before the entry can be applied: see `Index::multikey`.
+            for index in &multikey {
+                index.multikey.store(true, Ordering::Release);
+            }
             publish(&self.overlay, &mut changes, position, time);
             (payload, Companion { changes })
         });
@@ -250,8 +252,10 @@ fn payload_bytes(changes: &[Change]) -> usize {
     96 + changes.iter().map(of_change).sum::<usize>()
 }
 
-fn encode(changes: &[Change], multikey: &MultikeyFound, encoder: &mut Encoder<'_>) {
-    multikey.encode(encoder);
+fn encode(changes: &[Change], multikey: &[Arc<Index>], encoder: &mut Encoder<'_>) {
+    for id in multikey.iter().filter_map(|index| index.id) {
+        encoder.put_meta(&CatalogKey::multikey(id), &[]);
+    }
     for change in changes {
         let entries: Vec<IndexChange<'_>> = change
             .entries
@@ -347,10 +351,9 @@ impl Applier {
                 | Operation::DropIndex { .. }
                 | Operation::Noop => continue,
             };
-            if let Some((index, stored)) = multikey::parse(key, value.unwrap_or(&[])) {
+            if let Some(index) = CatalogKey::parse_multikey(key) {
                 if value.is_some() {
-                    self.catalog
-                        .add_multikey(index, |fields| stored.paths(fields));
+                    self.catalog.set_multikey(index);
                 }
                 continue;
             }

@@ -13,7 +13,6 @@
 use super::latches::{Held, Latches, Stripe};
 use super::overlay::Overlay;
 use crate::Store;
-use crate::catalog::multikey::MultikeyFound;
 use crate::catalog::{Collection, Index};
 use crate::session::{Effect, Executed, Image};
 use foldhash::fast::FixedState;
@@ -120,8 +119,8 @@ pub(crate) struct Evaluator<'s> {
     collection: &'s Collection,
     held: Held<'s>,
     pub(super) changes: Vec<Change>,
-    /// Arrays at places of indexes where there were none before.
-    pub(super) multikey: MultikeyFound,
+    /// Indexes that get their first document with several keys.
+    pub(super) multikey: Vec<Arc<Index>>,
     /// Statements of a retryable write that this entry executes, one for each
     /// change, in the same order.
     pub(super) executed: Vec<Executed>,
@@ -156,7 +155,7 @@ impl<'s> Evaluator<'s> {
                 FixedState::with_seed(4),
             ),
             held,
-            multikey: MultikeyFound::default(),
+            multikey: Vec::new(),
             executed: Vec::new(),
             image: None,
             changed_elsewhere: Vec::new(),
@@ -290,7 +289,7 @@ impl<'s> Evaluator<'s> {
         // Here and not when the entry is applied: an entry in the log must apply.
         check_user_key(key.as_bytes().len())?;
         let mut entries = Vec::new();
-        let mut multikey = MultikeyFound::default();
+        let mut multikey = Vec::new();
         for (id, index) in self.collection.secondary_indexes() {
             let old = match before {
                 Some(version) => keys_of(index, version.doc())?,
@@ -300,8 +299,8 @@ impl<'s> Evaluator<'s> {
                 Some(draft) => keys_of(index, Doc::from_validated(draft.document()))?,
                 None => None,
             };
-            if let Some(new) = &new {
-                multikey.add(index, &new.multikey);
+            if new.as_ref().is_some_and(|keys| keys.multikey) && !index.is_multikey() {
+                multikey.push(index.clone());
             }
             let unique = index.definition.unique;
             let first_new = entries.len();
@@ -313,7 +312,7 @@ impl<'s> Evaluator<'s> {
                 self.check_unique(index, id, &key, &entries[first_new..])?;
             }
         }
-        self.multikey.append(multikey);
+        self.multikey.append(&mut multikey);
         match self.changed.get(&key) {
             None => {
                 self.changed.insert(key.clone(), self.changes.len());

@@ -65,4 +65,9 @@ pub trait Endpoint: Send + Sync {
             })
         })
     }
+
+    /// `set/host,host` of a replica set, as far as it is known now.
+    fn connection_string(&self) -> Option<String> {
+        None
+    }
 }

@@ -140,8 +140,7 @@ impl ReplicaSet {
         &self.name
     }
 
-    /// `name/host,host` as far as is known now.
-    pub fn connection_string(&self) -> String {
+    fn described(&self) -> String {
         let known = self.known.lock();
         let hosts: Vec<&str> = known.members.keys().map(String::as_str).collect();
         format!("{}/{}", self.name, hosts.join(","))
@@ -227,7 +226,7 @@ impl ReplicaSet {
                 return Err(CallError::NotSent(format!(
                     "replica set {} has {what}: {}",
                     self.name,
-                    self.connection_string()
+                    self.described()
                 )));
             }
             tokio::time::sleep_until(pause).await;
@@ -279,6 +278,12 @@ impl Endpoint for ReplicaSet {
 
     fn open(&self, request: Request) -> BoxFuture<'_, Result<Answer, CallError>> {
         Box::pin(self.send(request))
+    }
+
+    fn connection_string(&self) -> Option<String> {
+        // Before anybody was asked there is nothing to tell.
+        let asked = self.known.lock().claim.is_some();
+        asked.then(|| self.described())
     }
 }
 

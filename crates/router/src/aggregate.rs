@@ -1,0 +1,343 @@
+//! `aggregate`: a pipeline in two halves.
+//!
+//! ```text
+//!   pipeline ─► prepare ─┬ one shard, nothing else read      the command passes through
+//!                        ├ one shard                          its stages up to the first that reads elsewhere
+//!                        ├ several shards                     shard half ─► streams ─► merging half
+//!                        └ makes its own documents            run here
+//! ```
+//!
+//! The merging half runs here (`environment.rs` is its world). What it reads besides, it reads
+//! through this router's own `find`, so that versions are checked there too; what it writes, it
+//! writes through this router's own writes (`output.rs`).
+//!
+//! Left out: change streams over several shards, refused by name.
+
+use crate::environment::{RemoteStream, RouterEnvironment};
+use crate::failure::Failure;
+use crate::find::{CursorOptions, no_progress, open_streams, whole};
+use crate::merge::{Batch, Merge, Shared, Streams};
+use crate::output;
+use crate::request::fields_without;
+use crate::routing::Route;
+use crate::targeting::context_of;
+use crate::{Router, STALE_RETRIES_MAX};
+use cluster::routing::ShardId;
+use model::bson::{Doc, ValueRef};
+use model::error::{Code, Error};
+use model::namespace::Namespace;
+use model::number::Number;
+use query::context::QueryContext;
+use query::pipeline::split::{Order, Origin, Prepared, Split, prepare};
+use query::pipeline::{
+    Advance, Environment, Place, Scope, Source, Step, not_an_array, parse, start,
+};
+use std::sync::Arc;
+use wire::{BoxFuture, Reply, Request};
+
+pub(crate) async fn aggregate(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
+    let body = request.body();
+    let collection = collection_of(request)?;
+    let context = context_of(body)?;
+    let stages = match body.get("pipeline") {
+        Some(ValueRef::Array(stages)) => stages,
+        Some(_) => return Err(not_an_array().into()),
+        None => {
+            let message = "BSON field 'aggregate.pipeline' is missing but a required field";
+            return Err(Error::location(40414, message).into());
+        }
+    };
+    let scope = Scope {
+        database: request.database(),
+        collection: collection.as_ref(),
+        context: &context,
+        place: Place::Command,
+        depth: 0,
+    };
+    let prepared = prepare(parse(stages, &scope)?, request.database())?;
+    let explains = body.get("explain") == Some(ValueRef::Boolean(true));
+    if body.get("cursor").is_none() && !explains {
+        let message =
+            "The 'cursor' option is required, except for aggregate with the explain argument";
+        return Err(Error::new(Code::FAILED_TO_PARSE, message).into());
+    }
+    let command = Command {
+        router,
+        request,
+        namespace: match &collection {
+            Some(collection) => collection.clone(),
+            None => Namespace::new(request.database(), "$cmd.aggregate")?,
+        },
+        context,
+    };
+    match prepared.origin() {
+        Origin::Here => command.run_here(prepared, collection).await,
+        Origin::EveryShard => {
+            let shards = router.registry.all(&router.config).await?;
+            let shards: Vec<ShardId> = shards.into_iter().map(|shard| shard.id).collect();
+            let split = prepared.for_shards(None)?;
+            command.run_split(split, None, &shards).await
+        }
+        Origin::Collection | Origin::Owners | Origin::Events => command.run_routed(prepared).await,
+    }
+}
+
+/// The collection that is named; `None` for `{aggregate: 1}`.
+fn collection_of(request: &Request) -> Result<Option<Namespace>, Error> {
+    match request.body().first().map(|first| first.value()) {
+        Some(ValueRef::String(name)) if name == "$cmd.aggregate" => Err(Error::new(
+            Code::INVALID_NAMESPACE,
+            format!(
+                "Invalid namespace specified '{}.{name}'",
+                request.database()
+            ),
+        )),
+        Some(ValueRef::String(name)) => Namespace::new(request.database(), name).map(Some),
+        Some(value) if Number::of(value).and_then(Number::to_i64_exact) == Some(1) => Ok(None),
+        Some(value) if value.is_number() => Err(Error::new(
+            Code::FAILED_TO_PARSE,
+            "Invalid command format: the 'aggregate' field must specify a collection name or 1",
+        )),
+        other => Err(Error::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "collection name has invalid type: {}",
+                other.map_or("missing", |value| value.kind().name())
+            ),
+        )),
+    }
+}
+
+/// One `aggregate` under way.
+pub(crate) struct Command<'a> {
+    pub(crate) router: &'a Arc<Router>,
+    pub(crate) request: &'a Request,
+    pub(crate) namespace: Namespace,
+    pub(crate) context: QueryContext,
+}
+
+impl Command<'_> {
+    fn options(&self) -> CursorOptions {
+        crate::catalog::cursor_options(self.request.body())
+    }
+
+    async fn run_here(
+        &self,
+        prepared: Prepared,
+        collection: Option<Namespace>,
+    ) -> Result<Reply, Failure> {
+        let (steps, output) = prepared.into_steps();
+        let environment: Arc<dyn Environment> = RouterEnvironment::new(self);
+        let source = tokio::task::block_in_place(|| start(steps, collection, None, &environment))?;
+        self.finish(source, output.as_ref()).await
+    }
+
+    async fn run_routed(&self, prepared: Prepared) -> Result<Reply, Failure> {
+        let filter = prepared.filter();
+        let origin = prepared.origin();
+        for _ in 0..STALE_RETRIES_MAX {
+            let target = |route: &Route| {
+                Ok(match origin {
+                    Origin::Collection => route.read_targets(&filter),
+                    Origin::Owners | Origin::Events | Origin::EveryShard | Origin::Here => {
+                        route.all()
+                    }
+                })
+            };
+            let routed = self.router.route_to(&self.namespace, false, target).await?;
+            let Some((route, shards)) = routed else {
+                return self.run_on_nothing(prepared.clone()).await;
+            };
+            let answered = match shards.as_slice() {
+                [only] if self.may_pass(&prepared, &route).await? => {
+                    self.router.pass_cursor(self.request, &route, only).await
+                }
+                _ if origin == Origin::Events => {
+                    Err(not_yet("a change stream over several shards"))
+                }
+                [_] => {
+                    let split = prepared.clone().for_one_shard();
+                    self.run_split(split, Some(&route), &shards).await
+                }
+                _ => {
+                    let pattern = route.table().map(|table| &*table.pattern);
+                    let split = prepared.clone().for_shards(pattern)?;
+                    self.run_split(split, Some(&route), &shards).await
+                }
+            };
+            match answered {
+                Err(Failure::Stale(stale)) => self.router.routing.note(&self.namespace, &stale),
+                other => return other,
+            }
+        }
+        Err(no_progress())
+    }
+
+    /// Whether the one shard that is asked can do everything by itself: it reads nothing else, and
+    /// what it writes is not sharded and at home there.
+    async fn may_pass(&self, prepared: &Prepared, route: &Route) -> Result<bool, Error> {
+        if !prepared.foreign().is_empty() {
+            return Ok(false);
+        }
+        let Some(target) = prepared.target() else {
+            return Ok(true);
+        };
+        let Some(there) = self.router.routing.route(target, true).await? else {
+            return Ok(false);
+        };
+        let at_home = there.database.primary == route.database.primary;
+        Ok(at_home && there.table().is_none() && route.table().is_none())
+    }
+
+    /// The database does not exist: no documents, but the rest of the pipeline may make some.
+    async fn run_on_nothing(&self, prepared: Prepared) -> Result<Reply, Failure> {
+        if prepared.origin() == Origin::Owners {
+            let message = format!("Database [{}] not found.", self.request.database());
+            return Err(Error::new(Code::NAMESPACE_NOT_FOUND, message).into());
+        }
+        if prepared.origin() == Origin::Events {
+            return Err(not_yet("a change stream of a database that does not exist"));
+        }
+        let (steps, output) = prepared.into_steps();
+        let environment: Arc<dyn Environment> = RouterEnvironment::new(self);
+        let collection = Some(self.namespace.clone());
+        let source = tokio::task::block_in_place(|| start(steps, collection, None, &environment))?;
+        self.finish(source, output.as_ref()).await
+    }
+
+    async fn run_split(
+        &self,
+        split: Split,
+        route: Option<&Route>,
+        shards: &[ShardId],
+    ) -> Result<Reply, Failure> {
+        let body = self.request.body();
+        let pipeline = split.shard_pipeline();
+        let size = body.get_doc("cursor").and_then(|doc| doc.get("batchSize"));
+        let batch_size = size.and_then(|size| whole(Some(size)));
+        let mut requests = Vec::with_capacity(shards.len());
+        for shard in shards {
+            let dropped = ["pipeline", "cursor", "explain", "runtimeConstants"];
+            let mut writer = fields_without(body, &dropped);
+            writer
+                .append("pipeline", &pipeline)
+                .begin_document("cursor");
+            // Who merges needs whole batches, unless they are passed on as they come.
+            if let Some(size) = batch_size.filter(|_| split.passes_through()) {
+                writer.append("batchSize", i64::try_from(size).unwrap_or(i64::MAX));
+            }
+            writer
+                .end()
+                .append("fromMongos", true)
+                .append("needsMerge", true)
+                .begin_document("runtimeConstants")
+                .append("localNow", ValueRef::DateTime(self.context.now_ms))
+                .append("clusterTime", self.router.clock.now())
+                .end();
+            if let Some(route) = route {
+                route.stamp(&mut writer, shard);
+            }
+            self.router.clock.append_to(&mut writer);
+            let request = Request::from_parts(writer.finish(), Vec::new())?;
+            requests.push((shard.clone(), request));
+        }
+        let shared = Shared {
+            order: None,
+            session: body.get_doc("lsid").map(Doc::to_owned),
+            clock: self.router.clock.clone(),
+            batch_size: None,
+        };
+        let streams = open_streams(self.router, requests, shared).await?;
+        if split.passes_through() {
+            let merge: Box<dyn Merge> = Box::new(streams);
+            let name = self.namespace.as_str();
+            return self.router.first_batch(name, merge, self.options()).await;
+        }
+        if *split.order() == Order::Events {
+            streams.kill().await;
+            return Err(not_yet("a change stream over several shards"));
+        }
+        let output = split.output().cloned();
+        let environment: Arc<dyn Environment> = RouterEnvironment::new(self);
+        let Streams {
+            streams, shared, ..
+        } = streams;
+        let shared = Arc::new(shared);
+        let sources = streams.into_iter().map(|stream| {
+            let source: Box<dyn Source> = Box::new(RemoteStream::new(stream, shared.clone()));
+            source
+        });
+        let sources = sources.collect();
+        let source = tokio::task::block_in_place(|| split.merge(sources, &environment))?;
+        match output {
+            Some(stage) => output::write(self, source, &stage).await,
+            None => self.reply(source).await,
+        }
+    }
+
+    async fn finish(
+        &self,
+        source: Box<dyn Source>,
+        output: Option<&Step>,
+    ) -> Result<Reply, Failure> {
+        match output {
+            Some(step) => output::write(self, source, &step.stage).await,
+            None => self.reply(source).await,
+        }
+    }
+
+    async fn reply(&self, source: Box<dyn Source>) -> Result<Reply, Failure> {
+        let merge: Box<dyn Merge> = Box::new(Pipeline {
+            source,
+            held: false,
+        });
+        let name = self.namespace.as_str();
+        self.router.first_batch(name, merge, self.options()).await
+    }
+}
+
+fn not_yet(what: &str) -> Failure {
+    let message = format!("{what} is not supported yet");
+    Failure::Error(Error::new(Code::COMMAND_NOT_SUPPORTED, message))
+}
+
+/// A running merging half as a cursor. Streams end their cursors when they are dropped.
+struct Pipeline {
+    source: Box<dyn Source>,
+    /// The current document did not fit into the last batch.
+    held: bool,
+}
+
+impl Pipeline {
+    fn fill_from(&mut self, batch: &mut Batch) -> Result<bool, Failure> {
+        loop {
+            if !self.held {
+                if batch.is_full() {
+                    return Ok(false);
+                }
+                match self.source.advance()? {
+                    Advance::Document => {}
+                    Advance::Paused => continue,
+                    Advance::End => return Ok(true),
+                }
+            }
+            self.held = !batch.offer(self.source.current());
+            if self.held {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+impl Merge for Pipeline {
+    fn fill<'a>(&'a mut self, batch: &'a mut Batch) -> BoxFuture<'a, Result<bool, Failure>> {
+        Box::pin(async move { tokio::task::block_in_place(|| self.fill_from(batch)) })
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        drop(self);
+        Box::pin(async {})
+    }
+
+    fn set_batch_size(&mut self, _batch_size: Option<u64>) {}
+}

@@ -1,0 +1,521 @@
+//! `insert`, `update`, `delete`: a batch split over shards, its reply put together.
+//!
+//! [`BulkWrite`] decides what goes where and in which order; here parts are encoded, sent, and
+//! their replies read. A batch that goes to one shard as a whole passes through as bytes, its
+//! reply too.
+//!
+//! Retryable writes: a part of a batch names the statement ids of its statements (`stmtIds`), so
+//! that a statement keeps its id whatever part it travels in, and a retry finds it.
+//!
+//! A part without a reply: of a retryable write the client is told so as a whole, because its
+//! driver sends the batch again and the shards recognise what they have carried out. Otherwise each
+//! of its statements fails, since nobody knows what became of it.
+
+use crate::Router;
+use crate::failure::{Failure, Stale};
+use crate::request::fields_without;
+use crate::routing::Route;
+use crate::targeting::{context_of, namespace_of};
+use cluster::bulk::{BulkWrite, Effect, Limits, Part, Summary, WriteFault};
+use cluster::routing::ShardId;
+use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
+use model::error::{Code, Error};
+use model::namespace::Namespace;
+use model::number::Number;
+use query::context::QueryContext;
+use std::collections::BTreeSet;
+use wire::protocol::WRITE_BATCH_COUNT_MAX;
+use wire::{Reply, Request, Sequence};
+
+/// A part leaves room in a message for the command itself.
+const LIMITS: Limits = Limits {
+    statements: WRITE_BATCH_COUNT_MAX,
+    bytes: 40 * 1024 * 1024,
+};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Insert,
+    Update,
+    Delete,
+}
+
+impl Kind {
+    fn statements_field(self) -> &'static str {
+        match self {
+            Kind::Insert => "documents",
+            Kind::Update => "updates",
+            Kind::Delete => "deletes",
+        }
+    }
+}
+
+/// What is put together besides the effects.
+#[derive(Default)]
+struct Gathered {
+    concern_errors: Vec<(ShardId, DocBuf)>,
+    retried: Vec<i32>,
+}
+
+pub(crate) async fn write(
+    router: &Router,
+    request: &Request,
+    kind: Kind,
+) -> Result<Reply, Failure> {
+    let body = request.body();
+    let namespace = namespace_of(body, request.database())?;
+    let statements = match statements_of(request, kind) {
+        Some(statements) if (1..=WRITE_BATCH_COUNT_MAX).contains(&statements.len()) => statements,
+        // Whoever checks the command finds the fault.
+        Some(_) | None => return refused(router, request, &namespace).await,
+    };
+    let context = context_of(body)?;
+    let ordered = body.get("ordered").is_none_or(|ordered| {
+        // Anything but a boolean is refused by the shard.
+        ordered != ValueRef::Boolean(false)
+    });
+    let batch = Batch {
+        router,
+        request,
+        kind,
+        context,
+        statement_ids: statement_ids(body, statements.len()),
+        statements,
+    };
+    batch.run(&namespace, ordered).await
+}
+
+/// Sends a command that is certain to be refused to somebody who says why.
+async fn refused(
+    router: &Router,
+    request: &Request,
+    namespace: &Namespace,
+) -> Result<Reply, Failure> {
+    let route = router.routing.route(namespace, true).await?;
+    let route = route.ok_or_else(|| Error::new(Code::NAMESPACE_NOT_FOUND, "no such database"))?;
+    let shard = route.all().swap_remove(0);
+    let request = route.request(request, &shard, &router.clock)?;
+    match router.ask(&shard, request).await {
+        Ok(_) => Err(Error::new(Code::FAILED_TO_PARSE, "the batch is malformed").into()),
+        Err(failure) => Err(failure),
+    }
+}
+
+struct Batch<'a> {
+    router: &'a Router,
+    request: &'a Request,
+    kind: Kind,
+    context: QueryContext,
+    statements: Vec<Doc<'a>>,
+    /// In a retryable write.
+    statement_ids: Option<Vec<i32>>,
+}
+
+/// Where the statements go by one version of the routing table.
+struct Targets {
+    route: Route,
+    of: Vec<Target>,
+    /// All shards that any of them goes to.
+    union: Vec<ShardId>,
+}
+
+struct Target {
+    shards: Result<Vec<ShardId>, WriteFault>,
+    /// The document with an `_id`, if it had none and is routed by it.
+    document: Option<DocBuf>,
+}
+
+impl Targets {
+    fn new(batch: &Batch<'_>, route: Route) -> Targets {
+        let target = |statement: &Doc<'_>| {
+            let document = match batch.kind {
+                Kind::Insert => with_id(&route, *statement),
+                Kind::Update | Kind::Delete => None,
+            };
+            let complete = document.as_ref().map_or(*statement, DocBuf::as_doc);
+            let shards = match batch.kind {
+                Kind::Insert => route.insert_target(complete),
+                Kind::Update => route.update_targets(complete, &batch.context),
+                Kind::Delete => route.delete_targets(complete, &batch.context),
+            };
+            let shards = shards.map_err(fault);
+            Target { shards, document }
+        };
+        let of: Vec<Target> = batch.statements.iter().map(target).collect();
+        let named = of.iter().filter_map(|target| target.shards.as_ref().ok());
+        let union: BTreeSet<&ShardId> = named.flatten().collect();
+        Targets {
+            union: union.into_iter().cloned().collect(),
+            route,
+            of,
+        }
+    }
+}
+
+impl Batch<'_> {
+    async fn run(&self, namespace: &Namespace, ordered: bool) -> Result<Reply, Failure> {
+        let sizes = self.statements.iter().map(|statement| statement.len());
+        let mut bulk: BulkWrite<Value> = BulkWrite::new(ordered, LIMITS, sizes);
+        let mut gathered = Gathered::default();
+        let mut first_round = true;
+        let mut targets = self.targets(namespace, None).await?;
+        loop {
+            let parts = bulk.next_round(|at| targets.of[at].shards.clone());
+            let Targets { route, .. } = &targets;
+            if parts.is_empty() {
+                break;
+            }
+            let whole = parts.len() == 1
+                && parts[0].statements.len() == self.statements.len()
+                && targets.of.iter().all(|target| target.document.is_none());
+            if whole && first_round {
+                let part = &parts[0];
+                let request = route.request(self.request, &part.shard, &self.router.clock)?;
+                let answered = self.router.ask(&part.shard, request).await;
+                match answered {
+                    Ok(answered) if !mentions_stale(&answered.reply, &part.shard) => {
+                        return Ok(answered.reply);
+                    }
+                    // The client asked for it alone: it gets the error as it is.
+                    Err(failure @ (Failure::Reply(_) | Failure::Error(_))) => return Err(failure),
+                    answered => {
+                        let answered = answered.map(|answered| answered.reply);
+                        self.take(&mut bulk, &mut gathered, route, part, answered)?;
+                    }
+                }
+            } else {
+                let mut requests = Vec::with_capacity(parts.len());
+                for part in &parts {
+                    requests.push((part.shard.clone(), self.part(&targets, part)?));
+                }
+                let answers = self.router.ask_all(requests).await?;
+                for (part, answered) in parts.iter().zip(answers) {
+                    let answered = answered.map(|answered| answered.reply);
+                    self.take(&mut bulk, &mut gathered, route, part, answered)?;
+                }
+            }
+            first_round = false;
+            targets = self.targets(namespace, Some(targets)).await?;
+        }
+        Ok(self.reply(bulk.summary(), gathered))
+    }
+
+    /// Where every statement goes, by a table that is not stale for any of these shards. What was
+    /// worked out before still holds for the same version.
+    async fn targets(
+        &self,
+        namespace: &Namespace,
+        mut known: Option<Targets>,
+    ) -> Result<Targets, Error> {
+        loop {
+            let targets = match known.take() {
+                Some(known) => known,
+                None => {
+                    let route = self.router.routing.route(namespace, true).await?;
+                    let gone = || Error::new(Code::NAMESPACE_NOT_FOUND, "the database is gone");
+                    Targets::new(self, route.ok_or_else(gone)?)
+                }
+            };
+            let routing = &self.router.routing;
+            let now = routing.placement(namespace, Some(&targets.union)).await?;
+            let database = routing.database(namespace.database(), true).await?;
+            let same_version = now.version() == targets.route.placement.version();
+            if same_version && database.as_ref() == Some(&targets.route.database) {
+                return Ok(targets);
+            }
+        }
+    }
+
+    /// The command for one shard with its part of the statements.
+    fn part(&self, targets: &Targets, part: &Part) -> Result<Request, Error> {
+        let field = self.kind.statements_field();
+        let mut writer = fields_without(self.request.body(), &[field, "stmtIds", "stmtId"]);
+        if let Some(ids) = &self.statement_ids {
+            writer.begin_array("stmtIds");
+            for at in &part.statements {
+                writer.push(ids[*at]);
+            }
+            writer.end();
+        }
+        targets.route.stamp(&mut writer, &part.shard);
+        self.router.clock.append_to(&mut writer);
+        let statements = part.statements.iter().map(|at| {
+            let completed = targets.of[*at].document.as_ref();
+            completed.map_or(self.statements[*at], DocBuf::as_doc)
+        });
+        let sequence = Sequence::new(field, statements);
+        Request::from_parts(writer.finish(), vec![sequence])
+    }
+
+    /// Takes over what became of a part.
+    fn take(
+        &self,
+        bulk: &mut BulkWrite<Value>,
+        gathered: &mut Gathered,
+        route: &Route,
+        part: &Part,
+        answered: Result<Reply, Failure>,
+    ) -> Result<(), Failure> {
+        let count = part.statements.len();
+        let effects = match answered {
+            Ok(reply) => self.effects(gathered, route, part, reply.document()),
+            Err(Failure::Stale(stale)) => {
+                self.router.routing.note(&route.namespace, &stale);
+                vec![Effect::NotDone; count]
+            }
+            // Nobody knows what became of it: the driver asks again, and is recognised.
+            Err(failure) if self.statement_ids.is_some() => return Err(failure),
+            Err(Failure::Reply(reply)) => {
+                let error = crate::config::error_of(reply.document());
+                vec![failed(error); count]
+            }
+            Err(Failure::Error(error)) => vec![failed(error); count],
+        };
+        bulk.answered(&part.shard, effects);
+        Ok(())
+    }
+
+    fn effects(
+        &self,
+        gathered: &mut Gathered,
+        route: &Route,
+        part: &Part,
+        reply: Doc<'_>,
+    ) -> Vec<Effect<Value>> {
+        let number = |name: &str| {
+            let number = reply.get(name).and_then(Number::of);
+            number.map_or(0, |number| number.to_f64() as u64)
+        };
+        if let Some(error) = reply.get_doc("writeConcernError") {
+            let told = (part.shard.clone(), error.to_owned());
+            gathered.concern_errors.push(told);
+        }
+        for id in reply
+            .get_array("retriedStmtIds")
+            .iter()
+            .flat_map(|ids| ids.iter())
+        {
+            if let ValueRef::Int32(id) = id {
+                gathered.retried.push(id);
+            }
+        }
+        let done = || Effect::Done {
+            matched: 0,
+            modified: 0,
+            upserted: None,
+        };
+        let mut effects = vec![done(); part.statements.len()];
+        let mut upserts = 0;
+        for upserted in elements(reply, "upserted") {
+            let (Some(at), Some(id)) = (index(upserted), upserted.get("_id")) else {
+                continue;
+            };
+            upserts += 1;
+            if let Some(Effect::Done { upserted, .. }) = effects.get_mut(at) {
+                *upserted = Some(id.to_owned());
+            }
+        }
+        let ordered = self.request.body().get("ordered") != Some(ValueRef::Boolean(false));
+        for error in elements(reply, "writeErrors") {
+            let Some(at) = index(error) else { continue };
+            let effect = match Stale::of(error, &part.shard) {
+                Some(stale) => {
+                    self.router.routing.note(&route.namespace, &stale);
+                    Effect::NotDone
+                }
+                None => Effect::Failed(fault_of(error)),
+            };
+            // An ordered part ends with its first error.
+            if ordered {
+                for later in effects.iter_mut().skip(at) {
+                    *later = Effect::NotDone;
+                }
+            }
+            if let Some(place) = effects.get_mut(at) {
+                *place = effect;
+            }
+        }
+        // A shard tells sums; which of its statements they belong to does not matter.
+        let (n, all_modified) = (number("n").saturating_sub(upserts), number("nModified"));
+        let first = effects.iter_mut().find_map(|effect| match effect {
+            Effect::Done {
+                matched, modified, ..
+            } => Some((matched, modified)),
+            Effect::Failed(_) | Effect::NotDone => None,
+        });
+        if let Some((matched, modified)) = first {
+            (*matched, *modified) = (n, all_modified);
+        }
+        effects
+    }
+
+    fn reply(&self, summary: Summary<Value>, gathered: Gathered) -> Reply {
+        let mut writer = Reply::writer();
+        let count = |count: u64| i32::try_from(count).unwrap_or(i32::MAX);
+        writer.append("n", count(summary.n));
+        if !summary.errors.is_empty() {
+            writer.begin_array("writeErrors");
+            for (at, fault) in &summary.errors {
+                writer
+                    .push_document()
+                    .append("index", *at as i32)
+                    .append("code", fault.code)
+                    .append("errmsg", fault.message.as_str());
+                for element in fault.details.iter().flat_map(|details| details.iter()) {
+                    writer.append_element(&element);
+                }
+                writer.end();
+            }
+            writer.end();
+        }
+        if !gathered.retried.is_empty() {
+            writer.begin_array("retriedStmtIds");
+            for id in &gathered.retried {
+                writer.push(*id);
+            }
+            writer.end();
+        }
+        if !summary.upserted.is_empty() {
+            writer.begin_array("upserted");
+            for (at, id) in &summary.upserted {
+                writer
+                    .push_document()
+                    .append("index", *at as i32)
+                    .append("_id", id)
+                    .end();
+            }
+            writer.end();
+        }
+        if self.kind == Kind::Update {
+            writer.append("nModified", count(summary.modified));
+        }
+        append_concern_errors(&mut writer, &gathered.concern_errors);
+        writer.append("ok", 1.0);
+        Reply::from_writer(writer)
+    }
+}
+
+/// Several shards may fail to confirm; the client is told of all in one.
+pub(crate) fn append_concern_errors(writer: &mut DocWriter, errors: &[(ShardId, DocBuf)]) {
+    match errors {
+        [] => {}
+        [(_, only)] => {
+            writer.append("writeConcernError", only);
+        }
+        several => {
+            let texts: Vec<String> = several
+                .iter()
+                .map(|(shard, error)| {
+                    let text = error.as_doc().get_str("errmsg").unwrap_or_default();
+                    format!("{text} at {shard}")
+                })
+                .collect();
+            writer
+                .begin_document("writeConcernError")
+                .append("code", Code::WRITE_CONCERN_FAILED.0)
+                .append("codeName", Code::WRITE_CONCERN_FAILED.name().as_str())
+                .append(
+                    "errmsg",
+                    format!("Multiple errors reported :: {}", texts.join(" :: and :: ")).as_str(),
+                )
+                .end();
+        }
+    }
+}
+
+fn statements_of(request: &Request, kind: Kind) -> Option<Vec<Doc<'_>>> {
+    let field = kind.statements_field();
+    if let Some(sequence) = request.sequence(field) {
+        return Some(sequence.iter().collect());
+    }
+    let listed = request.body().get_array(field)?;
+    let document = |value: ValueRef<'_>| matches!(value, ValueRef::Document(_));
+    if !listed.iter().all(document) {
+        return None;
+    }
+    Some(crate::targeting::documents(listed).collect())
+}
+
+/// The ids of the statements of a retryable write.
+fn statement_ids(body: Doc<'_>, count: usize) -> Option<Vec<i32>> {
+    body.get("txnNumber")?;
+    let counted = |first: i32| (first..).take(count).collect();
+    match (body.get_array("stmtIds"), body.get("stmtId")) {
+        (Some(listed), _) => {
+            let ids: Vec<i32> = listed
+                .iter()
+                .filter_map(|id| match id {
+                    ValueRef::Int32(id) => Some(id),
+                    _ => None,
+                })
+                .collect();
+            // A list of another length is refused by whoever is asked.
+            Some(match ids.len() == count {
+                true => ids,
+                false => counted(0),
+            })
+        }
+        (None, Some(ValueRef::Int32(first))) => Some(counted(first)),
+        (None, _) => Some(counted(0)),
+    }
+}
+
+/// A document that lacks an `_id` gets one here if it is routed by it.
+fn with_id(route: &Route, document: Doc<'_>) -> Option<DocBuf> {
+    let table = route.table()?;
+    let by_id = |path: &str| path == "_id" || path.starts_with("_id.");
+    if document.get("_id").is_some() || !table.pattern.fields().iter().any(|f| by_id(&f.path)) {
+        return None;
+    }
+    let mut writer = DocWriter::new().with("_id", crate::hello::object_id());
+    for element in document.iter() {
+        writer.append_element(&element);
+    }
+    Some(writer.finish())
+}
+
+fn elements<'a>(reply: Doc<'a>, name: &str) -> impl Iterator<Item = Doc<'a>> {
+    reply
+        .get_array(name)
+        .into_iter()
+        .flat_map(crate::targeting::documents)
+}
+
+fn index(doc: Doc<'_>) -> Option<usize> {
+    match doc.get("index") {
+        Some(ValueRef::Int32(at)) => usize::try_from(at).ok(),
+        _ => None,
+    }
+}
+
+fn fault_of(error: Doc<'_>) -> WriteFault {
+    let code = match error.get("code") {
+        Some(ValueRef::Int32(code)) => code,
+        _ => Code::UNKNOWN_ERROR.0,
+    };
+    let mut fault = WriteFault::new(code, error.get_str("errmsg").unwrap_or_default());
+    let mut details = DocWriter::new();
+    for element in error.iter() {
+        if !matches!(element.key(), "index" | "code" | "errmsg") {
+            details.append_element(&element);
+        }
+    }
+    if !details.is_empty() {
+        fault.details = Some(Box::new(details.finish()));
+    }
+    fault
+}
+
+fn fault(error: Error) -> WriteFault {
+    let mut fault = WriteFault::new(error.code.0, error.message);
+    fault.details = error.details;
+    fault
+}
+
+fn failed(error: Error) -> Effect<Value> {
+    Effect::Failed(fault(error))
+}
+
+fn mentions_stale(reply: &Reply, shard: &ShardId) -> bool {
+    elements(reply.document(), "writeErrors").any(|error| Stale::of(error, shard).is_some())
+}

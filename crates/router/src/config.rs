@@ -1,0 +1,256 @@
+//! The config server as the router asks it: routing, databases, and its collections.
+
+use crate::failure::is_ok;
+use crate::find::whole;
+use crate::registry::batch_of;
+use cluster::cache::{Fetch, Fetched};
+use cluster::routing::{Chunk, ChunkWithEnd, PastOwner, RoutingTable, ShardId};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::error::{Code, Error};
+use model::ids::Uuid;
+use model::shard_key::ShardKeyPattern;
+use model::time::ClusterTime;
+use model::version::{ChunkVersion, DatabaseVersion, PlacementVersion};
+use std::sync::Arc;
+use wire::{Endpoint, Reply, Request};
+
+/// The primary shard of a database.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Database {
+    pub(crate) primary: ShardId,
+    pub(crate) version: DatabaseVersion,
+}
+
+pub(crate) struct ConfigServer {
+    pub(crate) endpoint: Arc<dyn Endpoint>,
+}
+
+impl ConfigServer {
+    /// Sends a command and passes its error on.
+    pub(crate) async fn run(&self, command: DocWriter) -> Result<DocBuf, Error> {
+        let request = Request::from_parts(command.finish(), Vec::new())?;
+        let reply = self.call(request).await?;
+        if is_ok(reply.document()) {
+            return Ok(reply.into_document());
+        }
+        Err(error_of(reply.document()))
+    }
+
+    pub(crate) async fn call(&self, request: Request) -> Result<Reply, Error> {
+        self.endpoint.call(request).await.map_err(|error| {
+            let message = format!("the config server: {error}");
+            Error::new(Code::HOST_UNREACHABLE, message)
+        })
+    }
+
+    /// All documents of a `find`.
+    pub(crate) async fn find_all(&self, command: DocWriter) -> Result<Vec<DocBuf>, Error> {
+        let mut documents = Vec::new();
+        let mut reply = self.run(command).await?;
+        loop {
+            let cursor = reply
+                .as_doc()
+                .get_doc("cursor")
+                .ok_or_else(|| malformed("a find"))?;
+            documents.extend(batch_of(cursor).map(Doc::to_owned));
+            let id = match cursor.get("id") {
+                Some(ValueRef::Int64(id)) if id != 0 => id,
+                _ => return Ok(documents),
+            };
+            let namespace = cursor.get_str("ns").unwrap_or_default();
+            let (database, collection) = namespace
+                .split_once('.')
+                .ok_or_else(|| malformed("a find"))?;
+            let more = DocWriter::new()
+                .with("getMore", id)
+                .with("collection", collection)
+                .with("$db", database);
+            reply = self.run(more).await?;
+        }
+    }
+
+    pub(crate) async fn database(&self, name: &str, create: bool) -> Result<Database, Error> {
+        let command = match create {
+            true => "_configsvrCreateDatabase",
+            false => "_configsvrGetDatabase",
+        };
+        let command = DocWriter::new().with(command, 1).with("db", name);
+        let command = match create {
+            true => {
+                let majority = DocWriter::new().with("w", "majority").finish();
+                command.with("writeConcern", &majority)
+            }
+            false => command,
+        };
+        let reply = self.run(command.with("$db", "admin")).await?;
+        let reply = reply.as_doc();
+        let primary = reply
+            .get_str("primary")
+            .ok_or_else(|| malformed("a database"))?;
+        let version = reply.get_doc("version");
+        let version = version.ok_or_else(|| malformed("a database"))?;
+        let version = DatabaseVersion::from_document(version)?;
+        Ok(Database {
+            primary: ShardId::new(primary),
+            version,
+        })
+    }
+
+    /// Answers a question of the routing cache, page by page. All pages are of one version: if the
+    /// collection changes between two, the config server begins anew and says so.
+    pub(crate) async fn routing(&self, namespace: &str, fetch: Fetch) -> Result<Fetched, Error> {
+        let mut found: Option<Found> = None;
+        loop {
+            let mut command = DocWriter::new().with("_configsvrGetRouting", namespace);
+            if let Fetch::Since(version) = fetch {
+                append_version(&mut command, "since", version);
+            }
+            if let Some(found) = &found {
+                append_version(&mut command, "at", found.version);
+                command.append("from", found.chunks.len() as i64);
+            }
+            command.append("$db", "admin");
+            let reply = self.run(command).await?;
+            let reply = reply.as_doc();
+            if reply.get("sharded") != Some(ValueRef::Boolean(true)) {
+                return Ok(Fetched::Unsharded);
+            }
+            let page = Found::parse(reply)?;
+            let continues = whole(reply.get("from")).is_some_and(|from| from > 0);
+            match &mut found {
+                Some(found) if continues => found.chunks.extend(page.chunks),
+                Some(_) | None => found = Some(page),
+            }
+            if reply.get("more") != Some(ValueRef::Boolean(true)) {
+                break;
+            }
+        }
+        let found = found.ok_or_else(|| malformed("routing"))?;
+        if found.is_incremental {
+            return Ok(Fetched::Changes(found.chunks));
+        }
+        let table = RoutingTable::full(
+            found.uuid,
+            found.version.incarnation,
+            Arc::new(found.pattern),
+            found.chunks,
+        );
+        let unusable = |error| Error::new(Code::INTERNAL_ERROR, format!("{error}"));
+        Ok(Fetched::Everything(table.map_err(unusable)?))
+    }
+}
+
+fn append_version(writer: &mut DocWriter, name: &str, version: PlacementVersion) {
+    writer.begin_document(name);
+    version.append_to(writer);
+    writer.end();
+}
+
+/// What the config server tells of a sharded collection.
+struct Found {
+    uuid: Uuid,
+    version: PlacementVersion,
+    pattern: ShardKeyPattern,
+    chunks: Vec<ChunkWithEnd>,
+    /// Whether these are only the chunks that changed.
+    is_incremental: bool,
+}
+
+impl Found {
+    fn parse(reply: Doc<'_>) -> Result<Found, Error> {
+        let missing = || malformed("routing");
+        let pattern = ShardKeyPattern::parse(reply.get_doc("key").ok_or_else(missing)?)?;
+        let version = reply.get_doc("version").ok_or_else(missing)?;
+        let version = PlacementVersion::from_document(version)?;
+        let uuid = reply.get("uuid").and_then(uuid_of).ok_or_else(missing)?;
+        let mut chunks = Vec::new();
+        for chunk in reply.get_array("chunks").ok_or_else(missing)?.iter() {
+            let ValueRef::Document(chunk) = chunk else {
+                return Err(missing());
+            };
+            chunks.push(chunk_of(chunk, &pattern)?);
+        }
+        Ok(Found {
+            uuid,
+            version,
+            pattern,
+            chunks,
+            is_incremental: reply.get("incremental") == Some(ValueRef::Boolean(true)),
+        })
+    }
+}
+
+fn chunk_of(doc: Doc<'_>, pattern: &ShardKeyPattern) -> Result<ChunkWithEnd, Error> {
+    let missing = || malformed("a chunk");
+    let bound = |name: &str| doc.get_doc(name).ok_or_else(missing);
+    let range = pattern.range_of(bound("min")?, bound("max")?)?;
+    let shard = ShardId::new(doc.get_str("shard").ok_or_else(missing)?);
+    let lastmod = time_of(doc.get("lastmod")).ok_or_else(missing)?;
+    let version = ChunkVersion::new(lastmod.seconds(), lastmod.increment());
+    let mut owners = Vec::new();
+    for owner in doc
+        .get_array("history")
+        .iter()
+        .flat_map(|owners| owners.iter())
+    {
+        let ValueRef::Document(owner) = owner else {
+            return Err(missing());
+        };
+        owners.push(PastOwner {
+            since: time_of(owner.get("validAfter")).ok_or_else(missing)?,
+            shard: ShardId::new(owner.get_str("shard").ok_or_else(missing)?),
+        });
+    }
+    // The first is the owner of now.
+    let since = match owners.is_empty() {
+        true => time_of(doc.get("onCurrentShardSince")).unwrap_or(ClusterTime::ZERO),
+        false => owners.remove(0).since,
+    };
+    let chunk = Chunk::new(range.min, shard, version, since).with_past(owners);
+    Ok((chunk, range.max))
+}
+
+pub(crate) fn time_of(value: Option<ValueRef<'_>>) -> Option<ClusterTime> {
+    match value {
+        Some(ValueRef::Timestamp(time)) => Some(ClusterTime::new(time.seconds, time.increment)),
+        _ => None,
+    }
+}
+
+fn uuid_of(value: ValueRef<'_>) -> Option<Uuid> {
+    match value {
+        ValueRef::Binary { bytes, .. } => Some(Uuid(bytes.try_into().ok()?)),
+        _ => None,
+    }
+}
+
+/// The error in a reply, with all its fields.
+pub(crate) fn error_of(reply: Doc<'_>) -> Error {
+    let code = match reply.get("code") {
+        Some(ValueRef::Int32(code)) => Code(code),
+        _ => Code::UNKNOWN_ERROR,
+    };
+    let message = reply.get_str("errmsg").unwrap_or("the command failed");
+    let mut details = DocWriter::new();
+    for element in reply.iter() {
+        let told = matches!(
+            element.key(),
+            "ok" | "code" | "codeName" | "errmsg" | "$clusterTime" | "operationTime"
+        );
+        if !told {
+            details.append_element(&element);
+        }
+    }
+    let error = Error::new(code, message);
+    match details.is_empty() {
+        true => error,
+        false => error.with_details(details.finish()),
+    }
+}
+
+fn malformed(what: &str) -> Error {
+    Error::new(
+        Code::INTERNAL_ERROR,
+        format!("the config server's answer about {what} is malformed"),
+    )
+}

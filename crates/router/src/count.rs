@@ -1,0 +1,178 @@
+//! `count` and `distinct` over several shards.
+
+use crate::failure::Failure;
+use crate::find::{no_progress, whole};
+use crate::request::fields_without;
+use crate::routing::Route;
+use crate::scatter::Answered;
+use crate::targeting::{context_of, namespace_of};
+use crate::{Router, STALE_RETRIES_MAX};
+use cluster::routing::ShardId;
+use model::bson::{Doc, Value, ValueRef};
+use model::error::Error;
+use model::number::Number;
+use model::order::compare;
+use query::filter::Filter;
+use wire::{Reply, Request};
+
+/// The filter of a command, where it may be targeted by it.
+fn filter_of(body: Doc<'_>, name: &str) -> Result<Filter, Error> {
+    let context = context_of(body)?;
+    let filter = body.get_doc(name).unwrap_or(Doc::EMPTY);
+    Ok(Filter::parse(filter, &context)?.optimized())
+}
+
+impl Router {
+    /// Asks every shard that a filter concerns, again while versions are stale. One shard gets
+    /// the request as it is; several get the fields that `fields` leaves. `None` if there is no
+    /// such database.
+    pub(crate) async fn gather(
+        &self,
+        request: &Request,
+        namespace: &model::namespace::Namespace,
+        target: impl Fn(&Route) -> Vec<ShardId>,
+        dropped: &[&str],
+        append: impl Fn(&mut model::bson::DocWriter),
+    ) -> Result<Option<Gathered>, Failure> {
+        for _ in 0..STALE_RETRIES_MAX {
+            let routed = self
+                .route_to(namespace, false, |route| Ok(target(route)))
+                .await?;
+            let Some((route, shards)) = routed else {
+                return Ok(None);
+            };
+            let mut requests = Vec::with_capacity(shards.len());
+            for shard in &shards {
+                if shards.len() == 1 {
+                    let request = route.request(request, shard, &self.clock)?;
+                    requests.push((shard.clone(), request));
+                    continue;
+                }
+                let mut writer = fields_without(request.body(), dropped);
+                append(&mut writer);
+                route.stamp(&mut writer, shard);
+                self.clock.append_to(&mut writer);
+                let request = Request::from_parts(writer.finish(), Vec::new())?;
+                requests.push((shard.clone(), request));
+            }
+            let mut answers = Vec::with_capacity(requests.len());
+            let mut failure = None;
+            for answered in self.ask_all(requests).await? {
+                match answered {
+                    Ok(answered) => answers.push(answered),
+                    Err(stale @ Failure::Stale(_)) => failure = Some(stale),
+                    Err(other) => failure = failure.or(Some(other)),
+                }
+            }
+            match failure {
+                None => return Ok(Some(Gathered { route, answers })),
+                Some(Failure::Stale(stale)) => self.routing.note(namespace, &stale),
+                Some(other) => return Err(other),
+            }
+        }
+        Err(no_progress())
+    }
+}
+
+/// The answers of all shards that were asked.
+pub(crate) struct Gathered {
+    pub(crate) route: Route,
+    pub(crate) answers: Vec<Answered>,
+}
+
+impl Gathered {
+    /// The one answer, if one shard was asked.
+    pub(crate) fn take_only(&mut self) -> Option<Reply> {
+        match self.answers.len() {
+            1 => self.answers.pop().map(|answered| answered.reply),
+            _ => None,
+        }
+    }
+}
+
+pub(crate) async fn count(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let body = request.body();
+    let namespace = namespace_of(body, request.database())?;
+    let filter = filter_of(body, "query")?;
+    let skip = whole(body.get("skip"));
+    let limit = body.get("limit").map_or(Some(0), |limit| {
+        let limit = Number::of(limit)?.to_i64_exact()?;
+        Some(limit.unsigned_abs())
+    });
+    let malformed = skip.is_none() || limit.is_none();
+    let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(0));
+    let target = |route: &Route| match malformed {
+        // One shard says what is wrong.
+        true => route.all().into_iter().take(1).collect(),
+        false => route.read_targets(&filter),
+    };
+    let gathered = router
+        .gather(request, &namespace, target, &["skip", "limit"], |writer| {
+            if limit > 0 {
+                let fetched = limit.saturating_add(skip);
+                writer.append("limit", i64::try_from(fetched).unwrap_or(i64::MAX));
+            }
+        })
+        .await?;
+    let Some(mut gathered) = gathered else {
+        return Ok(Reply::from_writer(
+            Reply::writer().with("n", 0).with("ok", 1.0),
+        ));
+    };
+    if let Some(only) = gathered.take_only() {
+        return Ok(only);
+    }
+    let counted: u64 = gathered
+        .answers
+        .iter()
+        .map(|answered| whole(answered.reply.document().get("n")).unwrap_or(0))
+        .sum();
+    let mut counted = counted.saturating_sub(skip);
+    if limit > 0 {
+        counted = counted.min(limit);
+    }
+    let mut writer = Reply::writer();
+    match i32::try_from(counted) {
+        Ok(small) => writer.append("n", small),
+        Err(_) => writer.append("n", counted as i64),
+    };
+    writer.append("ok", 1.0);
+    Ok(Reply::from_writer(writer))
+}
+
+pub(crate) async fn distinct(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let body = request.body();
+    let namespace = namespace_of(body, request.database())?;
+    let filter = filter_of(body, "query")?;
+    let target = |route: &Route| route.read_targets(&filter);
+    let gathered = router
+        .gather(request, &namespace, target, &[], |_| {})
+        .await?;
+    let Some(mut gathered) = gathered else {
+        let mut writer = Reply::writer();
+        writer.begin_array("values").end().append("ok", 1.0);
+        return Ok(Reply::from_writer(writer));
+    };
+    if let Some(only) = gathered.take_only() {
+        return Ok(only);
+    }
+    let mut values: Vec<Value> = Vec::new();
+    for answered in &gathered.answers {
+        let listed = answered.reply.document().get_array("values");
+        values.extend(
+            listed
+                .iter()
+                .flat_map(|values| values.iter())
+                .map(|value: ValueRef<'_>| value.to_owned()),
+        );
+    }
+    values.sort_by(|a, b| compare(a.as_ref(), b.as_ref()));
+    values.dedup_by(|a, b| compare(a.as_ref(), b.as_ref()).is_eq());
+    let mut writer = Reply::writer();
+    writer.begin_array("values");
+    for value in &values {
+        writer.push(value);
+    }
+    writer.end().append("ok", 1.0);
+    Ok(Reply::from_writer(writer))
+}

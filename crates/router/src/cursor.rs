@@ -1,0 +1,219 @@
+//! The router's cursors.
+//!
+//! ```text
+//!   Passed    the cursor is one shard's (or the config server's); getMore passes through
+//!   Merged    the router merges streams of several shards
+//! ```
+//!
+//! A passed cursor keeps the id that its shard gave it, unless that is taken here. While a getMore
+//! uses a cursor it is marked busy; killCursors then ends it at the end of that batch. Cursors that
+//! nobody used for ten minutes are closed, here and on the shards.
+
+use crate::merge::Merge;
+use model::bson::{Doc, DocBuf};
+use model::error::{Code, Error};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wire::Endpoint;
+
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+
+pub(crate) enum Source {
+    Passed {
+        member: Arc<dyn Endpoint>,
+        /// As the shard calls it.
+        id: i64,
+    },
+    Merged(Box<dyn Merge>),
+}
+
+pub(crate) struct Cursor {
+    /// `database.collection`.
+    pub(crate) namespace: String,
+    pub(crate) session: Option<DocBuf>,
+    pub(crate) no_timeout: bool,
+    pub(crate) source: Source,
+}
+
+enum Slot {
+    Idle { cursor: Cursor, since: Instant },
+    Busy { killed: bool },
+}
+
+#[derive(Default)]
+pub(crate) struct Cursors {
+    slots: Mutex<HashMap<i64, Slot>>,
+}
+
+impl Cursors {
+    /// Keeps a shard's cursor under its own id, unless that is taken.
+    pub(crate) fn keep_as(&self, id: i64, cursor: Cursor) -> Result<(), Cursor> {
+        let mut slots = self.slots.lock();
+        if slots.contains_key(&id) {
+            return Err(cursor);
+        }
+        slots.insert(id, idle(cursor));
+        Ok(())
+    }
+
+    /// Keeps a cursor under a new id.
+    pub(crate) fn keep(&self, cursor: Cursor) -> i64 {
+        let mut slots = self.slots.lock();
+        loop {
+            let id = fastrand::i64(1..);
+            if let Entry::Vacant(place) = slots.entry(id) {
+                place.insert(idle(cursor));
+                return id;
+            }
+        }
+    }
+
+    /// Takes a cursor out to use it. It must be put back or let go of.
+    pub(crate) fn check_out(
+        &self,
+        id: i64,
+        namespace: &str,
+        session: Option<Doc<'_>>,
+    ) -> Result<Cursor, Error> {
+        let mut slots = self.slots.lock();
+        let Some(slot) = slots.get_mut(&id) else {
+            return Err(not_found(id));
+        };
+        let Slot::Idle { cursor, .. } = slot else {
+            return Err(Error::new(
+                Code::CURSOR_IN_USE,
+                format!("cursor id {id} is already in use"),
+            ));
+        };
+        if cursor.namespace != namespace {
+            return Err(Error::new(
+                Code::UNAUTHORIZED,
+                format!(
+                    "Requested getMore on namespace '{namespace}', but cursor belongs to a \
+                     different namespace {}",
+                    cursor.namespace
+                ),
+            ));
+        }
+        if let Source::Merged(_) = cursor.source {
+            let opened = cursor
+                .session
+                .as_ref()
+                .and_then(|session| session.get("id"));
+            let asked = session.and_then(|session| session.get("id"));
+            check_session(id, opened.is_some(), asked.is_some(), opened == asked)?;
+        }
+        match std::mem::replace(slot, Slot::Busy { killed: false }) {
+            Slot::Idle { cursor, .. } => Ok(cursor),
+            Slot::Busy { .. } => Err(not_found(id)),
+        }
+    }
+
+    /// Puts a cursor back; gives it back if it was killed meanwhile.
+    pub(crate) fn check_in(&self, id: i64, cursor: Cursor) -> Option<Cursor> {
+        let mut slots = self.slots.lock();
+        match slots.get(&id) {
+            Some(Slot::Busy { killed: false }) => {
+                slots.insert(id, idle(cursor));
+                None
+            }
+            Some(Slot::Busy { killed: true } | Slot::Idle { .. }) | None => {
+                slots.remove(&id);
+                Some(cursor)
+            }
+        }
+    }
+
+    /// Forgets a cursor that was checked out.
+    pub(crate) fn let_go(&self, id: i64) {
+        self.slots.lock().remove(&id);
+    }
+
+    /// Whether there was such a cursor; an idle one is handed out to be closed.
+    pub(crate) fn kill(&self, id: i64, namespace: &str) -> Option<Option<Cursor>> {
+        let mut slots = self.slots.lock();
+        match slots.get_mut(&id)? {
+            Slot::Idle { cursor, .. } if cursor.namespace != namespace => None,
+            Slot::Idle { .. } => match slots.remove(&id) {
+                Some(Slot::Idle { cursor, .. }) => Some(Some(cursor)),
+                Some(Slot::Busy { .. }) | None => Some(None),
+            },
+            Slot::Busy { killed } => {
+                *killed = true;
+                Some(None)
+            }
+        }
+    }
+
+    /// Takes out what nobody used for too long.
+    pub(crate) fn expired(&self) -> Vec<Cursor> {
+        let mut slots = self.slots.lock();
+        let is_old = |slot: &Slot| match slot {
+            Slot::Idle { cursor, since } => !cursor.no_timeout && since.elapsed() > IDLE_TIMEOUT,
+            Slot::Busy { .. } => false,
+        };
+        let old: Vec<i64> = slots
+            .iter()
+            .filter(|(_, slot)| is_old(slot))
+            .map(|(id, _)| *id)
+            .collect();
+        let taken = old.into_iter().filter_map(|id| match slots.remove(&id) {
+            Some(Slot::Idle { cursor, .. }) => Some(cursor),
+            Some(Slot::Busy { .. }) | None => None,
+        });
+        taken.collect()
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.slots.lock().len()
+    }
+}
+
+impl Cursor {
+    /// Ends what is open on shards.
+    pub(crate) async fn close(self) {
+        match self.source {
+            Source::Passed { member, id } => {
+                crate::merge::kill_cursor(&*member, &self.namespace, id).await;
+            }
+            Source::Merged(merge) => merge.close().await,
+        }
+    }
+}
+
+fn idle(cursor: Cursor) -> Slot {
+    Slot::Idle {
+        cursor,
+        since: Instant::now(),
+    }
+}
+
+pub(crate) fn not_found(id: i64) -> Error {
+    Error::new(Code::CURSOR_NOT_FOUND, format!("cursor id {id} not found"))
+}
+
+/// A cursor that was opened in a session is continued in that session.
+fn check_session(id: i64, opened: bool, asked: bool, same: bool) -> Result<(), Error> {
+    match (opened, asked) {
+        (true, true) if !same => Err(Error::location(
+            50738,
+            format!("Cannot run getMore on cursor {id}, which was created in another session"),
+        )),
+        (true, false) => Err(Error::location(
+            50737,
+            format!(
+                "Cannot run getMore on cursor {id}, which was created in a session, without an lsid"
+            ),
+        )),
+        (false, true) => Err(Error::location(
+            50736,
+            format!(
+                "Cannot run getMore on cursor {id}, which was not created in a session, in a session"
+            ),
+        )),
+        (true, true) | (false, false) => Ok(()),
+    }
+}

@@ -1,0 +1,108 @@
+//! Commands that change the catalog: the config server decides them for the whole cluster.
+//!
+//! What concerns an unsharded collection alone (`create`, `collMod`, `createIndexes`,
+//! `dropIndexes`) goes to its database's primary shard. Everything else travels as `_configsvrDdl`.
+//! Afterwards what this router knows of the names involved is forgotten: it asks again when needed.
+
+use crate::failure::{Failure, is_ok};
+use crate::find::no_progress;
+use crate::request::fields_without;
+use crate::targeting::namespace_of;
+use crate::{Router, STALE_RETRIES_MAX};
+use model::bson::{DocWriter, ValueRef};
+use model::error::{Code, Error};
+use model::namespace::Namespace;
+use wire::{Reply, Request};
+
+/// Hands a command to the config server.
+pub(crate) async fn forward(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let body = request.body();
+    let mut command = DocWriter::new()
+        .with("_configsvrDdl", 1)
+        .with("db", request.database());
+    command.begin_document("command");
+    for element in fields_without(body, &[]).finish().iter() {
+        command.append_element(&element);
+    }
+    command.end();
+    for name in ["lsid", "txnNumber", "writeConcern", "maxTimeMS", "comment"] {
+        if let Some(element) = body.element(name) {
+            command.append_element(&element);
+        }
+    }
+    router.clock.append_to(&mut command);
+    command.append("$db", "admin");
+    let sent = Request::from_parts(command.finish(), Vec::new())?;
+    let reply = router.config.call(sent).await?;
+    router.clock.observe(reply.document());
+    forget(router, request);
+    if matches!(
+        request.name(),
+        "addShard" | "addshard" | "removeShard" | "removeshard"
+    ) && is_ok(reply.document())
+    {
+        router.registry.reload(&router.config).await?;
+    }
+    Ok(reply)
+}
+
+/// Forgets what a command may have changed, whether it succeeded or not.
+fn forget(router: &Router, request: &Request) {
+    let body = request.body();
+    let first = match body.first().map(|first| first.value()) {
+        Some(ValueRef::String(name)) => name,
+        _ => "",
+    };
+    let collection = |name: &str| {
+        if let Ok(namespace) = Namespace::parse(name) {
+            router.routing.forget_collection(&namespace);
+        }
+    };
+    match request.name() {
+        "dropDatabase" => router.routing.forget_all(Some(request.database())),
+        "drop" | "collMod" | "createIndexes" | "dropIndexes" | "deleteIndexes" | "create" => {
+            if let Ok(namespace) = Namespace::new(request.database(), first) {
+                router.routing.forget_collection(&namespace);
+            }
+        }
+        "enableSharding" | "enablesharding" | "movePrimary" | "moveprimary" => {
+            router.routing.forget_all(Some(first));
+        }
+        "renameCollection" => {
+            collection(first);
+            collection(body.get_str("to").unwrap_or_default());
+        }
+        // Their first field is a whole namespace; versions tell about splits and merges.
+        "shardCollection"
+        | "shardcollection"
+        | "refineCollectionShardKey"
+        | "reshardCollection" => collection(first),
+        _ => {}
+    }
+}
+
+/// `create`, `collMod`, `createIndexes`, `dropIndexes`: on the primary shard if the collection is
+/// not sharded.
+pub(crate) async fn on_collection(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let namespace = namespace_of(request.body(), request.database())?;
+    let create = matches!(request.name(), "create" | "createIndexes");
+    for _ in 0..STALE_RETRIES_MAX {
+        let everywhere = |route: &crate::routing::Route| Ok(route.all());
+        let routed = router.route_to(&namespace, create, everywhere).await?;
+        let Some((route, shards)) = routed else {
+            let message = format!("ns does not exist: {namespace}");
+            return Err(Error::new(Code::NAMESPACE_NOT_FOUND, message).into());
+        };
+        if route.table().is_some() {
+            return forward(router, request).await;
+        }
+        let shard = &shards[0];
+        let sent = route.request(request, shard, &router.clock)?;
+        match router.ask(shard, sent).await {
+            Ok(answered) => return Ok(answered.reply),
+            Err(Failure::Stale(stale)) => router.routing.note(&namespace, &stale),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Err(no_progress())
+}

@@ -1,0 +1,74 @@
+//! Commands about the server itself, and sessions.
+//!
+//! What a router has no answer of its own for, the config server's answer stands for. Sessions are
+//! known wherever they were used, so what ends or prolongs them goes everywhere.
+
+use crate::Router;
+use crate::failure::{Failure, is_ok};
+use crate::request::fields_without;
+use crate::scatter::Answered;
+use cluster::routing::ShardId;
+use model::error::{Code, Error};
+use wire::{ConnectionInfo, Reply, Request};
+
+/// Lets the config server answer, and remembers its cursor.
+pub(crate) async fn ask_config(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let mut writer = fields_without(request.body(), &[]);
+    router.clock.append_to(&mut writer);
+    let sent = Request::from_parts(writer.finish(), request.sequences().to_vec())?;
+    let endpoint = &router.config.endpoint;
+    let answer = endpoint.open(sent).await.map_err(|error| {
+        let message = format!("the config server: {error}");
+        Error::new(Code::HOST_UNREACHABLE, message)
+    })?;
+    router.clock.observe(answer.reply.document());
+    if !is_ok(answer.reply.document()) {
+        return Err(Failure::Reply(answer.reply));
+    }
+    let answered = Answered {
+        shard: ShardId::new("config"),
+        reply: answer.reply,
+        member: answer.member.unwrap_or_else(|| endpoint.clone()),
+    };
+    Ok(router.keep_passed(request, answered))
+}
+
+/// Tells the config server and all shards; the config server's answer stands for all.
+pub(crate) async fn tell_everybody(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let mut requests = Vec::new();
+    for shard in router.registry.all(&router.config).await? {
+        let mut writer = fields_without(request.body(), &[]);
+        router.clock.append_to(&mut writer);
+        requests.push((shard.id, Request::from_parts(writer.finish(), Vec::new())?));
+    }
+    for answered in router.ask_all(requests).await? {
+        answered?;
+    }
+    ask_config(router, request).await
+}
+
+pub(crate) fn whats_my_uri(connection: &ConnectionInfo) -> Reply {
+    let peer = connection.peer().map(|peer| peer.to_string());
+    let writer = Reply::writer().with("you", peer.unwrap_or_default().as_str());
+    Reply::from_writer(writer.with("ok", 1.0))
+}
+
+/// The config server's counters with what is this router's own.
+pub(crate) async fn server_status(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let status = ask_config(router, request).await?;
+    let mut writer = Reply::writer();
+    for element in status.document().iter() {
+        match element.key() {
+            "host" => writer.append("host", router.options.host.as_str()),
+            "process" => writer.append("process", "mongos"),
+            "uptime" => writer.append("uptime", router.started.elapsed().as_secs_f64()),
+            "repl" | "storageEngine" => continue,
+            "cursors" => {
+                let open = router.cursors.open() as i64;
+                writer.begin_document("cursors").append("open", open).end()
+            }
+            _ => writer.append_element(&element),
+        };
+    }
+    Ok(Reply::from_writer(writer))
+}

@@ -1,0 +1,213 @@
+//! Commands by name.
+//!
+//! Frequent ones first. What is not known here is not known: the error names it. Commands for
+//! `admin` and `config` that read or write documents go to the config server, whose collections
+//! these are.
+
+use crate::bulk::{Kind, write};
+use crate::failure::Failure;
+use crate::{
+    Router, aggregate, catalog, count, ddl, diagnostic, explain, find, find_and_modify, get_more,
+    hello, statistics,
+};
+use model::error::{Code, Error};
+use std::sync::Arc;
+use wire::{ConnectionInfo, Reply, Request};
+
+pub(crate) async fn dispatch(
+    router: &Arc<Router>,
+    connection: &Arc<ConnectionInfo>,
+    request: Request,
+) -> Reply {
+    router.clock.observe(request.body());
+    let answered = match request.name() {
+        "find" if !is_config(&request) => find::find(router, &request).await,
+        "insert" if !is_config(&request) => write(router, &request, Kind::Insert).await,
+        "update" if !is_config(&request) => write(router, &request, Kind::Update).await,
+        "delete" if !is_config(&request) => write(router, &request, Kind::Delete).await,
+        "getMore" => get_more::get_more(router, &request).await,
+        _ => Box::pin(rare(router, connection, &request)).await,
+    };
+    let mut reply = answered.unwrap_or_else(Failure::into_reply);
+    router.clock.tell(&mut reply);
+    reply
+}
+
+/// Whether a command addresses what the config server keeps.
+fn is_config(request: &Request) -> bool {
+    matches!(request.database(), "admin" | "config" | "local")
+}
+
+async fn rare(
+    router: &Arc<Router>,
+    connection: &Arc<ConnectionInfo>,
+    request: &Request,
+) -> Result<Reply, Failure> {
+    if is_config(request) && is_data(request) {
+        return diagnostic::ask_config(router, request).await;
+    }
+    match request.name() {
+        "hello" | "isMaster" | "ismaster" => Ok(hello::hello(router, connection, request).await?),
+        "ping" => Ok(Reply::ok()),
+        "isdbgrid" => Ok(Reply::from_writer(
+            Reply::writer()
+                .with("isdbgrid", 1)
+                .with("hostname", router.options.host.as_str())
+                .with("ok", 1.0),
+        )),
+        "whatsmyuri" => Ok(diagnostic::whats_my_uri(connection)),
+        "killCursors" => get_more::kill_cursors(router, request).await,
+        "count" => count::count(router, request).await,
+        "distinct" => count::distinct(router, request).await,
+        "findAndModify" | "findandmodify" => {
+            find_and_modify::find_and_modify(router, request).await
+        }
+        "aggregate" => aggregate::aggregate(router, request).await,
+        "explain" => explain::explain(router, request).await,
+
+        "listCollections" => catalog::list_collections(router, request).await,
+        "listIndexes" => catalog::list_indexes(router, request).await,
+        "listDatabases" => catalog::list_databases(router, request).await,
+        "listShards" | "listshards" => catalog::list_shards(router).await,
+        "getShardMap" => Ok(catalog::shard_map(router)),
+        "getShardVersion" => catalog::shard_version(router, request).await,
+        "getDatabaseVersion" => catalog::database_version(router, request).await,
+        "flushRouterConfig" | "flushrouterconfig" => catalog::flush(router, request).await,
+
+        "collStats" | "collstats" => statistics::coll_stats(router, request).await,
+        "dbStats" | "dbstats" => statistics::db_stats(router, request).await,
+        "dataSize" | "datasize" => statistics::data_size(router, request).await,
+        "validate" => statistics::validate(router, request).await,
+
+        "create" | "collMod" | "createIndexes" | "dropIndexes" | "deleteIndexes" => {
+            ddl::on_collection(router, request).await
+        }
+        name if is_ddl(name) => ddl::forward(router, request).await,
+
+        "serverStatus" => diagnostic::server_status(router, request).await,
+        name if is_about_sessions(name) => diagnostic::tell_everybody(router, request).await,
+        name if is_answered_by_config(name) => diagnostic::ask_config(router, request).await,
+        "shutdown" => {
+            router.shutdown.notify_one();
+            Ok(Reply::ok())
+        }
+        name => Err(Error::new(
+            Code::COMMAND_NOT_FOUND,
+            format!("no such command: '{name}'"),
+        )
+        .into()),
+    }
+}
+
+/// Commands on documents, collections and indexes of a database.
+fn is_data(request: &Request) -> bool {
+    matches!(
+        request.name(),
+        "find"
+            | "insert"
+            | "update"
+            | "delete"
+            | "findAndModify"
+            | "findandmodify"
+            | "count"
+            | "distinct"
+            | "aggregate"
+            | "explain"
+            | "create"
+            | "drop"
+            | "collMod"
+            | "createIndexes"
+            | "dropIndexes"
+            | "deleteIndexes"
+            | "listCollections"
+            | "listIndexes"
+            | "collStats"
+            | "collstats"
+            | "dbStats"
+            | "dbstats"
+            | "validate"
+    )
+}
+
+/// Cluster-wide operations, which the config server decides or refuses.
+fn is_ddl(name: &str) -> bool {
+    matches!(
+        name,
+        "drop"
+            | "dropDatabase"
+            | "renameCollection"
+            | "enableSharding"
+            | "enablesharding"
+            | "shardCollection"
+            | "shardcollection"
+            | "refineCollectionShardKey"
+            | "reshardCollection"
+            | "split"
+            | "mergeChunks"
+            | "moveChunk"
+            | "movechunk"
+            | "moveRange"
+            | "movePrimary"
+            | "moveprimary"
+            | "addShard"
+            | "addshard"
+            | "removeShard"
+            | "removeshard"
+            | "addShardToZone"
+            | "removeShardFromZone"
+            | "updateZoneKeyRange"
+            | "balancerStart"
+            | "balancerStop"
+            | "balancerStatus"
+            | "balancerCollectionStatus"
+            | "checkMetadataConsistency"
+            | "clearJumboFlag"
+            | "configureCollectionBalancing"
+    )
+}
+
+fn is_about_sessions(name: &str) -> bool {
+    matches!(
+        name,
+        "refreshSessions"
+            | "endSessions"
+            | "killSessions"
+            | "killAllSessions"
+            | "killAllSessionsByPattern"
+            | "refreshLogicalSessionCacheNow"
+            | "reapLogicalSessionCacheNow"
+    )
+}
+
+/// Commands that say the same wherever they are asked.
+fn is_answered_by_config(name: &str) -> bool {
+    matches!(
+        name,
+        "buildInfo"
+            | "buildinfo"
+            | "connectionStatus"
+            | "connPoolStats"
+            | "currentOp"
+            | "features"
+            | "getCmdLineOpts"
+            | "getDefaultRWConcern"
+            | "getFreeMonitoringStatus"
+            | "getLog"
+            | "getParameter"
+            | "getDiagnosticData"
+            | "hostInfo"
+            | "killOp"
+            | "listCommands"
+            | "logRotate"
+            | "logout"
+            | "rolesInfo"
+            | "setDefaultRWConcern"
+            | "setFeatureCompatibilityVersion"
+            | "setParameter"
+            | "startSession"
+            | "top"
+            | "usersInfo"
+            | "availableQueryOptions"
+            | "profile"
+    )
+}

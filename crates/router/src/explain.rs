@@ -1,0 +1,203 @@
+//! `explain`: which shards a command goes to, and what each of them would do.
+//!
+//! The stage says how answers are put together: `SINGLE_SHARD`, `SHARD_MERGE`, `SHARD_MERGE_SORT`.
+//! Pipelines answer with a document per shard.
+
+use crate::Router;
+use crate::count::Gathered;
+use crate::failure::Failure;
+use crate::find::order_of;
+use crate::heartbeat::COMPATIBLE_VERSION;
+use crate::routing::Route;
+use crate::scatter::Answered;
+use crate::targeting::{context_of, documents, namespace_of};
+use cluster::routing::ShardId;
+use model::bson::{Doc, DocWriter, ValueRef};
+use model::error::{Code, Error};
+use model::number::Number;
+use query::filter::Filter;
+use wire::{Reply, Request};
+
+pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let body = request.body();
+    let command = match body.first().map(|first| first.value()) {
+        Some(ValueRef::Document(command)) => command,
+        _ => {
+            return Err(Failure::Error(Error::new(
+                Code::TYPE_MISMATCH,
+                "BSON field 'explain.explain' is the wrong type, expected type 'object'",
+            )));
+        }
+    };
+    let namespace = namespace_of(command, request.database())?;
+    let context = context_of(command)?;
+    let name = command.first().map_or("", |first| first.key());
+    let filter = explained_filter(name, command);
+    let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
+    let target = |route: &Route| -> Vec<ShardId> { route.read_targets(&filter) };
+    let gathered = router
+        .gather(request, &namespace, target, &[], |_| {})
+        .await?;
+    let Some(gathered) = gathered else {
+        // As MongoDB's router does for what does not exist.
+        let mut writer = Reply::writer();
+        writer
+            .begin_document("queryPlanner")
+            .append("mongosPlannerVersion", 1)
+            .begin_document("winningPlan")
+            .append("stage", "EOF")
+            .end()
+            .end()
+            .append("ok", 1.0);
+        return Ok(Reply::from_writer(writer));
+    };
+    let sorted = order_of(command.get_doc("sort"))?.is_some();
+    match name {
+        "aggregate" => Ok(of_pipeline(&gathered)),
+        _ => Ok(of_query(router, &gathered, command, sorted)),
+    }
+}
+
+fn explained_filter<'a>(name: &str, command: Doc<'a>) -> Option<Doc<'a>> {
+    let statement = |field: &str| {
+        let statements = command.get_array(field)?;
+        documents(statements).next()?.get_doc("q")
+    };
+    match name {
+        "find" => command.get_doc("filter"),
+        "update" => statement("updates"),
+        "delete" => statement("deletes"),
+        "aggregate" => {
+            let first = documents(command.get_array("pipeline")?).next()?;
+            first.get_doc("$match")
+        }
+        _ => command.get_doc("query"),
+    }
+}
+
+fn of_query(router: &Router, gathered: &Gathered, command: Doc<'_>, sorted: bool) -> Reply {
+    let answers = &gathered.answers;
+    let stage = match (answers.len(), sorted) {
+        (0 | 1, _) => "SINGLE_SHARD",
+        (_, true) => "SHARD_MERGE_SORT",
+        (_, false) => "SHARD_MERGE",
+    };
+    let connections = router.registry.connection_strings();
+    let mut writer = Reply::writer();
+    writer
+        .begin_document("queryPlanner")
+        .append("mongosPlannerVersion", 1)
+        .begin_document("winningPlan")
+        .append("stage", stage)
+        .begin_array("shards");
+    for answered in answers {
+        let id = answered.shard.as_str();
+        let connection = connections.iter().find(|(known, _)| known == id);
+        let reply = answered.reply.document();
+        writer
+            .push_document()
+            .append("shardName", id)
+            .append("connectionString", connection.map_or("", |(_, text)| text));
+        if let Some(server) = reply.element("serverInfo") {
+            writer.append_element(&server);
+        }
+        append_fields(&mut writer, reply.get_doc("queryPlanner"));
+        writer.end();
+    }
+    writer.end().end().end();
+    let executed = answers
+        .iter()
+        .any(|answered| answered.reply.document().get("executionStats").is_some());
+    if executed {
+        append_execution(&mut writer, answers, stage);
+    }
+    append_server(&mut writer, router);
+    writer.append("command", command).append("ok", 1.0);
+    Reply::from_writer(writer)
+}
+
+fn append_fields(writer: &mut DocWriter, doc: Option<Doc<'_>>) {
+    for element in doc.iter().flat_map(|doc| doc.iter()) {
+        writer.append_element(&element);
+    }
+}
+
+const COUNTS: [&str; 4] = [
+    "nReturned",
+    "executionTimeMillis",
+    "totalKeysExamined",
+    "totalDocsExamined",
+];
+
+fn append_execution(writer: &mut DocWriter, answers: &[Answered], stage: &str) {
+    let of = |answered: &Answered, name: &str| {
+        let stats = answered.reply.document().get_doc("executionStats");
+        let number = stats.and_then(|stats| stats.get(name)).and_then(Number::of);
+        number.map_or(0, |number| number.to_f64() as i64)
+    };
+    let append_counts = |writer: &mut DocWriter| {
+        for name in COUNTS {
+            let numbers = answers.iter().map(|answered| of(answered, name));
+            // Shards work at the same time.
+            let number: i64 = match name {
+                "executionTimeMillis" => numbers.max().unwrap_or(0),
+                _ => numbers.sum(),
+            };
+            writer.append(name, i32::try_from(number).unwrap_or(i32::MAX));
+        }
+    };
+    writer.begin_document("executionStats");
+    append_counts(writer);
+    writer
+        .begin_document("executionStages")
+        .append("stage", stage);
+    append_counts(writer);
+    let child_ms: i64 = answers
+        .iter()
+        .map(|answered| of(answered, "executionTimeMillis"))
+        .sum();
+    writer
+        .append("totalChildMillis", child_ms)
+        .begin_array("shards");
+    for answered in answers {
+        writer
+            .push_document()
+            .append("shardName", answered.shard.as_str());
+        append_fields(writer, answered.reply.document().get_doc("executionStats"));
+        writer.end();
+    }
+    writer.end().end().end();
+}
+
+fn of_pipeline(gathered: &Gathered) -> Reply {
+    let mut writer = Reply::writer();
+    writer
+        .append("splitPipeline", ValueRef::Null)
+        .begin_document("shards");
+    for answered in &gathered.answers {
+        writer.begin_document(answered.shard.as_str());
+        for element in answered.reply.document().iter() {
+            if !matches!(element.key(), "ok" | "$clusterTime" | "operationTime") {
+                writer.append_element(&element);
+            }
+        }
+        writer.end();
+    }
+    writer.end().append("ok", 1.0);
+    Reply::from_writer(writer)
+}
+
+fn append_server(writer: &mut DocWriter, router: &Router) {
+    let (host, port) = router
+        .options
+        .host
+        .rsplit_once(':')
+        .unwrap_or((&router.options.host, "0"));
+    writer
+        .begin_document("serverInfo")
+        .append("host", host)
+        .append("port", port.parse::<i32>().unwrap_or(0))
+        .append("version", COMPATIBLE_VERSION)
+        .append("gitVersion", "")
+        .end();
+}

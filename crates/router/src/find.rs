@@ -1,0 +1,356 @@
+//! `find`: one shard answers for itself, several are merged.
+//!
+//! ```text
+//!   to each shard   filter, sort, limit + skip, hint, …; the projection, unless documents must be
+//!                   ordered by what it would remove
+//!   here            merge, skip, limit, and then the projection
+//! ```
+//!
+//! A stale answer of one shard: the cursors of the others are closed, everything is routed again.
+
+use crate::cursor::{Cursor, Source};
+use crate::failure::Failure;
+use crate::merge::{Batch, Shared, Stream, Streams};
+use crate::request::fields_without;
+use crate::routing::Route;
+use crate::scatter::Answered;
+use crate::targeting::{context_of, namespace_of};
+use crate::{Router, STALE_RETRIES_MAX};
+use cluster::routing::ShardId;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::error::{Code, Error};
+use model::namespace::Namespace;
+use model::number::Number;
+use query::filter::Filter;
+use query::projection::Projection;
+use query::sort::{SortPattern, natural_direction};
+use std::collections::BTreeSet;
+use wire::{Reply, Request};
+
+/// Documents of a first batch where the client names no number.
+pub(crate) const FIRST_BATCH_DOCUMENTS: u64 = 101;
+
+pub(crate) async fn find(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let body = request.body();
+    let namespace = namespace_of(body, request.database())?;
+    let context = context_of(body)?;
+    let filter = body.get_doc("filter").unwrap_or(Doc::EMPTY);
+    let filter = Filter::parse(filter, &context)?.optimized();
+    for _ in 0..STALE_RETRIES_MAX {
+        let target = |route: &Route| Ok(route.read_targets(&filter));
+        let Some((route, shards)) = router.route_to(&namespace, false, target).await? else {
+            return Ok(router.empty_cursor(&namespace));
+        };
+        let found = match shards.as_slice() {
+            [only] => router.pass_cursor(request, &route, only).await,
+            _ => Box::pin(find_on_several(router, request, &route, &shards)).await,
+        };
+        match found {
+            Err(Failure::Stale(stale)) => router.routing.note(&namespace, &stale),
+            other => return other,
+        }
+    }
+    Err(no_progress())
+}
+
+pub(crate) fn no_progress() -> Failure {
+    let message = format!("routed by an old version {STALE_RETRIES_MAX} times");
+    Failure::Error(Error::new(Code::STALE_CONFIG, message))
+}
+
+impl Router {
+    /// The answer about a collection whose database does not exist.
+    pub(crate) fn empty_cursor(&self, namespace: &Namespace) -> Reply {
+        let mut writer = Reply::writer();
+        writer
+            .begin_document("cursor")
+            .begin_array("firstBatch")
+            .end()
+            .append("id", 0i64)
+            .append("ns", namespace.as_str())
+            .end()
+            .append("ok", 1.0);
+        Reply::from_writer(writer)
+    }
+
+    /// Lets one shard answer, and remembers where its cursor is.
+    pub(crate) async fn pass_cursor(
+        &self,
+        request: &Request,
+        route: &Route,
+        shard: &ShardId,
+    ) -> Result<Reply, Failure> {
+        let routed = route.request(request, shard, &self.clock)?;
+        let answered = self.ask(shard, routed).await?;
+        Ok(self.keep_passed(request, answered))
+    }
+
+    /// Remembers where the cursor of an answer is continued.
+    pub(crate) fn keep_passed(&self, request: &Request, answered: Answered) -> Reply {
+        let reply = answered.reply;
+        let Some(cursor) = reply.document().get_doc("cursor") else {
+            return reply;
+        };
+        let id = match cursor.get("id") {
+            Some(ValueRef::Int64(id)) if id != 0 => id,
+            _ => return reply,
+        };
+        let body = request.body();
+        let kept = Cursor {
+            namespace: cursor.get_str("ns").unwrap_or_default().to_owned(),
+            session: None,
+            no_timeout: body.get("noCursorTimeout") == Some(ValueRef::Boolean(true)),
+            source: Source::Passed {
+                member: answered.member,
+                id,
+            },
+        };
+        match self.cursors.keep_as(id, kept) {
+            Ok(()) => reply,
+            // Another shard gave the same number.
+            Err(kept) => {
+                let id = self.cursors.keep(kept);
+                with_cursor_id(reply.document(), id)
+            }
+        }
+    }
+
+    /// Fills the first batch of a merged cursor and keeps the rest.
+    pub(crate) async fn first_batch(
+        &self,
+        namespace: &str,
+        mut merge: Box<dyn crate::merge::Merge>,
+        options: CursorOptions,
+    ) -> Result<Reply, Failure> {
+        let mut writer = Reply::writer_with_capacity(16 * 1024);
+        writer.begin_document("cursor");
+        let size = options.batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
+        let mut batch = Batch::begin(writer, "firstBatch", Some(size));
+        let over = match merge.fill(&mut batch).await {
+            Ok(over) => over,
+            Err(failure) => {
+                merge.close().await;
+                return Err(failure);
+            }
+        };
+        let mut writer = batch.end();
+        let id = if over || options.single_batch {
+            merge.close().await;
+            0
+        } else {
+            self.cursors.keep(Cursor {
+                namespace: namespace.to_owned(),
+                session: options.session,
+                no_timeout: options.no_timeout,
+                source: Source::Merged(merge),
+            })
+        };
+        writer
+            .append("id", id)
+            .append("ns", namespace)
+            .end()
+            .append("ok", 1.0);
+        Ok(Reply::from_writer(writer))
+    }
+}
+
+/// What a client says about the cursor it wants.
+#[derive(Default)]
+pub(crate) struct CursorOptions {
+    pub(crate) batch_size: Option<u64>,
+    pub(crate) single_batch: bool,
+    pub(crate) no_timeout: bool,
+    pub(crate) session: Option<DocBuf>,
+}
+
+/// A shard's reply with another cursor id.
+pub(crate) fn with_cursor_id(reply: Doc<'_>, id: i64) -> Reply {
+    let mut writer = Reply::writer_with_capacity(reply.len());
+    for element in reply.iter() {
+        match (element.key(), element.value()) {
+            ("cursor", ValueRef::Document(cursor)) => {
+                writer.begin_document("cursor");
+                for field in cursor.iter() {
+                    match field.key() {
+                        "id" => {
+                            writer.append("id", id);
+                        }
+                        _ => {
+                            writer.append_element(&field);
+                        }
+                    }
+                }
+                writer.end();
+            }
+            _ => {
+                writer.append_element(&element);
+            }
+        }
+    }
+    Reply::from_writer(writer)
+}
+
+/// A number that counts something; `None` for whatever a shard would refuse.
+pub(crate) fn whole(value: Option<ValueRef<'_>>) -> Option<u64> {
+    match value {
+        None => Some(0),
+        Some(value) if value.is_nullish() => Some(0),
+        Some(value) => {
+            let number = Number::of(value)?.to_i64_exact()?;
+            u64::try_from(number).ok()
+        }
+    }
+}
+
+async fn find_on_several(
+    router: &Router,
+    request: &Request,
+    route: &Route,
+    shards: &[ShardId],
+) -> Result<Reply, Failure> {
+    let body = request.body();
+    let counts = (
+        whole(body.get("skip")),
+        whole(body.get("limit")),
+        whole(body.get("batchSize")),
+    );
+    let (Some(skip), Some(limit), Some(_)) = counts else {
+        // It is malformed: one shard says in which way.
+        return router.pass_cursor(request, route, &shards[0]).await;
+    };
+    let limit = Some(limit).filter(|limit| *limit > 0);
+    let order = order_of(body.get_doc("sort"))?;
+    if order.is_some() && body.get("returnKey") == Some(ValueRef::Boolean(true)) {
+        let message = "returnKey with a sort over several shards is not supported yet";
+        return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
+    }
+    let projection = Late::new(body, order.as_ref())?;
+    let fetched = limit.map(|limit| limit.saturating_add(skip));
+    let requests = shards.iter().map(|shard| {
+        let mut dropped = vec!["skip", "limit"];
+        if projection.is_some() {
+            dropped.push("projection");
+        }
+        let mut writer = fields_without(body, &dropped);
+        if let Some(fetched) = fetched {
+            writer.append("limit", i64::try_from(fetched).unwrap_or(i64::MAX));
+        }
+        if let Some(Late {
+            sent: Some(sent), ..
+        }) = &projection
+        {
+            writer.append("projection", sent);
+        }
+        route.stamp(&mut writer, shard);
+        router.clock.append_to(&mut writer);
+        let request = Request::from_parts(writer.finish(), request.sequences().to_vec());
+        Ok((shard.clone(), request?))
+    });
+    let requests = requests.collect::<Result<Vec<_>, Error>>()?;
+    let session = body.get_doc("lsid").map(Doc::to_owned);
+    let shared = Shared {
+        order,
+        session: session.clone(),
+        clock: router.clock.clone(),
+        batch_size: body.get("batchSize").and_then(|size| whole(Some(size))),
+    };
+    let streams = open_streams(router, requests, shared).await?;
+    let merge = Streams {
+        skip,
+        limit,
+        projection: projection.map(|late| late.projection),
+        ..streams
+    };
+    let is = |name: &str| body.get(name) == Some(ValueRef::Boolean(true));
+    let options = CursorOptions {
+        batch_size: merge.shared.batch_size,
+        single_batch: is("singleBatch"),
+        no_timeout: is("noCursorTimeout"),
+        session,
+    };
+    let namespace = route.namespace.as_str();
+    router
+        .first_batch(namespace, Box::new(merge), options)
+        .await
+}
+
+/// Opens a cursor on each shard. All of them open, or none stays open.
+pub(crate) async fn open_streams(
+    router: &Router,
+    requests: Vec<(ShardId, Request)>,
+    shared: Shared,
+) -> Result<Streams, Failure> {
+    let answers = router.ask_all(requests).await?;
+    let mut streams = Streams {
+        streams: Vec::with_capacity(answers.len()),
+        shared,
+        skip: 0,
+        limit: None,
+        projection: None,
+        held: None,
+    };
+    let mut failure = None;
+    for answered in answers {
+        let opened =
+            answered.and_then(|answered| Ok(Stream::new(answered, streams.shared.order.as_ref())?));
+        match opened {
+            Ok(stream) => streams.streams.push(stream),
+            // Of several the first is told, unless another says that all is to be routed again.
+            Err(stale @ Failure::Stale(_)) => failure = Some(stale),
+            Err(other) => failure = failure.or(Some(other)),
+        }
+    }
+    match failure {
+        None => Ok(streams),
+        Some(failure) => {
+            streams.kill().await;
+            Err(failure)
+        }
+    }
+}
+
+/// The order that streams are merged in; natural order is none.
+pub(crate) fn order_of(sort: Option<Doc<'_>>) -> Result<Option<SortPattern>, Error> {
+    let Some(sort) = sort.filter(|sort| !sort.is_empty()) else {
+        return Ok(None);
+    };
+    if natural_direction(sort)?.is_some() {
+        return Ok(None);
+    }
+    Ok(Some(SortPattern::parse(sort)?))
+}
+
+/// A projection that is applied behind the merge.
+struct Late {
+    projection: Projection,
+    /// What shards are asked for instead: the fields that are needed here.
+    sent: Option<DocBuf>,
+}
+
+impl Late {
+    fn new(body: Doc<'_>, order: Option<&SortPattern>) -> Result<Option<Late>, Error> {
+        let spec = body.get_doc("projection").filter(|spec| !spec.is_empty());
+        let (Some(spec), Some(order)) = (spec, order) else {
+            return Ok(None);
+        };
+        let context = context_of(body)?;
+        let projection = Projection::parse(spec, body.get_doc("filter"), &context)?;
+        let sent = projection.needed_fields().map(|needed| {
+            let sorted = order.paths().iter().map(|path| path.as_str().to_owned());
+            let tops: BTreeSet<String> = needed
+                .into_iter()
+                .chain(sorted)
+                .map(|path| path.split('.').next().unwrap_or_default().to_owned())
+                .collect();
+            let mut sent = DocWriter::new();
+            if !tops.contains("_id") {
+                sent.append("_id", false);
+            }
+            for top in &tops {
+                sent.append(top, true);
+            }
+            sent.finish()
+        });
+        Ok(Some(Late { projection, sent }))
+    }
+}

@@ -1,0 +1,223 @@
+//! What the router knows of placements: the shell around [`RoutingCache`], and the databases.
+//!
+//! A question to the config server runs in a task of its own, so that it outlives whoever asked
+//! first; everybody who needs the answer waits for the same one. Requests for shards that are not
+//! concerned by what is stale go on with the table there is.
+//!
+//! Databases are fetched in the same way: one question at a time for a name. A database that does
+//! not exist is not remembered.
+
+use crate::config::{ConfigServer, Database};
+use crate::failure::Stale;
+use cluster::cache::{Fetch, LookUp, Outcome, Placement, RoutingCache};
+use cluster::routing::ShardId;
+use model::error::{Code, Error};
+use model::namespace::Namespace;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// `None` while the question is under way.
+type Told = Option<Result<(), Error>>;
+
+#[derive(Default)]
+struct Collections {
+    cache: RoutingCache<Namespace>,
+    asked: HashMap<Namespace, watch::Receiver<Told>>,
+}
+
+/// One database; the lock is held by who asks.
+#[derive(Default)]
+struct DatabaseEntry {
+    known: Mutex<Option<Database>>,
+    asking: tokio::sync::Mutex<()>,
+}
+
+pub(crate) struct Routing {
+    config: Arc<ConfigServer>,
+    collections: Arc<Mutex<Collections>>,
+    databases: Mutex<HashMap<String, Arc<DatabaseEntry>>>,
+}
+
+/// How requests for one namespace are routed now.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) namespace: Namespace,
+    pub(crate) placement: Placement,
+    /// Its primary shard answers for what is not sharded.
+    pub(crate) database: Database,
+}
+
+impl Routing {
+    pub(crate) fn new(config: Arc<ConfigServer>) -> Routing {
+        Routing {
+            config,
+            collections: Arc::default(),
+            databases: Mutex::default(),
+        }
+    }
+
+    /// What is known of a collection and may be used for these shards.
+    pub(crate) async fn placement(
+        &self,
+        namespace: &Namespace,
+        shards: Option<&[ShardId]>,
+    ) -> Result<Placement, Error> {
+        loop {
+            let mut told = {
+                let mut collections = self.collections.lock();
+                match collections.cache.look_up(namespace, shards) {
+                    LookUp::Ready(placement) => return Ok(placement),
+                    LookUp::Ask(fetch) => {
+                        let (sender, receiver) = watch::channel(None);
+                        let asked = &mut collections.asked;
+                        asked.insert(namespace.clone(), receiver.clone());
+                        let question = Question {
+                            config: self.config.clone(),
+                            collections: self.collections.clone(),
+                            namespace: namespace.clone(),
+                        };
+                        tokio::spawn(question.run(fetch, sender));
+                        receiver
+                    }
+                    LookUp::Wait => match collections.asked.get(namespace) {
+                        Some(receiver) => receiver.clone(),
+                        None => continue,
+                    },
+                }
+            };
+            match told.wait_for(Option::is_some).await {
+                Ok(told) => {
+                    if let Some(Err(error)) = &*told {
+                        return Err(error.clone());
+                    }
+                }
+                // The task ended with the runtime.
+                Err(_) => return Err(Error::new(Code::INTERRUPTED_AT_SHUTDOWN, "stopping")),
+            }
+        }
+    }
+
+    /// The primary shard of a database; `None` if there is no such database.
+    pub(crate) async fn database(
+        &self,
+        name: &str,
+        create: bool,
+    ) -> Result<Option<Database>, Error> {
+        let entry = {
+            let mut databases = self.databases.lock();
+            databases.entry(name.to_owned()).or_default().clone()
+        };
+        if let Some(known) = &*entry.known.lock() {
+            return Ok(Some(known.clone()));
+        }
+        let _one_at_a_time = entry.asking.lock().await;
+        if let Some(known) = &*entry.known.lock() {
+            return Ok(Some(known.clone()));
+        }
+        match self.config.database(name, create).await {
+            Ok(database) => {
+                *entry.known.lock() = Some(database.clone());
+                Ok(Some(database))
+            }
+            Err(error) if error.code == Code::NAMESPACE_NOT_FOUND && !create => {
+                self.forget_entry(name, &entry);
+                Ok(None)
+            }
+            Err(error) => {
+                self.forget_entry(name, &entry);
+                Err(error)
+            }
+        }
+    }
+
+    fn forget_entry(&self, name: &str, entry: &Arc<DatabaseEntry>) {
+        let mut databases = self.databases.lock();
+        if databases
+            .get(name)
+            .is_some_and(|now| Arc::ptr_eq(now, entry))
+        {
+            databases.remove(name);
+        }
+    }
+
+    /// How a collection is routed; `None` if its database does not exist and is not to be created.
+    pub(crate) async fn route(
+        &self,
+        namespace: &Namespace,
+        create: bool,
+    ) -> Result<Option<Route>, Error> {
+        let Some(database) = self.database(namespace.database(), create).await? else {
+            return Ok(None);
+        };
+        Ok(Some(Route {
+            namespace: namespace.clone(),
+            placement: self.placement(namespace, None).await?,
+            database,
+        }))
+    }
+
+    /// Takes note of what a shard said.
+    pub(crate) fn note(&self, namespace: &Namespace, stale: &Stale) {
+        match stale {
+            Stale::Collection { shard, wanted } => {
+                let cache = &mut self.collections.lock().cache;
+                cache.stale_shard(namespace, shard, *wanted);
+            }
+            Stale::Database => self.forget_database(namespace.database()),
+        }
+    }
+
+    pub(crate) fn forget_collection(&self, namespace: &Namespace) {
+        self.collections.lock().cache.forget(namespace);
+    }
+
+    pub(crate) fn forget_database(&self, name: &str) {
+        self.databases.lock().remove(name);
+    }
+
+    /// Everything, or what belongs to a database.
+    pub(crate) fn forget_all(&self, database: Option<&str>) {
+        let concerns = |name: &str| database.is_none_or(|database| database == name);
+        self.databases.lock().retain(|name, _| !concerns(name));
+        let cache = &mut self.collections.lock().cache;
+        for namespace in cache.names() {
+            if concerns(namespace.database()) {
+                cache.forget(&namespace);
+            }
+        }
+    }
+}
+
+/// A question under way.
+struct Question {
+    config: Arc<ConfigServer>,
+    collections: Arc<Mutex<Collections>>,
+    namespace: Namespace,
+}
+
+impl Question {
+    async fn run(self, mut fetch: Fetch, told: watch::Sender<Told>) {
+        loop {
+            let answer = self.config.routing(self.namespace.as_str(), fetch).await;
+            // The cache keeps a text; who waits is told the error itself.
+            let error = answer.as_ref().err().cloned();
+            let mut collections = self.collections.lock();
+            let answer = answer.map_err(|error| error.message);
+            let outcome = match collections.cache.fetched(&self.namespace, answer) {
+                Outcome::Ask(again) => {
+                    fetch = again;
+                    continue;
+                }
+                Outcome::Updated => Ok(()),
+                Outcome::GaveUp(reason) => {
+                    Err(error.unwrap_or_else(|| Error::new(Code::INTERNAL_ERROR, reason)))
+                }
+            };
+            collections.asked.remove(&self.namespace);
+            told.send_replace(Some(outcome));
+            return;
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Which shards a request concerns.
+//!
+//! Reads, and updates and deletes of many documents, go to every shard that owns keys within the
+//! ranges of the filter. A statement about one document must find that document on one shard, by
+//! MongoDB's rules:
+//!
+//! ```text
+//!   upsert                    the filter holds the whole shard key
+//!   update of one, delete     one shard by the filter; a replacement also by its own shard key;
+//!                             or an exact _id: then all shards are asked
+//!   findAndModify             one shard by the filter's whole shard key
+//! ```
+
+use crate::Router;
+use crate::routing::Route;
+use cluster::cache::Placement;
+use cluster::routing::{RoutingTable, ShardId};
+use model::bson::{Array, Doc, ValueRef};
+use model::error::{Code, Error};
+use model::namespace::Namespace;
+use model::text::document_quoted;
+use query::context::QueryContext;
+use query::expression::Expression;
+use query::filter::Filter;
+use query::path::Path;
+use query::plan::shard_key_ranges;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+impl Router {
+    /// Routes a request, and makes sure that what is known of the shards it goes to is not stale.
+    /// `None` if the database does not exist and is not to be created.
+    pub(crate) async fn route_to(
+        &self,
+        namespace: &Namespace,
+        create: bool,
+        mut target: impl FnMut(&Route) -> Result<Vec<ShardId>, Error>,
+    ) -> Result<Option<(Route, Vec<ShardId>)>, Error> {
+        let Some(mut route) = self.routing.route(namespace, create).await? else {
+            return Ok(None);
+        };
+        loop {
+            let shards = target(&route)?;
+            let placement = self.routing.placement(namespace, Some(&shards)).await?;
+            if placement.version() == route.placement.version() {
+                return Ok(Some((route, shards)));
+            }
+            route.placement = placement;
+        }
+    }
+}
+
+impl Route {
+    pub(crate) fn table(&self) -> Option<&RoutingTable> {
+        match &self.placement {
+            Placement::Sharded(table) => Some(table),
+            Placement::Unsharded => None,
+        }
+    }
+
+    fn primary(&self) -> Vec<ShardId> {
+        vec![self.database.primary.clone()]
+    }
+
+    /// The shards that have anything of the collection.
+    pub(crate) fn all(&self) -> Vec<ShardId> {
+        match self.table() {
+            None => self.primary(),
+            Some(table) => table.shards().iter().map(|one| one.shard.clone()).collect(),
+        }
+    }
+
+    /// The shards that may have matches, never none: somebody has to answer.
+    pub(crate) fn read_targets(&self, filter: &Filter) -> Vec<ShardId> {
+        let Some(table) = self.table() else {
+            return self.primary();
+        };
+        let ranges = shard_key_ranges(filter, &table.pattern);
+        let targets = table.targets(ranges.as_slice());
+        match targets.is_empty() {
+            true => self.all().into_iter().take(1).collect(),
+            false => targets,
+        }
+    }
+
+    pub(crate) fn insert_target(&self, document: Doc<'_>) -> Result<Vec<ShardId>, Error> {
+        let Some(table) = self.table() else {
+            return Ok(self.primary());
+        };
+        let key = table.pattern.key_of(document)?;
+        Ok(vec![table.find(&key).chunk.shard.clone()])
+    }
+
+    pub(crate) fn update_targets(
+        &self,
+        statement: Doc<'_>,
+        context: &QueryContext,
+    ) -> Result<Vec<ShardId>, Error> {
+        let Some(table) = self.table() else {
+            return Ok(self.primary());
+        };
+        let query = statement.get_doc("q").unwrap_or(Doc::EMPTY);
+        let context = with_constants(statement, context);
+        let filter = Filter::parse(query, &context)?.optimized();
+        let is = |name: &str| statement.get(name).is_some_and(model::number::is_truthy);
+        if is("upsert") {
+            if !holds_shard_key(&filter, table) {
+                return Err(Error::new(
+                    Code::SHARD_KEY_NOT_FOUND,
+                    "Failed to target upsert by query :: could not extract exact shard key",
+                ));
+            }
+            return Ok(self.read_targets(&filter));
+        }
+        let targets = self.read_targets(&filter);
+        if targets.len() == 1 || is("multi") {
+            return Ok(targets);
+        }
+        if let Some(replacement) = replacement_of(statement) {
+            let has_fields = |field: &model::shard_key::ShardKeyField| {
+                let first = field.path.split('.').next().unwrap_or_default();
+                replacement.get(first).is_some()
+            };
+            if !exact_id(&filter) && table.pattern.fields().iter().all(has_fields) {
+                let key = table.pattern.key_of(replacement)?;
+                return Ok(vec![table.find(&key).chunk.shard.clone()]);
+            }
+        }
+        if exact_id(&filter) {
+            return Ok(self.all());
+        }
+        Err(Error::new(
+            Code::INVALID_OPTIONS,
+            format!(
+                "A {{multi:false}} update on a sharded collection must contain an exact match on \
+                 _id or must target a single shard (and have the simple collation), but this \
+                 update targeted {} shards. Update request: {}, shard key pattern: {}",
+                targets.len(),
+                document_quoted(statement),
+                pattern_text(table)
+            ),
+        ))
+    }
+
+    pub(crate) fn delete_targets(
+        &self,
+        statement: Doc<'_>,
+        context: &QueryContext,
+    ) -> Result<Vec<ShardId>, Error> {
+        let Some(table) = self.table() else {
+            return Ok(self.primary());
+        };
+        let query = statement.get_doc("q").unwrap_or(Doc::EMPTY);
+        let filter = Filter::parse(query, context)?.optimized();
+        let targets = self.read_targets(&filter);
+        let many = !statement.get("limit").is_some_and(model::number::is_truthy);
+        if targets.len() == 1 || many {
+            return Ok(targets);
+        }
+        if exact_id(&filter) {
+            return Ok(self.all());
+        }
+        Err(Error::new(
+            Code::SHARD_KEY_NOT_FOUND,
+            format!(
+                "A single delete on a sharded collection must contain an exact match on _id (and \
+                 have the collection default collation) or contain the shard key (and have the \
+                 simple collation). Delete request: {}, shard key pattern: {}",
+                document_quoted(statement),
+                pattern_text(table)
+            ),
+        ))
+    }
+
+    pub(crate) fn find_and_modify_target(&self, filter: &Filter) -> Result<Vec<ShardId>, Error> {
+        let Some(table) = self.table() else {
+            return Ok(self.primary());
+        };
+        if !holds_shard_key(filter, table) {
+            return Err(Error::new(
+                Code::SHARD_KEY_NOT_FOUND,
+                "Query for sharded findAndModify must contain the shard key",
+            ));
+        }
+        Ok(self.read_targets(filter))
+    }
+}
+
+/// Whether a filter names one value for every field of the shard key.
+pub(crate) fn holds_shard_key(filter: &Filter, table: &RoutingTable) -> bool {
+    let equalities = filter.equalities();
+    table.pattern.fields().iter().all(|field| {
+        let path = Path::new(&field.path);
+        equalities.iter().any(|(named, _)| **named == path)
+    })
+}
+
+fn exact_id(filter: &Filter) -> bool {
+    let id = Path::new("_id");
+    filter.equalities().iter().any(|(path, _)| **path == id)
+}
+
+/// The document that takes the place of another, if the statement is of that kind.
+fn replacement_of(statement: Doc<'_>) -> Option<Doc<'_>> {
+    let update = statement.get_doc("u")?;
+    match update.first() {
+        Some(first) if first.key().starts_with('$') => None,
+        Some(_) | None => Some(update),
+    }
+}
+
+/// The context of a statement with constants (`c`) for its pipeline.
+fn with_constants(statement: Doc<'_>, context: &QueryContext) -> QueryContext {
+    let mut context = context.clone();
+    for element in statement.get_doc("c").iter().flat_map(|doc| doc.iter()) {
+        let variable = (element.key().to_owned(), element.value().to_owned());
+        context.variables.push(variable);
+    }
+    context
+}
+
+fn pattern_text(table: &RoutingTable) -> String {
+    let mut text = String::from("{");
+    for field in table.pattern.fields() {
+        let kind = if field.hashed { "\"hashed\"" } else { "1" };
+        text.push_str(&format!(" {}: {kind},", field.path));
+    }
+    text.pop();
+    text.push_str(" }");
+    text
+}
+
+/// What a command's expressions may refer to: the time, and its `let`.
+pub(crate) fn context_of(body: Doc<'_>) -> Result<QueryContext, Error> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_ms = now.map_or(0, |now| i64::try_from(now.as_millis()).unwrap_or(i64::MAX));
+    let mut context = QueryContext::new(now_ms);
+    for element in body.get_doc("let").iter().flat_map(|doc| doc.iter()) {
+        let expression = Expression::parse(element.value(), &context)?;
+        // The shards refuse what is wrong with it; here it only must not stand in the way.
+        let value = match expression.reads_document() {
+            true => None,
+            false => expression.evaluate(Doc::EMPTY)?,
+        };
+        let value = value.unwrap_or(model::bson::Value::Undefined);
+        context.variables.push((element.key().to_owned(), value));
+    }
+    Ok(context)
+}
+
+/// The collection that a command's first field names.
+pub(crate) fn namespace_of(body: Doc<'_>, database: &str) -> Result<Namespace, Error> {
+    match body.first().map(|first| (first.key(), first.value())) {
+        Some((_, ValueRef::String(collection))) => Namespace::new(database, collection),
+        Some((name, other)) => Err(Error::new(
+            Code::BAD_VALUE,
+            format!(
+                "collection name has invalid type {} in command {name}",
+                other.kind().name()
+            ),
+        )),
+        None => Err(Error::bad_value("the command is empty")),
+    }
+}
+
+/// The documents of an array.
+pub(crate) fn documents<'a>(array: Array<'a>) -> impl Iterator<Item = Doc<'a>> {
+    array.iter().filter_map(|value| match value {
+        ValueRef::Document(doc) => Some(doc),
+        _ => None,
+    })
+}

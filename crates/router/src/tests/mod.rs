@@ -1,0 +1,392 @@
+//! A router over a scripted cluster: stale answers, lost replies, merges.
+
+mod world;
+
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::error::Code;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use wire::Sequence;
+use world::{Fault, World, key};
+
+fn int(doc: &DocBuf, name: &str) -> i32 {
+    match doc.get(name) {
+        Some(ValueRef::Int32(number)) => number,
+        other => panic!("{name} is {other:?} in {doc:?}"),
+    }
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(async { tokio::time::timeout(Duration::from_secs(20), future).await })
+        .expect("in time")
+}
+
+fn plain(writer: DocWriter) -> DocWriter {
+    writer
+}
+
+fn find() -> DocWriter {
+    DocWriter::new().with("find", "birds").with("$db", "test")
+}
+
+/// All documents of a find, batch by batch.
+async fn all(world: &World, first: DocBuf) -> Vec<DocBuf> {
+    let mut reply = world.run(first).await;
+    let mut found = Vec::new();
+    loop {
+        let cursor = reply.as_doc().get_doc("cursor");
+        let cursor = cursor.unwrap_or_else(|| panic!("no cursor in {reply:?}"));
+        found.extend(crate::registry::batch_of(cursor).map(Doc::to_owned));
+        let Some(ValueRef::Int64(id)) = cursor.get("id") else {
+            panic!("no cursor id in {reply:?}");
+        };
+        if id == 0 {
+            return found;
+        }
+        let more = DocWriter::new()
+            .with("getMore", id)
+            .with("collection", "birds")
+            .with("batchSize", 3)
+            .with("$db", "test");
+        reply = world.run(more.finish()).await;
+    }
+}
+
+#[test]
+fn documents_go_to_their_owners_and_come_back_once() {
+    run(async {
+        let world = World::new();
+        let keys: Vec<i32> = (0..30).collect();
+        let reply = world.insert(&keys, plain).await;
+        assert_eq!(int(&reply, "n"), 30);
+        assert_eq!(world.keys_on("a"), (0..10).collect::<Vec<_>>());
+        assert_eq!(world.keys_on("c"), (20..30).collect::<Vec<_>>());
+        let mut found: Vec<i32> = all(&world, find().finish())
+            .await
+            .iter()
+            .map(|d| key(d.as_doc()))
+            .collect();
+        found.sort_unstable();
+        assert_eq!(found, keys);
+        // One shard only is asked for one key.
+        for shard in ["a", "b", "c"] {
+            world.asked(shard);
+        }
+        let one = DocWriter::new().with("k", 15).finish();
+        assert_eq!(
+            all(&world, find().with("filter", &one).finish())
+                .await
+                .len(),
+            1
+        );
+        assert_eq!(world.asked("a"), [""; 0]);
+        assert_eq!(world.asked("b"), ["find"]);
+    });
+}
+
+#[test]
+fn sorted_streams_are_merged_with_skip_limit_and_projection() {
+    run(async {
+        let world = World::new();
+        let keys: Vec<i32> = (0..30).rev().collect();
+        world.insert(&keys, plain).await;
+        let check = |sort: (&'static str, i32), skip: i32, limit: i32, expected: Vec<String>| {
+            let world = &world;
+            async move {
+                let sort = DocWriter::new().with(sort.0, sort.1).finish();
+                let names = DocWriter::new().with("_id", 0).with("name", 1).finish();
+                let command = find()
+                    .with("sort", &sort)
+                    .with("skip", skip)
+                    .with("limit", limit)
+                    .with("batchSize", 4)
+                    .with("projection", &names);
+                let found = all(world, command.finish()).await;
+                let shown: Vec<String> = found.iter().map(|doc| format!("{doc:?}")).collect();
+                assert_eq!(shown, expected);
+            }
+        };
+        let named = |keys: Vec<i32>| {
+            let shown = |key: &i32| {
+                let doc = DocWriter::new()
+                    .with("name", format!("bird {key}").as_str())
+                    .finish();
+                format!("{doc:?}")
+            };
+            keys.iter().map(shown).collect::<Vec<_>>()
+        };
+        check(("k", 1), 0, 0, named((0..30).collect())).await;
+        check(("k", -1), 0, 0, named((0..30).rev().collect())).await;
+        check(("rank", 1), 5, 7, named((18..25).rev().collect())).await;
+        check(("k", 1), 28, 10, named(vec![28, 29])).await;
+        // Nothing is left open.
+        for shard in world.shards.values() {
+            assert!(shard.cursors.lock().is_empty(), "cursors of {}", shard.name);
+        }
+    });
+}
+
+#[test]
+fn a_stale_router_asks_once_and_goes_on() {
+    run(async {
+        let world = World::new();
+        world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+        assert_eq!(world.config.questions.load(Ordering::SeqCst), 1);
+        world.move_b_to_c();
+        let one = DocWriter::new().with("k", 15).finish();
+        let found = all(&world, find().with("filter", &one).finish()).await;
+        assert_eq!(found.len(), 1);
+        assert_eq!(world.config.questions.load(Ordering::SeqCst), 2);
+        // The same for all documents: none twice, none missing.
+        assert_eq!(all(&world, find().finish()).await.len(), 30);
+        assert_eq!(world.config.questions.load(Ordering::SeqCst), 2);
+    });
+}
+
+#[test]
+fn two_who_need_the_same_refresh_wait_for_one() {
+    run(async {
+        let world = Arc::new(World::new());
+        let gate = Arc::new(Semaphore::new(0));
+        *world.config.gate.lock() = Some(gate.clone());
+        let asking: Vec<_> = (0..5)
+            .map(|key| {
+                let world = world.clone();
+                tokio::spawn(async move { world.insert(&[key], plain).await })
+            })
+            .collect();
+        while world.config.questions.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        gate.add_permits(100);
+        for asked in asking {
+            assert_eq!(int(&asked.await.expect("it ends"), "n"), 1);
+        }
+        assert_eq!(world.config.questions.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
+fn a_failed_refresh_is_tried_twice_more() {
+    run(async {
+        let world = World::new();
+        world.config.fails.store(2, Ordering::SeqCst);
+        assert_eq!(int(&world.insert(&[1], plain).await, "n"), 1);
+        assert_eq!(world.config.questions.load(Ordering::SeqCst), 3);
+        let world = World::new();
+        world.config.fails.store(3, Ordering::SeqCst);
+        let reply = world.insert(&[1], plain).await;
+        assert_eq!(int(&reply, "code"), Code::HOST_UNREACHABLE.0);
+        assert_eq!(world.keys_on("a"), [0; 0]);
+        assert_eq!(int(&world.insert(&[1], plain).await, "n"), 1);
+    });
+}
+
+#[test]
+fn only_what_was_not_carried_out_is_sent_again() {
+    run(async {
+        for ordered in [true, false] {
+            let world = World::new();
+            let keys = [1, 2, 3, 11, 12, 21, 4];
+            world.insert(&[0], plain).await;
+            world.asked("a");
+            // a carries out two and then says that the version is stale.
+            world.shards["a"]
+                .faults
+                .lock()
+                .push_back(Fault::StaleFrom(2));
+            let reply = world
+                .insert(&keys, |writer| writer.with("ordered", ordered))
+                .await;
+            assert_eq!(int(&reply, "n"), 7, "{reply:?}");
+            assert!(reply.get("writeErrors").is_none(), "{reply:?}");
+            let mut on_a = world.keys_on("a");
+            on_a.sort_unstable();
+            assert_eq!(on_a, [0, 1, 2, 3, 4], "ordered: {ordered}");
+            assert_eq!(world.keys_on("b"), [11, 12]);
+        }
+    });
+}
+
+#[test]
+fn a_lost_reply_is_told_and_never_repeated() {
+    run(async {
+        let world = World::new();
+        world.shards["b"].faults.lock().push_back(Fault::ReplyLost);
+        let reply = world
+            .insert(&[1, 11, 21], |writer| writer.with("ordered", false))
+            .await;
+        assert_eq!(int(&reply, "n"), 2);
+        let errors = reply.as_doc().get_array("writeErrors").expect("errors");
+        assert_eq!(errors.count(), 1);
+        assert_eq!(world.asked("b"), ["insert"]);
+        assert_eq!(world.keys_on("b"), [11]);
+
+        // A retryable write fails as a whole: its driver sends it again.
+        world.shards["b"].faults.lock().push_back(Fault::ReplyLost);
+        let lsid = DocWriter::new().with("id", 1).finish();
+        let retryable = |writer: DocWriter| {
+            writer
+                .with("ordered", false)
+                .with("lsid", &lsid)
+                .with("txnNumber", 3i64)
+        };
+        let reply = world.insert(&[2, 12, 22], retryable).await;
+        assert_eq!(int(&reply, "code"), Code::HOST_UNREACHABLE.0);
+        let labels = reply.as_doc().get_array("errorLabels").expect("labels");
+        assert_eq!(labels.get(0), Some(ValueRef::String("RetryableWriteError")));
+    });
+}
+
+#[test]
+fn each_statement_keeps_its_id() {
+    run(async {
+        let world = World::new();
+        let lsid = DocWriter::new().with("id", 1).finish();
+        let reply = world
+            .insert(&[11, 1, 12, 2], |writer| {
+                writer
+                    .with("ordered", false)
+                    .with("lsid", &lsid)
+                    .with("txnNumber", 1i64)
+            })
+            .await;
+        assert_eq!(int(&reply, "n"), 4);
+        let ids = |shard: &str| {
+            let asked = world.shards[shard].asked.lock();
+            format!("{:?}", asked[0].get("stmtIds").expect("ids"))
+        };
+        assert_eq!(ids("a"), "[1, 3]");
+        assert_eq!(ids("b"), "[0, 2]");
+    });
+}
+
+#[test]
+fn never_half_an_answer() {
+    run(async {
+        let world = World::new();
+        world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+        for command in ["find", "count"] {
+            world.shards["c"].faults.lock().push_back(Fault::NotSent);
+            let command = DocWriter::new().with(command, "birds").with("$db", "test");
+            let reply = world.run(command.finish()).await;
+            assert_eq!(int(&reply, "code"), Code::HOST_UNREACHABLE.0, "{reply:?}");
+        }
+        // A stream that breaks later fails the cursor, which is closed everywhere.
+        let first = world.run(find().with("batchSize", 2).finish()).await;
+        let cursor = first.as_doc().get_doc("cursor").expect("a cursor");
+        let Some(ValueRef::Int64(id)) = cursor.get("id") else {
+            panic!("no id in {first:?}");
+        };
+        world.shards["a"].faults.lock().push_back(Fault::NotSent);
+        let more = DocWriter::new()
+            .with("getMore", id)
+            .with("collection", "birds")
+            .with("$db", "test")
+            .finish();
+        let broken = world.run(more.clone()).await;
+        assert_eq!(int(&broken, "code"), Code::HOST_UNREACHABLE.0);
+        let gone = world.run(more).await;
+        assert_eq!(int(&gone, "code"), Code::CURSOR_NOT_FOUND.0);
+        assert!(world.shards["b"].cursors.lock().is_empty());
+    });
+}
+
+#[test]
+fn endless_staleness_ends() {
+    run(async {
+        let world = World::new();
+        world.insert(&[1], plain).await;
+        // A shard that wants what the config server does not know.
+        *world.shards["a"].major.lock() = 9;
+        let one = DocWriter::new().with("k", 1).finish();
+        let reply = world.run(find().with("filter", &one).finish()).await;
+        assert_eq!(int(&reply, "code"), Code::STALE_CONFIG.0);
+        let reply = world.insert(&[2], plain).await;
+        let errors = reply.as_doc().get_array("writeErrors").expect("errors");
+        let Some(ValueRef::Document(error)) = errors.get(0) else {
+            panic!("no error in {reply:?}");
+        };
+        assert_eq!(error.get("code"), Some(ValueRef::Int32(82)));
+    });
+}
+
+#[test]
+fn what_cannot_be_targeted_is_refused() {
+    run(async {
+        let world = World::new();
+        let check = |name: &'static str, field: &'static str, statement: DocBuf, code: i32| {
+            let world = &world;
+            async move {
+                let body = DocWriter::new()
+                    .with(name, "birds")
+                    .with("$db", "test")
+                    .finish();
+                let sequence = Sequence::new(field, [statement.as_doc()]);
+                let reply = world.run_with(body, vec![sequence]).await;
+                let errors = reply.as_doc().get_array("writeErrors").expect("errors");
+                let Some(ValueRef::Document(error)) = errors.get(0) else {
+                    panic!("no error in {reply:?}");
+                };
+                assert_eq!(
+                    error.get("code"),
+                    Some(ValueRef::Int32(code)),
+                    "{statement:?}"
+                );
+            }
+        };
+        let by_name = DocWriter::new().with("name", "tern").finish();
+        let by_key = DocWriter::new().with("k", 1).finish();
+        let set = DocWriter::new().with("$set", &by_name).finish();
+        let update = || DocWriter::new().with("q", &by_name).with("u", &set);
+        check("update", "updates", update().finish(), 72).await;
+        check(
+            "update",
+            "updates",
+            update().with("upsert", true).finish(),
+            61,
+        )
+        .await;
+        let delete = DocWriter::new()
+            .with("q", &by_name)
+            .with("limit", 1)
+            .finish();
+        check("delete", "deletes", delete, 61).await;
+        let modify = DocWriter::new()
+            .with("findAndModify", "birds")
+            .with("query", &by_name)
+            .with("update", &by_key)
+            .with("$db", "test");
+        assert_eq!(int(&world.run(modify.finish()).await, "code"), 61);
+        for shard in ["a", "b", "c"] {
+            assert_eq!(world.asked(shard), [""; 0]);
+        }
+    });
+}
+
+#[test]
+fn hello_says_that_this_is_a_router() {
+    run(async {
+        let world = World::new();
+        let hello = DocWriter::new().with("hello", 1).with("$db", "admin");
+        let reply = world.run(hello.finish()).await;
+        assert_eq!(reply.as_doc().get_str("msg"), Some("isdbgrid"));
+        assert_eq!(
+            reply.get("isWritablePrimary"),
+            Some(ValueRef::Boolean(true))
+        );
+        assert!(reply.get("setName").is_none());
+        assert_eq!(int(&reply, "maxWireVersion"), 17);
+        let unknown = DocWriter::new().with("flyAway", 1).with("$db", "admin");
+        let reply = world.run(unknown.finish()).await;
+        assert_eq!(int(&reply, "code"), Code::COMMAND_NOT_FOUND.0);
+    });
+}

@@ -1,0 +1,442 @@
+//! A config server and shards that are values.
+//!
+//! The shards hold documents of one collection, `test.birds`, sharded by `{k: 1}`, check versions as
+//! real ones do, and write down what they are asked. Faults are put in their way by hand.
+
+use crate::{Connect, Router, RouterHandler, RouterOptions};
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use model::error::{Code, Error};
+use model::time::ClusterTime;
+use model::version::{ChunkVersion, Incarnation, PlacementVersion};
+use parking_lot::Mutex;
+use query::context::QueryContext;
+use query::filter::Filter;
+use query::sort::SortPattern;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::Semaphore;
+use wire::{BoxFuture, CallError, Endpoint, Handler, Reply, Request, Sequence};
+
+pub(super) fn incarnation() -> Incarnation {
+    Incarnation {
+        epoch: ObjectId([7; 12]),
+        began: ClusterTime::new(5, 1),
+    }
+}
+
+pub(super) fn version(major: u32) -> PlacementVersion {
+    PlacementVersion {
+        incarnation: incarnation(),
+        chunk: ChunkVersion::new(major, 0),
+    }
+}
+
+/// Who owns what: from each bound on, with the version of the chunk.
+#[derive(Clone)]
+pub(super) struct Chunk {
+    min: Option<i32>,
+    shard: &'static str,
+    major: u32,
+}
+
+pub(super) struct FakeConfig {
+    chunks: Mutex<Vec<Chunk>>,
+    pub(super) questions: AtomicUsize,
+    /// Closed unless a test wants questions to wait.
+    pub(super) gate: Mutex<Option<Arc<Semaphore>>>,
+    pub(super) fails: AtomicUsize,
+}
+
+impl FakeConfig {
+    fn routing(&self) -> Reply {
+        let chunks = self.chunks.lock();
+        if chunks.is_empty() {
+            return Reply::from_writer(Reply::writer().with("sharded", false).with("ok", 1.0));
+        }
+        let highest = chunks.iter().map(|chunk| chunk.major).max().unwrap_or(0);
+        let mut writer = Reply::writer().with("sharded", true).with(
+            "uuid",
+            ValueRef::Binary {
+                subtype: 4,
+                bytes: &[1; 16],
+            },
+        );
+        writer.begin_document("key").append("k", 1).end();
+        writer.begin_document("version");
+        version(highest).append_to(&mut writer);
+        writer
+            .end()
+            .append("incremental", false)
+            .begin_array("chunks");
+        for (at, chunk) in chunks.iter().enumerate() {
+            writer.push_document();
+            writer.begin_document("min");
+            bound(&mut writer, chunk.min, ValueRef::MinKey);
+            writer.end().begin_document("max");
+            let next = chunks.get(at + 1).and_then(|next| next.min);
+            bound(&mut writer, next, ValueRef::MaxKey);
+            writer
+                .end()
+                .append("shard", chunk.shard)
+                .append("lastmod", ClusterTime::new(chunk.major, 0))
+                .begin_array("history")
+                .end()
+                .end();
+        }
+        writer
+            .end()
+            .append("from", 0i64)
+            .append("more", false)
+            .append("ok", 1.0);
+        Reply::from_writer(writer)
+    }
+}
+
+pub(super) fn bound(writer: &mut DocWriter, value: Option<i32>, end: ValueRef<'_>) {
+    match value {
+        Some(value) => writer.append("k", value),
+        None => writer.append("k", end),
+    };
+}
+
+impl Endpoint for FakeConfig {
+    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+        let gate = self.gate.lock().clone();
+        Box::pin(async move {
+            match request.name() {
+                "find" => {
+                    let mut writer = Reply::writer();
+                    writer.begin_document("cursor").begin_array("firstBatch");
+                    for shard in ["a", "b", "c"] {
+                        let host = format!("{shard}/{shard}:1");
+                        writer
+                            .push_document()
+                            .append("_id", shard)
+                            .append("host", host.as_str())
+                            .end();
+                    }
+                    writer
+                        .end()
+                        .append("id", 0i64)
+                        .append("ns", "config.shards");
+                    writer.end().append("ok", 1.0);
+                    Ok(Reply::from_writer(writer))
+                }
+                "_configsvrGetDatabase" | "_configsvrCreateDatabase" => {
+                    let mut writer = Reply::writer().with("primary", "a");
+                    writer.begin_document("version");
+                    let uuid = model::ids::Uuid([3; 16]);
+                    let made = ClusterTime::new(4, 1);
+                    model::version::DatabaseVersion::new_database(uuid, made)
+                        .append_to(&mut writer);
+                    writer.end().append("ok", 1.0);
+                    Ok(Reply::from_writer(writer))
+                }
+                "_configsvrGetRouting" => {
+                    self.questions.fetch_add(1, Ordering::SeqCst);
+                    if let Some(gate) = gate {
+                        gate.acquire().await.expect("never closed").forget();
+                    }
+                    if self.fails.load(Ordering::SeqCst) > 0 {
+                        self.fails.fetch_sub(1, Ordering::SeqCst);
+                        return Err(CallError::NotSent("away".to_owned()));
+                    }
+                    Ok(self.routing())
+                }
+                other => panic!("the config server is asked for {other}"),
+            }
+        })
+    }
+}
+
+/// What stands in the way of the next requests.
+#[derive(Clone)]
+pub(super) enum Fault {
+    /// Nothing arrives.
+    NotSent,
+    /// It is carried out, and the reply is lost.
+    ReplyLost,
+    /// From the statement at this place on the shard says that the version is stale.
+    StaleFrom(usize),
+}
+
+pub(super) struct FakeShard {
+    pub(super) name: &'static str,
+    pub(super) major: Mutex<u32>,
+    documents: Mutex<Vec<DocBuf>>,
+    pub(super) cursors: Mutex<HashMap<i64, VecDeque<DocBuf>>>,
+    pub(super) faults: Mutex<VecDeque<Fault>>,
+    pub(super) asked: Mutex<Vec<DocBuf>>,
+}
+
+impl FakeShard {
+    fn stale(&self, received: Option<PlacementVersion>) -> Option<Error> {
+        let wanted = version(*self.major.lock());
+        if received == Some(wanted) {
+            return None;
+        }
+        Some(self.stale_error(wanted))
+    }
+
+    fn stale_error(&self, wanted: PlacementVersion) -> Error {
+        let mut details = DocWriter::new().with("ns", "test.birds");
+        details.begin_document("vWanted");
+        wanted.append_to(&mut details);
+        details.end().append("shardId", self.name);
+        Error::new(Code::STALE_CONFIG, "stale").with_details(details.finish())
+    }
+
+    fn answer(&self, request: &Request, stale_from: Option<usize>) -> Reply {
+        let body = request.body();
+        let received = body
+            .get_doc("shardVersion")
+            .map(|version| PlacementVersion::from_document(version).expect("a version"));
+        match request.name() {
+            "insert" => {
+                let sequence = request.sequence("documents").expect("documents beside");
+                let stale = match self.stale(received) {
+                    Some(_) => Some(0),
+                    None => stale_from,
+                };
+                let mut n = 0;
+                for (at, document) in sequence.iter().enumerate() {
+                    if stale.is_some_and(|stale| at >= stale) {
+                        break;
+                    }
+                    self.documents.lock().push(document.to_owned());
+                    n += 1;
+                }
+                let mut writer = Reply::writer().with("n", n);
+                if let Some(at) = stale {
+                    let ordered = body.get("ordered") != Some(ValueRef::Boolean(false));
+                    let error = self.stale_error(version(*self.major.lock()));
+                    writer.begin_array("writeErrors");
+                    let last = if ordered { at + 1 } else { sequence.len() };
+                    for at in at..last {
+                        writer
+                            .push_document()
+                            .append("index", at as i32)
+                            .append("code", error.code.0)
+                            .append("errmsg", "stale")
+                            .append("errInfo", &**error.details.as_ref().expect("details"))
+                            .end();
+                    }
+                    writer.end();
+                }
+                Reply::from_writer(writer.with("ok", 1.0))
+            }
+            "find" => {
+                if let Some(error) = self.stale(received) {
+                    return Reply::error(&error);
+                }
+                let context = QueryContext::new(0);
+                let filter = body.get_doc("filter").unwrap_or(Doc::EMPTY);
+                let filter = Filter::parse(filter, &context).expect("a filter");
+                let mut found: Vec<DocBuf> = self.documents.lock().clone();
+                found.retain(|doc| filter.matches(doc.as_doc()).expect("matches"));
+                if let Some(sort) = body.get_doc("sort") {
+                    let sort = SortPattern::parse(sort).expect("a sort");
+                    found.sort_by_key(|doc| sort.key(doc.as_doc()).expect("a key"));
+                }
+                if let Some(limit) = crate::find::whole(body.get("limit")).filter(|n| *n > 0) {
+                    found.truncate(limit as usize);
+                }
+                assert!(body.get("skip").is_none(), "skipping is the router's");
+                self.batch("firstBatch", found.into(), body)
+            }
+            "getMore" => {
+                let Some(ValueRef::Int64(id)) = body.get("getMore") else {
+                    panic!("getMore without a cursor");
+                };
+                let rest = self.cursors.lock().remove(&id).expect("a known cursor");
+                self.batch("nextBatch", rest, body)
+            }
+            "count" => {
+                if let Some(error) = self.stale(received) {
+                    return Reply::error(&error);
+                }
+                let count = self.documents.lock().len() as i32;
+                Reply::from_writer(Reply::writer().with("n", count).with("ok", 1.0))
+            }
+            "killCursors" => {
+                for id in body.get_array("cursors").expect("cursors").iter() {
+                    if let ValueRef::Int64(id) = id {
+                        self.cursors.lock().remove(&id);
+                    }
+                }
+                Reply::ok()
+            }
+            other => panic!("a shard is asked for {other}"),
+        }
+    }
+
+    fn batch(&self, name: &str, mut rest: VecDeque<DocBuf>, body: Doc<'_>) -> Reply {
+        let size =
+            crate::find::whole(body.get("batchSize")).filter(|_| body.get("batchSize").is_some());
+        let size = size.unwrap_or(2) as usize;
+        let mut writer = Reply::writer();
+        writer.begin_document("cursor").begin_array(name);
+        for document in rest.drain(..size.min(rest.len())) {
+            writer.push(&document);
+        }
+        let id = match rest.is_empty() {
+            true => 0,
+            false => {
+                let id = fastrand::i64(1..);
+                self.cursors.lock().insert(id, rest);
+                id
+            }
+        };
+        writer
+            .end()
+            .append("id", id)
+            .append("ns", "test.birds")
+            .end()
+            .append("ok", 1.0);
+        Reply::from_writer(writer)
+    }
+}
+
+impl Endpoint for FakeShard {
+    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+        let mut shown = request.body().to_owned();
+        if let Some(sequence) = request.sequences().first() {
+            let mut writer = DocWriter::new();
+            for element in request.body().iter() {
+                writer.append_element(&element);
+            }
+            writer.begin_array(sequence.name());
+            for document in sequence {
+                writer.push(document);
+            }
+            writer.end();
+            shown = writer.finish();
+        }
+        let fault = match request.name() {
+            "killCursors" => None,
+            _ => self.faults.lock().pop_front(),
+        };
+        if !matches!(fault, Some(Fault::NotSent)) {
+            self.asked.lock().push(shown);
+        }
+        let answered = match fault {
+            Some(Fault::NotSent) => Err(CallError::NotSent("away".to_owned())),
+            Some(Fault::ReplyLost) => {
+                self.answer(&request, None);
+                Err(CallError::OutcomeUnknown("lost".to_owned()))
+            }
+            Some(Fault::StaleFrom(at)) => Ok(self.answer(&request, Some(at))),
+            None => Ok(self.answer(&request, None)),
+        };
+        Box::pin(async move { answered })
+    }
+}
+
+pub(super) struct World {
+    pub(super) config: Arc<FakeConfig>,
+    pub(super) shards: HashMap<&'static str, Arc<FakeShard>>,
+    handler: RouterHandler,
+    connection: Arc<wire::ConnectionInfo>,
+}
+
+impl World {
+    /// Keys below 10 on a, below 20 on b, others on c.
+    pub(super) fn new() -> World {
+        let chunks = [(None, "a", 1), (Some(10), "b", 2), (Some(20), "c", 3)];
+        let shards: HashMap<&'static str, Arc<FakeShard>> = chunks
+            .iter()
+            .map(|(_, name, major)| {
+                let shard = FakeShard {
+                    name,
+                    major: Mutex::new(*major),
+                    documents: Mutex::default(),
+                    cursors: Mutex::default(),
+                    faults: Mutex::default(),
+                    asked: Mutex::default(),
+                };
+                (*name, Arc::new(shard))
+            })
+            .collect();
+        let chunks = chunks.map(|(min, shard, major)| Chunk { min, shard, major });
+        let config = Arc::new(FakeConfig {
+            chunks: Mutex::new(chunks.to_vec()),
+            questions: AtomicUsize::new(0),
+            gate: Mutex::default(),
+            fails: AtomicUsize::new(0),
+        });
+        let reached = shards.clone();
+        let connect: Connect = Arc::new(move |id, _| reached[id].clone());
+        let options = RouterOptions {
+            host: "router:1".to_owned(),
+        };
+        World {
+            handler: RouterHandler(Router::new(config.clone(), connect, options)),
+            config,
+            shards,
+            connection: Arc::new(wire::ConnectionInfo::in_process(1)),
+        }
+    }
+
+    /// The range of b's keys goes to c.
+    pub(super) fn move_b_to_c(&self) {
+        let mut chunks = self.config.chunks.lock();
+        chunks[1].shard = "c";
+        chunks[1].major = 4;
+        *self.shards["c"].major.lock() = 4;
+        *self.shards["b"].major.lock() = 0;
+        let moved: Vec<DocBuf> = self.shards["b"].documents.lock().drain(..).collect();
+        self.shards["c"].documents.lock().extend(moved);
+    }
+
+    pub(super) async fn run(&self, body: DocBuf) -> DocBuf {
+        self.run_with(body, vec![]).await
+    }
+
+    pub(super) async fn run_with(&self, body: DocBuf, sequences: Vec<Sequence>) -> DocBuf {
+        let request = Request::from_parts(body, sequences).expect("a request");
+        self.handler
+            .handle(&self.connection, request)
+            .await
+            .into_document()
+    }
+
+    pub(super) async fn insert(
+        &self,
+        keys: &[i32],
+        extra: impl Fn(DocWriter) -> DocWriter,
+    ) -> DocBuf {
+        let documents: Vec<DocBuf> = keys.iter().map(|key| bird(*key)).collect();
+        let body = extra(DocWriter::new().with("insert", "birds")).with("$db", "test");
+        let sequence = Sequence::new("documents", documents.iter().map(DocBuf::as_doc));
+        self.run_with(body.finish(), vec![sequence]).await
+    }
+
+    pub(super) fn keys_on(&self, shard: &str) -> Vec<i32> {
+        let documents = self.shards[shard].documents.lock();
+        documents.iter().map(|doc| key(doc.as_doc())).collect()
+    }
+
+    /// Commands that a shard was asked, by name, and forgets them.
+    pub(super) fn asked(&self, shard: &str) -> Vec<String> {
+        let asked = std::mem::take(&mut *self.shards[shard].asked.lock());
+        let name = |doc: &DocBuf| doc.as_doc().first().expect("a command").key().to_owned();
+        asked.iter().map(name).collect()
+    }
+}
+
+pub(super) fn bird(key: i32) -> DocBuf {
+    DocWriter::new()
+        .with("_id", key * 100)
+        .with("k", key)
+        .with("name", format!("bird {key}").as_str())
+        .with("rank", -key)
+        .finish()
+}
+
+pub(super) fn key(doc: Doc<'_>) -> i32 {
+    match doc.get("k") {
+        Some(ValueRef::Int32(key)) => key,
+        other => panic!("k is {other:?}"),
+    }
+}
