@@ -10,6 +10,7 @@
 //!   earlier times, and how the table changes.
 //! - [`authority`]: the one place where placement is decided, once and for all.
 //! - [`bulk`]: a batch of writes that goes to several shards.
+//! - [`events`]: change streams of several shards as one.
 //! - [`cache`]: what a router or shard knows of it, and when it asks again.
 //!
 //! Not here yet: resharding, two-phase commit, balancing.
@@ -17,6 +18,7 @@
 pub mod authority;
 pub mod bulk;
 pub mod cache;
+pub mod events;
 pub mod migration;
 pub mod routing;
 pub mod scan;

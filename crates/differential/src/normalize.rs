@@ -253,11 +253,18 @@ fn explained(reply: &Fields) -> Fields {
     fields
 }
 
-/// Stage names with the index each uses, nested as the plan nests them.
+/// Stage names with the index each uses and its bounds, nested as the plan nests them.
 fn stage_tree(plan: &Value) -> Value {
     let plan = plan.get("queryPlan").unwrap_or(plan);
     let mut tree = Vec::new();
-    for name in ["stage", "indexName", "direction"] {
+    for name in [
+        "stage",
+        "indexName",
+        "direction",
+        "isMultiKey",
+        "multiKeyPaths",
+        "indexBounds",
+    ] {
         if let Some(value) = plan.get(name) {
             tree.push(field(name, value.clone()));
         }

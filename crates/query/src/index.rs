@@ -10,7 +10,7 @@ pub use specification::parse_specification;
 
 use crate::context::QueryContext;
 use crate::filter::Filter;
-use crate::index_keys::index_keys;
+use crate::index_keys::{MultikeyPaths, index_keys};
 use crate::path::Path;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::key::{Direction, KeyBuilder};
@@ -61,7 +61,8 @@ pub struct IndexDefinition {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentKeys {
     pub keys: Vec<EncodedKey>,
-    pub multikey: bool,
+    /// Where arrays were expanded.
+    pub multikey: MultikeyPaths,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -174,7 +175,7 @@ impl IndexDefinition {
     pub fn keys(&self, doc: Doc<'_>) -> Result<DocumentKeys, Error> {
         let mut document_keys = DocumentKeys {
             keys: Vec::new(),
-            multikey: false,
+            multikey: MultikeyPaths::default(),
         };
         if let Some(partial) = &self.partial
             && !partial.matches(doc)?
@@ -182,8 +183,8 @@ impl IndexDefinition {
             return Ok(document_keys);
         }
         let found = index_keys(&self.paths, doc)?;
-        document_keys.multikey = found.is_multikey();
-        if document_keys.multikey && self.is_hashed() {
+        document_keys.multikey = MultikeyPaths::of(found.multikey());
+        if !document_keys.multikey.is_empty() && self.is_hashed() {
             let hashed = self.fields.iter().find(|f| f.kind == FieldKind::Hashed);
             return Err(Error::location(
                 16766,

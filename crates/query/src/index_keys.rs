@@ -60,17 +60,74 @@ impl MultikeyComponents {
         self.0 == 0
     }
 
-    pub fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+    /// In ascending order.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..128).filter(move |&component| self.contains(component))
+    }
+}
+
+/// Where in an index documents had arrays: for each of its fields the components
+/// of the path. It only grows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MultikeyPaths {
+    /// As long as it has to be: fields behind have none.
+    fields: Vec<MultikeyComponents>,
+}
+
+impl MultikeyPaths {
+    pub fn of(fields: &[MultikeyComponents]) -> Self {
+        let used = fields.iter().rposition(|components| !components.is_empty());
+        Self {
+            fields: fields[..used.map_or(0, |last| last + 1)].to_vec(),
+        }
     }
 
-    /// For storing.
-    pub fn bits(self) -> u128 {
-        self.0
+    /// Arrays anywhere: what is assumed where nothing more is known.
+    pub fn everywhere(fields: usize) -> Self {
+        Self {
+            fields: vec![MultikeyComponents(u128::MAX); fields],
+        }
     }
 
-    pub fn from_bits(bits: u128) -> Self {
-        Self(bits)
+    pub fn is_empty(&self) -> bool {
+        self.fields.is_empty()
+    }
+
+    pub fn field(&self, at: usize) -> MultikeyComponents {
+        self.fields.get(at).copied().unwrap_or_default()
+    }
+
+    /// Every pair of a field and a component of its path.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.fields
+            .iter()
+            .enumerate()
+            .flat_map(|(field, components)| components.iter().map(move |c| (field, c)))
+    }
+
+    pub fn contains_all(&self, other: &Self) -> bool {
+        other
+            .fields
+            .iter()
+            .enumerate()
+            .all(|(at, components)| components.0 & !self.field(at).0 == 0)
+    }
+
+    pub fn insert(&mut self, field: usize, component: usize) {
+        if self.fields.len() <= field {
+            self.fields.resize(field + 1, MultikeyComponents::default());
+        }
+        self.fields[field].insert(component);
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        if self.fields.len() < other.fields.len() {
+            self.fields
+                .resize(other.fields.len(), MultikeyComponents::default());
+        }
+        for (mine, theirs) in self.fields.iter_mut().zip(&other.fields) {
+            mine.0 |= theirs.0;
+        }
     }
 }
 
@@ -88,12 +145,6 @@ impl<'a> IndexKeys<'a> {
     /// Per path, where arrays were expanded.
     pub fn multikey(&self) -> &[MultikeyComponents] {
         &self.multikey
-    }
-
-    pub fn is_multikey(&self) -> bool {
-        self.multikey
-            .iter()
-            .any(|components| !components.is_empty())
     }
 }
 

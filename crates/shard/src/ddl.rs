@@ -24,6 +24,7 @@
 //! see `index_build.rs`.
 
 use crate::Shard;
+use crate::catalog::multikey;
 use crate::catalog::{CatalogKey, Collection, Index, IndexState, NextIds};
 use crate::oplog::Commands;
 use crate::write::Companion;
@@ -348,9 +349,11 @@ pub(crate) fn put_collection(encoder: &mut Encoder<'_>, collection: &Collection)
 }
 
 pub(crate) fn drop_indexes(encoder: &mut Encoder<'_>, indexes: &[Arc<Index>]) {
-    for id in indexes.iter().filter_map(|index| index.id) {
+    for index in indexes {
+        let Some(id) = index.id else { continue };
         encoder.drop_index(id);
-        encoder.delete_meta(&CatalogKey::multikey(id));
+        let fields = index.definition.fields.len();
+        multikey::delete(encoder, id, &index.multikey, fields);
     }
 }
 

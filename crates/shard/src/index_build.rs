@@ -20,7 +20,8 @@
 //! Crash windows: until the catalog says *ready* the client has no answer. A
 //! build that is found unfinished when the shard opens is removed.
 
-use crate::catalog::{CatalogKey, Collection, Index, IndexState};
+use crate::catalog::multikey::MultikeyFound;
+use crate::catalog::{Collection, Index, IndexState};
 use crate::ddl::{drop_indexes, put_collection, put_next_ids};
 use crate::operation::Operation;
 use crate::oplog::Commands;
@@ -34,7 +35,6 @@ use replication::{Durability, ProposeError};
 use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use storage::entry::{Encoder, IndexAction, IndexChange};
 use storage::{Direction, KeyRange};
 
@@ -163,12 +163,10 @@ impl Shard {
         }
     }
 
-    async fn append_batch(&self, payload: Vec<u8>, multikey: &[Arc<Index>]) -> Result<(), Error> {
+    async fn append_batch(&self, payload: Vec<u8>, multikey: &MultikeyFound) -> Result<(), Error> {
         let pending = loop {
             let proposed = self.log.propose(Durability::Buffered, |_, _| {
-                for index in multikey {
-                    index.multikey.store(true, Ordering::Release);
-                }
+                multikey.publish();
                 (payload.clone(), Companion::empty())
             });
             match proposed {
@@ -235,7 +233,7 @@ fn aborted(why: &str) -> Error {
 /// The entries of some records in the indexes being built.
 struct Batch {
     payload: Vec<u8>,
-    multikey: Vec<Arc<Index>>,
+    multikey: MultikeyFound,
     /// The last record covered; `None` at the end of the collection.
     last: Option<Vec<u8>>,
 }
@@ -250,7 +248,7 @@ impl Batch {
         let fault = crate::error::from_storage;
         let mut batch = Batch {
             payload: Vec::new(),
-            multikey: Vec::new(),
+            multikey: MultikeyFound::default(),
             last: None,
         };
         let mut length = 0;
@@ -269,11 +267,7 @@ impl Batch {
             let mut keys: Vec<(IndexId, EncodedKey)> = Vec::new();
             for (id, index) in indexes {
                 let found = index.definition.keys(doc)?;
-                let known =
-                    index.is_multikey() || batch.multikey.iter().any(|other| other.id == Some(*id));
-                if found.multikey && !known {
-                    batch.multikey.push((*index).clone());
-                }
+                batch.multikey.add(index, &found.multikey);
                 for key in found.keys {
                     let bytes = key.fields.len() + record.key().len();
                     storage::layout::check_user_key(bytes).map_err(fault)?;
@@ -305,9 +299,7 @@ impl Batch {
                 break;
             }
         }
-        for id in batch.multikey.iter().filter_map(|index| index.id) {
-            encoder.put_meta(&CatalogKey::multikey(id), &[]);
-        }
+        batch.multikey.encode(&mut encoder);
         Ok(batch)
     }
 }

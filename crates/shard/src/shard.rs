@@ -1,5 +1,6 @@
 //! The shard itself: opened from a directory, closed in good order.
 
+use crate::catalog::multikey;
 use crate::catalog::{Catalog, CatalogKey, Collection, NextIds};
 use crate::clock::Clock;
 use crate::command;
@@ -443,8 +444,13 @@ fn load_collections(store: &Store, clock: &dyn Clock) -> Result<Vec<Collection>,
             .map_err(|fault| model::Error::new(model::Code::INVALID_BSON, fault.to_string()))?;
         let collection = Collection::from_document(id, doc, clock.now_ms())?;
         for (id, index) in collection.secondary_indexes() {
-            let multikey = snapshot.get_meta(&CatalogKey::multikey(id))?.is_some();
-            index.multikey.store(multikey, Ordering::Release);
+            for pair in snapshot.scan_meta(&multikey::prefix(id)) {
+                let (key, value) = pair?;
+                if let Some((_, stored)) = multikey::parse(&key, &value) {
+                    let fields = index.definition.fields.len();
+                    index.multikey.add(&stored.paths(fields));
+                }
+            }
         }
         collections.push(collection);
     }

@@ -185,6 +185,11 @@ impl Filter {
         normalize::sort(normalize::optimize(self))
     }
 
+    /// Which of two conditions comes first where the order is nobody's wish.
+    pub(crate) fn usual_order(&self, other: &Filter) -> std::cmp::Ordering {
+        normalize::compare(self, other)
+    }
+
     /// As explain prints it.
     pub fn to_document(&self) -> DocBuf {
         render::render(self)

@@ -225,7 +225,7 @@ fn sort_all(children: Vec<Filter>) -> Vec<Filter> {
 }
 
 /// By kind, path, then children; what remains equal keeps its order.
-fn compare(left: &Filter, right: &Filter) -> Ordering {
+pub(super) fn compare(left: &Filter, right: &Filter) -> Ordering {
     rank(left)
         .cmp(&rank(right))
         .then_with(|| path(left).cmp(path(right)))

@@ -9,6 +9,7 @@ use super::scan_bounds::{ScanBounds, ScanDirection};
 use super::{IndexView, implication};
 use crate::filter::{Filter, Predicate};
 use crate::index::FieldKind;
+use crate::index_keys::MultikeyPaths;
 use crate::path::Path;
 use crate::sort::SortPattern;
 use model::bson::Value;
@@ -24,7 +25,9 @@ pub struct IndexAccess {
     pub bounds: ScanBounds,
     pub direction: ScanDirection,
     /// As it was when the plan was made.
-    pub multikey: bool,
+    pub multikey: MultikeyPaths,
+    /// The conditions that the bounds are made of, by their place in the filter.
+    pub conditions: Vec<usize>,
     /// The keys hold all that is needed: documents are not fetched.
     pub covered: bool,
     /// The conditions that must be asked of the document, or of the key.
@@ -41,64 +44,78 @@ pub(super) enum Use {
     WholeIndex,
 }
 
-/// The best scan of one index for a filter. `None` if the index may not contain
-/// all matching documents. With `forced` (a hint) that is not asked.
-pub(super) fn access(
+/// The scans of one index for a filter. None if the index may not contain all
+/// matching documents. With `forced` (a hint) that is not asked.
+///
+/// There are several where documents have arrays at the first field: of
+/// conditions that different elements may meet, bounds can take only one.
+pub(super) fn accesses(
     at: usize,
     index: &IndexView<'_>,
     filter: &Filter,
     leaves: &[Leaf<'_>],
     forced: bool,
-) -> Option<(IndexAccess, Use)> {
+) -> Vec<(IndexAccess, Use)> {
     let definition = index.definition;
     if let Some(partial) = &definition.partial
         && !forced
         && !implication::implies(filter, partial)
     {
-        return None;
+        return Vec::new();
     }
-    let mut chosen: Vec<Chosen<'_>> = Vec::new();
-    let mut fields = Vec::with_capacity(definition.fields.len());
-    for field in &definition.fields {
-        let found = choose(field.kind, &field.path, index, leaves, &chosen);
-        let bounds = match &found[..] {
-            [] => FieldBounds::everything(),
-            [first, rest @ ..] => rest.iter().fold(first.bounds.clone(), |bounds, next| {
-                bounds.intersection(&next.bounds)
-            }),
-        };
-        fields.push(bounds);
-        chosen.extend(found);
-    }
-    if definition.sparse && !forced && !proves_presence(&chosen) {
-        return None;
-    }
-    let first_path = definition.fields.first().map(|field| &field.path);
-    let used = if chosen.iter().any(|c| Some(&c.leaf.path) == first_path) {
-        Use::Bounds
-    } else {
-        Use::WholeIndex
+    assignments(index, usable(index, leaves))
+        .into_iter()
+        .filter(|chosen| !definition.sparse || forced || proves_presence(chosen))
+        .map(|chosen| scan(at, index, filter, &chosen))
+        .collect()
+}
+
+/// The scan whose bounds are made of these conditions.
+fn scan(
+    at: usize,
+    index: &IndexView<'_>,
+    filter: &Filter,
+    chosen: &[Chosen<'_>],
+) -> (IndexAccess, Use) {
+    let definition = index.definition;
+    let fields: Vec<FieldBounds> = (0..definition.fields.len())
+        .map(|field| {
+            let of_field = chosen.iter().filter(|c| c.field == field);
+            of_field
+                .map(|c| c.bounds.clone())
+                .reduce(|bounds, next| bounds.intersection(&next))
+                .unwrap_or_else(FieldBounds::everything)
+        })
+        .collect();
+    let used = match chosen.iter().any(|c| c.field == 0) {
+        true => Use::Bounds,
+        false => Use::WholeIndex,
     };
-    let (residual, residual_of_key) = residual(filter, &chosen, index);
-    let directions = definition.directions();
-    Some((
-        IndexAccess {
-            index: at,
-            bounds: ScanBounds::new(&fields, &directions),
-            fields,
-            direction: ScanDirection::Forward,
-            multikey: index.multikey,
-            covered: false,
-            residual,
-            residual_of_key,
-        },
-        used,
-    ))
+    let (residual, residual_of_key) = residual(filter, chosen, index);
+    let mut conditions: Vec<usize> = chosen.iter().map(|c| c.number).collect();
+    conditions.sort_unstable();
+    let access = IndexAccess {
+        index: at,
+        bounds: ScanBounds::new(&fields, &definition.directions()),
+        fields,
+        direction: ScanDirection::Forward,
+        multikey: index.multikey.clone(),
+        conditions,
+        covered: false,
+        residual,
+        residual_of_key,
+    };
+    (access, used)
 }
 
 /// A condition that contributed to the bounds.
+#[derive(Clone)]
 struct Chosen<'f> {
     leaf: Leaf<'f>,
+    /// The leaf's place among all.
+    number: usize,
+    /// The field of the index that it bounds.
+    field: usize,
     bounds: FieldBounds,
     proof: Proof,
     /// The key of a missing field is inside.
@@ -119,52 +136,88 @@ fn proves_presence(chosen: &[Chosen<'_>]) -> bool {
     })
 }
 
-/// The conditions that bound one field: without arrays all of them, else one
-/// that speaks of the same key as those chosen before.
-fn choose<'f>(
-    kind: FieldKind,
-    path: &Path,
-    index: &IndexView<'_>,
-    leaves: &[Leaf<'f>],
-    before: &[Chosen<'f>],
-) -> Vec<Chosen<'f>> {
-    let traits = IndexTraits {
-        multikey: index.multikey,
-        sparse: index.definition.sparse && index.definition.fields.len() == 1,
-    };
-    let mut usable: Vec<Chosen<'f>> = leaves
-        .iter()
-        .filter(|leaf| leaf.path == *path)
-        .filter_map(|leaf| {
-            let PredicateBounds { bounds, proof } = match kind {
-                FieldKind::Hashed => leaf.hashed_bounds(traits)?,
-                FieldKind::Ascending | FieldKind::Descending => leaf.bounds(traits)?,
+/// Every condition that could bound some field, in the order in which they are
+/// considered: MongoDB's.
+fn usable<'f>(index: &IndexView<'_>, leaves: &[Leaf<'f>]) -> Vec<Chosen<'f>> {
+    let definition = index.definition;
+    let mut usable = Vec::new();
+    for (field, indexed) in definition.fields.iter().enumerate() {
+        let traits = IndexTraits {
+            multikey: !index.multikey.field(field).is_empty(),
+            sparse: definition.sparse && definition.fields.len() == 1,
+        };
+        let of_field = leaves.iter().enumerate();
+        let of_field = of_field.filter(|(_, leaf)| leaf.path == indexed.path);
+        for (number, leaf) in of_field {
+            let found = match indexed.kind {
+                FieldKind::Hashed => leaf.hashed_bounds(traits),
+                FieldKind::Ascending | FieldKind::Descending => leaf.bounds(traits),
             };
-            // Inside `$elemMatch` the document's own array matters too.
-            let proof = match leaf.conjunct {
-                Some(_) => proof,
-                None => Proof::Document,
+            let Some(PredicateBounds { bounds, proof }) = found else {
+                continue;
             };
-            Some(Chosen {
+            usable.push(Chosen {
                 leaf: leaf.clone(),
-                may_be_missing: match kind {
+                number,
+                field,
+                may_be_missing: match indexed.kind {
                     FieldKind::Hashed => may_be_missing_hashed(&bounds),
                     FieldKind::Ascending | FieldKind::Descending => may_be_missing(&bounds),
                 },
                 bounds,
-                proof,
-            })
-        })
-        .collect();
-    if !index.multikey {
-        return usable;
+                // Inside `$elemMatch` the document's own array matters too.
+                proof: match leaf.conjunct {
+                    Some(_) => proof,
+                    None => Proof::Document,
+                },
+            });
+        }
     }
-    usable.retain(|c| before.iter().all(|b| b.leaf.shares_a_key_with(&c.leaf)));
+    usable.sort_by(|a, b| a.leaf.condition.usual_order(&b.leaf.condition));
     usable
-        .into_iter()
-        .min_by(|a, b| width(&a.bounds).total_cmp(&width(&b.bounds)))
-        .into_iter()
-        .collect()
+}
+
+/// The sets of conditions that may bound one scan together, because a document
+/// that meets them all has one key that does. Without arrays that is all of them.
+fn assignments<'f>(index: &IndexView<'_>, usable: Vec<Chosen<'f>>) -> Vec<Vec<Chosen<'f>>> {
+    if index.multikey.is_empty() {
+        return vec![usable];
+    }
+    let (leading, mut others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|c| c.field == 0);
+    others.sort_by_key(|c| c.field);
+    let several = !index.multikey.field(0).is_empty() && leading.len() > 1;
+    let first: Vec<Option<&Chosen<'f>>> = match several {
+        true => leading.iter().map(Some).collect(),
+        false => vec![None],
+    };
+    let mut sets: Vec<Vec<Chosen<'f>>> = Vec::with_capacity(first.len());
+    for first in first {
+        let mut chosen: Vec<Chosen<'f>> = first.cloned().into_iter().collect();
+        for next in leading.iter().chain(&others) {
+            let is_first = first.is_some_and(|first| first.number == next.number);
+            if !is_first && chosen.iter().all(|c| agree(index, c, next)) {
+                chosen.push(next.clone());
+            }
+        }
+        let numbers = |set: &[Chosen<'_>]| {
+            let mut numbers: Vec<usize> = set.iter().map(|c| c.number).collect();
+            numbers.sort_unstable();
+            numbers
+        };
+        if sets.iter().all(|set| numbers(set) != numbers(&chosen)) {
+            sets.push(chosen);
+        }
+    }
+    sets
+}
+
+/// Whether two conditions that hold for a document hold for one of its keys
+/// together.
+fn agree(index: &IndexView<'_>, left: &Chosen<'_>, right: &Chosen<'_>) -> bool {
+    let arrays = [left.field, right.field].map(|field| index.multikey.field(field));
+    left.leaf.shares_a_key_with(&right.leaf, |component| {
+        arrays.iter().any(|array| array.contains(component))
+    })
 }
 
 /// A guess at the share of keys inside: only for comparing.
@@ -209,7 +262,7 @@ fn residual(
     index: &IndexView<'_>,
 ) -> (Option<Filter>, bool) {
     let mut left = Vec::new();
-    let mut of_key = !index.multikey && !has_nested_paths(index);
+    let mut of_key = !has_nested_paths(index);
     for (at, conjunct) in conjuncts(filter).iter().enumerate() {
         let proven = chosen
             .iter()
@@ -221,10 +274,22 @@ fn residual(
         left.push(conjunct.clone());
     }
     match left.len() {
-        0 => (None, !index.multikey),
+        0 => (None, true),
         1 => (left.pop(), of_key),
         _ => (Some(Filter::And(left)), of_key),
     }
+}
+
+/// Whether keys hold the value at a path: not where they hold elements of an
+/// array, its hash, or what may be an element or a field.
+fn key_tells(index: &IndexView<'_>, path: &Path) -> bool {
+    let mut fields = index.definition.fields.iter().enumerate();
+    fields.any(|(at, field)| {
+        field.path == *path
+            && field.kind != FieldKind::Hashed
+            && index.multikey.field(at).is_empty()
+            && path.components().iter().all(|part| part.index().is_none())
+    })
 }
 
 /// Whether a condition gives the same answer for the document that a key
@@ -236,12 +301,7 @@ fn can_ask_key(filter: &Filter, index: &IndexView<'_>) -> bool {
         }
         Filter::Not(child) => can_ask_key(child, index),
         Filter::Field { path, predicate } => {
-            let has_field = index.definition.fields.iter().any(|field| {
-                field.path == *path
-                    && field.kind != FieldKind::Hashed
-                    && path.components().iter().all(|part| part.index().is_none())
-            });
-            has_field
+            key_tells(index, path)
                 && match predicate {
                     Predicate::Compare(_, value) => {
                         !matches!(value, Value::Array(_) | Value::Undefined)
@@ -276,8 +336,8 @@ impl IndexAccess {
         let definition = index.definition;
         let mut wanted = sort.fields().peekable();
         let mut direction: Option<ScanDirection> = None;
-        let mut sorted: Vec<&Path> = Vec::new();
-        for (field, bounds) in definition.fields.iter().zip(&self.fields) {
+        let mut sorted: Vec<usize> = Vec::new();
+        for (at, (field, bounds)) in definition.fields.iter().zip(&self.fields).enumerate() {
             let Some(&(path, way)) = wanted.peek() else {
                 break;
             };
@@ -289,7 +349,7 @@ impl IndexAccess {
                 }
                 return None;
             }
-            let constant = bounds.is_single_point() && !index.multikey;
+            let constant = bounds.is_single_point() && index.multikey.field(at).is_empty();
             if !constant {
                 let this = if way == field.kind.direction() {
                     ScanDirection::Forward
@@ -301,22 +361,22 @@ impl IndexAccess {
                 }
                 direction = Some(this);
             }
-            sorted.push(path);
+            sorted.push(at);
             wanted.next();
         }
         // A field that is the same in all documents needs no sorting.
         for (path, _) in wanted {
-            let constant = !index.multikey
-                && definition
-                    .fields
-                    .iter()
-                    .zip(&self.fields)
-                    .any(|(field, bounds)| field.path == *path && bounds.is_single_point());
+            let mut fields = definition.fields.iter().zip(&self.fields).enumerate();
+            let constant = fields.any(|(at, (field, bounds))| {
+                field.path == *path
+                    && bounds.is_single_point()
+                    && index.multikey.field(at).is_empty()
+            });
             if !constant {
                 return None;
             }
         }
-        if index.multikey && !self.keeps_order_with_arrays(index, &sorted) {
+        if !self.keeps_order_with_arrays(index, &sorted) {
             return None;
         }
         Some(direction.unwrap_or(ScanDirection::Forward))
@@ -324,39 +384,37 @@ impl IndexAccess {
 
     /// A document is emitted at its first key inside the bounds. That is its
     /// place in the sort only if no bounds hide a smaller key: the sorted fields
-    /// are unbounded, and the bounded ones share no array with them.
-    fn keeps_order_with_arrays(&self, index: &IndexView<'_>, sorted: &[&Path]) -> bool {
-        let first = |path: &Path| path.components().first().map(|c| c.name().to_owned());
-        index
-            .definition
-            .fields
-            .iter()
-            .zip(&self.fields)
+    /// that have arrays are unbounded, and no bounded ones share an array with them.
+    fn keeps_order_with_arrays(&self, index: &IndexView<'_>, sorted: &[usize]) -> bool {
+        let fields = &index.definition.fields;
+        let share_an_array = |left: usize, right: usize| {
+            let pairs = fields[left].path.components().iter();
+            let pairs = pairs.zip(fields[right].path.components());
+            let common = pairs.take_while(|(a, b)| a.name() == b.name()).count();
+            let arrays = index.multikey.field(left);
+            arrays.iter().any(|component| component < common)
+        };
+        let bounded = self.fields.iter().enumerate();
+        bounded
             .filter(|(_, bounds)| !bounds.is_everything())
-            .all(|(field, _)| sorted.iter().all(|path| first(path) != first(&field.path)))
+            .all(|(at, _)| sorted.iter().all(|&field| !share_an_array(field, at)))
     }
 
-    /// Whether no two keys of one document are inside the bounds, for there is
-    /// only one inside.
-    pub fn is_one_key(&self) -> bool {
-        self.fields.iter().all(FieldBounds::is_single_point)
+    /// Whether no two keys of one document are inside the bounds: fields with
+    /// arrays are bound to one value each.
+    pub fn is_one_key(&self, multikey: &MultikeyPaths) -> bool {
+        let mut fields = self.fields.iter().enumerate();
+        fields.all(|(at, bounds)| multikey.field(at).is_empty() || bounds.is_single_point())
     }
 
     /// Skips fetching if the keys hold every field that is asked for.
     pub(super) fn cover(&mut self, index: &IndexView<'_>, needed: &[Path]) {
-        let has = |path: &Path| {
-            index.definition.fields.iter().any(|field| {
-                field.path == *path
-                    && field.kind != FieldKind::Hashed
-                    && path.components().iter().all(|part| part.index().is_none())
-            })
-        };
         // Of a document with several keys at most one is this one.
-        let counts_keys = needed.is_empty() && self.residual.is_none() && self.is_one_key();
+        let counts_keys =
+            needed.is_empty() && self.residual.is_none() && self.is_one_key(&index.multikey);
         self.covered = counts_keys
-            || !index.multikey
-                && (self.residual.is_none() || self.residual_of_key)
-                && needed.iter().all(has)
+            || (self.residual.is_none() || self.residual_of_key && index.multikey.is_empty())
+                && needed.iter().all(|path| key_tells(index, path))
                 && !has_nested_paths(index);
     }
 }

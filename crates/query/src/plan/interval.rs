@@ -192,7 +192,11 @@ impl FieldBounds {
             (low, low_included) = (interval.high.clone(), !interval.high_included);
         }
         gaps.push(Interval::new(low, low_included, Value::MaxKey, true));
-        gaps.retain(|gap| !gap.is_empty());
+        // Nothing is between undefined and null.
+        let nullish = |gap: &Interval| gap.low == Value::Undefined && gap.high == Value::Null;
+        gaps.retain(|gap| {
+            !gap.is_empty() && (!nullish(gap) || gap.low_included || gap.high_included)
+        });
         Self { intervals: gaps }
     }
 }

@@ -14,6 +14,7 @@ use super::predicate_bounds::{
 use crate::filter::{Comparison, Filter, Predicate};
 use crate::path::Path;
 use model::bson::Value;
+use std::cmp::Ordering;
 
 /// What a leaf asks of its field.
 #[derive(Clone, Debug)]
@@ -21,6 +22,18 @@ pub(super) enum Condition<'f> {
     Filter(&'f Filter),
     /// Part of an `$expr`, which stays to be asked.
     Expression(Comparison, Value),
+}
+
+impl Condition<'_> {
+    /// Which is considered first.
+    pub(super) fn usual_order(&self, other: &Self) -> Ordering {
+        match (self, other) {
+            (Condition::Filter(left), Condition::Filter(right)) => left.usual_order(right),
+            (Condition::Filter(_), Condition::Expression(..)) => Ordering::Less,
+            (Condition::Expression(..), Condition::Filter(_)) => Ordering::Greater,
+            (Condition::Expression(..), Condition::Expression(..)) => Ordering::Equal,
+        }
+    }
 }
 
 /// One condition.
@@ -165,23 +178,23 @@ impl Leaf<'_> {
     }
 
     /// Whether two conditions that hold for a document hold for one of its keys
-    /// together. Below the innermost `$elemMatch` that both are in, the paths
-    /// must part at once: if they went on through one more array, different
-    /// elements of that could satisfy them.
-    pub(super) fn shares_a_key_with(&self, other: &Leaf<'_>) -> bool {
-        let common = self
+    /// together, given at which components of the paths there are arrays. Below
+    /// the innermost `$elemMatch` that both are in, the paths must part before
+    /// the next array: different elements of that could satisfy them.
+    pub(super) fn shares_a_key_with(
+        &self,
+        other: &Leaf<'_>,
+        is_array: impl Fn(usize) -> bool,
+    ) -> bool {
+        let decided = self
             .elements
             .iter()
             .zip(&other.elements)
             .take_while(|(a, b)| a == b)
             .last()
             .map_or(0, |((_, length), _)| *length);
-        let next = |leaf: &Leaf<'_>| {
-            leaf.path
-                .components()
-                .get(common)
-                .map(|component| component.name().to_owned())
-        };
-        next(self) != next(other)
+        let pairs = self.path.components().iter().zip(other.path.components());
+        let common = pairs.take_while(|(a, b)| a.name() == b.name()).count();
+        !(decided..common).any(is_array)
     }
 }

@@ -45,6 +45,7 @@ pub use sort_merge::Merged;
 
 use crate::filter::{Comparison, Filter, Predicate};
 use crate::index::{FieldKind, IndexDefinition};
+use crate::index_keys::MultikeyPaths;
 use crate::path::Path;
 use crate::sort::SortPattern;
 use access::Use;
@@ -60,11 +61,11 @@ const CANDIDATES_MAX: usize = 16;
 const LOOKUP_COST: f64 = 1e-9;
 
 /// An index as the planner sees it: ready, and not hidden.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct IndexView<'a> {
     pub definition: &'a IndexDefinition,
-    /// Whether some document has several keys in it.
-    pub multikey: bool,
+    /// Where documents in it may have arrays.
+    pub multikey: MultikeyPaths,
 }
 
 /// What is asked.
@@ -205,19 +206,24 @@ pub fn candidates(
     let planner = Planner { request, indexes };
     match request.hint {
         Some(Hint::Natural(direction)) => Ok(vec![planner.records(direction)]),
-        Some(Hint::Index(at)) => Ok(vec![planner.hinted(at)?]),
+        Some(Hint::Index(at)) => Ok(by_cost(planner.hinted(at)?)),
         None => {
             let mut plans = planner.indexed();
             if plans.is_empty() {
                 plans.push(planner.records(ScanDirection::Forward));
             }
-            plans.sort_by(|a, b| a.cost.total_cmp(&b.cost));
-            // One document at most: nothing can beat that.
-            let lookup = plans.first().is_some_and(|best| best.cost <= LOOKUP_COST);
-            plans.truncate(if lookup { 1 } else { CANDIDATES_MAX });
-            Ok(plans)
+            Ok(by_cost(plans))
         }
     }
+}
+
+/// The most promising plans.
+fn by_cost(mut plans: Vec<Plan>) -> Vec<Plan> {
+    plans.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    // One document at most: nothing can beat that.
+    let lookup = plans.first().is_some_and(|best| best.cost <= LOOKUP_COST);
+    plans.truncate(if lookup { 1 } else { CANDIDATES_MAX });
+    plans
 }
 
 /// The record key, if the filter is equality on `_id` and nothing else.
@@ -267,24 +273,21 @@ impl Planner<'_, '_> {
         self.request.sort.is_some_and(|sort| !sort.is_empty())
     }
 
-    fn hinted(&self, at: usize) -> Result<Plan, Error> {
+    fn hinted(&self, at: usize) -> Result<Vec<Plan>, Error> {
         let filter = self.request.filter;
         let leaves = leaves::leaves(filter);
         let view = self.indexes.get(at).ok_or_else(|| {
             Error::bad_value("hint provided does not correspond to an existing index")
         })?;
-        let unhinted = access::access(at, view, filter, &leaves, false);
-        let found = unhinted.or_else(|| {
+        let mut found = access::accesses(at, view, filter, &leaves, false);
+        if found.is_empty() {
             // The index may lack documents that match: it is scanned as it is.
-            access::access(at, view, filter, &[], true)
-        });
-        match found {
-            Some((access, _)) => Ok(self.merged(self.finish(access, view))),
-            None => Err(Error::new(
-                Code::NO_QUERY_EXECUTION_PLANS,
-                "error processing query: planner returned no solutions",
-            )),
+            found = access::accesses(at, view, filter, &[], true);
         }
+        let plans = found.into_iter();
+        Ok(plans
+            .map(|(access, _)| self.merged(self.finish(access, view)))
+            .collect())
     }
 
     /// Every plan that uses an index to some end.
@@ -292,24 +295,42 @@ impl Planner<'_, '_> {
         let filter = self.request.filter;
         let leaves = leaves::leaves(filter);
         let mut plans = Vec::new();
-        let mut whole = Vec::new();
         for (at, view) in self.indexes.iter().enumerate() {
-            match access::access(at, view, filter, &leaves, false) {
-                Some((access, Use::Bounds)) => {
-                    plans.push(self.merged(self.finish(access, view)));
-                }
-                Some((access, Use::WholeIndex)) => whole.push(self.finish(access, view)),
-                None => {}
-            }
+            let found = access::accesses(at, view, filter, &leaves, false);
+            let bounded = found.into_iter().filter(|(_, used)| *used == Use::Bounds);
+            plans.extend(bounded.map(|(access, _)| self.merged(self.finish(access, view))));
         }
         plans.extend(self.union().map(|plan| self.merged(plan)));
-        let sorted = plans.iter().any(|plan| !plan.needs_sort);
         // Without bounds an index is worth it for its order alone. Reading a whole
         // index instead of the records would show missing fields as null.
-        if self.needs_sort() && !sorted {
-            plans.extend(whole.into_iter().filter(|plan| !plan.needs_sort));
+        if self.lacks_order(&plans) {
+            let indexes = self.indexes.iter().enumerate();
+            plans.extend(indexes.filter_map(|(at, view)| self.in_order_of(at, view)));
         }
         plans
+    }
+
+    /// Whether there is a sort that no plan so far does without.
+    fn lacks_order(&self, plans: &[Plan]) -> bool {
+        self.needs_sort() && plans.iter().all(|plan| plan.needs_sort)
+    }
+
+    /// An index for the sake of its order, if that is the order asked for. Of
+    /// arrays it takes the bounds away, for these would disturb it.
+    fn in_order_of(&self, at: usize, view: &IndexView<'_>) -> Option<Plan> {
+        let filter = self.request.filter;
+        let leaves = leaves::leaves(filter);
+        let in_order = |leaves: &[leaves::Leaf<'_>], forced| {
+            access::accesses(at, view, filter, leaves, forced)
+                .into_iter()
+                .map(|(access, _)| self.finish(access, view))
+                .find(|plan| !plan.needs_sort)
+        };
+        // The conditions say whether the index has all that matches.
+        if access::accesses(at, view, filter, &leaves, false).is_empty() {
+            return None;
+        }
+        in_order(&leaves, false).or_else(|| in_order(&[], true))
     }
 
     fn finish(&self, mut access: IndexAccess, view: &IndexView<'_>) -> Plan {
@@ -402,7 +423,12 @@ impl Planner<'_, '_> {
             .iter()
             .enumerate()
             .filter_map(|(at, view)| {
-                let (access, used) = access::access(at, view, combined, &leaves, false)?;
+                let (access, used) = access::accesses(at, view, combined, &leaves, false)
+                    .into_iter()
+                    .min_by(|(a, _), (b, _)| {
+                        let cost = |access| self.cost(access, view, false);
+                        cost(a).total_cmp(&cost(b))
+                    })?;
                 // An index that serves only what stands beside the `$or` serves
                 // the whole query better without branches.
                 let first = &view.definition.fields.first()?.path;
@@ -475,14 +501,17 @@ fn between(request: &PlanRequest<'_>, indexes: &[IndexView<'_>]) -> Result<Plan,
             &directions,
         ),
         direction: ScanDirection::Forward,
-        multikey: view.multikey,
+        multikey: view.multikey.clone(),
+        conditions: Vec::new(),
         covered: false,
         residual: (!filter.is_everything()).then(|| filter.clone()),
         residual_of_key: false,
     };
     let needs_sort = match request.sort {
         // With arrays, bounds may hide the key that decides the order.
-        Some(sort) if !sort.is_empty() => view.multikey || !access.ordered_by(view, sort),
+        Some(sort) if !sort.is_empty() => {
+            !view.multikey.is_empty() || !access.ordered_by(view, sort)
+        }
         _ => false,
     };
     access.bounds = ScanBounds::between(low, high, &directions);

@@ -10,11 +10,13 @@
 //! scan for each combination, until what is left comes in order. With a limit
 //! only so many documents are read from each.
 //!
-//! Only without arrays: a document with several keys could come at the wrong one.
+//! What is sorted by must be without arrays: a document with several keys could
+//! come at the wrong one. Elsewhere a document may be found by several branches,
+//! and the first of them yields it.
 
 use super::access::IndexAccess;
 use super::interval::FieldBounds;
-use super::scan_bounds::ScanBounds;
+use super::scan_bounds::{ScanBounds, ScanDirection};
 use super::{Access, IndexView, Plan, Planner, Union};
 use crate::sort::SortPattern;
 
@@ -25,7 +27,8 @@ const SCANS_MAX: usize = 200;
 #[derive(Clone, Debug)]
 pub struct Merged {
     pub sort: SortPattern,
-    /// For each branch a number; branches of the same number share no document.
+    /// For each branch a number; branches of the same number share no document,
+    /// unless their index has arrays.
     pub groups: Vec<usize>,
 }
 
@@ -75,7 +78,11 @@ fn in_order(
     view: &IndexView<'_>,
     sort: &SortPattern,
 ) -> Option<Vec<IndexAccess>> {
-    if view.multikey {
+    let mut fields = view.definition.fields.iter().enumerate();
+    let has_arrays = fields.any(|(at, field)| {
+        !view.multikey.field(at).is_empty() && sort.paths().contains(&field.path)
+    });
+    if has_arrays {
         return None;
     }
     let mut scans = vec![IndexAccess {
@@ -84,19 +91,25 @@ fn in_order(
     }];
     for at in 0..=access.fields.len() {
         if scans.iter_mut().all(|scan| scan.ordered_by(view, sort)) {
+            // In the order in which one scan would have come to them.
+            if scans
+                .iter()
+                .all(|scan| scan.direction == ScanDirection::Backward)
+            {
+                scans.reverse();
+            }
             return Some(scans);
         }
         let bounds = access.fields.get(at)?;
         if !bounds.all_points() || scans.len() * bounds.intervals().len() > SCANS_MAX {
             return None;
         }
-        scans = scans
-            .iter()
-            .flat_map(|scan| {
-                bounds
-                    .intervals()
-                    .iter()
-                    .map(|point| with_bounds(scan, view, at, FieldBounds::of(vec![point.clone()])))
+        let points = bounds.intervals().iter();
+        scans = points
+            .flat_map(|point| {
+                let point = FieldBounds::of(vec![point.clone()]);
+                let scans = scans.iter();
+                scans.map(move |scan| with_bounds(scan, view, at, point.clone()))
             })
             .collect();
     }

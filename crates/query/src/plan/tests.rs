@@ -14,7 +14,7 @@ struct World {
     indexes: Vec<IndexDefinition>,
     /// Fields and record key of every entry.
     entries: Vec<BTreeSet<(Vec<u8>, Vec<u8>)>>,
-    multikey: Vec<bool>,
+    multikey: Vec<MultikeyPaths>,
 }
 
 impl World {
@@ -23,7 +23,7 @@ impl World {
         let mut world = Self {
             documents: BTreeMap::new(),
             entries: vec![BTreeSet::new(); indexes.len()],
-            multikey: vec![false; indexes.len()],
+            multikey: vec![MultikeyPaths::default(); indexes.len()],
             indexes,
         };
         for document in candidates {
@@ -38,7 +38,7 @@ impl World {
                 .collect();
             let Ok(keys) = keys else { continue };
             for (at, keys) in keys.into_iter().enumerate() {
-                world.multikey[at] |= keys.multikey;
+                world.multikey[at].add(&keys.multikey);
                 for entry in keys.keys {
                     world.entries[at].insert((entry.fields, key.clone()));
                 }
@@ -52,9 +52,9 @@ impl World {
         self.indexes
             .iter()
             .zip(&self.multikey)
-            .map(|(definition, &multikey)| IndexView {
+            .map(|(definition, multikey)| IndexView {
                 definition,
-                multikey,
+                multikey: multikey.clone(),
             })
             .collect()
     }
@@ -105,7 +105,10 @@ impl World {
                     let key = lists[at].pop_front().expect("not empty");
                     let doc = &self.documents[&key];
                     let earlier = (0..at)
-                        .filter(|&other| merged.groups[other] != merged.groups[at])
+                        .filter(|&other| {
+                            merged.groups[other] != merged.groups[at]
+                                || !self.multikey[branches[other].index].is_empty()
+                        })
                         .any(|other| {
                             let branch = &branches[other];
                             has_key_inside(&self.indexes[branch.index], branch, doc.as_doc())
@@ -173,7 +176,7 @@ impl World {
                     let doc = &self.documents[*key];
                     if (passes(access.residual.as_ref(), doc)
                         || whole.is_some_and(|whole| passes(Some(whole), doc)))
-                        && (!access.multikey
+                        && (access.is_one_key(&access.multikey)
                             || emits_at(definition, access, fields, doc.as_doc())
                                 .expect("stored documents have keys"))
                     {
@@ -542,12 +545,18 @@ fn covered_plans_have_the_fields_that_sorting_needs() {
         .finish();
     let definition = IndexDefinition::from_stored(spec.as_doc()).expect("a valid index");
     let filter = Filter::equal(Path::new("a"), Value::Int32(1));
-    for (sort, multikey, covered) in [
-        (None, false, true),
-        (Some("b"), false, true),
-        (Some("c"), false, false),
-        (None, true, false),
+    for (sort, arrays_at, covered) in [
+        (None, None, true),
+        (Some("b"), None, true),
+        (Some("c"), None, false),
+        (None, Some(0), false),
+        (None, Some(1), true),
+        (Some("b"), Some(1), true),
     ] {
+        let mut multikey = MultikeyPaths::default();
+        if let Some(field) = arrays_at {
+            multikey.insert(field, 0);
+        }
         let view = IndexView {
             definition: &definition,
             multikey,

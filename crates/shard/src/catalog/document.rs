@@ -5,24 +5,21 @@
 //!   value     { ns: string, uuid: binary(4), options: document,
 //!               indexes: [ { id: int (absent for _id), spec: document,
 //!                            state: "ready" | "building" } ] }
-//!   meta key  "catalog/multikey/" + index id as 8 hex digits
-//!   value     empty; present once a document had several keys in the index
 //!   meta key  "catalog/next-id"
 //!   value     { collection: int, index: int }    the next ids to give
 //! ```
 
-use super::{Collection, Index};
+use super::{Collection, Index, Multikey};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::{CollectionId, IndexId, Uuid};
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::index::IndexDefinition;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::RwLock;
 
 const COLLECTION_PREFIX: &str = "catalog/collection/";
-const MULTIKEY_PREFIX: &str = "catalog/multikey/";
 const NEXT_ID: &str = "catalog/next-id";
 
 /// Whether an index has all entries yet.
@@ -44,20 +41,9 @@ impl CatalogKey {
         format!("{COLLECTION_PREFIX}{:08x}", id.0).into_bytes()
     }
 
-    /// Present once an index had a document with several keys. A key of its own,
-    /// because any write may set it, without the collection's gate.
-    pub(crate) fn multikey(id: IndexId) -> Vec<u8> {
-        format!("{MULTIKEY_PREFIX}{:08x}", id.0).into_bytes()
-    }
-
     /// The collection a meta key stands for, if it is a catalog document's.
     pub(crate) fn parse(key: &[u8]) -> Option<CollectionId> {
         hexadecimal(key.strip_prefix(Self::COLLECTIONS)?).map(CollectionId)
-    }
-
-    /// The index that a meta key says is multikey, if it is such a key.
-    pub(crate) fn parse_multikey(key: &[u8]) -> Option<IndexId> {
-        hexadecimal(key.strip_prefix(MULTIKEY_PREFIX.as_bytes())?).map(IndexId)
     }
 }
 
@@ -188,7 +174,7 @@ impl Index {
             id,
             definition,
             state,
-            multikey: Arc::new(AtomicBool::new(false)),
+            multikey: Arc::new(Multikey::default()),
             accesses: Arc::new(AtomicU64::new(0)),
             accesses_since_ms: now_ms,
         }

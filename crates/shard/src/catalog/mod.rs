@@ -17,8 +17,10 @@
 //! collection holds it exclusively until the change is applied.
 
 mod document;
+pub(crate) mod multikey;
 
 pub(crate) use document::{CatalogKey, IndexState, NextIds};
+pub(crate) use multikey::Multikey;
 
 use crate::read::VirtualCollection;
 use arc_swap::ArcSwap;
@@ -27,8 +29,8 @@ use model::bson::{DocBuf, ValueRef};
 use model::ids::{CollectionId, IndexId, Uuid};
 use model::time::ClusterTime;
 use query::index::IndexDefinition;
+use query::index_keys::MultikeyPaths;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use storage::entry::{Name, Names};
 use tokio::sync::futures::Notified;
@@ -62,10 +64,8 @@ pub(crate) struct Index {
     pub(crate) id: Option<IndexId>,
     pub(crate) definition: IndexDefinition,
     pub(crate) state: IndexState,
-    /// Whether some document ever had several keys in it. Set before the first
-    /// such entry is appended and never taken back, so a reader that took its
-    /// snapshot first and looks here afterwards can trust a `false`.
-    pub(crate) multikey: Arc<AtomicBool>,
+    /// Where documents in it have arrays; survives catalog versions.
+    pub(crate) multikey: Arc<Multikey>,
     /// Lookups since the start, for `$indexStats`.
     pub(crate) accesses: Arc<std::sync::atomic::AtomicU64>,
     pub(crate) accesses_since_ms: i64,
@@ -73,7 +73,14 @@ pub(crate) struct Index {
 
 impl Index {
     pub(crate) fn is_multikey(&self) -> bool {
-        self.multikey.load(Ordering::Acquire)
+        self.multikey.any()
+    }
+
+    pub(crate) fn multikey_paths(&self) -> MultikeyPaths {
+        match self.is_multikey() {
+            true => MultikeyPaths::clone(&self.multikey.paths()),
+            false => MultikeyPaths::default(),
+        }
     }
 
     /// The same index in another state.
@@ -250,26 +257,27 @@ impl Catalog {
         let loaded = changes
             .iter()
             .filter_map(|(_, collection)| collection.as_ref());
-        let multikey: Vec<IndexId> = loaded
+        let multikey: Vec<(IndexId, Arc<MultikeyPaths>)> = loaded
             .flat_map(Collection::secondary_indexes)
             .filter(|(_, index)| index.is_multikey())
-            .map(|(id, _)| id)
+            .map(|(id, index)| (id, index.multikey.paths()))
             .collect();
         self.applied(changes, time);
-        // An index that was known keeps its flag, which may be out of date.
-        for id in multikey {
-            self.set_multikey(id);
+        // An index that was known keeps what it knew, which may be out of date.
+        for (id, paths) in multikey {
+            self.add_multikey(id, |_| MultikeyPaths::clone(&paths));
         }
     }
 
-    /// An entry from before a restart says that an index is multikey. Entries of
-    /// this life have set it before they were appended.
-    pub(crate) fn set_multikey(&self, id: IndexId) {
+    /// An entry from before a restart or from another member says where an index,
+    /// of so many fields, has arrays. Entries of this life have set it before they
+    /// were appended.
+    pub(crate) fn add_multikey(&self, id: IndexId, paths: impl Fn(usize) -> MultikeyPaths) {
         let current = self.current.load();
         for collection in current.collections() {
             for (other, index) in collection.secondary_indexes() {
                 if other == id {
-                    index.multikey.store(true, Ordering::Release);
+                    index.multikey.add(&paths(index.definition.fields.len()));
                 }
             }
         }

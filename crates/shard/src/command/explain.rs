@@ -460,8 +460,12 @@ impl Explained {
                     report.keys_examined = values;
                     return report.reply(invocation, command, verbosity, &self.purpose);
                 }
+                let query = Query {
+                    plan_anew: true,
+                    ..self.query.clone()
+                };
                 let mut execution =
-                    Execution::new(shard, &collection, self.query.clone(), invocation.operation)?;
+                    Execution::new(shard, &collection, query, invocation.operation)?;
                 report.hashes = Some(query_hashes(&self.query, &collection.indexes));
                 let mut would_modify = 0;
                 if verbosity > Verbosity::QueryPlanner {

@@ -50,8 +50,9 @@ impl DistinctScan {
                 && definition.fields[field].kind != FieldKind::Hashed;
             // A document that passes through an array would be asked as a whole.
             let dotted = path.components().len() > 1;
-            let multikey = index.is_multikey();
-            if !usable || multikey && (dotted || field > 0 || !everything) {
+            let multikey = index.multikey_paths();
+            let has_arrays = !multikey.field(field).is_empty();
+            if !usable || has_arrays && (dotted || field > 0 || !everything) {
                 return None;
             }
             let view = IndexView {

@@ -245,6 +245,7 @@ impl Execution {
                     Step::Ended if self.query.tailable => return Ok(Step::Ended),
                     Step::Ended => {
                         self.stage = Stage::Ended;
+                        self.judge_plan();
                         continue;
                     }
                 },

@@ -70,6 +70,7 @@ impl Merging {
                 },
                 indexes: planned.indexes.clone(),
                 rejected: Vec::new(),
+                remembered: None,
             };
             let query = Query {
                 sort: None,

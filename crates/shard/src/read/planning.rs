@@ -1,11 +1,13 @@
 //! From a query to a plan: candidates from the planner, a short trial where
 //! several compete, and the memory of who won.
 //!
-//! The trial runs each candidate for a bounded number of steps from the start
-//! and keeps the one that found most per step; a candidate that finishes within
-//! the trial wins outright. The winner is remembered per shape of query, which
-//! is the query without its constants, for as long as the collection has the
-//! same indexes.
+//! The trial runs all candidates from the start, step by step side by side, until
+//! one is done or has found enough, for a bounded number of steps. Who found most
+//! by then is kept; a candidate that is done wins outright. The winner is
+//! remembered per shape of query, which is the query without its constants, for
+//! as long as the collection has the same indexes. It is forgotten when it takes
+//! many more steps than it took then, and never asked where candidates scan the
+//! same index within other bounds: there constants decide.
 
 use super::Query;
 use super::execution::{Budget, Execution, Step};
@@ -27,6 +29,8 @@ use std::sync::Arc;
 const TRIAL_STEPS: u64 = 200;
 /// Documents after which a trial ends early.
 const TRIAL_DOCUMENTS: u64 = 101;
+/// A remembered plan that takes so many times as long is tried again.
+const DISAPPOINTMENT: u64 = 10;
 /// Shapes remembered; when full, all are forgotten.
 const SHAPES_MAX: usize = 1000;
 
@@ -38,6 +42,23 @@ pub(crate) struct Planned {
     pub(crate) indexes: Vec<Arc<Index>>,
     /// What else was considered, for explain.
     pub(crate) rejected: Vec<Plan>,
+    /// The memory that the plan comes from.
+    pub(super) remembered: Option<Remembered>,
+}
+
+/// A winner of an earlier trial.
+#[derive(Clone, Debug)]
+pub(super) struct Remembered {
+    shape: String,
+    /// How many steps the trial took.
+    steps: u64,
+}
+
+impl Remembered {
+    /// Whether it does much worse now than it did.
+    pub(super) fn disappoints(&self, steps: u64, returned: u64) -> bool {
+        returned < TRIAL_DOCUMENTS && steps > DISAPPOINTMENT * self.steps.max(TRIAL_STEPS / 10)
+    }
 }
 
 impl Planned {
@@ -50,6 +71,7 @@ impl Planned {
             },
             indexes: Vec::new(),
             rejected: Vec::new(),
+            remembered: None,
         }
     }
 
@@ -71,9 +93,15 @@ impl Planned {
     }
 }
 
+#[derive(Clone)]
+struct Winner {
+    signature: String,
+    steps: u64,
+}
+
 /// Who won which trial.
 pub(crate) struct PlanCache {
-    winners: Mutex<HashMap<(CollectionId, String), String, FixedState>>,
+    winners: Mutex<HashMap<(CollectionId, String), Winner, FixedState>>,
 }
 
 impl PlanCache {
@@ -83,14 +111,19 @@ impl PlanCache {
         }
     }
 
-    fn get(&self, collection: CollectionId, shape: &str) -> Option<String> {
+    fn get(&self, collection: CollectionId, shape: &str) -> Option<Winner> {
         self.winners
             .lock()
             .get(&(collection, shape.to_owned()))
             .cloned()
     }
 
-    fn put(&self, collection: CollectionId, shape: String, winner: String) {
+    pub(super) fn forget(&self, collection: CollectionId, remembered: &Remembered) {
+        let key = (collection, remembered.shape.clone());
+        self.winners.lock().remove(&key);
+    }
+
+    fn put(&self, collection: CollectionId, shape: String, winner: Winner) {
         let mut winners = self.winners.lock();
         if winners.len() >= SHAPES_MAX {
             winners.clear();
@@ -129,8 +162,8 @@ pub(crate) fn plan(
         max: query.max.as_ref().map(|doc| doc.as_doc()),
     };
     let mut candidates = plan::candidates(&request, &views)?;
-    let winner = match candidates.len() {
-        1 => 0,
+    let (winner, remembered) = match candidates.len() {
+        1 => (0, None),
         _ => choose(shard, collection, query, &candidates, &indexes, operation)?,
     };
     let plan = candidates.remove(winner);
@@ -138,6 +171,7 @@ pub(crate) fn plan(
         plan,
         indexes,
         rejected: candidates,
+        remembered,
     })
 }
 
@@ -173,6 +207,7 @@ fn plan_past(query: &Query, mut indexes: Vec<Arc<Index>>) -> Result<Planned, Err
         plan,
         indexes,
         rejected: Vec::new(),
+        remembered: None,
     })
 }
 
@@ -181,7 +216,7 @@ fn views(indexes: &[Arc<Index>]) -> Vec<IndexView<'_>> {
         .iter()
         .map(|index| IndexView {
             definition: &index.definition,
-            multikey: index.is_multikey(),
+            multikey: index.multikey_paths(),
         })
         .collect()
 }
@@ -193,14 +228,17 @@ fn choose(
     candidates: &[Plan],
     indexes: &[Arc<Index>],
     operation: &Operation,
-) -> Result<usize, Error> {
+) -> Result<(usize, Option<Remembered>), Error> {
     let shape = shape(query, indexes);
-    if let Some(known) = shard.plan_cache.get(collection.id, &shape)
+    let use_memory = !query.plan_anew && !differ_by_bounds(candidates);
+    if use_memory
+        && let Some(known) = shard.plan_cache.get(collection.id, &shape)
         && let Some(at) = candidates
             .iter()
-            .position(|plan| signature(plan, indexes) == known)
+            .position(|plan| signature(plan, indexes) == known.signature)
     {
-        return Ok(at);
+        let steps = known.steps;
+        return Ok((at, Some(Remembered { shape, steps })));
     }
     // Among equals the older index wins, as in MongoDB.
     let mut order: Vec<usize> = (0..candidates.len()).collect();
@@ -208,18 +246,38 @@ fn choose(
         Access::Index(access) => access.index,
         Access::Nothing | Access::Id(_) | Access::Records { .. } | Access::Union(_) => usize::MAX,
     });
-    let mut best = 0;
+    let plans: Vec<&Plan> = order.iter().map(|&at| &candidates[at]).collect();
+    let tried = contest(shard, collection, query, &plans, indexes, operation)?;
+    let mut best = order[0];
     let mut best_score = f64::MIN;
-    for at in order {
-        let plan = &candidates[at];
-        let score = trial(shard, collection, query, plan, indexes, operation)?;
+    for (&at, tried) in order.iter().zip(&tried) {
+        let score = tried.score();
         if score > best_score {
             (best, best_score) = (at, score);
         }
     }
-    let winner = signature(&candidates[best], indexes);
-    shard.plan_cache.put(collection.id, shape, winner);
-    Ok(best)
+    if use_memory {
+        let winner = Winner {
+            signature: signature(&candidates[best], indexes),
+            steps: tried.iter().map(|tried| tried.steps).max().unwrap_or(0),
+        };
+        shard.plan_cache.put(collection.id, shape, winner);
+    }
+    Ok((best, None))
+}
+
+/// Whether two candidates scan one index within the bounds of other conditions.
+fn differ_by_bounds(candidates: &[Plan]) -> bool {
+    let scanned = |plan: &Plan| match &plan.access {
+        Access::Index(access) => Some(access.index),
+        Access::Nothing | Access::Id(_) | Access::Records { .. } | Access::Union(_) => None,
+    };
+    candidates.iter().enumerate().any(|(at, plan)| {
+        scanned(plan).is_some()
+            && candidates[..at]
+                .iter()
+                .any(|other| scanned(other) == scanned(plan))
+    })
 }
 
 /// What each candidate of a plan does in a trial, the winner first; none where
@@ -232,79 +290,90 @@ pub(crate) fn trials(
     if planned.rejected.is_empty() {
         return Ok(Vec::new());
     }
-    std::iter::once(&planned.plan)
+    let plans: Vec<&Plan> = std::iter::once(&planned.plan)
         .chain(&planned.rejected)
-        .map(|plan| {
-            let (tried, _) = try_out(
-                execution.shard(),
-                execution.collection(),
-                execution.query(),
-                plan,
-                &planned.indexes,
-                operation,
-            )?;
-            Ok(tried)
-        })
-        .collect()
+        .collect();
+    let tried = contest(
+        execution.shard(),
+        execution.collection(),
+        execution.query(),
+        &plans,
+        &planned.indexes,
+        operation,
+    )?;
+    Ok(tried.into_iter().map(|tried| tried.execution).collect())
 }
 
-/// Documents per step, with a bonus for being done and for not sorting.
-fn trial(
+/// How far a candidate came.
+struct Tried {
+    execution: Execution,
+    found: u64,
+    steps: u64,
+    ended: bool,
+}
+
+impl Tried {
+    /// More for each document, for being done, and a little for not sorting and
+    /// not fetching. All candidates took the same number of steps.
+    fn score(&self) -> f64 {
+        let plan = &self.execution.planned().plan;
+        let mut score = self.found as f64 / TRIAL_DOCUMENTS as f64;
+        if self.ended {
+            score += 1.0;
+        }
+        if !plan.needs_sort {
+            score += 1e-4;
+        }
+        if matches!(&plan.access, Access::Index(access) if access.covered) {
+            score += 1e-4;
+        }
+        score
+    }
+}
+
+/// Runs candidates from the start, side by side.
+fn contest(
     shard: &Arc<Shard>,
     collection: &Arc<Collection>,
     query: &Query,
-    plan: &Plan,
+    plans: &[&Plan],
     indexes: &[Arc<Index>],
     operation: &Operation,
-) -> Result<f64, Error> {
-    let (execution, ended) = try_out(shard, collection, query, plan, indexes, operation)?;
-    let steps = execution.statistics.steps.max(1) as f64;
-    let mut score = execution.statistics.returned as f64 / steps;
-    if ended {
-        // Everything is found already; among such, fewer steps are better.
-        score += 1.0 + 1.0 / steps;
+) -> Result<Vec<Tried>, Error> {
+    let mut tried = Vec::with_capacity(plans.len());
+    for &plan in plans {
+        let planned = Planned {
+            plan: plan.clone(),
+            indexes: indexes.to_vec(),
+            rejected: Vec::new(),
+            remembered: None,
+        };
+        tried.push(Tried {
+            execution: Execution::with_plan(shard, collection, query.clone(), planned, None)?,
+            found: 0,
+            steps: 0,
+            ended: false,
+        });
     }
-    if !plan.needs_sort {
-        score += 1e-4;
-    }
-    if let Access::Index(access) = &plan.access
-        && access.covered
-    {
-        score += 1e-4;
-    }
-    Ok(score)
-}
-
-/// Runs a candidate from the start for a bounded time; whether it ended.
-fn try_out(
-    shard: &Arc<Shard>,
-    collection: &Arc<Collection>,
-    query: &Query,
-    plan: &Plan,
-    indexes: &[Arc<Index>],
-    operation: &Operation,
-) -> Result<(Execution, bool), Error> {
-    let planned = Planned {
-        plan: plan.clone(),
-        indexes: indexes.to_vec(),
-        rejected: Vec::new(),
-    };
-    let mut execution = Execution::with_plan(shard, collection, query.clone(), planned, None)?;
-    let mut budget = Budget::of(TRIAL_STEPS);
-    let mut ended = false;
-    let mut found = 0u64;
-    while found < TRIAL_DOCUMENTS {
-        match execution.next(operation, &mut budget)? {
-            Step::Found(_) => found += 1,
-            Step::Paused => break,
-            Step::Ended => {
-                ended = true;
-                break;
+    for _ in 0..TRIAL_STEPS {
+        let mut decided = false;
+        for candidate in &mut tried {
+            candidate.steps += 1;
+            match candidate.execution.next(operation, &mut Budget::of(1))? {
+                Step::Found(_) => candidate.found += 1,
+                Step::Paused => {}
+                Step::Ended => candidate.ended = true,
             }
+            decided |= candidate.ended || candidate.found >= TRIAL_DOCUMENTS;
+        }
+        if decided {
+            break;
         }
     }
-    execution.suspend();
-    Ok((execution, ended))
+    for candidate in &mut tried {
+        candidate.execution.suspend();
+    }
+    Ok(tried)
 }
 
 /// Names for the shape of a query, alone and with the indexes there are.
@@ -337,7 +406,7 @@ fn shape(query: &Query, indexes: &[Arc<Index>]) -> String {
     }
     let _ = write!(out, "|{}|", query.limit.is_some());
     for index in indexes {
-        let _ = write!(out, "{:?}{},", index.id, index.is_multikey());
+        let _ = write!(out, "{:?}{:?},", index.id, index.multikey_paths());
     }
     out
 }
@@ -393,8 +462,8 @@ fn signature(plan: &Plan, indexes: &[Arc<Index>]) -> String {
         Access::Id(_) => "id".to_owned(),
         Access::Records { .. } => "records".to_owned(),
         Access::Index(access) => format!(
-            "{} {:?}",
-            indexes[access.index].definition.name, access.direction
+            "{} {:?} {:?}",
+            indexes[access.index].definition.name, access.direction, access.conditions
         ),
         Access::Union(union) => union
             .branches

@@ -28,6 +28,8 @@ pub(crate) struct Query {
     pub(crate) at: Option<ClusterTime>,
     /// The end is not the end: there may be more later.
     pub(crate) tailable: bool,
+    /// Earlier trials do not count: explain shows what one says now.
+    pub(crate) plan_anew: bool,
 }
 
 impl Query {
@@ -45,6 +47,7 @@ impl Query {
             return_key: false,
             at: None,
             tailable: false,
+            plan_anew: false,
         }
     }
 }

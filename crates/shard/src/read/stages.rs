@@ -422,11 +422,20 @@ fn index_fields(index: &Index, access: &IndexAccess) -> DocWriter {
     about
         .append("keyPattern", definition.key_pattern())
         .append("indexName", definition.name.as_str())
-        .append("isMultiKey", access.multikey);
-    if !definition.is_hashed() && !access.multikey {
+        .append("isMultiKey", !access.multikey.is_empty());
+    if !definition.is_hashed() {
         about.begin_document("multiKeyPaths");
-        for field in &definition.fields {
-            about.begin_array(field.path.as_str()).end();
+        for (at, field) in definition.fields.iter().enumerate() {
+            about.begin_array(field.path.as_str());
+            let components = access.multikey.field(at);
+            let mut length = 0;
+            for (at, component) in field.path.components().iter().enumerate() {
+                length += component.name().len() + usize::from(at > 0);
+                if components.contains(at) {
+                    about.push(&field.path.as_str()[..length]);
+                }
+            }
+            about.end();
         }
         about.end();
     }
@@ -456,7 +465,7 @@ fn index_scan(
                 .with("seeks", narrow(counts.seeks.max(1)))
                 .with(
                     "dupsTested",
-                    if access.multikey {
+                    if !access.multikey.is_empty() {
                         narrow(counts.keys_inside)
                     } else {
                         0
@@ -464,7 +473,7 @@ fn index_scan(
                 )
                 .with(
                     "dupsDropped",
-                    if access.multikey {
+                    if !access.multikey.is_empty() {
                         narrow(counts.keys_inside - returned.min(counts.keys_inside))
                     } else {
                         0
@@ -494,8 +503,15 @@ fn count_scan(index: &Arc<Index>, access: &IndexAccess, counts: BranchStatistics
             Direction::Ascending => (low, high),
             Direction::Descending => (high, low),
         };
-        start.append(field.path.as_str(), from.0);
-        end.append(field.path.as_str(), to.0);
+        // Beside an end that is left out, the rest of the key is what is furthest.
+        start.append(
+            field.path.as_str(),
+            if start_included { from.0 } else { to.0 },
+        );
+        end.append(
+            field.path.as_str(),
+            if end_included { to.0 } else { from.0 },
+        );
         start_included &= from.1;
         end_included &= to.1;
     }
@@ -574,7 +590,8 @@ fn split_residual(
         let Filter::Field { path, predicate } = filter else {
             return false;
         };
-        !access.multikey
+        // It does not ask keys of which a document may have several.
+        access.multikey.is_empty()
             && index
                 .definition
                 .fields

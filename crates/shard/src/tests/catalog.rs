@@ -239,3 +239,56 @@ async fn index_options_change() {
         .check("{listIndexes: 'a'} => {cursor: {firstBatch: [{}, {name: 'x_1', expireAfterSeconds: 50}, {name: 't_1'}, {name: 'pq'}]}}")
         .await;
 }
+
+/// Where documents have arrays is kept per component of a path, found by builds
+/// as well as by writes, and goes with the index.
+#[tokio::test(flavor = "multi_thread")]
+async fn arrays_are_known_per_path() {
+    let explain =
+        "{explain: {find: 'c', filter: {a: 1, 'b.c': 2}, hint: 'i'}, verbosity: 'queryPlanner'}";
+    let shows = |paths: &str| {
+        format!(
+            "{explain} => {{queryPlanner: {{winningPlan: {{inputStage: {{multiKeyPaths: {paths}}}}}}}}}"
+        )
+    };
+    let server = TestShard::open().await;
+    server
+        .check(&format!(
+            r#"
+            {{insert: "c", documents: [{{_id: 1, a: 1, b: {{c: [2]}}}}]}} => {{n: 1}}
+            {{createIndexes: "c", indexes: [{{key: {{a: 1, "b.c": 1}}, name: "i"}}]}} => {{}}
+            {}
+            {{insert: "c", documents: [{{_id: 2, a: 1, b: [{{c: 3}}, {{c: 2}}]}}]}} => {{n: 1}}
+            {}
+            "#,
+            shows("{a: [], 'b.c': ['b.c']}"),
+            shows("{a: [], 'b.c': ['b', 'b.c']}"),
+        ))
+        .await;
+    let server = server.reopen().await;
+    server
+        .check(&format!(
+            r#"
+            {}
+            {{update: "c", updates: [{{q: {{_id: 1}}, u: {{$set: {{a: [], b: 1}}}}}}]}} => {{n: 1}}
+            {}
+            "#,
+            shows("{a: [], 'b.c': ['b', 'b.c']}"),
+            shows("{a: ['a'], 'b.c': ['b', 'b.c']}"),
+        ))
+        .await;
+    server.check_valid("c").await;
+    server
+        .check(&format!(
+            r#"
+            {{delete: "c", deletes: [{{q: {{}}, limit: 0}}]}} => {{}}
+            {{dropIndexes: "c", index: "i"}} => {{}}
+            {{createIndexes: "c", indexes: [{{key: {{a: 1, "b.c": 1}}, name: "i"}}]}} => {{}}
+            {}
+            "#,
+            shows("{a: [], 'b.c': []}"),
+        ))
+        .await;
+    let server = server.reopen().await;
+    server.check(&shows("{a: [], 'b.c': []}")).await;
+}

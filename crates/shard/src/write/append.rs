@@ -8,7 +8,8 @@ use super::copying::{Parts, Staged};
 use super::evaluator::{Change, Description, Evaluator, Refusal, Version};
 use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
-use crate::catalog::{Catalog, CatalogKey, Collection, Index};
+use crate::catalog::multikey::{self, MultikeyFound};
+use crate::catalog::{Catalog, CatalogKey, Collection};
 use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::command::envelope::WriteConcern;
 use crate::replica_set::ReplicaSet;
@@ -26,7 +27,6 @@ use replication::{
 };
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use storage::entry::{self, Encoder, Entry, Header, IndexAction, IndexChange, Names, Operation};
 use storage::{Before, Record, StagedState};
 
@@ -201,10 +201,8 @@ impl Shard {
             if let Some(written) = &written {
                 written.set_time(&mut payload, time);
             }
-            // Before the entry can be applied: see `Index::multikey`.
-            for index in &multikey {
-                index.multikey.store(true, Ordering::Release);
-            }
+            // Before the entry can be applied: see `catalog/multikey.rs`.
+            multikey.publish();
             publish(&self.overlay, &mut changes, position, time);
             (payload, Companion { changes })
         });
@@ -252,10 +250,8 @@ fn payload_bytes(changes: &[Change]) -> usize {
     96 + changes.iter().map(of_change).sum::<usize>()
 }
 
-fn encode(changes: &[Change], multikey: &[Arc<Index>], encoder: &mut Encoder<'_>) {
-    for id in multikey.iter().filter_map(|index| index.id) {
-        encoder.put_meta(&CatalogKey::multikey(id), &[]);
-    }
+fn encode(changes: &[Change], multikey: &MultikeyFound, encoder: &mut Encoder<'_>) {
+    multikey.encode(encoder);
     for change in changes {
         let entries: Vec<IndexChange<'_>> = change
             .entries
@@ -351,9 +347,10 @@ impl Applier {
                 | Operation::DropIndex { .. }
                 | Operation::Noop => continue,
             };
-            if let Some(index) = CatalogKey::parse_multikey(key) {
+            if let Some((index, stored)) = multikey::parse(key, value.unwrap_or(&[])) {
                 if value.is_some() {
-                    self.catalog.set_multikey(index);
+                    self.catalog
+                        .add_multikey(index, |fields| stored.paths(fields));
                 }
                 continue;
             }

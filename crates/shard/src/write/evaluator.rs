@@ -13,6 +13,7 @@
 use super::latches::{Held, Latches, Stripe};
 use super::overlay::Overlay;
 use crate::Store;
+use crate::catalog::multikey::MultikeyFound;
 use crate::catalog::{Collection, Index};
 use crate::session::{Effect, Executed, Image};
 use foldhash::fast::FixedState;
@@ -119,8 +120,8 @@ pub(crate) struct Evaluator<'s> {
     collection: &'s Collection,
     held: Held<'s>,
     pub(super) changes: Vec<Change>,
-    /// Indexes that get their first document with several keys.
-    pub(super) multikey: Vec<Arc<Index>>,
+    /// Arrays at places of indexes where there were none before.
+    pub(super) multikey: MultikeyFound,
     /// Statements of a retryable write that this entry executes, one for each
     /// change, in the same order.
     pub(super) executed: Vec<Executed>,
@@ -155,7 +156,7 @@ impl<'s> Evaluator<'s> {
                 FixedState::with_seed(4),
             ),
             held,
-            multikey: Vec::new(),
+            multikey: MultikeyFound::default(),
             executed: Vec::new(),
             image: None,
             changed_elsewhere: Vec::new(),
@@ -289,7 +290,7 @@ impl<'s> Evaluator<'s> {
         // Here and not when the entry is applied: an entry in the log must apply.
         check_user_key(key.as_bytes().len())?;
         let mut entries = Vec::new();
-        let mut multikey = Vec::new();
+        let mut multikey = MultikeyFound::default();
         for (id, index) in self.collection.secondary_indexes() {
             let old = match before {
                 Some(version) => keys_of(index, version.doc())?,
@@ -299,8 +300,8 @@ impl<'s> Evaluator<'s> {
                 Some(draft) => keys_of(index, Doc::from_validated(draft.document()))?,
                 None => None,
             };
-            if new.as_ref().is_some_and(|keys| keys.multikey) && !index.is_multikey() {
-                multikey.push(index.clone());
+            if let Some(new) = &new {
+                multikey.add(index, &new.multikey);
             }
             let unique = index.definition.unique;
             let first_new = entries.len();
@@ -312,7 +313,7 @@ impl<'s> Evaluator<'s> {
                 self.check_unique(index, id, &key, &entries[first_new..])?;
             }
         }
-        self.multikey.append(&mut multikey);
+        self.multikey.append(multikey);
         match self.changed.get(&key) {
             None => {
                 self.changed.insert(key.clone(), self.changes.len());

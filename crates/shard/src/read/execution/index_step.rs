@@ -36,7 +36,11 @@ impl Execution {
             None => self.record_space(),
         };
         let live = self.live.as_mut().expect(RESUMED);
-        let multikey = live.multikey[access.index];
+        let multikey = &live.multikey[access.index];
+        let one_each = multikey.is_empty() || access.is_one_key(multikey);
+        // Since the plan was made, arrays may have come to where there were none:
+        // then neither keys nor bounds tell what they told.
+        let as_planned = *multikey == access.multikey;
         let bounds = Some(&access.bounds);
         let position = self.position.as_deref();
         let (scan, snapshot) = live.scan(space, bounds, access.direction, position)?;
@@ -52,8 +56,7 @@ impl Execution {
             Stepped::Inside(item) => item,
         };
         counts.keys_inside += 1;
-        let one_each = !multikey || access.is_one_key();
-        let decided_by_key = one_each && access.residual.is_none() && whole.is_none();
+        let decided_by_key = one_each && as_planned && access.residual.is_none() && whole.is_none();
         if decided_by_key
             && self.skipped < self.query.skip
             && matches!(self.stage, Stage::Streaming)
@@ -72,13 +75,13 @@ impl Execution {
                 passes(access, whole, Doc::from_validated(record.document()))?
                     .then_some(Found::Record(record))
             }
-            Item::Entry(entry) if access.covered && one_each => {
+            Item::Entry(entry) if access.covered && one_each && as_planned => {
                 let document = covered::document(&index.definition, &entry)?;
                 matches(&access.residual, document.as_doc())?.then_some(Found::Made(document))
             }
             Item::Entry(entry)
                 if whole.is_none()
-                    && !multikey
+                    && as_planned
                     && access.residual_of_key
                     && access.residual.is_some()
                     && !matches(
@@ -102,7 +105,19 @@ impl Execution {
                     whole,
                     one_each,
                 };
-                fetched.check(entry, record, &mut self.statistics)?
+                let found = fetched.check(entry, record, &mut self.statistics)?;
+                match found {
+                    Some(found)
+                        if !as_planned && !self.query.filter.matches(found.document())? =>
+                    {
+                        None
+                    }
+                    // The record only said that this is the key to yield it at.
+                    Some(Found::Fetched { entry, .. }) if access.covered && as_planned => {
+                        Some(Found::Made(covered::document(&index.definition, &entry)?))
+                    }
+                    found => found,
+                }
             }
         };
         Ok(match found {

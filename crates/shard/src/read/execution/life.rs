@@ -13,6 +13,7 @@ use super::{Execution, Stage};
 use crate::Snapshot;
 use crate::catalog::Index;
 use model::{Code, Error};
+use query::index_keys::MultikeyPaths;
 use query::plan::{Access, ScanBounds, ScanDirection};
 use std::sync::atomic::Ordering;
 
@@ -20,9 +21,9 @@ use std::sync::atomic::Ordering;
 pub(super) struct Live {
     pub(super) snapshot: Snapshot,
     pub(super) scan: Option<Scan>,
-    /// For each index of the plan's list, whether it has documents with several
-    /// keys; read after the snapshot was taken.
-    pub(super) multikey: Vec<bool>,
+    /// For each index of the plan's list, where documents have arrays; read after
+    /// the snapshot was taken.
+    pub(super) multikey: Vec<MultikeyPaths>,
 }
 
 impl Execution {
@@ -99,7 +100,7 @@ impl Execution {
             .planned
             .indexes
             .iter()
-            .map(|index| index.is_multikey())
+            .map(|index| index.multikey_paths())
             .collect();
         self.live = Some(Live {
             snapshot,
@@ -112,6 +113,7 @@ impl Execution {
     /// Ends a batch: lets go of the snapshot and keeps the position.
     pub(crate) fn suspend(&mut self) {
         self.note_scan();
+        self.judge_plan();
         if let Some(merging) = &mut self.merging {
             merging.suspend(&mut self.statistics);
         }
@@ -123,6 +125,17 @@ impl Execution {
         }
         self.live = None;
         self.suspended = true;
+    }
+
+    /// Forgets that the plan once won, if it does badly this time.
+    pub(super) fn judge_plan(&self) {
+        let (steps, returned) = (self.statistics.steps, self.statistics.returned);
+        if let Some(remembered) = &self.planned.remembered
+            && remembered.disappoints(steps, returned)
+        {
+            let cache = &self.shard.plan_cache;
+            cache.forget(self.collection.id, remembered);
+        }
     }
 
     /// Takes over the counts of the scan that ends here.
