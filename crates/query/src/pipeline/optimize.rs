@@ -107,7 +107,7 @@ fn may_pass(filter: &Filter, stage: &Stage) -> bool {
 }
 
 /// Whether all fields that a filter looks at are among those.
-fn asks_only_for(filter: &Filter, keeps: &dyn Fn(&str) -> bool) -> bool {
+pub(super) fn asks_only_for(filter: &Filter, keeps: &dyn Fn(&str) -> bool) -> bool {
     match filter {
         Filter::And(parts) | Filter::Or(parts) | Filter::Nor(parts) => {
             parts.iter().all(|part| asks_only_for(part, keeps))
@@ -126,7 +126,7 @@ fn asks_only_for(filter: &Filter, keeps: &dyn Fn(&str) -> bool) -> bool {
 
 /// Whether an expression reads no other fields than those. It is asked as it
 /// was written: strings that only look like paths count as such.
-fn reads_only(source: ValueRef<'_>, keeps: &dyn Fn(&str) -> bool) -> bool {
+pub(super) fn reads_only(source: ValueRef<'_>, keeps: &dyn Fn(&str) -> bool) -> bool {
     match source {
         ValueRef::String(text) => match text.strip_prefix('$') {
             None => true,

@@ -2,6 +2,7 @@
 
 use super::Order;
 use super::internal::{self, DOCUMENT, KEY};
+use super::needed;
 use crate::context::QueryContext;
 use crate::expression::Expression;
 use crate::filter::Filter;
@@ -96,6 +97,7 @@ fn divide(mut shards: Vec<Step>, mut behind: Vec<Step>) -> Result<Halves, Error>
             let wanted = limit.and_then(limit_step);
             shards.push(first);
             shards.extend(wanted);
+            shards.extend(needed::projection(&behind, &order));
             order
         }
         Stage::Limit(_) | Stage::Skip(_) => {
@@ -107,6 +109,7 @@ fn divide(mut shards: Vec<Step>, mut behind: Vec<Step>) -> Result<Halves, Error>
                 }
             }
             shards.extend(window.end().and_then(limit_step));
+            shards.extend(needed::projection(&behind, &Order::Any));
             Order::Any
         }
         Stage::Count(name) => {
@@ -131,6 +134,7 @@ fn divide(mut shards: Vec<Step>, mut behind: Vec<Step>) -> Result<Halves, Error>
         }
         _ => {
             behind.insert(0, first);
+            shards.extend(needed::projection(&behind, &Order::Any));
             Order::Any
         }
     };

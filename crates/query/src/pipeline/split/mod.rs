@@ -27,6 +27,9 @@
 //! | `$sample` | documents with random keys ([`SAMPLE`]) | the ones with the least |
 //! | `$lookup`, `$unionWith`, `$facet`, … | nothing | the same |
 //!
+//! Where the merging half is seen to look at few fields only, the shards leave out the
+//! others.
+//!
 //! **How requests are marked.** The shard half is sent with `fromMongos: true` and
 //! `needsMerge: true` and parsed with [`super::Place::ShardHalf`]; nowhere else are the two
 //! internal stages known. With it go the client's `let` as constants, and what
@@ -44,6 +47,7 @@ mod explain;
 mod foreign;
 mod halves;
 mod internal;
+mod needed;
 mod streams;
 #[cfg(test)]
 mod tests;

@@ -198,7 +198,7 @@ fn halves() {
         ),
         (
             r#"[{"$sort": {"a": -1}}, {"$skip": 2}, {"$limit": 3}, {"$project": {"b": 1}}]"#,
-            r#"$sort {"$limit":5} | Sorted | $skip $limit $project"#,
+            r#"$sort {"$limit":5} $project | Sorted | $skip $limit $project"#,
         ),
         (
             r#"[{"$sort": {"a": -1}}, {"$match": {"a": {"$gt": 3}}}]"#,
@@ -223,7 +223,7 @@ fn halves() {
         ),
         (
             r#"[{"$sort": {"b": 1}}, {"$group": {"_id": "$a", "f": {"$first": "$b"}}}]"#,
-            "$sort | Sorted | $group",
+            "$sort $project | Sorted | $group",
         ),
         // Documents of one group lie on one shard.
         (
@@ -257,7 +257,7 @@ fn halves() {
         ),
         (
             r#"[{"$match": {"a": 1}}, {"$bucketAuto": {"groupBy": "$a", "buckets": 2}}]"#,
-            "$match | Any | $bucketAuto",
+            "$match $project | Any | $bucketAuto",
         ),
         (
             r#"[{"$sample": {"size": 3}}, {"$match": {"a": 1}}]"#,
@@ -308,6 +308,54 @@ fn halves() {
             found = format!("{found} + {}", output.name());
         }
         assert_eq!(found, expected, "{pipeline}");
+    }
+}
+
+/// `pipeline => what the shards leave of documents`.
+#[test]
+fn shards_send_what_is_needed() {
+    for (pipeline, expected) in [
+        (
+            r#"[{"$sort": {"a.b": 1}}, {"$group": {"_id": "$c.d", "n": {"$sum": {"$add": ["$e", "$a"]}}}}]"#,
+            Some(r#"{"_id": 0, "a": 1, "c": 1, "e": 1}"#),
+        ),
+        (
+            r#"[{"$limit": 9}, {"$match": {"x": 1, "$expr": {"$gt": ["$y.z", "$$NOW"]}}}, {"$project": {"_id": 1, "b.c": 1}}]"#,
+            Some(r#"{"_id": 1, "b": 1, "x": 1, "y": 1}"#),
+        ),
+        (
+            r#"[{"$limit": 9}, {"$group": {"_id": null, "n": {"$count": {}}}}]"#,
+            Some(r#"{"_id": 1}"#),
+        ),
+        (
+            r#"[{"$bucketAuto": {"groupBy": "$a", "buckets": 2, "output": {"x": {"$push": "$b"}}}}]"#,
+            Some(r#"{"_id": 0, "a": 1, "b": 1}"#),
+        ),
+        // Whole documents, names that are no paths, and what goes on as it is.
+        (
+            r#"[{"$limit": 9}, {"$group": {"_id": "$a", "x": {"$push": "$$ROOT"}}}]"#,
+            None,
+        ),
+        (
+            r#"[{"$limit": 9}, {"$group": {"_id": "$a", "x": {"$top": {"sortBy": {"b": 1}, "output": "$c"}}}}]"#,
+            None,
+        ),
+        (
+            r#"[{"$limit": 9}, {"$set": {"a": 1}}, {"$group": {"_id": "$a"}}]"#,
+            None,
+        ),
+        (
+            r#"[{"$limit": 9}, {"$group": {"_id": {"$literal": "$"}}}]"#,
+            None,
+        ),
+        (r#"[{"$sort": {"a": 1}}, {"$limit": 9}]"#, None),
+        (r#"[{"$sort": {"a": 1}}, {"$project": {"b": "$c"}}]"#, None),
+        (r#"[{"$facet": {"x": [{"$group": {"_id": "$a"}}]}}]"#, None),
+    ] {
+        let split = split(pipeline, None);
+        let last = split.shards.last().map(|step| step.spec.as_doc());
+        let found = last.and_then(|last| last.get("$project").map(|spec| spec.to_owned()));
+        assert_eq!(found, expected.map(parse_json), "{pipeline}");
     }
 }
 
