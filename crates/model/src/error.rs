@@ -121,6 +121,7 @@ codes! {
     CONVERSION_FAILURE = 241 "ConversionFailure",
     NO_QUERY_EXECUTION_PLANS = 291 "NoQueryExecutionPlans",
     UNSUPPORTED_OP_QUERY_COMMAND = 352 "UnsupportedOpQueryCommand",
+    STALE_CLUSTER_TIME = 209 "StaleClusterTime",
     SNAPSHOT_TOO_OLD = 239 "SnapshotTooOld",
     SNAPSHOT_UNAVAILABLE = 246 "SnapshotUnavailable",
     NO_SUCH_TRANSACTION = 251 "NoSuchTransaction",

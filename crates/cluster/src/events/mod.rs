@@ -59,7 +59,7 @@ pub enum Next<T, E> {
     Deliver(T, E),
     /// These shards have to answer first. If an event waits for them, `until` is its
     /// token: a shard whose log is at rest has to be moved past it, by an entry that
-    /// means nothing.
+    /// means nothing (`appendOplogNote` with the token's time as `$clusterTime`).
     Wait {
         shards: Vec<ShardId>,
         until: Option<T>,

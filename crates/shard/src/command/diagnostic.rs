@@ -382,6 +382,7 @@ fn resident_mb() -> i32 {
 /// Every command with what it is for.
 const COMMANDS: &[(&str, &str)] = &[
     ("aggregate", "runs an aggregation pipeline"),
+    ("appendOplogNote", "moves the time of the log on"),
     ("availableQueryOptions", "flags of legacy queries"),
     ("buildInfo", "the version and how it was built"),
     ("collMod", "changes options of an index"),
@@ -467,6 +468,7 @@ const COMMANDS: &[(&str, &str)] = &[
 
 /// Those that may only be run against the admin database.
 const ADMIN_COMMANDS: &[&str] = &[
+    "appendOplogNote",
     "currentOp",
     "fsync",
     "fsyncUnlock",

@@ -32,6 +32,7 @@ pub(crate) mod kill_cursors;
 pub(crate) mod list;
 pub(crate) mod modify;
 pub(crate) mod operations;
+mod oplog_note;
 pub(crate) mod placement;
 pub(crate) mod probes;
 pub(crate) mod read_concern;
@@ -400,6 +401,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "setParameter" => diagnostic::set_parameter(invocation),
         "getDefaultRWConcern" => default_concerns::get(invocation),
         "setDefaultRWConcern" => default_concerns::set(invocation).await,
+        "appendOplogNote" => oplog_note::append_oplog_note(invocation).await,
         "replSetGetConfig" => replica_set::get_config(invocation),
         "replSetGetStatus" => replica_set::get_status(invocation),
         "replSetInitiate" => replica_set::initiate(invocation),

@@ -40,6 +40,7 @@ fn placement(command: &str) -> Placement {
         | "deleteIndexes"
         | "setDefaultRWConcern"
         | "replSetReconfig"
+        | "appendOplogNote"
         | "commitTransaction"
         | "abortTransaction"
         | "setFeatureCompatibilityVersion"

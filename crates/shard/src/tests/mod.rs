@@ -12,6 +12,7 @@ mod expiry;
 mod index_build;
 mod long_keys;
 mod oplog;
+mod oplog_note;
 mod past;
 mod races;
 mod replica_set;
