@@ -17,7 +17,6 @@ use std::time::Duration;
 use verifier::cluster::parse_filter;
 use verifier::compare::Comparison;
 use verifier::namespace::{Mapping, Pattern, Selection};
-use verifier::reading::hash_of_key_string;
 use verifier::settings::{
     Changes, DEFAULT_DESCRIBED_MAX, DEFAULT_PARTITION_BYTES, DEFAULT_WORKERS, Partitioning,
     parse_read_concern, parse_read_preference,
@@ -304,7 +303,7 @@ impl VerifyOptions {
             Some("oplog") => Changes::Oplog,
             Some(other) => bail!("changes is {other:?}, but it must be stream or oplog"),
         };
-        settings.hash = self.hash.then(hash_of_key_string);
+        settings.hash = self.hash;
         settings.workers = self.workers.unwrap_or(DEFAULT_WORKERS);
         settings.partition_bytes =
             bytes("partition-mb", self.partition_mb)?.unwrap_or(DEFAULT_PARTITION_BYTES);

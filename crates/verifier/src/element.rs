@@ -13,6 +13,7 @@
 //! not hold together is `Malformed`, never a panic. Decoding for people is in `render`.
 
 use serde::{Deserialize, Serialize};
+use std::fmt::Write;
 use std::ops::Range;
 
 /// The bytes that a server sent are not BSON.
@@ -296,8 +297,11 @@ impl Writer {
         values: impl IntoIterator<Item = ValueRef<'v>>,
     ) -> &mut Writer {
         let mut array = Writer::new();
+        let mut place = String::new();
         for (position, value) in values.into_iter().enumerate() {
-            array.value(&position.to_string(), value);
+            place.clear();
+            write!(place, "{position}").expect("a text grows as needed");
+            array.value(&place, value);
         }
         let bytes = array.finish();
         self.value(

@@ -11,6 +11,7 @@
 //! order        groups of types, a hint        store, record      what outlives the process
 //! partition    cutting the order of _id       survey, sharding   what both sides have
 //! range_query  filters for a partition        plan, scan         tasks: two readers, one comparator
+//!                                             hashing            what to hash documents with
 //!                                             natural, series    tasks of other kinds
 //! merge        the comparator                 recheck            documents looked up by _id
 //! compare      same or not, verdicts          follow, tail, queue  changes, and what they lead to
@@ -36,11 +37,13 @@ mod collections;
 pub mod compare;
 mod conclusion;
 pub mod difference;
+mod digest;
 pub mod element;
 pub mod error;
 mod event;
 mod follow;
 mod generation;
+pub mod hashing;
 mod html;
 mod ledger;
 pub mod merge;

@@ -77,19 +77,10 @@ impl Batch {
         self.documents.is_empty()
     }
 
-    /// Documents of our own making.
-    pub fn of_documents(documents: &[Vec<u8>]) -> Batch {
-        let mut end = 0;
-        let ranges = documents.iter().map(|document| {
-            let start = end;
-            end += document.len();
-            start..end
-        });
-        let documents_at = ranges.collect();
-        Batch {
-            reply: Box::new(documents.concat()),
-            documents: documents_at,
-        }
+    /// Documents of our own making, one behind the other.
+    pub fn of_bytes(bytes: Vec<u8>, documents: Vec<Range<usize>>) -> Batch {
+        let reply = Box::new(bytes);
+        Batch { reply, documents }
     }
 
     pub fn get(&self, position: usize) -> Option<&[u8]> {

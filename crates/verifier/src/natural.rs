@@ -184,8 +184,22 @@ fn record_of(cluster: &Cluster, document: &[u8]) -> Result<Value, VerifyError> {
         .ok_or_else(|| cluster.malformed("tell the record id of a document"))
 }
 
-/// A document as it is stored, and its record id, which the server put behind it.
-fn without_record(document: &[u8]) -> Result<(Vec<u8>, ValueRef<'_>), Malformed> {
+/// How a record id that is a number follows a document.
+const NUMBER_BEHIND: &[u8] = b"\x12$recordId\0";
+
+/// How many bytes of a document are stored ones, and its record id, which the server put behind.
+fn split_record(document: &[u8]) -> Result<(usize, ValueRef<'_>), Malformed> {
+    // The number and the end of the document.
+    if let Some((front, behind)) = document.split_last_chunk::<9>()
+        && front.ends_with(NUMBER_BEHIND)
+        && behind[8] == 0
+    {
+        let value = ValueRef {
+            kind: kind::INT64,
+            bytes: &behind[..8],
+        };
+        return Ok((front.len() - NUMBER_BEHIND.len(), value));
+    }
     let mut record = None;
     for element in elements(document)? {
         record = Some(element?);
@@ -195,11 +209,17 @@ fn without_record(document: &[u8]) -> Result<(Vec<u8>, ValueRef<'_>), Malformed>
     // Its type and its name with a zero, its value, and the end of the document.
     let behind = 1 + RECORD_ID.len() + 1 + last.value.bytes.len() + 1;
     let kept = document.len().checked_sub(behind).ok_or(Malformed)?;
+    Ok((kept, last.value))
+}
+
+/// Appends a document as it is stored, of which so many bytes were sent.
+fn push_stored(bytes: &mut Vec<u8>, document: &[u8], kept: usize) -> Result<(), Malformed> {
     let length = i32::try_from(kept + 1).map_err(|_| Malformed)?;
-    let mut bytes = document[..kept].to_vec();
+    let fields = document.get(4..kept).ok_or(Malformed)?;
+    bytes.extend_from_slice(&length.to_le_bytes());
+    bytes.extend_from_slice(fields);
     bytes.push(0);
-    bytes[..4].copy_from_slice(&length.to_le_bytes());
-    Ok((bytes, last.value))
+    Ok(())
 }
 
 /// The stored order from somewhere on.
@@ -219,10 +239,12 @@ impl Scan {
         let Some(until) = &self.until else {
             return Ok(Some(batch));
         };
-        let mut kept = Vec::with_capacity(batch.len());
+        let malformed = |Malformed| self.cluster.malformed("read documents");
+        // Copied once, into one place for all of them.
+        let mut bytes = Vec::with_capacity(batch.document_bytes() as usize);
+        let mut ranges = Vec::with_capacity(batch.len());
         for document in batch.documents() {
-            let (document, record) = without_record(document)
-                .map_err(|Malformed| self.cluster.malformed("read documents"))?;
+            let (kept, record) = split_record(document).map_err(malformed)?;
             let early = self
                 .after
                 .as_ref()
@@ -231,14 +253,16 @@ impl Scan {
                 continue;
             }
             if record_order(record, until.as_ref()) == Ordering::Greater {
-                if kept.is_empty() {
+                if ranges.is_empty() {
                     return Ok(None);
                 }
                 break;
             }
-            kept.push(document);
+            let start = bytes.len();
+            push_stored(&mut bytes, document, kept).map_err(malformed)?;
+            ranges.push(start..bytes.len());
         }
-        Ok(Some(Batch::of_documents(&kept)))
+        Ok(Some(Batch::of_bytes(bytes, ranges)))
     }
 }
 
@@ -335,13 +359,26 @@ mod tests {
 
     #[test]
     fn the_record_id_is_taken_off() {
-        let plain = doc! {"_id": 1, "a": {"$recordId": 5}}.to_vec().unwrap();
-        let with = doc! {"_id": 1, "a": {"$recordId": 5}, "$recordId": 77_i64};
-        let with = with.to_vec().unwrap();
-        let (stored, record) = without_record(&with).unwrap();
-        assert_eq!(stored, plain);
-        assert_eq!(number(record), Some(77));
-        assert!(without_record(&plain).is_err());
+        let plain = doc! {"_id": 1, "a": {"$recordId": 5_i64}}.to_vec().unwrap();
+        let stored = |record: bson::Bson| {
+            let with = doc! {"_id": 1, "a": {"$recordId": 5_i64}, "$recordId": record};
+            let with = with.to_vec().unwrap();
+            let (kept, record) = split_record(&with).unwrap();
+            let mut bytes = Vec::new();
+            push_stored(&mut bytes, &with, kept).unwrap();
+            assert_eq!(bytes, plain);
+            record.to_value()
+        };
+        assert_eq!(number(stored(77_i64.into()).as_ref()), Some(77));
+        assert_eq!(number(stored(77.into()).as_ref()), Some(77));
+        let binary = bson::Binary {
+            subtype: bson::spec::BinarySubtype::Generic,
+            bytes: vec![1, 2],
+        };
+        assert_eq!(stored(binary.into()).kind, kind::BINARY);
+        for wrong in [plain, doc! {"_id": 1}.to_vec().unwrap(), Vec::new()] {
+            assert!(split_record(&wrong).is_err());
+        }
     }
 
     #[test]

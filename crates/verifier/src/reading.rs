@@ -33,11 +33,6 @@ pub enum Natural<'a> {
     Ids { sampled: bool },
 }
 
-/// The hash that shows every difference: of the key string, which has all types in it.
-pub fn hash_of_key_string() -> Document {
-    doc! {"$toHashedIndexKey": {"$_internalKeyStringValue": {"input": "$$ROOT"}}}
-}
-
 fn hashing_stages(filter: &[u8], by_id: &[u8], hash: &Document) -> Vec<Vec<u8>> {
     let stage = |name: &str, document: &[u8]| {
         let mut stage = Writer::new();
@@ -196,18 +191,26 @@ impl Cluster {
             .await
     }
 
-    /// Documents in any order.
+    /// Documents in any order, about as many as said.
     pub async fn find(
         &self,
         namespace: &Namespace,
         filter: &[u8],
+        documents: usize,
     ) -> Result<Documents, VerifyError> {
+        // One more than there are, so that the first reply says that it is the last.
+        let batch_documents = documents as u64 + 1;
         let mut command = Writer::new();
         command
             .text("find", &namespace.collection)
-            .document("filter", filter);
+            .document("filter", filter)
+            .int32(
+                "batchSize",
+                i32::try_from(batch_documents).unwrap_or(i32::MAX),
+            );
         let action = format!("look up documents of {namespace}");
-        self.query(namespace, command, 0, action).await
+        self.query(namespace, command, batch_documents, action)
+            .await
     }
 
     /// Runs a pipeline whose results are `{_id: …}`.
@@ -242,22 +245,6 @@ impl Cluster {
             .boolean("allowDiskUse", true);
         self.query(namespace, command, batch_documents, action)
             .await
-    }
-
-    /// Whether the server can do what comparing by hashes needs.
-    pub async fn check_hashing(&self, hash: &Document) -> Result<(), VerifyError> {
-        let command = doc! {"aggregate": 1, "cursor": {}, "pipeline": [
-            {"$documents": [{"a": 1}]}, {"$project": {"h": hash, "s": {"$bsonSize": "$$ROOT"}}},
-        ]};
-        let asked = self.command("admin", command, "hash documents").await;
-        match asked {
-            Ok(_) => Ok(()),
-            Err(VerifyError::Server { detail, .. }) => Err(VerifyError::settings(format!(
-                "the {} at {} cannot hash documents so that every difference shows ({detail}): leave --hash out",
-                self.side, self.address
-            ))),
-            Err(error) => Err(error),
-        }
     }
 
     async fn query(

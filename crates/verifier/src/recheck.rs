@@ -77,7 +77,9 @@ impl Shared {
         let cluster = self.side(side);
         let refs: Vec<_> = ids.iter().map(Value::as_ref).collect();
         let filter = both(ids_filter(&refs), self.settings.filter.as_deref());
-        let mut documents = cluster.find(pair.namespace(side), &filter).await?;
+        let mut documents = cluster
+            .find(pair.namespace(side), &filter, ids.len())
+            .await?;
         let mut found = Found::new();
         while let Some(batch) = documents.next().await? {
             for document in batch.documents() {

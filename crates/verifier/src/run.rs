@@ -39,6 +39,7 @@ use crate::cluster::Cluster;
 use crate::error::VerifyError;
 use crate::follow::follow;
 use crate::generation::Pairs;
+use crate::hashing;
 use crate::ledger::Ledger;
 use crate::merge::Side;
 use crate::natural::Nodes;
@@ -122,10 +123,10 @@ impl Run {
                 cluster.reads_after.raise(time);
             }
         }
-        if let Some(hash) = &settings.hash {
-            source.check_hashing(hash).await?;
-            destination.check_hashing(hash).await?;
-        }
+        let hash = match settings.hash {
+            true => Some(hashing::choose(&source, &destination).await?),
+            false => None,
+        };
         if settings.restart {
             // Before it is opened: it may be what cannot be opened.
             crate::store::forget(&settings.place).await?;
@@ -162,6 +163,7 @@ impl Run {
             source,
             destination,
             settings,
+            hash,
             store,
             status,
             started: Instant::now(),

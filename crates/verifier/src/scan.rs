@@ -11,6 +11,7 @@
 //! reader waits while its queue is full.
 
 use crate::cluster::{Cluster, CollectionSize};
+use crate::digest::FastMap;
 use crate::element::{Malformed, Value, ValueRef};
 use crate::error::VerifyError;
 use crate::ledger::{Judged, Ledger};
@@ -28,7 +29,7 @@ use crate::report::{Counts, MismatchKind};
 use crate::settings::{Settings, Writes};
 use crate::status::Status;
 use crate::store::Store;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,6 +44,8 @@ pub struct Shared {
     pub source: Cluster,
     pub destination: Cluster,
     pub settings: Settings,
+    /// What documents are hashed with, if hashes are compared.
+    pub hash: Option<bson::Document>,
     pub pace: Pace,
     pub tally: Tally,
     pub store: Store,
@@ -149,7 +152,7 @@ impl Task {
             seen: HashSet::new(),
             counts: Counts::default(),
         };
-        let whole = match &shared.settings.hash {
+        let whole = match &shared.hash {
             Some(hash) => Reading::Hashes(hash.clone()),
             None => Reading::Whole,
         };
@@ -268,14 +271,16 @@ impl Running<'_> {
                 .collect::<Result<_, _>>()
                 .map_err(|Malformed| self.malformed())?;
             let mut same = vec![None; ids.len()];
-            let places: HashMap<ValueRef<'_>, usize> = ids
+            let places: FastMap<ValueRef<'_>, usize> = ids
                 .iter()
                 .enumerate()
                 .map(|(place, id)| (*id, place))
                 .collect();
             let filter = both(ids_filter(&ids), self.shared.settings.filter.as_deref());
             let destination = &self.shared.destination;
-            let mut fetched = destination.find(&pair.destination, &filter).await?;
+            let mut fetched = destination
+                .find(&pair.destination, &filter, ids.len())
+                .await?;
             while let Some(others) = fetched.next().await? {
                 self.pay(&others).await;
                 for other in others.documents() {

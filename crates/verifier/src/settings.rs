@@ -19,8 +19,8 @@ pub struct Settings {
     pub filter: Option<Vec<u8>>,
     pub comparison: Comparison,
     pub partitioning: Partitioning,
-    /// Compare hashes that the servers make with this expression, and sizes, instead of documents.
-    pub hash: Option<bson::Document>,
+    /// Compare hashes that the servers make, and sizes, instead of documents.
+    pub hash: bool,
     pub workers: usize,
     pub partition_bytes: u64,
     /// None takes what the URI says, or the primary.
@@ -105,7 +105,7 @@ impl Settings {
             filter: None,
             comparison: Comparison::Bytes,
             partitioning: Partitioning::Id,
-            hash: None,
+            hash: false,
             workers: DEFAULT_WORKERS,
             partition_bytes: DEFAULT_PARTITION_BYTES,
             read_preference: None,
@@ -141,7 +141,7 @@ impl Settings {
         let to = shown_address(&self.to);
         let Selection { include, exclude } = &self.selection;
         let (mapping, comparison, filter) = (&self.mapping, self.comparison, &self.filter);
-        let way = (self.partitioning, &self.hash);
+        let way = (self.partitioning, self.hash);
         format!("{from} {to} {include:?} {exclude:?} {mapping:?} {comparison:?} {filter:?} {way:?}")
     }
 
@@ -154,12 +154,12 @@ impl Settings {
         if self.workers == 0 {
             return Err(VerifyError::settings("there must be at least one worker"));
         }
-        if self.hash.is_some() && self.partitioning == Partitioning::Natural {
+        if self.hash && self.partitioning == Partitioning::Natural {
             return Err(VerifyError::settings(
                 "--hash compares along the index on _id: leave it out, or --partition-by natural",
             ));
         }
-        if self.hash.is_some() && self.comparison == Comparison::IgnoreFieldOrder {
+        if self.hash && self.comparison == Comparison::IgnoreFieldOrder {
             return Err(VerifyError::settings(
                 "a hash depends on the order of fields: leave out --hash or --ignore-field-order",
             ));

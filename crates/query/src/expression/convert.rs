@@ -1,10 +1,11 @@
 //! `$convert`, its shorthands `$toInt` and so on, `$type`, `$isNumber`,
-//! `$toHashedIndexKey`.
+//! `$toHashedIndexKey`; and `$_internalBsonBytes`, which MongoDB does not have:
+//! a value's type and bytes as stored, for `terndb verify` to hash.
 
 use super::date;
 use super::node::{Evaluated, Frame, Node, truthy_value};
 use super::string::six_digits;
-use model::bson::{Kind, ObjectId, Value, ValueRef};
+use model::bson::{DocWriter, Kind, ObjectId, Value, ValueRef};
 use model::decimal::Decimal;
 use model::hash::hashed_index_key;
 use model::number::Number;
@@ -341,4 +342,17 @@ pub(super) fn to_hashed_index_key<'a>(
 ) -> Result<Evaluated<'a>, Error> {
     let value = arguments[0].evaluate(frame)?;
     Ok(hashed_index_key(value.as_value().unwrap_or(ValueRef::Null)).into())
+}
+
+/// Two values have the same bytes only if they are the same to the bit.
+pub(super) fn bson_bytes<'a>(
+    arguments: &'a [Node],
+    frame: &mut Frame<'a>,
+) -> Result<Evaluated<'a>, Error> {
+    let value = arguments[0].evaluate(frame)?;
+    let Some(value) = value.as_value() else {
+        return Ok(Evaluated::Missing);
+    };
+    let bytes = DocWriter::new().with("", value).finish().into_bytes();
+    Ok(Value::Binary { subtype: 0, bytes }.into())
 }

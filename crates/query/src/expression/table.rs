@@ -134,6 +134,7 @@ macro_rules! operators {
 }
 
 operators! {
+    "$_internalBsonBytes" Special(whole_operand) => convert::bson_bytes;
     "$abs" Exactly(1) => rounding::abs;
     "$acos" Exactly(1) => trigonometry::acos;
     "$acosh" Exactly(1) => trigonometry::acosh;

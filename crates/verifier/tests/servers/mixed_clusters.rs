@@ -23,6 +23,9 @@ async fn check(source: Kind, destination: Kind) -> Result<()> {
     planted::check_equal(&servers).await.context("equal")?;
     planted::check(&servers).await.context("planted")?;
     scenarios::on_any_servers(&servers).await?;
+    if (source, destination) == (Kind::TernDb, Kind::TernDb) {
+        scenarios::hashes(&servers).await.context("hashes")?;
+    }
     live::on_any_servers(&mut servers).await?;
     resume::on_any_servers(&servers, KILLS).await
 }

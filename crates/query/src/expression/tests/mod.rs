@@ -128,3 +128,27 @@ fn variables_of_the_context() {
     let expected = json::parse(r#"[3, [2], {"$date": "0"}, 7]"#);
     assert_eq!(found, Some(expected));
 }
+
+/// Which MongoDB does not have: values that differ at all have different bytes.
+#[test]
+fn the_bytes_of_a_value_show_every_difference() {
+    let values = [
+        "1",
+        "1.0",
+        r#"{"$numberLong": "1"}"#,
+        "[1]",
+        r#"{"0": 1}"#,
+        "null",
+        r#""1""#,
+    ];
+    let mut seen = std::collections::BTreeSet::new();
+    for value in values {
+        let Value::Document(document) = json::parse(&format!(r#"{{"v": {value}}}"#)) else {
+            panic!("{value} makes a document");
+        };
+        let expression = json::parse(r#"{"$_internalBsonBytes": "$v"}"#);
+        let bytes = outcome(&expression, document.as_doc());
+        assert!(seen.insert(bytes.clone()), "{value}: {bytes}");
+        assert_eq!(bytes, outcome(&expression, document.as_doc()));
+    }
+}
