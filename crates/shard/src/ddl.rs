@@ -27,9 +27,10 @@ use crate::Shard;
 use crate::catalog::multikey;
 use crate::catalog::{CatalogKey, Collection, Index, IndexState, NextIds};
 use crate::oplog::Commands;
+use crate::sharding::{Ownership, OwnershipKey};
 use crate::write::Companion;
 use model::bson::DocBuf;
-use model::ids::{CollectionId, IndexId};
+use model::ids::{CollectionId, IndexId, Uuid};
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::index::IndexDefinition;
@@ -37,6 +38,16 @@ use replication::{Durability, ProposeError};
 use std::sync::{Arc, OnceLock};
 use storage::entry::{Encoder, Header};
 use tokio::sync::RwLock;
+
+/// A collection that is to be created.
+pub(crate) struct New {
+    pub(crate) uuid: Uuid,
+    pub(crate) options: DocBuf,
+    /// Besides the one on `_id`.
+    pub(crate) indexes: Vec<IndexDefinition>,
+    /// What the shard owns of it, if it is sharded.
+    pub(crate) ownership: Option<Ownership>,
+}
 
 /// The change of one index's definition.
 pub(crate) type Redefine<'a> =
@@ -69,6 +80,22 @@ impl Shard {
         options: DocBuf,
         indexes: Vec<IndexDefinition>,
     ) -> Result<Arc<Collection>, Error> {
+        self.check_home(namespace)?;
+        let new = New {
+            uuid: self.new_uuid(),
+            options,
+            indexes,
+            ownership: None,
+        };
+        self.create_new(namespace, new).await
+    }
+
+    /// The same for a collection that may be sharded from its first moment on.
+    pub(crate) async fn create_new(
+        &self,
+        namespace: &Namespace,
+        new: New,
+    ) -> Result<Arc<Collection>, Error> {
         self.check_database_case(namespace)?;
         let mut ids = self.next_ids()?;
         let now_ms = self.clock.now_ms();
@@ -78,9 +105,10 @@ impl Shard {
         };
         let mut collection = Collection {
             id: CollectionId(ids.collection),
-            uuid: self.new_uuid(),
+            uuid: new.uuid,
             namespace: namespace.clone(),
-            options,
+            options: new.options,
+            ownership: None,
             indexes: vec![ready(None, IndexDefinition::on_id()?)],
             since: ClusterTime::ZERO,
             gate: Arc::new(RwLock::new(())),
@@ -88,7 +116,7 @@ impl Shard {
             made: None,
         };
         ids.collection += 1;
-        for definition in indexes {
+        for definition in new.indexes {
             collection
                 .indexes
                 .push(ready(Some(IndexId(ids.index)), definition));
@@ -97,6 +125,9 @@ impl Shard {
         self.propose_command(Commands::new().create(&collection), |encoder| {
             put_next_ids(encoder, ids);
             put_collection(encoder, &collection);
+            if let Some(ownership) = &new.ownership {
+                put_ownership(encoder, collection.id, ownership, true);
+            }
         })
         .await?;
         self.catalog.by_id(collection.id).ok_or_else(|| {
@@ -133,8 +164,17 @@ impl Shard {
         &self,
         namespace: &Namespace,
     ) -> Result<Option<Arc<Collection>>, Error> {
+        self.drop_collection_if(namespace, |_| true).await
+    }
+
+    /// The same if it is the one that is meant.
+    pub(crate) async fn drop_collection_if(
+        &self,
+        namespace: &Namespace,
+        is_meant: impl Fn(&Collection) -> bool,
+    ) -> Result<Option<Arc<Collection>>, Error> {
         let _ddl = self.ddl.lock().await;
-        let Some(collection) = self.catalog.get(namespace) else {
+        let Some(collection) = self.catalog.get(namespace).filter(|known| is_meant(known)) else {
             return Ok(None);
         };
         let gate = collection.gate.write().await;
@@ -357,8 +397,27 @@ pub(crate) fn drop_indexes(encoder: &mut Encoder<'_>, indexes: &[Arc<Index>]) {
     }
 }
 
+/// Puts what the shard owns of a collection, the ranges only if they changed.
+pub(crate) fn put_ownership(
+    encoder: &mut Encoder<'_>,
+    id: CollectionId,
+    ownership: &Ownership,
+    ranges_changed: bool,
+) {
+    let head = ownership.head_document();
+    encoder.put_meta(&OwnershipKey::head(id), head.as_bytes());
+    if ranges_changed {
+        let ranges = ownership.ranges_document();
+        encoder.put_meta(&OwnershipKey::ranges(id), ranges.as_bytes());
+    }
+}
+
 fn drop_collection(encoder: &mut Encoder<'_>, collection: &Collection) {
     encoder.delete_meta(&CatalogKey::collection(collection.id));
     encoder.drop_collection(collection.id);
     drop_indexes(encoder, &collection.indexes);
+    if collection.ownership.is_some() {
+        encoder.delete_meta(&OwnershipKey::head(collection.id));
+        encoder.delete_meta(&OwnershipKey::ranges(collection.id));
+    }
 }

@@ -12,6 +12,7 @@
 //! | `session` | logical sessions, and what retried writes are answered from |
 //! | `read` | running plans over snapshots, resumable by position |
 //! | `oplog` | the log as clients know it |
+//! | `sharding` | the shard's place in a cluster: ranges, databases, versions |
 //! | `replica_set` | the set as clients see it: configuration, cluster time |
 //! | `operation` | what runs right now, deadlines, kills |
 //!
@@ -39,6 +40,7 @@ mod read;
 mod replica_set;
 mod session;
 mod shard;
+mod sharding;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::replica_set::transport::{self, Peers, member_id};
 use crate::replica_set::waiting_room;
 use crate::replica_set::{Membership, ReplicaSet};
 use crate::session::{SessionCache, SessionCatalog};
+use crate::sharding::{Ownership, OwnershipKey, OwnershipUpdate, ShardingState};
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, DocBuf, ObjectId};
@@ -92,6 +93,8 @@ pub struct Shard {
     pub(crate) plan_cache: PlanCache,
     pub(crate) sessions: Arc<SessionCatalog>,
     pub(crate) session_cache: SessionCache,
+    /// Who this shard is in its cluster.
+    pub(crate) sharding: Arc<ShardingState>,
     pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -186,12 +189,14 @@ impl Shard {
         }
         let sessions = Arc::new(SessionCatalog::new());
         let replica_set = Arc::new(load_replica_set(&store, membership, peers.clone())?);
+        let sharding = Arc::new(ShardingState::load(&store)?);
         let applier = Applier {
             store: store.clone(),
             catalog: catalog.clone(),
             overlay: overlay.clone(),
             replica_set: replica_set.clone(),
             sessions: sessions.clone(),
+            sharding: sharding.clone(),
             clock: clock.clone(),
             data: options.data.clone(),
         };
@@ -222,6 +227,7 @@ impl Shard {
             plan_cache: PlanCache::new(),
             sessions,
             session_cache: SessionCache::new(),
+            sharding,
             parameters,
             clock,
             host: Host::look_up(),
@@ -422,7 +428,8 @@ fn load_replica_set(
 pub(crate) fn reload(applier: &Applier) -> Result<(), OpenError> {
     let collections = load_collections(&applier.store, &*applier.clock)?;
     let time = applier.store.applied_time();
-    applier.catalog.replace(collections, time);
+    applier.catalog.replace(collections, time)?;
+    applier.sharding.reload(&applier.store)?;
     let loaded = load_replica_set(&applier.store, Membership::ALONE, Arc::new(Peers::new()))?;
     applier.replica_set.take_over(&loaded);
     Ok(())
@@ -442,7 +449,21 @@ fn load_collections(store: &Store, clock: &dyn Clock) -> Result<Vec<Collection>,
         };
         let doc = Doc::from_bytes(&value)
             .map_err(|fault| model::Error::new(model::Code::INVALID_BSON, fault.to_string()))?;
-        let collection = Collection::from_document(id, doc, clock.now_ms())?;
+        let mut collection = Collection::from_document(id, doc, clock.now_ms())?;
+        let document = |key: Vec<u8>| -> Result<Option<DocBuf>, OpenError> {
+            let Some(bytes) = snapshot.get_meta(&key)? else {
+                return Ok(None);
+            };
+            let read = DocBuf::from_bytes(bytes.to_vec());
+            let read = read
+                .map_err(|fault| model::Error::new(model::Code::INVALID_BSON, fault.to_string()));
+            Ok(Some(read?))
+        };
+        let stored = OwnershipUpdate {
+            head: document(OwnershipKey::head(id))?,
+            ranges: document(OwnershipKey::ranges(id))?,
+        };
+        collection.ownership = Ownership::updated(None, &stored)?;
         for (id, index) in collection.secondary_indexes() {
             for pair in snapshot.scan_meta(&multikey::prefix(id)) {
                 let (key, value) = pair?;

@@ -155,6 +155,7 @@ impl Collection {
                 .ok_or_else(|| damaged("options"))?
                 .to_owned(),
             indexes,
+            ownership: None,
             since: ClusterTime::ZERO,
             gate: Arc::new(RwLock::new(())),
             name: OnceLock::new(),

@@ -23,11 +23,12 @@ pub(crate) use document::{CatalogKey, IndexState, NextIds};
 pub(crate) use multikey::Multikey;
 
 use crate::read::VirtualCollection;
+use crate::sharding::{Ownership, OwnershipUpdate};
 use arc_swap::ArcSwap;
-use model::Namespace;
 use model::bson::{DocBuf, ValueRef};
 use model::ids::{CollectionId, IndexId, Uuid};
 use model::time::ClusterTime;
+use model::{Error, Namespace};
 use query::index::IndexDefinition;
 use query::index_keys::MultikeyPaths;
 use std::collections::BTreeMap;
@@ -49,6 +50,8 @@ pub(crate) struct Collection {
     /// Before this time the name meant another collection, or none. Not stored:
     /// after a restart it is the time of the last entry applied before.
     pub(crate) since: ClusterTime,
+    /// What this shard owns of it, if it is sharded.
+    pub(crate) ownership: Option<Arc<Ownership>>,
     /// Survives catalog versions: see the invariant above.
     pub(crate) gate: Arc<RwLock<()>>,
     /// How entries of the log name it; see [`Collection::name`].
@@ -125,6 +128,21 @@ impl Collection {
             == Some(ValueRef::Boolean(true))
     }
 
+    /// Whether documents may be stored here that belong to another shard.
+    pub(crate) fn may_hold_orphans(&self) -> bool {
+        let ownership = self.ownership.as_ref();
+        ownership.is_some_and(|ownership| ownership.orphans)
+    }
+
+    /// Whether this shard owns the same ranges by another entry of the catalog.
+    pub(crate) fn owns_the_same(&self, other: &Collection) -> bool {
+        match (&self.ownership, &other.ownership) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(&a.owned, &b.owned),
+            _ => false,
+        }
+    }
+
     pub(crate) fn index_by_name(&self, name: &str) -> Option<&Arc<Index>> {
         self.indexes
             .iter()
@@ -140,7 +158,7 @@ impl Collection {
 }
 
 /// The catalog at one moment.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct CatalogVersion {
     by_namespace: BTreeMap<Namespace, Arc<Collection>>,
     by_id: BTreeMap<CollectionId, Arc<Collection>>,
@@ -218,16 +236,14 @@ impl Catalog {
     pub(crate) fn applied(
         &self,
         changes: Vec<(CollectionId, Option<Collection>)>,
+        ownerships: Vec<(CollectionId, OwnershipUpdate)>,
         time: ClusterTime,
-    ) {
-        if changes.is_empty() {
-            return;
+    ) -> Result<(), Error> {
+        if changes.is_empty() && ownerships.is_empty() {
+            return Ok(());
         }
         let current = self.current.load();
-        let mut version = CatalogVersion {
-            by_namespace: current.by_namespace.clone(),
-            by_id: current.by_id.clone(),
-        };
+        let mut version = CatalogVersion::clone(&current);
         for (id, collection) in changes {
             let previous = version.by_id.remove(&id);
             if let Some(previous) = &previous {
@@ -241,12 +257,30 @@ impl Catalog {
                 version.put(collection);
             }
         }
+        for (id, update) in ownerships {
+            // Gone together with its collection, most of the time.
+            let Some(known) = version.by_id.get(&id) else {
+                continue;
+            };
+            let mut collection = known.copy();
+            collection.ownership = Ownership::updated(known.ownership.as_ref(), &update)?;
+            version.put(collection);
+        }
         self.current.store(Arc::new(version));
         self.changed.notify_waiters();
+        Ok(())
     }
 
     /// Takes over a whole catalog: the state was installed from another member.
-    pub(crate) fn replace(&self, collections: Vec<Collection>, time: ClusterTime) {
+    pub(crate) fn replace(
+        &self,
+        collections: Vec<Collection>,
+        time: ClusterTime,
+    ) -> Result<(), Error> {
+        let ownerships: Vec<_> = collections
+            .iter()
+            .map(|collection| (collection.id, collection.ownership.clone()))
+            .collect();
         let gone: Vec<CollectionId> = self.current.load().by_id.keys().copied().collect();
         let mut changes: Vec<_> = gone.into_iter().map(|id| (id, None)).collect();
         for collection in collections {
@@ -262,11 +296,21 @@ impl Catalog {
             .filter(|(_, index)| index.is_multikey())
             .map(|(id, index)| (id, index.multikey.paths()))
             .collect();
-        self.applied(changes, time);
+        self.applied(changes, Vec::new(), time)?;
         // An index that was known keeps what it knew, which may be out of date.
         for (id, paths) in multikey {
             self.add_multikey(id, |_| MultikeyPaths::clone(&paths));
         }
+        let mut version = CatalogVersion::clone(&self.current.load());
+        for (id, ownership) in ownerships {
+            if let Some(known) = version.by_id.get(&id) {
+                let mut collection = known.copy();
+                collection.ownership = ownership;
+                version.put(collection);
+            }
+        }
+        self.current.store(Arc::new(version));
+        Ok(())
     }
 
     /// An entry from before a restart or from another member says where an index,
@@ -293,6 +337,7 @@ impl Collection {
             namespace: self.namespace.clone(),
             options: self.options.clone(),
             indexes: self.indexes.clone(),
+            ownership: self.ownership.clone(),
             since: self.since,
             gate: self.gate.clone(),
             name: OnceLock::new(),
@@ -303,6 +348,7 @@ impl Collection {
     /// Keeps what lives longer than one catalog version.
     fn carry_over(&mut self, previous: &Collection) {
         self.gate = previous.gate.clone();
+        self.ownership = previous.ownership.clone();
         if self.namespace == previous.namespace {
             self.since = previous.since;
         }

@@ -39,6 +39,9 @@ pub(crate) fn is_generic(name: &str) -> bool {
             | "txnNumber"
             | "stmtId"
             | "clientOperationKey"
+            | "shardVersion"
+            | "databaseVersion"
+            | "routedBy"
     )
 }
 

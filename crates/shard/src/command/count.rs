@@ -94,10 +94,12 @@ pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
     let shard = invocation.shard;
     let collection = shard.readable(&command.namespace);
     let known = match collection.as_deref() {
-        Some(collection) if command.is_fast() => match &collection.made {
-            Some(made) => made.count(shard),
-            None => Some(shard.store.collection_counter(collection.id).items),
-        },
+        Some(collection) if command.is_fast() && !collection.may_hold_orphans() => {
+            match &collection.made {
+                Some(made) => made.count(shard),
+                None => Some(shard.store.collection_counter(collection.id).items),
+            }
+        }
         _ => None,
     };
     let counted = match (collection, known) {

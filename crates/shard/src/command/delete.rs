@@ -39,6 +39,10 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
         .collect::<Result<Vec<_>, Error>>()?;
 
     let mut outcomes = Statements::new(ordered);
+    if let Some(stale) = &invocation.stale {
+        outcomes.all_failed(statements.len(), stale);
+        return WriteReply::from(outcomes).finish(invocation);
+    }
     for (index, statement) in statements.into_iter().enumerate() {
         if outcomes.is_over() {
             break;

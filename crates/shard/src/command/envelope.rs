@@ -8,6 +8,7 @@ pub(crate) use crate::command::write_concern::WriteConcern;
 use crate::command::write_concern::WriteConcernOptions;
 use crate::replica_set::cluster_time;
 use crate::session::SessionId;
+use crate::sharding::Routed;
 use model::bson::{Doc, ValueRef};
 use model::number::Number;
 use model::time::ClusterTime;
@@ -34,6 +35,8 @@ pub(crate) struct Envelope {
     pub(crate) session: Option<SessionId>,
     /// Given with commands that may be retries.
     pub(crate) transaction_number: Option<i64>,
+    /// What a router says about the placement of data.
+    pub(crate) routed: Option<Box<Routed>>,
 }
 
 impl Envelope {
@@ -50,6 +53,7 @@ impl Envelope {
             cluster_time: None,
             session: None,
             transaction_number: None,
+            routed: None,
         };
         refuse_duplicates("APIParametersFromClient", body)?;
         for element in body.iter().skip(1) {
@@ -57,7 +61,7 @@ impl Envelope {
             // before comparing names.
             if !matches!(
                 element.key_bytes().first(),
-                Some(b'm' | b'w' | b'r' | b't' | b'a' | b's' | b'l' | b'$')
+                Some(b'm' | b'w' | b'r' | b't' | b'a' | b's' | b'l' | b'd' | b'$')
             ) {
                 continue;
             }
@@ -149,6 +153,9 @@ impl Envelope {
                             "Provided apiStrict:true, but the command {command} is not in API Version 1"
                         ),
                     ));
+                }
+                ("shardVersion" | "databaseVersion" | "routedBy", value) => {
+                    envelope.routed.get_or_insert_default().read(name, value)?;
                 }
                 ("apiVersion", ValueRef::String("1")) => {}
                 ("apiVersion", value) => {
@@ -304,6 +311,11 @@ fn takes_write_concern(command: &str) -> bool {
             | "collMod"
             | "setFeatureCompatibilityVersion"
             | "_terndbCommit"
+            | "_terndbBecomeShard"
+            | "_terndbCreateSharded"
+            | "_terndbForgetPlacement"
+            | "_terndbSetDatabase"
+            | "_terndbSetPlacement"
     )
 }
 

@@ -433,7 +433,10 @@ impl Explained {
                         .over(Stage::new("EOF"));
                 }
             }
-            Some(collection) if matches!(self.purpose, Purpose::Count { fast: true }) => {
+            Some(collection)
+                if matches!(self.purpose, Purpose::Count { fast: true })
+                    && !collection.may_hold_orphans() =>
+            {
                 let all = shard.store.collection_counter(collection.id).items;
                 let counted = all
                     .saturating_sub(self.query.skip)

@@ -177,13 +177,21 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
         return Ok(None);
     }
     let key = model::key::RecordKey::from_id(id);
-    let record = match shard.catalog.current().get(namespace) {
-        Some(collection) => shard
+    let mut record = None;
+    if let Some(collection) = shard.catalog.current().get(namespace) {
+        record = shard
             .store
             .get(collection.id, key.as_bytes())
-            .map_err(from_storage)?,
-        None => None,
-    };
+            .map_err(from_storage)?;
+        if let Some(ownership) = &collection.ownership {
+            // What was read is what was owned, if that was the same before and after.
+            let now = shard.catalog.by_id(collection.id);
+            if !now.is_some_and(|now| now.owns_the_same(collection)) {
+                return Ok(None);
+            }
+            record.take_if(|found| ownership.hides(Doc::from_validated(found.document())));
+        }
+    }
     shard.counters.returned(usize::from(record.is_some()));
     let bytes = record.as_ref().map_or(0, |record| record.document().len());
     let mut writer = Reply::writer_with_capacity(bytes + namespace.as_str().len() + 96);

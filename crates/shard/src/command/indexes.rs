@@ -149,13 +149,13 @@ fn list_of_documents<'a>(argument: &Argument<'a>) -> Result<Vec<Doc<'a>>, Error>
 }
 
 /// What is to be done for a list of specifications.
-struct Chosen {
-    new: Vec<IndexDefinition>,
+pub(crate) struct Chosen {
+    pub(crate) new: Vec<IndexDefinition>,
     /// One of them is being built by somebody else.
-    wait: bool,
+    pub(crate) wait: bool,
 }
 
-fn choose(
+pub(crate) fn choose(
     collection: Option<&Collection>,
     namespace: &Namespace,
     asked: &[IndexDefinition],

@@ -46,6 +46,10 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
         ids: ids.of_batch(documents.len())?,
         statements: Statements::new(ordered),
     };
+    if let Some(stale) = &invocation.stale {
+        batch.statements.all_failed(documents.len(), stale);
+        return WriteReply::from(batch.statements).finish(invocation);
+    }
     let mut from = 0;
     while from < documents.len() && !batch.statements.is_over() {
         let to = batch_end(&documents, from);

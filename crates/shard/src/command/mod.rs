@@ -47,8 +47,10 @@ pub(crate) mod write_concern;
 pub(crate) mod write_reply;
 
 use crate::Shard;
+use crate::catalog::Collection;
 use crate::operation::Operation;
 use crate::session::{Retryable, SessionId};
+use crate::sharding::{self, CheckedRoute};
 use arguments::Argument;
 use envelope::Envelope;
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
@@ -67,6 +69,10 @@ pub(crate) struct Invocation<'a> {
     pub(crate) envelope: Envelope,
     /// The checked out session of a write with a transaction number.
     pub(crate) retryable: Option<Retryable>,
+    /// What a routed request was found to agree with.
+    pub(crate) route: Option<CheckedRoute>,
+    /// Why a write must not run: each of its statements says so.
+    pub(crate) stale: Option<Error>,
 }
 
 pub(crate) type Answer = Result<Reply, Error>;
@@ -96,6 +102,31 @@ impl Invocation<'_> {
         let mut context = QueryContext::new(self.shard.clock.now_ms());
         context.interrupts = Interrupts::by(self.operation.clone());
         context
+    }
+
+    /// Refuses to go on with a statement if the catalog entry it is evaluated with does not
+    /// hold what the request was checked against.
+    pub(crate) fn check_route(&self, collection: &Collection) -> Result<(), Error> {
+        match &self.route {
+            Some(route) => route.check(&self.shard.sharding, Some(collection)),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for what a command has read: it read with what held from its beginning
+    /// to its end.
+    fn check_route_of_read(&self) -> Result<(), Error> {
+        let reads = matches!(
+            self.request.name(),
+            "find" | "aggregate" | "count" | "distinct" | "explain"
+        );
+        match &self.route {
+            Some(route) if reads => {
+                let now = self.shard.catalog.get(route.namespace());
+                route.check(&self.shard.sharding, now.as_deref())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Like [`Invocation::namespace`], for commands that only look at a
@@ -283,6 +314,14 @@ async fn answer(
         }
         _ => None,
     };
+    let (route, stale) = match envelope.routed.as_deref() {
+        None => (None, None),
+        Some(routed) => match shard.check_routed(request, routed) {
+            Ok(route) => (route, None),
+            Err(error) if has_statements(request.name()) => (None, Some(error)),
+            Err(error) => return Err(error),
+        },
+    };
     let invocation = Invocation {
         shard,
         connection,
@@ -290,11 +329,17 @@ async fn answer(
         operation,
         envelope,
         retryable,
+        route,
+        stale,
     };
     let answer = match apart::may_compute_long(request) {
         true => apart::run_apart(&invocation),
         false => run(&invocation).await,
     };
+    let answer = answer.and_then(|reply| {
+        invocation.check_route_of_read()?;
+        Ok(reply)
+    });
     match &invocation.retryable {
         Some(retryable) if answer.is_ok() => {
             let concern = invocation.envelope.write_concern;
@@ -303,6 +348,11 @@ async fn answer(
         }
         _ => answer,
     }
+}
+
+/// Commands whose statements fail one by one.
+fn has_statements(command: &str) -> bool {
+    matches!(command, "insert" | "update" | "delete")
 }
 
 async fn run(invocation: &Invocation<'_>) -> Answer {
@@ -378,6 +428,14 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "refreshLogicalSessionCacheNow" => session::refresh_now(invocation).await,
         "reapLogicalSessionCacheNow" => session::reap_now(invocation).await,
         "_terndbCommit" => commit::commit(invocation).await,
+        "_terndbBecomeShard" => sharding::become_shard(invocation).await,
+        "_terndbSetDatabase" => sharding::set_database(invocation).await,
+        "_terndbCreateSharded" => sharding::create_sharded(invocation).await,
+        "_terndbSetPlacement" => sharding::set_placement(invocation).await,
+        "_terndbForgetPlacement" => sharding::forget_placement(invocation).await,
+        "getShardVersion" => sharding::get_shard_version(invocation),
+        "getDatabaseVersion" => sharding::get_database_version(invocation),
+        "shardingState" => sharding::sharding_state(invocation),
         "create" => create::create(invocation).await,
         "drop" => drop::drop(invocation).await,
         "dropDatabase" => drop::drop_database(invocation).await,

@@ -14,6 +14,7 @@ use crate::Shard;
 use crate::catalog::Collection;
 use crate::read::Candidates;
 use crate::session::{Effect, Image, ImageKind};
+use crate::sharding::UpdateStatement;
 use crate::write::{Evaluator, Refusal, Version, check_stored, prepare_insert};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::RecordKey;
@@ -191,6 +192,7 @@ impl Modification<'_> {
         evaluator: &mut Evaluator<'_>,
         keys: &[RecordKey],
     ) -> Result<Evaluated, Refusal> {
+        self.invocation.check_route(evaluator.collection())?;
         let mut evaluated = Evaluated::default();
         for key in keys {
             let Some(version) = evaluator.latest(key)? else {
@@ -242,6 +244,14 @@ impl Modification<'_> {
                 let after = update.apply(doc, moment, &self.selection.context)?;
                 if let Some(after) = &after {
                     check_stored(after.as_doc())?;
+                    if let Some(ownership) = &evaluator.collection().ownership {
+                        let statement = UpdateStatement {
+                            filter: &self.selection.filter,
+                            multi: self.multi,
+                            is_retryable: self.invocation.retryable.is_some(),
+                        };
+                        ownership.check_update(doc, after.as_doc(), &statement)?;
+                    }
                     let difference = update.difference(doc, after.as_doc(), moment);
                     evaluator.replace(key.clone(), version, after.clone(), difference)?;
                     evaluated.modified += 1;

@@ -44,7 +44,12 @@ fn placement(command: &str) -> Placement {
         | "commitTransaction"
         | "abortTransaction"
         | "setFeatureCompatibilityVersion"
-        | "_terndbCommit" => Placement::Primary,
+        | "_terndbBecomeShard"
+        | "_terndbCommit"
+        | "_terndbCreateSharded"
+        | "_terndbForgetPlacement"
+        | "_terndbSetDatabase"
+        | "_terndbSetPlacement" => Placement::Primary,
         _ => Placement::Anywhere,
     }
 }

@@ -66,10 +66,6 @@ pub(crate) fn answer(name: &str, invocation: &Invocation<'_>) -> Answer {
         "rolesInfo" => finish_list("roles"),
         "usersInfo" => finish_list("users"),
         "setFeatureCompatibilityVersion" => set_feature_compatibility(invocation),
-        "shardingState" => {
-            invocation.admin_only()?;
-            finish(Reply::writer().with("enabled", false))
-        }
         "top" => top(invocation),
         "commitTransaction" | "abortTransaction" => {
             invocation.admin_only()?;

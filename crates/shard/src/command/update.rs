@@ -45,6 +45,10 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
 
     let mut outcomes = Statements::new(ordered);
     outcomes.modified(0);
+    if let Some(stale) = &invocation.stale {
+        outcomes.all_failed(statements.len(), stale);
+        return WriteReply::from(outcomes).finish(invocation);
+    }
     for (index, statement) in statements.iter().enumerate() {
         if outcomes.is_over() {
             break;

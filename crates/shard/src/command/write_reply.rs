@@ -90,6 +90,14 @@ impl Statements {
         self.retried.clear();
     }
 
+    /// All statements fail for the same reason, of an ordered batch the first.
+    pub(crate) fn all_failed(&mut self, statements: usize, error: &Error) {
+        let failed = if self.ordered { 1 } else { statements };
+        for index in 0..failed.min(statements) {
+            self.failed(index, error.clone());
+        }
+    }
+
     pub(crate) fn failed(&mut self, index: usize, error: Error) {
         self.errors.push((index, error));
     }
@@ -171,10 +179,16 @@ fn append_errors(writer: &mut DocWriter, errors: &[(usize, Error)]) {
             .append("index", *index as i32)
             .append("code", error.code.0)
             .append("errmsg", text);
-        if let Some(details) = &error.details {
-            for element in details.iter() {
-                writer.append_element(&element);
+        match (&error.details, error.code) {
+            (Some(details), Code::STALE_CONFIG | Code::STALE_DB_VERSION) => {
+                writer.append("errInfo", &**details);
             }
+            (Some(details), _) => {
+                for element in details.iter() {
+                    writer.append_element(&element);
+                }
+            }
+            (None, _) => {}
         }
         writer.end();
     }

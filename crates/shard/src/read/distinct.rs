@@ -34,7 +34,7 @@ impl DistinctScan {
     /// Looks for an index that has the field behind fields of one value each,
     /// holds all documents, and whose bounds are all that the filter asks.
     pub(crate) fn find(collection: &Collection, query: &Query, path: &Path) -> Option<Self> {
-        if query.at.is_some() {
+        if query.at.is_some() || collection.may_hold_orphans() {
             return None;
         }
         let everything = query.filter.is_everything();

@@ -21,12 +21,14 @@
 //! | --- | --- |
 //! | `found.rs` | documents found, the budget of steps, what was counted |
 //! | `life.rs` | from one batch to the next: snapshot, position, the catalog |
+//! | `ownership.rs` | only what this shard owns |
 //! | `search.rs` | the next document that matches: by key, over records, over branches |
 //! | `index_step.rs` | one entry of an index |
 
 mod found;
 mod index_step;
 mod life;
+mod ownership;
 mod search;
 
 pub(super) use found::{BranchStatistics, Statistics};
@@ -113,10 +115,11 @@ impl Execution {
                 ),
             ));
         }
-        let snapshot = shard.store.snapshot();
-        let planned = plan(shard, collection, &query, operation)?;
+        let (collection, snapshot) = ownership::snapshot_of(shard, collection);
+        let query = ownership::with_shard_key(query, &collection);
+        let planned = plan(shard, &collection, &query, operation)?;
         planned.count_use();
-        Self::with_plan(shard, collection, query, planned, Some(snapshot))
+        Self::with_plan(shard, &collection, query, planned, Some(snapshot))
     }
 
     /// Runs a plan that was chosen already.
@@ -220,6 +223,7 @@ impl Execution {
             if !self.reads_nothing_more() {
                 self.resume()?;
             }
+            self.check_ownership()?;
             self.suspended = false;
         }
         if let Some(found) = self.put_back.take() {

@@ -177,7 +177,10 @@ pub(crate) fn rejected(execution: &Execution, shape: Shape<'_>) -> Vec<Stage> {
 fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shape<'_>) -> Stage {
     let query = execution.query();
     let counted = matches!(shape, Shape::Counted);
-    let mut stage = access_stage(execution.planned(), plan, statistics, counted);
+    let mut stage = match execution.collection().ownership {
+        None => access_stage(execution.planned(), plan, statistics, counted),
+        Some(_) => sharding_filter(execution.planned(), plan, statistics, counted),
+    };
     let covered = matches!(&plan.access, Access::Index(access) if access.covered);
     let matched = statistics.matched;
     if plan.needs_sort
@@ -261,6 +264,25 @@ fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shap
             .over(stage);
     }
     stage
+}
+
+/// Lets through what belongs to this shard.
+fn sharding_filter(
+    planned: &Planned,
+    plan: &Plan,
+    statistics: &Statistics,
+    counted: bool,
+) -> Stage {
+    let all = Statistics {
+        matched: statistics.matched + statistics.hidden,
+        ..statistics.clone()
+    };
+    let input = access_stage(planned, plan, &all, counted);
+    let works = input.works;
+    Stage::new("SHARDING_FILTER")
+        .done(DocWriter::new().with("chunkSkips", narrow(statistics.hidden)))
+        .returning(statistics.matched, works)
+        .over(input)
 }
 
 fn sort_document(pattern: &SortPattern) -> DocBuf {

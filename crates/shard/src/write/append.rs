@@ -15,6 +15,7 @@ use crate::command::envelope::WriteConcern;
 use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::session::{Retryable, SessionCatalog};
+use crate::sharding::{OwnershipKey, OwnershipUpdate, ShardingState};
 use crate::{Shard, Store};
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId};
@@ -132,8 +133,14 @@ impl Shard {
         };
         loop {
             let held = self.latches.hold(wanted);
-            let mut evaluator =
-                Evaluator::new(&self.store, &self.overlay, &self.latches, collections, held);
+            let mut evaluator = Evaluator::new(
+                &self.store,
+                &self.overlay,
+                &self.latches,
+                &self.sharding,
+                collections,
+                held,
+            );
             match body(&mut evaluator) {
                 Ok(result) => {
                     let pending = self.append(evaluator, term, concern, session)?;
@@ -325,75 +332,15 @@ pub(crate) struct Applier {
     pub(crate) overlay: Arc<Overlay>,
     pub(crate) replica_set: Arc<ReplicaSet>,
     pub(crate) sessions: Arc<SessionCatalog>,
+    pub(crate) sharding: Arc<ShardingState>,
     pub(crate) clock: Arc<dyn crate::Clock>,
     /// Where a state from another member is gathered.
     pub(crate) data: PathBuf,
 }
 
 impl Applier {
-    /// Publishes the catalog documents of an applied entry. Entries with records
-    /// that came from this member carry their changes and have none.
-    fn publish_catalog(&self, payload: &[u8], time: ClusterTime) -> Result<(), BoxError> {
-        let entry = Entry::decode(payload)?;
-        let mut changes = Vec::new();
-        for operation in entry.operations() {
-            let (key, value) = match operation? {
-                Operation::PutMeta { key, value } => (key, Some(value)),
-                Operation::DeleteMeta { key } => (key, None),
-                Operation::PutRecord { .. }
-                | Operation::DeleteRecord { .. }
-                | Operation::IndexEntries { .. }
-                | Operation::DropCollection { .. }
-                | Operation::DropIndex { .. }
-                | Operation::Noop => continue,
-            };
-            if let Some((index, stored)) = multikey::parse(key, value.unwrap_or(&[])) {
-                if value.is_some() {
-                    self.catalog
-                        .add_multikey(index, |fields| stored.paths(fields));
-                }
-                continue;
-            }
-            if let (CONFIGURATION_KEY, Some(value)) = (key, value) {
-                let doc = Doc::from_bytes(value)?;
-                let configuration = Configuration::from_document(doc, ObjectId([0; 12]))?;
-                self.replica_set.configured(configuration);
-                continue;
-            }
-            if let (DEFAULTS_KEY, Some(value)) = (key, value) {
-                let defaults = ConcernDefaults::from_document(Doc::from_bytes(value)?)?;
-                self.replica_set.defaulted(defaults);
-                continue;
-            }
-            let Some(id) = CatalogKey::parse(key) else {
-                continue;
-            };
-            let collection = match value {
-                Some(value) => {
-                    let doc = Doc::from_bytes(value)?;
-                    Some(Collection::from_document(id, doc, self.clock.now_ms())?)
-                }
-                None => None,
-            };
-            changes.push((id, collection));
-        }
-        self.catalog.applied(changes, time);
-        Ok(())
-    }
-}
-
-impl StateMachine for Applier {
-    type Companion = Companion;
-
-    fn applied(&self) -> LogPosition {
-        LogPosition::new(self.store.applied())
-    }
-
-    fn applied_time(&self) -> Option<ClusterTime> {
-        (self.store.applied() > 0).then(|| self.store.applied_time())
-    }
-
-    fn apply(&mut self, entries: &mut [Committed<Companion>]) -> Result<(), BoxError> {
+    /// Applies entries of which only the last may change what memory holds.
+    fn apply_batch(&self, entries: &mut [Committed<Companion>]) -> Result<(), BoxError> {
         let known: Vec<(Vec<Before>, Vec<Record>)> = entries
             .iter()
             .map(|committed| match &committed.companion {
@@ -432,13 +379,134 @@ impl StateMachine for Applier {
         Ok(())
     }
 
+    /// Publishes the catalog documents of an applied entry. Entries with records
+    /// that came from this member carry their changes and have none.
+    fn publish_catalog(&self, payload: &[u8], time: ClusterTime) -> Result<(), BoxError> {
+        let entry = Entry::decode(payload)?;
+        let mut changes = Vec::new();
+        let mut ownerships: Vec<(CollectionId, OwnershipUpdate)> = Vec::new();
+        for operation in entry.operations() {
+            let (key, value) = match operation? {
+                Operation::PutMeta { key, value } => (key, Some(value)),
+                Operation::DeleteMeta { key } => (key, None),
+                Operation::PutRecord { .. }
+                | Operation::DeleteRecord { .. }
+                | Operation::IndexEntries { .. }
+                | Operation::DropCollection { .. }
+                | Operation::DropIndex { .. }
+                | Operation::Noop => continue,
+            };
+            if let Some((index, stored)) = multikey::parse(key, value.unwrap_or(&[])) {
+                if value.is_some() {
+                    self.catalog
+                        .add_multikey(index, |fields| stored.paths(fields));
+                }
+                continue;
+            }
+            if let (CONFIGURATION_KEY, Some(value)) = (key, value) {
+                let doc = Doc::from_bytes(value)?;
+                let configuration = Configuration::from_document(doc, ObjectId([0; 12]))?;
+                self.replica_set.configured(configuration);
+                continue;
+            }
+            if let (DEFAULTS_KEY, Some(value)) = (key, value) {
+                let defaults = ConcernDefaults::from_document(Doc::from_bytes(value)?)?;
+                self.replica_set.defaulted(defaults);
+                continue;
+            }
+            if self.sharding.applied(key, value)? {
+                continue;
+            }
+            if note_ownership(key, value, &mut ownerships)? {
+                continue;
+            }
+            let Some(id) = CatalogKey::parse(key) else {
+                continue;
+            };
+            let collection = match value {
+                Some(value) => {
+                    let doc = Doc::from_bytes(value)?;
+                    Some(Collection::from_document(id, doc, self.clock.now_ms())?)
+                }
+                None => None,
+            };
+            changes.push((id, collection));
+        }
+        self.catalog.applied(changes, ownerships, time)?;
+        Ok(())
+    }
+}
+
+/// Takes note of a change of what the shard owns; false if the document is another.
+fn note_ownership(
+    key: &[u8],
+    value: Option<&[u8]>,
+    noted: &mut Vec<(CollectionId, OwnershipUpdate)>,
+) -> Result<bool, BoxError> {
+    let (id, is_head) = match (
+        OwnershipKey::parse_head(key),
+        OwnershipKey::parse_ranges(key),
+    ) {
+        (Some(id), _) => (id, true),
+        (None, Some(id)) => (id, false),
+        (None, None) => return Ok(false),
+    };
+    let document = match value {
+        Some(value) => Some(Doc::from_bytes(value)?.to_owned()),
+        None => None,
+    };
+    let place = noted.iter().position(|(other, _)| *other == id);
+    let place = place.unwrap_or_else(|| {
+        let none = OwnershipUpdate {
+            head: None,
+            ranges: None,
+        };
+        noted.push((id, none));
+        noted.len() - 1
+    });
+    let update = &mut noted[place].1;
+    match is_head {
+        true => update.head = document,
+        false => update.ranges = document,
+    }
+    Ok(true)
+}
+
+/// Whether an entry may change what memory holds beside the overlay: see `sharding/mod.rs`.
+fn changes_memory(payload: &[u8]) -> bool {
+    match Entry::decode(payload) {
+        Ok(entry) => !payload.is_empty() && entry.header.names.is_none(),
+        // Whoever applies it says what is wrong with it.
+        Err(_) => false,
+    }
+}
+
+impl StateMachine for Applier {
+    type Companion = Companion;
+
+    fn applied(&self) -> LogPosition {
+        LogPosition::new(self.store.applied())
+    }
+
+    fn applied_time(&self) -> Option<ClusterTime> {
+        (self.store.applied() > 0).then(|| self.store.applied_time())
+    }
+
+    fn apply(&mut self, entries: &mut [Committed<Companion>]) -> Result<(), BoxError> {
+        let last_of_batch =
+            |committed: &Committed<Companion>| changes_memory(&committed.entry.payload);
+        for batch in entries.split_inclusive_mut(last_of_batch) {
+            self.apply_batch(batch)?;
+        }
+        Ok(())
+    }
+
     fn role_changed(&mut self, role: Role) {
         if !role.is_leader() {
             self.overlay.clear();
             self.sessions.invalidate();
         }
     }
-
     fn can_be_copied(&self) -> bool {
         true
     }

@@ -16,6 +16,7 @@ use crate::Store;
 use crate::catalog::multikey::MultikeyFound;
 use crate::catalog::{Collection, Index};
 use crate::session::{Effect, Executed, Image};
+use crate::sharding::{ShardingState, not_owned, would_leave};
 use foldhash::fast::FixedState;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::{CollectionId, IndexId};
@@ -115,6 +116,7 @@ pub(crate) struct Evaluator<'s> {
     store: &'s Store,
     overlay: &'s Overlay,
     latches: &'s Latches,
+    sharding: &'s ShardingState,
     /// All that the entry may change, and the one that is worked on.
     pub(super) collections: &'s [Arc<Collection>],
     collection: &'s Collection,
@@ -140,6 +142,7 @@ impl<'s> Evaluator<'s> {
         store: &'s Store,
         overlay: &'s Overlay,
         latches: &'s Latches,
+        sharding: &'s ShardingState,
         collections: &'s [Arc<Collection>],
         held: Held<'s>,
     ) -> Self {
@@ -147,6 +150,7 @@ impl<'s> Evaluator<'s> {
             store,
             overlay,
             latches,
+            sharding,
             collections,
             collection: &collections[0],
             // Mostly each latch is there for one change.
@@ -217,9 +221,20 @@ impl<'s> Evaluator<'s> {
         Err(Refusal::Latch(vec![stripe]))
     }
 
+    /// The latest version of a record, unless it belongs to another shard.
+    pub(crate) fn latest(&self, key: &RecordKey) -> Result<Option<Version>, Refusal> {
+        let version = self.latest_stored(key)?;
+        Ok(version.filter(|version| !self.hides(version.doc())))
+    }
+
+    fn hides(&self, document: Doc<'_>) -> bool {
+        let ownership = self.collection.ownership.as_ref();
+        ownership.is_some_and(|ownership| ownership.hides(document))
+    }
+
     /// The latest version of a record: from this entry, else from one that is
     /// appended, else from the engine. In this order; see `overlay.rs`.
-    pub(crate) fn latest(&self, key: &RecordKey) -> Result<Option<Version>, Refusal> {
+    fn latest_stored(&self, key: &RecordKey) -> Result<Option<Version>, Refusal> {
         let id = self.collection.id;
         if check_user_key(key.as_bytes().len()).is_err() {
             return Ok(None);
@@ -247,7 +262,11 @@ impl<'s> Evaluator<'s> {
 
     /// The same for a document that is in its stored form already.
     pub(crate) fn insert_draft(&mut self, key: RecordKey, draft: Record) -> Result<(), Refusal> {
-        if self.latest(&key)?.is_some() {
+        // A document that belongs to another shard is in nobody's way.
+        let stored = self.latest_stored(&key)?;
+        if let Some(version) = &stored
+            && !self.hides(version.doc())
+        {
             let document = Doc::from_validated(draft.document());
             let id = document.get("_id").unwrap_or(ValueRef::Null);
             let key_value = DocWriter::new().with("_id", id).finish();
@@ -259,7 +278,7 @@ impl<'s> Evaluator<'s> {
                 key_value.as_doc(),
             )));
         }
-        self.put(key, None, Some(draft), None)
+        self.put(key, stored.as_ref(), Some(draft), None)
     }
 
     /// Replaces the version that [`Evaluator::latest`] returned. `difference` is
@@ -289,6 +308,10 @@ impl<'s> Evaluator<'s> {
     ) -> Result<(), Refusal> {
         // Here and not when the entry is applied: an entry in the log must apply.
         check_user_key(key.as_bytes().len())?;
+        let is_update = before.is_some_and(|version| !self.hides(version.doc()));
+        if let Some(draft) = &after {
+            self.check_owned(is_update, Doc::from_validated(draft.document()))?;
+        }
         let mut entries = Vec::new();
         let mut multikey = MultikeyFound::default();
         for (id, index) in self.collection.secondary_indexes() {
@@ -321,7 +344,7 @@ impl<'s> Evaluator<'s> {
                     collection: self.collection.id,
                     key,
                     before: before.cloned(),
-                    description: Description::of(before.is_some(), after.is_some(), difference),
+                    description: Description::of(is_update, after.is_some(), difference),
                     after,
                     entries,
                 });
@@ -342,7 +365,9 @@ impl<'s> Evaluator<'s> {
                     };
                     key_changes(id, index.definition.unique, old, new, &mut entries);
                 }
-                let difference = match (&original, &after) {
+                let visible = original.as_ref();
+                let visible = visible.filter(|version| !self.hides(version.doc()));
+                let difference = match (visible, &after) {
                     (Some(before), Some(after)) => {
                         let after = Doc::from_validated(after.document());
                         query::difference::between(before.doc(), after)
@@ -350,12 +375,41 @@ impl<'s> Evaluator<'s> {
                     _ => None,
                 };
                 self.changes[at].description =
-                    Description::of(original.is_some(), after.is_some(), difference);
+                    Description::of(visible.is_some(), after.is_some(), difference);
                 self.changes[at].after = after;
                 self.changes[at].entries = entries;
             }
         }
         Ok(())
+    }
+
+    /// Refuses what another shard has to store.
+    fn check_owned(&self, is_update: bool, document: Doc<'_>) -> Result<(), Refusal> {
+        let Some(ownership) = &self.collection.ownership else {
+            return Ok(());
+        };
+        let key = ownership.pattern.key_of(document)?;
+        if ownership.owned.contains(&key) {
+            return Ok(());
+        }
+        Err(Refusal::Error(match is_update {
+            true => would_leave(),
+            false => not_owned(self.sharding, &self.collection.namespace, ownership),
+        }))
+    }
+
+    /// Whether a record with this key counts where a unique index is checked.
+    fn counts(&self, key: &[u8]) -> Result<bool, Refusal> {
+        let ownership = self.collection.ownership.as_ref();
+        if !ownership.is_some_and(|ownership| ownership.orphans) {
+            return Ok(true);
+        }
+        let key = RecordKey::from_bytes(key);
+        let version = match self.changed.get(&key) {
+            Some(&at) => self.changes[at].after.clone().map(Version::Unit),
+            None => self.latest_before(&key)?,
+        };
+        Ok(version.is_some_and(|version| !self.hides(version.doc())))
     }
 
     /// Refuses added keys that another record has.
@@ -402,11 +456,10 @@ impl<'s> Evaluator<'s> {
         for (record_key, present) in self.overlay.index_key(id, fields) {
             known.entry(record_key.into_vec()).or_insert(present);
         }
-        if known
-            .iter()
-            .any(|(record_key, present)| *present && record_key != key.as_bytes())
-        {
-            return Ok(true);
+        for (record_key, present) in &known {
+            if *present && record_key != key.as_bytes() && self.counts(record_key)? {
+                return Ok(true);
+            }
         }
         let end = model::key::prefix_end(fields);
         let range = KeyRange::new(
@@ -417,7 +470,7 @@ impl<'s> Evaluator<'s> {
         for entry in snapshot.scan_index(id, range, Direction::Forward) {
             let entry = entry?;
             let gone = known.get(entry.record_key()) == Some(&false);
-            if !gone && entry.record_key() != key.as_bytes() {
+            if !gone && entry.record_key() != key.as_bytes() && self.counts(entry.record_key())? {
                 return Ok(true);
             }
         }

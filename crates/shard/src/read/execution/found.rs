@@ -112,6 +112,8 @@ pub(crate) struct Statistics {
     pub(crate) steps: u64,
     pub(crate) seeks: u64,
     pub(crate) duplicates: u64,
+    /// Documents that belong to another shard.
+    pub(crate) hidden: u64,
     /// Per branch: keys inside its bounds.
     pub(crate) branches: Vec<BranchStatistics>,
     pub(crate) sorted_bytes: u64,

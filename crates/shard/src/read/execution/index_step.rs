@@ -58,6 +58,7 @@ impl Execution {
         counts.keys_inside += 1;
         let decided_by_key = one_each && as_planned && access.residual.is_none() && whole.is_none();
         if decided_by_key
+            && !self.collection.may_hold_orphans()
             && self.skipped < self.query.skip
             && matches!(self.stage, Stage::Streaming)
         {

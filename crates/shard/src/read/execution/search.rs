@@ -17,12 +17,22 @@ use std::sync::Arc;
 use storage::store::Verdict;
 
 impl Execution {
-    /// The next document that matches, before sort, skip and limit.
+    /// The next document that matches and is owned, before sort, skip and limit.
     pub(super) fn search(
         &mut self,
         operation: &Operation,
         budget: &mut Budget,
     ) -> Result<Step, Error> {
+        loop {
+            match self.search_stored(operation, budget)? {
+                Step::Found(found) if self.hides(&found) => {}
+                step => return Ok(step),
+            }
+        }
+    }
+
+    /// The next document that matches, whoever owns it.
+    fn search_stored(&mut self, operation: &Operation, budget: &mut Budget) -> Result<Step, Error> {
         if let Access::Id(key) = &self.planned.plan.access {
             return self.look_up(key.clone());
         }
@@ -55,13 +65,18 @@ impl Execution {
             return Ok(Step::Ended);
         }
         self.branch = 1;
-        let store = &self.shard.store;
-        let record = match self.query.at {
-            None => store.get(self.collection.id, key.as_bytes()),
-            Some(time) => store
-                .snapshot()
-                .at(time)
-                .and_then(|past| past.get(self.collection.id, key.as_bytes())),
+        let record = loop {
+            let store = &self.shard.store;
+            let record = match self.query.at {
+                None => store.get(self.collection.id, key.as_bytes()),
+                Some(time) => store
+                    .snapshot()
+                    .at(time)
+                    .and_then(|past| past.get(self.collection.id, key.as_bytes())),
+            };
+            if !self.ownership_changed() {
+                break record;
+            }
         };
         Ok(match record.map_err(from_storage)? {
             Some(record) => {

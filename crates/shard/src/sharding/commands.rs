@@ -1,0 +1,370 @@
+//! What the config server tells a shard.
+//!
+//! ```text
+//!   _terndbBecomeShard     {shard, clusterId}
+//!   _terndbSetDatabase     {db, version, primary}
+//!   _terndbCreateSharded   {ns, uuid, options, indexes, key, unique, placement,
+//!                           collectionVersion, owned: [{min, max}]}
+//!   _terndbSetPlacement    {ns, uuid, key, unique, placement, collectionVersion, owned}
+//!   _terndbForgetPlacement {ns, uuid}
+//! ```
+//!
+//! Each is one entry of the log, applied when it is answered, and may be sent again: what is
+//! known already, or older than what is known, is answered with success and changes nothing.
+//! Which of two is newer is told by the version of the collection, which grows with every
+//! change anywhere; the version of the shard may be zero.
+//!
+//! A collection that exists and gets new indexes with its placement has them built first, so
+//! that crash windows are those of an index build; the placement comes behind them.
+
+use super::ownership::Ownership;
+use super::state::{Identity, KnownDatabase, StateKey};
+use crate::Shard;
+use crate::catalog::Collection;
+use crate::command::arguments::{Argument, arguments, fields, missing};
+use crate::command::indexes::choose;
+use crate::command::{Answer, Invocation, finish};
+use crate::ddl::{New, put_ownership};
+use model::bson::{Doc, DocBuf, ValueRef};
+use model::ids::Uuid;
+use model::range::RangeSet;
+use model::shard_key::ShardKeyPattern;
+use model::version::{Age, DatabaseVersion, PlacementVersion};
+use model::{Code, Error, Namespace};
+use query::index::{IndexDefinition, parse_specification};
+use std::sync::Arc;
+use wire::Reply;
+
+fn ok() -> Answer {
+    finish(Reply::writer())
+}
+
+fn conflict(message: String) -> Error {
+    Error::new(Code::CONFLICTING_OPERATION_IN_PROGRESS, message)
+}
+
+pub(crate) async fn become_shard(invocation: &Invocation<'_>) -> Answer {
+    const NAME: &str = "_terndbBecomeShard";
+    invocation.admin_only()?;
+    let (mut shard_name, mut cluster) = (None, None);
+    for argument in arguments(NAME, invocation.request.body()) {
+        match (argument.name(), argument.value()) {
+            ("shard", _) => shard_name = Some(argument.string()?.to_owned()),
+            ("clusterId", ValueRef::ObjectId(id)) => cluster = Some(id),
+            ("clusterId", _) => return Err(argument.wrong_type("objectId")),
+            _ => return Err(argument.unknown()),
+        }
+    }
+    let identity = Identity {
+        shard: shard_name.ok_or_else(|| missing(NAME, "shard"))?,
+        cluster: cluster.ok_or_else(|| missing(NAME, "clusterId"))?,
+    };
+    let shard = invocation.shard;
+    let _ddl = shard.ddl.lock().await;
+    if let Some(known) = &shard.sharding.known().identity {
+        if *known == identity {
+            return ok();
+        }
+        return Err(Error::new(
+            Code::ALREADY_INITIALIZED,
+            format!(
+                "this server is shard {} of cluster {:?} already",
+                known.shard, known.cluster
+            ),
+        ));
+    }
+    shard
+        .propose_catalog(|encoder| {
+            encoder.put_meta(StateKey::IDENTITY, identity.to_document().as_bytes());
+        })
+        .await?;
+    ok()
+}
+
+pub(crate) async fn set_database(invocation: &Invocation<'_>) -> Answer {
+    const NAME: &str = "_terndbSetDatabase";
+    invocation.admin_only()?;
+    let (mut name, mut version, mut primary) = (None, None, None);
+    for argument in arguments(NAME, invocation.request.body()) {
+        match argument.name() {
+            "db" => name = Some(argument.string()?),
+            "version" => version = Some(DatabaseVersion::from_document(argument.doc()?)?),
+            "primary" => primary = Some(argument.boolean()?),
+            _ => return Err(argument.unknown()),
+        }
+    }
+    let name = name.ok_or_else(|| missing(NAME, "db"))?;
+    let database = KnownDatabase {
+        version: version.ok_or_else(|| missing(NAME, "version"))?,
+        primary: primary.ok_or_else(|| missing(NAME, "primary"))?,
+    };
+    invocation.shard.set_database(name, database).await?;
+    ok()
+}
+
+impl Shard {
+    async fn set_database(&self, name: &str, database: KnownDatabase) -> Result<(), Error> {
+        let _ddl = self.ddl.lock().await;
+        if let Some(known) = self.sharding.known().databases.get(name) {
+            let news = match database.version.age(known.version) {
+                Age::Older => false,
+                // It was given up or dropped; a message from before does not bring it back.
+                Age::Same => known.primary && !database.primary,
+                Age::Newer => true,
+                Age::Unknown => {
+                    return Err(conflict(format!(
+                        "two versions of database {name} began at the same time"
+                    )));
+                }
+            };
+            if !news {
+                return Ok(());
+            }
+        }
+        self.propose_catalog(|encoder| {
+            encoder.put_meta(&StateKey::database(name), database.to_document().as_bytes());
+        })
+        .await
+    }
+}
+
+/// The fields of a command about a placement.
+#[derive(Default)]
+struct Fields<'a> {
+    namespace: Option<Namespace>,
+    uuid: Option<Uuid>,
+    options: Option<Doc<'a>>,
+    indexes: Vec<IndexDefinition>,
+    key: Option<Doc<'a>>,
+    unique: Option<bool>,
+    placement: Option<PlacementVersion>,
+    collection_version: Option<PlacementVersion>,
+    owned: Option<Argument<'a>>,
+}
+
+impl<'a> Fields<'a> {
+    fn read(name: &'a str, body: Doc<'a>) -> Result<Self, Error> {
+        let mut read = Self::default();
+        for argument in arguments(name, body) {
+            match (argument.name(), argument.value()) {
+                ("ns", _) => read.namespace = Some(Namespace::parse(argument.string()?)?),
+                ("uuid", ValueRef::Binary { subtype: 4, bytes }) => {
+                    let bytes = bytes.try_into();
+                    read.uuid = Some(Uuid(bytes.map_err(|_| argument.wrong_type("UUID"))?));
+                }
+                ("uuid", _) => return Err(argument.wrong_type("UUID")),
+                ("options", _) => read.options = Some(argument.doc()?),
+                ("indexes", _) => {
+                    for spec in argument.array()?.iter() {
+                        let ValueRef::Document(spec) = spec else {
+                            return Err(argument.wrong_type("array of objects"));
+                        };
+                        read.indexes.push(parse_specification(spec, false)?);
+                    }
+                }
+                ("key", _) => read.key = Some(argument.doc()?),
+                ("unique", _) => read.unique = Some(argument.boolean()?),
+                ("placement", _) => {
+                    read.placement = Some(PlacementVersion::from_document(argument.doc()?)?);
+                }
+                ("collectionVersion", _) => {
+                    let version = PlacementVersion::from_document(argument.doc()?)?;
+                    read.collection_version = Some(version);
+                }
+                ("owned", _) => read.owned = Some(argument),
+                _ => return Err(argument.unknown()),
+            }
+        }
+        Ok(read)
+    }
+
+    fn identity(&self, command: &str) -> Result<(Namespace, Uuid), Error> {
+        Ok((
+            self.namespace
+                .clone()
+                .ok_or_else(|| missing(command, "ns"))?,
+            self.uuid.ok_or_else(|| missing(command, "uuid"))?,
+        ))
+    }
+
+    /// The ownership that the fields describe, `unique` as known before where it is absent.
+    fn ownership(&self, command: &str, known: Option<&Ownership>) -> Result<Ownership, Error> {
+        let key = self.key.ok_or_else(|| missing(command, "key"))?;
+        let pattern = ShardKeyPattern::parse(key)?;
+        let placement = self.placement;
+        let collection_version = self.collection_version;
+        let listed = self.owned.ok_or_else(|| missing(command, "owned"))?;
+        let owned = Arc::new(ranges_of(&pattern, &listed)?);
+        Ok(Ownership {
+            key: key.to_owned(),
+            pattern,
+            unique: self
+                .unique
+                .or(known.map(|known| known.unique))
+                .unwrap_or(false),
+            placement: placement.ok_or_else(|| missing(command, "placement"))?,
+            collection_version: collection_version
+                .ok_or_else(|| missing(command, "collectionVersion"))?,
+            orphans: false,
+            owned,
+        })
+    }
+}
+
+fn ranges_of(pattern: &ShardKeyPattern, listed: &Argument<'_>) -> Result<RangeSet, Error> {
+    const PATH: &str = "owned";
+    let mut ranges = Vec::new();
+    for range in listed.array()?.iter() {
+        let ValueRef::Document(range) = range else {
+            return Err(listed.wrong_type("array of objects"));
+        };
+        let (mut min, mut max) = (None, None);
+        for bound in fields(PATH, range) {
+            match bound.name() {
+                "min" => min = Some(bound.doc()?),
+                "max" => max = Some(bound.doc()?),
+                _ => return Err(bound.unknown()),
+            }
+        }
+        let min = min.ok_or_else(|| missing(PATH, "min"))?;
+        let max = max.ok_or_else(|| missing(PATH, "max"))?;
+        ranges.push(pattern.range_of(min, max)?);
+    }
+    Ok(RangeSet::of(ranges))
+}
+
+pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
+    const NAME: &str = "_terndbCreateSharded";
+    invocation.admin_only()?;
+    let fields = Fields::read(NAME, invocation.request.body())?;
+    let (namespace, uuid) = fields.identity(NAME)?;
+    let shard = invocation.shard;
+    shard.require_identity()?;
+    loop {
+        let ddl = shard.ddl.lock().await;
+        let Some(collection) = shard.catalog.get(&namespace) else {
+            let indexes = choose(None, &namespace, &fields.indexes)?.new;
+            let options = fields
+                .options
+                .map_or_else(DocBuf::new, |doc| doc.to_owned());
+            let new = New {
+                uuid,
+                options,
+                indexes,
+                ownership: Some(fields.ownership(NAME, None)?),
+            };
+            shard.create_new(&namespace, new).await?;
+            return ok();
+        };
+        check_uuid(&collection, uuid)?;
+        let chosen = choose(Some(&collection), &namespace, &fields.indexes)?;
+        if chosen.wait {
+            return Err(conflict(format!("an index of {namespace} is being built")));
+        }
+        if chosen.new.is_empty() {
+            let known = collection.ownership.as_deref();
+            let ownership = fields.ownership(NAME, known)?;
+            shard.place(&collection, ownership).await?;
+            return ok();
+        }
+        let build = shard.begin_indexes(&collection, chosen.new).await?;
+        drop(ddl);
+        if let Some(build) = build {
+            shard.build_indexes(&build, invocation.operation).await?;
+        }
+    }
+}
+
+pub(crate) async fn set_placement(invocation: &Invocation<'_>) -> Answer {
+    const NAME: &str = "_terndbSetPlacement";
+    invocation.admin_only()?;
+    let fields = Fields::read(NAME, invocation.request.body())?;
+    let (namespace, uuid) = fields.identity(NAME)?;
+    let shard = invocation.shard;
+    shard.require_identity()?;
+    let _ddl = shard.ddl.lock().await;
+    let Some(collection) = shard.catalog.get(&namespace) else {
+        return Err(Error::new(
+            Code::NAMESPACE_NOT_FOUND,
+            format!("ns does not exist: {namespace}"),
+        ));
+    };
+    check_uuid(&collection, uuid)?;
+    let ownership = fields.ownership(NAME, collection.ownership.as_deref())?;
+    shard.place(&collection, ownership).await?;
+    ok()
+}
+
+pub(crate) async fn forget_placement(invocation: &Invocation<'_>) -> Answer {
+    const NAME: &str = "_terndbForgetPlacement";
+    invocation.admin_only()?;
+    let fields = Fields::read(NAME, invocation.request.body())?;
+    let (namespace, uuid) = fields.identity(NAME)?;
+    invocation
+        .shard
+        .drop_collection_if(&namespace, |collection| collection.uuid == uuid)
+        .await?;
+    ok()
+}
+
+fn check_uuid(collection: &Collection, uuid: Uuid) -> Result<(), Error> {
+    if collection.uuid == uuid {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::INVALID_UUID,
+        format!(
+            "the collection {} has the UUID {} here, not {uuid}",
+            collection.namespace, collection.uuid
+        ),
+    ))
+}
+
+impl Shard {
+    fn require_identity(&self) -> Result<(), Error> {
+        if self.sharding.is_shard() {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::SHARDING_STATE_NOT_INITIALIZED,
+            "this server is not a shard of a cluster",
+        ))
+    }
+
+    /// Gives a collection another ownership, unless what is known is as new; the caller
+    /// holds `ddl` and has just looked `collection` up.
+    async fn place(&self, collection: &Collection, mut new: Ownership) -> Result<(), Error> {
+        let known = collection.ownership.as_deref();
+        if let Some(known) = known {
+            let age = new.collection_version.age(known.collection_version);
+            match age {
+                Age::Older | Age::Same => return Ok(()),
+                Age::Newer => {}
+                Age::Unknown => {
+                    return Err(conflict(format!(
+                        "two lives of {} began at the same time",
+                        collection.namespace
+                    )));
+                }
+            }
+        }
+        let _gate = collection.gate.write().await;
+        self.wait_for_proposed().await?;
+        // Whatever is here was this shard's until now, so what is given up becomes orphaned.
+        new.orphans = match known {
+            Some(known) if new.pattern.extends(&known.pattern) => {
+                let before = known.owned_by(&new.pattern);
+                known.orphans || !before.difference(&new.owned).is_empty()
+            }
+            _ => {
+                let is_empty = self.store.collection_counter(collection.id).items == 0;
+                !is_empty && !new.owns_everything()
+            }
+        };
+        let keeps_ranges = known.is_some_and(|known| *known.owned == *new.owned);
+        self.propose_catalog(|encoder| {
+            put_ownership(encoder, collection.id, &new, !keeps_ranges);
+        })
+        .await
+    }
+}

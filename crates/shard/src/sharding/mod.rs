@@ -1,0 +1,51 @@
+//! What a shard of a cluster knows: who it is, which ranges of sharded collections it
+//! owns, and of which databases it is the primary.
+//!
+//! ```text
+//!  config server ── _terndb… ──► [ddl, gate] one entry ──► applied: engine, then memory
+//!                                                               │
+//!  request ─► its versions: who must refresh?   (version_check) ◄┤
+//!          ─► its documents: owned here?        (ownership)     ◄┘
+//! ```
+//!
+//! All of it is data: documents in the engine's meta space, changed only by entries of
+//! the log, so that every member and every copy of the state has it. In memory the
+//! ownership of a collection hangs on its catalog entry, decoded once and shared.
+//!
+//! Invariants:
+//! - Who changes the ownership of a collection holds its gate exclusively until the change
+//!   is applied, so an entry is evaluated with the ownership of its place in the log.
+//! - An entry that changes what memory holds ends its batch (`write/append.rs`). So between
+//!   the moments at which two ownerships become visible in memory, the engine holds nothing
+//!   that came behind the second: who sees the same ownership before and after it took a
+//!   snapshot reads that snapshot with it.
+//! - Versions only say who must refresh. What may be read and written is decided by ranges,
+//!   whether a request carries a version or not.
+//!
+//! | file | part |
+//! | --- | --- |
+//! | `ownership.rs` | the ranges of one collection, as values and as stored |
+//! | `state.rs` | identity and databases, as values and as stored |
+//! | `version_check.rs` | what travels with a routed request, and its errors |
+//! | `shard_key_update.rs` | what an update may do to a shard key |
+//! | `commands.rs` | the config server's commands to a shard |
+//! | `report.rs` | what a shard tells about all this |
+//!
+//! Left out: moves of ranges. Ranges are gained and lost by `_terndbSetPlacement` alone,
+//! and earlier ownerships are not kept: a read at an earlier time uses the ranges of now.
+
+mod commands;
+mod ownership;
+mod report;
+mod shard_key_update;
+mod state;
+mod version_check;
+
+pub(crate) use commands::{
+    become_shard, create_sharded, forget_placement, set_database, set_placement,
+};
+pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipUpdate};
+pub(crate) use report::{get_database_version, get_shard_version, sharding_state};
+pub(crate) use shard_key_update::{UpdateStatement, would_leave};
+pub(crate) use state::ShardingState;
+pub(crate) use version_check::{CheckedRoute, Routed, not_owned};

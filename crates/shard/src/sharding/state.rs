@@ -1,0 +1,190 @@
+//! Who this shard is in its cluster, and of which databases it is the primary.
+//!
+//! ```text
+//!   meta key  "sharding/identity"
+//!   value     { shard: string, clusterId: ObjectId }
+//!   meta key  "sharding/database/" + name
+//!   value     { version: {uuid, timestamp, lastMod}, primary: bool }
+//! ```
+//!
+//! A server that is part of no cluster has none of this, and takes requests as they come.
+
+use crate::Store;
+use arc_swap::ArcSwap;
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use model::version::DatabaseVersion;
+use model::{Code, Error};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const DATABASE_PREFIX: &str = "sharding/database/";
+
+/// The keys of these documents in the meta space.
+pub(crate) struct StateKey;
+
+impl StateKey {
+    pub(crate) const IDENTITY: &'static [u8] = b"sharding/identity";
+    pub(crate) const DATABASES: &'static [u8] = DATABASE_PREFIX.as_bytes();
+
+    pub(crate) fn database(name: &str) -> Vec<u8> {
+        format!("{DATABASE_PREFIX}{name}").into_bytes()
+    }
+
+    /// The database that a meta key stands for.
+    pub(crate) fn parse_database(key: &[u8]) -> Option<&str> {
+        std::str::from_utf8(key.strip_prefix(Self::DATABASES)?).ok()
+    }
+}
+
+/// Set once a cluster has taken the shard in.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Identity {
+    pub(crate) shard: String,
+    pub(crate) cluster: ObjectId,
+}
+
+impl Identity {
+    pub(crate) fn to_document(&self) -> DocBuf {
+        DocWriter::new()
+            .with("shard", self.shard.as_str())
+            .with("clusterId", self.cluster)
+            .finish()
+    }
+
+    fn from_document(doc: Doc<'_>) -> Result<Self, Error> {
+        match (doc.get_str("shard"), doc.get("clusterId")) {
+            (Some(shard), Some(ValueRef::ObjectId(cluster))) => Ok(Self {
+                shard: shard.to_owned(),
+                cluster,
+            }),
+            _ => Err(damaged("identity")),
+        }
+    }
+}
+
+/// What the shard knows about one database.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct KnownDatabase {
+    pub(crate) version: DatabaseVersion,
+    /// Whether its unsharded collections are here.
+    pub(crate) primary: bool,
+}
+
+impl KnownDatabase {
+    pub(crate) fn to_document(self) -> DocBuf {
+        let mut writer = DocWriter::new();
+        writer.begin_document("version");
+        self.version.append_to(&mut writer);
+        writer.end().append("primary", self.primary);
+        writer.finish()
+    }
+
+    fn from_document(doc: Doc<'_>) -> Result<Self, Error> {
+        match (doc.get_doc("version"), doc.get("primary")) {
+            (Some(version), Some(ValueRef::Boolean(primary))) => Ok(Self {
+                version: DatabaseVersion::from_document(version)?,
+                primary,
+            }),
+            _ => Err(damaged("database")),
+        }
+    }
+}
+
+/// All of it at one moment.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Known {
+    pub(crate) identity: Option<Identity>,
+    pub(crate) databases: BTreeMap<String, KnownDatabase>,
+}
+
+pub(crate) struct ShardingState {
+    known: ArcSwap<Known>,
+}
+
+impl ShardingState {
+    pub(crate) fn load(store: &Store) -> Result<Self, Error> {
+        Ok(Self {
+            known: ArcSwap::from_pointee(read(store)?),
+        })
+    }
+
+    pub(crate) fn known(&self) -> arc_swap::Guard<Arc<Known>> {
+        self.known.load()
+    }
+
+    /// Whether this server is a shard of a cluster.
+    pub(crate) fn is_shard(&self) -> bool {
+        self.known.load().identity.is_some()
+    }
+
+    /// The shard's name, empty if it has none.
+    pub(crate) fn shard_name(&self) -> String {
+        let known = self.known.load();
+        let identity = known.identity.as_ref();
+        identity.map_or_else(String::new, |identity| identity.shard.clone())
+    }
+
+    /// Takes over a document of an applied entry; false if it is none of these. Called by
+    /// the log's loop only.
+    pub(crate) fn applied(&self, key: &[u8], value: Option<&[u8]>) -> Result<bool, Error> {
+        let document = value.map(|value| {
+            Doc::from_bytes(value)
+                .map_err(|fault| Error::new(Code::INVALID_BSON, fault.to_string()))
+        });
+        let document = document.transpose()?;
+        let mut known = Known::clone(&self.known.load());
+        if key == StateKey::IDENTITY {
+            known.identity = document.map(Identity::from_document).transpose()?;
+        } else if let Some(name) = StateKey::parse_database(key) {
+            match document {
+                Some(document) => {
+                    let database = KnownDatabase::from_document(document)?;
+                    known.databases.insert(name.to_owned(), database);
+                }
+                None => {
+                    known.databases.remove(name);
+                }
+            }
+        } else {
+            return Ok(false);
+        }
+        self.known.store(Arc::new(known));
+        Ok(true)
+    }
+
+    /// Reads everything anew: the state was installed from another member.
+    pub(crate) fn reload(&self, store: &Store) -> Result<(), Error> {
+        self.known.store(Arc::new(read(store)?));
+        Ok(())
+    }
+}
+
+fn read(store: &Store) -> Result<Known, Error> {
+    let snapshot = store.snapshot();
+    let document = |bytes: &[u8]| {
+        Doc::from_bytes(bytes)
+            .map(|doc| doc.to_owned())
+            .map_err(|fault| Error::new(Code::INVALID_BSON, fault.to_string()))
+    };
+    let mut known = Known::default();
+    let identity = snapshot
+        .get_meta(StateKey::IDENTITY)
+        .map_err(crate::error::from_storage)?;
+    if let Some(bytes) = identity {
+        known.identity = Some(Identity::from_document(document(&bytes)?.as_doc())?);
+    }
+    for pair in snapshot.scan_meta(StateKey::DATABASES) {
+        let (key, value) = pair.map_err(crate::error::from_storage)?;
+        let name = StateKey::parse_database(&key).ok_or_else(|| damaged("name"))?;
+        let database = KnownDatabase::from_document(document(&value)?.as_doc())?;
+        known.databases.insert(name.to_owned(), database);
+    }
+    Ok(known)
+}
+
+fn damaged(what: &str) -> Error {
+    Error::new(
+        Code::INTERNAL_ERROR,
+        format!("what the shard knows about its cluster is damaged: {what}"),
+    )
+}

@@ -1,0 +1,224 @@
+//! A shard of a cluster: what it is told, what it checks, what it shows.
+
+use crate::testing::TestShard;
+
+pub(super) const UUID: &str = "UUID(\"00000000-0000-4000-8000-000000000001\")";
+const EPOCH: &str = "ObjectId(\"00000000000000000000000a\")";
+
+/// `{e, t, v}` of the incarnation that began at second 5.
+pub(super) fn version(major: u32, minor: u32) -> String {
+    format!("{{e: {EPOCH}, t: Timestamp(5, 0), v: Timestamp({major}, {minor})}}")
+}
+
+pub(super) fn placed(
+    command: &str,
+    shard: (u32, u32),
+    collection: (u32, u32),
+    owned: &str,
+) -> String {
+    format!(
+        "{{{command}: 1, ns: 'test.c', uuid: {UUID}, key: {{x: 1}}, placement: {}, collectionVersion: {}, owned: [{owned}]}}",
+        version(shard.0, shard.1),
+        version(collection.0, collection.1),
+    )
+}
+
+pub(super) const WHOLE: &str = "{min: {x: MinKey}, max: {x: MaxKey}}";
+pub(super) const LOW: &str = "{min: {x: MinKey}, max: {x: 10}}";
+pub(super) const HIGH: &str = "{min: {x: 10}, max: {x: MaxKey}}";
+
+async fn member_of_cluster() -> TestShard {
+    let shard = TestShard::open().await;
+    shard
+        .check(
+            "admin {_terndbBecomeShard: 1, shard: 'shard0', clusterId: ObjectId(\"0000000000000000000000ff\")} => {}
+             admin {_terndbSetDatabase: 1, db: 'test', version: {uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(3, 0), lastMod: 1}, primary: true} => {}",
+        )
+        .await;
+    shard
+}
+
+pub(super) async fn sharded(owned: &str) -> TestShard {
+    let shard = member_of_cluster().await;
+    let create = placed("_terndbCreateSharded", (1, 0), (1, 2), owned).replace(
+        "key: {x: 1}",
+        "key: {x: 1}, indexes: [{key: {x: 1}, name: 'x_1'}]",
+    );
+    shard.check(&format!("admin {create} => {{}}")).await;
+    shard
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_identity_is_taken_once() {
+    let shard = member_of_cluster().await;
+    shard
+        .check(
+            "admin {_terndbBecomeShard: 1, shard: 'shard0', clusterId: ObjectId(\"0000000000000000000000ff\")} => {}
+             admin {_terndbBecomeShard: 1, shard: 'shard1', clusterId: ObjectId(\"0000000000000000000000ff\")} => 23
+             admin {_terndbBecomeShard: 1, shard: 'shard0', clusterId: ObjectId(\"0000000000000000000000fe\")} => 23
+             admin {_terndbBecomeShard: 1, shard: 'shard0'} => 40414
+             admin {shardingState: 1} => {enabled: true, shardName: 'shard0', clusterId: ObjectId(\"0000000000000000000000ff\")}",
+        )
+        .await;
+    let shard = shard.reopen().await;
+    shard
+        .check("admin {shardingState: 1} => {enabled: true, shardName: 'shard0'}")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_version_must_be_the_known_one() {
+    let shard = member_of_cluster().await;
+    let version = |began: u32, last: u32| {
+        format!(
+            "{{uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp({began}, 0), lastMod: {last}}}"
+        )
+    };
+    let (first, second) = (version(3, 1), version(3, 2));
+    shard
+        .check(&format!(
+            "admin {{getDatabaseVersion: 'test'}} => {{dbVersion: {first}}}
+             admin {{getDatabaseVersion: 'none'}} => {{dbVersion: {{}}}}
+             {{insert: 'u', documents: [{{_id: 1}}], databaseVersion: {first}}} => {{n: 1}}
+             {{insert: 'u', documents: [{{_id: 2}}, {{_id: 3}}], databaseVersion: {second}}} => {{n: 0, writeErrors: [{{index: 0, code: 249, errInfo: {{db: 'test', vReceived: {second}, vWanted: {first}}}}}]}}
+             {{insert: 'u', documents: [{{_id: 2}}, {{_id: 3}}], ordered: false, databaseVersion: {second}}} => {{n: 0, writeErrors: [{{index: 0, code: 249}}, {{index: 1, code: 249}}]}}
+             {{find: 'u', databaseVersion: {second}}} => {{ok: 0.0, code: 249, codeName: 'StaleDbVersion', db: 'test', vReceived: {second}, vWanted: {first}}}
+             {{find: 'u', databaseVersion: {first}}} => {{cursor: {{firstBatch: [{{_id: 1}}]}}}}
+             other {{find: 'u', databaseVersion: {first}}} => {{ok: 0.0, code: 249, db: 'other', vReceived: {first}}}
+             # Config and admin never move.
+             admin {{count: 'u', databaseVersion: {{uuid: UUID(\"00000000-0000-0000-0000-000000000000\"), timestamp: Timestamp(0, 0), lastMod: 0}}}} => {{n: 0}}
+             # Old news, repeated late, changes nothing.
+             admin {{_terndbSetDatabase: 1, db: 'test', version: {second}, primary: false}} => {{}}
+             admin {{_terndbSetDatabase: 1, db: 'test', version: {first}, primary: true}} => {{}}
+             admin {{_terndbSetDatabase: 1, db: 'test', version: {second}, primary: true}} => {{}}
+             {{find: 'u', databaseVersion: {second}}} => 249
+             # Without a version: what is not here cannot be created here.
+             {{insert: 'v', documents: [{{_id: 1}}]}} => 249
+             {{create: 'v'}} => 249
+             elsewhere {{insert: 'v', documents: [{{_id: 1}}]}} => 249
+             elsewhere {{createIndexes: 'v', indexes: [{{key: {{a: 1}}, name: 'a'}}]}} => 249
+             {{find: 'u', databaseVersion: 1}} => 14"
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_version_must_agree() {
+    let shard = sharded(WHOLE).await;
+    let (known, minor, older, newer) = (version(1, 0), version(1, 7), version(0, 1), version(2, 0));
+    let other =
+        "{e: ObjectId(\"00000000000000000000000b\"), t: Timestamp(6, 0), v: Timestamp(1, 0)}";
+    let unsharded =
+        "{e: ObjectId(\"000000000000000000000000\"), t: Timestamp(0, 0), v: Timestamp(0, 0)}";
+    let ignored = "{e: ObjectId(\"ffffffffffffffffffffffff\"), t: Timestamp(4294967295, 4294967295), v: Timestamp(0, 0)}";
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1, x: 1}}], shardVersion: {known}}} => {{n: 1}}
+             {{find: 'c', shardVersion: {minor}}} => {{cursor: {{firstBatch: [{{_id: 1}}]}}}}
+             {{find: 'c', shardVersion: {ignored}}} => {{cursor: {{firstBatch: [{{_id: 1}}]}}}}
+             {{find: 'c'}} => {{cursor: {{firstBatch: [{{_id: 1}}]}}}}
+             {{find: 'c', shardVersion: {older}}} => {{ok: 0.0, code: 13388, codeName: 'StaleConfig', ns: 'test.c', vReceived: {older}, vWanted: {known}, shardId: 'shard0'}}
+             {{find: 'c', shardVersion: {newer}}} => 13388
+             {{find: 'c', shardVersion: {other}}} => 13388
+             {{find: 'c', shardVersion: {unsharded}}} => 13388
+             {{aggregate: 'c', pipeline: [], cursor: {{}}, shardVersion: {older}}} => 13388
+             {{count: 'c', shardVersion: {older}}} => 13388
+             {{distinct: 'c', key: 'x', shardVersion: {older}}} => 13388
+             {{explain: {{find: 'c'}}, shardVersion: {older}}} => 13388
+             {{findAndModify: 'c', query: {{x: 1}}, remove: true, shardVersion: {older}}} => 13388
+             {{delete: 'c', deletes: [{{q: {{}}, limit: 0}}], shardVersion: {older}}} => {{n: 0, writeErrors: [{{index: 0, code: 13388, errInfo: {{ns: 'test.c', vReceived: {older}, vWanted: {known}, shardId: 'shard0'}}}}]}}
+             {{update: 'c', updates: [{{q: {{}}, u: {{$set: {{y: 1}}}}}}, {{q: {{}}, u: {{$set: {{y: 1}}}}}}], ordered: false, shardVersion: {older}}} => {{n: 0, nModified: 0, writeErrors: [{{index: 0, code: 13388}}, {{index: 1, code: 13388}}]}}
+             {{count: 'c', query: {{y: 1}}}} => {{n: 0}}
+             # Nothing is known: no vWanted.
+             {{find: 'd', shardVersion: {known}}} => {{ok: 0.0, code: 13388, ns: 'test.d', vReceived: {known}}}
+             {{find: 'd', shardVersion: {unsharded}}} => {{cursor: {{firstBatch: []}}}}
+             {{find: 'c', shardVersion: 1}} => 14
+             {{find: 'c', shardVersion: {{}}}} => 40414
+             admin {{getShardVersion: 'test.c'}} => {{inShardedMode: true, global: Timestamp(1, 0)}}
+             admin {{getShardVersion: 'test.d'}} => {{global: 'UNSHARDED'}}"
+        ))
+        .await;
+    let alone = TestShard::open().await;
+    alone
+        .check(&format!(
+            "{{find: 'c', shardVersion: {known}}} => 203
+             {{find: 'c', shardVersion: {unsharded}}} => {{}}
+             admin {{shardingState: 1}} => {{enabled: false}}
+             admin {{getDatabaseVersion: 'test'}} => 20
+             admin {} => 203",
+            placed("_terndbCreateSharded", (1, 0), (1, 2), WHOLE)
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn placements_grow_newer_only() {
+    let shard = sharded(WHOLE).await;
+    let set = |shard, collection, owned| placed("_terndbSetPlacement", shard, collection, owned);
+    shard
+        .check(&format!(
+            "admin {} => {{}}
+             admin {{getShardVersion: 'test.c', fullMetadata: true}} => {{global: Timestamp(1, 5), metadata: {{collVersion: Timestamp(1, 6), ranges: 1, mayHoldOrphans: false}}}}
+             # Repeated, and late.
+             admin {} => {{}}
+             admin {} => {{}}
+             admin {{getShardVersion: 'test.c'}} => {{global: Timestamp(1, 5)}}
+             admin {} => {{}}
+             admin {{getShardVersion: 'test.c', fullMetadata: true}} => {{global: Timestamp(2, 1), metadata: {{ranges: 1, mayHoldOrphans: true}}}}
+             admin {{_terndbSetPlacement: 1, ns: 'test.c', uuid: UUID(\"00000000-0000-4000-8000-000000000002\"), key: {{x: 1}}, placement: {v}, collectionVersion: {v}, owned: []}} => 207
+             admin {{_terndbSetPlacement: 1, ns: 'test.none', uuid: {UUID}, key: {{x: 1}}, placement: {v}, collectionVersion: {v}, owned: []}} => 26",
+            set((1, 5), (1, 6), WHOLE),
+            set((1, 5), (1, 6), WHOLE),
+            set((1, 3), (1, 4), WHOLE),
+            set((2, 1), (2, 1), LOW),
+            v = version(9, 0),
+        ))
+        .await;
+    let shard = shard.reopen().await;
+    shard
+        .check(&format!(
+            "admin {{getShardVersion: 'test.c', fullMetadata: true}} => {{global: Timestamp(2, 1), metadata: {{ranges: 1, mayHoldOrphans: true}}}}
+             # A collection created anew by a repeated message keeps what is known.
+             admin {} => {{}}
+             admin {{getShardVersion: 'test.c'}} => {{global: Timestamp(2, 1)}}
+             admin {{_terndbForgetPlacement: 1, ns: 'test.c', uuid: UUID(\"00000000-0000-4000-8000-000000000009\")}} => {{}}
+             admin {{getShardVersion: 'test.c'}} => {{global: Timestamp(2, 1)}}
+             admin {{_terndbForgetPlacement: 1, ns: 'test.c', uuid: {UUID}}} => {{}}
+             admin {{_terndbForgetPlacement: 1, ns: 'test.c', uuid: {UUID}}} => {{}}
+             admin {{getShardVersion: 'test.c'}} => {{global: 'UNSHARDED'}}
+             {{listCollections: 1}} => {{cursor: {{firstBatch: []}}}}",
+            placed("_terndbCreateSharded", (1, 0), (1, 2), WHOLE)
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_with_documents_is_sharded_where_it_is() {
+    let shard = member_of_cluster().await;
+    shard
+        .check("{insert: 'c', documents: [{_id: 1, x: 1}, {_id: 2, x: 20}]} => {n: 2}")
+        .await;
+    let listed = shard.run("test", "{listCollections: 1}").await;
+    let text = differential::notation::print_fields(&listed);
+    let uuid = text
+        .split_once("uuid: ")
+        .and_then(|(_, rest)| rest.split_once(')'))
+        .map(|(uuid, _)| format!("{uuid})"))
+        .expect("a uuid");
+    let create = placed("_terndbCreateSharded", (1, 0), (1, 0), WHOLE)
+        .replace(UUID, &uuid)
+        .replace(
+            "key: {x: 1}",
+            "key: {x: 1}, indexes: [{key: {x: 1}, name: 'x_1'}]",
+        );
+    shard
+        .check(&format!(
+            "admin {create} => {{}}
+             admin {create} => {{}}
+             {{listIndexes: 'c'}} => {{cursor: {{firstBatch: [{{name: '_id_'}}, {{name: 'x_1'}}]}}}}
+             admin {{getShardVersion: 'test.c', fullMetadata: true}} => {{metadata: {{mayHoldOrphans: false}}}}
+             {{find: 'c', filter: {{x: 20}}, shardVersion: {}}} => {{cursor: {{firstBatch: [{{_id: 2, x: 20}}]}}}}",
+            version(1, 0)
+        ))
+        .await;
+}
