@@ -127,26 +127,27 @@ impl ShardingState {
     /// Takes over a document of an applied entry; false if it is none of these. Called by
     /// the log's loop only.
     pub(crate) fn applied(&self, key: &[u8], value: Option<&[u8]>) -> Result<bool, Error> {
+        let database = StateKey::parse_database(key);
+        if key != StateKey::IDENTITY && database.is_none() {
+            return Ok(false);
+        }
         let document = value.map(|value| {
             Doc::from_bytes(value)
                 .map_err(|fault| Error::new(Code::INVALID_BSON, fault.to_string()))
         });
         let document = document.transpose()?;
         let mut known = Known::clone(&self.known.load());
-        if key == StateKey::IDENTITY {
-            known.identity = document.map(Identity::from_document).transpose()?;
-        } else if let Some(name) = StateKey::parse_database(key) {
-            match document {
-                Some(document) => {
-                    let database = KnownDatabase::from_document(document)?;
-                    known.databases.insert(name.to_owned(), database);
-                }
-                None => {
-                    known.databases.remove(name);
-                }
+        match (database, document) {
+            (None, document) => {
+                known.identity = document.map(Identity::from_document).transpose()?;
             }
-        } else {
-            return Ok(false);
+            (Some(name), Some(document)) => {
+                let database = KnownDatabase::from_document(document)?;
+                known.databases.insert(name.to_owned(), database);
+            }
+            (Some(name), None) => {
+                known.databases.remove(name);
+            }
         }
         self.known.store(Arc::new(known));
         Ok(true)
