@@ -16,7 +16,7 @@ use crate::replica_set::transport::{self, Peers, member_id};
 use crate::replica_set::waiting_room;
 use crate::replica_set::{Membership, ReplicaSet};
 use crate::session::{SessionCache, SessionCatalog};
-use crate::sharding::{Ownership, OwnershipKey, OwnershipUpdate, ShardingState};
+use crate::sharding::{Ownership, OwnershipKey, OwnershipUpdate, Refresh, ShardingState};
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, DocBuf, ObjectId};
@@ -95,6 +95,8 @@ pub struct Shard {
     pub(crate) session_cache: SessionCache,
     /// Who this shard is in its cluster.
     pub(crate) sharding: Arc<ShardingState>,
+    /// Where to ask about it.
+    pub(crate) refresh: Refresh,
     pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -228,6 +230,7 @@ impl Shard {
             sessions,
             session_cache: SessionCache::new(),
             sharding,
+            refresh: Refresh::default(),
             parameters,
             clock,
             host: Host::look_up(),

@@ -50,7 +50,7 @@ use crate::Shard;
 use crate::catalog::Collection;
 use crate::operation::Operation;
 use crate::session::{Retryable, SessionId};
-use crate::sharding::{self, CheckedRoute};
+use crate::sharding::{self, CheckedRoute, Routed};
 use arguments::Argument;
 use envelope::Envelope;
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
@@ -316,7 +316,7 @@ async fn answer(
     };
     let (route, stale) = match envelope.routed.as_deref() {
         None => (None, None),
-        Some(routed) => match shard.check_routed(request, routed) {
+        Some(routed) => match check_routed(shard, request, routed).await {
             Ok(route) => (route, None),
             Err(error) if has_statements(request.name()) => (None, Some(error)),
             Err(error) => return Err(error),
@@ -347,6 +347,21 @@ async fn answer(
             settled.and(answer)
         }
         _ => answer,
+    }
+}
+
+/// Compares versions, and once again if what is known here could be refreshed.
+async fn check_routed(
+    shard: &Shard,
+    request: &Request,
+    routed: &Routed,
+) -> Result<Option<CheckedRoute>, Error> {
+    match shard.check_routed(request, routed) {
+        // Boxed: it is rare, and connections need not reserve room for it.
+        Err(_) if Box::pin(shard.refresh_for(request, routed)).await => {
+            shard.check_routed(request, routed)
+        }
+        checked => checked,
     }
 }
 

@@ -103,7 +103,11 @@ pub(crate) async fn set_database(invocation: &Invocation<'_>) -> Answer {
 }
 
 impl Shard {
-    async fn set_database(&self, name: &str, database: KnownDatabase) -> Result<(), Error> {
+    pub(super) async fn set_database(
+        &self,
+        name: &str,
+        database: KnownDatabase,
+    ) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
         if let Some(known) = self.sharding.known().databases.get(name) {
             let news = match database.version.age(known.version) {
@@ -333,7 +337,11 @@ impl Shard {
 
     /// Gives a collection another ownership, unless what is known is as new; the caller
     /// holds `ddl` and has just looked `collection` up.
-    async fn place(&self, collection: &Collection, mut new: Ownership) -> Result<(), Error> {
+    pub(super) async fn place(
+        &self,
+        collection: &Collection,
+        mut new: Ownership,
+    ) -> Result<(), Error> {
         let known = collection.ownership.as_deref();
         if let Some(known) = known {
             let age = new.collection_version.age(known.collection_version);

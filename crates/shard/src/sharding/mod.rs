@@ -29,6 +29,7 @@
 //! | `version_check.rs` | what travels with a routed request, and its errors |
 //! | `shard_key_update.rs` | what an update may do to a shard key |
 //! | `commands.rs` | the config server's commands to a shard |
+//! | `refresh.rs` | asking the config server |
 //! | `report.rs` | what a shard tells about all this |
 //!
 //! Left out: moves of ranges. Ranges are gained and lost by `_terndbSetPlacement` alone,
@@ -36,6 +37,7 @@
 
 mod commands;
 mod ownership;
+mod refresh;
 mod report;
 mod shard_key_update;
 mod state;
@@ -45,6 +47,7 @@ pub(crate) use commands::{
     become_shard, create_sharded, forget_placement, set_database, set_placement,
 };
 pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipUpdate};
+pub(crate) use refresh::Refresh;
 pub(crate) use report::{get_database_version, get_shard_version, sharding_state};
 pub(crate) use shard_key_update::{UpdateStatement, would_leave};
 pub(crate) use state::ShardingState;

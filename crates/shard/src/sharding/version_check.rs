@@ -70,6 +70,16 @@ impl Routed {
     }
 }
 
+impl Routed {
+    pub(super) fn shard(&self) -> Option<PlacementVersion> {
+        self.shard
+    }
+
+    pub(super) fn database(&self) -> Option<DatabaseVersion> {
+        self.database
+    }
+}
+
 fn ranges_of(listed: Array<'_>) -> Result<RangeSet, Error> {
     let bound = |range: Doc<'_>, name| match range.get(name) {
         Some(ValueRef::Binary { bytes, .. }) => Ok(KeyBound::new(bytes)),

@@ -16,6 +16,7 @@ mod oplog_note;
 mod owned;
 mod past;
 mod races;
+mod refresh;
 mod replica_set;
 mod retryable;
 mod sessions;

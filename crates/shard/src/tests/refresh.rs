@@ -1,0 +1,182 @@
+//! A shard that meets a newer version asks the config server, and takes over what changes
+//! nothing of its ranges.
+
+use crate::testing::TestShard;
+use crate::tests::sharding::{LOW, UUID, WHOLE, sharded, version};
+use differential::notation::parse;
+use differential::value::{Value, encode};
+use model::bson::DocBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use wire::{BoxFuture, CallError, Endpoint, Reply, Request};
+
+/// Answers every question in the same way, the n-th with the n-th answer.
+struct Config {
+    answers: Vec<String>,
+    asked: AtomicUsize,
+}
+
+impl Config {
+    fn new(answers: &[&str]) -> Arc<Self> {
+        Arc::new(Self {
+            answers: answers.iter().map(|text| (*text).to_owned()).collect(),
+            asked: AtomicUsize::new(0),
+        })
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+impl Endpoint for Config {
+    fn call(&self, _request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+        let at = self.asked.fetch_add(1, Ordering::SeqCst);
+        let answer = self.answers.get(at.min(self.answers.len() - 1));
+        Box::pin(async move {
+            let Some(answer) = answer else {
+                return Err(CallError::NotSent("away".to_owned()));
+            };
+            let Ok(Value::Document(fields)) = parse(answer) else {
+                panic!("{answer} is not a document");
+            };
+            let bytes = encode(&fields);
+            let document = DocBuf::from_bytes(bytes).expect("an answer is BSON");
+            let mut writer = Reply::writer();
+            for element in document.iter() {
+                writer.append_element(&element);
+            }
+            Ok(Reply::from_writer(writer))
+        })
+    }
+}
+
+fn routing(version_of_all: (u32, u32), chunks: &str, more: bool) -> String {
+    let version = version(version_of_all.0, version_of_all.1);
+    format!(
+        "{{sharded: true, uuid: {UUID}, key: {{x: 1}}, unique: false, version: {version}, chunks: [{chunks}], more: {more}, ok: 1.0}}"
+    )
+}
+
+async fn joined(owned: &str, answers: &[&str]) -> (TestShard, Arc<Config>) {
+    let shard = sharded(owned).await;
+    let config = Config::new(answers);
+    shard.shard.join_cluster(config.clone());
+    (shard, config)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_split_that_was_not_told_is_found_out() {
+    let first = routing(
+        (2, 2),
+        "{min: {x: MinKey}, max: {x: 5}, shard: 'shard0', lastmod: Timestamp(2, 1)}",
+        true,
+    );
+    let second = routing(
+        (2, 2),
+        "{min: {x: 5}, max: {x: 10}, shard: 'shard0', lastmod: Timestamp(2, 2)}",
+        false,
+    );
+    let (shard, config) = joined(LOW, &[&first, &second]).await;
+    shard
+        .check(&format!(
+            "{{find: 'c', shardVersion: {}}} => {{}}
+             # An older version is for the router to refresh.
+             {{find: 'c', shardVersion: {}}} => 13388
+             admin {{getShardVersion: 'test.c', fullMetadata: true}} => {{global: Timestamp(2, 2), metadata: {{collVersion: Timestamp(2, 2), ranges: 1, mayHoldOrphans: false}}}}",
+            version(2, 1),
+            version(1, 0),
+        ))
+        .await;
+    assert_eq!(config.asked(), 2, "one question of two pages");
+    let shard = shard.reopen().await;
+    shard
+        .check("admin {getShardVersion: 'test.c'} => {global: Timestamp(2, 2)}")
+        .await;
+}
+
+/// ⚑ Ranges are not gained or lost by looking at the routing table.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_ranges_are_not_adopted() {
+    let lost = routing(
+        (3, 0),
+        "{min: {x: MinKey}, max: {x: 10}, shard: 'shard1', lastmod: Timestamp(3, 0)}",
+        false,
+    );
+    let gained = routing(
+        (3, 0),
+        "{min: {x: 10}, max: {x: MaxKey}, shard: 'shard0', lastmod: Timestamp(3, 0)}",
+        false,
+    );
+    for told in [lost, gained] {
+        let (shard, config) = joined(LOW, &[&told]).await;
+        shard
+            .check(&format!(
+                "{{find: 'c', shardVersion: {}}} => 13388
+                 {{insert: 'c', documents: [{{_id: 1, x: 5}}]}} => {{n: 1}}
+                 {{insert: 'c', documents: [{{_id: 2, x: 15}}]}} => 13388
+                 admin {{getShardVersion: 'test.c'}} => {{global: Timestamp(1, 0)}}",
+                version(3, 0)
+            ))
+            .await;
+        assert_eq!(config.asked(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refined_key_keeps_the_ranges() {
+    let other =
+        "{e: ObjectId(\"00000000000000000000000c\"), t: Timestamp(9, 0), v: Timestamp(1, 1)}";
+    let told = format!(
+        "{{sharded: true, uuid: {UUID}, key: {{x: 1, y: 1}}, unique: false, version: {other}, more: false, ok: 1.0,
+           chunks: [{{min: {{x: MinKey, y: MinKey}}, max: {{x: 10, y: MinKey}}, shard: 'shard0', lastmod: Timestamp(1, 0)}},
+                    {{min: {{x: 10, y: MinKey}}, max: {{x: MaxKey, y: MaxKey}}, shard: 'shard1', lastmod: Timestamp(1, 1)}}]}}"
+    );
+    let (shard, _) = joined(LOW, &[&told]).await;
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1, x: 5}}]}} => {{n: 1}}
+             {{find: 'c', shardVersion: {other}}} => {{cursor: {{firstBatch: [{{_id: 1}}]}}}}
+             admin {{getShardVersion: 'test.c', fullMetadata: true}} => {{global: Timestamp(1, 0), metadata: {{keyPattern: {{x: 1, y: 1}}, mayHoldOrphans: false}}}}
+             {{insert: 'c', documents: [{{_id: 2, x: 10}}]}} => 13388"
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_config_server_that_is_away_leaves_things_as_they_are() {
+    let refused = "{ok: 0.0, code: 91, errmsg: 'away'}";
+    let (shard, _) = joined(WHOLE, &[refused]).await;
+    shard
+        .check(&format!(
+            "{{find: 'c', shardVersion: {}}} => 13388
+             {{find: 'c', shardVersion: {}}} => {{}}",
+            version(2, 0),
+            version(1, 0)
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_database_is_found_out() {
+    let version = |last: u32| {
+        format!(
+            "{{uuid: UUID(\"00000000-0000-4000-8000-0000000000dc\"), timestamp: Timestamp(7, 0), lastMod: {last}}}"
+        )
+    };
+    let told = format!("{{primary: 'shard0', version: {}, ok: 1.0}}", version(1));
+    let moved = format!("{{primary: 'shard1', version: {}, ok: 1.0}}", version(2));
+    let back = format!("{{primary: 'shard0', version: {}, ok: 1.0}}", version(3));
+    let (shard, _) = joined(WHOLE, &[&told, &moved, &back]).await;
+    shard
+        .check(&format!(
+            "new {{insert: 'u', documents: [{{_id: 1}}], databaseVersion: {}}} => {{n: 1}}
+             new {{find: 'u', databaseVersion: {}}} => 249
+             # Its collections would have to come with it.
+             new {{find: 'u', databaseVersion: {}}} => 249",
+            version(1),
+            version(2),
+            version(3),
+        ))
+        .await;
+}
