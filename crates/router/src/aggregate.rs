@@ -11,8 +11,9 @@
 //! through this router's own `find`, so that versions are checked there too; what it writes, it
 //! writes through this router's own writes (`output.rs`).
 //!
-//! Left out: change streams over several shards, refused by name.
+//! Change streams watch all shards, whatever they own: `change_stream.rs`.
 
+use crate::change_stream;
 use crate::environment::{RemoteStream, RouterEnvironment};
 use crate::failure::Failure;
 use crate::find::{CursorOptions, no_progress, open_streams, whole};
@@ -28,7 +29,7 @@ use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
 use query::context::QueryContext;
-use query::pipeline::split::{Order, Origin, Prepared, Split, prepare};
+use query::pipeline::split::{Origin, Prepared, Split, prepare};
 use query::pipeline::{
     Advance, Environment, Place, Scope, Source, Step, not_an_array, parse, start,
 };
@@ -78,7 +79,8 @@ pub(crate) async fn aggregate(router: &Arc<Router>, request: &Request) -> Result
             let split = prepared.for_shards(None)?;
             command.run_split(split, None, &shards).await
         }
-        Origin::Collection | Origin::Owners | Origin::Events => command.run_routed(prepared).await,
+        Origin::Events => change_stream::watch(&command, prepared).await,
+        Origin::Collection | Origin::Owners => command.run_routed(prepared).await,
     }
 }
 
@@ -152,9 +154,6 @@ impl Command<'_> {
                 [only] if self.may_pass(&prepared, &route).await? => {
                     self.router.pass_cursor(self.request, &route, only).await
                 }
-                _ if origin == Origin::Events => {
-                    Err(not_yet("a change stream over several shards"))
-                }
                 [_] => {
                     let split = prepared.clone().for_one_shard();
                     self.run_split(split, Some(&route), &shards).await
@@ -194,9 +193,6 @@ impl Command<'_> {
         if prepared.origin() == Origin::Owners {
             let message = format!("Database [{}] not found.", self.request.database());
             return Err(Error::new(Code::NAMESPACE_NOT_FOUND, message).into());
-        }
-        if prepared.origin() == Origin::Events {
-            return Err(not_yet("a change stream of a database that does not exist"));
         }
         let (steps, output) = prepared.into_steps();
         let environment: Arc<dyn Environment> = RouterEnvironment::new(self);
@@ -253,10 +249,6 @@ impl Command<'_> {
             let name = self.namespace.as_str();
             return self.router.first_batch(name, merge, self.options()).await;
         }
-        if *split.order() == Order::Events {
-            streams.kill().await;
-            return Err(not_yet("a change stream over several shards"));
-        }
         let output = split.output().cloned();
         let environment: Arc<dyn Environment> = RouterEnvironment::new(self);
         let Streams {
@@ -294,11 +286,6 @@ impl Command<'_> {
         let name = self.namespace.as_str();
         self.router.first_batch(name, merge, self.options()).await
     }
-}
-
-fn not_yet(what: &str) -> Failure {
-    let message = format!("{what} is not supported yet");
-    Failure::Error(Error::new(Code::COMMAND_NOT_SUPPORTED, message))
 }
 
 /// A running merging half as a cursor. Streams end their cursors when they are dropped.

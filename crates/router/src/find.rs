@@ -134,6 +134,7 @@ impl Router {
             }
         };
         let mut writer = batch.end();
+        merge.append_state(&mut writer);
         let id = if over || options.single_batch {
             merge.close().await;
             0

@@ -9,6 +9,7 @@ use crate::request::fields_without;
 use cluster::routing::ShardId;
 use model::bson::{Doc, ValueRef};
 use model::error::{Code, Error};
+use std::time::Duration;
 use wire::{Reply, Request};
 
 pub(crate) async fn get_more(router: &Router, request: &Request) -> Result<Reply, Failure> {
@@ -62,9 +63,11 @@ pub(crate) async fn get_more(router: &Router, request: &Request) -> Result<Reply
                     Code::BAD_VALUE,
                     "batchSize must not be negative",
                 )),
-                Some(_) if body.get("maxTimeMS").is_some() => Some(Error::bad_value(
-                    "cannot set maxTimeMS on getMore command for a non-awaitData cursor",
-                )),
+                Some(_) if body.get("maxTimeMS").is_some() && !merge.awaits_data() => {
+                    Some(Error::bad_value(
+                        "cannot set maxTimeMS on getMore command for a non-awaitData cursor",
+                    ))
+                }
                 Some(_) => None,
             };
             if let Some(error) = refused {
@@ -75,6 +78,8 @@ pub(crate) async fn get_more(router: &Router, request: &Request) -> Result<Reply
             }
             let size = size.filter(|size| *size > 0);
             merge.set_batch_size(size);
+            let wait_ms = body.get("maxTimeMS").and_then(|limit| whole(Some(limit)));
+            merge.set_wait(wait_ms.map(Duration::from_millis));
             let mut writer = Reply::writer_with_capacity(16 * 1024);
             writer.begin_document("cursor");
             let mut batch = Batch::begin(writer, "nextBatch", size);
@@ -88,6 +93,7 @@ pub(crate) async fn get_more(router: &Router, request: &Request) -> Result<Reply
                 }
             };
             let mut writer = batch.end();
+            merge.append_state(&mut writer);
             let left = if over {
                 router.cursors.let_go(id);
                 Some(cursor)

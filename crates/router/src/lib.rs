@@ -25,6 +25,7 @@
 mod aggregate;
 mod bulk;
 mod catalog;
+mod change_stream;
 mod config;
 mod count;
 mod cursor;

@@ -19,6 +19,7 @@ use query::projection::Projection;
 use query::sort::SortPattern;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 use wire::{BoxFuture, Endpoint, Request};
 
 /// What a batch may weigh: one document of the greatest size always fits.
@@ -80,6 +81,17 @@ pub(crate) trait Merge: Send {
 
     /// Says what a getMore asks for.
     fn set_batch_size(&mut self, batch_size: Option<u64>);
+
+    /// Whether a getMore waits for documents to come.
+    fn awaits_data(&self) -> bool {
+        false
+    }
+
+    /// For how long, if the client says so.
+    fn set_wait(&mut self, _wait: Option<Duration>) {}
+
+    /// What a reply says of the cursor behind its batch.
+    fn append_state(&self, _cursor: &mut DocWriter) {}
 }
 
 /// One shard's results.

@@ -57,7 +57,7 @@ impl Clock {
     }
 }
 
-fn append_cluster_time(writer: &mut DocWriter, time: ClusterTime) {
+pub(crate) fn append_cluster_time(writer: &mut DocWriter, time: ClusterTime) {
     writer
         .begin_document("$clusterTime")
         .append("clusterTime", time)

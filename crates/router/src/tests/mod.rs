@@ -1,5 +1,6 @@
 //! A router over a scripted cluster: stale answers, lost replies, merges.
 
+mod change_streams;
 mod world;
 
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};

@@ -56,6 +56,7 @@ pub use internal::{GROUP, SAMPLE, VERSION};
 pub(super) use internal::{read_group, read_sample, with_key};
 pub use streams::merge_streams;
 
+use super::change_stream::ChangeStream;
 use super::environment::Environment;
 use super::optimize::optimize;
 use super::run::{chain, compile};
@@ -63,8 +64,9 @@ use super::source::Source;
 use super::stage::{Stage, Step};
 use crate::filter::Filter;
 use crate::sort::SortPattern;
-use model::bson::{ArrayBuf, ArrayWriter, ValueRef};
+use model::bson::{ArrayBuf, ArrayWriter, DocWriter, ValueRef};
 use model::shard_key::ShardKeyPattern;
+use model::time::ClusterTime;
 use model::{Error, Namespace};
 use std::sync::Arc;
 
@@ -257,6 +259,40 @@ impl Split {
         let mut stages = ArrayWriter::new();
         for step in &self.shards {
             stages.push(&step.spec);
+        }
+        stages.finish()
+    }
+
+    /// What is watched, if this is a change stream.
+    pub fn change_stream(&self) -> Option<&ChangeStream> {
+        match &self.shards.first()?.stage {
+            Stage::ChangeStream(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// The pipeline of a change stream for each shard, from a time on wherever it was to
+    /// begin: a place in one shard's log says nothing to the others.
+    pub fn shard_pipeline_from(&self, time: ClusterTime) -> ArrayBuf {
+        let mut stages = ArrayWriter::new();
+        for step in &self.shards {
+            let Stage::ChangeStream(_) = step.stage else {
+                stages.push(&step.spec);
+                continue;
+            };
+            let mut spec = DocWriter::new();
+            spec.begin_document(step.name());
+            let options = step.spec.as_doc().get_doc(step.name());
+            for option in options.iter().flat_map(|options| options.iter()) {
+                if !matches!(
+                    option.key(),
+                    "resumeAfter" | "startAfter" | "startAtOperationTime"
+                ) {
+                    spec.append_element(&option);
+                }
+            }
+            spec.append("startAtOperationTime", time).end();
+            stages.push(&spec.finish());
         }
         stages.finish()
     }

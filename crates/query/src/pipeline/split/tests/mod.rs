@@ -389,6 +389,20 @@ fn other_collections_are_named_however_deep() {
     }
 }
 
+#[test]
+fn change_streams_begin_at_one_time_everywhere() {
+    let split = split(
+        r#"[{"$changeStream": {"resumeAfter": {"_data": "00"}, "fullDocument": "updateLookup"}}, {"$match": {"a": 1}}]"#,
+        None,
+    );
+    assert!(split.change_stream().is_some());
+    let found = split.shard_pipeline_from(ClusterTime::new(7, 1));
+    let expected = stages(
+        r#"[{"$changeStream": {"fullDocument": "updateLookup", "startAtOperationTime": {"$timestamp": [7, 1]}}}, {"$match": {"a": {"$eq": 1}}}]"#,
+    );
+    assert_eq!(found, expected);
+}
+
 /// ⚑ Clients do not know the stages that routers write, and shards know one version.
 #[test]
 fn internal_stages_are_for_shards_alone() {
