@@ -136,21 +136,23 @@ impl<S: StateMachine> Group<S> {
         Ok((Self { handle }, driver))
     }
 
-    /// Puts an entry into the log. The closure is given the entry's position and time
-    /// and returns its payload; it runs at once, in the order of the log, and should be
-    /// short. The answer comes when the entry is applied.
+    /// Puts an entry into the log. The closure is given the payload, whose length stays,
+    /// and the entry's position and time; it runs at once, in the order of the log, and
+    /// should be short. The answer comes when the entry is applied.
     ///
     /// An error means that nothing was appended. [`ProposeError::Busy`] passes: wait with
-    /// [`Group::ready`]. The closure does not run if the proposal is refused, with one
-    /// exception: it alone knows that its payload is over
-    /// [`Group::payload_bytes_max`]. Whoever publishes something in it looks at the
-    /// length before.
+    /// [`Group::ready`]. The closure does not run if the proposal is refused, so it may publish
+    /// what the entry brings.
     pub fn propose(
         &self,
         durability: Durability,
-        build: impl FnOnce(LogPosition, ClusterTime) -> (Vec<u8>, S::Companion),
+        payload: Vec<u8>,
+        build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> S::Companion,
     ) -> Result<Pending, ProposeError> {
-        let (given, answered) = self.handle.shared.propose(None, durability, build)?;
+        let (given, answered) = self
+            .handle
+            .shared
+            .propose(None, durability, payload, build)?;
         Ok(Pending { given, answered })
     }
 
@@ -161,9 +163,13 @@ impl<S: StateMachine> Group<S> {
         &self,
         term: Term,
         durability: Durability,
-        build: impl FnOnce(LogPosition, ClusterTime) -> (Vec<u8>, S::Companion),
+        payload: Vec<u8>,
+        build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> S::Companion,
     ) -> Result<Pending, ProposeError> {
-        let (given, answered) = self.handle.shared.propose(Some(term), durability, build)?;
+        let (given, answered) =
+            self.handle
+                .shared
+                .propose(Some(term), durability, payload, build)?;
         Ok(Pending { given, answered })
     }
 

@@ -220,8 +220,16 @@ impl<C> Shared<C> {
         &self,
         evaluated_in: Option<Term>,
         durability: Durability,
-        build: impl FnOnce(LogPosition, ClusterTime) -> (Vec<u8>, C),
+        mut payload: Vec<u8>,
+        build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> C,
     ) -> Result<(Applied, oneshot::Receiver<Result<Applied, ProposeError>>), ProposeError> {
+        let limit = self.log.options.payload_bytes_max;
+        if payload.len() > limit {
+            return Err(ProposeError::TooLarge {
+                bytes: payload.len(),
+                limit,
+            });
+        }
         let wall_ms = self.log.wall.now_ms();
         let mut sequencer = self.sequencer.lock();
         self.check_open(&sequencer)?;
@@ -230,15 +238,9 @@ impl<C> Shared<C> {
             return Err(ProposeError::Busy);
         }
         let (term, position, time) = self.next(&sequencer, wall_ms)?;
-        // Nothing has moved yet: a closure that panics leaves no trace here.
-        let (payload, companion) = build(position, time);
-        let limit = self.log.options.payload_bytes_max;
-        if payload.len() > limit {
-            return Err(ProposeError::TooLarge {
-                bytes: payload.len(),
-                limit,
-            });
-        }
+        // Nothing has moved yet: a closure that panics leaves no trace here. Nothing
+        // is refused from here on: what it published comes.
+        let companion = build(&mut payload, position, time);
         let (answer, answered) = oneshot::channel();
         let proposal = Proposal {
             entry: Entry {

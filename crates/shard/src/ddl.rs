@@ -362,7 +362,7 @@ impl Shard {
             encode(&mut Encoder::with_header(&mut payload, header));
             let proposed = self
                 .log
-                .propose(Durability::Synced, |_, _| (payload, Companion::empty()));
+                .propose(Durability::Synced, payload, |_, _, _| Companion::empty());
             match proposed {
                 Ok(pending) => {
                     pending.await.map_err(crate::error::from_log)?;

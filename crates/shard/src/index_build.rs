@@ -165,10 +165,12 @@ impl Shard {
 
     async fn append_batch(&self, payload: Vec<u8>, multikey: &MultikeyFound) -> Result<(), Error> {
         let pending = loop {
-            let proposed = self.log.propose(Durability::Buffered, |_, _| {
-                multikey.publish();
-                (payload.clone(), Companion::empty())
-            });
+            let proposed = self
+                .log
+                .propose(Durability::Buffered, payload.clone(), |_, _, _| {
+                    multikey.publish();
+                    Companion::empty()
+                });
             match proposed {
                 Ok(pending) => break pending,
                 Err(ProposeError::Busy) => {

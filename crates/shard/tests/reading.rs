@@ -269,7 +269,8 @@ async fn bad_arguments_get_mongodbs_codes() {
         (doc! {"count": "c", "bogus": 1}, 40415),
         (doc! {"distinct": "c"}, 40414),
         (doc! {"distinct": "c", "key": ""}, 40352),
-        (doc! {"explain": {"insert": "c"}}, 20),
+        (doc! {"explain": {"insert": "c"}}, 40414),
+        (doc! {"explain": {"insert": "c", "documents": [{}]}}, 20),
         (doc! {"explain": {"bogus": "c"}}, 59),
         (doc! {"explain": 5}, 14),
     ] {

@@ -73,7 +73,7 @@ impl Clients {
         self.number += 1;
         let mut payload = self.number.to_le_bytes().to_vec();
         payload.resize(8 + bytes, 0xcd);
-        let proposed = group.propose(durability, |position, _| (payload.clone(), position.get()));
+        let proposed = group.propose(durability, payload.clone(), |_, position, _| position.get());
         let Ok(pending) = proposed else { return false };
         self.writes.push(Write {
             member,

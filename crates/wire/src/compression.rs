@@ -7,6 +7,7 @@
 //! Left out: the "noop" compressor (id 0), which the real server refuses as well.
 
 use std::cell::RefCell;
+use std::cmp::Ordering;
 use std::io::{self, Read, Write};
 
 use crate::protocol::{HEADER_SIZE, MESSAGE_BYTES_MAX};
@@ -36,6 +37,9 @@ pub enum CompressionFault {
     Corrupt,
     #[error("the uncompressed size is not the one announced")]
     SizeMismatch,
+    /// Sound, but less than announced: zlib alone cannot tell while it decompresses.
+    #[error("{actual} uncompressed bytes were there, {claimed} were announced")]
+    Short { actual: usize, claimed: usize },
 }
 
 impl Compressor {
@@ -147,7 +151,10 @@ impl Compressor {
                 decoder
                     .window_log_max(ZSTD_WINDOW_LOG_MAX)
                     .map_err(corrupt)?;
-                read_exactly(&mut out, decoder, size)?;
+                read_exactly(&mut out, decoder, size).map_err(|fault| match fault {
+                    CompressionFault::Short { .. } => CompressionFault::SizeMismatch,
+                    other => other,
+                })?;
             }
         }
         Ok(out)
@@ -215,10 +222,13 @@ fn read_exactly(
         .take(size as u64 + 1)
         .read_to_end(out)
         .map_err(|_| CompressionFault::Corrupt)?;
-    if read == size {
-        Ok(())
-    } else {
-        Err(CompressionFault::SizeMismatch)
+    match read.cmp(&size) {
+        Ordering::Equal => Ok(()),
+        Ordering::Greater => Err(CompressionFault::SizeMismatch),
+        Ordering::Less => Err(CompressionFault::Short {
+            actual: read,
+            claimed: size,
+        }),
     }
 }
 

@@ -108,7 +108,7 @@ pub(crate) fn message_length(bytes: &[u8]) -> Result<Option<usize>, CloseReason>
 pub(crate) fn parse(message: Bytes) -> Result<Incoming, Fault> {
     let header = header_of(&message)?;
     if header.opcode == OP_COMPRESSED {
-        let (message, compressor) = decompress(header, &message).map_err(Fault::Close)?;
+        let (message, compressor) = decompress(header, &message)?;
         let header = header_of(&message)?;
         return parse_plain(header, message, Some(compressor));
     }
@@ -127,13 +127,7 @@ fn parse_plain(
     message: Bytes,
     compressor: Option<Compressor>,
 ) -> Result<Incoming, Fault> {
-    let envelope = Envelope {
-        request_id: header.request_id,
-        form: Form::Message { checksum: false },
-        compressor,
-        silent: false,
-        exhaust_allowed: false,
-    };
+    let envelope = plain_envelope(header, compressor);
     match header.opcode {
         OP_MSG => parse_message(envelope, message),
         OP_QUERY => legacy::parse_query(envelope, message),
@@ -142,27 +136,47 @@ fn parse_plain(
     }
 }
 
+fn plain_envelope(header: Header, compressor: Option<Compressor>) -> Envelope {
+    Envelope {
+        request_id: header.request_id,
+        form: Form::Message { checksum: false },
+        compressor,
+        silent: false,
+        exhaust_allowed: false,
+    }
+}
+
 /// Restores the message inside an OP_COMPRESSED, header included.
-fn decompress(header: Header, message: &[u8]) -> Result<(Bytes, Compressor), CloseReason> {
+fn decompress(header: Header, message: &[u8]) -> Result<(Bytes, Compressor), Fault> {
+    let close = |reason| Err(Fault::Close(reason));
     let payload = &message[HEADER_SIZE..];
     let Some((fixed, compressed)) = payload.split_first_chunk::<9>() else {
-        return Err(CloseReason::Truncated(OP_COMPRESSED));
+        return close(CloseReason::Truncated(OP_COMPRESSED));
     };
     let opcode = i32::from_le_bytes([fixed[0], fixed[1], fixed[2], fixed[3]]);
     let size = i32::from_le_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]);
     // One inside another would let a small message cost a lot of work.
     if opcode == OP_COMPRESSED {
-        return Err(CloseReason::Opcode(opcode));
+        return close(CloseReason::Opcode(opcode));
     }
-    let compressor = Compressor::from_id(fixed[8]).ok_or(CloseReason::Compressor(fixed[8]))?;
+    let Some(compressor) = Compressor::from_id(fixed[8]) else {
+        return close(CloseReason::Compressor(fixed[8]));
+    };
     let length = size.saturating_add(HEADER_SIZE as i32);
     let restored = Header {
         length,
         opcode,
         ..header
     };
-    let message = compressor.decompress(&restored.encode(), compressed, size)?;
-    Ok((Bytes::from(message), compressor))
+    match compressor.decompress(&restored.encode(), compressed, size) {
+        Ok(message) => Ok((Bytes::from(message), compressor)),
+        // The real server takes what is missing for another section.
+        Err(fault @ CompressionFault::Short { .. }) => Err(Fault::Answer {
+            envelope: plain_envelope(header, Some(compressor)),
+            reply: Reply::error(&Error::location(40432, fault.to_string())),
+        }),
+        Err(fault) => close(fault.into()),
+    }
 }
 
 fn parse_message(mut envelope: Envelope, message: Bytes) -> Result<Incoming, Fault> {
@@ -358,6 +372,27 @@ mod tests {
             if let Some(sequence) = request.sequence("documents") {
                 assert!(sequence.iter().all(|found| found == document().as_doc()));
                 assert_eq!(sequence.len(), 2);
+            }
+        }
+    }
+
+    /// As the real server: zlib that yields too little gets an answer, all else ends
+    /// the connection.
+    #[test]
+    fn a_wrong_uncompressed_size_is_answered_where_the_real_server_does() {
+        for (sample, compressor) in samples()[2..].iter().zip(Compressor::ALL) {
+            let size = i32::from_le_bytes([sample[20], sample[21], sample[22], sample[23]]);
+            for (wrong, answered) in [
+                (size + 1, compressor == Compressor::Zlib),
+                (size - 1, false),
+            ] {
+                let mut damaged = sample.clone();
+                damaged[20..24].copy_from_slice(&wrong.to_le_bytes());
+                match parse_request(Bytes::from(damaged)) {
+                    Err(Rejection::Answer(_)) => assert!(answered, "{compressor:?} {wrong}"),
+                    Err(Rejection::Close(_)) => assert!(!answered, "{compressor:?} {wrong}"),
+                    Ok(_) => panic!("{compressor:?} took {wrong} for {size}"),
+                }
             }
         }
     }

@@ -26,6 +26,7 @@ mod tree;
 mod upsert;
 
 pub use modifier::check_id;
+pub(crate) use path::compare_names;
 pub use upsert::upsert_base;
 
 use crate::context::QueryContext;

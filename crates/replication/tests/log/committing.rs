@@ -146,7 +146,7 @@ fn a_failure_stops_the_group_for_good() {
             matches!(outcome, Err(ProposeError::OutcomeUnknown { .. })),
             "{name}: {outcome:?}"
         );
-        let later = group.propose(Synced, |position, _| (Vec::new(), position.get()));
+        let later = group.propose(Synced, Vec::new(), |_, position, _| position.get());
         assert_eq!(
             later.err(),
             Some(ProposeError::Stopped {
@@ -212,9 +212,9 @@ fn a_queue_that_is_full_refuses_and_tells_when_there_is_room() {
             drop(propose(&group, Synced, &[0; 1000]));
         }
         let mut ran = false;
-        let refused = group.propose(Synced, |_, _| {
+        let refused = group.propose(Synced, Vec::new(), |_, _, _| {
             ran = true;
-            (Vec::new(), 0)
+            0
         });
         assert_eq!(refused.err(), Some(ProposeError::Busy));
         assert!(!ran, "the closure did not run");
@@ -238,7 +238,12 @@ fn an_entry_over_the_limit_is_refused_and_leaves_no_trace() {
     let mut world = World::new();
     world.options.payload_bytes_max = 10;
     let (group, mut driver) = world.open_stepped().expect("opens");
-    let refused = group.propose(Synced, |_, _| (vec![0; 11], 0));
+    let mut ran = false;
+    let refused = group.propose(Synced, vec![0; 11], |_, _, _| {
+        ran = true;
+        0
+    });
+    assert!(!ran, "the closure did not run");
     assert_eq!(
         refused.err(),
         Some(ProposeError::TooLarge {
@@ -295,7 +300,7 @@ fn with_threads_on_a_real_disk_every_proposer_is_answered() {
         at(801)
     );
     assert_eq!(ledger.applied(), OWN + 801);
-    let refused = group.propose(Synced, |_, _| (Vec::new(), 0));
+    let refused = group.propose(Synced, Vec::new(), |_, _, _| 0);
     assert_eq!(refused.err(), Some(ProposeError::Closed));
     drop(group);
 
@@ -330,11 +335,11 @@ fn a_state_machine_that_panics_leaves_nobody_waiting() {
     let world = World::new();
     let group = world.open().expect("opens");
     // The ledger insists that a companion is that of its own entry.
-    let pending = group.propose(Synced, |_, _| (Vec::new(), u64::MAX));
+    let pending = group.propose(Synced, Vec::new(), |_, _, _| u64::MAX);
     let outcome = pending.expect("there is room").wait();
     assert!(matches!(outcome, Err(ProposeError::OutcomeUnknown { .. })));
     assert!(matches!(group.close(), Err(Error::Stopped { .. })));
-    let later = group.propose(Synced, |_, _| (Vec::new(), 0)).err();
+    let later = group.propose(Synced, Vec::new(), |_, _, _| 0).err();
     assert!(matches!(later, Some(ProposeError::Stopped { .. })));
 }
 

@@ -101,7 +101,7 @@ impl Model {
             Durability::Buffered
         };
         let pending = group
-            .propose(durability, |position, _| (payload.clone(), position.get()))
+            .propose(durability, payload.clone(), |_, position, _| position.get())
             .ok()?;
         self.payloads
             .insert(pending.given().position.get(), payload);

@@ -186,8 +186,9 @@ fn readers_that_fall_behind_see_whole_entries_or_are_too_late() {
         }
         for _ in 0..1500 {
             let pending = group
-                .propose(Synced, |position, _| {
-                    (position.get().to_le_bytes().repeat(20), position.get())
+                .propose(Synced, vec![0; 160], |payload, position, _| {
+                    payload.copy_from_slice(&position.get().to_le_bytes().repeat(20));
+                    position.get()
                 })
                 .expect("there is room");
             pending.wait().expect("applied");

@@ -159,7 +159,9 @@ impl World {
 
 pub fn propose(group: &Group<Ledger>, durability: Durability, payload: &[u8]) -> Pending {
     group
-        .propose(durability, |position, _| (payload.to_vec(), position.get()))
+        .propose(durability, payload.to_vec(), |_, position, _| {
+            position.get()
+        })
         .expect("there is room")
 }
 

@@ -20,9 +20,11 @@ fn one_leads_the_others_follow_and_all_apply_the_same() {
             (member.journal.payloads() == expected).then_some(())
         });
         if member.id != first.id {
-            let refused = member.group.propose(Durability::Synced, |_, _| {
-                panic!("the closure does not run on a follower")
-            });
+            let refused = member
+                .group
+                .propose(Durability::Synced, Vec::new(), |_, _, _| {
+                    panic!("the closure does not run on a follower")
+                });
             let leader = Some(first.id);
             assert_eq!(refused.err(), Some(ProposeError::NotLeader { leader }));
             let barrier = block_on(member.group.read_barrier());
@@ -109,12 +111,12 @@ fn a_leader_that_is_cut_off_acknowledges_nothing_and_takes_over_what_others_deci
     });
     let stale = old
         .group
-        .propose_in(old_term, Durability::Synced, |_, _| (vec![1], ()));
+        .propose_in(old_term, Durability::Synced, vec![1], |_, _, _| ());
     assert!(matches!(stale.err(), Some(ProposeError::NotLeader { .. })));
     let term = old.group.leading().expect("it leads");
     let fresh = old
         .group
-        .propose_in(term, Durability::Synced, |_, _| (vec![2], ()));
+        .propose_in(term, Durability::Synced, vec![2], |_, _, _| ());
     fresh.expect("accepted").wait().expect("applied");
     board.close();
 }

@@ -144,7 +144,7 @@ impl Stage {
             ["write", id, text] => {
                 let (group, driver) = self.members.get_mut(&member(id)).expect("a member");
                 let payload = text.as_bytes().to_vec();
-                let proposed = group.propose(Durability::Buffered, |_, _| (payload, ()));
+                let proposed = group.propose(Durability::Buffered, payload, |_, _, _| ());
                 let (pending, answer) = match proposed {
                     Ok(pending) => (Some(pending), "under way".to_owned()),
                     Err(error) => (None, describe(&error)),

@@ -238,7 +238,7 @@ pub fn write(member: &Member, payload: &[u8]) -> Pending {
     let payload = payload.to_vec();
     member
         .group
-        .propose(Durability::Synced, |_, _| (payload, ()))
+        .propose(Durability::Synced, payload, |_, _, _| ())
         .expect("it leads")
 }
 

@@ -146,7 +146,7 @@ impl Joining<'_> {
                 WhenNotMatched::Insert => {}
             }
             let target = &self.merge.target;
-            match insert_all(self.invocation, target, vec![document.to_owned()]).await {
+            match insert_all(self.invocation, target, vec![self.merge.inserted(document)]).await {
                 Ok(()) => return Ok(()),
                 // Somebody inserted it meanwhile: now there is one to change.
                 Err(error)

@@ -68,7 +68,8 @@ impl Joining<'_> {
     fn prepare(&self, document: &DocBuf) -> Result<Joined, Error> {
         let change = self.change(document.as_doc())?;
         let id = document.get("_id").unwrap_or(ValueRef::Null);
-        let new = prepare_insert(self.invocation.shard, document.as_doc()).and_then(|new| {
+        let inserted = self.merge.inserted(document.as_doc());
+        let new = prepare_insert(self.invocation.shard, inserted.as_doc()).and_then(|new| {
             check_stored(new.as_doc())?;
             Ok(new)
         });

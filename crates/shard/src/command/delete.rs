@@ -75,14 +75,14 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
 }
 
 /// One statement of the command.
-struct Statement<'a> {
-    filter: Doc<'a>,
-    hint: Option<Value>,
-    multi: bool,
+pub(super) struct Statement<'a> {
+    pub(super) filter: Doc<'a>,
+    pub(super) hint: Option<Value>,
+    pub(super) multi: bool,
 }
 
 impl<'a> Statement<'a> {
-    fn parse(statement: Doc<'a>) -> Result<Self, Error> {
+    pub(super) fn parse(statement: Doc<'a>) -> Result<Self, Error> {
         const PATH: &str = "delete.deletes";
         refuse_duplicates(PATH, statement)?;
         let (mut filter, mut multi, mut hint) = (None, None, None);

@@ -3,25 +3,27 @@
 //! A write is explained as the search it begins with; nothing is changed. What
 //! it would change is found out on the documents that the search yields.
 //!
-//! Left out: what the stages behind a pipeline's search did, and merging sorted
-//! branches of an `$or`.
+//! | file | what |
+//! | --- | --- |
+//! | `searches.rs` | the search of each command, from its arguments |
+//! | `pipelines.rs` | the search that a pipeline begins with, and its other stages |
+//! | `report.rs` | the reply |
+//!
+//! Left out: what the stages behind a pipeline's search did.
 
+mod pipelines;
 mod report;
+mod searches;
 
-use super::arguments::{arguments, fields, is_generic, missing};
-use super::count::CountCommand;
-use super::distinct::DistinctCommand;
-use super::find::{FindCommand, hint, sort_pattern};
-use super::{Answer, Invocation, diagnostic, let_variables};
+use super::arguments::arguments;
+use super::{Answer, Invocation, diagnostic};
 use crate::read::stages::{Shape, Stage, distinct_stages, rejected, stages};
 use crate::read::{Budget, DistinctScan, Execution, Query, Step, query_hashes, trials};
-use model::bson::{Array, Doc, DocBuf, DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::filter::Filter;
 use query::path::Path;
-use query::pipeline::{Place, Scope, Stage as PipelineStage, not_an_array, parse, split_scan};
-use query::projection::Projection;
 use query::update::{Update, UpdateMoment};
 use report::{Report, Trial};
 use std::time::Instant;
@@ -67,6 +69,16 @@ pub(crate) fn explain(invocation: &Invocation<'_>) -> Answer {
             _ => return Err(argument.unknown()),
         }
     }
+    let is_pipeline = command
+        .first()
+        .is_some_and(|first| first.key() == "aggregate");
+    let runs = command.get("pipeline").is_some() && command.get("explain").is_none();
+    if is_pipeline && runs && command.get("cursor").is_none() {
+        return Err(Error::new(
+            Code::FAILED_TO_PARSE,
+            "The 'cursor' option is required, except for aggregate with the explain argument",
+        ));
+    }
     explain_command(invocation, command, verbosity)
 }
 
@@ -84,6 +96,15 @@ pub(crate) fn explain_command(
     };
     let name = first.key();
     let explained = match name {
+        "find" if !matches!(first.value(), ValueRef::String(_)) => {
+            return Err(Error::new(
+                Code::INVALID_NAMESPACE,
+                format!(
+                    "collection name has invalid type {}",
+                    first.value().kind().name()
+                ),
+            ));
+        }
         "find" => Explained::find(invocation, command)?,
         "count" => Explained::count(invocation, command)?,
         "distinct" => Explained::distinct(invocation, command)?,
@@ -91,10 +112,7 @@ pub(crate) fn explain_command(
         "findAndModify" | "findandmodify" => Explained::find_and_modify(invocation, command)?,
         "aggregate" => Explained::aggregate(invocation, command)?,
         known if diagnostic::is_command(known) => {
-            return Err(Error::new(
-                Code::ILLEGAL_OPERATION,
-                format!("Cannot explain cmd: {name}"),
-            ));
+            return Err(searches::not_explained(invocation, command, name));
         }
         other => {
             return Err(Error::new(
@@ -176,236 +194,7 @@ struct Explained {
     purpose: Purpose,
 }
 
-fn namespace_of(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<Namespace, Error> {
-    match command.first().map(|first| first.value()) {
-        Some(ValueRef::String(name)) => Namespace::new(invocation.request.database(), name),
-        Some(other) => Err(Error::bad_value(format!(
-            "collection name has invalid type {}",
-            other.kind().name()
-        ))),
-        None => Err(Error::bad_value("the command is empty")),
-    }
-}
-
 impl Explained {
-    fn find(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<Self, Error> {
-        let parsed = FindCommand::parse(invocation, command)?;
-        let projection = parsed
-            .projection_spec
-            .filter(|spec| !spec.as_doc().is_empty())
-            .map(|spec| {
-                (
-                    spec,
-                    parsed.projection.as_ref().is_some_and(|p| p.is_simple()),
-                )
-            });
-        Ok(Self {
-            namespace: namespace_of(invocation, command)?,
-            query: parsed.query,
-            purpose: Purpose::Find { projection },
-        })
-    }
-
-    fn count(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<Self, Error> {
-        let parsed = CountCommand::parse(invocation, command)?;
-        let fast = parsed.is_fast();
-        Ok(Self {
-            namespace: parsed.namespace,
-            query: parsed.query,
-            purpose: Purpose::Count { fast },
-        })
-    }
-
-    fn distinct(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<Self, Error> {
-        let parsed = DistinctCommand::parse(invocation, command)?;
-        Ok(Self {
-            namespace: namespace_of(invocation, command)?,
-            query: parsed.query,
-            purpose: Purpose::Distinct { path: parsed.path },
-        })
-    }
-
-    /// The one statement of an `update` or `delete`.
-    fn write(invocation: &Invocation<'_>, command: Doc<'_>, name: &str) -> Result<Self, Error> {
-        let list = match name {
-            "update" => "updates",
-            _ => "deletes",
-        };
-        let statements = command.get_array(list).unwrap_or(Array::EMPTY);
-        let mut statements = statements.iter();
-        let (Some(ValueRef::Document(statement)), None) = (statements.next(), statements.next())
-        else {
-            return Err(Error::new(
-                Code::INVALID_LENGTH,
-                "explained write batches must be of size 1",
-            ));
-        };
-        let mut filter = Doc::EMPTY;
-        let mut wanted_hint = None;
-        let (mut multi, mut upsert) = (false, false);
-        let (mut change, mut constants, mut array_filters) = (None, None, None);
-        for field in fields(name, statement) {
-            match field.name() {
-                "q" => filter = field.doc()?,
-                "u" => change = Some(field.value()),
-                "c" => constants = field.optional_doc()?,
-                "arrayFilters" if !field.is_null() => array_filters = Some(field.array()?),
-                "hint" => wanted_hint = hint(&field)?,
-                "multi" => multi = field.loose_boolean()?,
-                "upsert" => upsert = field.loose_boolean()?,
-                "limit" => multi = field.integer()? == 0,
-                _ => {}
-            }
-        }
-        let mut context = let_variables(invocation, command.get_doc("let"))?;
-        for element in constants.iter().flat_map(|constants| constants.iter()) {
-            let value = element.value().to_owned();
-            context.variables.push((element.key().to_owned(), value));
-        }
-        let mut query = Query::new(Filter::parse(filter, &context)?.optimized());
-        query.hint = wanted_hint;
-        if !multi {
-            query.limit = Some(1);
-        }
-        Ok(Self {
-            namespace: namespace_of(invocation, command)?,
-            query,
-            purpose: match name {
-                "update" => {
-                    let change = change.ok_or_else(|| missing("update.updates", "u"))?;
-                    Purpose::Update {
-                        multi,
-                        upsert,
-                        change: Change {
-                            update: Update::parse(change, array_filters, &context)?,
-                            context,
-                        },
-                    }
-                }
-                _ => Purpose::Delete { multi },
-            },
-        })
-    }
-
-    fn find_and_modify(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<Self, Error> {
-        let context = let_variables(invocation, command.get_doc("let"))?;
-        let filter = command.get_doc("query").unwrap_or(Doc::EMPTY);
-        let mut query = Query::new(Filter::parse(filter, &context)?.optimized());
-        query.limit = Some(1);
-        for field in fields("findAndModify", command) {
-            if is_generic(field.name()) {
-                continue;
-            }
-            match field.name() {
-                "hint" => query.hint = hint(&field)?,
-                "sort" => {
-                    if let Some(sort) = field.optional_doc()? {
-                        query.sort = sort_pattern(sort, &mut query.hint)?;
-                    }
-                }
-                _ => {}
-            }
-        }
-        let truthy = |name| command.get(name).is_some_and(model::number::is_truthy);
-        let change = match command.get("update") {
-            Some(change) if !truthy("remove") => Some(Change {
-                update: Update::parse(change, command.get_array("arrayFilters"), &context)?,
-                context,
-            }),
-            _ => None,
-        };
-        Ok(Self {
-            namespace: namespace_of(invocation, command)?,
-            query,
-            purpose: Purpose::FindAndModify {
-                change,
-                upsert: truthy("upsert"),
-            },
-        })
-    }
-
-    /// The search that a pipeline begins with, and the stages behind it.
-    fn aggregate(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<Self, Error> {
-        let context = let_variables(invocation, command.get_doc("let"))?;
-        let database = invocation.request.database();
-        let collection = match command.first().map(|first| first.value()) {
-            Some(value) if value.is_number() => None,
-            _ => Some(namespace_of(invocation, command)?),
-        };
-        let stages = match command.get("pipeline") {
-            Some(ValueRef::Array(stages)) => stages,
-            Some(_) => return Err(not_an_array()),
-            None => return Err(missing("aggregate", "pipeline")),
-        };
-        let scope = Scope {
-            database,
-            collection: collection.as_ref(),
-            context: &context,
-            place: match command.get("needsMerge") {
-                Some(ValueRef::Boolean(true)) => Place::ShardHalf,
-                _ => Place::Command,
-            },
-            depth: 0,
-        };
-        let mut steps = parse(stages, &scope)?;
-        let makes_documents = matches!(
-            steps.first().map(|step| &step.stage),
-            Some(
-                PipelineStage::Documents(_)
-                    | PipelineStage::CollectionStats(..)
-                    | PipelineStage::IndexStats(_)
-                    | PipelineStage::CurrentOperations(_)
-                    | PipelineStage::LocalSessions(_)
-                    | PipelineStage::ChangeStream(_)
-            )
-        );
-        let Some(namespace) = collection.filter(|_| !makes_documents) else {
-            return Ok(Self {
-                namespace: Namespace::new(database, "$cmd.aggregate")?,
-                query: Query::new(Filter::everything()),
-                purpose: Purpose::Made {
-                    stages: shown(&steps, database),
-                },
-            });
-        };
-        let hint = match command.get("hint") {
-            Some(ValueRef::Document(doc)) if doc.is_empty() => None,
-            other => other.map(|hint| hint.to_owned()),
-        };
-        let output = steps
-            .pop_if(|step| matches!(step.stage, PipelineStage::Out(_) | PipelineStage::Merge(_)));
-        let (request, mut rest) = split_scan(steps, namespace.clone(), hint);
-        rest.extend(output);
-        let query = Query {
-            sort: request.sort,
-            skip: request.skip,
-            limit: request.limit,
-            needed: request
-                .fields
-                .map(|fields| fields.iter().map(|name| Path::new(name)).collect()),
-            hint: request.hint,
-            ..Query::new(request.filter)
-        };
-        // A last projection of fields is part of the search in MongoDB.
-        let mut projection = None;
-        if let [only] = &rest[..]
-            && only.name() == "$project"
-            && let Some(spec) = only.spec.as_doc().get_doc("$project")
-            && Projection::parse_stage(spec, &context).is_ok_and(|parsed| parsed.is_simple())
-        {
-            projection = Some(spec.to_owned());
-            rest.clear();
-        }
-        Ok(Self {
-            namespace,
-            query,
-            purpose: Purpose::Aggregate {
-                rest: shown(&rest, database),
-                projection,
-            },
-        })
-    }
-
     fn run(self, invocation: &Invocation<'_>, command: Doc<'_>, verbosity: Verbosity) -> Answer {
         let shard = invocation.shard;
         let filter = self.query.filter.clone();
@@ -621,56 +410,4 @@ impl Explained {
             | Purpose::Made { .. } => search,
         }
     }
-}
-
-/// Stages as MongoDB shows them, which is not always as they were written.
-fn shown(steps: &[query::pipeline::Step], database: &str) -> Vec<DocBuf> {
-    let mut out: Vec<DocBuf> = Vec::new();
-    let mut sorted_limit = None;
-    for step in steps {
-        let taken_in = sorted_limit.take();
-        let spec = step.spec.as_doc();
-        match (&step.stage, spec.first().map(|first| first.value())) {
-            (PipelineStage::Unwind(_), Some(ValueRef::String(path))) => {
-                let inner = DocWriter::new().with("path", path).finish();
-                out.push(DocWriter::new().with("$unwind", &inner).finish());
-            }
-            (PipelineStage::Sort { limit, .. }, Some(pattern)) => {
-                let mut inner = DocWriter::new().with("sortKey", pattern);
-                if let Some(limit) = *limit {
-                    inner.append("limit", limit as i64);
-                    sorted_limit = Some(limit);
-                }
-                out.push(DocWriter::new().with("$sort", &inner.finish()).finish());
-            }
-            // The sort before it stops by itself.
-            (PipelineStage::Limit(limit), _) if taken_in == Some(*limit) => {}
-            (PipelineStage::Count(name), _) => out.extend(counting(name)),
-            (PipelineStage::Out(_), Some(ValueRef::String(name))) => {
-                let target = DocWriter::new().with("db", database).with("coll", name);
-                out.push(DocWriter::new().with("$out", &target.finish()).finish());
-            }
-            _ => out.push(step.spec.clone()),
-        }
-    }
-    out
-}
-
-/// `$count` as the two stages that it stands for.
-fn counting(name: &str) -> [DocBuf; 2] {
-    let one = DocWriter::new().with("$const", 1).finish();
-    let null = DocWriter::new().with("$const", ValueRef::Null).finish();
-    let sum = DocWriter::new().with("$sum", &one).finish();
-    let group = DocWriter::new()
-        .with("_id", &null)
-        .with(name, &sum)
-        .finish();
-    let project = DocWriter::new()
-        .with(name, true)
-        .with("_id", false)
-        .finish();
-    [
-        DocWriter::new().with("$group", &group).finish(),
-        DocWriter::new().with("$project", &project).finish(),
-    ]
 }

@@ -14,23 +14,23 @@ use wire::Reply;
 
 /// The command's arguments.
 #[derive(Default)]
-struct Arguments<'a> {
-    query: Option<Doc<'a>>,
-    sort: Option<Doc<'a>>,
-    fields: Option<Doc<'a>>,
-    update: Option<ValueRef<'a>>,
-    array_filters: Option<Array<'a>>,
-    variables: Option<Doc<'a>>,
-    hint: Option<Value>,
-    remove: bool,
-    new: bool,
-    upsert: bool,
-    ids: StatementIdArguments,
+pub(super) struct Arguments<'a> {
+    pub(super) query: Option<Doc<'a>>,
+    pub(super) sort: Option<Doc<'a>>,
+    pub(super) fields: Option<Doc<'a>>,
+    pub(super) update: Option<ValueRef<'a>>,
+    pub(super) array_filters: Option<Array<'a>>,
+    pub(super) variables: Option<Doc<'a>>,
+    pub(super) hint: Option<Value>,
+    pub(super) remove: bool,
+    pub(super) new: bool,
+    pub(super) upsert: bool,
+    pub(super) ids: StatementIdArguments,
 }
 
-fn parse<'a>(invocation: &'a Invocation<'_>) -> Result<Arguments<'a>, Error> {
+pub(super) fn parse(body: Doc<'_>) -> Result<Arguments<'_>, Error> {
     let mut parsed = Arguments::default();
-    for argument in arguments("findAndModify", invocation.request.body()) {
+    for argument in arguments("findAndModify", body) {
         match argument.name() {
             "query" => parsed.query = argument.optional_doc()?,
             "sort" => parsed.sort = argument.optional_doc()?,
@@ -74,7 +74,7 @@ fn parse<'a>(invocation: &'a Invocation<'_>) -> Result<Arguments<'a>, Error> {
 
 pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
-    let mut parsed = parse(invocation)?;
+    let mut parsed = parse(invocation.request.body())?;
     let statement = std::mem::take(&mut parsed.ids).of_batch(1)?.of(0);
     let context = let_variables(invocation, parsed.variables)?;
     let action = match parsed.update {

@@ -118,18 +118,18 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
 }
 
 /// One element of `updates`.
-struct Statement<'a> {
-    filter: Doc<'a>,
-    change: ValueRef<'a>,
-    constants: Option<Doc<'a>>,
-    array_filters: Option<Array<'a>>,
-    hint: Option<Value>,
-    multi: bool,
-    upsert: bool,
+pub(super) struct Statement<'a> {
+    pub(super) filter: Doc<'a>,
+    pub(super) change: ValueRef<'a>,
+    pub(super) constants: Option<Doc<'a>>,
+    pub(super) array_filters: Option<Array<'a>>,
+    pub(super) hint: Option<Value>,
+    pub(super) multi: bool,
+    pub(super) upsert: bool,
 }
 
 impl<'a> Statement<'a> {
-    fn parse(statement: Doc<'a>) -> Result<Self, Error> {
+    pub(super) fn parse(statement: Doc<'a>) -> Result<Self, Error> {
         let (mut filter, mut change) = (None, None);
         let (mut constants, mut array_filters, mut hint) = (None, None, None);
         let (mut multi, mut upsert) = (false, false);

@@ -636,7 +636,7 @@ async fn entries_of_moves_never_appear() {
         shard
             .shard
             .log
-            .propose(Durability::Synced, |_, _| (payload, Companion::empty()))
+            .propose(Durability::Synced, payload, |_, _, _| Companion::empty())
             .expect("the log takes it")
             .await
             .expect("it is applied");

@@ -197,22 +197,18 @@ impl Shard {
         encode(&changes, &multikey, &mut encoder);
         let written =
             session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
-        let limit = self.log.payload_bytes_max();
-        if payload.len() > limit {
-            // The log would notice only after the overlay has it.
-            let bytes = payload.len();
-            return Err(not_appended(ProposeError::TooLarge { bytes, limit }));
-        }
         let durability = concern.durability();
-        let proposed = self.log.propose_in(term, durability, |position, time| {
-            if let Some(written) = &written {
-                written.set_time(&mut payload, time);
-            }
-            // Before the entry can be applied: see `catalog/multikey.rs`.
-            multikey.publish();
-            publish(&self.overlay, &mut changes, position, time);
-            (payload, Companion { changes })
-        });
+        let proposed = self
+            .log
+            .propose_in(term, durability, payload, |payload, position, time| {
+                if let Some(written) = &written {
+                    written.set_time(payload, time);
+                }
+                // Before the entry can be applied: see `catalog/multikey.rs`.
+                multikey.publish();
+                publish(&self.overlay, &mut changes, position, time);
+                Companion { changes }
+            });
         match proposed {
             Ok(pending) => {
                 if let (Some(session), Some(written)) = (session, &written) {
