@@ -21,5 +21,6 @@ pub mod row;
 pub mod run;
 pub mod server;
 pub mod session;
+pub mod sharding;
 pub mod table;
 pub mod value;

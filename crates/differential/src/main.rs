@@ -10,7 +10,7 @@ use differential::generate::{Kind, Plan, as_tables, run_generated};
 use differential::notation::print_fields;
 use differential::report::report;
 use differential::run::{Pair, run_tables};
-use differential::server::{Server, find_mongod, start_mongod, start_terndb};
+use differential::server::{Server, find_mongod, start_cluster, start_mongod, start_terndb};
 use differential::session::{Session, selected};
 use differential::table::{Table, parse_table, read_folder};
 
@@ -36,6 +36,8 @@ enum Action {
 #[derive(Clone, Copy, ValueEnum)]
 enum Target {
     Terndb,
+    /// A router over three shards; collections are sharded.
+    Cluster,
     /// The oracle's own kind: checks the tables, not TernDB.
     Mongod,
 }
@@ -137,12 +139,14 @@ fn run(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     let (oracle, oracle_address) = started(arguments.oracle_uri.as_deref(), start_mongod)?;
     let (target, target_address) = match arguments.target {
         Target::Terndb => started(arguments.target_uri.as_deref(), start_terndb)?,
+        Target::Cluster => started(arguments.target_uri.as_deref(), start_cluster)?,
         Target::Mongod => started(arguments.target_uri.as_deref(), start_mongod)?,
     };
     let pair = Pair {
         oracle: oracle_address,
         target: target_address,
         self_check: matches!(arguments.target, Target::Mongod),
+        cluster: matches!(arguments.target, Target::Cluster),
     };
     let mut judged = if arguments.random_only {
         Vec::new()

@@ -15,7 +15,7 @@ pub fn report(judged: &[Judged], brief: bool) -> String {
                 vec!["marked as known to differ, but agrees: remove the mark".to_owned()]
             }
             Verdict::Broken(reason) => vec![format!("the oracle fails: {reason}")],
-            Verdict::Agrees | Verdict::KnownToDiffer => Vec::new(),
+            Verdict::Agrees | Verdict::KnownToDiffer | Verdict::NotForRouters => Vec::new(),
         };
         if brief {
             let first = lines
@@ -54,7 +54,11 @@ fn summary(judged: &[Judged]) -> String {
             let counts = tables.entry(name).or_default();
             counts.rows += 1;
             counts.failed += usize::from(case.verdict.is_failure());
-            counts.known += usize::from(matches!(case.verdict, Verdict::KnownToDiffer));
+            let known = matches!(
+                case.verdict,
+                Verdict::KnownToDiffer | Verdict::NotForRouters
+            );
+            counts.known += usize::from(known);
         }
     }
     let mut out = String::new();

@@ -12,6 +12,7 @@ use crate::normalize::Normalizer;
 use crate::notation::print;
 use crate::row::Row;
 use crate::session::{Outcome, Session, selected};
+use crate::sharding::is_refused_by_routers;
 use crate::table::{Group, Setup, Table};
 use crate::value::{Fields, Value, get};
 
@@ -22,6 +23,8 @@ pub struct Pair {
     pub target: String,
     /// The target is a `mongod` too: then nothing is expected to differ.
     pub self_check: bool,
+    /// The target is a router over several shards.
+    pub cluster: bool,
 }
 
 /// What came of one row.
@@ -34,6 +37,8 @@ pub enum Verdict {
     KnownToDiffer,
     /// The row says that it differs, and it does not any more.
     AgreesUnexpectedly,
+    /// Routers refuse it for sharded collections, MongoDB's too.
+    NotForRouters,
     /// The oracle gave no replies: the row itself is wrong.
     Broken(String),
 }
@@ -41,7 +46,7 @@ pub enum Verdict {
 impl Verdict {
     pub fn is_failure(&self) -> bool {
         match self {
-            Verdict::Agrees | Verdict::KnownToDiffer => false,
+            Verdict::Agrees | Verdict::KnownToDiffer | Verdict::NotForRouters => false,
             Verdict::Differs(_) | Verdict::AgreesUnexpectedly | Verdict::Broken(_) => true,
         }
     }
@@ -60,6 +65,7 @@ pub struct Sessions {
     pub oracle: Session,
     pub target: Session,
     self_check: bool,
+    cluster: bool,
 }
 
 impl Sessions {
@@ -76,8 +82,9 @@ impl Sessions {
         };
         Sessions {
             oracle: Session::new(&pair.oracle, &unique),
-            target: Session::new(&pair.target, &of_target),
+            target: Session::new(&pair.target, &of_target).with_sharding(pair.cluster),
             self_check: pair.self_check,
+            cluster: pair.cluster,
         }
     }
 
@@ -104,6 +111,11 @@ impl Sessions {
             (Ok(_), Err(reason)) => vec![reason.clone()],
             (Ok(by_oracle), Ok(by_target)) => self.compare(row, by_oracle, by_target),
         };
+        if let (true, Ok(replies)) = (self.cluster && !lines.is_empty(), by_target)
+            && replies.iter().any(is_refused_by_routers)
+        {
+            return Verdict::NotForRouters;
+        }
         match (lines.is_empty(), &row.known) {
             (true, None) => Verdict::Agrees,
             (true, Some(_)) if self.self_check => Verdict::Agrees,

@@ -116,11 +116,21 @@ fn initiate(server: &Server) -> anyhow::Result<()> {
 
 /// Starts the `terndb` binary, which chooses its port and prints it.
 pub fn start_terndb() -> anyhow::Result<Server> {
+    start_terndb_with(&[])
+}
+
+/// A cluster in one process: a router over several shards.
+pub fn start_cluster() -> anyhow::Result<Server> {
+    start_terndb_with(&["--shards", "3"])
+}
+
+fn start_terndb_with(arguments: &[&str]) -> anyhow::Result<Server> {
     let binary = find_terndb()?;
     let data = tempfile::tempdir()?;
     let mut child = Command::new(&binary)
         .args(["up", "--port", "0", "--data"])
         .arg(data.path().join("data"))
+        .args(arguments)
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {}", binary.display()))?;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use wire::client::Client;
 
 use crate::row::{Effect, Row, Step};
+use crate::sharding;
 use crate::table::{COLLECTION, Group, Setup};
 use crate::value::{Fields, Value, decode, encode, field, get};
 
@@ -25,6 +26,10 @@ pub struct Session {
     client: Option<Client>,
     pub database: String,
     last_cursor: i64,
+    /// The server is a router: collections are sharded where that is possible.
+    sharded: bool,
+    /// No row of the group writes.
+    only_read: bool,
 }
 
 impl Session {
@@ -34,13 +39,22 @@ impl Session {
             client: None,
             database: database.to_owned(),
             last_cursor: 0,
+            sharded: false,
+            only_read: false,
         }
+    }
+
+    /// Shards the collections of every setup before documents are inserted.
+    pub fn with_sharding(mut self, sharded: bool) -> Session {
+        self.sharded = sharded;
+        self
     }
 
     /// Runs the given rows of a group; one outcome for each, in order.
     pub fn run_group(&mut self, setup: &Setup, rows: &[&Row]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(rows.len());
         let mut left_behind = Some(Effect::Anything);
+        self.only_read = rows.iter().all(|row| row.effect == Effect::Reads);
         for row in rows {
             let ready = match left_behind {
                 Some(Effect::Anything) => self.set_up(setup),
@@ -114,7 +128,27 @@ impl Session {
             };
             self.expect_ok(command)?;
         }
+        if self.sharded {
+            self.shard_collections(setup)?;
+        }
         self.insert_documents(setup)
+    }
+
+    /// Spreads every collection over the shards. Where that is not possible (capped collections,
+    /// views, unique indexes on other fields) it stays on one shard, which is a test too.
+    fn shard_collections(&mut self, setup: &Setup) -> Result<(), String> {
+        for (name, key) in sharding::keys(setup, self.only_read) {
+            let namespace = format!("{}.{name}", self.database);
+            let pattern = vec![field(key.as_str(), "hashed")];
+            let command = vec![
+                field("shardCollection", namespace.as_str()),
+                field("key", pattern),
+                field("numInitialChunks", 6),
+            ];
+            // A refusal is an answer; no answer is none.
+            self.command("admin", command)?;
+        }
+        Ok(())
     }
 
     fn put_documents_back(&mut self, setup: &Setup) -> Result<(), String> {

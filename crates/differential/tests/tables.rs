@@ -1,7 +1,8 @@
 //! The tables and a bounded number of random cases, as continuous integration runs them.
 //!
-//! `TERNDB_DIFFERENTIAL_TARGET` says what is compared with the oracle: `terndb` (the default) or
-//! `mongod`, which checks the tables themselves. `TERNDB_DIFFERENTIAL_CASES` is the number of random
+//! `TERNDB_DIFFERENTIAL_TARGET` says what is compared with the oracle: `terndb` (the default),
+//! `cluster` (a router over three shards, collections sharded) or `mongod`, which checks the tables
+//! themselves. `TERNDB_DIFFERENTIAL_CASES` is the number of random
 //! cases. The `terndb` binary is the one beside the tests, or `TERNDB_BINARY`.
 
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use differential::generate::{Kind, Plan, run_generated};
 use differential::report::report;
 use differential::run::{Judged, Pair, run_tables};
-use differential::server::{Server, start_mongod, start_terndb};
+use differential::server::{Server, start_cluster, start_mongod, start_terndb};
 use differential::table::read_folder;
 
 fn check(judged: &[Judged]) {
@@ -23,19 +24,21 @@ fn check(judged: &[Judged]) {
 }
 
 fn servers() -> (Server, Server, Pair) {
-    let target =
+    let target_kind =
         std::env::var("TERNDB_DIFFERENTIAL_TARGET").unwrap_or_else(|_| "terndb".to_owned());
     let oracle = start_mongod().expect("the oracle starts");
-    let (started, self_check) = match target.as_str() {
+    let (started, self_check) = match target_kind.as_str() {
         "mongod" => (start_mongod(), true),
         "terndb" => (start_terndb(), false),
-        other => panic!("TERNDB_DIFFERENTIAL_TARGET is {other}, neither terndb nor mongod"),
+        "cluster" => (start_cluster(), false),
+        other => panic!("TERNDB_DIFFERENTIAL_TARGET is {other}: not terndb, cluster or mongod"),
     };
     let target = started.expect("the target starts");
     let pair = Pair {
         oracle: oracle.address.clone(),
         target: target.address.clone(),
         self_check,
+        cluster: target_kind == "cluster",
     };
     (oracle, target, pair)
 }

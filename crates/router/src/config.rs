@@ -101,7 +101,9 @@ impl ConfigServer {
     pub(crate) async fn routing(&self, namespace: &str, fetch: Fetch) -> Result<Fetched, Error> {
         let mut found: Option<Found> = None;
         loop {
-            let mut command = DocWriter::new().with("_configsvrGetRouting", namespace);
+            let mut command = DocWriter::new()
+                .with("_configsvrGetRouting", namespace)
+                .with("ns", namespace);
             if let Fetch::Since(version) = fetch {
                 append_version(&mut command, "since", version);
             }

@@ -43,7 +43,7 @@ async fn rare(
     connection: &Arc<ConnectionInfo>,
     request: &Request,
 ) -> Result<Reply, Failure> {
-    if is_config(request) && is_data(request) {
+    if is_config(request) && is_data(request) && !is_about_cluster(request) {
         return diagnostic::ask_config(router, request).await;
     }
     match request.name() {
@@ -88,6 +88,10 @@ async fn rare(
         name if is_about_sessions(name) => diagnostic::tell_everybody(router, request).await,
         name if is_answered_by_config(name) => diagnostic::ask_config(router, request).await,
         "shutdown" => {
+            if request.database() != "admin" {
+                let message = "shutdown may only be run against the admin database.";
+                return Err(Error::new(Code::UNAUTHORIZED, message).into());
+            }
             router.shutdown.notify_one();
             Ok(Reply::ok())
         }
@@ -97,6 +101,12 @@ async fn rare(
         )
         .into()),
     }
+}
+
+/// A pipeline that begins without a collection: operations, or events of everything.
+fn is_about_cluster(request: &Request) -> bool {
+    let first = request.body().first().map(|first| first.value());
+    request.name() == "aggregate" && first.is_some_and(|first| first.is_number())
 }
 
 /// Commands on documents, collections and indexes of a database.
