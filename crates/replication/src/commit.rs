@@ -32,6 +32,7 @@ use raft::{Config, RaftState, RawNode, ReadOnlyOption};
 
 use crate::append::Writer;
 use crate::copying::Copying;
+use crate::election::{Elections, Standing};
 use crate::entry::{LogPosition, Term};
 use crate::error::{Error, ProposeError};
 use crate::leadership::{Barriers, Transfer};
@@ -41,12 +42,21 @@ use crate::membership::Changing;
 use crate::message::{Envelope, Packet};
 use crate::raft_entry::to_raft;
 use crate::raft_store::RaftStore;
-use crate::sequencer::{Proposal, Request, Shared, Wake, Work};
+use crate::sequencer::{Shared, Wake};
 use crate::state_machine::StateMachine;
 use crate::transport::Transport;
+use crate::work::{Proposal, Request, Work};
 
 /// How much is applied in one batch when there is a lot to catch up with.
 pub(crate) const APPLY_BYTES: u64 = 4 << 20;
+
+/// What was last heard from a member.
+#[derive(Clone, Copy)]
+pub(crate) struct Heard {
+    pub tick: u64,
+    pub applied: LogPosition,
+    pub is_resting: bool,
+}
 
 /// Commits what is proposed to a group.
 pub struct Driver<S: StateMachine> {
@@ -70,8 +80,9 @@ pub struct Driver<S: StateMachine> {
     pub(crate) changing: Changing,
     pub(crate) copying: Copying,
     pub(crate) ticks: u64,
-    /// The tick in which something was last heard from a member.
-    pub(crate) heard: BTreeMap<MemberId, u64>,
+    pub(crate) heard: BTreeMap<MemberId, Heard>,
+    pub(crate) standing: Standing,
+    pub(crate) elections: Elections,
     finished: bool,
 }
 
@@ -105,6 +116,8 @@ impl<S: StateMachine> Driver<S> {
             copying: Copying::default(),
             ticks: 0,
             heard: BTreeMap::new(),
+            standing: Standing::default(),
+            elections: Elections::default(),
             finished: false,
         })
     }
@@ -146,7 +159,8 @@ impl<S: StateMachine> Driver<S> {
         let mut next_tick = Instant::now() + tick;
         let mut closing_ticks = 0;
         loop {
-            let ticking = !self.is_sole();
+            // A sole member that was told to rest must notice when its time is over.
+            let ticking = !self.is_sole() || self.leading.is_none();
             let tick_due = ticking.then_some(next_tick);
             let deadline = [self.writer.sync_due(), tick_due]
                 .into_iter()
@@ -199,7 +213,12 @@ impl<S: StateMachine> Driver<S> {
             self.node.raft.set_randomized_election_timeout(timeout);
         }
         self.turn(|driver| {
-            driver.node.tick();
+            if driver.node.raft.state == raft::StateRole::Leader || driver.may_stand() {
+                driver.node.tick();
+            } else {
+                // It goes on to notice that nobody leads, so that it votes for another.
+                driver.node.raft.election_elapsed += 1;
+            }
             driver.pursue_copies();
             Ok(())
         });
@@ -346,7 +365,15 @@ impl<S: StateMachine> Driver<S> {
     }
 
     fn receive(&mut self, envelope: Envelope) -> Result<(), String> {
-        self.heard.insert(envelope.from, self.ticks);
+        let from = envelope.from.member;
+        let known = self.heard.get(&from).map(|heard| heard.applied);
+        let heard = Heard {
+            tick: self.ticks,
+            // Packets overtake each other.
+            applied: envelope.from.applied.max(known.unwrap_or_default()),
+            is_resting: envelope.from.is_resting,
+        };
+        self.heard.insert(from, heard);
         match envelope.packet {
             Packet::Raft(message) => {
                 let raft = &self.node.raft;
@@ -359,16 +386,22 @@ impl<S: StateMachine> Driver<S> {
                     return Err(format!(
                         "the log ends at {}, but member {} says that it once reached {}",
                         raft.raft_log.last_index(),
-                        envelope.from,
+                        from,
                         message.commit
                     ));
                 }
+                if message.get_msg_type() == MessageType::MsgTimeoutNow {
+                    if !self.may_stand() {
+                        return Ok(());
+                    }
+                    self.standing.called_by = Some(from);
+                }
                 if let Err(error) = self.node.step(message) {
-                    tracing::debug!(%error, from = %envelope.from, "a message was not heeded");
+                    tracing::debug!(%error, %from, "a message was not heeded");
                 }
             }
-            Packet::Part(part) => self.receive_part(envelope.from, part)?,
-            Packet::PartAnswer(answer) => self.receive_part_answer(envelope.from, answer),
+            Packet::Part(part) => self.receive_part(from, part)?,
+            Packet::PartAnswer(answer) => self.receive_part_answer(from, answer),
         }
         Ok(())
     }
@@ -384,10 +417,15 @@ impl<S: StateMachine> Driver<S> {
             } => self.begin_change(&voters, &learners, answer),
             Request::Unreachable(member) => self.node.report_unreachable(member.get()),
             Request::Campaign => self.campaign(),
+            Request::Rest { ticks } => self.rest(ticks),
+            Request::StepDown(answer) => self.step_down(answer),
         }
     }
 
     fn campaign(&mut self) {
+        if !self.may_stand() {
+            return;
+        }
         if let Err(error) = self.node.campaign() {
             tracing::debug!(%error, "no election was begun");
         }

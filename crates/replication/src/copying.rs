@@ -136,13 +136,13 @@ impl<S: StateMachine> Driver<S> {
     }
 
     fn send_part(&mut self, to: MemberId) {
+        let sender = self.sender();
         let Some(copy) = self.copying.sending.get_mut(&to) else {
             return;
         };
         copy.sent_tick = self.ticks;
         copy.attempts += 1;
-        let group = self.shared.log.options.group;
-        let packet = encode_part(group, to, self.shared.log.options.member, &copy.part);
+        let packet = encode_part(&sender, to, &copy.part);
         self.transport.send(to, packet);
     }
 
@@ -280,8 +280,7 @@ impl<S: StateMachine> Driver<S> {
     }
 
     fn answer_part(&self, to: MemberId, answer: PartAnswer) {
-        let group = self.shared.log.options.group;
-        let packet = encode_part_answer(group, to, self.me(), &answer);
+        let packet = encode_part_answer(&self.sender(), to, &answer);
         self.transport.send(to, packet);
     }
 

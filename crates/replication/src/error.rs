@@ -114,6 +114,9 @@ pub enum LeaderError {
     /// The member asked for cannot lead.
     #[error("member {0} is not a voter")]
     NotAVoter(MemberId),
+    /// None of the others can be reached and may lead; this one leads on.
+    #[error("no other member can lead")]
+    Nobody,
     /// The other member did not take over in time; this one leads on.
     #[error("the other member did not take over in time")]
     TimedOut,

@@ -19,6 +19,7 @@ use crate::append::Writer;
 use crate::clock::WallClock;
 use crate::commit::Driver;
 use crate::disk::Disk;
+use crate::election::Elections;
 use crate::entry::{Applied, Durability, Entry, LogPosition, Term};
 use crate::error::{
     ChangeError, DriftError, Error, LeaderError, ProposeError, ReadError, ReceiveError,
@@ -28,10 +29,11 @@ use crate::member::{MemberId, Members, Role};
 use crate::message::decode;
 use crate::options::Options;
 use crate::recovery::{first_entry, recover};
-use crate::sequencer::{Request, Shared};
+use crate::sequencer::Shared;
 use crate::state_machine::StateMachine;
 use crate::transport::Transport;
 use crate::trim::{Maintenance, Pin};
+use crate::work::Request;
 
 /// How often the age of entries is looked at when nothing else wakes the maintenance.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(30);
@@ -119,6 +121,7 @@ impl<S: StateMachine> Group<S> {
             configuration: recovered.member.state.configuration.clone(),
             configuration_position: recovered.member.state.configuration_position,
             progress: Vec::new(),
+            elections: Elections::default(),
         };
         let shared = Arc::new(Shared::new(
             log.clone(),
@@ -195,7 +198,9 @@ impl<S: StateMachine> Group<S> {
         let log = self.log();
         let own = published.of(published.me);
         let (synced, applied) = (Some(log.synced()), Some(log.applied()));
-        if own.is_none_or(|own| own.matched == synced && own.committed >= applied) {
+        if own.is_none_or(|own| {
+            own.matched == synced && own.committed >= applied && own.applied == applied
+        }) {
             return published;
         }
         // What this member does without others is not published each time.
@@ -204,6 +209,7 @@ impl<S: StateMachine> Group<S> {
             if own.member == members.me {
                 own.matched = synced;
                 own.committed = own.committed.max(applied);
+                own.applied = applied;
             }
         }
         Arc::new(members)
@@ -241,6 +247,28 @@ impl<S: StateMachine> Group<S> {
                 reason: self.handle.shared.stop_reason(),
             }),
         }
+    }
+
+    /// Leads no longer, whoever may lead next. Others notice after an election timeout; so that
+    /// this member is not elected again, let it rest first.
+    pub async fn step_down(&self) -> Result<(), LeaderError> {
+        let (answer, answered) = oneshot::channel();
+        self.handle.shared.request(Request::StepDown(answer));
+        match answered.await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(LeaderError::Stopped {
+                reason: self.handle.shared.stop_reason(),
+            }),
+        }
+    }
+
+    /// Does not ask for votes for some time, and is handed no leadership. Zero ends that. If it
+    /// leads, it leads on.
+    pub fn rest(&self, time: Duration) {
+        let tick_ms = u128::from(self.log().options.tick_ms);
+        let ticks = time.as_millis().div_ceil(tick_ms);
+        let ticks = u64::try_from(ticks).unwrap_or(u64::MAX);
+        self.handle.shared.request(Request::Rest { ticks });
     }
 
     /// Asks for votes now instead of after an election timeout. Whether it wins is seen in

@@ -25,6 +25,9 @@ use crate::member::{MemberId, Role};
 use crate::state_machine::StateMachine;
 use std::collections::BTreeMap;
 
+/// Who is at most so many entries behind has them in a moment.
+const CLOSE_ENTRIES: u64 = 1000;
+
 type BarrierAnswer = oneshot::Sender<Result<LogPosition, LeaderError>>;
 
 /// Who waits for leadership to be confirmed.
@@ -68,6 +71,7 @@ impl<S: StateMachine> Driver<S> {
     /// `raft` wanted has been done.
     pub(crate) fn notice_role(&mut self) {
         self.notice_loss();
+        self.note_elections();
         self.notice_transfer();
         let faults = self.shared.log.options.faults;
         if self.is_elected()
@@ -119,6 +123,9 @@ impl<S: StateMachine> Driver<S> {
     }
 
     pub(crate) fn lose(&mut self) {
+        if self.leading.is_some_and(|term| term < self.term()) {
+            self.elections.lost_to_later_term += 1;
+        }
         let leader = self.other_leader();
         let last = LogPosition::new(self.node.raft.raft_log.last_index());
         let queued = self.shared.follow(leader, last);
@@ -204,7 +211,7 @@ impl<S: StateMachine> Driver<S> {
                 let _ = answer.send(Ok(()));
                 return;
             }
-            Some(to) if !voters.contains(&to) => {
+            Some(to) if !voters.contains(&to) || self.state.priority(to) == 0 => {
                 let _ = answer.send(Err(LeaderError::NotAVoter(to)));
                 return;
             }
@@ -212,7 +219,7 @@ impl<S: StateMachine> Driver<S> {
             None => match self.best_successor() {
                 Some(to) => to,
                 None => {
-                    let _ = answer.send(Err(LeaderError::TimedOut));
+                    let _ = answer.send(Err(LeaderError::Nobody));
                     return;
                 }
             },
@@ -225,15 +232,43 @@ impl<S: StateMachine> Driver<S> {
         self.transfer = Some(Transfer { answer });
     }
 
-    /// The voter that was heard of lately and has most of the log.
+    /// Follows, whoever may lead next.
+    pub(crate) fn step_down(&mut self, answer: oneshot::Sender<Result<(), LeaderError>>) {
+        let outcome = match self.leading {
+            None => Err(LeaderError::NotLeader {
+                leader: self.other_leader(),
+            }),
+            Some(_) => {
+                let term = self.node.raft.term;
+                self.node.raft.become_follower(term, raft::INVALID_ID);
+                self.notice_role();
+                Ok(())
+            }
+        };
+        let _ = answer.send(outcome);
+    }
+
+    /// Of the voters that were heard of lately and may lead: the one that is most wanted among
+    /// those that are close behind, else the one that has most of the log.
     fn best_successor(&self) -> Option<MemberId> {
         let voters = &self.member.state.configuration.voters;
+        let last = self.node.raft.raft_log.last_index();
+        let rests = |voter: &MemberId| {
+            let heard = self.heard.get(voter);
+            heard.is_some_and(|heard| heard.is_resting)
+        };
         voters
             .iter()
             .filter(|voter| **voter != self.me())
             .filter_map(|voter| Some((*voter, self.node.raft.prs().get(voter.get())?)))
             .filter(|(_, progress)| progress.recent_active)
-            .max_by_key(|(voter, progress)| (progress.matched, std::cmp::Reverse(*voter)))
+            .filter(|(voter, _)| self.state.priority(*voter) > 0 && !rests(voter))
+            .max_by_key(|(voter, progress)| {
+                let is_close = progress.matched + CLOSE_ENTRIES >= last;
+                let priority = self.state.priority(*voter);
+                let wanted = if is_close { priority } else { 0 };
+                (wanted, progress.matched, std::cmp::Reverse(*voter))
+            })
             .map(|(voter, _)| voter)
     }
 

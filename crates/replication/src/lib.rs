@@ -17,8 +17,8 @@
 //! Where to read on, in the order of a write:
 //! `group.rs` (the handle: propose, wait, read, members, close) · `sequencer.rs` (position,
 //! time, queue) · `commit.rs` (the loop) · `ready.rs` (what `raft` wants done, in order) ·
-//! `append.rs` (into the segment) · `segment.rs` (every byte) · `leadership.rs`,
-//! `membership.rs`, `member.rs` · `message.rs` (what members say to each other) ·
+//! `append.rs` (into the segment) · `segment.rs` (every byte) · `leadership.rs`, `election.rs`,
+//! `membership.rs`, `member.rs` · `message/` (what members say to each other) ·
 //! `copying.rs`, `install.rs` (a state for those who are too far behind) · `truncate.rs` · `read.rs` · `trim.rs` · `member_file.rs`, `recovery.rs` (opening) ·
 //! `disk.rs`, `simulated_disk.rs`.
 //!
@@ -26,9 +26,9 @@
 //! - [`Group::role`] tells when this member leads; [`Group::leading`] gives the term in which
 //!   to evaluate, and [`Group::propose_in`] refuses what was evaluated in another.
 //! - [`Group::members`] and [`Group::watch_members`]: who belongs to the group and how far
-//!   each is synced, for write concerns and for people.
+//!   each is synced and has applied, for write concerns and for people.
 //! - [`Group::read_barrier`] before a linearizable read; [`Group::transfer`] before closing;
-//!   [`Group::change_members`].
+//!   [`Group::change_members`]; [`Group::rest`] and [`Group::step_down`] for who must not lead.
 //! - a [`Transport`] that carries packets, and [`Group::receive`] for those that arrive.
 //!
 //! Invariants:
@@ -51,6 +51,7 @@ mod clock;
 mod commit;
 mod copying;
 pub mod disk;
+mod election;
 mod entry;
 mod error;
 mod group;
@@ -74,9 +75,11 @@ mod state_machine;
 mod transport;
 mod trim;
 mod truncate;
+mod work;
 
 pub use clock::{SystemClock, WallClock};
 pub use commit::Driver;
+pub use election::{CastVote, ElectionCount, ElectionReason, Elections, Seen, WonElection};
 pub use entry::{Applied, Committed, Durability, Entry, EntryKind, LogPosition, Term};
 pub use error::{
     BoxError, ChangeError, DriftError, Error, LeaderError, ProposeError, ReadError, ReceiveError,

@@ -13,6 +13,7 @@
 
 use std::fmt;
 
+use crate::election::Elections;
 use crate::entry::{LogPosition, Term};
 
 /// The most members that a configuration may name.
@@ -228,8 +229,12 @@ pub struct MemberProgress {
     /// Its log equals the leader's up to here, and is synced up to here. Known to the
     /// leader only (and to each member about itself).
     pub matched: Option<LogPosition>,
-    /// It knows that everything up to here is committed, and applies it.
+    /// It knows that everything up to here is committed.
     pub committed: Option<LogPosition>,
+    /// It has applied everything up to here, as far as it was heard.
+    pub applied: Option<LogPosition>,
+    /// It does not stand for election for some time, as it was told.
+    pub is_resting: bool,
     /// How many ticks ago something was heard from it; zero for the member itself.
     pub ticks_since_contact: Option<u64>,
     /// It is being sent a copy of the state as of this position (it may be some way
@@ -250,6 +255,8 @@ pub struct Members {
     pub configuration_position: LogPosition,
     /// In the order of ids.
     pub progress: Vec<MemberProgress>,
+    /// As far as this member took part in them.
+    pub elections: Elections,
 }
 
 impl Members {

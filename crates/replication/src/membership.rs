@@ -228,16 +228,21 @@ impl<S: StateMachine> Driver<S> {
                     member,
                     matched: Some(self.writer.synced()),
                     committed: position(raft.raft_log.committed),
+                    applied: Some(self.shared.log.applied()),
                     ticks_since_contact: Some(0),
+                    is_resting: self.is_resting(),
                     snapshot: None,
                     snapshot_parts: None,
                 };
             }
+            let heard = self.heard.get(&member);
             MemberProgress {
                 member,
                 matched: known.and_then(|known| position(known.matched)),
                 committed: known.and_then(|known| position(known.committed_index)),
-                ticks_since_contact: self.heard.get(&member).map(|heard| self.ticks - heard),
+                applied: heard.map(|heard| heard.applied),
+                ticks_since_contact: heard.map(|heard| self.ticks - heard.tick),
+                is_resting: heard.is_some_and(|heard| heard.is_resting),
                 snapshot: known
                     .filter(|known| known.pending_snapshot > 0)
                     .and_then(|known| position(known.pending_snapshot)),
@@ -249,6 +254,7 @@ impl<S: StateMachine> Driver<S> {
             term: Term::new(raft.term),
             leader: MemberId::checked(raft.leader_id),
             progress: progress.collect(),
+            elections: self.elections,
             configuration_position: self.member.state.configuration_position,
             configuration,
         }

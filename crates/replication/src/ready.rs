@@ -6,7 +6,8 @@
 //!   a state to install       instead of what we have, see `copying.rs`
 //!   entries                  cut off what they replace, append, write
 //!   sync                     unless nobody else has a copy and nobody asks for it
-//!   follower's messages      send: they say what is stable here
+//!   follower's messages      send: they say what is stable here (and applied, if there was
+//!                            nothing to write)
 //!   committed entries        members first, then the state machine, then readers, then
 //!                            the answers
 //! ```
@@ -26,10 +27,10 @@ use crate::entry::{Applied, Committed, EntryKind, LogPosition, Term};
 use crate::error::ProposeError;
 use crate::log_state::memory_bytes;
 use crate::member::MemberId;
-use crate::message::encode_raft;
+use crate::message::{Sender, encode_raft};
 use crate::raft_entry::from_raft;
-use crate::sequencer::Answer;
 use crate::state_machine::StateMachine;
+use crate::work::{Answer, Proposal};
 
 type Done = Result<(), String>;
 
@@ -42,10 +43,18 @@ impl<S: StateMachine> Driver<S> {
         if installed > LogPosition::BEFORE_FIRST {
             self.install(ready.snapshot())?;
         }
-        self.write(&mut ready)?;
+        let mut committed = last_of(ready.committed_entries());
+        if ready.entries().is_empty() {
+            // Who only hears that entries are committed applies them first: its answer tells how
+            // far it has come, and somebody may wait for that.
+            if let Some(last) = committed {
+                self.apply_until(last)?;
+            }
+        } else {
+            self.write(&mut ready)?;
+        }
         self.send(ready.take_persisted_messages());
         self.confirm_barriers(ready.take_read_states());
-        let mut committed = last_of(ready.committed_entries());
         let mut light = self.node.advance_append(ready);
         self.send(light.take_messages());
         if installed > LogPosition::BEFORE_FIRST {
@@ -54,6 +63,8 @@ impl<S: StateMachine> Driver<S> {
         committed = committed.max(last_of(light.committed_entries()));
         if let Some(last) = committed {
             self.apply_until(last)?;
+            self.node.advance_apply_to(last.get());
+            self.offer_copy();
         }
         Ok(())
     }
@@ -74,7 +85,20 @@ impl<S: StateMachine> Driver<S> {
                 state.term = term;
                 state.vote = vote;
             })
-            .map_err(|error| format!("saving the vote: {error}"))
+            .map_err(|error| format!("saving the vote: {error}"))?;
+        if let Some(candidate) = vote.filter(|candidate| *candidate != self.me()) {
+            self.note_vote(term, candidate);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn sender(&self) -> Sender {
+        Sender {
+            group: self.shared.log.options.group,
+            member: self.me(),
+            applied: self.shared.log.applied(),
+            is_resting: self.is_resting(),
+        }
     }
 
     fn send(&mut self, messages: Vec<Message>) {
@@ -84,7 +108,7 @@ impl<S: StateMachine> Driver<S> {
             };
             if message.get_msg_type() == MessageType::MsgSnapshot {
                 self.copying.wanted.push(to);
-            } else if let Some(packet) = encode_raft(self.shared.log.options.group, &message) {
+            } else if let Some(packet) = encode_raft(&self.sender(), &message) {
                 self.transport.send(to, packet);
             }
         }
@@ -144,9 +168,7 @@ impl<S: StateMachine> Driver<S> {
                     self.apply_change(change, entry.position)?;
                 }
                 let mut companion = None;
-                let is_next = |next: &mut crate::sequencer::Proposal<_>| {
-                    next.entry.position == entry.position
-                };
+                let is_next = |next: &mut Proposal<_>| next.entry.position == entry.position;
                 if let Some(mut proposal) = self.in_flight.pop_front_if(is_next) {
                     done += 1;
                     done_bytes += memory_bytes(&proposal.entry);
@@ -179,6 +201,9 @@ impl<S: StateMachine> Driver<S> {
             self.state
                 .apply(&mut batch)
                 .map_err(|error| format!("applying to the state machine: {error}"))?;
+            if newest.1 != self.applied_term {
+                self.elections.term_began(newest.1, log.wall.now_ms());
+            }
             self.applied_term = newest.1;
             // Readers see the entries before their proposers hear of it.
             log.publish(newest.0);
@@ -191,8 +216,6 @@ impl<S: StateMachine> Driver<S> {
                 let _ = answer.send(outcome);
             }
         }
-        self.node.advance_apply_to(last.get());
-        self.offer_copy();
         Ok(())
     }
 }

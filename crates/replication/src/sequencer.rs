@@ -44,87 +44,12 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::clock::HybridClock;
 use crate::entry::{Applied, Durability, Entry, EntryKind, LogPosition, Term};
-use crate::error::{ChangeError, DriftError, LeaderError, ProposeError};
+use crate::error::{DriftError, ProposeError};
 use crate::log_state::{LogState, memory_bytes};
 use crate::member::{ConfigurationChange, MemberId, Members, Role};
 use crate::message::Envelope;
 use crate::trim::Maintenance;
-
-pub(crate) type Answer = oneshot::Sender<Result<Applied, ProposeError>>;
-
-/// An entry on its way into the log.
-pub(crate) struct Proposal<C> {
-    pub entry: Entry,
-    pub companion: Option<C>,
-    /// Nobody waits for what the log proposes to itself.
-    pub answer: Option<Answer>,
-}
-
-impl<C> Proposal<C> {
-    pub fn answer(self, outcome: Result<Applied, ProposeError>) {
-        if let Some(answer) = self.answer {
-            // A proposer that no longer listens does not mind.
-            let _ = answer.send(outcome);
-        }
-    }
-}
-
-/// Proposals that are written and synced together.
-pub(crate) struct Batch<C> {
-    pub proposals: Vec<Proposal<C>>,
-    pub needs_sync: bool,
-    bytes: usize,
-}
-
-impl<C> Default for Batch<C> {
-    fn default() -> Self {
-        Self {
-            proposals: Vec::new(),
-            needs_sync: false,
-            bytes: 0,
-        }
-    }
-}
-
-/// What a handle asks of the loop.
-pub(crate) enum Request {
-    Barrier(oneshot::Sender<Result<LogPosition, LeaderError>>),
-    Transfer {
-        to: Option<MemberId>,
-        answer: oneshot::Sender<Result<(), LeaderError>>,
-    },
-    Change {
-        voters: Vec<MemberId>,
-        learners: Vec<MemberId>,
-        answer: oneshot::Sender<Result<(), ChangeError>>,
-    },
-    Unreachable(MemberId),
-    /// Ask for votes now.
-    Campaign,
-}
-
-/// Everything that waits for the loop.
-pub(crate) struct Work<C> {
-    pub batch: Batch<C>,
-    pub packets: Vec<Envelope>,
-    pub requests: Vec<Request>,
-}
-
-impl<C> Default for Work<C> {
-    fn default() -> Self {
-        Self {
-            batch: Batch::default(),
-            packets: Vec::new(),
-            requests: Vec::new(),
-        }
-    }
-}
-
-impl<C> Work<C> {
-    fn is_empty(&self) -> bool {
-        self.batch.proposals.is_empty() && self.packets.is_empty() && self.requests.is_empty()
-    }
-}
+use crate::work::{Proposal, Request, Work};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {

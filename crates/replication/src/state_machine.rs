@@ -4,7 +4,7 @@ use model::time::ClusterTime;
 
 use crate::entry::{Committed, LogPosition};
 use crate::error::BoxError;
-use crate::member::Role;
+use crate::member::{MemberId, Role};
 
 /// Makes everything applied so far durable and returns the position up to which that
 /// holds (at least what was applied when the call began).
@@ -58,6 +58,12 @@ pub trait StateMachine: Send + 'static {
     /// published about it must be forgotten here. If it is applied after all, it comes
     /// without its companion.
     fn role_changed(&mut self, _role: Role) {}
+
+    /// How much a member is wanted as leader. With zero it never asks for votes and is handed
+    /// nothing. Asked often.
+    fn priority(&self, _member: MemberId) -> u64 {
+        1
+    }
 
     /// Whether the state can be copied to another member; the three that follow are for
     /// that. If not, a member that the log does not reach back for waits.

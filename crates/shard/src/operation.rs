@@ -33,6 +33,8 @@ enum Interruption {
     Killed,
     /// The cursor that it works for was killed.
     CursorKilled,
+    /// This member is not the primary any more.
+    SteppedDown,
     Shutdown,
 }
 
@@ -143,6 +145,12 @@ impl Operation {
             }
             Some(Interruption::CursorKilled) => {
                 return Err(Error::new(Code::CURSOR_KILLED, "cursor was killed"));
+            }
+            Some(Interruption::SteppedDown) => {
+                return Err(Error::new(
+                    Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE,
+                    "operation was interrupted",
+                ));
             }
             Some(Interruption::Shutdown) => {
                 return Err(Error::new(
@@ -256,6 +264,15 @@ impl Operations {
         for operation in self.running.lock().values() {
             if operation.id != except && operation.session().is_some_and(|id| is_meant(&id)) {
                 operation.kill();
+            }
+        }
+    }
+
+    /// Ends the operations that hold or await their session's history: others may go on with it.
+    pub(crate) fn interrupt_numbered(&self) {
+        for operation in self.running.lock().values() {
+            if operation.is_numbered() {
+                operation.interrupt(Interruption::SteppedDown);
             }
         }
     }

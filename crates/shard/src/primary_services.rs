@@ -12,7 +12,7 @@
 //!
 //! One task owns all of it, so services of two tenures never overlap on one member.
 
-use crate::replica_set::membership;
+use crate::replica_set::{membership, takeover};
 use crate::{Shard, ttl};
 use replication::{Role, Term};
 use std::sync::Arc;
@@ -97,6 +97,7 @@ async fn lead(shard: &Arc<Shard>, term: Term, role: &mut watch::Receiver<Role>) 
         tokio::join!(
             ttl::run(shard, &tenure),
             membership::run(shard, &tenure),
+            takeover::run(shard, &tenure),
             write_noops(shard, &tenure),
         );
     };

@@ -12,6 +12,7 @@ use crate::operation::Operations;
 use crate::parameters::Parameters;
 use crate::read::{PlanCache, virtual_collections};
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
+use crate::replica_set::primary;
 use crate::replica_set::transport::{self, Peers, member_id};
 use crate::replica_set::waiting_room;
 use crate::replica_set::{Membership, ReplicaSet};
@@ -87,7 +88,7 @@ pub struct Shard {
     pub(crate) replica_set: Arc<ReplicaSet>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) latches: Latches,
-    pub(crate) operations: Operations,
+    pub(crate) operations: Arc<Operations>,
     pub(crate) counters: Counters,
     pub(crate) cursors: Cursors,
     pub(crate) plan_cache: PlanCache,
@@ -190,6 +191,7 @@ impl Shard {
             } => peers.set_host(member_id(*id), host),
         }
         let sessions = Arc::new(SessionCatalog::new());
+        let operations = Arc::new(Operations::new());
         let replica_set = Arc::new(load_replica_set(&store, membership, peers.clone())?);
         let sharding = Arc::new(ShardingState::load(&store)?);
         let applier = Applier {
@@ -199,6 +201,7 @@ impl Shard {
             replica_set: replica_set.clone(),
             sessions: sessions.clone(),
             sharding: sharding.clone(),
+            operations: operations.clone(),
             clock: clock.clone(),
             data: options.data.clone(),
         };
@@ -223,7 +226,7 @@ impl Shard {
             replica_set,
             peers,
             latches: Latches::new(),
-            operations: Operations::new(),
+            operations,
             counters: Counters::default(),
             cursors: Cursors::new(),
             plan_cache: PlanCache::new(),
@@ -355,6 +358,7 @@ impl Handler for ShardHandler {
     async fn handle(&self, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
         match request.name() {
             transport::REPLICATE => self.0.receive(connection, &request).into(),
+            primary::ADVANCE => self.0.advance(&request).await.into(),
             transport::JOIN => self.0.answer_call(&request).into(),
             waiting_room::FOUND => Err(waiting_room::already_initialized()).into(),
             _ => command::dispatch(&self.0, connection, &request).await,

@@ -11,15 +11,23 @@
 //!   drop 1 2          those between these two
 //!   write 1 a         a proposal
 //!   barrier 1         a linearizable read begins
+//!   priority 1 0      how much a member is wanted as leader, as all of them know
+//!   rest 1 20         a member does not stand for election for so many ticks
+//!   transfer 1        a leader hands over
+//!   stepdown 1        a leader leads no longer, whoever does
+//!   progress 1        what a leader knows of the others
+//!   elections 1       what a member remembers of elections
 //!   power 1           the member loses its power, and what it had not synced, and is opened
 //!   show              roles, what is applied, what was answered
 //! ```
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use replication::simulated_disk::SimulatedDisk;
@@ -43,7 +51,8 @@ impl Transport for Wire {
     }
 }
 
-type Barrier = std::pin::Pin<Box<dyn Future<Output = Result<LogPosition, LeaderError>>>>;
+type Barrier = Pin<Box<dyn Future<Output = Result<LogPosition, LeaderError>>>>;
+type Asked = Pin<Box<dyn Future<Output = Result<(), LeaderError>>>>;
 
 struct Stage {
     packets: Packets,
@@ -52,6 +61,7 @@ struct Stage {
     members: BTreeMap<MemberId, (Group<Journal>, Driver<Journal>)>,
     writes: Vec<(String, Option<Pending>, String)>,
     barriers: Vec<(String, Option<Barrier>, String)>,
+    asked: Vec<(String, Asked)>,
     wall_ms: Arc<AtomicI64>,
 }
 
@@ -68,6 +78,7 @@ impl Stage {
             members: BTreeMap::new(),
             writes: Vec::new(),
             barriers: Vec::new(),
+            asked: Vec::new(),
             wall_ms: Arc::new(AtomicI64::new(1_700_000_000_000)),
         }
     }
@@ -161,6 +172,54 @@ impl Stage {
                 self.barriers
                     .push((id.to_owned(), Some(barrier), "under way".to_owned()));
             }
+            ["priority", id, priority] => {
+                let priority = priority.parse().expect("a number");
+                for (_, journal) in self.disks.values() {
+                    journal.set_priority(member(id), priority);
+                }
+            }
+            ["rest", id, ticks] => {
+                let (group, driver) = self.members.get_mut(&member(id)).expect("a member");
+                let tick_ms = Options::new(GroupId(1)).tick_ms;
+                let ticks: u64 = ticks.parse().expect("a number");
+                group.rest(Duration::from_millis(ticks * tick_ms));
+                driver.step();
+            }
+            ["transfer" | "stepdown", id] => {
+                let (group, driver) = self.members.get_mut(&member(id)).expect("a member");
+                let group = group.clone();
+                let down = words[0] == "stepdown";
+                let mut asked: Asked = Box::pin(async move {
+                    match down {
+                        true => group.step_down().await,
+                        false => group.transfer(None).await,
+                    }
+                });
+                let _ = look(&mut asked);
+                driver.step();
+                self.asked.push((line.to_owned(), asked));
+            }
+            ["progress", id] => {
+                let (group, _) = &self.members[&member(id)];
+                for known in &group.members().progress {
+                    let applied = known.applied.map_or(0, LogPosition::get);
+                    let rests = if known.is_resting { ", rests" } else { "" };
+                    writeln!(out, "{}: applied {applied}{rests}", known.member).expect("writes");
+                }
+                out.push('\n');
+            }
+            ["elections", id] => {
+                let (group, _) = &self.members[&member(id)];
+                let elections = group.members().elections;
+                let won = elections.won.map(|won| {
+                    let prior = won.prior_leader.map_or(0, MemberId::get);
+                    format!("won {} by {:?} from {prior}", won.term.get(), won.reason)
+                });
+                let voted = elections
+                    .voted
+                    .map(|voted| format!("voted for {} in {}", voted.candidate, voted.term.get()));
+                writeln!(out, "{id}: {won:?} {voted:?}\n").expect("writes");
+            }
             ["power", id] => {
                 let id = member(id);
                 self.members.remove(&id);
@@ -223,6 +282,14 @@ impl Stage {
             }
             writeln!(out, "barrier on {id}: {answer}").expect("writes");
         }
+        self.asked.retain_mut(|(text, asked)| match look(asked) {
+            None => true,
+            Some(outcome) => {
+                let answer = outcome.map_or_else(|error| error.to_string(), |()| "done".to_owned());
+                writeln!(out, "{text}: {answer}").expect("writes");
+                false
+            }
+        });
         self.writes.retain(|(_, pending, _)| pending.is_some());
         self.barriers.retain(|(_, barrier, _)| barrier.is_some());
     }
@@ -236,11 +303,8 @@ fn describe(error: &ProposeError) -> String {
     }
 }
 
-fn look(barrier: &mut Barrier) -> Option<Result<LogPosition, LeaderError>> {
-    match barrier
-        .as_mut()
-        .poll(&mut Context::from_waker(Waker::noop()))
-    {
+fn look<T>(asked: &mut Pin<Box<dyn Future<Output = T>>>) -> Option<T> {
+    match asked.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => Some(outcome),
         Poll::Pending => None,
     }
@@ -284,4 +348,8 @@ scripts! {
     a_vote_survives_the_power
     a_barrier_needs_a_majority
     what_no_majority_has_is_replaced
+    a_member_without_priority_never_leads
+    a_member_that_rests_votes_and_does_not_stand
+    leadership_is_handed_to_the_most_wanted
+    a_follower_tells_what_it_has_applied
 }

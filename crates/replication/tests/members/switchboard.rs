@@ -24,11 +24,16 @@ struct Pages {
     time: Option<ClusterTime>,
     payloads: Vec<Vec<u8>>,
     installs: u64,
+    priorities: BTreeMap<MemberId, u64>,
 }
 
 impl Journal {
     pub fn payloads(&self) -> Vec<Vec<u8>> {
         self.pages.lock().payloads.clone()
+    }
+
+    pub fn set_priority(&self, member: MemberId, priority: u64) {
+        self.pages.lock().priorities.insert(member, priority);
     }
 
     pub fn installs(&self) -> u64 {
@@ -82,6 +87,11 @@ impl StateMachine for Journal {
             }
         }
         Ok(())
+    }
+
+    fn priority(&self, member: MemberId) -> u64 {
+        let pages = self.pages.lock();
+        pages.priorities.get(&member).copied().unwrap_or(1)
     }
 
     fn can_be_copied(&self) -> bool {

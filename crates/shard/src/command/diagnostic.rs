@@ -316,6 +316,7 @@ pub(crate) fn append_server_status(shard: &Shard, writer: &mut DocWriter) {
         .append("supported", true)
         .end();
     append_sessions(shard, writer);
+    super::replica_set::append_server_status(shard, writer);
     writer
         .begin_document("cursors")
         .append("open", cursors as i64)

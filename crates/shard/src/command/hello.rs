@@ -8,6 +8,7 @@
 
 use super::placement::{append_topology_version, shutting_down};
 use super::{Answer, Invocation};
+use crate::Shard;
 use crate::replica_set::configuration::Configuration;
 use crate::replica_set::transport::configuration_id;
 use crate::replica_set::{Topology, election_id};
@@ -40,7 +41,13 @@ pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
     let me = invocation.shard.replica_set.host();
     let configuration = topology.configuration.as_deref();
     match configuration.filter(|now| now.member_at(me).is_some()) {
-        Some(configuration) => append_set(&mut writer, invocation, configuration, topology.role),
+        Some(configuration) => append_set(
+            &mut writer,
+            invocation.shard,
+            configuration,
+            topology.role,
+            primary_field(invocation),
+        ),
         None => {
             writer
                 .append(primary_field(invocation), false)
@@ -110,13 +117,13 @@ fn is_secondary(role: Role) -> bool {
 }
 
 /// The set, and this member's part in it.
-fn append_set(
+pub(crate) fn append_set(
     writer: &mut DocWriter,
-    invocation: &Invocation<'_>,
+    shard: &Shard,
     configuration: &Configuration,
     role: Role,
+    primary_field: &str,
 ) {
-    let shard = invocation.shard;
     let shown = || configuration.members.iter().filter(|member| !member.hidden);
     for (name, electable) in [("hosts", true), ("passives", false)] {
         let mut hosts = shown()
@@ -134,7 +141,7 @@ fn append_set(
     writer
         .append("setName", configuration.name.as_str())
         .append("setVersion", configuration.version)
-        .append(primary_field(invocation), role.is_leader())
+        .append(primary_field, role.is_leader())
         .append("secondary", is_secondary(role));
     let primary = match role {
         Role::Leader { .. } => Some(me),

@@ -476,7 +476,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "setDefaultRWConcern" => default_concerns::set(invocation).await,
         "appendOplogNote" => oplog_note::append_oplog_note(invocation).await,
         "replSetGetConfig" => replica_set::get_config(invocation),
-        "replSetGetStatus" => replica_set::get_status(invocation),
+        "replSetGetStatus" => replica_set::get_status(invocation).await,
         "replSetInitiate" => replica_set::initiate(invocation),
         "replSetFreeze" => replica_set::freeze(invocation),
         "replSetStepDown" => replica_set::step_down(invocation).await,

@@ -3,7 +3,8 @@
 //! What is applied is committed, so `local`, `available` and `majority` read the same: the applied state.
 //! `snapshot` reads as of one time. `linearizable` first asks a majority whether this member is still the
 //! primary. `afterClusterTime` waits until an entry at or after that time is applied ⚑; a primary that has
-//! none writes an entry that changes nothing, because no later entry can have an earlier time.
+//! none writes an entry that changes nothing, because no later entry can have an earlier time, and a
+//! secondary asks the primary to.
 
 use crate::Shard;
 use crate::command::arguments::fields;
@@ -244,7 +245,8 @@ impl Shard {
             // Its time is after all times given before.
             return self.propose_catalog(|encoder| encoder.noop()).await;
         }
-        // A secondary waits for the primary's next entry: the primary writes one now and then.
+        // Another member's next entry may be far off: the primary is asked to write one.
+        self.ask_for_time(time).await;
         let mut progress = self.log.watch();
         loop {
             let reached = progress.wait_for(|_| self.store.applied_time() >= time);

@@ -73,10 +73,14 @@ pub(crate) async fn validate(invocation: &Invocation<'_>) -> Answer {
     let (collection, snapshot, counter) = {
         // No write is between append and apply while the gate is held.
         let _gate = known.gate.write().await;
-        shard.wait_for_proposed().await?;
+        if shard.log.leading().is_ok() {
+            shard.wait_for_proposed().await?;
+        }
+        // Elsewhere entries are applied meanwhile: the two must be of the same moment.
+        let (snapshot, counter) =
+            tokio::task::block_in_place(|| shard.store.snapshot_and_counter(known.id));
         let collection = shard.catalog.by_id(known.id).ok_or_else(not_found)?;
-        let counter = shard.store.collection_counter(known.id);
-        (collection, shard.store.snapshot(), counter)
+        (collection, snapshot, counter)
     };
     let mut report = Report::new(&collection);
     if !metadata {

@@ -2,7 +2,8 @@
 //!
 //! Every reply follows commit and apply, so a majority has the write already whatever was asked for, and
 //! `w: 1` costs what `w: "majority"` costs. The one exception is a set of one member, which answers `w: 1`
-//! without `j` before the sync. What asks for more — a number of members, a named mode, tags — waits here
+//! without `j` before the sync. A member has confirmed a write when it has applied it (and synced it before),
+//! so that it can be read there. What asks for more — a number of members, a named mode, tags — waits here
 //! after the command has run; if that fails, the write stays and the reply says so in
 //! `writeConcernError`, as MongoDB has it.
 
@@ -305,9 +306,9 @@ impl Shard {
                 configuration.is_confirmed(&options.members, |id| {
                     let member = member_id(id);
                     members.me == member
-                        || members.of(member).is_some_and(|progress| {
-                            progress.matched.min(progress.committed) >= Some(position)
-                        })
+                        || members
+                            .of(member)
+                            .is_some_and(|progress| progress.applied >= Some(position))
                 })
             };
             let look = Instant::now() + LOOK_INTERVAL;

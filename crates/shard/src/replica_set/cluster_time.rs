@@ -11,6 +11,7 @@
 //! Both are always in the same place, at the end of the reply, so they are one array of bytes in which only
 //! the times change: see [`trailer`]. Without authentication the signature is a dummy, as MongoDB's is then.
 
+use super::fields::{missing, wrong_type};
 use crate::Shard;
 use model::bson::{Doc, ValueRef};
 use model::time::ClusterTime;
@@ -52,22 +53,7 @@ pub(crate) fn parse(value: ValueRef<'_>) -> Result<ClusterTime, Error> {
 }
 
 fn required<'a>(doc: Doc<'a>, name: &str) -> Result<ValueRef<'a>, Error> {
-    doc.get(name).ok_or_else(|| {
-        Error::new(
-            Code::NO_SUCH_KEY,
-            format!("Missing expected field \"{name}\""),
-        )
-    })
-}
-
-fn wrong_type(name: &str, expected: &str, found: ValueRef<'_>) -> Error {
-    Error::new(
-        Code::TYPE_MISMATCH,
-        format!(
-            "\"{name}\" had the wrong type. Expected {expected}, found {}",
-            found.kind().name()
-        ),
-    )
+    doc.get(name).ok_or_else(|| missing(name))
 }
 
 impl Shard {

@@ -6,25 +6,30 @@
 //!
 //! | file | part |
 //! | --- | --- |
-//! | `configuration.rs` | the document that names the members |
+//! | `configuration/` | the document that names the members |
 //! | `start.rs` | how a member begins; the first configuration |
 //! | `identity.rs`, `waiting_room.rs` | which member a server is, and how it learns it |
 //! | `membership.rs` | from the configuration to the members of the log |
+//! | `takeover.rs` | who is wanted more as primary becomes it |
 //! | `transport.rs` | links to the other members |
+//! | `primary.rs` | what a secondary asks of the primary |
 //! | `cluster_time.rs` | `$clusterTime` and `operationTime`, in and out |
 //!
 //! The configuration changes through the log: the applier publishes it here.
 
 pub(crate) mod cluster_time;
 pub(crate) mod configuration;
+mod fields;
 mod identity;
 pub(crate) mod membership;
+pub(crate) mod primary;
 mod start;
+pub(crate) mod takeover;
 pub(crate) mod transport;
 pub(crate) mod waiting_room;
 
 use crate::command::default_concerns::ConcernDefaults;
-use configuration::Configuration;
+use configuration::{Configuration, MemberConfiguration};
 use model::bson::{DocBuf, ObjectId};
 use parking_lot::RwLock;
 use replication::{Beginning, MemberId, Role, Term};
@@ -32,7 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::watch;
-use transport::{Peers, member_id};
+use transport::{Peers, configuration_id, member_id};
 
 /// How a shard takes part in its replica set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +118,8 @@ pub(crate) struct ReplicaSet {
     topology: watch::Sender<Topology>,
     /// Concerns of commands that name none, where they are not the built-in ones.
     defaults: RwLock<Option<Arc<ConcernDefaults>>>,
+    /// Held while the primary is asked for an entry.
+    asking: tokio::sync::Mutex<()>,
     /// When the last applied entry was made, by the clock of the member that made it.
     applied_wall_ms: AtomicI64,
 }
@@ -137,6 +144,7 @@ impl ReplicaSet {
                 quiesces_until: None,
             }),
             defaults: RwLock::new(defaults.map(Arc::new)),
+            asking: tokio::sync::Mutex::new(()),
             applied_wall_ms: AtomicI64::new(0),
         }
     }
@@ -184,6 +192,15 @@ impl ReplicaSet {
 
     pub(crate) fn configuration(&self) -> Option<Arc<Configuration>> {
         self.topology.borrow().configuration.clone()
+    }
+
+    /// How much a member is wanted as primary. Without a configuration all are alike.
+    pub(crate) fn rank(&self, member: MemberId) -> u64 {
+        let topology = self.topology.borrow();
+        let configuration = topology.configuration.as_ref();
+        configuration
+            .and_then(|now| now.member(configuration_id(member)))
+            .map_or(1, MemberConfiguration::rank)
     }
 
     pub(crate) fn defaults(&self) -> Option<Arc<ConcernDefaults>> {

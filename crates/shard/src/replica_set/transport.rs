@@ -188,6 +188,11 @@ impl Peers {
         }
     }
 
+    pub(crate) fn host_of(&self, member: MemberId) -> Option<String> {
+        let hosts = self.directory.hosts.read();
+        hosts.get(&member).map(|place| place.host.clone())
+    }
+
     pub(crate) fn knows(&self, member: MemberId) -> bool {
         self.directory.hosts.read().contains_key(&member)
     }

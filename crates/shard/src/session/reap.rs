@@ -10,7 +10,8 @@
 //! is left for the next time.
 //!
 //! Dropping `config.transactions` deletes them all, and losing the leadership
-//! forgets them all; see [`Shard::forget_sessions`].
+//! forgets them all, and ends the operations that hold or await one: others may go on
+//! with the sessions (`role_changed` in `write/append.rs`).
 
 use super::SessionId;
 use super::cache::JobStatistics;
@@ -133,8 +134,7 @@ impl Shard {
     }
 
     /// Forgets what sessions have written, and ends the operations that hold or
-    /// await a session. Called when this member is no longer the leader: others
-    /// may go on with the sessions, so all of it is read again if it leads again.
+    /// await a session.
     pub(crate) fn forget_sessions(&self) -> Vec<super::Forgotten> {
         let forgotten = self.sessions.invalidate();
         for operation in self.operations.all() {

@@ -8,11 +8,13 @@
 //! 4. Cursors of ended and expired sessions are closed.
 //!
 //! The collection is an ordinary one, written through ordinary commands; an index
-//! on `lastUse` lets its documents expire. Only the leader writes it. If it cannot be written, ended sessions
-//! are kept for the next time and nothing is taken for expired.
+//! on `lastUse` lets its documents expire. Only the leader writes it: the others tell it which
+//! sessions they have seen and which were ended, and it takes them for its own. If it cannot be
+//! written, or the leader is not reached, ended sessions are kept for the next time and nothing is
+//! taken for expired.
 //!
-//! Left out: a follower does not tell the leader which sessions it has seen. Its own
-//! cache forgets those that were not used for as long as sessions live.
+//! What a follower has told the leader is in the collection one refresh of the leader later. So its
+//! cache forgets only what was not used for as long as sessions live.
 
 use super::SessionId;
 use super::cache::JobStatistics;
@@ -44,10 +46,6 @@ pub(crate) async fn run(shard: &Arc<Shard>) {
             () = shard.shutdown_begun() => return,
             () = tokio::time::sleep(interval) => {}
         }
-        // What is known of sessions is written by the primary.
-        if !shard.replica_set.is_primary() {
-            continue;
-        }
         if let Err(error) = shard.refresh_sessions().await {
             tracing::warn!("sessions were not refreshed: {error}");
         }
@@ -66,7 +64,7 @@ impl Shard {
         let leads = self.log.leading().is_ok();
         let written = match leads {
             true => self.write_sessions(&used, &ended, now_ms).await,
-            false => Ok(()),
+            false => self.tell_primary(&used, &ended).await,
         };
         if let Err(error) = written {
             for id in ended {
@@ -111,6 +109,29 @@ impl Shard {
         used.extend(running.iter().filter_map(|operation| operation.session()));
         used.retain(|id| !ended.contains(id));
         used
+    }
+
+    /// A member that does not lead has the leader write what it has seen.
+    async fn tell_primary(
+        &self,
+        used: &BTreeSet<SessionId>,
+        ended: &BTreeSet<SessionId>,
+    ) -> Result<(), Error> {
+        for (command, sessions) in [("refreshSessions", used), ("endSessions", ended)] {
+            let sessions: Vec<SessionId> = sessions.iter().copied().collect();
+            for portion in sessions.chunks(PORTION) {
+                let mut writer = DocWriter::new();
+                writer.begin_array(command);
+                for id in portion {
+                    writer.push_document();
+                    id.append_fields(&mut writer);
+                    writer.end();
+                }
+                writer.end().append("$db", "admin");
+                self.ask_primary(&writer.finish()).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn write_sessions(

@@ -12,6 +12,7 @@ fn applier(server: &TestShard) -> Applier {
         catalog: Arc::clone(&shard.catalog),
         overlay: Arc::clone(&shard.overlay),
         sessions: shard.sessions.clone(),
+        operations: shard.operations.clone(),
         replica_set: Arc::clone(&shard.replica_set),
         sharding: shard.sharding.clone(),
         clock: Arc::clone(&shard.clock),

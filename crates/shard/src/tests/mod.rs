@@ -10,6 +10,7 @@ mod cursors;
 mod emitted_once;
 mod expiry;
 mod index_build;
+mod leadership;
 mod long_keys;
 mod oplog;
 mod oplog_note;

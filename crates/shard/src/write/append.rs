@@ -12,6 +12,7 @@ use crate::catalog::multikey::{self, MultikeyFound};
 use crate::catalog::{Catalog, CatalogKey, Collection};
 use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::command::envelope::WriteConcern;
+use crate::operation::Operations;
 use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::session::{Retryable, SessionCatalog};
@@ -23,8 +24,8 @@ use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
 use replication::{
-    BoxError, Committed, Durability, LogPosition, ProposeError, Role, StateInstall, StateMachine,
-    StateParts, Syncer, Term,
+    BoxError, Committed, Durability, LogPosition, MemberId, ProposeError, Role, StateInstall,
+    StateMachine, StateParts, Syncer, Term,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -329,6 +330,7 @@ pub(crate) struct Applier {
     pub(crate) replica_set: Arc<ReplicaSet>,
     pub(crate) sessions: Arc<SessionCatalog>,
     pub(crate) sharding: Arc<ShardingState>,
+    pub(crate) operations: Arc<Operations>,
     pub(crate) clock: Arc<dyn crate::Clock>,
     /// Where a state from another member is gathered.
     pub(crate) data: PathBuf,
@@ -500,9 +502,16 @@ impl StateMachine for Applier {
     fn role_changed(&mut self, role: Role) {
         if !role.is_leader() {
             self.overlay.clear();
+            // Others may go on with the sessions: all of it is read again if this one leads again.
             self.sessions.invalidate();
+            self.operations.interrupt_numbered();
         }
     }
+
+    fn priority(&self, member: MemberId) -> u64 {
+        self.replica_set.rank(member)
+    }
+
     fn can_be_copied(&self) -> bool {
         true
     }

@@ -274,6 +274,15 @@ impl<E: Engine> Store<E> {
         self.counters.read().get(Subject::Collection(collection))
     }
 
+    /// A snapshot and what the counter says at the same moment. Waits for what is being applied.
+    pub fn snapshot_and_counter(
+        &self,
+        collection: CollectionId,
+    ) -> (Snapshot<E::Snapshot>, Counter) {
+        let _writer = self.writer.lock();
+        (self.snapshot(), self.collection_counter(collection))
+    }
+
     /// Entry count and the sum of key and value sizes. Approximate: an entry that
     /// was added twice (by an index build and by a write) counts twice.
     pub fn index_counter(&self, index: IndexId) -> Counter {

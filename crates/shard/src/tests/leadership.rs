@@ -1,0 +1,174 @@
+//! A member that leads, leads no longer, and leads again: what must not go on over the break.
+//!
+//! Nothing here tells clients (or the placement of commands) of the change: the shard believes to be
+//! the primary, as one does that was paused. What is refused is refused by the log.
+
+use crate::command::envelope::WriteConcern;
+use crate::session::{Retryable, SessionId};
+use crate::testing::TestShard;
+use bytes::Bytes;
+use differential::notation::print_fields;
+use differential::value::{Value, get};
+use model::bson::{DocWriter, ValueRef};
+use model::key::RecordKey;
+use model::{Code, Namespace};
+use std::sync::Arc;
+use std::time::Duration;
+use wire::ConnectionInfo;
+
+const SESSION: &str = "lsid: {id: UUID(\"00000000-0000-4000-8000-000000000001\")}";
+
+fn session_id() -> SessionId {
+    let mut id = [0; 16];
+    id[6] = 0x40;
+    id[8] = 0x80;
+    id[15] = 1;
+    SessionId::new(id)
+}
+
+/// Leads no longer, until [`lead_again`].
+async fn step_down(server: &TestShard) {
+    let log = &server.shard.log;
+    log.rest(Duration::from_secs(600));
+    log.step_down().await.expect("it led");
+    assert!(server.shard.replica_set.is_primary(), "nobody has told it");
+}
+
+async fn lead_again(server: &TestShard) {
+    let log = &server.shard.log;
+    log.rest(Duration::ZERO);
+    log.campaign();
+    let mut role = log.role();
+    let leads = role.wait_for(|role| role.is_leader());
+    let waited = tokio::time::timeout(Duration::from_secs(60), leads).await;
+    assert!(waited.is_ok_and(|role| role.is_ok()), "it leads again");
+}
+
+/// ⚑ Linearizable reads confirm leadership by a quorum, never by a clock (or by what is believed).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_linearizable_read_asks_the_log() {
+    let server = TestShard::open().await;
+    server
+        .check(
+            r#"
+            {insert: "c", documents: [{_id: 1}]} => {n: 1}
+            {find: "c", readConcern: {level: "linearizable"}} => {cursor: {firstBatch: [{_id: 1}]}}
+            "#,
+        )
+        .await;
+    step_down(&server).await;
+    server
+        .check(
+            r#"
+            {find: "c", readConcern: {level: "majority"}} => {cursor: {firstBatch: [{_id: 1}]}}
+            {find: "c", readConcern: {level: "linearizable"}} => 10107
+            {insert: "c", documents: [{_id: 2}]} => 10107
+            "#,
+        )
+        .await;
+    lead_again(&server).await;
+    server
+        .check(
+            r#"
+            {find: "c", readConcern: {level: "linearizable"}} => {cursor: {firstBatch: [{_id: 1}]}}
+            {insert: "c", documents: [{_id: 2}]} => {n: 1}
+            "#,
+        )
+        .await;
+}
+
+/// ⚑ An entry with a session's document is refused unless this member has led without a break since
+/// the session was checked out: another leader may have gone on with the session.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_writes_only_while_its_member_leads_without_a_break() {
+    let server = TestShard::open().await;
+    server.check(r#"{create: "c"} => {}"#).await;
+    let shard = &server.shard;
+    let connection = Arc::new(ConnectionInfo::in_process(2));
+    let command = DocWriter::new().with("insert", "c").finish();
+    let command = Bytes::copy_from_slice(command.as_bytes());
+    let operation = shard.operations.begin(&connection, command);
+    let namespace = Namespace::new("test", "c").expect("a name");
+    let collection = shard.catalog.get(&namespace).expect("it exists").id;
+    let write = async |retryable: &Retryable, id: i32| {
+        let document = DocWriter::new().with("_id", id).finish();
+        let key = RecordKey::from_id(ValueRef::Int32(id));
+        let keys = [key.clone()];
+        shard
+            .write_statements(
+                collection,
+                WriteConcern::Majority,
+                Some(retryable),
+                &keys,
+                |evaluator| evaluator.insert(key.clone(), document.clone()),
+            )
+            .await
+            .map_err(|error| error.code)
+    };
+    let retryable = shard.begin_retryable(session_id(), 1, &operation).await;
+    let retryable = retryable.expect("it leads");
+    assert_eq!(write(&retryable, 1).await, Ok(Some(())));
+    step_down(&server).await;
+    assert_eq!(write(&retryable, 2).await, Err(Code::NOT_WRITABLE_PRIMARY));
+    lead_again(&server).await;
+    assert_eq!(write(&retryable, 3).await, Err(Code::NOT_WRITABLE_PRIMARY));
+    drop(retryable);
+    let retryable = shard.begin_retryable(session_id(), 2, &operation).await;
+    assert_eq!(write(&retryable.expect("it leads"), 4).await, Ok(Some(())));
+    server.check(r#"{count: "c"} => {n: 2}"#).await;
+}
+
+/// Who waits for a session when leadership is lost is told to look for the new primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_a_session_ends_with_leadership() {
+    let server = Arc::new(TestShard::open().await);
+    let held = server.shard.sessions.try_check_out(session_id(), 0);
+    let held = held.expect("nobody has it");
+    let waiting = tokio::spawn({
+        let server = server.clone();
+        async move {
+            let insert =
+                format!("{{insert: 'c', documents: [{{_id: 1}}], {SESSION}, txnNumber: 1L}}");
+            server.run("test", &insert).await
+        }
+    });
+    while !server
+        .shard
+        .operations
+        .all()
+        .iter()
+        .any(|o| o.is_numbered())
+    {
+        tokio::task::yield_now().await;
+    }
+    step_down(&server).await;
+    let reply = waiting.await.expect("it ends");
+    let printed = print_fields(&reply);
+    let code = get(&reply, "code");
+    let labels = get(&reply, "errorLabels").and_then(Value::as_array);
+    // It was interrupted, or came late and was refused.
+    assert!(
+        [Some(&Value::Int32(11602)), Some(&Value::Int32(10107))].contains(&code),
+        "{printed}"
+    );
+    assert_eq!(labels.map(<[Value]>::len), Some(1), "{printed}");
+    drop(held);
+}
+
+/// Records, entries and counters are compared wherever the collection is, leader or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_does_not_lead_validates() {
+    let server = TestShard::open().await;
+    server
+        .check(
+            r#"
+            {createIndexes: "c", indexes: [{key: {a: 1}, name: "a"}]} => {}
+            {insert: "c", documents: [{_id: 1, a: [1, 2]}, {_id: 2}]} => {n: 2}
+            "#,
+        )
+        .await;
+    step_down(&server).await;
+    server
+        .check(r#"{validate: "c"} => {valid: true, nrecords: 2, keysPerIndex: {_id_: 2, a: 3}}"#)
+        .await;
+}
