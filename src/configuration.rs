@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
@@ -53,6 +54,10 @@ pub struct UpOptions {
     #[arg(long, value_name = "NAME=VALUE")]
     pub set_parameter: Option<Vec<String>>,
 
+    /// Other members' hosts, and by which address this one reaches them where it is another one
+    #[arg(skip)]
+    pub detours: Option<BTreeMap<String, String>>,
+
     /// TOML file with any of these settings
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -72,6 +77,7 @@ pub struct UpSettings {
     pub cache_bytes: u64,
     pub parameters: Vec<(String, String)>,
     pub log_level: tracing::level_filters::LevelFilter,
+    pub detours: BTreeMap<String, String>,
 }
 
 const DEFAULT_PORT: u16 = 27017;
@@ -117,6 +123,7 @@ impl UpOptions {
             shards: self.shards.or(file.shards).unwrap_or(1),
             host: self.host.or(file.host),
             cache_bytes: cache_mb * MEBIBYTE,
+            detours: self.detours.or(file.detours).unwrap_or_default(),
             parameters: parameters(self.set_parameter.or(file.set_parameter))?,
             log_level: level.parse().ok().with_context(|| {
                 format!("log-level {level:?} is not error, warn, info, debug or trace")

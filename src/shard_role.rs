@@ -37,6 +37,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
             .host
             .clone()
             .unwrap_or_else(|| reachable(address).to_string()),
+        detours: settings.detours.clone(),
     };
     let mut signals = StopSignals::expect()?;
     let known = Membership::load(&options.data)

@@ -93,6 +93,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
             parameters: settings.parameters.clone(),
         };
         let set = ReplicaSetOptions {
+            detours: Default::default(),
             name: settings.replica_set.clone(),
             host: host.clone(),
         };

@@ -24,7 +24,7 @@ from pathlib import Path
 import pymongo
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60
+DEADLINE_S = int(os.environ.get("TERNDB_TEST_DEADLINE_S", 60))
 READY = re.compile(r"mongodb://\S+")
 OTHER_SERVER = os.environ.get("TERNDB_TEST_URI")
 

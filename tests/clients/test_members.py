@@ -3,13 +3,16 @@
 import re
 import shutil
 import tempfile
+import threading
+import time
 import unittest
 from pathlib import Path
 
 import pymongo
+from bson import Timestamp
 from pymongo.errors import ConnectionFailure, OperationFailure
 from pymongo.read_concern import ReadConcern
-from pymongo.read_preferences import Secondary
+from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Secondary, SecondaryPreferred
 from pymongo.write_concern import WriteConcern
 from server import DEADLINE_S, Process, only_terndb, wait_until
 
@@ -20,7 +23,9 @@ class ThreeMembers(unittest.TestCase):
     def setUpClass(cls):
         cls.directory = Path(tempfile.mkdtemp(prefix="terndb-members-"))
         cls.addClassCleanup(shutil.rmtree, cls.directory, ignore_errors=True)
-        cls.process = Process(cls.directory / "data", "--members", "3")
+        cls.process = Process(
+            cls.directory / "data", "--members", "3", "--set-parameter", "logicalSessionRefreshMillis=300"
+        )
         cls.addClassCleanup(lambda: cls.assertEqual(cls(), cls.process.stop(), 0, cls.process.stderr()))
         cls.ports = [int(port) for port in re.findall(r":(\d+)", cls.process.uri.split("/?")[0])]
 
@@ -120,6 +125,117 @@ class ThreeMembers(unittest.TestCase):
             self.db.c.insert_one({})
             self.assertNotEqual(self.client.primary, before)
         self.assertEqual(self.db.c.count_documents({}), 6)
+
+    def test_read_preferences_tags_and_staleness(self):
+        primary, secondaries = self.members()
+        config = primary.admin.command("replSetGetConfig")["config"]
+        config["version"] += 1
+        places = ["here", "there", "there"]
+        for member, place in zip(config["members"], places):
+            member["tags"] = {"place": place, "number": str(member["_id"])}
+        primary.admin.command({"replSetReconfig": config})
+        tags = {member["host"]: member["tags"] for member in config["members"]}
+        one_primary = "%s:%s" % self.members()[0].address
+        hosts = set(tags)
+        self.db.c.insert_one({"_id": 1})
+        self.db.get_collection("c", write_concern=WriteConcern(w=3)).insert_one({"_id": 2})
+
+        def readers(preference) -> set:
+            """Who answers."""
+            with pymongo.MongoClient(self.process.uri, localThresholdMS=10_000, heartbeatFrequencyMS=500) as client:
+                c = client["members"].get_collection("c", read_preference=preference)
+                found = set()
+                for _ in range(30):
+                    cursor = c.find({"_id": 2})
+                    self.assertEqual(cursor.next(), {"_id": 2})
+                    found.add("%s:%s" % cursor.address)
+                return found
+
+        tagged = {place: {host for host in hosts if tags[host]["place"] == place} for place in places}
+        for preference, expected in [
+            (Primary(), {one_primary}),
+            (PrimaryPreferred(), {one_primary}),
+            (Secondary(), hosts - {one_primary}),
+            (SecondaryPreferred(), hosts - {one_primary}),
+            (Nearest(), hosts),
+            (Nearest(tag_sets=[{"place": "there"}]), tagged["there"]),
+            (Nearest(tag_sets=[{"place": "nowhere"}, {"place": "here"}]), tagged["here"]),
+            (Nearest(tag_sets=[{"place": "nowhere"}, {}]), hosts),
+            (Secondary(max_staleness=90), hosts - {one_primary}),
+            (Nearest(max_staleness=120, tag_sets=[{"place": "there"}]), tagged["there"]),
+        ]:
+            with self.subTest(str(preference)):
+                self.assertEqual(readers(preference), expected)
+        with pymongo.MongoClient(self.process.uri, serverSelectionTimeoutMS=500) as client:
+            c = client["members"].get_collection("c", read_preference=Nearest(tag_sets=[{"place": "nowhere"}]))
+            with self.assertRaises(pymongo.errors.ServerSelectionTimeoutError):
+                c.find_one()
+        # What drivers tell staleness by.
+        written = [s.admin.command("hello")["lastWrite"]["lastWriteDate"] for s in secondaries]
+        latest = primary.admin.command("hello")["lastWrite"]["lastWriteDate"]
+        self.assertTrue(all(abs((latest - one).total_seconds()) < 30 for one in written))
+
+    def test_what_all_members_confirmed_can_be_read_on_each(self):
+        _, secondaries = self.members()
+        c = self.db.get_collection("c", write_concern=WriteConcern(w=3))
+        for number in range(100):
+            c.insert_one({"_id": number})
+            for secondary in secondaries:
+                found = secondary.members.get_collection("c", read_preference=Secondary()).find_one({"_id": number})
+                self.assertEqual(found, {"_id": number})
+
+    def test_a_secondary_reads_after_a_time_that_nobody_has_written(self):
+        self.members()
+        self.db.c.insert_one({"_id": 1})
+        for ahead in (3, 6, 9):
+            with self.client.start_session(causal_consistency=True) as session:
+                self.client.admin.command("ping", session=session)
+                later = Timestamp(session.cluster_time["clusterTime"].time + ahead, 1)
+                session.advance_cluster_time(dict(session.cluster_time) | {"clusterTime": later})
+                session.advance_operation_time(later)
+                c = self.db.get_collection("c", read_preference=Secondary(), read_concern=ReadConcern("majority"))
+                began = time.monotonic()
+                self.assertEqual(c.find_one({}, session=session), {"_id": 1})
+                # Without being asked, a primary writes something every ten seconds.
+                self.assertLess(time.monotonic() - began, 3)
+                self.assertGreaterEqual(session.operation_time, later)
+
+    def test_sessions_of_secondaries_are_known_to_the_primary(self):
+        primary, secondaries = self.members()
+        ids = []
+        for secondary in secondaries:
+            with secondary.start_session() as session:
+                c = secondary.members.get_collection("c", read_preference=Secondary())
+                c.find_one({}, session=session)
+                ids.append(session.session_id["id"])
+        sessions = primary.config["system.sessions"]
+        wait_until(
+            lambda: sessions.count_documents({"_id.id": {"$in": ids}}) == len(ids), "the primary knows the sessions"
+        )
+        for secondary, id in zip(secondaries, ids):
+            secondary.admin.command("endSessions", [{"id": id}])
+        wait_until(lambda: sessions.count_documents({"_id.id": {"$in": ids}}) == 0, "the primary knows their end")
+
+    def test_secondaries_validate(self):
+        _, secondaries = self.members()
+        self.db.c.create_index("a")
+        stop = threading.Event()
+
+        def write():
+            number = 0
+            while not stop.is_set():
+                number += 1
+                self.db.c.update_one({"_id": number % 50}, {"$set": {"a": [number, number % 7]}}, upsert=True)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        self.addCleanup(writer.join)
+        self.addCleanup(stop.set)
+        self.db.get_collection("c", write_concern=WriteConcern(w=3)).insert_one({"_id": "x"})
+        for secondary in secondaries * 3:
+            answer = secondary.get_database("members", read_preference=Secondary()).command("validate", "c")
+            self.assertTrue(answer["valid"], answer)
+            self.assertEqual(answer["nIndexes"], 2)
 
     def test_linearizable_reads(self):
         self.members()

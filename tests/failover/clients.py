@@ -26,6 +26,9 @@ ROTATION = 200
 class Client:
     """Works in a thread of its own."""
 
+    pace = 20
+    """How much it gets done between two faults."""
+
     def __init__(self, replica_set, name: str):
         self.name = name
         self.done = 0
@@ -177,12 +180,15 @@ class SharedRegisters:
 class Causal(Client):
     """A session that writes, and reads its own writes on secondaries."""
 
+    # A secondary that is cut off is asked as often as the other one, and cannot answer.
+    pace = 5
+
     def step(self, number: int) -> None:
         with self._client.start_session(causal_consistency=True) as session:
             collection = self.database.get_collection("causal", read_concern=ReadConcern("majority"))
             collection.update_one({"_id": self.name}, {"$set": {"number": number}}, upsert=True, session=session)
             secondary = collection.with_options(read_preference=pymongo.ReadPreference.SECONDARY_PREFERRED)
-            document = secondary.find_one({"_id": self.name}, session=session, max_time_ms=5000)
+            document = secondary.find_one({"_id": self.name}, session=session, max_time_ms=2000)
             assert document and document["number"] == number, f"{self.name}: wrote {number}, read {document}"
 
     def check(self, database) -> None:

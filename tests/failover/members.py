@@ -11,37 +11,20 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pymongo
+from network import Network
 from pymongo.errors import PyMongoError
 
-ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60
+# What these programs share with those of clients.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "clients"))
+from server import DEADLINE_S, binary, wait_until  # noqa: E402
+
 SET_NAME = "flock"
 KIND = os.environ.get("TERNDB_FAILOVER_KIND", "terndb")
-
-
-def terndb() -> Path:
-    """The server under test: TERNDB_BINARY, or what `cargo build` left."""
-    named = os.environ.get("TERNDB_BINARY")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "terndb"
-
-
-def wait_until(condition, what: str, seconds: float = DEADLINE_S):
-    """Waits for a condition with a deadline; the first true answer."""
-    deadline = time.monotonic() + seconds
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds} s in vain: {what}")
-        time.sleep(0.02)
 
 
 def free_ports(count: int) -> list[int]:
@@ -68,6 +51,8 @@ class Member:
         self.log = root / f"member{number}.log"
         self.process: subprocess.Popen | None = None
         self.paused = False
+        self.detours: dict[str, str] = {}
+        """Other members' hosts, and by which address this one reaches them."""
 
     @property
     def host(self) -> str:
@@ -84,8 +69,9 @@ class Member:
         config.write_text(
             f'replica_set = "{SET_NAME}"\nport = {self.port}\ndata = "{self.data}"\n'
             'cache_mb = 64\nlog_level = "info"\n'
+            + "".join(["[detours]\n"] + [f'"{host}" = "{by}"\n' for host, by in self.detours.items()])
         )
-        return [terndb(), "shard", "--config", config]
+        return [binary(), "shard", "--config", config]
 
     def start(self) -> None:
         with open(self.log, "ab") as log:
@@ -148,10 +134,18 @@ class Member:
 class ReplicaSet:
     """Members that know each other, initiated."""
 
-    def __init__(self, count: int = 3, kind: str = KIND, mongod_election_ms: int = 2000):
-        """The real server waits ten seconds by default, which would make every failover a long wait."""
+    def __init__(
+        self, count: int = 3, kind: str = KIND, mongod_election_ms: int = 2000, network: Network | None = None
+    ):
+        """The real server waits ten seconds by default, which would make every failover a long wait.
+
+        With a network, members reach each other through it (clients do not)."""
         self.root = Path(tempfile.mkdtemp(prefix="terndb-failover-"))
         self.members = [Member(at, port, self.root, kind) for at, port in enumerate(free_ports(count))]
+        for member in self.members if network else []:
+            for other in self.members:
+                if other is not member:
+                    member.detours[other.host] = network.link(member.number, other.number, other.port)
         try:
             for member in self.members:
                 member.start()

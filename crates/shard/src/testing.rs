@@ -181,6 +181,7 @@ async fn open(directory: &Path, clock: &Arc<TestClock>, log_window: LogWindow) -
     let shard = tokio::task::block_in_place(|| Shard::open_with_clock(&options, clock.clone()))
         .expect("the shard opens");
     let set = ReplicaSetOptions {
+        detours: Default::default(),
         name: "terndb".to_owned(),
         host: "localhost:27017".to_owned(),
     };

@@ -37,6 +37,7 @@ fn options(data: &TempDir) -> ShardOptions {
 
 fn set(host: &str) -> ReplicaSetOptions {
     ReplicaSetOptions {
+        detours: Default::default(),
         name: "flock".to_owned(),
         host: host.to_owned(),
     }

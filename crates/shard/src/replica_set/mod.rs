@@ -33,6 +33,7 @@ use configuration::{Configuration, MemberConfiguration};
 use model::bson::{DocBuf, ObjectId};
 use parking_lot::RwLock;
 use replication::{Beginning, MemberId, Role, Term};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -45,6 +46,9 @@ pub struct ReplicaSetOptions {
     pub name: String,
     /// As clients and other members reach this one: host and port.
     pub host: String,
+    /// Other members' hosts, and by which address this one reaches them where it is another one: an
+    /// address translated on the way, a tunnel.
+    pub detours: BTreeMap<String, String>,
 }
 
 /// Which member a shard is, and how it begins if it holds nothing yet.

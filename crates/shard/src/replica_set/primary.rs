@@ -34,7 +34,7 @@ impl Shard {
             Err(Error::new(Code::HOST_UNREACHABLE, message))
         };
         let leader = self.log.members().leader;
-        let Some(host) = leader.and_then(|leader| self.peers.host_of(leader)) else {
+        let Some(host) = leader.and_then(|leader| self.peers.address_of(leader)) else {
             return unreachable("nobody is known to be it".to_owned());
         };
         let asked = async {

@@ -27,6 +27,7 @@ impl Shard {
         // A second call would be a mistake of the caller, and has no effect.
         let _ = self.replica_set.host.set(host.clone());
         let _ = self.replica_set.name.set(options.name.clone());
+        self.peers.set_detours(&options.detours);
         let stored = self.replica_set.configuration();
         if let Some(stored) = stored.as_deref()
             && stored.name != options.name

@@ -23,7 +23,7 @@ use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::{Code, Error};
 use parking_lot::{Mutex, RwLock};
 use replication::{MemberId, Transport};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -127,8 +127,18 @@ struct Place {
 #[derive(Default)]
 struct Directory {
     hosts: RwLock<HashMap<MemberId, Place>>,
+    detours: RwLock<BTreeMap<String, String>>,
     introduce: RwLock<Option<Introduce>>,
     unreachable: RwLock<Option<Unreachable>>,
+}
+
+impl Directory {
+    fn address_of(&self, member: MemberId) -> Option<String> {
+        let hosts = self.hosts.read();
+        let host = &hosts.get(&member)?.host;
+        let detours = self.detours.read();
+        Some(detours.get(host).unwrap_or(host).clone())
+    }
 }
 
 /// Links to the other members.
@@ -188,9 +198,14 @@ impl Peers {
         }
     }
 
-    pub(crate) fn host_of(&self, member: MemberId) -> Option<String> {
-        let hosts = self.directory.hosts.read();
-        hosts.get(&member).map(|place| place.host.clone())
+    /// Hosts that are reached by another address from here.
+    pub(crate) fn set_detours(&self, detours: &BTreeMap<String, String>) {
+        self.directory.detours.write().clone_from(detours);
+    }
+
+    /// By which address a member is reached.
+    pub(crate) fn address_of(&self, member: MemberId) -> Option<String> {
+        self.directory.address_of(member)
     }
 
     pub(crate) fn knows(&self, member: MemberId) -> bool {
@@ -281,9 +296,8 @@ impl Sender {
     }
 
     async fn connect(&self) -> io::Result<TcpStream> {
-        let host = match self.directory.hosts.read().get(&self.to) {
-            Some(place) => place.host.clone(),
-            None => return Err(io::Error::other("its address is not known")),
+        let Some(host) = self.directory.address_of(self.to) else {
+            return Err(io::Error::other("its address is not known"));
         };
         let introduction = match &*self.directory.introduce.read() {
             Some(introduce) => introduce(self.to),

@@ -60,8 +60,11 @@ impl Shard {
         let began = Instant::now();
         let now_ms = self.clock.now_ms();
         let ended = self.session_cache.take_ended();
-        let used = self.sessions_to_refresh(&ended);
         let leads = self.log.leading().is_ok();
+        let mut used = self.sessions_to_refresh(&ended);
+        if !leads {
+            used.extend(self.sessions_not_stored(&ended, now_ms)?);
+        }
         let written = match leads {
             true => self.write_sessions(&used, &ended, now_ms).await,
             false => self.tell_primary(&used, &ended).await,
@@ -78,7 +81,8 @@ impl Shard {
             gone.insert(*id);
         }
         let unused_since_ms = match leads {
-            true => now_ms,
+            // What came while this was written belongs to the next time.
+            true => now_ms - 1,
             false => now_ms.saturating_sub(self.parameters.current().session_lifetime_ms()),
         };
         gone.extend(self.remove_expired(&used, unused_since_ms)?);
@@ -132,6 +136,23 @@ impl Shard {
             }
         }
         Ok(())
+    }
+
+    /// Sessions in use here that the leader has not written yet: it may have failed before it did.
+    fn sessions_not_stored(
+        &self,
+        ended: &BTreeSet<SessionId>,
+        now_ms: i64,
+    ) -> Result<Vec<SessionId>, Error> {
+        let lifetime_ms = self.parameters.current().session_lifetime_ms();
+        let mut found = Vec::new();
+        for (id, last_use) in self.session_cache.all() {
+            let is_alive = last_use > now_ms.saturating_sub(lifetime_ms);
+            if is_alive && !ended.contains(&id) && !self.is_session_stored(id)? {
+                found.push(id);
+            }
+        }
+        Ok(found)
     }
 
     async fn write_sessions(

@@ -54,6 +54,7 @@ async fn a_new_shard_is_a_set_of_one_and_stays_it() {
 async fn the_only_member_may_move_and_may_not_change_its_set() {
     let server = TestShard::open().await;
     let options = |name: &str, host: &str| ReplicaSetOptions {
+        detours: Default::default(),
         name: name.to_owned(),
         host: host.to_owned(),
     };
