@@ -207,6 +207,7 @@ impl<S: StateMachine> Driver<S> {
             self.applied_term = newest.1;
             // Readers see the entries before their proposers hear of it.
             log.publish(newest.0);
+            self.state.published(&batch);
             log.tail.lock().shrink(newest.0.position);
             if done > 0 {
                 self.shared.release(done, done_bytes);

@@ -52,6 +52,9 @@ pub trait StateMachine: Send + 'static {
     /// time. Entries that came from another member have no companion.
     fn apply(&mut self, entries: &mut [Committed<Self::Companion>]) -> Result<(), BoxError>;
 
+    /// Called when entries that were applied can be read from the log.
+    fn published(&mut self, _entries: &[Committed<Self::Companion>]) {}
+
     /// Called when leadership is won, before proposals are accepted, and when it is lost,
     /// after the last proposal was accepted and before anybody hears of it. What was
     /// proposed and is not applied when leadership is lost may never be: whatever was

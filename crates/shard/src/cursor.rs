@@ -14,6 +14,7 @@
 //! Cursors of a session end with it: when it is killed, or at the refresh after it
 //! was ended or has expired.
 
+use crate::change_stream::Interest;
 use crate::operation::Operation;
 use crate::read::Budget;
 use crate::session::SessionId;
@@ -111,6 +112,11 @@ pub(crate) trait BatchSource: Send {
     /// Whether a getMore that finds nothing waits for news.
     fn awaits_data(&self) -> bool {
         false
+    }
+
+    /// What it waits for.
+    fn interest(&self) -> Interest {
+        Interest::Everything
     }
 
     /// Writes what belongs behind the batch in the `cursor` document.

@@ -2,6 +2,7 @@
 
 use crate::catalog::multikey;
 use crate::catalog::{Catalog, CatalogKey, Collection, NextIds};
+use crate::change_stream::Watchers;
 use crate::clock::Clock;
 use crate::command;
 use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
@@ -89,6 +90,8 @@ pub struct Shard {
     pub(crate) peers: Arc<Peers>,
     pub(crate) latches: Latches,
     pub(crate) operations: Arc<Operations>,
+    /// Cursors that wait for the log to grow.
+    pub(crate) watchers: Arc<Watchers>,
     pub(crate) counters: Counters,
     pub(crate) cursors: Cursors,
     pub(crate) plan_cache: PlanCache,
@@ -192,6 +195,7 @@ impl Shard {
         }
         let sessions = Arc::new(SessionCatalog::new());
         let operations = Arc::new(Operations::new());
+        let watchers = Arc::new(Watchers::default());
         let replica_set = Arc::new(load_replica_set(&store, membership, peers.clone())?);
         let sharding = Arc::new(ShardingState::load(&store)?);
         let applier = Applier {
@@ -202,6 +206,7 @@ impl Shard {
             sessions: sessions.clone(),
             sharding: sharding.clone(),
             operations: operations.clone(),
+            watchers: watchers.clone(),
             clock: clock.clone(),
             data: options.data.clone(),
         };
@@ -227,6 +232,7 @@ impl Shard {
             peers,
             latches: Latches::new(),
             operations,
+            watchers,
             counters: Counters::default(),
             cursors: Cursors::new(),
             plan_cache: PlanCache::new(),

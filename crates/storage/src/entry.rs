@@ -318,6 +318,12 @@ impl<'a> Names<'a> {
         self.bytes
     }
 
+    /// What the collections are called; what cannot be read ends it.
+    pub fn namespaces(self) -> impl Iterator<Item = &'a str> {
+        let mut rest = self.bytes;
+        std::iter::from_fn(move || take_name(&mut rest).map(|name| name.namespace))
+    }
+
     /// The name of a collection, if the entry has it.
     pub fn get(self, collection: CollectionId) -> Result<Option<Name<'a>>, Malformed> {
         let mut rest = self.bytes;

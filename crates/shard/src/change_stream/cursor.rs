@@ -8,6 +8,7 @@
 
 use super::source::{StreamState, not_resumable};
 use super::token::ResumeToken;
+use super::watchers::Interest;
 use crate::aggregate::{ShardEnvironment, while_running};
 use crate::cursor::{Batch, BatchSource, Filled};
 use crate::operation::Operation;
@@ -85,7 +86,7 @@ impl BatchSource for StreamCursor {
         budget: &mut Budget,
     ) -> Result<Filled, Error> {
         // The log may have to be read from disk: then the runtime is told. Streams
-        // that keep up are woken by every write, so for them it is not.
+        // that keep up are woken by every write of theirs, so for them it is not.
         if budget.steps != u64::MAX && !self.caught_up {
             return Ok(Filled::Paused);
         }
@@ -133,6 +134,10 @@ impl BatchSource for StreamCursor {
 
     fn awaits_data(&self) -> bool {
         true
+    }
+
+    fn interest(&self) -> Interest {
+        Interest::from(&self.state.lock().target)
     }
 
     fn append_state(&self, writer: &mut DocWriter) {

@@ -31,6 +31,8 @@ mod event;
 mod images;
 mod source;
 mod token;
+mod watchers;
 
 pub(crate) use cursor::StreamCursor;
 pub(crate) use source::{EventSource, StreamState};
+pub(crate) use watchers::{Interest, Watchers};

@@ -11,7 +11,7 @@ use model::bson::{Doc, DocBuf, DocWriter};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use parking_lot::Mutex;
-use query::pipeline::{Advance, ChangeStream, Environment, Source, Start};
+use query::pipeline::{Advance, ChangeStream, Environment, Source, Start, Target};
 use replication::{Entry, LogPosition, ReadError};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,6 +29,7 @@ pub(crate) struct StreamState {
     /// Where the stream stands if it has handed out everything.
     mark: ResumeToken,
     pub(super) invalidated: bool,
+    pub(super) target: Target,
 }
 
 impl StreamState {
@@ -94,6 +95,7 @@ impl EventSource {
             last: resumed.clone(),
             mark,
             invalidated: false,
+            target: stream.target.clone(),
         }));
         let source = Self {
             shard: shard.clone(),

@@ -7,9 +7,7 @@ use crate::cursor::{Batch, BatchSource, Filled, fill_batch};
 use crate::session::SessionId;
 use model::bson::ValueRef;
 use model::{Code, Error, Namespace};
-use replication::Progress;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use wire::Reply;
 
@@ -78,16 +76,12 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     let mut writer = Reply::writer_with_capacity(16 * 1024);
     writer.begin_document("cursor");
     let mut batch = Batch::begin(writer, "nextBatch", batch_size);
-    let mut news = shard.log.watch();
     let filled = if awaits {
         invocation.operation.lift_time_limit();
         let wait = invocation.envelope.time_limit.unwrap_or(AWAIT_DATA_DEFAULT);
         let until = Instant::now() + wait.min(AWAIT_DATA_MAX);
         let source = &mut *cursor.source;
-        Box::pin(fill_or_wait(
-            invocation, source, &mut batch, &mut news, until,
-        ))
-        .await?
+        Box::pin(fill_or_wait(invocation, source, &mut batch, until)).await?
     } else {
         fill_batch(&mut *cursor.source, invocation.operation, &mut batch)?
     };
@@ -105,31 +99,29 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     Ok(reply)
 }
 
-/// Fills a batch; if there is nothing, waits for the log to grow and tries again.
+/// Fills a batch; if there is nothing, waits for news and tries again. When the time is over it looks a
+/// last time, so that it knows how far the log has come.
 ///
-/// Whether it grew is asked before the log is read, so that what comes in between
-/// is not missed.
+/// It listens before the log is read, so that what comes in between is not missed.
 async fn fill_or_wait(
     invocation: &Invocation<'_>,
     source: &mut dyn BatchSource,
     batch: &mut Batch,
-    news: &mut watch::Receiver<Progress>,
     until: Instant,
 ) -> Result<Filled, Error> {
     let shard = invocation.shard;
+    let watch = shard.watchers.watch(source.interest());
+    let mut is_last = false;
     loop {
-        news.borrow_and_update();
+        let mut news = std::pin::pin!(watch.notify.notified());
+        news.as_mut().enable();
         let filled = fill_batch(source, invocation.operation, batch)?;
-        if filled != Filled::Dry || batch.documents() > 0 {
+        if filled != Filled::Dry || batch.documents() > 0 || is_last {
             return Ok(filled);
         }
         tokio::select! {
-            changed = news.changed() => {
-                if changed.is_err() {
-                    return Ok(filled);
-                }
-            }
-            () = tokio::time::sleep_until(until) => return Ok(filled),
+            () = news => shard.watchers.woke(),
+            () = tokio::time::sleep_until(until) => is_last = true,
             () = invocation.operation.interrupted() => {}
             () = invocation.connection.closed() => return Ok(filled),
             () = shard.shutdown_begun() => return Ok(filled),

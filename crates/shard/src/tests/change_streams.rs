@@ -738,3 +738,51 @@ async fn an_oplog_cursor_is_never_told_of_a_gap_in_silence() {
         ))
         .await;
 }
+
+/// A write wakes the streams that it may concern, and no other: counted, not timed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_wakes_whom_it_concerns() {
+    let server = std::sync::Arc::new(TestShard::open().await);
+    server
+        .check("{create: 'c'} => {}\n{create: 'd'} => {}")
+        .await;
+    let watchers = &server.shard.watchers;
+    for (watched, writes, wakes) in [("'d'", "c", 0), ("'d'", "d", 1), ("1", "c", 1)] {
+        let open =
+            format!("{{aggregate: {watched}, pipeline: [{{$changeStream: {{}}}}], cursor: {{}}}}");
+        let (id, _) = server.batch(&open).await;
+        let collection = if watched == "1" {
+            "$cmd.aggregate"
+        } else {
+            "d"
+        };
+        let more = format!("{{getMore: {id}L, collection: '{collection}', maxTimeMS: 60000}}");
+        let waiting = tokio::spawn({
+            let server = server.clone();
+            async move { server.batch(&more).await.1.len() }
+        });
+        while watchers.count() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let before = watchers.wakes();
+        if wakes == 0 {
+            for _ in 0..20 {
+                server
+                    .check(&format!(
+                        "{{insert: '{writes}', documents: [{{}}]}} => {{n: 1}}"
+                    ))
+                    .await;
+            }
+            assert_eq!(watchers.wakes(), before, "nobody watches {writes}");
+        }
+        let last = if wakes == 0 { "d" } else { writes };
+        server
+            .check(&format!(
+                "{{insert: '{last}', documents: [{{}}]}} => {{n: 1}}"
+            ))
+            .await;
+        assert_eq!(waiting.await.expect("it ends"), 1);
+        // It may have read the event before it waited.
+        assert!(watchers.wakes() <= before + 1);
+    }
+}

@@ -13,6 +13,7 @@ fn applier(server: &TestShard) -> Applier {
         overlay: Arc::clone(&shard.overlay),
         sessions: shard.sessions.clone(),
         operations: shard.operations.clone(),
+        watchers: shard.watchers.clone(),
         replica_set: Arc::clone(&shard.replica_set),
         sharding: shard.sharding.clone(),
         clock: Arc::clone(&shard.clock),

@@ -6,14 +6,17 @@
 use crate::command::envelope::WriteConcern;
 use crate::session::{Retryable, SessionId};
 use crate::testing::TestShard;
+use crate::write::Pending;
 use bytes::Bytes;
 use differential::notation::print_fields;
 use differential::value::{Value, get};
 use model::bson::{DocWriter, ValueRef};
 use model::key::RecordKey;
+use model::time::ClusterTime;
 use model::{Code, Namespace};
 use std::sync::Arc;
 use std::time::Duration;
+use storage::Record;
 use wire::ConnectionInfo;
 
 const SESSION: &str = "lsid: {id: UUID(\"00000000-0000-4000-8000-000000000001\")}";
@@ -116,6 +119,32 @@ async fn a_session_writes_only_while_its_member_leads_without_a_break() {
     let retryable = shard.begin_retryable(session_id(), 2, &operation).await;
     assert_eq!(write(&retryable.expect("it leads"), 4).await, Ok(Some(())));
     server.check(r#"{count: "c"} => {n: 2}"#).await;
+}
+
+/// ⚑ When leadership is lost, what was only appended is forgotten: it may never happen.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_only_appended_is_forgotten_with_leadership() {
+    let server = TestShard::open().await;
+    server.check(r#"{create: "c"} => {}"#).await;
+    let shard = &server.shard;
+    let namespace = Namespace::new("test", "c").expect("a name");
+    let collection = shard.catalog.get(&namespace).expect("it exists").id;
+    // As if an entry with this document were under way, which no majority will confirm.
+    let document = DocWriter::new().with("_id", 1).finish();
+    let appended = Pending {
+        position: u64::MAX,
+        record: Some(Record::draft(document.as_bytes()).committed_at(ClusterTime::new(1, 1))),
+    };
+    let key = RecordKey::from_id(ValueRef::Int32(1));
+    shard.overlay.put_record(collection, key, appended);
+    server
+        .check(r#"{insert: "c", documents: [{_id: 1}]} => 11000"#)
+        .await;
+    step_down(&server).await;
+    lead_again(&server).await;
+    server
+        .check(r#"{insert: "c", documents: [{_id: 1}]} => {n: 1}"#)
+        .await;
 }
 
 /// Who waits for a session when leadership is lost is told to look for the new primary.

@@ -10,6 +10,7 @@ use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
 use crate::catalog::multikey::{self, MultikeyFound};
 use crate::catalog::{Catalog, CatalogKey, Collection};
+use crate::change_stream::Watchers;
 use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::command::envelope::WriteConcern;
 use crate::operation::Operations;
@@ -331,6 +332,7 @@ pub(crate) struct Applier {
     pub(crate) sessions: Arc<SessionCatalog>,
     pub(crate) sharding: Arc<ShardingState>,
     pub(crate) operations: Arc<Operations>,
+    pub(crate) watchers: Arc<Watchers>,
     pub(crate) clock: Arc<dyn crate::Clock>,
     /// Where a state from another member is gathered.
     pub(crate) data: PathBuf,
@@ -499,6 +501,10 @@ impl StateMachine for Applier {
         Ok(())
     }
 
+    fn published(&mut self, entries: &[Committed<Companion>]) {
+        self.watchers.published(entries);
+    }
+
     fn role_changed(&mut self, role: Role) {
         if !role.is_leader() {
             self.overlay.clear();
@@ -538,6 +544,7 @@ impl StateMachine for Applier {
             return Err(format!("the copy is of {}", self.store.applied()).into());
         }
         crate::shard::reload(self)?;
+        self.watchers.wake_all();
         Ok(())
     }
 

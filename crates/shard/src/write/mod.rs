@@ -28,4 +28,6 @@ pub(crate) use document::{Prepared, check_stored, prepare, prepare_insert};
 pub(crate) use evaluator::{Evaluator, Refusal, Version, unique_violation};
 pub(crate) use latches::Latches;
 pub(crate) use overlay::Overlay;
+#[cfg(test)]
+pub(crate) use overlay::Pending;
 pub(crate) use several::{Hold, Searched};
