@@ -125,9 +125,10 @@ fn start(options: &CompareOptions, plan: &ComparePlan, place: &Place) -> Result<
         } else {
             product.name().to_owned()
         };
-        let server = Server::start(product, &label, &binaries, place.path())?;
+        let server =
+            Server::start_members(product, &label, &binaries, place.path(), options.members)?;
         let mut side = Side::load(label, server, plan.records)?;
-        if !options.no_pause {
+        if !options.no_pause && options.members == 1 {
             side.server.pause()?;
         }
         sides.push(side);
@@ -161,7 +162,7 @@ fn measure_all(
                 side.server.resume()?;
                 let measured = side.measure(case, options.sessions, plan.pace, seed);
                 let measured = measured.with_context(|| format!("{case} on {}", side.label))?;
-                if !options.no_pause {
+                if !options.no_pause && options.members == 1 {
                     side.server.pause()?;
                 }
                 eprint!(" {}", table::number(measured.figures().throughput));

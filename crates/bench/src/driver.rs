@@ -227,7 +227,11 @@ fn observe(
 ) -> Result<Observed> {
     let until_exhausted = workload == Workload::Load;
     let client = std::process::id();
-    let read = || Ok::<_, anyhow::Error>((CpuReading::of(server.pid())?, CpuReading::of(client)?));
+    let read = || {
+        let members = server.pids().map(CpuReading::of);
+        let members: Vec<CpuReading> = members.collect::<Result<_>>()?;
+        Ok::<_, anyhow::Error>((members, CpuReading::of(client)?))
+    };
     if !until_exhausted {
         course.start.wait();
         wait(stopped, 0, Instant::now() + pace.warm_up)?;
@@ -254,7 +258,11 @@ fn observe(
     let (server_after, client_after) = read()?;
     Ok(Observed {
         elapsed,
-        server_cpu: server_after.since(&server_before),
+        server_cpu: server_after
+            .iter()
+            .zip(&server_before)
+            .map(|(after, before)| after.since(before))
+            .sum(),
         client_cpu: client_after.since(&client_before),
     })
 }

@@ -110,6 +110,9 @@ pub struct CompareOptions {
     /// Send a session id with every command, as drivers do
     #[arg(long)]
     pub sessions: bool,
+    /// Members of each server's replica set, each a process of its own
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    pub members: usize,
     /// Leave the other server running while one is measured
     #[arg(long)]
     pub no_pause: bool,

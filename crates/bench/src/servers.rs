@@ -25,6 +25,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::connection::Connection;
 use crate::process;
 
+mod several;
+
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
@@ -106,6 +108,8 @@ pub struct Server {
     pub port: u16,
     directory: PathBuf,
     child: Child,
+    /// Further members of the same set.
+    others: Vec<Child>,
     paused: bool,
 }
 
@@ -141,7 +145,10 @@ impl Server {
     }
 
     pub fn data_directory(&self) -> PathBuf {
-        self.directory.join("data")
+        match self.others.is_empty() {
+            true => self.directory.join("data"),
+            false => self.directory.clone(),
+        }
     }
 
     pub fn resident_bytes(&self) -> Result<u64> {
@@ -172,6 +179,16 @@ impl Server {
 
     /// Stops the server cleanly; anything but exit status 0 is an error.
     pub fn stop(mut self) -> Result<()> {
+        // Of a set, the others go as they are: what was measured is over.
+        for other in &mut self.others {
+            other.kill()?;
+            other.wait()?;
+        }
+        if !self.others.is_empty() {
+            self.child.kill()?;
+            self.child.wait()?;
+            return Ok(());
+        }
         self.resume()?;
         self.signal(Signal::TERM)?;
         let deadline = Instant::now() + STOP_TIMEOUT;
@@ -222,6 +239,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        for other in &mut self.others {
+            let _ = other.kill();
+            let _ = other.wait();
+        }
         if matches!(self.child.try_wait(), Ok(None)) {
             // Nothing is left to do about a process that cannot be killed.
             let _ = self.child.kill();
@@ -245,6 +266,7 @@ fn start_terndb(binary: &Path, directory: PathBuf) -> Result<Server> {
         port: 0,
         directory,
         child,
+        others: Vec::new(),
         paused: false,
     };
     let output = server.child.stdout.take().context("no standard output")?;
@@ -298,6 +320,7 @@ fn start_mongod(binary: &Path, directory: PathBuf) -> Result<Server> {
         port,
         directory,
         child,
+        others: Vec::new(),
         paused: false,
     };
     server.wait_until("accepting connections", |server| server.connect().is_ok())?;

@@ -278,7 +278,7 @@ mod tests {
             if let Ok(envelope) = decode(GROUP, &bytes)
                 && let Packet::Raft(message) = envelope.packet
             {
-                let again = encode_raft(&sender(), &message).expect("it can be sent on");
+                let again = encode_raft(&envelope.from, &message).expect("it can be sent on");
                 prop_assert_eq!(decode(GROUP, &again).map(|e| e.packet), Ok(Packet::Raft(message)));
             }
         }
