@@ -36,6 +36,8 @@ pub(crate) struct ShardEnvironment {
     allow_disk_use: bool,
     /// The time that all scans see; `None` is now.
     at: Option<ClusterTime>,
+    /// The shard's name, for statistics that a router puts beside those of others.
+    shown_as: Option<String>,
     /// As they were when the command began.
     settings: Settings,
     scans: Mutex<Vec<Weak<Mutex<Execution>>>>,
@@ -50,6 +52,7 @@ impl ShardEnvironment {
         operation: &Arc<Operation>,
         allow_disk_use: bool,
         at: Option<ClusterTime>,
+        from_router: bool,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             shard: shard.clone(),
@@ -57,6 +60,9 @@ impl ShardEnvironment {
             commands: AtomicU64::new(0),
             allow_disk_use,
             at,
+            shown_as: from_router
+                .then(|| shard.sharding.shard_name())
+                .filter(|name| !name.is_empty()),
             settings: shard.parameters.current(),
             scans: Mutex::new(Vec::new()),
             stream: OnceLock::new(),
@@ -164,8 +170,11 @@ impl Environment for ShardEnvironment {
         let shard = &self.shard;
         let collection = shard.catalog.get(namespace);
         let mut writer = DocWriter::new();
+        writer.append("ns", namespace.as_str());
+        if let Some(shard) = &self.shown_as {
+            writer.append("shard", shard);
+        }
         writer
-            .append("ns", namespace.as_str())
             .append("host", &self.host())
             .append("localTime", ValueRef::DateTime(shard.clock.now_ms()));
         let missing = || {
@@ -239,8 +248,11 @@ impl Environment for ShardEnvironment {
                 .begin_document("accesses")
                 .append("ops", i64::try_from(ops).unwrap_or(i64::MAX))
                 .append("since", ValueRef::DateTime(index.accesses_since_ms))
-                .end()
-                .append("spec", &index.definition.spec);
+                .end();
+            if let Some(shard) = &self.shown_as {
+                writer.append("shard", shard);
+            }
+            writer.append("spec", &index.definition.spec);
             if !index.is_ready() {
                 writer.append("building", true);
             }
@@ -250,7 +262,14 @@ impl Environment for ShardEnvironment {
     }
 
     fn current_operations(&self, _options: Doc<'_>) -> Result<Vec<DocBuf>, Error> {
-        Ok(running_operations(&self.shard))
+        let operations = running_operations(&self.shard);
+        Ok(match &self.shown_as {
+            None => operations,
+            Some(shard) => operations
+                .iter()
+                .map(|operation| operation_of(shard, operation.as_doc()))
+                .collect(),
+        })
     }
 
     fn local_sessions(&self, whose: SessionsOf) -> Result<Vec<DocBuf>, Error> {
@@ -324,4 +343,20 @@ impl Source for CollectionScan {
             None => DocBuf::new(),
         }
     }
+}
+
+/// An operation as a router shows it: its number is the shard's own, and the client is
+/// the router.
+fn operation_of(shard: &str, operation: Doc<'_>) -> DocBuf {
+    let mut shown = DocWriter::new().with("shard", shard);
+    for element in operation.iter() {
+        match (element.key(), element.value()) {
+            ("opid", ValueRef::Int32(number)) => {
+                shown.append("opid", format!("{shard}:{number}").as_str())
+            }
+            ("client", _) => shown.append_renamed("client_s", &element),
+            _ => shown.append_element(&element),
+        };
+    }
+    shown.finish()
 }

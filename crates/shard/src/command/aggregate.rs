@@ -82,6 +82,7 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         invocation.operation,
         fields.allow_disk_use,
         at,
+        fields.from_router,
     );
     let shared: Arc<dyn Environment> = environment.clone();
     let mut source = start(steps, collection.clone(), fields.hint, &shared)?;

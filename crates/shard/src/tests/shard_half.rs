@@ -2,6 +2,25 @@
 
 use crate::testing::TestShard;
 
+/// What a router puts beside the same of others says whose it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_name_the_shard_where_a_router_asks() {
+    let shard = TestShard::open().await;
+    shard
+        .check(
+            r#"
+            {insert: "c", documents: [{_id: 1}]} => {n: 1}
+            admin {_terndbBecomeShard: 1, shard: "shard0", clusterId: ObjectId("0000000000000000000000ff")} => {}
+            {aggregate: "c", pipeline: [{$collStats: {}}, {$project: {shard: 1}}], cursor: {}, fromMongos: true, needsMerge: true} => {cursor: {firstBatch: [{shard: "shard0"}]}}
+            {aggregate: "c", pipeline: [{$indexStats: {}}, {$project: {shard: 1}}], cursor: {}, fromMongos: true, needsMerge: true} => {cursor: {firstBatch: [{shard: "shard0"}]}}
+            admin {aggregate: 1, pipeline: [{$currentOp: {}}, {$match: {shard: "shard0", opid: {$regex: "^shard0:[0-9]+$"}, client: {$exists: false}}}, {$limit: 1}, {$count: "n"}], cursor: {}, fromMongos: true, needsMerge: true} => {cursor: {firstBatch: [{n: 1}]}}
+            {aggregate: "c", pipeline: [{$indexStats: {}}, {$match: {shard: {$exists: true}}}], cursor: {}} => {cursor: {firstBatch: []}}
+            {aggregate: "c", pipeline: [{$collStats: {}}, {$match: {shard: {$exists: true}}}], cursor: {}} => {cursor: {firstBatch: []}}
+            "#,
+        )
+        .await;
+}
+
 /// ⚑ Only who says that it merges gets states instead of results, and internal stages
 /// are unknown to everybody else.
 #[tokio::test(flavor = "multi_thread")]
