@@ -1,4 +1,18 @@
 //! One BSON value, borrowed or owned, and how its bytes are laid out.
+//!
+//! ```text
+//!   Element::value ─► ValueRef<'a>   scalars by value, everything longer borrowed
+//!                       │ to_owned ▲ as_ref
+//!                       ▼          │
+//!                     Value          owns its bytes
+//! ```
+//!
+//! Reading never allocates and never fails: the bytes behind a [`Doc`] were checked when
+//! it was made. A value that is missing is no value: `Option<ValueRef>` says so, and null
+//! is something else.
+//!
+//! Left out: comparing values, which is [`crate::order`], and telling how large their
+//! encodings may be, which is the business of whoever writes them.
 
 use super::doc::{Array, ArrayBuf, Doc, DocBuf};
 use std::fmt;
@@ -255,6 +269,33 @@ impl<'a> ValueRef<'a> {
 
     pub fn is_number(&self) -> bool {
         self.kind().is_number()
+    }
+
+    /// What the value takes on the heap once it is owned, about.
+    pub fn heap_bytes(&self) -> usize {
+        match self {
+            ValueRef::String(text) | ValueRef::JavaScript(text) | ValueRef::Symbol(text) => {
+                text.len()
+            }
+            ValueRef::Document(doc) => doc.len(),
+            ValueRef::Array(array) => array.as_bytes().len(),
+            ValueRef::Binary { bytes, .. } => bytes.len(),
+            ValueRef::Regex { pattern, options } => pattern.len() + options.len(),
+            ValueRef::DbPointer { namespace, .. } => namespace.len(),
+            ValueRef::JavaScriptWithScope { code, scope } => code.len() + scope.len(),
+            ValueRef::Double(_)
+            | ValueRef::Undefined
+            | ValueRef::ObjectId(_)
+            | ValueRef::Boolean(_)
+            | ValueRef::DateTime(_)
+            | ValueRef::Null
+            | ValueRef::Int32(_)
+            | ValueRef::Timestamp(_)
+            | ValueRef::Int64(_)
+            | ValueRef::Decimal128(_)
+            | ValueRef::MinKey
+            | ValueRef::MaxKey => 0,
+        }
     }
 }
 

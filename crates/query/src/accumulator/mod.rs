@@ -13,6 +13,7 @@
 
 mod numeric;
 mod parse;
+mod partial;
 mod ranked;
 mod state;
 #[cfg(test)]

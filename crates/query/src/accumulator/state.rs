@@ -1,10 +1,17 @@
-//! What an accumulator has gathered for one group.
+//! What an accumulator has gathered for one group: adding to it, and the result.
+//!
+//! A state keeps count of the memory that its values take, so that whoever holds many
+//! groups knows when it is too much without looking at each.
+//!
+//! Missing and null are told apart when a value is added; which of the two counts, and
+//! whether null itself does, is each accumulator's own. What leaves this process before
+//! it is finished is in [`super::partial`].
 
 use super::Ties;
 use super::numeric::{Deviation, Extreme, Mean};
 use super::ranked::Ranking;
 use crate::expression::{Merged, not_mergeable};
-use model::bson::{ArrayBuf, ArrayWriter, DocWriter, Value, ValueRef};
+use model::bson::{ArrayBuf, Value, ValueRef};
 use model::hash::hash_value;
 use model::number::{Number, Sum};
 use model::{Code, Error, order};
@@ -13,13 +20,13 @@ use std::collections::{HashMap, VecDeque};
 /// See the module's header for how states are used.
 #[derive(Clone, Debug)]
 pub struct State {
-    gathered: Gathered,
+    pub(super) gathered: Gathered,
     /// What the values kept take on the heap, about.
     bytes: usize,
 }
 
 #[derive(Clone, Debug)]
-enum Gathered {
+pub(super) enum Gathered {
     Sum(Sum),
     Mean(Mean),
     Extreme(Extreme, Ties, Option<Value>),
@@ -46,7 +53,7 @@ enum Gathered {
 
 /// Values that compare unequal, in the order they came.
 #[derive(Clone, Debug, Default)]
-struct ValueSet {
+pub(super) struct ValueSet {
     values: Vec<Value>,
     /// Places by hash; equal values have equal hashes.
     places: HashMap<u64, Vec<u32>, foldhash::fast::FixedState>,
@@ -67,7 +74,7 @@ impl ValueSet {
 }
 
 impl State {
-    fn new(gathered: Gathered) -> State {
+    pub(super) fn new(gathered: Gathered) -> State {
         State { gathered, bytes: 0 }
     }
 
@@ -282,137 +289,13 @@ impl State {
             }
         }
     }
-
-    /// What [`Self::merge`] of another state takes.
-    pub fn partial(self) -> Value {
-        match self.gathered {
-            Gathered::Sum(sum) => Value::Array(sum.partial()),
-            Gathered::Mean(mean) => {
-                let partial = DocWriter::new()
-                    .with("sum", &mean.sum.partial())
-                    .with("count", mean.count)
-                    .finish();
-                Value::Document(partial)
-            }
-            Gathered::Deviation { deviation, .. } => Value::Document(deviation.to_document()),
-            // Nothing yet and null are different: the empty array is nothing.
-            Gathered::Extreme(_, _, value) | Gathered::First(value) | Gathered::Last(value) => {
-                Value::Array(value.into_iter().collect())
-            }
-            Gathered::Ranked { entries, .. } => {
-                let mut pairs = ArrayWriter::new();
-                for (key, value) in &entries {
-                    let mut pair = ArrayWriter::new();
-                    pair.push(key);
-                    pair.push(value);
-                    pairs.push(&pair.finish());
-                }
-                Value::Array(pairs.finish())
-            }
-            gathered @ (Gathered::Push(_)
-            | Gathered::Set(_)
-            | Gathered::Merged(_)
-            | Gathered::FirstN(..)
-            | Gathered::LastN(..)
-            | Gathered::ExtremeN(..)) => State {
-                gathered,
-                bytes: self.bytes,
-            }
-            .finish(),
-        }
-    }
-
-    /// Adds a partial of the same accumulator over documents that come later.
-    pub fn merge(&mut self, partial: ValueRef<'_>) -> Result<(), Error> {
-        let malformed = || broken("a partial result is malformed");
-        match (&mut self.gathered, partial) {
-            (Gathered::Sum(sum), ValueRef::Array(partial)) => {
-                sum.merge(&Sum::from_partial(partial).ok_or_else(malformed)?);
-            }
-            (Gathered::Mean(mean), ValueRef::Document(doc)) => {
-                let partial = doc.get_array("sum").and_then(Sum::from_partial);
-                let Some(ValueRef::Int64(count @ 0..)) = doc.get("count") else {
-                    return Err(malformed());
-                };
-                mean.sum.merge(&partial.ok_or_else(malformed)?);
-                mean.count = mean.count.saturating_add(count);
-            }
-            (Gathered::Deviation { deviation, .. }, ValueRef::Document(doc)) => {
-                deviation.merge(&Deviation::from_document(doc).ok_or_else(malformed)?);
-            }
-            (Gathered::Merged(_), document @ ValueRef::Document(_)) => self.add(Some(document))?,
-            (Gathered::Ranked { .. }, ValueRef::Array(pairs)) => {
-                for pair in pairs.iter() {
-                    let ValueRef::Array(pair) = pair else {
-                        return Err(malformed());
-                    };
-                    let (Some(ValueRef::Array(key)), Some(value)) = (pair.get(0), pair.get(1))
-                    else {
-                        return Err(malformed());
-                    };
-                    self.add_ranked(key.to_owned(), Some(value))?;
-                }
-            }
-            // What was there first stays the first, even null.
-            (
-                Gathered::Extreme(..) | Gathered::First(_) | Gathered::Last(_),
-                ValueRef::Array(values),
-            ) => match (values.count(), values.get(0)) {
-                (0, _) => {}
-                (1, Some(value)) => self.add(Some(value))?,
-                _ => return Err(malformed()),
-            },
-            (Gathered::ExtremeN(Extreme::Max, ..), ValueRef::Array(values)) => {
-                // The latest of equals are listed first.
-                let values: Vec<_> = values.iter().collect();
-                for value in values.into_iter().rev() {
-                    self.add(Some(value))?;
-                }
-            }
-            (
-                Gathered::Push(_)
-                | Gathered::Set(_)
-                | Gathered::FirstN(..)
-                | Gathered::LastN(..)
-                | Gathered::ExtremeN(Extreme::Min, ..),
-                ValueRef::Array(values),
-            ) => {
-                for value in values.iter() {
-                    self.add(Some(value))?;
-                }
-            }
-            _ => return Err(malformed()),
-        }
-        Ok(())
-    }
 }
 
-fn broken(message: &str) -> Error {
+pub(super) fn broken(message: &str) -> Error {
     Error::new(Code::INTERNAL_ERROR, message)
 }
 
 /// What a value takes, about.
 fn size(value: ValueRef<'_>) -> usize {
-    let heap = match value {
-        ValueRef::String(text) | ValueRef::JavaScript(text) | ValueRef::Symbol(text) => text.len(),
-        ValueRef::Document(doc) => doc.len(),
-        ValueRef::Array(array) => array.as_bytes().len(),
-        ValueRef::Binary { bytes, .. } => bytes.len(),
-        ValueRef::Regex { pattern, options } => pattern.len() + options.len(),
-        ValueRef::DbPointer { namespace, .. } => namespace.len(),
-        ValueRef::JavaScriptWithScope { code, scope } => code.len() + scope.len(),
-        ValueRef::Double(_)
-        | ValueRef::Undefined
-        | ValueRef::ObjectId(_)
-        | ValueRef::Boolean(_)
-        | ValueRef::DateTime(_)
-        | ValueRef::Null
-        | ValueRef::Int32(_)
-        | ValueRef::Timestamp(_)
-        | ValueRef::Int64(_)
-        | ValueRef::Decimal128(_)
-        | ValueRef::MinKey
-        | ValueRef::MaxKey => 0,
-    };
-    std::mem::size_of::<Value>() + heap
+    std::mem::size_of::<Value>() + value.heap_bytes()
 }

@@ -2,7 +2,7 @@
 
 use super::array::as_array;
 use super::node::{Evaluated, Frame, Node};
-use super::parse::{Parser, object};
+use super::parse::{Parser, object, required_argument, unknown_argument};
 use super::table::Operator;
 use crate::accumulator::Extreme;
 use model::bson::{ArrayBuf, ArrayWriter, Value, ValueRef};
@@ -123,17 +123,12 @@ pub(super) fn parse_sort_array(
             "input" => input = Some(parser.operand(element.value())?),
             "sortBy" => sort_by = Some(element.value()),
             other => {
-                return Err(Error::location(
-                    2942501,
-                    format!("$sortArray found an unknown argument: {other}"),
-                ));
+                return Err(unknown_argument("$sortArray", other, 2942501));
             }
         }
     }
-    let input = input
-        .ok_or_else(|| Error::location(2942502, "$sortArray requires 'input' to be specified"))?;
-    let sort_by = sort_by
-        .ok_or_else(|| Error::location(2942503, "$sortArray requires 'sortBy' to be specified"))?;
+    let input = input.ok_or_else(|| required_argument("$sortArray", "input", 2942502))?;
+    let sort_by = sort_by.ok_or_else(|| required_argument("$sortArray", "sortBy", 2942503))?;
     let sort_by = sort_order(sort_by)?;
     Ok(Node::Call {
         operator,
@@ -277,10 +272,7 @@ pub(super) fn parse_zip(
                 return Err(Error::location(34463, "useLongestLength must be a bool"));
             }
             (other, _) => {
-                return Err(Error::location(
-                    34464,
-                    format!("$zip found an unknown argument: {other}"),
-                ));
+                return Err(unknown_argument("$zip", other, 34464));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! `$cond`, `$ifNull`, `$switch`: only the chosen branch is evaluated.
 
 use super::node::{Evaluated, Frame, Node, truthy, truthy_value};
-use super::parse::{Parser, object};
+use super::parse::{Parser, object, unknown_argument};
 use super::table::Operator;
 use model::Error;
 use model::bson::ValueRef;
@@ -104,10 +104,7 @@ pub(super) fn parse_switch(
             }
             "default" => nodes[0] = parser.operand(element.value())?,
             other => {
-                return Err(Error::location(
-                    40067,
-                    format!("$switch found an unknown argument: {other}"),
-                ));
+                return Err(unknown_argument("$switch", other, 40067));
             }
         }
     }

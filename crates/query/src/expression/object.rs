@@ -6,7 +6,7 @@
 
 use super::array::as_array;
 use super::node::{Evaluated, Frame, Node};
-use super::parse::{Parser, object};
+use super::parse::{Parser, object, required_argument, unknown_argument};
 use super::table::Operator;
 use model::Error;
 use model::bson::{Array, ArrayWriter, Doc, DocBuf, DocWriter, Value, ValueRef};
@@ -311,15 +311,12 @@ pub(super) fn parse_get_field(
                     "field" => field = Some(element.value()),
                     "input" => input = Some(parser.operand(element.value())?),
                     other => {
-                        return Err(Error::location(
-                            3041701,
-                            format!("$getField found an unknown argument: {other}"),
-                        ));
+                        return Err(unknown_argument("$getField", other, 3041701));
                     }
                 }
             }
-            let field = field.ok_or_else(|| required("$getField", "field", 3041702))?;
-            let input = input.ok_or_else(|| required("$getField", "input", 3041703))?;
+            let field = field.ok_or_else(|| required_argument("$getField", "field", 3041702))?;
+            let input = input.ok_or_else(|| required_argument("$getField", "input", 3041703))?;
             (field_name(parser, "$getField", field, &GET_FIELD)?, input)
         }
         name => (
@@ -331,13 +328,6 @@ pub(super) fn parse_get_field(
         operator,
         arguments: Box::new([field, input]),
     })
-}
-
-fn required(operator: &str, name: &str, code: i32) -> Error {
-    Error::location(
-        code,
-        format!("{operator} requires '{name}' to be specified"),
-    )
 }
 
 pub(super) fn get_field<'a>(
@@ -395,20 +385,17 @@ fn parse_field_change(
             "input" => input = Some(parser.operand(value)?),
             "value" if with_value => new_value = Some(parser.operand(value)?),
             other => {
-                return Err(Error::location(
-                    4161101,
-                    format!("{name} found an unknown argument: {other}"),
-                ));
+                return Err(unknown_argument(name, other, 4161101));
             }
         }
     }
-    let field = field.ok_or_else(|| required(name, "field", 4161102))?;
+    let field = field.ok_or_else(|| required_argument(name, "field", 4161102))?;
     let new_value = match (new_value, with_value) {
         (Some(value), _) => value,
-        (None, true) => return Err(required(name, "value", 4161103)),
+        (None, true) => return Err(required_argument(name, "value", 4161103)),
         (None, false) => Node::Missing,
     };
-    let input = input.ok_or_else(|| required(name, "input", 4161109))?;
+    let input = input.ok_or_else(|| required_argument(name, "input", 4161109))?;
     let field = field_name(parser, name, field, &SET_FIELD)?;
     Ok(Node::Call {
         operator,

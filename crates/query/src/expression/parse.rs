@@ -303,10 +303,7 @@ impl<'c> Parser<'c> {
         let mut nodes = vec![Node::Absent; names.len()];
         for element in doc.iter() {
             let Some(at) = names.iter().position(|(name, _)| *name == element.key()) else {
-                return Err(Error::location(
-                    unknown,
-                    format!("{operator} found an unknown argument: {}", element.key()),
-                ));
+                return Err(unknown_argument(operator, element.key(), unknown));
             };
             nodes[at] = self.operand(element.value())?;
         }
@@ -314,14 +311,25 @@ impl<'c> Parser<'c> {
             if let Some(code) = code
                 && node.is_absent()
             {
-                return Err(Error::location(
-                    *code,
-                    format!("{operator} requires '{name}' to be specified"),
-                ));
+                return Err(required_argument(operator, name, *code));
             }
         }
         Ok(nodes.into())
     }
+}
+
+pub(super) fn unknown_argument(operator: &str, name: &str, code: i32) -> Error {
+    Error::location(
+        code,
+        format!("{operator} found an unknown argument: {name}"),
+    )
+}
+
+pub(super) fn required_argument(operator: &str, name: &str, code: i32) -> Error {
+    Error::location(
+        code,
+        format!("{operator} requires '{name}' to be specified"),
+    )
 }
 
 /// The document of named arguments.

@@ -1,6 +1,5 @@
 //! What a blocking stage may take, and the errors when it wants more.
 
-use model::bson::ValueRef;
 use model::{Code, Error};
 
 /// MongoDB's limit for each stage that has to collect its input.
@@ -23,29 +22,4 @@ pub(super) fn too_large(code: i32, stage: &str) -> Error {
         Code(code),
         format!("{stage} used more than {MEMORY_BYTES_MAX} bytes"),
     )
-}
-
-/// What a value takes on the heap, about.
-pub(super) fn value_bytes(value: ValueRef<'_>) -> usize {
-    match value {
-        ValueRef::String(text) | ValueRef::JavaScript(text) | ValueRef::Symbol(text) => text.len(),
-        ValueRef::Document(doc) => doc.len(),
-        ValueRef::Array(array) => array.as_bytes().len(),
-        ValueRef::Binary { bytes, .. } => bytes.len(),
-        ValueRef::Regex { pattern, options } => pattern.len() + options.len(),
-        ValueRef::DbPointer { namespace, .. } => namespace.len(),
-        ValueRef::JavaScriptWithScope { code, scope } => code.len() + scope.len(),
-        ValueRef::Double(_)
-        | ValueRef::Undefined
-        | ValueRef::ObjectId(_)
-        | ValueRef::Boolean(_)
-        | ValueRef::DateTime(_)
-        | ValueRef::Null
-        | ValueRef::Int32(_)
-        | ValueRef::Timestamp(_)
-        | ValueRef::Int64(_)
-        | ValueRef::Decimal128(_)
-        | ValueRef::MinKey
-        | ValueRef::MaxKey => 0,
-    }
 }

@@ -16,7 +16,7 @@
 //! | `source.rs` | the pull model, and the stages that pass documents through |
 //! | `environment.rs` | what stages need from outside |
 //! | `project.rs` | `$project`, `$addFields`, `$unset` |
-//! | `group.rs`, `bucket.rs`, `collect.rs` | stages that collect their input |
+//! | `group.rs`, `bucket.rs`, `bucket_auto.rs`, `collect.rs` | stages that collect their input |
 //! | `lookup.rs`, `correlate.rs`, `graph_lookup.rs`, `union.rs` | stages that read elsewhere |
 //! | `change_stream.rs` | `$changeStream` as data; the environment makes events |
 //! | `facet.rs`, `unwind.rs`, `redact.rs` | the others |
@@ -30,6 +30,7 @@
 //! Left out and refused by name: geo and text search, window functions.
 
 mod bucket;
+mod bucket_auto;
 mod change_stream;
 mod collect;
 mod correlate;

@@ -1,6 +1,6 @@
 //! From stages to a running chain of sources.
 
-use super::bucket::Bucketing;
+use super::bucket_auto::Bucketing;
 use super::collect::{Counting, Sampling, Sorting};
 use super::environment::{Environment, ScanRequest};
 use super::facet::Faceting;

@@ -3,7 +3,7 @@
 //! Each step keeps the document it was read from, so that a pipeline can be
 //! shown by explain, and split and sent on.
 
-use super::bucket::BucketAuto;
+use super::bucket_auto::BucketAuto;
 use super::change_stream::ChangeStream;
 use super::facet::Facet;
 use super::graph_lookup::GraphLookup;

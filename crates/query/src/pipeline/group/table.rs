@@ -14,7 +14,6 @@
 use super::{Group, Key};
 use crate::accumulator::State;
 use crate::expression::Evaluated;
-use crate::pipeline::memory::value_bytes;
 use crate::sort::Sorter;
 use model::bson::{Array, Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::hash::{hash_value, hash_values};
@@ -238,7 +237,7 @@ impl Table {
             self.states.push(state);
         }
         // The table itself takes about 16 bytes for a group.
-        self.memory_bytes += size_of::<Entry>() + 16 + value_bytes(key.as_ref());
+        self.memory_bytes += size_of::<Entry>() + 16 + key.as_ref().heap_bytes();
         let next = self.heads.insert(hash, at).unwrap_or(NONE);
         self.entries.push(Entry { key, next });
         Ok(at)
