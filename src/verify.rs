@@ -7,7 +7,7 @@
 //! Settings come from flags, then a TOML file, then defaults. Every flag has the same name in the
 //! file, with `_` for `-`; a flag wins over the file, also where it is a list.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
 use std::io::IsTerminal;
@@ -352,8 +352,13 @@ impl VerifyOptions {
 fn read_file(path: &Path) -> Result<VerifyOptions> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read the configuration file {}", path.display()))?;
-    toml::from_str(&text)
-        .with_context(|| format!("the configuration file {} is not valid", path.display()))
+    toml::from_str(&text).map_err(|error: toml::de::Error| {
+        let at = error.span().map_or(0, |span| span.start);
+        let line = text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1;
+        let (path, why) = (path.display(), error.message());
+        let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+        anyhow!("line {line} of the configuration file {path} is not valid: {why}")
+    })
 }
 
 fn bytes(name: &str, megabytes: Option<f64>) -> Result<Option<u64>> {

@@ -159,10 +159,20 @@ impl Cluster {
     }
 
     /// The databases' names.
-    pub async fn databases(&self) -> Result<Vec<String>, VerifyError> {
-        let action = "list databases";
+    ///
+    /// Those that a user may not see would count as absent, so that a user who may not see all is
+    /// refused, unless what to verify is `named`.
+    pub async fn databases(&self, named: bool) -> Result<Vec<String>, VerifyError> {
+        let action = "list all databases";
         let command = doc! {"listDatabases": 1, "nameOnly": true};
-        let reply = self.command("admin", command, action).await?;
+        let mut all = command.clone();
+        all.insert("authorizedDatabases", false);
+        let reply = match self.command("admin", all, action).await {
+            Err(VerifyError::Privilege { .. }) if named => {
+                self.command("admin", command, action).await?
+            }
+            answered => answered?,
+        };
         let listed = reply
             .get_array("databases")
             .map_err(|_| self.malformed(action))?;

@@ -174,7 +174,12 @@ impl VerifyError {
 /// The part of a driver's error that says why, on one line.
 fn detail(error: &DriverError) -> String {
     let text = match error.kind.as_ref() {
-        ErrorKind::Command(command) => format!("{}, {}", command.code_name, command.message),
+        ErrorKind::Command(command) => {
+            // Behind it the whole command follows.
+            let message = command.message.split(" to execute command {").next();
+            let message = message.unwrap_or(&command.message);
+            format!("{}, {message}", command.code_name)
+        }
         ErrorKind::ServerSelection { message, .. } => selection_detail(message),
         ErrorKind::Authentication { message, .. } => message.clone(),
         ErrorKind::InvalidArgument { message, .. } => message.clone(),
@@ -186,7 +191,8 @@ fn detail(error: &DriverError) -> String {
 /// Of the driver's long list of what it knows about each server, the first cause.
 fn selection_detail(message: &str) -> String {
     let Some((_, cause)) = message.split_once("Error: ") else {
-        return message.to_owned();
+        let known = message.find(" Topology:").unwrap_or(message.len());
+        return message[..known].trim_end_matches('.').to_owned();
     };
     let cause = cause.strip_prefix("Kind: ").unwrap_or(cause);
     let end = cause.find(", labels:").or_else(|| cause.find([']', '}']));
@@ -207,6 +213,10 @@ mod tests {
             "I/O error: Connection refused (os error 111)",
         );
         check("Error: something else }, more", "something else");
+        check(
+            "Server selection timeout: None suitable. Topology: { Type: Unknown }",
+            "Server selection timeout: None suitable",
+        );
         check("no cause", "no cause");
     }
 }

@@ -197,6 +197,12 @@ pub struct Selection {
 }
 
 impl Selection {
+    /// Whether the databases that are verified are named one by one.
+    pub fn names_databases(&self) -> bool {
+        let named = |pattern: &Pattern| !pattern.database.contains(['*', '?']);
+        !self.include.is_empty() && self.include.iter().all(named)
+    }
+
     pub fn selects(&self, namespace: &Namespace) -> bool {
         let included =
             self.include.is_empty() || self.include.iter().any(|one| one.matches(namespace));
@@ -259,6 +265,21 @@ mod tests {
         for wrong in ["a", "a=", "a.b=c", "=b", "a.=b.c"] {
             assert!(Mapping::parse(&[wrong.to_owned()]).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn databases_are_named_or_not() {
+        let check = |include: &[&str], expected: bool| {
+            let include = include.iter().map(|text| Pattern::parse(text).unwrap());
+            let selection = Selection {
+                include: include.collect(),
+                exclude: Vec::new(),
+            };
+            assert_eq!(selection.names_databases(), expected);
+        };
+        check(&[], false);
+        check(&["shop", "a.b*"], true);
+        check(&["shop", "*.b"], false);
     }
 
     #[test]

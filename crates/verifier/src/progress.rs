@@ -7,7 +7,7 @@
 use crate::scan::Shared;
 use crate::settings::Display;
 use crate::status::{Control, Phase};
-use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -169,7 +169,7 @@ impl Bars {
     fn new(expected: u64) -> Bars {
         let group = MultiProgress::new();
         let total = group.add(ProgressBar::new(expected));
-        total.set_style(style("{msg:30!} {bar:30} {pos}/{len} {per_sec} {eta} left"));
+        total.set_style(style("{msg:30!} {bar:30} {pos}/{len} {rate} {eta} left"));
         let state = group.add(ProgressBar::new(0));
         state.set_style(style("{msg}"));
         Bars {
@@ -213,7 +213,13 @@ impl Bars {
 }
 
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).expect("the template is ours, and right")
+    let rate = |state: &ProgressState, text: &mut dyn std::fmt::Write| {
+        // Whoever writes it grows as needed.
+        let _ = write!(text, "{:.0}/s", state.per_sec());
+    };
+    ProgressStyle::with_template(template)
+        .expect("the template is ours, and right")
+        .with_key("rate", rate)
 }
 
 async fn show_bars(shared: &Shared, control: &Control) {

@@ -257,6 +257,13 @@ impl Report {
                 counts.content,
             )?;
         }
+        for one in &self.collections {
+            let duplicates = one.counts.duplicates;
+            if duplicates > 0 {
+                let name = &one.namespace;
+                writeln!(f, "{name}: {duplicates} _ids are there more than once")?;
+            }
+        }
         Ok(())
     }
 

@@ -322,7 +322,10 @@ impl Running<'_> {
         for ids in self.suspects.chunks(Shared::looked_up_at_once(pair)) {
             let mut differing = Vec::new();
             for looked in self.shared.look(pair, ids).await? {
-                if looked.on_source > 1 || looked.on_destination > 1 {
+                // By record id the pass over the `_id`s counts them, once each.
+                let counts_here =
+                    !matches!(self.task.part, Part::Natural { .. } | Part::WholeNatural);
+                if counts_here && looked.on_source.max(looked.on_destination) > 1 {
                     self.counts.duplicates += 1;
                 }
                 match looked.judged.kind {

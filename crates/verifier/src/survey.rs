@@ -153,7 +153,8 @@ impl Survey {
 /// The selected namespaces of one side, by their names on the source.
 async fn list(cluster: &Cluster, settings: &Settings, mapped: bool) -> Result<Listed, VerifyError> {
     let mut found = Listed::new();
-    for database in cluster.databases().await? {
+    let named = settings.selection.names_databases();
+    for database in cluster.databases(named).await? {
         if matches!(database.as_str(), "admin" | "config" | "local") {
             continue;
         }
