@@ -156,6 +156,9 @@ codes! {
     CHANGE_STREAM_FATAL_ERROR = 280 "ChangeStreamFatalError",
     CHANGE_STREAM_HISTORY_LOST = 286 "ChangeStreamHistoryLost",
     OPLOG_QUERY_MIN_TS_MISSING = 326 "OplogQueryMinTsMissing",
+    NAMESPACE_NOT_SHARDED = 118 "NamespaceNotSharded",
+    CANNOT_SPLIT = 87 "CannotSplit",
+    MANUAL_INTERVENTION_REQUIRED = 51 "ManualInterventionRequired",
     OUT_OF_DISK_SPACE = 14031 "OutOfDiskSpace",
 }
 

@@ -16,8 +16,8 @@
 //!
 //! Arrays have no place in this order: neither as a value nor on the way to one.
 
-use crate::bson::{Doc, ValueRef};
-use crate::key::{Direction, KeyBuilder};
+use crate::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
+use crate::key::{Direction, KeyBuilder, TypeBits, decode};
 use crate::number::Number;
 use crate::range::{KeyBound, KeyRange};
 use crate::text::document_quoted;
@@ -112,12 +112,47 @@ impl ShardKeyPattern {
     /// The range between two bounds; one that ends with MaxKey throughout has all keys
     /// from its beginning on.
     pub fn range_of(&self, min: Doc<'_>, max: Doc<'_>) -> Result<KeyRange, Error> {
-        let (min, max) = (self.key_of_bound(min)?, self.key_of_bound(max)?);
-        let max = match max == self.greatest() {
+        let min = KeyBound::new(&self.key_of_bound(min)?);
+        Ok(KeyRange::new(min, self.bound(max)?))
+    }
+
+    /// Where a range begins or ends that is given as documents. MaxKey throughout is the
+    /// end of all.
+    pub fn bound(&self, bound: Doc<'_>) -> Result<KeyBound, Error> {
+        let key = self.key_of_bound(bound)?;
+        Ok(match key == self.greatest() {
             true => KeyBound::after_all(),
-            false => KeyBound::new(&max),
-        };
-        Ok(KeyRange::new(KeyBound::new(&min), max))
+            false => KeyBound::new(&key),
+        })
+    }
+
+    /// The bound that a place in the order stands for: [`Self::bound`] the other way.
+    /// Numbers get their usual type: which of several equal ones it was made from is not known.
+    pub fn bound_of_key(&self, key: &[u8]) -> Result<DocBuf, Error> {
+        let mut bound = DocWriter::new();
+        if key == KeyBound::after_all().as_bytes() {
+            for field in &self.fields {
+                bound.append(&field.path, ValueRef::MaxKey);
+            }
+            return Ok(bound.finish());
+        }
+        let directions = vec![Direction::Ascending; self.fields.len()];
+        let values = decode(key, &TypeBits::new(), &directions).map_err(|fault| {
+            Error::new(
+                Code::INTERNAL_ERROR,
+                format!("a bound of a chunk cannot be read: {fault}"),
+            )
+        })?;
+        for (field, value) in self.fields.iter().zip(&values) {
+            match (field.hashed, value) {
+                // Hashes are always long.
+                (true, Value::Int32(hash)) => bound.append(&field.path, i64::from(*hash)),
+                // The least one, which is a power of two.
+                (true, Value::Double(hash)) => bound.append(&field.path, *hash as i64),
+                (true | false, value) => bound.append(&field.path, value),
+            };
+        }
+        Ok(bound.finish())
     }
 
     /// The smallest key: MinKey in every field.

@@ -23,14 +23,19 @@
 //! once it has recorded the outcome itself and no message of the operation can be on
 //! its way any more. Until then they cost a few bytes each.
 //!
-//! Left out so far: databases and their primaries, zones, resharding.
+//! Databases have a primary shard each, which has their unsharded collections; here it
+//! is said which, and which version of that holds.
+//!
+//! Left out so far: zones, resharding, moves of a database's primary.
 
 use crate::routing::{ChangeError, ChunkWithEnd, RefreshError, RoutingTable, ShardId};
 use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange};
+use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
-use model::version::{Incarnation, PlacementVersion};
+use model::version::{DatabaseVersion, Incarnation, PlacementVersion};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 #[cfg(test)]
 mod tests;
@@ -91,6 +96,12 @@ pub enum Request {
         expected: Expected,
         range: KeyRange,
     },
+    /// The same chunks under a key with more fields.
+    Refine {
+        expected: Expected,
+        pattern: Arc<ShardKeyPattern>,
+        incarnation: Incarnation,
+    },
     /// The collection is gone, or no longer sharded.
     Drop {
         expected: Expected,
@@ -116,8 +127,17 @@ pub struct Decision<N> {
 #[derive(Clone, Debug)]
 pub enum NewPlacement {
     Table(RoutingTable),
+    /// Of a collection that was sharded before, and goes on as it is otherwise.
+    Refined(RoutingTable),
     Changes(Vec<ChunkWithEnd>),
     Gone,
+}
+
+/// Where the unsharded collections of a database are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DatabasePlacement {
+    pub primary: ShardId,
+    pub version: DatabaseVersion,
 }
 
 /// An answer to a request.
@@ -133,6 +153,7 @@ pub enum Answer<N> {
 #[derive(Clone, Debug)]
 pub struct Authority<N> {
     collections: HashMap<N, Placed>,
+    databases: BTreeMap<String, DatabasePlacement>,
     outcomes: BTreeMap<OperationId, Outcome>,
     /// Whether each shard may be given data.
     shards: BTreeMap<ShardId, bool>,
@@ -149,6 +170,7 @@ impl<N: Clone + Eq + std::hash::Hash> Default for Authority<N> {
     fn default() -> Self {
         Self {
             collections: HashMap::new(),
+            databases: BTreeMap::new(),
             outcomes: BTreeMap::new(),
             shards: BTreeMap::new(),
         }
@@ -167,6 +189,58 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
     /// Says that a shard is there; `usable` is false while it is being emptied.
     pub fn set_shard(&mut self, shard: ShardId, usable: bool) {
         self.shards.insert(shard, usable);
+    }
+
+    /// Every shard, and whether it may be given data.
+    pub fn shards(&self) -> impl Iterator<Item = (&ShardId, bool)> {
+        self.shards.iter().map(|(shard, usable)| (shard, *usable))
+    }
+
+    pub fn database(&self, name: &str) -> Option<&DatabasePlacement> {
+        self.databases.get(name)
+    }
+
+    pub fn databases(&self) -> impl Iterator<Item = (&str, &DatabasePlacement)> {
+        let all = self.databases.iter();
+        all.map(|(name, placement)| (name.as_str(), placement))
+    }
+
+    /// Where a database that is not there yet will be.
+    pub fn new_database(
+        &self,
+        primary: &ShardId,
+        uuid: Uuid,
+        now: ClusterTime,
+    ) -> Result<DatabasePlacement, Refusal> {
+        self.check_usable(primary)?;
+        Ok(DatabasePlacement {
+            primary: primary.clone(),
+            version: DatabaseVersion::new_database(uuid, now),
+        })
+    }
+
+    /// Takes over what is stored of a database; `None` if it is gone.
+    pub fn set_database(&mut self, name: &str, placement: Option<DatabasePlacement>) {
+        match placement {
+            Some(placement) => self.databases.insert(name.to_owned(), placement),
+            None => self.databases.remove(name),
+        };
+    }
+
+    /// Takes over what is stored of a collection, when a new primary begins.
+    pub fn restore(&mut self, name: N, table: RoutingTable, catalog: u64) {
+        self.collections.insert(name, Placed { table, catalog });
+    }
+
+    /// Takes over a stored outcome, when a new primary begins.
+    pub fn restore_outcome(&mut self, operation: OperationId, outcome: Outcome) {
+        self.outcomes.insert(operation, outcome);
+    }
+
+    /// Every sharded collection, in no order.
+    pub fn collections(&self) -> impl Iterator<Item = (&N, &RoutingTable)> {
+        let all = self.collections.iter();
+        all.map(|(name, placed)| (name, &placed.table))
     }
 
     /// Notes that options or indexes of a collection have changed.
@@ -217,6 +291,17 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
                 let table = self.expected(name, expected)?;
                 changed(table, table.merging(&range)?)?
             }
+            Request::Refine {
+                expected,
+                pattern,
+                incarnation,
+            } => {
+                let table = self.expected(name, expected)?;
+                let chunks = table.refined(pattern.clone(), incarnation)?;
+                let table = RoutingTable::full(table.uuid, incarnation, pattern, chunks)?;
+                let version = table.version();
+                (NewPlacement::Refined(table), version)
+            }
             Request::Drop { expected } => {
                 self.expected(name, expected)?;
                 (NewPlacement::Gone, PlacementVersion::UNSHARDED)
@@ -254,6 +339,11 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
             NewPlacement::Table(table) => {
                 let placed = Placed { table, catalog: 0 };
                 self.collections.insert(name, placed);
+            }
+            NewPlacement::Refined(table) => {
+                if let Some(placed) = self.collections.get_mut(&name) {
+                    placed.table = table;
+                }
             }
             NewPlacement::Changes(changes) => {
                 if let Some(placed) = self.collections.get_mut(&name) {

@@ -207,6 +207,19 @@ impl RoutingTable {
         })
     }
 
+    /// The chunks that changed at or after a version, in order. Blocks in which nothing
+    /// did are not looked into.
+    pub fn changed_since(&self, version: ChunkVersion) -> impl Iterator<Item = ChunkView<'_>> {
+        let changed = move |block: &Block| block.shards.iter().any(|part| part.version >= version);
+        let blocks = self.blocks.iter().enumerate();
+        blocks
+            .filter(move |(_, block)| changed(block))
+            .flat_map(move |(at, block)| {
+                (0..block.chunks.len()).map(move |chunk| self.view(at, chunk))
+            })
+            .filter(move |view| view.chunk.version >= version)
+    }
+
     /// The shards that own keys of any of these ranges, by name. Stops looking once
     /// every shard is among them.
     pub fn targets(&self, ranges: &[KeyRange]) -> Vec<ShardId> {

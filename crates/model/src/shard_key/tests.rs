@@ -113,3 +113,22 @@ fn refining_extends() {
     assert!(!short.extends(&long));
     assert!(!parsed(&[("a", HASHED), ("b", ASCENDING)]).extends(&short));
 }
+
+#[test]
+fn bounds_are_read_back() {
+    let by = parsed(&[("a", ASCENDING), ("b", HASHED)]);
+    for (a, b) in [
+        (ValueRef::MinKey, ValueRef::MinKey),
+        (ValueRef::MaxKey, ValueRef::MaxKey),
+        (ValueRef::Int32(5), ValueRef::Int64(7)),
+        (ValueRef::String("tern"), ValueRef::Int64(i64::MIN)),
+        (ValueRef::Null, ValueRef::MinKey),
+    ] {
+        let bound = DocWriter::new().with("a", a).with("b", b).finish();
+        let key = by.bound(bound.as_doc()).unwrap();
+        assert_eq!(by.bound_of_key(key.as_bytes()).unwrap(), bound);
+    }
+    let greatest = by.bound_of_key(KeyBound::after_all().as_bytes()).unwrap();
+    assert_eq!(by.bound(greatest.as_doc()).unwrap(), KeyBound::after_all());
+    assert!(by.bound_of_key(&[0xFE, 1]).is_err());
+}
