@@ -16,14 +16,14 @@ use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::replica_set::primary;
 use crate::replica_set::transport::{self, Peers, member_id};
 use crate::replica_set::waiting_room;
-use crate::replica_set::{Membership, ReplicaSet};
+use crate::replica_set::{Membership, ReplicaSet, Topology};
 use crate::session::{SessionCache, SessionCatalog};
 use crate::sharding::{Ownership, OwnershipKey, OwnershipUpdate, Refresh, ShardingState};
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, DocBuf, ObjectId};
 use model::ids::Uuid;
-use replication::{Group, GroupId};
+use replication::{Group, GroupId, Role};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -307,6 +307,25 @@ impl Shard {
         match self.log.stopped() {
             Some(reason) => reason.to_string(),
             None => std::future::pending().await,
+        }
+    }
+
+    /// Completes when this member's part as primary is another than `known`: the term in
+    /// which clients see it as primary, or `None`.
+    pub async fn leadership_changed(&self, known: Option<u64>) -> Option<u64> {
+        let term = |topology: &Topology| match topology.role {
+            Role::Leader { term } if topology.quiesces_until.is_none() => Some(term.get()),
+            Role::Leader { .. }
+            | Role::Follower { .. }
+            | Role::Candidate { .. }
+            | Role::Installing { .. }
+            | Role::Gone => None,
+        };
+        let mut changes = self.replica_set.watch();
+        match changes.wait_for(|topology| term(topology) != known).await {
+            Ok(topology) => term(&topology),
+            // The sender lives in self.
+            Err(_) => None,
         }
     }
 

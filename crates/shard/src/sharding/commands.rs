@@ -4,7 +4,7 @@
 //!   _terndbBecomeShard     {shard, clusterId}
 //!   _terndbSetDatabase     {db, version, primary}
 //!   _terndbCreateSharded   {ns, uuid, options, indexes, key, unique, placement,
-//!                           collectionVersion, owned: [{min, max}]}
+//!                           collectionVersion, owned: [{min, max}], mustBeEmpty}
 //!   _terndbSetPlacement    {ns, uuid, key, unique, placement, collectionVersion, owned}
 //!   _terndbForgetPlacement {ns, uuid}
 //! ```
@@ -13,6 +13,9 @@
 //! known already, or older than what is known, is answered with success and changes nothing.
 //! Which of two is newer is told by the version of the collection, which grows with every
 //! change anywhere; the version of the shard may be zero.
+//!
+//! With `mustBeEmpty`, a collection that is not sharded yet and holds documents by now stays what it
+//! is, and the answer is 117: its shard would give some of them up, and nobody else has them. ⚑
 //!
 //! A collection that exists and gets new indexes with its placement has them built first, so
 //! that crash windows are those of an index build; the placement comes behind them.
@@ -144,6 +147,7 @@ struct Fields<'a> {
     placement: Option<PlacementVersion>,
     collection_version: Option<PlacementVersion>,
     owned: Option<Argument<'a>>,
+    must_be_empty: bool,
 }
 
 impl<'a> Fields<'a> {
@@ -176,6 +180,7 @@ impl<'a> Fields<'a> {
                     read.collection_version = Some(version);
                 }
                 ("owned", _) => read.owned = Some(argument),
+                ("mustBeEmpty", _) => read.must_be_empty = argument.boolean()?,
                 _ => return Err(argument.unknown()),
             }
         }
@@ -268,7 +273,8 @@ pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
         if chosen.new.is_empty() {
             let known = collection.ownership.as_deref();
             let ownership = fields.ownership(NAME, known)?;
-            shard.place(&collection, ownership).await?;
+            let must_be_empty = fields.must_be_empty;
+            shard.place(&collection, ownership, must_be_empty).await?;
             return ok();
         }
         let build = shard.begin_indexes(&collection, chosen.new).await?;
@@ -295,7 +301,7 @@ pub(crate) async fn set_placement(invocation: &Invocation<'_>) -> Answer {
     };
     check_uuid(&collection, uuid)?;
     let ownership = fields.ownership(NAME, collection.ownership.as_deref())?;
-    shard.place(&collection, ownership).await?;
+    shard.place(&collection, ownership, false).await?;
     ok()
 }
 
@@ -341,6 +347,7 @@ impl Shard {
         &self,
         collection: &Collection,
         mut new: Ownership,
+        must_be_empty: bool,
     ) -> Result<(), Error> {
         let known = collection.ownership.as_deref();
         if let Some(known) = known {
@@ -358,16 +365,20 @@ impl Shard {
         }
         let _gate = collection.gate.write().await;
         self.wait_for_proposed().await?;
+        let is_empty = self.store.collection_counter(collection.id).items == 0;
+        if must_be_empty && known.is_none() && !is_empty {
+            return Err(conflict(format!(
+                "{} holds documents by now",
+                collection.namespace
+            )));
+        }
         // Whatever is here was this shard's until now, so what is given up becomes orphaned.
         new.orphans = match known {
             Some(known) if new.pattern.extends(&known.pattern) => {
                 let before = known.owned_by(&new.pattern);
                 known.orphans || !before.difference(&new.owned).is_empty()
             }
-            _ => {
-                let is_empty = self.store.collection_counter(collection.id).items == 0;
-                !is_empty && !new.owns_everything()
-            }
+            _ => !is_empty && !new.owns_everything(),
         };
         let keeps_ranges = known.is_some_and(|known| *known.owned == *new.owned);
         self.propose_catalog(|encoder| {

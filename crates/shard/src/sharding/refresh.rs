@@ -124,7 +124,7 @@ impl Shard {
         let _ddl = self.ddl.lock().await;
         match self.catalog.get(namespace) {
             Some(collection) if collection.uuid.0 == told.uuid => {
-                self.place(&collection, new).await
+                self.place(&collection, new, false).await
             }
             _ => Ok(()),
         }

@@ -1,0 +1,326 @@
+//! `split` and `mergeChunks`: bounds come and go, owners stay.
+//!
+//! Each is one entry, so it needs no state document. The owner is told of its new version afterwards; if
+//! that fails it learns of it from the first request that knows more.
+
+use crate::collection;
+use crate::commit::{Commit, by};
+use crate::documents::{self, CHUNKS, CollectionEntry, uuid_value};
+use crate::error::Fault;
+use crate::placement::{self, Bounds};
+use crate::queue::Claim;
+use crate::server::{ok, text};
+use crate::tenure::{Plan, Tenure, log_change};
+use cluster::authority::{Expected, NewPlacement, Request};
+use cluster::routing::{RoutingTable, ShardId};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::number::Number;
+use model::range::{KeyBound, KeyRange};
+use model::shard_key::ShardKeyPattern;
+use model::text::document_quoted;
+use model::{Code, Namespace};
+use std::sync::Arc;
+
+/// `{split: ns, find: {..} | bounds: [min, max] | middle: {..}}`.
+pub(crate) async fn split(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+    let name = Namespace::parse(text(command, "split")?)?;
+    let (here, command) = (tenure.clone(), command.to_owned());
+    tenure
+        .complete(async move {
+            let _turn = here.queue.enter(&Claim::one(&name)).await;
+            split_in_turn(&here, &name, command.as_doc()).await
+        })
+        .await
+}
+
+async fn known(
+    tenure: &Tenure,
+    name: &Namespace,
+) -> Result<(CollectionEntry, RoutingTable), Fault> {
+    let state = tenure.state().await?;
+    let (entry, table) = state.sharded(name)?;
+    Ok((entry.clone(), table.clone()))
+}
+
+fn invalid(message: impl Into<String>) -> Fault {
+    Fault::new(Code::INVALID_OPTIONS, message)
+}
+
+/// Two bounds in an array.
+fn two_bounds(command: Doc<'_>) -> Result<Option<(DocBuf, DocBuf)>, Fault> {
+    let Some(bounds) = command.get_array("bounds") else {
+        return Ok(None);
+    };
+    match (bounds.get(0), bounds.get(1), bounds.count()) {
+        (Some(ValueRef::Document(min)), Some(ValueRef::Document(max)), 2) => {
+            Ok(Some((min.to_owned(), max.to_owned())))
+        }
+        _ => Err(Fault::new(
+            Code::BAD_VALUE,
+            "bounds must be an array of two documents, the least and the greatest key",
+        )),
+    }
+}
+
+async fn split_in_turn(
+    tenure: &Tenure,
+    name: &Namespace,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
+    let (entry, table) = known(tenure, name).await?;
+    let pattern = &table.pattern;
+    let (find, middle) = (command.get_doc("find"), command.get_doc("middle"));
+    let bounds = two_bounds(command)?;
+    let (point, stored) = match (find, &bounds, middle) {
+        (None, None, Some(middle)) => (pattern.bound(middle)?, middle.to_owned()),
+        (Some(find), None, None) => {
+            let key = pattern.key_of(find)?;
+            median(tenure, &entry, &table, &key).await?
+        }
+        (None, Some((min, max)), None) => {
+            let (min, max) = (pattern.bound(min.as_doc())?, pattern.bound(max.as_doc())?);
+            let view = table.find(min.as_bytes());
+            if view.chunk.min != min || *view.max != max {
+                return Err(invalid(format!(
+                    "no chunk found with the given upper and lower bounds in {name}"
+                )));
+            }
+            median(tenure, &entry, &table, min.as_bytes()).await?
+        }
+        (None, None, None) => return Err(invalid("need to specify find/bounds or middle")),
+        _ => {
+            return Err(invalid(
+                "cannot specify more than one of find, bounds and middle",
+            ));
+        }
+    };
+    if table.find(point.as_bytes()).chunk.min == point || point == KeyBound::after_all() {
+        return Err(invalid(format!(
+            "new split key {} is a boundary key of an existing chunk",
+            document_quoted(stored.as_doc())
+        )));
+    }
+    let owner = table.find(point.as_bytes()).chunk.shard.clone();
+    let known = Bounds::from([(point.clone(), stored)]);
+    let points = vec![point];
+    change(tenure, name, "split", known, |expected| Request::Split {
+        expected,
+        points,
+    })
+    .await?;
+    tell(tenure, name, &owner).await;
+    Ok(ok())
+}
+
+/// `{mergeChunks: ns, bounds: [min, max]}`.
+pub(crate) async fn merge(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+    let name = Namespace::parse(text(command, "mergeChunks")?)?;
+    let bounds = two_bounds(command)?;
+    let bounds = bounds.ok_or_else(|| invalid("mergeChunks needs bounds"))?;
+    let here = tenure.clone();
+    tenure
+        .complete(async move {
+            let _turn = here.queue.enter(&Claim::one(&name)).await;
+            merge_in_turn(&here, &name, bounds).await
+        })
+        .await
+}
+
+async fn merge_in_turn(
+    tenure: &Tenure,
+    name: &Namespace,
+    (min, max): (DocBuf, DocBuf),
+) -> Result<DocBuf, Fault> {
+    let (_, table) = known(tenure, name).await?;
+    let pattern = &table.pattern;
+    let range = KeyRange::new(pattern.bound(min.as_doc())?, pattern.bound(max.as_doc())?);
+    let owner = table.find(range.min.as_bytes()).chunk.shard.clone();
+    change(tenure, name, "merge", Bounds::new(), |expected| {
+        Request::Merge { expected, range }
+    })
+    .await?;
+    tell(tenure, name, &owner).await;
+    Ok(ok())
+}
+
+/// Decides a change of bounds.
+async fn change(
+    tenure: &Tenure,
+    name: &Namespace,
+    what: &str,
+    mut bounds: Bounds,
+    request: impl FnOnce(Expected) -> Request,
+) -> Result<(), Fault> {
+    let now = tenure.store.next_time();
+    let (_, table) = known(tenure, name).await?;
+    let expected = Expected {
+        incarnation: table.incarnation,
+        catalog: None,
+    };
+    let request = request(expected);
+    stored_bounds(tenure, &table, &request, &mut bounds).await?;
+    tenure
+        .decide(|state| {
+            let (entry, table) = state.sharded(name)?;
+            let answer = state
+                .authority
+                .decide(documents::new_uuid(), name, request, now)?;
+            let decision = placement::decision(answer)?;
+            let mut commit = Commit::default();
+            placement::expect_unchanged(&mut commit, entry);
+            if let Some((_, NewPlacement::Changes(changes))) = &decision.placement {
+                placement::replace_chunks(&mut commit, table, changes, &bounds)?;
+            }
+            log_change(&mut commit, what, name.as_str(), Doc::EMPTY);
+            Ok(Plan {
+                commit,
+                effects: vec![placement::keeps(decision, entry.clone())],
+                answer: (),
+            })
+        })
+        .await
+}
+
+/// Bounds of the chunks that a request touches, as they are stored: their types are known only there.
+async fn stored_bounds(
+    tenure: &Tenure,
+    table: &RoutingTable,
+    request: &Request,
+    bounds: &mut Bounds,
+) -> Result<(), Fault> {
+    let range = match request {
+        Request::Merge { range, .. } => range.clone(),
+        Request::Split { points, .. } => match points.first() {
+            Some(point) => table.find(point.as_bytes()).range(),
+            None => return Ok(()),
+        },
+        Request::Shard { .. }
+        | Request::Move { .. }
+        | Request::Refine { .. }
+        | Request::Drop { .. } => return Ok(()),
+    };
+    for view in table.overlapping(&range) {
+        let min = documents::bound(&table.pattern, view.chunk.min.as_bytes())?;
+        let query = DocWriter::new()
+            .with("uuid", uuid_value(&table.uuid))
+            .with("min", &min)
+            .finish();
+        let Some(chunk) = tenure.store.find_one(CHUNKS, query.as_doc()).await? else {
+            continue;
+        };
+        for name in ["min", "max"] {
+            if let Some(bound) = chunk.as_doc().get_doc(name) {
+                let key = table.pattern.bound(bound)?;
+                bounds.entry(key).or_insert_with(|| bound.to_owned());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The key in the middle of the chunk that a key belongs to.
+async fn median(
+    tenure: &Tenure,
+    entry: &CollectionEntry,
+    table: &RoutingTable,
+    key: &[u8],
+) -> Result<(KeyBound, DocBuf), Fault> {
+    let view = table.find(key);
+    let (name, owner) = (&entry.namespace, &view.chunk.shard);
+    let cannot = || {
+        Fault::new(
+            Code::CANNOT_SPLIT,
+            format!("cannot find the middle of a chunk of {name}: it holds too few keys"),
+        )
+    };
+    let bound = |key: &KeyBound| documents::bound(&table.pattern, key.as_bytes());
+    let (min, max) = (bound(&view.chunk.min)?, bound(view.max)?);
+    if table.pattern.fields()[0].hashed {
+        // Hashes are spread evenly: the middle of the range is the middle of the data.
+        let stored = middle_hash(&table.pattern, &min, &max).ok_or_else(cannot)?;
+        return Ok((table.pattern.bound(stored.as_doc())?, stored));
+    }
+    let indexes = collection::indexes(tenure, owner, name).await?;
+    let on_id = by("key", by("_id", 1).as_doc());
+    let index = indexes
+        .iter()
+        .chain([&on_id])
+        .find(|index| collection::supports(index, entry.key.as_doc()))
+        .and_then(|index| index.as_doc().get_doc("key"))
+        .ok_or_else(|| invalid("there is no index for the shard key"))?;
+    // An index may have more fields: from the least value of those on.
+    let padded = |bound: &DocBuf| {
+        let mut writer = DocWriter::new();
+        for field in index.iter() {
+            let value = bound.get(field.key()).unwrap_or(ValueRef::MinKey);
+            writer.append(field.key(), value);
+        }
+        writer.finish()
+    };
+    let search = |skip: i64| {
+        DocWriter::new()
+            .with("find", name.collection())
+            .with("hint", index)
+            .with("min", &padded(&min))
+            .with("max", &padded(&max))
+            .with("skip", skip)
+            .with("limit", 1)
+            .with("singleBatch", true)
+            .finish()
+    };
+    let size = DocWriter::new()
+        .with("dataSize", name.as_str())
+        .with("keyPattern", index)
+        .with("min", &padded(&min))
+        .with("max", &padded(&max))
+        .finish();
+    let size = tenure.ask(owner, name.database(), size.as_doc()).await?;
+    let count = size.get("numObjects").and_then(Number::of);
+    let count = count.map_or(0, |count| count.to_f64() as i64);
+    let found = collection::ask_all(tenure, owner, name.database(), search(count / 2)).await?;
+    let middle = found.first().ok_or_else(cannot)?;
+    let key = KeyBound::new(&table.pattern.key_of(middle.as_doc())?);
+    if key <= view.chunk.min || key >= *view.max {
+        return Err(cannot());
+    }
+    let stored = documents::bound(&table.pattern, key.as_bytes())?;
+    Ok((key, stored))
+}
+
+/// The bound half-way between two bounds of a key that begins with a hash.
+fn middle_hash(pattern: &ShardKeyPattern, min: &DocBuf, max: &DocBuf) -> Option<DocBuf> {
+    let end = |bound: &DocBuf| match bound.as_doc().first().map(|first| first.value()) {
+        Some(ValueRef::Int64(hash)) => Some(i128::from(hash)),
+        Some(ValueRef::MinKey) => Some(i128::from(i64::MIN)),
+        Some(ValueRef::MaxKey) => Some(i128::from(i64::MAX)),
+        _ => None,
+    };
+    let (min, max) = (end(min)?, end(max)?);
+    let middle = i64::try_from((min + max) / 2).ok()?;
+    if i128::from(middle) <= min {
+        return None;
+    }
+    let mut writer = DocWriter::new();
+    for (at, field) in pattern.fields().iter().enumerate() {
+        match at {
+            0 => writer.append(&field.path, middle),
+            _ => writer.append(&field.path, ValueRef::MinKey),
+        };
+    }
+    Some(writer.finish())
+}
+
+/// Tells an owner its new version.
+async fn tell(tenure: &Tenure, name: &Namespace, shard: &ShardId) {
+    let command = tenure.with_state(|state| {
+        let (entry, table) = state.sharded(name)?;
+        placement::set_placement(entry, table, shard)
+    });
+    let told = match command {
+        Ok(command) => tenure.ask(shard, "admin", command.as_doc()).await,
+        Err(fault) => Err(fault),
+    };
+    if let Err(fault) = told {
+        tracing::debug!("{shard} was not told of a change of {name}: {fault}");
+    }
+}

@@ -1,0 +1,276 @@
+//! `checkMetadataConsistency`: whether what the config server has stored fits together, and fits what the
+//! shards know.
+//!
+//! Each finding is a document `{type, description, details}`, as MongoDB's are. A healthy cluster has none,
+//! after any fault: operations that were interrupted go on before this is answered, because their names are
+//! waited for.
+
+use crate::collection::Facts;
+use crate::commit::by;
+use crate::documents::{self, CHUNKS, COLLECTIONS, CollectionEntry, LOCKS, OPERATIONS};
+use crate::error::Fault;
+use crate::queue::Claim;
+use crate::tenure::Tenure;
+use cluster::routing::{RoutingTable, ShardId};
+use model::Namespace;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+struct Findings(Vec<DocBuf>);
+
+impl Findings {
+    fn add(&mut self, kind: &str, description: String, details: Doc<'_>) {
+        let finding = DocWriter::new()
+            .with("type", kind)
+            .with("description", description.as_str())
+            .with("details", details);
+        self.0.push(finding.finish());
+    }
+}
+
+/// Of the whole cluster, of a database, or of a collection.
+pub(crate) async fn check(
+    tenure: &Arc<Tenure>,
+    database: &str,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
+    let collection = match command.first().map(|first| first.value()) {
+        Some(ValueRef::String(name)) => Some(Namespace::new(database, name)?),
+        _ => None,
+    };
+    let concerns = |name: &Namespace| match &collection {
+        Some(one) => name == one,
+        None => database == "admin" || name.database() == database,
+    };
+    let mut findings = Findings(Vec::new());
+    let names: Vec<Namespace> = {
+        let state = tenure.state().await?;
+        let all = state.collections.keys();
+        all.filter(|name| concerns(name)).cloned().collect()
+    };
+    for name in names {
+        // Nobody changes it meanwhile.
+        let _turn = tenure.queue.enter(&Claim::one(&name)).await;
+        let known = {
+            let state = tenure.state().await?;
+            let sharded = state.sharded(&name).ok();
+            sharded.map(|(entry, table)| (entry.clone(), table.clone()))
+        };
+        if let Some((entry, table)) = known {
+            check_stored(tenure, &entry, &table, &mut findings).await?;
+            check_shards(tenure, &entry, &table, &mut findings).await?;
+        }
+    }
+    if collection.is_none() {
+        check_leftovers(tenure, &mut findings).await?;
+        check_databases(tenure, database, &mut findings).await?;
+    }
+    let namespace = format!("{database}.$cmd.aggregate");
+    let mut reply = DocWriter::new();
+    reply.begin_document("cursor").begin_array("firstBatch");
+    for finding in &findings.0 {
+        reply.push(finding);
+    }
+    reply
+        .end()
+        .append("id", 0i64)
+        .append("ns", namespace.as_str())
+        .end();
+    Ok(reply.with("ok", 1.0).finish())
+}
+
+/// What is in memory is what is stored.
+async fn check_stored(
+    tenure: &Tenure,
+    entry: &CollectionEntry,
+    table: &RoutingTable,
+    findings: &mut Findings,
+) -> Result<(), Fault> {
+    let name = entry.namespace.as_str();
+    let details = by("namespace", name);
+    let id = by("_id", name);
+    let stored = tenure.store.find_one(COLLECTIONS, id.as_doc()).await?;
+    if stored.as_ref() != Some(&entry.document) {
+        findings.add(
+            "CollectionMetadataMismatch",
+            format!("config.collections has another document for {name} than was decided"),
+            details.as_doc(),
+        );
+    }
+    let filter = by("uuid", documents::uuid_value(&entry.uuid));
+    let chunks = tenure
+        .store
+        .find(CHUNKS, filter.as_doc(), by("min", 1).as_doc())
+        .await?;
+    match documents::read_table(entry, &chunks) {
+        Ok(read) => {
+            let same = read.chunk_count() == table.chunk_count()
+                && read
+                    .chunks()
+                    .zip(table.chunks())
+                    .all(|(a, b)| a.chunk == b.chunk);
+            if !same {
+                findings.add(
+                    "RoutingTableMismatch",
+                    format!("config.chunks has other chunks of {name} than were decided"),
+                    details.as_doc(),
+                );
+            }
+        }
+        Err(fault) => findings.add(
+            "RoutingTableRangeGap",
+            format!("the chunks of {name} are no routing table: {fault}"),
+            details.as_doc(),
+        ),
+    }
+    Ok(())
+}
+
+/// Owners know the collection under the same identity, and nobody has a newer version than was decided.
+async fn check_shards(
+    tenure: &Tenure,
+    entry: &CollectionEntry,
+    table: &RoutingTable,
+    findings: &mut Findings,
+) -> Result<(), Fault> {
+    let name = &entry.namespace;
+    let shards = tenure.with_state(|state| state.participants(name));
+    for shard in shards {
+        let details = DocWriter::new()
+            .with("namespace", name.as_str())
+            .with("shard", shard.as_str())
+            .finish();
+        match Facts::ask(tenure, &shard, name).await? {
+            None => findings.add(
+                "MissingLocalCollection",
+                format!("{shard} should have {name} and does not"),
+                details.as_doc(),
+            ),
+            Some(facts) if facts.uuid != entry.uuid => findings.add(
+                "CollectionUUIDMismatch",
+                format!("{shard} has {name} with another UUID"),
+                details.as_doc(),
+            ),
+            Some(_) => check_version(tenure, entry, table, &shard, findings).await?,
+        }
+    }
+    Ok(())
+}
+
+async fn check_version(
+    tenure: &Tenure,
+    entry: &CollectionEntry,
+    table: &RoutingTable,
+    shard: &ShardId,
+    findings: &mut Findings,
+) -> Result<(), Fault> {
+    let ask = DocWriter::new()
+        .with("getShardVersion", entry.namespace.as_str())
+        .with("fullMetadata", true)
+        .finish();
+    let told = tenure.ask(shard, "admin", ask.as_doc()).await?;
+    let decided = table.shard_version(shard);
+    let metadata = told.as_doc().get_doc("metadata").unwrap_or(Doc::EMPTY);
+    let epoch = metadata.get("shardVersionEpoch");
+    let version = match metadata.get("shardVersion") {
+        Some(ValueRef::Timestamp(version)) => Some((version.seconds, version.increment)),
+        _ => None,
+    };
+    let wanted = (decided.chunk.major, decided.chunk.minor);
+    // One that has not heard of a split yet is not wrong: it owns the same.
+    let fits = epoch == Some(ValueRef::ObjectId(decided.incarnation.epoch))
+        && version.is_some_and(|version| version <= wanted);
+    if !fits {
+        let details = DocWriter::new()
+            .with("namespace", entry.namespace.as_str())
+            .with("shard", shard.as_str())
+            .with("told", &told)
+            .finish();
+        findings.add(
+            "ShardVersionMismatch",
+            format!(
+                "{shard} knows another life or a later version of {} than {}",
+                entry.namespace, decided.chunk
+            ),
+            details.as_doc(),
+        );
+    }
+    Ok(())
+}
+
+/// Chunks without a collection, locks without an operation.
+async fn check_leftovers(tenure: &Tenure, findings: &mut Findings) -> Result<(), Fault> {
+    let uuids: BTreeSet<_> = tenure.with_state(|state| {
+        let entries = state.collections.values();
+        entries.map(|entry| entry.uuid.0).collect()
+    });
+    let distinct = DocWriter::new()
+        .with("distinct", CHUNKS)
+        .with("key", "uuid");
+    let stored = tenure.store.run(distinct).await?;
+    for uuid in stored
+        .as_doc()
+        .get_array("values")
+        .into_iter()
+        .flat_map(|all| all.iter())
+    {
+        let known = match uuid {
+            ValueRef::Binary { bytes, .. } => {
+                <[u8; 16]>::try_from(bytes).is_ok_and(|uuid| uuids.contains(&uuid))
+            }
+            _ => false,
+        };
+        if !known {
+            findings.add(
+                "MissingRoutingTable",
+                "config.chunks has chunks of a collection that is not there".to_owned(),
+                by("uuid", uuid).as_doc(),
+            );
+        }
+    }
+    let running = tenure
+        .store
+        .find(OPERATIONS, Doc::EMPTY, Doc::EMPTY)
+        .await?;
+    for lock in tenure.store.find(LOCKS, Doc::EMPTY, Doc::EMPTY).await? {
+        let owned = running.iter().any(|one| one.get("_id") == lock.get("ts"));
+        if !owned {
+            findings.add(
+                "LockWithoutOperation",
+                "config.locks has a lock whose operation is not there".to_owned(),
+                lock.as_doc(),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Every database has a primary that is there, and knows that it is.
+async fn check_databases(
+    tenure: &Tenure,
+    database: &str,
+    findings: &mut Findings,
+) -> Result<(), Fault> {
+    let (databases, shards) = tenure.with_state(|state| {
+        let all = state.authority.databases();
+        let concerned = all.filter(|(name, _)| database == "admin" || *name == database);
+        let databases: Vec<_> = concerned
+            .map(|(name, placement)| (name.to_owned(), placement.clone()))
+            .collect();
+        (databases, state.shard_names())
+    });
+    for (name, placement) in databases {
+        if !shards.contains(&placement.primary) {
+            findings.add(
+                "MissingPrimary",
+                format!(
+                    "the primary {} of database {name} is no shard",
+                    placement.primary
+                ),
+                by("database", &name).as_doc(),
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,339 @@
+//! The documents of the `config` database: MongoDB's shapes, so that `sh.status()` and tools that
+//! read them work.
+//!
+//! ```text
+//!   shards       {_id, host: "set/host,host", state: 1, topologyTime}
+//!   databases    {_id, primary, partitioned: false, version: {uuid, timestamp, lastMod}}
+//!   collections  {_id: namespace, lastmodEpoch, lastmod, timestamp, uuid, key, unique, catalogVersion}
+//!   chunks       {_id, uuid, min, max, shard, lastmod: Timestamp(major, minor), onCurrentShardSince,
+//!                 history: [{validAfter, shard}, ..]}   the latest owner first
+//! ```
+//!
+//! `catalogVersion` is ours: it counts changes of options and indexes.
+
+use crate::error::Fault;
+use cluster::authority::DatabasePlacement;
+use cluster::routing::{Chunk, ChunkWithEnd, PastOwner, RoutingTable, ShardId};
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use model::ids::Uuid;
+use model::number::Number;
+use model::shard_key::ShardKeyPattern;
+use model::time::ClusterTime;
+use model::version::{ChunkVersion, DatabaseVersion, Incarnation};
+use model::{Code, Namespace};
+use std::sync::Arc;
+
+pub(crate) const SHARDS: &str = "shards";
+pub(crate) const DATABASES: &str = "databases";
+pub(crate) const COLLECTIONS: &str = "collections";
+pub(crate) const CHUNKS: &str = "chunks";
+pub(crate) const TAGS: &str = "tags";
+pub(crate) const LOCKS: &str = "locks";
+pub(crate) const CHANGELOG: &str = "changelog";
+pub(crate) const VERSION: &str = "version";
+pub(crate) const OPERATIONS: &str = "terndb_operations";
+
+pub(crate) fn new_uuid() -> Uuid {
+    let mut bytes = fastrand::u128(..).to_be_bytes();
+    // Version 4, variant 1: a random UUID.
+    bytes[6] = bytes[6] & 0x0F | 0x40;
+    bytes[8] = bytes[8] & 0x3F | 0x80;
+    Uuid(bytes)
+}
+
+/// Random beyond its seconds: nobody counts on the order within one.
+pub(crate) fn new_object_id() -> ObjectId {
+    let mut bytes = [0; 12];
+    fastrand::fill(&mut bytes);
+    let seconds = (now_ms() / 1000) as u32;
+    bytes[..4].copy_from_slice(&seconds.to_be_bytes());
+    ObjectId(bytes)
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as i64)
+}
+
+pub(crate) fn uuid_value(uuid: &Uuid) -> ValueRef<'_> {
+    ValueRef::Binary {
+        subtype: 4,
+        bytes: &uuid.0,
+    }
+}
+
+pub(crate) fn as_time(version: ChunkVersion) -> ClusterTime {
+    ClusterTime::new(version.major, version.minor)
+}
+
+fn malformed(collection: &str, doc: Doc<'_>, field: &str) -> Fault {
+    let id = doc.get("_id");
+    Fault::new(
+        Code::INTERNAL_ERROR,
+        format!("the document {id:?} of config.{collection} has no usable field {field}"),
+    )
+}
+
+/// Reads fields of one document, naming what is missing.
+pub(crate) struct Fields<'a> {
+    collection: &'static str,
+    pub(crate) doc: Doc<'a>,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn of(collection: &'static str, doc: Doc<'a>) -> Self {
+        Self { collection, doc }
+    }
+
+    fn missing(&self, name: &str) -> Fault {
+        malformed(self.collection, self.doc, name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Result<&'a str, Fault> {
+        self.doc.get_str(name).ok_or_else(|| self.missing(name))
+    }
+
+    pub(crate) fn doc(&self, name: &str) -> Result<Doc<'a>, Fault> {
+        self.doc.get_doc(name).ok_or_else(|| self.missing(name))
+    }
+
+    pub(crate) fn uuid(&self, name: &str) -> Result<Uuid, Fault> {
+        match self.doc.get(name) {
+            Some(ValueRef::Binary { subtype: 4, bytes }) => {
+                bytes.try_into().map(Uuid).map_err(|_| self.missing(name))
+            }
+            _ => Err(self.missing(name)),
+        }
+    }
+
+    pub(crate) fn object_id(&self, name: &str) -> Result<ObjectId, Fault> {
+        match self.doc.get(name) {
+            Some(ValueRef::ObjectId(id)) => Ok(id),
+            _ => Err(self.missing(name)),
+        }
+    }
+
+    pub(crate) fn time(&self, name: &str) -> Result<ClusterTime, Fault> {
+        match self.doc.get(name) {
+            Some(ValueRef::Timestamp(time)) => Ok(ClusterTime::new(time.seconds, time.increment)),
+            _ => Err(self.missing(name)),
+        }
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Result<u64, Fault> {
+        let number = self.doc.get(name).and_then(Number::of);
+        number
+            .map(|number| number.to_f64())
+            .filter(|number| *number >= 0.0)
+            .map(|number| number as u64)
+            .ok_or_else(|| self.missing(name))
+    }
+
+    pub(crate) fn flag(&self, name: &str) -> bool {
+        self.doc.get(name) == Some(ValueRef::Boolean(true))
+    }
+}
+
+pub(crate) fn database_version(writer: &mut DocWriter, name: &str, version: DatabaseVersion) {
+    writer.begin_document(name);
+    version.append_to(writer);
+    writer.end();
+}
+
+pub(crate) fn database(name: &str, placement: &DatabasePlacement) -> DocBuf {
+    let mut writer = DocWriter::new()
+        .with("_id", name)
+        .with("primary", placement.primary.as_str())
+        .with("partitioned", false);
+    database_version(&mut writer, "version", placement.version);
+    writer.finish()
+}
+
+pub(crate) fn read_database(doc: Doc<'_>) -> Result<(String, DatabasePlacement), Fault> {
+    let fields = Fields::of(DATABASES, doc);
+    let version = DatabaseVersion::from_document(fields.doc("version")?)?;
+    let placement = DatabasePlacement {
+        primary: ShardId::new(fields.text("primary")?),
+        version,
+    };
+    Ok((fields.text("_id")?.to_owned(), placement))
+}
+
+/// A sharded collection, apart from its chunks.
+#[derive(Clone, Debug)]
+pub(crate) struct CollectionEntry {
+    pub(crate) namespace: Namespace,
+    pub(crate) uuid: Uuid,
+    pub(crate) incarnation: Incarnation,
+    /// As it was given.
+    pub(crate) key: DocBuf,
+    pub(crate) pattern: Arc<ShardKeyPattern>,
+    pub(crate) unique: bool,
+    pub(crate) catalog: u64,
+    /// As it is stored.
+    pub(crate) document: DocBuf,
+}
+
+impl CollectionEntry {
+    pub(crate) fn new(
+        namespace: Namespace,
+        uuid: Uuid,
+        incarnation: Incarnation,
+        key: Doc<'_>,
+        unique: bool,
+    ) -> Result<Self, Fault> {
+        let mut entry = Self {
+            namespace,
+            uuid,
+            incarnation,
+            key: key.to_owned(),
+            pattern: Arc::new(ShardKeyPattern::parse(key)?),
+            unique,
+            catalog: 0,
+            document: DocBuf::new(),
+        };
+        entry.document = entry.to_document();
+        Ok(entry)
+    }
+
+    fn to_document(&self) -> DocBuf {
+        DocWriter::new()
+            .with("_id", self.namespace.as_str())
+            .with("lastmodEpoch", self.incarnation.epoch)
+            .with("lastmod", ValueRef::DateTime(now_ms()))
+            .with("timestamp", self.incarnation.began)
+            .with("uuid", uuid_value(&self.uuid))
+            .with("key", &self.key)
+            .with("unique", self.unique)
+            .with("noBalance", false)
+            .with("catalogVersion", self.catalog as i64)
+            .finish()
+    }
+
+    pub(crate) fn read(document: DocBuf) -> Result<Self, Fault> {
+        let fields = Fields::of(COLLECTIONS, document.as_doc());
+        let key = fields.doc("key")?;
+        Ok(Self {
+            namespace: Namespace::parse(fields.text("_id")?)?,
+            uuid: fields.uuid("uuid")?,
+            incarnation: Incarnation {
+                epoch: fields.object_id("lastmodEpoch")?,
+                began: fields.time("timestamp")?,
+            },
+            key: key.to_owned(),
+            pattern: Arc::new(ShardKeyPattern::parse(key)?),
+            unique: fields.flag("unique"),
+            catalog: fields.number("catalogVersion").unwrap_or(0),
+            document,
+        })
+    }
+
+    /// The same with other contents of some fields; what else is stored stays.
+    pub(crate) fn with(&self, changes: Doc<'_>) -> Result<Self, Fault> {
+        let mut writer = DocWriter::new();
+        for element in self.document.iter() {
+            match changes.element(element.key()) {
+                Some(changed) => writer.append_element(&changed),
+                None => writer.append_element(&element),
+            };
+        }
+        for element in changes.iter() {
+            if self.document.get(element.key()).is_none() {
+                writer.append_element(&element);
+            }
+        }
+        Self::read(writer.finish())
+    }
+}
+
+/// Bounds as documents, for the routing tables that only know their order.
+pub(crate) fn bound(pattern: &ShardKeyPattern, key: &[u8]) -> Result<DocBuf, Fault> {
+    Ok(pattern.bound_of_key(key)?)
+}
+
+pub(crate) fn owners(writer: &mut DocWriter, chunk: &Chunk) {
+    writer.append("onCurrentShardSince", chunk.since);
+    writer.begin_array("history");
+    let mut owner = |since: ClusterTime, shard: &ShardId| {
+        writer.push_document();
+        writer
+            .append("validAfter", since)
+            .append("shard", shard.as_str());
+        writer.end();
+    };
+    owner(chunk.since, &chunk.shard);
+    for past in chunk.past() {
+        owner(past.since, &past.shard);
+    }
+    writer.end();
+}
+
+/// A chunk's document, with bounds as they are to be stored.
+pub(crate) fn chunk(
+    id: ObjectId,
+    uuid: &Uuid,
+    chunk: &Chunk,
+    min: Doc<'_>,
+    max: Doc<'_>,
+) -> DocBuf {
+    let mut writer = DocWriter::new()
+        .with("_id", id)
+        .with("uuid", uuid_value(uuid))
+        .with("min", min)
+        .with("max", max)
+        .with("shard", chunk.shard.as_str())
+        .with("lastmod", as_time(chunk.version));
+    owners(&mut writer, chunk);
+    writer.finish()
+}
+
+pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<ChunkWithEnd, Fault> {
+    let fields = Fields::of(CHUNKS, doc);
+    let min = pattern.bound(fields.doc("min")?)?;
+    let max = pattern.bound(fields.doc("max")?)?;
+    let version = fields.time("lastmod")?;
+    let mut history = Vec::new();
+    for owner in doc
+        .get_array("history")
+        .into_iter()
+        .flat_map(|all| all.iter())
+    {
+        let ValueRef::Document(owner) = owner else {
+            return Err(malformed(CHUNKS, doc, "history"));
+        };
+        let owner = Fields::of(CHUNKS, owner);
+        history.push(PastOwner {
+            since: owner.time("validAfter")?,
+            shard: ShardId::new(owner.text("shard")?),
+        });
+    }
+    let since = match history.is_empty() {
+        true => ClusterTime::ZERO,
+        false => history.remove(0).since,
+    };
+    let version = ChunkVersion::new(version.seconds(), version.increment());
+    let shard = ShardId::new(fields.text("shard")?);
+    Ok((
+        Chunk::new(min, shard, version, since).with_past(history),
+        max,
+    ))
+}
+
+/// A table from the documents of its chunks.
+pub(crate) fn read_table(
+    entry: &CollectionEntry,
+    documents: &[DocBuf],
+) -> Result<RoutingTable, Fault> {
+    let chunks = documents
+        .iter()
+        .map(|doc| read_chunk(&entry.pattern, doc.as_doc()))
+        .collect::<Result<Vec<_>, _>>()?;
+    let pattern = entry.pattern.clone();
+    Ok(RoutingTable::full(
+        entry.uuid,
+        entry.incarnation,
+        pattern,
+        chunks,
+    )?)
+}

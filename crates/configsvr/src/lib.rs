@@ -1,0 +1,57 @@
+//! The config server: the one place where the cluster's placements are decided.
+//!
+//! ```text
+//!   router, shard ── _configsvr… ──► server ─► tenure ──┬─ state     what is known, in memory
+//!                                                       ├─ queue     one operation per name at a time
+//!   anything else ── handed through ──┐                 ├─ operation what takes several steps
+//!                                     ▼                 └─ commit ── one entry of the log
+//!                              document server ◄─────────────┘
+//!                              config.shards, config.chunks, …
+//! ```
+//!
+//! It stands in front of the document server of its group, which it knows as an [`Endpoint`] only: what it
+//! keeps are real collections of the database `config`, with MongoDB's shapes, replicated like any other.
+//! Only the member that leads the group decides (`tenure.rs`); what it decides on is the pure
+//! `cluster::authority`.
+//!
+//! | module | part |
+//! | --- | --- |
+//! | `server` | leadership, commands |
+//! | `tenure` | one period as primary; how a decision becomes an entry |
+//! | `state`, `documents`, `schema` | what is known, how it is stored |
+//! | `queue` | who may run when |
+//! | `operation` | long operations, one file each |
+//! | `routing`, `database` | what routers and shards ask for |
+//! | `chunks`, `rename`, `settle` | what is decided in one entry |
+//! | `consistency` | whether it all fits together |
+
+mod chunks;
+mod collection;
+mod commit;
+mod consistency;
+mod database;
+mod documents;
+mod error;
+mod operation;
+mod placement;
+mod queue;
+mod rename;
+mod routing;
+mod schema;
+mod server;
+mod settle;
+mod state;
+mod store;
+mod tenure;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use server::{ConfigHandler, ConfigServer};
+
+use std::sync::Arc;
+use wire::Endpoint;
+
+/// How a shard is reached: by its name and the connection string of `config.shards`.
+pub type Connect = Arc<dyn Fn(&str, &str) -> Arc<dyn Endpoint> + Send + Sync>;

@@ -1,0 +1,181 @@
+//! `drop` of a sharded collection; of another one the database's primary shard does it at once.
+//!
+//! ```text
+//!   decide   the collection and its chunks leave the config server, one entry
+//!   shards   every shard forgets it, with its data
+//! ```
+//!
+//! ⚑ The answer comes when all shards have forgotten: a write that a shard acknowledged because it did not
+//! know yet happened before the drop, and none is accepted into what is gone after it was answered. All
+//! shards are told, not only owners: one that gave its last chunk away may still hold the collection.
+
+use super::{Context, Operation, Step};
+use crate::collection;
+use crate::commit::Commit;
+use crate::documents::{Fields, uuid_value};
+use crate::error::Fault;
+use crate::placement;
+use crate::queue::Claim;
+use crate::state::{Effect, State};
+use crate::tenure::{Plan, Tenure};
+use cluster::authority::{Expected, Request};
+use model::bson::{Doc, DocBuf, DocWriter};
+use model::ids::Uuid;
+use model::time::ClusterTime;
+use model::{Code, Namespace};
+use wire::BoxFuture;
+
+pub(crate) const KIND: &str = "drop";
+
+pub(crate) struct Drop {
+    namespace: Namespace,
+    /// As the client gave it.
+    command: DocBuf,
+    uuid: Uuid,
+    indexes: i32,
+    decided: bool,
+}
+
+impl Drop {
+    pub(crate) fn parse(database: &str, command: Doc<'_>) -> Result<Self, Fault> {
+        let name = crate::server::text(command, "drop")?;
+        Ok(Self {
+            namespace: Namespace::new(database, name)?,
+            command: command.to_owned(),
+            uuid: Uuid([0; 16]),
+            indexes: 0,
+            decided: false,
+        })
+    }
+
+    pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
+        Ok(Self {
+            namespace: Namespace::parse(fields.text("ns")?)?,
+            command: DocBuf::new(),
+            uuid: fields.uuid("uuid")?,
+            indexes: fields.number("indexes")? as i32,
+            decided: fields.flag("decided"),
+        })
+    }
+
+    async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
+        let (uuid, primary) = {
+            let state = tenure.state().await?;
+            let uuid = state
+                .sharded(&self.namespace)
+                .ok()
+                .map(|(entry, _)| entry.uuid);
+            let database = state.authority.database(self.namespace.database());
+            (uuid, database.map(|placement| placement.primary.clone()))
+        };
+        let Some(primary) = primary else {
+            return Err(Fault::new(Code::NAMESPACE_NOT_FOUND, "ns not found"));
+        };
+        let Some(uuid) = uuid else {
+            let database = self.namespace.database();
+            let dropped = tenure
+                .ask(&primary, database, self.command.as_doc())
+                .await?;
+            return Ok(Some(dropped));
+        };
+        self.uuid = uuid;
+        let indexes = collection::indexes(tenure, &primary, &self.namespace).await;
+        self.indexes = indexes.map_or(1, |indexes| indexes.len() as i32 + 1);
+        Ok(None)
+    }
+
+    async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
+        self.decided = true;
+        let here = &*self;
+        context
+            .tenure
+            .decide(|state| {
+                let (mut commit, mut effects) = (Commit::default(), Vec::new());
+                // Gone already if the answer to this very commit was lost.
+                if state.sharded(&here.namespace).is_ok() {
+                    effects.push(gone(state, context, &here.namespace, &mut commit)?);
+                }
+                context.write_state(here, &mut commit);
+                Ok(Plan {
+                    commit,
+                    effects,
+                    answer: (),
+                })
+            })
+            .await?;
+        Ok(Step::Written)
+    }
+
+    async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
+        let command = placement::forget(self.namespace.as_str(), &self.uuid);
+        for shard in tenure.with_state(State::shard_names) {
+            tenure.insist(&shard, "admin", command.as_doc()).await?;
+        }
+        let reply = DocWriter::new()
+            .with("nIndexesWas", self.indexes)
+            .with("ns", self.namespace.as_str())
+            .with("ok", 1.0);
+        Ok(Step::Done(reply.finish()))
+    }
+}
+
+/// What removes a sharded collection from the config server.
+pub(super) fn gone(
+    state: &State,
+    context: Context<'_>,
+    name: &Namespace,
+    commit: &mut Commit,
+) -> Result<Effect, Fault> {
+    let (entry, table) = state.sharded(name)?;
+    let request = Request::Drop {
+        expected: Expected {
+            incarnation: table.incarnation,
+            catalog: None,
+        },
+    };
+    let answer = state
+        .authority
+        .decide(context.id, name, request, ClusterTime::ZERO)?;
+    placement::expect_unchanged(commit, entry);
+    placement::remove(commit, entry);
+    Ok(Effect::Placement(
+        Box::new(placement::decision(answer)?),
+        None,
+    ))
+}
+
+impl Operation for Drop {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::one(&self.namespace)
+    }
+
+    fn changes(&self) -> Vec<String> {
+        vec![self.namespace.to_string()]
+    }
+
+    fn append_state(&self, writer: &mut DocWriter) {
+        writer
+            .append("ns", self.namespace.as_str())
+            .append("uuid", uuid_value(&self.uuid))
+            .append("indexes", self.indexes)
+            .append("decided", self.decided);
+    }
+
+    fn prepare<'a>(
+        &'a mut self,
+        tenure: &'a Tenure,
+    ) -> BoxFuture<'a, Result<Option<DocBuf>, Fault>> {
+        Box::pin(self.check(tenure))
+    }
+
+    fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
+        match self.decided {
+            false => Box::pin(self.decide(context)),
+            true => Box::pin(self.tell(context.tenure)),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! `dropDatabase`.
+//!
+//! ```text
+//!   collections  each sharded collection leaves the config server, one entry each
+//!   decide       the database's own document
+//!   shards       every shard forgets the collections, is no primary of it any more, drops what is local
+//! ```
+//!
+//! The primary is told that it is none before its data goes: a request that was routed by the old version is
+//! refused from then on, instead of making the database again behind everybody's back. ⚑
+
+use super::drop::gone;
+use super::{Context, Operation, Step};
+use crate::commit::{Commit, by};
+use crate::database::set_database;
+use crate::documents::{self, DATABASES, Fields, OPERATIONS, uuid_value};
+use crate::error::Fault;
+use crate::placement;
+use crate::queue::Claim;
+use crate::server::ok;
+use crate::state::{Effect, State};
+use crate::tenure::{Plan, Tenure};
+use model::bson::{DocBuf, DocWriter, ValueRef};
+use model::ids::Uuid;
+use model::version::DatabaseVersion;
+use model::{Code, Namespace};
+use wire::BoxFuture;
+
+pub(crate) const KIND: &str = "dropDatabase";
+
+pub(crate) struct DropDatabase {
+    name: String,
+    version: DatabaseVersion,
+    collections: Vec<(Namespace, Uuid)>,
+    decided: bool,
+}
+
+impl DropDatabase {
+    pub(crate) fn parse(name: &str) -> Result<Self, Fault> {
+        if matches!(name, "admin" | "config" | "local") {
+            return Err(Fault::new(
+                Code::ILLEGAL_OPERATION,
+                format!("Cannot drop '{name}' database"),
+            ));
+        }
+        model::namespace::check_database(name)?;
+        Ok(Self {
+            name: name.to_owned(),
+            version: DatabaseVersion::fixed(),
+            collections: Vec::new(),
+            decided: false,
+        })
+    }
+
+    pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
+        let mut collections = Vec::new();
+        for one in fields
+            .doc
+            .get_array("collections")
+            .into_iter()
+            .flat_map(|all| all.iter())
+        {
+            if let ValueRef::Document(one) = one {
+                let one = Fields::of(OPERATIONS, one);
+                collections.push((Namespace::parse(one.text("ns")?)?, one.uuid("uuid")?));
+            }
+        }
+        Ok(Self {
+            name: fields.text("db")?.to_owned(),
+            version: DatabaseVersion::from_document(fields.doc("version")?)?,
+            collections,
+            decided: fields.flag("decided"),
+        })
+    }
+
+    async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
+        let state = tenure.state().await?;
+        let Some(placement) = state.authority.database(&self.name) else {
+            return Ok(Some(ok()));
+        };
+        self.version = placement.version;
+        let within = |name: &Namespace| name.database() == self.name;
+        let sharded = state.collections.values();
+        self.collections = sharded
+            .filter(|entry| within(&entry.namespace))
+            .map(|entry| (entry.namespace.clone(), entry.uuid))
+            .collect();
+        Ok(None)
+    }
+
+    async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
+        for (name, _) in &self.collections {
+            context
+                .tenure
+                .decide(|state| {
+                    let (mut commit, mut effects) = (Commit::default(), Vec::new());
+                    if state.sharded(name).is_ok() {
+                        effects.push(gone(state, context, name, &mut commit)?);
+                    }
+                    context.write_state(self, &mut commit);
+                    Ok(Plan {
+                        commit,
+                        effects,
+                        answer: (),
+                    })
+                })
+                .await?;
+        }
+        self.decided = true;
+        let here = &*self;
+        context
+            .tenure
+            .decide(|_| {
+                let mut commit = Commit::default();
+                commit.delete(DATABASES, by("_id", &here.name).as_doc());
+                context.write_state(here, &mut commit);
+                Ok(Plan {
+                    commit,
+                    effects: vec![Effect::Database(here.name.clone(), None)],
+                    answer: (),
+                })
+            })
+            .await?;
+        Ok(Step::Written)
+    }
+
+    async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
+        let no_primary = set_database(&self.name, self.version, false);
+        let drop = by("dropDatabase", 1);
+        for shard in tenure.with_state(State::shard_names) {
+            for (name, uuid) in &self.collections {
+                let forget = placement::forget(name.as_str(), uuid);
+                tenure.insist(&shard, "admin", forget.as_doc()).await?;
+            }
+            tenure.insist(&shard, "admin", no_primary.as_doc()).await?;
+            tenure.insist(&shard, &self.name, drop.as_doc()).await?;
+        }
+        let reply = DocWriter::new().with("dropped", &self.name).with("ok", 1.0);
+        Ok(Step::Done(reply.finish()))
+    }
+}
+
+impl Operation for DropDatabase {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::Database(self.name.clone())
+    }
+
+    fn changes(&self) -> Vec<String> {
+        vec![self.name.clone()]
+    }
+
+    fn append_state(&self, writer: &mut DocWriter) {
+        writer.append("db", &self.name);
+        documents::database_version(writer, "version", self.version);
+        writer
+            .append("decided", self.decided)
+            .begin_array("collections");
+        for (name, uuid) in &self.collections {
+            writer
+                .push_document()
+                .append("ns", name.as_str())
+                .append("uuid", uuid_value(uuid))
+                .end();
+        }
+        writer.end();
+    }
+
+    fn prepare<'a>(
+        &'a mut self,
+        tenure: &'a Tenure,
+    ) -> BoxFuture<'a, Result<Option<DocBuf>, Fault>> {
+        Box::pin(self.check(tenure))
+    }
+
+    fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
+        match self.decided {
+            false => Box::pin(self.decide(context)),
+            true => Box::pin(self.tell(context.tenure)),
+        }
+    }
+}

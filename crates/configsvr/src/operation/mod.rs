@@ -1,0 +1,295 @@
+//! Long operations: what they have in common.
+//!
+//! ```text
+//!   queue ─► prepare: checked, nothing written ─► state document and locks, one entry
+//!         ─► step ─► state document ─► step ─► … ─► removed with its locks, one entry ─► the client is told
+//! ```
+//!
+//! **Every step may be repeated**, because a primary may be lost after its effects and before the next
+//! state is written; the next primary reads the state document and goes on. What a step decides goes
+//! into the same entry as the state behind it. ⚑
+//!
+//! **The lock lives and dies with the operation**: the documents in `config.locks` are written and
+//! removed in the entries that write and remove the state document, so there is nothing to ping and
+//! nothing to take over (`docs/decisions`).
+//!
+//! A fault that passes (a shard between two primaries) is waited out. One that does not pass ends the
+//! operation, which has undone before what it may undo; where that is not possible any more a step does
+//! not fail but goes on trying.
+
+pub(crate) mod add_shard;
+pub(crate) mod drop;
+pub(crate) mod drop_database;
+pub(crate) mod on_owners;
+pub(crate) mod refine;
+pub(crate) mod shard_collection;
+
+use crate::commit::{Commit, by};
+use crate::documents::{self, Fields, LOCKS, OPERATIONS, uuid_value};
+use crate::error::{Fault, Retry};
+use crate::queue::Claim;
+use crate::state::Effect;
+use crate::tenure::{Plan, Tenure, log_change, no_primary};
+use cluster::authority::OperationId;
+use model::Code;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use std::sync::Arc;
+use wire::BoxFuture;
+
+/// What comes after a step.
+pub(crate) enum Step {
+    /// Write down the state and go on.
+    Next,
+    /// The state was written with what the step decided; go on.
+    Written,
+    /// The operation has ended; the reply.
+    Done(DocBuf),
+    /// The operation has ended and has undone what it did; why.
+    Failed(Fault),
+}
+
+pub(crate) trait Operation: Send + Sync {
+    /// As the state document, the locks and the changelog name it.
+    fn kind(&self) -> &'static str;
+
+    fn claim(&self) -> Claim;
+
+    /// Names whose routing is about to change.
+    fn changes(&self) -> Vec<String>;
+
+    /// Writes what must be known to go on.
+    fn append_state(&self, writer: &mut DocWriter);
+
+    /// Checks and works out, in the operation's turn. A reply if there is nothing to do.
+    fn prepare<'a>(
+        &'a mut self,
+        tenure: &'a Tenure,
+    ) -> BoxFuture<'a, Result<Option<DocBuf>, Fault>>;
+
+    /// Takes the next step. Whatever it did before may have been done already.
+    fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>>;
+
+    /// Writes and effects that go with the last entry.
+    fn last_words(&self, _tenure: &Tenure, _commit: &mut Commit) -> Result<Vec<Effect>, Fault> {
+        Ok(Vec::new())
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(crate) tenure: &'a Tenure,
+    pub(crate) id: OperationId,
+}
+
+impl Context<'_> {
+    /// Adds the operation's new state to a commit.
+    pub(crate) fn write_state(&self, operation: &dyn Operation, commit: &mut Commit) {
+        let id = by("_id", uuid_value(&self.id));
+        let state = state_document(self.id, operation);
+        commit.put(OPERATIONS, id.as_doc(), state.as_doc());
+    }
+}
+
+fn state_document(id: OperationId, operation: &dyn Operation) -> DocBuf {
+    let mut writer = DocWriter::new()
+        .with("_id", uuid_value(&id))
+        .with("kind", operation.kind());
+    operation.append_state(&mut writer);
+    writer.finish()
+}
+
+/// Reads an operation from its state document.
+fn restore(doc: Doc<'_>) -> Result<Box<dyn Operation>, Fault> {
+    let fields = Fields::of(OPERATIONS, doc);
+    Ok(match fields.text("kind")? {
+        add_shard::KIND => Box::new(add_shard::AddShard::restore(&fields)?),
+        drop::KIND => Box::new(drop::Drop::restore(&fields)?),
+        drop_database::KIND => Box::new(drop_database::DropDatabase::restore(&fields)?),
+        on_owners::KIND => Box::new(on_owners::OnOwners::restore(&fields)?),
+        refine::KIND => Box::new(refine::Refine::restore(&fields)?),
+        shard_collection::KIND => Box::new(shard_collection::ShardCollection::restore(&fields)?),
+        other => {
+            return Err(Fault::new(
+                Code::MANUAL_INTERVENTION_REQUIRED,
+                format!("an operation of an unknown kind {other:?} is unfinished"),
+            ));
+        }
+    })
+}
+
+/// Begins an operation and waits for its end.
+pub(crate) async fn run(
+    tenure: &Arc<Tenure>,
+    operation: impl Operation + 'static,
+) -> Result<DocBuf, Fault> {
+    let here = tenure.clone();
+    tenure
+        .complete(async move { begin(&here, Box::new(operation)).await })
+        .await
+}
+
+/// Queues what an earlier primary left unfinished, before anybody else comes.
+pub(crate) async fn resume_all(tenure: &Arc<Tenure>) -> Result<(), Fault> {
+    let mut running = DocWriter::new();
+    running
+        .begin_document("kind")
+        .append("$ne", "outcome")
+        .end();
+    let unfinished = tenure
+        .store
+        .find(OPERATIONS, running.finish().as_doc(), Doc::EMPTY)
+        .await?;
+    for document in unfinished {
+        let id = Fields::of(OPERATIONS, document.as_doc()).uuid("_id")?;
+        let operation = restore(document.as_doc())?;
+        tracing::info!("{} goes on after a change of primary", operation.kind());
+        // They held their claims when they were begun, so none of them waits for another.
+        let turn = tenure.queue.enter(&operation.claim()).await;
+        let changing = tenure.queue.changing(operation.changes());
+        let here = tenure.clone();
+        let told = tenure
+            .spawn(async move {
+                let ended = go_on(&here, id, operation).await;
+                drop((changing, turn));
+                if let Err(fault) = &ended {
+                    tracing::warn!("an operation that went on has failed: {fault}");
+                }
+                ended
+            })
+            .await;
+        // Whoever asked for it is gone with the primary before.
+        drop(told);
+    }
+    Ok(())
+}
+
+async fn begin(tenure: &Arc<Tenure>, mut operation: Box<dyn Operation>) -> Result<DocBuf, Fault> {
+    let _turn = tenure.queue.enter(&operation.claim()).await;
+    if let Some(reply) = operation.prepare(tenure).await? {
+        return Ok(reply);
+    }
+    let id = documents::new_uuid();
+    let _changing = tenure.queue.changing(operation.changes());
+    tenure
+        .decide(|_| {
+            let mut commit = Commit::default();
+            let state = state_document(id, &*operation);
+            commit.insert(OPERATIONS, state.as_doc());
+            for name in operation.claim().names() {
+                let lock = lock_document(&name, id, operation.kind());
+                // A leftover would be a mistake of ours; the queue is what excludes others.
+                commit.put(LOCKS, by("_id", name.as_str()).as_doc(), lock.as_doc());
+                let what = format!("{}.start", operation.kind());
+                log_change(&mut commit, &what, &name, Doc::EMPTY);
+            }
+            Ok(Plan {
+                commit,
+                effects: Vec::new(),
+                answer: (),
+            })
+        })
+        .await?;
+    go_on(tenure, id, operation).await
+}
+
+fn lock_document(name: &str, id: OperationId, kind: &str) -> DocBuf {
+    DocWriter::new()
+        .with("_id", name)
+        .with("state", 2)
+        .with("process", "ConfigServer")
+        .with("ts", uuid_value(&id))
+        .with("when", ValueRef::DateTime(documents::now_ms()))
+        .with("who", format!("ConfigServer:{id}").as_str())
+        .with("why", kind)
+        .finish()
+}
+
+/// Takes step after step until the end.
+async fn go_on(
+    tenure: &Tenure,
+    id: OperationId,
+    mut operation: Box<dyn Operation>,
+) -> Result<DocBuf, Fault> {
+    let context = Context { tenure, id };
+    let mut pause = Tenure::first_pause();
+    loop {
+        if tenure.is_over() {
+            return Err(no_primary());
+        }
+        let stepped = operation.step(context).await;
+        let done = match stepped {
+            Ok(Step::Written) => continue,
+            Ok(Step::Next) => write_state(context, &*operation).await.map(|()| None),
+            Ok(Step::Done(reply)) => finish(context, &*operation).await.map(|()| Some(Ok(reply))),
+            Ok(Step::Failed(why)) => finish(context, &*operation).await.map(|()| Some(Err(why))),
+            Err(fault) => Err(fault),
+        };
+        match done {
+            Ok(None) => pause = Tenure::first_pause(),
+            Ok(Some(ended)) => return ended,
+            Err(fault) => {
+                if fault.retry() == Retry::Never {
+                    tracing::error!("{} cannot go on: {fault}", operation.kind());
+                }
+                tenure.pause(&mut pause).await?;
+                // The step may have been written or not: what is stored decides where to go on.
+                operation = match read_again(context).await {
+                    Ok(Some(stored)) => stored,
+                    Ok(None) => return Ok(by("ok", 1.0)),
+                    Err(fault) => {
+                        tracing::debug!("the state of an operation is read again: {fault}");
+                        operation
+                    }
+                };
+            }
+        }
+    }
+}
+
+async fn read_again(context: Context<'_>) -> Result<Option<Box<dyn Operation>>, Fault> {
+    let id = by("_id", uuid_value(&context.id));
+    let stored = context
+        .tenure
+        .store
+        .find_one(OPERATIONS, id.as_doc())
+        .await?;
+    stored.map(|doc| restore(doc.as_doc())).transpose()
+}
+
+async fn write_state(context: Context<'_>, operation: &dyn Operation) -> Result<(), Fault> {
+    let mut commit = Commit::default();
+    context.write_state(operation, &mut commit);
+    context
+        .tenure
+        .decide(|_| {
+            Ok(Plan {
+                commit,
+                effects: Vec::new(),
+                answer: (),
+            })
+        })
+        .await
+}
+
+/// Removes the state document and the locks.
+async fn finish(context: Context<'_>, operation: &dyn Operation) -> Result<(), Fault> {
+    let mut commit = Commit::default();
+    let id = by("_id", uuid_value(&context.id));
+    commit.delete(OPERATIONS, id.as_doc());
+    for name in operation.claim().names() {
+        commit.delete(LOCKS, by("_id", name.as_str()).as_doc());
+        let what = format!("{}.end", operation.kind());
+        log_change(&mut commit, &what, &name, Doc::EMPTY);
+    }
+    let effects = operation.last_words(context.tenure, &mut commit)?;
+    context
+        .tenure
+        .decide(|_| {
+            Ok(Plan {
+                commit,
+                effects,
+                answer: (),
+            })
+        })
+        .await
+}

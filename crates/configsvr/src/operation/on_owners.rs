@@ -1,0 +1,303 @@
+//! `createIndexes`, `dropIndexes` and `collMod` of sharded collections: the same on every shard that has it.
+//!
+//! ⚑ The collection's catalog version grows before the first shard is touched and again after the last, so
+//! that a move which looked at options and indexes at any time in between is refused when it wants to
+//! commit.
+//!
+//! One shard that refuses ends the operation; what others did stays, as with MongoDB.
+
+use super::{Context, Operation, Step};
+use crate::collection;
+use crate::commit::{Commit, by};
+use crate::documents::{COLLECTIONS, Fields};
+use crate::error::Fault;
+use crate::placement;
+use crate::queue::Claim;
+use crate::state::Effect;
+use crate::tenure::{Plan, Tenure};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::text::document_quoted;
+use model::{Code, Namespace};
+use wire::BoxFuture;
+
+pub(crate) const KIND: &str = "onOwners";
+
+pub(crate) struct OnOwners {
+    namespace: Namespace,
+    command: DocBuf,
+    announced: bool,
+    /// The first shard's answer.
+    reply: Option<DocBuf>,
+}
+
+impl OnOwners {
+    pub(crate) fn parse(database: &str, command: Doc<'_>) -> Result<Self, Fault> {
+        let first = command.first().map(|element| element.value());
+        let Some(ValueRef::String(name)) = first else {
+            return Err(Fault::new(
+                Code::BAD_VALUE,
+                "collection name has invalid type",
+            ));
+        };
+        let mut kept = DocWriter::new();
+        for element in command.iter() {
+            // These belong to the message from the client, not to what is asked of shards.
+            if !matches!(
+                element.key(),
+                "$db" | "lsid" | "$clusterTime" | "txnNumber" | "maxTimeMS"
+            ) {
+                kept.append_element(&element);
+            }
+        }
+        Ok(Self {
+            namespace: Namespace::new(database, name)?,
+            command: kept.finish(),
+            announced: false,
+            reply: None,
+        })
+    }
+
+    pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
+        Ok(Self {
+            namespace: Namespace::parse(fields.text("ns")?)?,
+            command: fields.doc("command")?.to_owned(),
+            announced: fields.flag("announced"),
+            reply: None,
+        })
+    }
+
+    fn name(&self) -> &str {
+        self.command
+            .as_doc()
+            .first()
+            .map_or("", |first| first.key())
+    }
+
+    async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
+        let (sharded, primary) = {
+            let state = tenure.state().await?;
+            let sharded = state.sharded(&self.namespace).ok();
+            let database = state.authority.database(self.namespace.database());
+            (
+                sharded.map(|(entry, _)| entry.clone()),
+                database.map(|placement| placement.primary.clone()),
+            )
+        };
+        let Some(primary) = primary else {
+            return Err(Fault::new(
+                Code::NAMESPACE_NOT_FOUND,
+                format!("ns does not exist: {}", self.namespace),
+            ));
+        };
+        let Some(entry) = sharded else {
+            let database = self.namespace.database();
+            let answer = tenure
+                .ask(&primary, database, self.command.as_doc())
+                .await?;
+            return Ok(Some(answer));
+        };
+        match self.name() {
+            "createIndexes" => self.check_unique(&entry.pattern)?,
+            "dropIndexes" | "deleteIndexes" => {
+                let indexes = collection::indexes(tenure, &primary, &self.namespace).await?;
+                self.spare_shard_key(&indexes, entry.key.as_doc())?;
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn check_unique(&self, pattern: &model::shard_key::ShardKeyPattern) -> Result<(), Fault> {
+        let specs = self.command.as_doc().get_array("indexes");
+        for spec in specs.into_iter().flat_map(|all| all.iter()) {
+            let ValueRef::Document(spec) = spec else {
+                continue;
+            };
+            let spec = spec.to_owned();
+            if collection::is_unique(&spec) && !collection::keeps_unique(&spec, pattern) {
+                return Err(Fault::new(
+                    Code::CANNOT_CREATE_INDEX,
+                    format!(
+                        "cannot create unique index over {} with a shard key that is not its prefix",
+                        document_quoted(spec.as_doc().get_doc("key").unwrap_or(Doc::EMPTY)),
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The last index that supports the shard key stays; `*` means all others.
+    fn spare_shard_key(&mut self, indexes: &[DocBuf], key: Doc<'_>) -> Result<(), Fault> {
+        let on_id = by("key", by("_id", 1).as_doc());
+        let name_of = |index: &DocBuf| {
+            index
+                .as_doc()
+                .get_str("name")
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let supporting: Vec<&DocBuf> = indexes
+            .iter()
+            .filter(|index| collection::supports(index, key))
+            .collect();
+        let asked = self.command.get("index").map(|value| value.to_owned());
+        let dropped: Vec<String> = match asked.as_ref().map(|value| value.as_ref()) {
+            Some(ValueRef::String("*")) => {
+                let others = indexes
+                    .iter()
+                    .filter(|index| !collection::supports(index, key));
+                let others: Vec<String> = others.map(name_of).collect();
+                self.drop_these(&others);
+                return Ok(());
+            }
+            Some(ValueRef::String(name)) => vec![name.to_owned()],
+            Some(ValueRef::Array(names)) => names
+                .iter()
+                .filter_map(|name| match name {
+                    ValueRef::String(name) => Some(name.to_owned()),
+                    _ => None,
+                })
+                .collect(),
+            Some(ValueRef::Document(wanted)) => indexes
+                .iter()
+                .filter(|index| {
+                    let key = index.as_doc().get_doc("key").unwrap_or(Doc::EMPTY);
+                    collection::same_key(key, wanted)
+                })
+                .map(name_of)
+                .collect(),
+            _ => Vec::new(),
+        };
+        let left = supporting
+            .iter()
+            .any(|index| !dropped.contains(&name_of(index)));
+        let loses = supporting
+            .iter()
+            .any(|index| dropped.contains(&name_of(index)));
+        if loses && !left && !collection::supports(&on_id, key) {
+            return Err(Fault::new(
+                Code::INVALID_OPTIONS,
+                "Cannot drop the only compatible index for this collection's shard key",
+            ));
+        }
+        Ok(())
+    }
+
+    fn drop_these(&mut self, names: &[String]) {
+        let mut command = DocWriter::new();
+        for element in self.command.iter() {
+            if element.key() == "index" {
+                command.begin_array("index");
+                for name in names {
+                    command.push(name);
+                }
+                command.end();
+            } else {
+                command.append_element(&element);
+            }
+        }
+        self.command = command.finish();
+    }
+
+    /// The new catalog version, in a commit.
+    fn count_change(&self, tenure: &Tenure, commit: &mut Commit) -> Result<Option<Effect>, Fault> {
+        let entry = tenure.with_state(|state| state.collections.get(&self.namespace).cloned());
+        let Some(entry) = entry else {
+            return Ok(None);
+        };
+        let version = by("catalogVersion", entry.catalog as i64 + 1);
+        let new = entry.with(version.as_doc())?;
+        placement::expect_unchanged(commit, &entry);
+        let id = by("_id", self.namespace.as_str());
+        commit.put(COLLECTIONS, id.as_doc(), new.document.as_doc());
+        Ok(Some(Effect::Collection(new)))
+    }
+
+    async fn announce(&mut self, context: Context<'_>) -> Result<Step, Fault> {
+        self.announced = true;
+        let mut commit = Commit::default();
+        let effect = self.count_change(context.tenure, &mut commit)?;
+        context.write_state(self, &mut commit);
+        context
+            .tenure
+            .decide(|_| {
+                Ok(Plan {
+                    commit,
+                    effects: effect.into_iter().collect(),
+                    answer: (),
+                })
+            })
+            .await?;
+        Ok(Step::Written)
+    }
+
+    async fn tell(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
+        let shards = tenure.with_state(|state| state.participants(&self.namespace));
+        for shard in shards {
+            let database = self.namespace.database();
+            match tenure.insist(&shard, database, self.command.as_doc()).await {
+                Ok(reply) => {
+                    self.reply.get_or_insert(without_times(&reply));
+                }
+                // Dropped by an earlier attempt, or never on this shard.
+                Err(Fault::Refused(error))
+                    if error.code == Code::INDEX_NOT_FOUND && self.reply.is_some() => {}
+                Err(fault @ Fault::Refused(_)) => return Ok(Step::Failed(fault)),
+                Err(fault) => return Err(fault),
+            }
+        }
+        let reply = self.reply.clone().unwrap_or_else(crate::server::ok);
+        Ok(Step::Done(reply))
+    }
+}
+
+/// A shard's reply as that of the cluster: the shard's times mean nothing to clients.
+fn without_times(reply: &DocBuf) -> DocBuf {
+    let mut kept = DocWriter::new();
+    for element in reply.iter() {
+        if !matches!(element.key(), "operationTime" | "$clusterTime") {
+            kept.append_element(&element);
+        }
+    }
+    kept.finish()
+}
+
+impl Operation for OnOwners {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::one(&self.namespace)
+    }
+
+    fn changes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn append_state(&self, writer: &mut DocWriter) {
+        writer
+            .append("ns", self.namespace.as_str())
+            .append("command", &self.command)
+            .append("announced", self.announced);
+    }
+
+    fn prepare<'a>(
+        &'a mut self,
+        tenure: &'a Tenure,
+    ) -> BoxFuture<'a, Result<Option<DocBuf>, Fault>> {
+        Box::pin(self.check(tenure))
+    }
+
+    fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
+        match self.announced {
+            false => Box::pin(self.announce(context)),
+            true => Box::pin(self.tell(context.tenure)),
+        }
+    }
+
+    fn last_words(&self, tenure: &Tenure, commit: &mut Commit) -> Result<Vec<Effect>, Fault> {
+        Ok(self.count_change(tenure, commit)?.into_iter().collect())
+    }
+}

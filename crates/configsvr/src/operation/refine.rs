@@ -1,0 +1,231 @@
+//! `refineCollectionShardKey`: the same chunks under a key with more fields.
+//!
+//! ```text
+//!   prepare  the new key continues the old one; every owner has an index that begins with it
+//!   decide   a new incarnation: the collection's document and every chunk's bounds, one entry
+//!   shards   owners take over key and version; what they own stays the same
+//! ```
+//!
+//! Between the two a request routed by the old incarnation is still right: who owns what did not change.
+
+use super::{Context, Operation, Step};
+use crate::collection;
+use crate::commit::{Commit, by};
+use crate::documents::{self, CHUNKS, COLLECTIONS, Fields, as_time, uuid_value};
+use crate::error::Fault;
+use crate::placement;
+use crate::queue::Claim;
+use crate::server::ok;
+use crate::tenure::{Plan, Tenure};
+use cluster::authority::{Expected, NewPlacement, Request};
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use model::shard_key::ShardKeyPattern;
+use model::time::ClusterTime;
+use model::version::Incarnation;
+use model::{Code, Error, Namespace};
+use std::sync::Arc;
+use wire::BoxFuture;
+
+pub(crate) const KIND: &str = "refineCollectionShardKey";
+
+pub(crate) struct Refine {
+    namespace: Namespace,
+    key: DocBuf,
+    epoch: ObjectId,
+    began: ClusterTime,
+    decided: bool,
+}
+
+impl Refine {
+    pub(crate) fn parse(command: Doc<'_>) -> Result<Self, Fault> {
+        let namespace = Namespace::parse(crate::server::text(command, KIND)?)?;
+        let key = command.get_doc("key").ok_or_else(|| {
+            Fault::Refused(Error::location(
+                40414,
+                format!("BSON field '{KIND}.key' is missing but a required field"),
+            ))
+        })?;
+        ShardKeyPattern::parse(key)?;
+        Ok(Self {
+            namespace,
+            key: key.to_owned(),
+            epoch: documents::new_object_id(),
+            began: ClusterTime::ZERO,
+            decided: false,
+        })
+    }
+
+    pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
+        Ok(Self {
+            namespace: Namespace::parse(fields.text("ns")?)?,
+            key: fields.doc("key")?.to_owned(),
+            epoch: fields.object_id("epoch")?,
+            began: fields.time("began")?,
+            decided: fields.flag("decided"),
+        })
+    }
+
+    async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
+        let (entry, participants) = {
+            let state = tenure.state().await?;
+            let (entry, _) = state.sharded(&self.namespace)?;
+            (entry.clone(), state.participants(&self.namespace))
+        };
+        let pattern = ShardKeyPattern::parse(self.key.as_doc())?;
+        if collection::same_key(entry.key.as_doc(), self.key.as_doc()) {
+            return Ok(Some(ok()));
+        }
+        if !pattern.extends(&entry.pattern) {
+            return Err(Fault::new(
+                Code::INVALID_OPTIONS,
+                format!(
+                    "refineCollectionShardKey shard key {} must extend the current shard key {}",
+                    model::text::document_quoted(self.key.as_doc()),
+                    model::text::document_quoted(entry.key.as_doc()),
+                ),
+            ));
+        }
+        for shard in participants {
+            let indexes = collection::indexes(tenure, &shard, &self.namespace).await?;
+            let useful = |index: &DocBuf| {
+                collection::supports(index, self.key.as_doc())
+                    && (!entry.unique || collection::is_unique(index))
+            };
+            if !indexes.iter().any(useful) {
+                return Err(Fault::new(
+                    Code::INVALID_OPTIONS,
+                    "Please create an index that starts with the proposed shard key before refining \
+                     the shard key of the collection",
+                ));
+            }
+            let kept = |index: &DocBuf| {
+                !collection::is_unique(index) || collection::keeps_unique(index, &pattern)
+            };
+            if !indexes.iter().all(kept) {
+                return Err(Fault::new(
+                    Code::INVALID_OPTIONS,
+                    "Uniqueness of an index can't be maintained unless the shard key is a prefix of it",
+                ));
+            }
+        }
+        self.began = tenure.store.next_time();
+        Ok(None)
+    }
+
+    async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
+        self.decided = true;
+        let here = &*self;
+        let incarnation = Incarnation {
+            epoch: here.epoch,
+            began: here.began,
+        };
+        context
+            .tenure
+            .decide(|state| {
+                let (entry, table) = state.sharded(&here.namespace)?;
+                let request = Request::Refine {
+                    expected: Expected {
+                        incarnation: table.incarnation,
+                        catalog: None,
+                    },
+                    pattern: Arc::new(ShardKeyPattern::parse(here.key.as_doc())?),
+                    incarnation,
+                };
+                let answer =
+                    state
+                        .authority
+                        .decide(context.id, &here.namespace, request, here.began)?;
+                let decision = placement::decision(answer)?;
+                let changes = DocWriter::new()
+                    .with("lastmodEpoch", here.epoch)
+                    .with("lastmod", ValueRef::DateTime(documents::now_ms()))
+                    .with("timestamp", here.began)
+                    .with("key", &here.key)
+                    .finish();
+                let new = entry.with(changes.as_doc())?;
+                let mut commit = Commit::default();
+                placement::expect_unchanged(&mut commit, entry);
+                let id = by("_id", here.namespace.as_str());
+                commit.put(COLLECTIONS, id.as_doc(), new.document.as_doc());
+                if let Some((_, NewPlacement::Refined(refined))) = &decision.placement {
+                    for view in refined.chunks() {
+                        let chunk = DocWriter::new()
+                            .with("uuid", uuid_value(&entry.uuid))
+                            .with("lastmod", as_time(view.chunk.version))
+                            .finish();
+                        let min = documents::bound(&refined.pattern, view.chunk.min.as_bytes())?;
+                        let max = documents::bound(&refined.pattern, view.max.as_bytes())?;
+                        let bounds = DocWriter::new().with("min", &min).with("max", &max);
+                        let change = by("$set", bounds.finish().as_doc());
+                        commit.change(CHUNKS, chunk.as_doc(), change.as_doc());
+                    }
+                }
+                context.write_state(here, &mut commit);
+                Ok(Plan {
+                    commit,
+                    effects: vec![placement::keeps(decision, new)],
+                    answer: (),
+                })
+            })
+            .await?;
+        Ok(Step::Written)
+    }
+
+    async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
+        let known = tenure.with_state(|state| {
+            let sharded = state.sharded(&self.namespace).ok();
+            sharded.map(|(entry, table)| {
+                (
+                    entry.clone(),
+                    table.clone(),
+                    state.participants(&self.namespace),
+                )
+            })
+        });
+        let Some((entry, table, shards)) = known else {
+            return Ok(Step::Done(ok()));
+        };
+        for shard in shards {
+            let command = placement::set_placement(&entry, &table, &shard)?;
+            tenure.insist(&shard, "admin", command.as_doc()).await?;
+        }
+        Ok(Step::Done(ok()))
+    }
+}
+
+impl Operation for Refine {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::one(&self.namespace)
+    }
+
+    fn changes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn append_state(&self, writer: &mut DocWriter) {
+        writer
+            .append("ns", self.namespace.as_str())
+            .append("key", &self.key)
+            .append("epoch", self.epoch)
+            .append("began", self.began)
+            .append("decided", self.decided);
+    }
+
+    fn prepare<'a>(
+        &'a mut self,
+        tenure: &'a Tenure,
+    ) -> BoxFuture<'a, Result<Option<DocBuf>, Fault>> {
+        Box::pin(self.check(tenure))
+    }
+
+    fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
+        match self.decided {
+            false => Box::pin(self.decide(context)),
+            true => Box::pin(self.tell(context.tenure)),
+        }
+    }
+}

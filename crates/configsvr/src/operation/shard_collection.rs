@@ -1,0 +1,719 @@
+//! `shardCollection`: a collection begins its life as a sharded one.
+//!
+//! ```text
+//!   prepare   options, the collection's own, its indexes; where the first chunks will be
+//!   index     the index on the key, on the primary shard, where it may be made
+//!   others    shards that will own chunks, but the primary: they make the collection, empty
+//!   primary   the primary shard becomes one owner among others ── it holds data now? ──► undo, one chunk
+//!   decide    config.collections and config.chunks, one entry
+//! ```
+//!
+//! ⚑ Nobody sends anything to the others before the decision, so whatever they made can be taken back. The
+//! primary is the last to be told and refuses if it holds documents that it would not own: those were
+//! written after it was found to be empty. From its consent on the operation only goes forward, and who
+//! asks for routing waits until it is decided.
+//!
+//! An empty collection with a hashed key gets two chunks on each shard, or `numInitialChunks`; every other
+//! one begins with one chunk on the primary shard of its database.
+
+use super::{Context, Operation, Step};
+use crate::collection::{self, Facts};
+use crate::commit::{Commit, by};
+use crate::documents::{self, CHUNKS, COLLECTIONS, CollectionEntry, Fields, uuid_value};
+use crate::error::Fault;
+use crate::placement;
+use crate::queue::Claim;
+use crate::tenure::{Plan, Tenure};
+use cluster::authority::Request;
+use cluster::routing::{RoutingTable, ShardId, initial_chunks};
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use model::ids::Uuid;
+use model::number::Number;
+use model::range::KeyBound;
+use model::shard_key::ShardKeyPattern;
+use model::text::document_quoted;
+use model::time::ClusterTime;
+use model::version::Incarnation;
+use model::{Code, Error, Namespace};
+use wire::BoxFuture;
+
+pub(crate) const KIND: &str = "shardCollection";
+
+/// More than this many chunks are written before the decision, in batches.
+const CHUNKS_IN_ONE_ENTRY: usize = 5_000;
+const BATCH: usize = 1_000;
+const CHUNKS_PER_SHARD_MAX: u64 = 8_192;
+const CHUNKS_MAX: u64 = 1_000_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Index,
+    Others,
+    Primary,
+    Undo,
+    Decide,
+    Decided,
+}
+
+const PHASES: [(Phase, &str); 6] = [
+    (Phase::Index, "index"),
+    (Phase::Others, "others"),
+    (Phase::Primary, "primary"),
+    (Phase::Undo, "undo"),
+    (Phase::Decide, "decide"),
+    (Phase::Decided, "decided"),
+];
+
+pub(crate) struct ShardCollection {
+    namespace: Namespace,
+    key: DocBuf,
+    pattern: ShardKeyPattern,
+    unique: bool,
+    initial_chunks: Option<u64>,
+    has_simple_collation: bool,
+    plan: Placing,
+    phase: Phase,
+}
+
+/// What `prepare` works out.
+struct Placing {
+    uuid: Uuid,
+    epoch: ObjectId,
+    began: ClusterTime,
+    primary: ShardId,
+    options: DocBuf,
+    /// Indexes that every owner has.
+    indexes: Vec<DocBuf>,
+    /// One of them that the primary lacks.
+    create: Option<DocBuf>,
+    /// Of each chunk, in order.
+    owners: Vec<ShardId>,
+}
+
+fn invalid(message: impl Into<String>) -> Fault {
+    Fault::new(Code::INVALID_OPTIONS, message)
+}
+
+impl ShardCollection {
+    /// Reads the command of a client.
+    pub(crate) fn parse(command: Doc<'_>) -> Result<Self, Fault> {
+        let namespace = Namespace::parse(crate::server::text(command, "shardCollection")?)?;
+        let (mut key, mut unique, mut initial_chunks, mut has_simple_collation) =
+            (None, false, None, false);
+        for element in command.iter().skip(1) {
+            let value = element.value();
+            match (element.key(), value) {
+                ("key", ValueRef::Document(given)) => key = Some(given),
+                ("unique", ValueRef::Boolean(given)) => unique = given,
+                ("numInitialChunks", _) => {
+                    let number = Number::of(value).map(|number| number.to_f64());
+                    let number = number.ok_or_else(|| wrong_type("numInitialChunks", value))?;
+                    if number < 0.0 {
+                        return Err(invalid("numInitialChunks must not be negative"));
+                    }
+                    initial_chunks = Some(number as u64).filter(|number| *number > 0);
+                }
+                ("collation", ValueRef::Document(given)) => {
+                    if !given.is_empty() && given.get_str("locale") != Some("simple") {
+                        return Err(Fault::new(
+                            Code::BAD_VALUE,
+                            format!(
+                                "The collation for shardCollection must be {{locale: 'simple'}}, but found: {}",
+                                document_quoted(given)
+                            ),
+                        ));
+                    }
+                    has_simple_collation = !given.is_empty();
+                }
+                ("presplitHashedZones", ValueRef::Boolean(true)) | ("timeseries", _) => {
+                    return Err(Fault::new(
+                        Code::COMMAND_NOT_SUPPORTED,
+                        format!(
+                            "shardCollection with {} is not supported yet",
+                            element.key()
+                        ),
+                    ));
+                }
+                ("key" | "unique" | "collation", _) => {
+                    return Err(wrong_type(element.key(), value));
+                }
+                _ => {}
+            }
+        }
+        let key = key.ok_or_else(|| {
+            Fault::Refused(Error::location(
+                40414,
+                "BSON field 'shardCollection.key' is missing but a required field",
+            ))
+        })?;
+        let pattern = ShardKeyPattern::parse(key)?;
+        let hashed = pattern.fields().iter().any(|field| field.hashed);
+        if hashed && unique {
+            return Err(invalid(
+                "Hashed shard keys cannot be declared unique. It's possible to ensure uniqueness on \
+                 the hashed field by declaring an additional (non-hashed) unique index on the field.",
+            ));
+        }
+        if initial_chunks.is_some() && !hashed {
+            return Err(invalid(
+                "numInitialChunks is not supported when the shard key is not hashed.",
+            ));
+        }
+        let name = namespace.collection();
+        if matches!(namespace.database(), "admin" | "local" | "config")
+            || name.starts_with("system.")
+        {
+            return Err(Fault::new(
+                Code::ILLEGAL_OPERATION,
+                format!("can't shard system namespaces: {namespace}"),
+            ));
+        }
+        Ok(Self {
+            namespace,
+            key: key.to_owned(),
+            pattern,
+            unique,
+            initial_chunks,
+            has_simple_collation,
+            plan: Placing {
+                uuid: documents::new_uuid(),
+                epoch: documents::new_object_id(),
+                began: ClusterTime::ZERO,
+                primary: ShardId::new(""),
+                options: DocBuf::new(),
+                indexes: Vec::new(),
+                create: None,
+                owners: Vec::new(),
+            },
+            phase: Phase::Index,
+        })
+    }
+
+    pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
+        let key = fields.doc("key")?;
+        let list = |name: &str| {
+            fields
+                .doc
+                .get_array(name)
+                .into_iter()
+                .flat_map(|all| all.iter())
+        };
+        let mut owners = Vec::new();
+        for part in list("owners") {
+            let ValueRef::Document(part) = part else {
+                continue;
+            };
+            let part = Fields::of(documents::OPERATIONS, part);
+            let shard = ShardId::new(part.text("shard")?);
+            owners.extend(std::iter::repeat_n(shard, part.number("chunks")? as usize));
+        }
+        let phase = fields.text("phase")?;
+        let phase = PHASES.iter().find(|(_, name)| *name == phase);
+        Ok(Self {
+            namespace: Namespace::parse(fields.text("ns")?)?,
+            key: key.to_owned(),
+            pattern: ShardKeyPattern::parse(key)?,
+            unique: fields.flag("unique"),
+            initial_chunks: None,
+            has_simple_collation: true,
+            plan: Placing {
+                uuid: fields.uuid("uuid")?,
+                epoch: fields.object_id("epoch")?,
+                began: fields.time("began")?,
+                primary: ShardId::new(fields.text("primary")?),
+                options: fields.doc("options")?.to_owned(),
+                indexes: list("indexes")
+                    .filter_map(|index| match index {
+                        ValueRef::Document(index) => Some(index.to_owned()),
+                        _ => None,
+                    })
+                    .collect(),
+                create: fields.doc.get_doc("create").map(Doc::to_owned),
+                owners,
+            },
+            // A phase that is not known can only be read again from the beginning.
+            phase: phase.map_or(Phase::Index, |(phase, _)| *phase),
+        })
+    }
+
+    fn reply(&self) -> DocBuf {
+        DocWriter::new()
+            .with("collectionsharded", self.namespace.as_str())
+            .with("ok", 1.0)
+            .finish()
+    }
+
+    fn entry(&self) -> Result<CollectionEntry, Fault> {
+        let incarnation = Incarnation {
+            epoch: self.plan.epoch,
+            began: self.plan.began,
+        };
+        CollectionEntry::new(
+            self.namespace.clone(),
+            self.plan.uuid,
+            incarnation,
+            self.key.as_doc(),
+            self.unique,
+        )
+    }
+
+    fn table(&self, entry: &CollectionEntry) -> Result<RoutingTable, Fault> {
+        let bounds = hashed_bounds(&entry.pattern, self.plan.owners.len())?;
+        let chunks = initial_chunks(&entry.pattern, &bounds, &self.plan.owners, self.plan.began);
+        let pattern = entry.pattern.clone();
+        Ok(RoutingTable::full(
+            entry.uuid,
+            entry.incarnation,
+            pattern,
+            chunks,
+        )?)
+    }
+
+    /// Owners without the primary, each once.
+    fn others(&self) -> Vec<ShardId> {
+        let mut others = self.plan.owners.clone();
+        others.sort();
+        others.dedup();
+        others.retain(|shard| *shard != self.plan.primary);
+        others
+    }
+
+    async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
+        {
+            let state = tenure.state().await?;
+            if let Ok((entry, _)) = state.sharded(&self.namespace) {
+                let same = collection::same_key(entry.key.as_doc(), self.key.as_doc())
+                    && entry.unique == self.unique;
+                return match same {
+                    true => Ok(Some(self.reply())),
+                    false => Err(Fault::new(
+                        Code::ALREADY_INITIALIZED,
+                        format!("sharding already enabled for collection {}", self.namespace),
+                    )),
+                };
+            }
+        }
+        let database =
+            crate::database::create_in_turn(tenure, self.namespace.database(), None).await?;
+        self.plan.primary = database.primary.clone();
+        let facts = Facts::ask(tenure, &database.primary, &self.namespace).await?;
+        let is_empty = facts.as_ref().is_none_or(|facts| facts.is_empty);
+        let exists = facts.is_some();
+        if let Some(facts) = facts {
+            self.check_collection(&facts)?;
+            if !facts.is_empty {
+                self.check_arrays(tenure).await?;
+            }
+            self.plan.uuid = facts.uuid;
+            self.plan.options = facts.options;
+            self.plan.indexes = facts.indexes;
+        }
+        self.choose_index(exists, is_empty)?;
+        self.plan.owners = self.first_owners(tenure, is_empty)?;
+        self.plan.began = tenure.store.next_time();
+        Ok(None)
+    }
+
+    fn check_collection(&self, facts: &Facts) -> Result<(), Fault> {
+        if facts.is_view {
+            return Err(Fault::new(
+                Code::COMMAND_NOT_SUPPORTED_ON_VIEW,
+                format!(
+                    "Namespace {} is a view, which cannot be sharded",
+                    self.namespace
+                ),
+            ));
+        }
+        if facts.options.get("capped") == Some(ValueRef::Boolean(true)) {
+            return Err(invalid("can't shard a capped collection"));
+        }
+        if facts.options.get("collation").is_some() && !self.has_simple_collation {
+            return Err(Fault::new(
+                Code::BAD_VALUE,
+                "Collection has default collation that is not simple. Must specify collation: \
+                 {locale: 'simple'}",
+            ));
+        }
+        for index in facts
+            .indexes
+            .iter()
+            .filter(|index| collection::is_unique(index))
+        {
+            if !collection::keeps_unique(index, &self.pattern) {
+                return Err(invalid(format!(
+                    "can't shard collection '{}' with unique index on {} and proposed shard key {}. \
+                     Uniqueness can't be maintained unless shard key is a prefix",
+                    self.namespace,
+                    document_quoted(index.as_doc().get_doc("key").unwrap_or(Doc::EMPTY)),
+                    document_quoted(self.key.as_doc()),
+                )));
+            }
+        }
+        if self.initial_chunks.is_some() && !facts.is_empty {
+            return Err(invalid(
+                "numInitialChunks is only supported when the collection is empty, and has a hashed \
+                 field in the shard key pattern",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Documents whose key is an array have no place in the order of keys.
+    async fn check_arrays(&self, tenure: &Tenure) -> Result<(), Fault> {
+        let mut query = DocWriter::new().with("find", self.namespace.collection());
+        query.begin_document("filter").begin_array("$or");
+        for field in self.pattern.fields() {
+            let ends = field.path.match_indices('.').map(|(at, _)| at);
+            for end in ends.chain([field.path.len()]) {
+                query.push_document().begin_document(&field.path[..end]);
+                query.append("$type", "array").end().end();
+            }
+        }
+        query.end().end();
+        let query = query.with("limit", 1).with("singleBatch", true).finish();
+        let database = self.namespace.database();
+        let found = collection::ask_all(tenure, &self.plan.primary, database, query).await?;
+        match found.is_empty() {
+            true => Ok(()),
+            false => Err(Fault::new(
+                Code::OPERATION_FAILED,
+                "couldn't find valid index for shard key: a document has an array in it",
+            )),
+        }
+    }
+
+    /// MongoDB's rules: an index that begins with the key is needed; for an empty collection it is made.
+    fn choose_index(&mut self, exists: bool, is_empty: bool) -> Result<(), Fault> {
+        let key = self.key.as_doc();
+        let on_id = by("key", by("_id", 1).as_doc());
+        if !self.unique && collection::supports(&on_id, key) {
+            return Ok(());
+        }
+        if collection::same_key(key, by("_id", 1).as_doc()) {
+            return Ok(());
+        }
+        let mut useful = self
+            .plan
+            .indexes
+            .iter()
+            .filter(|index| collection::supports(index, key))
+            .peekable();
+        if useful.peek().is_some() {
+            let exact = |index: &&DocBuf| {
+                collection::is_unique(index)
+                    && collection::same_key(
+                        index.as_doc().get_doc("key").unwrap_or(Doc::EMPTY),
+                        key,
+                    )
+            };
+            if self.unique && useful.find(exact).is_none() {
+                return Err(invalid(format!(
+                    "can't shard collection {} with unique shard key: the index on it is not unique",
+                    self.namespace
+                )));
+            }
+            return Ok(());
+        }
+        if !is_empty {
+            return Err(invalid(
+                "Please create an index that starts with the proposed shard key before sharding the \
+                 collection",
+            ));
+        }
+        let index = collection::index_on(key, self.unique);
+        if exists {
+            self.plan.create = Some(index.clone());
+        }
+        self.plan.indexes.push(index);
+        Ok(())
+    }
+
+    fn first_owners(&self, tenure: &Tenure, is_empty: bool) -> Result<Vec<ShardId>, Fault> {
+        let first_hashed = self.pattern.fields()[0].hashed;
+        if !is_empty || !first_hashed {
+            return Ok(vec![self.plan.primary.clone()]);
+        }
+        let shards: Vec<ShardId> = tenure.with_state(|state| {
+            let usable = state.authority.shards().filter(|(_, usable)| *usable);
+            usable.map(|(shard, _)| shard.clone()).collect()
+        });
+        let count = shards.len() as u64;
+        let limit = (count * CHUNKS_PER_SHARD_MAX).min(CHUNKS_MAX);
+        let chunks = self.initial_chunks.unwrap_or(2 * count);
+        if chunks > limit {
+            return Err(invalid(format!(
+                "numInitialChunks cannot be more than either: {}, {CHUNKS_PER_SHARD_MAX} * number of \
+                 shards; or {CHUNKS_MAX}",
+                count * CHUNKS_PER_SHARD_MAX
+            )));
+        }
+        let together = (chunks / count).max(1);
+        let owner = |chunk: u64| shards[(chunk / together % count) as usize].clone();
+        Ok((0..chunks).map(owner).collect())
+    }
+
+    async fn make_index(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
+        if let Some(index) = &self.plan.create {
+            let mut command = DocWriter::new().with("createIndexes", self.namespace.collection());
+            command.begin_array("indexes").push(index).end();
+            let command = command.finish();
+            let database = self.namespace.database();
+            let made = tenure
+                .insist(&self.plan.primary, database, command.as_doc())
+                .await;
+            match made {
+                Ok(_) => {}
+                Err(fault @ Fault::Refused(_)) => return Ok(Step::Failed(fault)),
+                Err(fault) => return Err(fault),
+            }
+        }
+        self.phase = Phase::Others;
+        Ok(Step::Next)
+    }
+
+    fn create_sharded(
+        &self,
+        entry: &CollectionEntry,
+        table: &RoutingTable,
+        shard: &ShardId,
+    ) -> Result<DocBuf, Fault> {
+        let mut command = DocWriter::new()
+            .with("_terndbCreateSharded", 1)
+            .with("options", &self.plan.options);
+        command.begin_array("indexes");
+        for index in &self.plan.indexes {
+            command.push(index);
+        }
+        command.end();
+        // One chunk may hold whatever is there.
+        if self.plan.owners.len() > 1 {
+            command.append("mustBeEmpty", true);
+        }
+        placement::tell(command, entry, table, shard)
+    }
+
+    async fn tell_others(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
+        let entry = self.entry()?;
+        let table = self.table(&entry)?;
+        for shard in self.others() {
+            let command = self.create_sharded(&entry, &table, &shard)?;
+            match tenure.insist(&shard, "admin", command.as_doc()).await {
+                Ok(_) => {}
+                Err(fault @ Fault::Refused(_)) => {
+                    self.take_back(tenure).await?;
+                    return Ok(Step::Failed(fault));
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+        self.phase = Phase::Primary;
+        Ok(Step::Next)
+    }
+
+    async fn tell_primary(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
+        let entry = self.entry()?;
+        let table = self.table(&entry)?;
+        let command = self.create_sharded(&entry, &table, &self.plan.primary)?;
+        match tenure
+            .insist(&self.plan.primary, "admin", command.as_doc())
+            .await
+        {
+            Ok(_) => self.phase = Phase::Decide,
+            // It holds documents by now.
+            Err(Fault::Refused(error))
+                if error.code == Code::CONFLICTING_OPERATION_IN_PROGRESS
+                    && self.plan.owners.len() > 1 =>
+            {
+                self.phase = Phase::Undo;
+            }
+            Err(fault @ Fault::Refused(_)) => {
+                self.take_back(tenure).await?;
+                return Ok(Step::Failed(fault));
+            }
+            Err(fault) => return Err(fault),
+        }
+        Ok(Step::Next)
+    }
+
+    /// The others forget what they made: nobody has used it.
+    async fn take_back(&self, tenure: &Tenure) -> Result<(), Fault> {
+        let command = placement::forget(self.namespace.as_str(), &self.plan.uuid);
+        for shard in self.others() {
+            tenure.insist(&shard, "admin", command.as_doc()).await?;
+        }
+        Ok(())
+    }
+
+    async fn begin_anew(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
+        self.take_back(tenure).await?;
+        // As if it had not been empty at first. Another life: the others may hear of the first one late.
+        self.plan.owners = vec![self.plan.primary.clone()];
+        self.plan.epoch = documents::new_object_id();
+        self.plan.began = tenure.store.next_time();
+        self.phase = Phase::Primary;
+        Ok(Step::Next)
+    }
+
+    async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
+        let entry = self.entry()?;
+        let table = self.table(&entry)?;
+        let at_once = table.chunk_count() <= CHUNKS_IN_ONE_ENTRY;
+        if !at_once {
+            write_ahead(context.tenure, &table).await?;
+        }
+        self.phase = Phase::Decided;
+        let here = &*self;
+        context
+            .tenure
+            .decide(|state| {
+                let request = Request::Shard {
+                    table: table.clone(),
+                };
+                let now = here.plan.began;
+                let answer = state
+                    .authority
+                    .decide(context.id, &here.namespace, request, now)?;
+                let mut commit = Commit::default();
+                let id = by("_id", here.namespace.as_str());
+                commit.expect_none(COLLECTIONS, id.as_doc());
+                commit.insert(COLLECTIONS, entry.document.as_doc());
+                if at_once {
+                    placement::insert_chunks(&mut commit, &table)?;
+                }
+                context.write_state(here, &mut commit);
+                Ok(Plan {
+                    commit,
+                    effects: vec![placement::keeps(placement::decision(answer)?, entry)],
+                    answer: (),
+                })
+            })
+            .await?;
+        Ok(Step::Written)
+    }
+}
+
+/// Writes chunks that nobody looks at before the collection's own document is there.
+async fn write_ahead(tenure: &Tenure, table: &RoutingTable) -> Result<(), Fault> {
+    let mut delete = DocWriter::new().with("delete", CHUNKS);
+    delete.begin_array("deletes").push_document();
+    delete.append("q", by("uuid", uuid_value(&table.uuid)).as_doc());
+    delete.append("limit", 0).end().end();
+    tenure.store.run(delete).await?;
+    for batch in placement::chunk_documents(table)?.chunks(BATCH) {
+        let mut insert = DocWriter::new().with("insert", CHUNKS);
+        insert.begin_array("documents");
+        for document in batch {
+            insert.push(document);
+        }
+        insert.end();
+        tenure.store.run(insert).await?;
+    }
+    Ok(())
+}
+
+/// Bounds that cut the hashes of a key's first field into so many equal parts.
+fn hashed_bounds(pattern: &ShardKeyPattern, chunks: usize) -> Result<Vec<KeyBound>, Fault> {
+    let mut hashes = Vec::new();
+    if chunks > 1 {
+        let count = chunks as i64;
+        let interval = (i64::MAX / count) * 2;
+        let mut current = 0;
+        if count % 2 == 0 {
+            hashes.push(current);
+            current += interval;
+        } else {
+            current += interval / 2;
+        }
+        for _ in 0..(count - 1) / 2 {
+            hashes.push(current);
+            hashes.push(-current);
+            current = current.saturating_add(interval);
+        }
+        hashes.sort_unstable();
+    }
+    let bound = |hash: i64| {
+        let mut writer = DocWriter::new();
+        for (at, field) in pattern.fields().iter().enumerate() {
+            match at {
+                0 => writer.append(&field.path, hash),
+                _ => writer.append(&field.path, ValueRef::MinKey),
+            };
+        }
+        Ok(pattern.bound(writer.finish().as_doc())?)
+    };
+    hashes.into_iter().map(bound).collect()
+}
+
+fn wrong_type(name: &str, value: ValueRef<'_>) -> Fault {
+    Fault::new(
+        Code::TYPE_MISMATCH,
+        format!(
+            "BSON field 'shardCollection.{name}' is the wrong type '{}'",
+            value.kind().name()
+        ),
+    )
+}
+
+impl Operation for ShardCollection {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::one(&self.namespace)
+    }
+
+    fn changes(&self) -> Vec<String> {
+        vec![self.namespace.to_string()]
+    }
+
+    fn append_state(&self, writer: &mut DocWriter) {
+        let phase = PHASES.iter().find(|(phase, _)| *phase == self.phase);
+        writer
+            .append("ns", self.namespace.as_str())
+            .append("phase", phase.map_or("", |(_, name)| name))
+            .append("key", &self.key)
+            .append("unique", self.unique)
+            .append("uuid", uuid_value(&self.plan.uuid))
+            .append("epoch", self.plan.epoch)
+            .append("began", self.plan.began)
+            .append("primary", self.plan.primary.as_str())
+            .append("options", &self.plan.options)
+            .begin_array("indexes");
+        for index in &self.plan.indexes {
+            writer.push(index);
+        }
+        writer.end();
+        if let Some(index) = &self.plan.create {
+            writer.append("create", index);
+        }
+        writer.begin_array("owners");
+        for run in self.plan.owners.chunk_by(|a, b| a == b) {
+            writer
+                .push_document()
+                .append("shard", run[0].as_str())
+                .append("chunks", run.len() as i64)
+                .end();
+        }
+        writer.end();
+    }
+
+    fn prepare<'a>(
+        &'a mut self,
+        tenure: &'a Tenure,
+    ) -> BoxFuture<'a, Result<Option<DocBuf>, Fault>> {
+        Box::pin(self.check(tenure))
+    }
+
+    fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
+        let tenure = context.tenure;
+        match self.phase {
+            Phase::Index => Box::pin(self.make_index(tenure)),
+            Phase::Others => Box::pin(self.tell_others(tenure)),
+            Phase::Primary => Box::pin(self.tell_primary(tenure)),
+            Phase::Undo => Box::pin(self.begin_anew(tenure)),
+            Phase::Decide => Box::pin(self.decide(context)),
+            Phase::Decided => Box::pin(async { Ok(Step::Done(self.reply())) }),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The collections and indexes of the `config` database, made when a config server starts for the
+//! first time.
+//!
+//! All of it is idempotent: a primary that fell half-way is followed by one that does it again.
+
+use crate::documents::{
+    CHANGELOG, CHUNKS, COLLECTIONS, DATABASES, LOCKS, OPERATIONS, SHARDS, TAGS, VERSION,
+    new_object_id,
+};
+use crate::error::Fault;
+use crate::store::Store;
+use model::Code;
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+
+const ALL: [&str; 11] = [
+    VERSION,
+    SHARDS,
+    DATABASES,
+    COLLECTIONS,
+    CHUNKS,
+    TAGS,
+    "settings",
+    "mongos",
+    LOCKS,
+    CHANGELOG,
+    OPERATIONS,
+];
+
+/// Collection, fields, unique.
+const INDEXES: [(&str, &[&str], bool); 6] = [
+    (CHUNKS, &["uuid", "min"], true),
+    (CHUNKS, &["uuid", "shard", "min"], true),
+    (CHUNKS, &["uuid", "lastmod"], true),
+    (SHARDS, &["host"], true),
+    (TAGS, &["ns", "min"], true),
+    (TAGS, &["ns", "tag"], false),
+];
+
+/// Makes what is not there yet; the id of the cluster.
+pub(crate) async fn prepare(store: &Store) -> Result<ObjectId, Fault> {
+    // Written last: if it is there, so is everything else.
+    if let Some(version) = store.find_one(VERSION, Doc::EMPTY).await? {
+        return cluster_id(&version);
+    }
+    for name in ALL {
+        let made = store.run(DocWriter::new().with("create", name)).await;
+        if let Err(fault) = made
+            && fault.code() != Some(Code::NAMESPACE_EXISTS)
+        {
+            return Err(fault);
+        }
+    }
+    for (collection, fields, unique) in INDEXES {
+        store.run(index(collection, fields, unique)).await?;
+    }
+    let id = new_object_id();
+    let document = DocWriter::new()
+        .with("_id", 1)
+        .with("minCompatibleVersion", 5)
+        .with("currentVersion", 6)
+        .with("clusterId", id)
+        .finish();
+    let mut insert = DocWriter::new().with("insert", VERSION);
+    insert.begin_array("documents").push(&document).end();
+    store.run(insert).await?;
+    Ok(id)
+}
+
+fn cluster_id(version: &DocBuf) -> Result<ObjectId, Fault> {
+    match version.get("clusterId") {
+        Some(ValueRef::ObjectId(id)) => Ok(id),
+        _ => Err(Fault::new(
+            Code::INTERNAL_ERROR,
+            "config.version has no clusterId",
+        )),
+    }
+}
+
+fn index(collection: &str, fields: &[&str], unique: bool) -> DocWriter {
+    let mut command = DocWriter::new().with("createIndexes", collection);
+    command.begin_array("indexes").push_document();
+    command.begin_document("key");
+    for field in fields {
+        command.append(field, 1);
+    }
+    command.end();
+    let name: Vec<String> = fields.iter().map(|field| format!("{field}_1")).collect();
+    command.append("name", name.join("_").as_str());
+    if unique {
+        command.append("unique", true);
+    }
+    command.end().end();
+    command
+}

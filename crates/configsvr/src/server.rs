@@ -1,0 +1,275 @@
+//! The config server as a whole: follows leadership, and answers commands.
+
+use crate::error::Fault;
+use crate::operation::add_shard::AddShard;
+use crate::operation::drop::Drop;
+use crate::operation::drop_database::DropDatabase;
+use crate::operation::on_owners::OnOwners;
+use crate::operation::refine::Refine;
+use crate::operation::run;
+use crate::operation::shard_collection::ShardCollection;
+use crate::store::Store;
+use crate::tenure::{Tenure, no_primary};
+use crate::{Connect, chunks, consistency, database, rename, routing, settle};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::{Code, Error};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request};
+
+/// How long a command waits for a primary that has just been elected to be ready.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(2);
+
+pub struct ConfigServer {
+    store: Arc<Store>,
+    connect: Connect,
+    serving: watch::Sender<Serving>,
+}
+
+#[derive(Clone)]
+enum Serving {
+    /// Another member decides, or none.
+    No,
+    /// This member leads and is about to know what it needs.
+    Soon,
+    Yes(Arc<Tenure>),
+}
+
+impl ConfigServer {
+    /// `documents` is the document server of this member, and nobody else.
+    pub fn new(documents: Arc<dyn Endpoint>, connect: Connect) -> Arc<ConfigServer> {
+        Arc::new(ConfigServer {
+            store: Arc::new(Store::new(documents)),
+            connect,
+            serving: watch::Sender::new(Serving::No),
+        })
+    }
+
+    /// Follows leadership until `stop` completes: the term in which this member is primary, or `None`.
+    pub async fn run(
+        self: Arc<Self>,
+        mut leadership: watch::Receiver<Option<u64>>,
+        stop: impl Future<Output = ()> + Send,
+    ) {
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let term = *leadership.borrow_and_update();
+            if term.is_some() {
+                self.serving.send_replace(Serving::Soon);
+                tokio::select! {
+                    () = self.begin() => {}
+                    _ = leadership.changed() => {}
+                    () = &mut stop => {}
+                }
+            }
+            let ended = tokio::select! {
+                changed = leadership.wait_for(|now| *now != term) => changed.is_err(),
+                () = &mut stop => true,
+            };
+            let served = self.serving.send_replace(Serving::No);
+            if let Serving::Yes(tenure) = served {
+                tenure.end().await;
+            }
+            if ended {
+                return;
+            }
+        }
+    }
+
+    /// Reads what is stored and begins to serve, however often it takes.
+    async fn begin(&self) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match Tenure::begin(self.store.clone(), self.connect.clone()).await {
+                Ok(tenure) => {
+                    self.serving.send_replace(Serving::Yes(tenure));
+                    return;
+                }
+                Err(fault) => tracing::warn!("the config server cannot begin yet: {fault}"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    async fn tenure(&self) -> Result<Arc<Tenure>, Fault> {
+        let mut serving = self.serving.subscribe();
+        let ready = serving.wait_for(|now| !matches!(now, Serving::Soon));
+        let now = match tokio::time::timeout(READY_LIMIT, ready).await {
+            Ok(Ok(now)) => now.clone(),
+            Ok(Err(_)) | Err(_) => Serving::No,
+        };
+        match now {
+            Serving::Yes(tenure) => Ok(tenure),
+            Serving::Soon | Serving::No => Err(no_primary()),
+        }
+    }
+
+    /// Completes when this member decides.
+    pub async fn ready(&self) {
+        let mut serving = self.serving.subscribe();
+        // The sender lives in self.
+        let _ = serving.wait_for(|now| matches!(now, Serving::Yes(_))).await;
+    }
+
+    /// Answers a command that is the config server's own.
+    async fn answer(&self, request: &Request) -> Result<DocBuf, Fault> {
+        let tenure = self.tenure().await?;
+        let body = request.body();
+        match request.name() {
+            "_configsvrGetRouting" => routing::answer(&tenure, body).await,
+            "_configsvrGetDatabase" => {
+                let name = text(body, "db")?;
+                let state = tenure.state().await?;
+                let placement = database::fixed(name)
+                    .or_else(|| state.authority.database(name).cloned())
+                    .ok_or_else(|| database::not_found(name))?;
+                Ok(database::reply(&placement))
+            }
+            "_configsvrCreateDatabase" => {
+                let on = body.get_str("primaryShard");
+                let made = database::create(&tenure, text(body, "db")?, on).await?;
+                Ok(database::reply(&made))
+            }
+            "_configsvrDdl" => {
+                let command = body.get_doc("command");
+                let command = command.ok_or_else(|| missing("command"))?;
+                ddl(&tenure, text(body, "db")?, command).await
+            }
+            "_configsvrSettle" => settle::settle(&tenure, body).await,
+            other => Err(Fault::new(
+                Code::COMMAND_NOT_FOUND,
+                format!("no such command: '{other}'"),
+            )),
+        }
+    }
+}
+
+/// Carries out a client's command that concerns the whole cluster; its reply.
+async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<DocBuf, Fault> {
+    let name = command.first().map_or("", |first| first.key());
+    // Older spellings are the same commands.
+    let spelled = match name {
+        "addshard" => "addShard",
+        "enablesharding" => "enableSharding",
+        "shardcollection" => "shardCollection",
+        "deleteIndexes" => "dropIndexes",
+        name => name,
+    };
+    let command = &spelled_as(command, spelled);
+    let command = command.as_doc();
+    let is_administrative = matches!(
+        spelled,
+        "addShard"
+            | "enableSharding"
+            | "shardCollection"
+            | "refineCollectionShardKey"
+            | "split"
+            | "mergeChunks"
+            | "renameCollection"
+    );
+    if is_administrative && database != "admin" {
+        return Err(Fault::new(
+            Code::UNAUTHORIZED,
+            format!("{name} may only be run against the admin database."),
+        ));
+    }
+    match spelled {
+        "addShard" => run(tenure, AddShard::parse(command)?).await,
+        "enableSharding" => {
+            let name = text(command, "enableSharding")?;
+            if matches!(name, "admin" | "config" | "local") {
+                return Err(Fault::new(
+                    Code::INVALID_OPTIONS,
+                    format!("Cannot manually create or shard database '{name}'"),
+                ));
+            }
+            database::create(tenure, name, command.get_str("primaryShard")).await?;
+            Ok(ok())
+        }
+        "shardCollection" => run(tenure, ShardCollection::parse(command)?).await,
+        "refineCollectionShardKey" => run(tenure, Refine::parse(command)?).await,
+        "drop" => run(tenure, Drop::parse(database, command)?).await,
+        "dropDatabase" => run(tenure, DropDatabase::parse(database)?).await,
+        "createIndexes" | "dropIndexes" | "collMod" => {
+            run(tenure, OnOwners::parse(database, command)?).await
+        }
+        "renameCollection" => rename::rename(tenure, command).await,
+        "split" => chunks::split(tenure, command).await,
+        "mergeChunks" => chunks::merge(tenure, command).await,
+        "checkMetadataConsistency" => consistency::check(tenure, database, command).await,
+        other => Err(Fault::new(
+            Code::COMMAND_NOT_SUPPORTED,
+            format!("{other} is not supported in a sharded cluster yet"),
+        )),
+    }
+}
+
+/// The same command under its usual name.
+fn spelled_as(command: Doc<'_>, name: &str) -> DocBuf {
+    let mut writer = DocWriter::new();
+    for (at, element) in command.iter().enumerate() {
+        match at {
+            0 => writer.append_renamed(name, &element),
+            _ => writer.append_element(&element),
+        };
+    }
+    writer.finish()
+}
+
+pub(crate) fn ok() -> DocBuf {
+    DocWriter::new().with("ok", 1.0).finish()
+}
+
+fn missing(name: &str) -> Fault {
+    Fault::Refused(Error::location(
+        40414,
+        format!("BSON field '{name}' is missing but a required field"),
+    ))
+}
+
+pub(crate) fn text<'a>(body: Doc<'a>, name: &str) -> Result<&'a str, Fault> {
+    match body.get(name) {
+        Some(ValueRef::String(text)) => Ok(text),
+        Some(other) => Err(Fault::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "BSON field '{name}' is the wrong type '{}', expected type 'string'",
+                other.kind().name()
+            ),
+        )),
+        None => Err(missing(name)),
+    }
+}
+
+/// The config server in front of its document server: what is not its own it hands through.
+pub struct ConfigHandler<H> {
+    server: Arc<ConfigServer>,
+    documents: H,
+}
+
+impl<H: Handler> ConfigHandler<H> {
+    pub fn new(server: Arc<ConfigServer>, documents: H) -> Self {
+        Self { server, documents }
+    }
+}
+
+impl<H: Handler> Handler for ConfigHandler<H> {
+    async fn handle(&self, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
+        if !request.name().starts_with("_configsvr") {
+            return self.documents.handle(connection, request).await;
+        }
+        match Box::pin(self.server.answer(&request)).await {
+            Ok(reply) => Reply::from(reply),
+            Err(fault) => Reply::error(&fault.into_error()),
+        }
+    }
+
+    fn disconnected(&self, connection: &Arc<ConnectionInfo>) {
+        self.documents.disconnected(connection);
+    }
+}

@@ -1,0 +1,173 @@
+//! The document server that this config server stands in front of: its `config` database is where
+//! everything is kept.
+//!
+//! It is the member in this process and nobody else. If it does not lead its group it refuses to
+//! write, which is what keeps a primary of yesterday from deciding anything.
+
+use crate::commit::Commit;
+use crate::error::Fault;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::time::ClusterTime;
+use model::{Code, Error};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use wire::{CallError, Endpoint, Request};
+
+/// Documents that a batch of a long read holds.
+const BATCH: i32 = 10_000;
+
+pub(crate) struct Store {
+    endpoint: Arc<dyn Endpoint>,
+    /// The latest time that was seen or given.
+    latest: AtomicU64,
+}
+
+impl Store {
+    pub(crate) fn new(endpoint: Arc<dyn Endpoint>) -> Self {
+        Self {
+            endpoint,
+            latest: AtomicU64::new(0),
+        }
+    }
+
+    /// A time that is later than everything that was applied here, and is given once.
+    pub(crate) fn next_time(&self) -> ClusterTime {
+        ClusterTime::from_u64(self.latest.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// Runs a command on the database `config`.
+    pub(crate) async fn run(&self, command: DocWriter) -> Result<DocBuf, Fault> {
+        self.run_on("config", command).await
+    }
+
+    async fn run_on(&self, database: &str, command: DocWriter) -> Result<DocBuf, Fault> {
+        let reply = call(&*self.endpoint, command.with("$db", database).finish()).await?;
+        if let Some(ValueRef::Timestamp(time)) = reply.get("operationTime") {
+            let seen = ClusterTime::new(time.seconds, time.increment).to_u64();
+            self.latest.fetch_max(seen, Ordering::AcqRel);
+        }
+        Ok(reply)
+    }
+
+    /// Makes a commit so: all of it is applied, or nothing.
+    pub(crate) async fn commit(&self, commit: &Commit) -> Result<(), Fault> {
+        self.run_on("admin", commit.command()).await.map(|_| ())
+    }
+
+    /// Documents of a collection of the database `config`, all of them.
+    pub(crate) async fn find(
+        &self,
+        collection: &str,
+        filter: Doc<'_>,
+        sort: Doc<'_>,
+    ) -> Result<Vec<DocBuf>, Fault> {
+        let command = DocWriter::new()
+            .with("find", collection)
+            .with("filter", filter)
+            .with("sort", sort)
+            .with("batchSize", BATCH);
+        let mut reply = self.run(command).await?;
+        let mut found = Vec::new();
+        loop {
+            let id = cursor_batch(reply.as_doc(), &mut found)?;
+            if id == 0 {
+                return Ok(found);
+            }
+            let more = DocWriter::new()
+                .with("getMore", id)
+                .with("collection", collection)
+                .with("batchSize", BATCH);
+            reply = self.run(more).await?;
+        }
+    }
+
+    pub(crate) async fn find_one(
+        &self,
+        collection: &str,
+        filter: Doc<'_>,
+    ) -> Result<Option<DocBuf>, Fault> {
+        let command = DocWriter::new()
+            .with("find", collection)
+            .with("filter", filter)
+            .with("limit", 1)
+            .with("singleBatch", true);
+        let reply = self.run(command).await?;
+        let mut found = Vec::new();
+        cursor_batch(reply.as_doc(), &mut found)?;
+        Ok(found.pop())
+    }
+}
+
+/// Asks somebody, and takes `ok: 0` and errors of writes for what they are.
+pub(crate) async fn call(endpoint: &dyn Endpoint, body: DocBuf) -> Result<DocBuf, Fault> {
+    let request = Request::from_parts(body, Vec::new())?;
+    let reply = endpoint.call(request).await.map_err(|lost| match lost {
+        CallError::NotSent(why) => Fault::Unreachable(Error::new(Code::HOST_UNREACHABLE, why)),
+        CallError::OutcomeUnknown(why) => Fault::Unknown(why),
+    })?;
+    check(reply.into_document())
+}
+
+/// A reply, unless it says that something went wrong.
+pub(crate) fn check(reply: DocBuf) -> Result<DocBuf, Fault> {
+    let doc = reply.as_doc();
+    if !matches!(
+        doc.get("ok"),
+        Some(ValueRef::Double(1.0) | ValueRef::Int32(1))
+    ) {
+        return Err(Fault::from_reply(error_of(doc)));
+    }
+    if let Some(ValueRef::Document(first)) = doc
+        .get_array("writeErrors")
+        .and_then(|errors| errors.get(0))
+    {
+        return Err(Fault::from_reply(error_of(first)));
+    }
+    match doc.get_doc("writeConcernError") {
+        Some(error) => Err(Fault::Unknown(
+            error.get_str("errmsg").unwrap_or_default().to_owned(),
+        )),
+        None => Ok(reply),
+    }
+}
+
+/// The error in a reply, with all that it says.
+fn error_of(doc: Doc<'_>) -> Error {
+    let code = match doc.get("code") {
+        Some(ValueRef::Int32(code)) => Code(code),
+        _ => Code::UNKNOWN_ERROR,
+    };
+    let error = Error::new(code, doc.get_str("errmsg").unwrap_or_default());
+    let mut details = DocWriter::new();
+    for element in doc.iter() {
+        let known = matches!(
+            element.key(),
+            "ok" | "errmsg" | "code" | "codeName" | "index" | "operationTime" | "$clusterTime"
+        );
+        if !known {
+            details.append_element(&element);
+        }
+    }
+    match details.is_empty() {
+        true => error,
+        false => error.with_details(details.finish()),
+    }
+}
+
+/// Takes the documents of a cursor's batch; the id of the cursor.
+pub(crate) fn cursor_batch(reply: Doc<'_>, into: &mut Vec<DocBuf>) -> Result<i64, Fault> {
+    let malformed = || Fault::new(Code::INTERNAL_ERROR, "a reply has no cursor");
+    let cursor = reply.get_doc("cursor").ok_or_else(malformed)?;
+    let batch = cursor
+        .get_array("firstBatch")
+        .or(cursor.get_array("nextBatch"))
+        .ok_or_else(malformed)?;
+    into.extend(batch.iter().filter_map(|value| match value {
+        ValueRef::Document(doc) => Some(doc.to_owned()),
+        _ => None,
+    }));
+    match cursor.get("id") {
+        Some(ValueRef::Int64(id)) => Ok(id),
+        _ => Err(malformed()),
+    }
+}

@@ -1,0 +1,288 @@
+//! One period of this member as primary of the config server: what it knows, and how it decides.
+//!
+//! ```text
+//!   elected ─► collections made, state read ─► unfinished operations queued ─► serves
+//!           ── leadership lost, or stopping ──► operations end where they are ─► over
+//! ```
+//!
+//! **Decisions are made one after the other.** Each is worked out on what is in memory, becomes one
+//! entry of the log with conditions on what it was worked out from, and is taken over into memory once
+//! it is applied. ⚑ While the entry is under way, and if its outcome is not known afterwards, what is
+//! in memory is in doubt: it is read anew before anything else is decided.
+
+use crate::commit::Commit;
+use crate::error::{Fault, Retry};
+use crate::operation;
+use crate::queue::Queue;
+use crate::state::{Effect, State};
+use crate::store::{self, Store};
+use crate::{Connect, documents};
+use cluster::routing::ShardId;
+use model::bson::{Doc, DocBuf, DocWriter};
+use model::{Code, Error};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+use wire::Endpoint;
+
+/// Between two attempts at what did not work: the first pause, doubled up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// How long a shard may take to answer one internal command.
+const SHARD_LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) struct Tenure {
+    pub(crate) store: Arc<Store>,
+    pub(crate) queue: Arc<Queue>,
+    connect: Connect,
+    state: RwLock<State>,
+    deciding: tokio::sync::Mutex<()>,
+    in_doubt: AtomicBool,
+    links: Mutex<HashMap<ShardId, Link>>,
+    tasks: tokio::sync::Mutex<Option<JoinSet<()>>>,
+    over: watch::Sender<bool>,
+}
+
+/// The way to a shard, and the connection string that it was made from.
+struct Link {
+    host: String,
+    endpoint: Arc<dyn Endpoint>,
+}
+
+/// What a decision writes, and what that means here.
+pub(crate) struct Plan<T> {
+    pub(crate) commit: Commit,
+    pub(crate) effects: Vec<Effect>,
+    pub(crate) answer: T,
+}
+
+impl Tenure {
+    pub(crate) async fn begin(store: Arc<Store>, connect: Connect) -> Result<Arc<Tenure>, Fault> {
+        let state = State::load(&store).await?;
+        let tenure = Arc::new(Tenure {
+            store,
+            queue: Arc::default(),
+            connect,
+            state: RwLock::new(state),
+            deciding: tokio::sync::Mutex::new(()),
+            in_doubt: AtomicBool::new(false),
+            links: Mutex::new(HashMap::new()),
+            tasks: tokio::sync::Mutex::new(Some(JoinSet::new())),
+            over: watch::Sender::new(false),
+        });
+        operation::resume_all(&tenure).await?;
+        Ok(tenure)
+    }
+
+    /// Ends everything that runs, at the next step of each, and waits for that.
+    pub(crate) async fn end(&self) {
+        self.over.send_replace(true);
+        if let Some(mut tasks) = self.tasks.lock().await.take() {
+            while tasks.join_next().await.is_some() {}
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        *self.over.borrow()
+    }
+
+    async fn ended(&self) {
+        let mut over = self.over.subscribe();
+        let _ = over.wait_for(|over| *over).await;
+    }
+
+    /// Runs something to its end whether or not somebody waits for it.
+    pub(crate) async fn spawn<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<T, Fault>> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T, Fault>> {
+        let (tell, told) = oneshot::channel();
+        let mut tasks = self.tasks.lock().await;
+        if let Some(tasks) = tasks.as_mut() {
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(async move {
+                // Nobody may be waiting any more.
+                let _ = tell.send(work.await);
+            });
+        }
+        told
+    }
+
+    /// [`Tenure::spawn`], and waits for it.
+    pub(crate) async fn complete<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<T, Fault>> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let told = self.spawn(work).await;
+        told.await.unwrap_or_else(|_| Err(no_primary()))
+    }
+
+    /// What is known, once nothing of it is in doubt.
+    pub(crate) async fn state(&self) -> Result<parking_lot::RwLockReadGuard<'_, State>, Fault> {
+        // Somebody who decides right now clears the doubt soon; the state before that is right.
+        if self.in_doubt.load(Ordering::Acquire)
+            && let Ok(_deciding) = self.deciding.try_lock()
+        {
+            self.clear_doubt().await?;
+        }
+        Ok(self.state.read())
+    }
+
+    /// What is known, for looking something up.
+    pub(crate) fn with_state<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.state.read())
+    }
+
+    async fn clear_doubt(&self) -> Result<(), Fault> {
+        if self.in_doubt.load(Ordering::Acquire) {
+            let read = State::load(&self.store).await?;
+            *self.state.write() = read;
+            self.in_doubt.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Works something out on the state and makes it so.
+    pub(crate) async fn decide<T>(
+        &self,
+        work_out: impl FnOnce(&State) -> Result<Plan<T>, Fault>,
+    ) -> Result<T, Fault> {
+        let _deciding = self.deciding.lock().await;
+        self.clear_doubt().await?;
+        if self.is_over() {
+            return Err(no_primary());
+        }
+        let plan = work_out(&self.state.read())?;
+        self.in_doubt.store(true, Ordering::Release);
+        self.store.commit(&plan.commit).await?;
+        let mut state = self.state.write();
+        for effect in plan.effects {
+            state.apply(effect)?;
+        }
+        self.in_doubt.store(false, Ordering::Release);
+        Ok(plan.answer)
+    }
+
+    /// How a shard is reached.
+    pub(crate) fn shard(&self, shard: &ShardId) -> Result<Arc<dyn Endpoint>, Fault> {
+        let host = self.with_state(|state| state.hosts.get(shard).cloned());
+        let host = host
+            .ok_or_else(|| Fault::new(Code::SHARD_NOT_FOUND, format!("Shard {shard} not found")))?;
+        let mut links = self.links.lock();
+        match links.get(shard) {
+            Some(known) if known.host == host => Ok(known.endpoint.clone()),
+            Some(_) | None => {
+                let endpoint = (self.connect)(shard.as_str(), &host);
+                let link = Link {
+                    host,
+                    endpoint: endpoint.clone(),
+                };
+                links.insert(shard.clone(), link);
+                Ok(endpoint)
+            }
+        }
+    }
+
+    /// How somebody is reached who is no shard yet.
+    pub(crate) fn reach(&self, name: &str, host: &str) -> Arc<dyn Endpoint> {
+        (self.connect)(name, host)
+    }
+
+    /// Asks a shard once.
+    pub(crate) async fn ask(
+        &self,
+        shard: &ShardId,
+        database: &str,
+        command: Doc<'_>,
+    ) -> Result<DocBuf, Fault> {
+        let link = self.shard(shard)?;
+        ask_endpoint(&*link, shard.as_str(), database, command).await
+    }
+
+    /// Asks a shard what it can be asked again, until it answers or the tenure is over.
+    pub(crate) async fn insist(
+        &self,
+        shard: &ShardId,
+        database: &str,
+        command: Doc<'_>,
+    ) -> Result<DocBuf, Fault> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.ask(shard, database, command).await {
+                Err(fault) if fault.retry() == Retry::AfterBackoff => {
+                    tracing::debug!("{shard} is asked again: {fault}");
+                    self.pause(&mut pause).await?;
+                }
+                answered => return answered,
+            }
+        }
+    }
+
+    /// Waits before another attempt; an error when the tenure is over.
+    pub(crate) async fn pause(&self, pause: &mut Duration) -> Result<(), Fault> {
+        tokio::select! {
+            () = self.ended() => {}
+            () = tokio::time::sleep(*pause) => {}
+        }
+        *pause = (*pause * 2).min(LAST_PAUSE);
+        match self.is_over() {
+            true => Err(no_primary()),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn first_pause() -> Duration {
+        FIRST_PAUSE
+    }
+}
+
+/// Asks somebody once, within a limit.
+pub(crate) async fn ask_endpoint(
+    endpoint: &dyn Endpoint,
+    name: &str,
+    database: &str,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
+    let mut body = DocWriter::new();
+    for element in command.iter() {
+        if !matches!(element.key(), "$db" | "lsid" | "$clusterTime" | "txnNumber") {
+            body.append_element(&element);
+        }
+    }
+    body.append("$db", database);
+    let asked = store::call(endpoint, body.finish());
+    match tokio::time::timeout(SHARD_LIMIT, asked).await {
+        Ok(answered) => answered,
+        Err(_) => Err(Fault::Unknown(format!("{name} does not answer"))),
+    }
+}
+
+pub(crate) fn no_primary() -> Fault {
+    Fault::Unreachable(Error::new(
+        Code::NOT_WRITABLE_PRIMARY,
+        "not primary: another member of the config server decides",
+    ))
+}
+
+/// A line of the changelog, to be written with what it tells of.
+pub(crate) fn log_change(commit: &mut Commit, what: &str, namespace: &str, details: Doc<'_>) {
+    let document = DocWriter::new()
+        .with(
+            "_id",
+            format!("config-{}", documents::new_object_id()).as_str(),
+        )
+        .with("server", "config")
+        .with("shard", "config")
+        .with("clientAddr", "")
+        .with("time", model::bson::ValueRef::DateTime(documents::now_ms()))
+        .with("what", what)
+        .with("ns", namespace)
+        .with("details", details)
+        .finish();
+    commit.insert(documents::CHANGELOG, document.as_doc());
+}

@@ -1,0 +1,210 @@
+//! Sharding, splitting, merging, refining and dropping collections.
+
+use crate::testing::{Cluster, Wire};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn collections_are_sharded() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+            # An empty collection with a hashed key is everywhere at once.
+            admin {shardCollection: 'test.h', key: {_id: 'hashed'}} => {collectionsharded: 'test.h'}
+            config! {_configsvrGetRouting: 'test.h'} => {sharded: true, unique: false, key: {_id: 'hashed'}, more: false, chunks: [{shard: 'shard0', lastmod: Timestamp(1, 0)}, {shard: 'shard0'}, {shard: 'shard1'}, {shard: 'shard1', lastmod: Timestamp(1, 3)}]}
+            admin {shardCollection: 'test.n', key: {a: 'hashed', b: 1}, numInitialChunks: 3} => {}
+            config! config {count: 'chunks'} => {n: 7}
+            # Every other one begins with one chunk.
+            admin {shardCollection: 'test.r', key: {a: 1, b: 1}, unique: true} => {}
+            config! {_configsvrGetRouting: 'test.r'} => {unique: true, chunks: [{min: {a: MinKey, b: MinKey}, max: {a: MaxKey, b: MaxKey}, shard: 'shard0', lastmod: Timestamp(1, 0)}]}
+            shard0! test {listIndexes: 'r'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'a_1_b_1', unique: true}]}}
+            # The same again is no mistake.
+            admin {shardCollection: 'test.r', key: {a: 1, b: 1}, unique: true} => {}
+            admin {shardCollection: 'test.r', key: {a: 1}} => 23
+            admin {shardCollection: 'test.r', key: {a: 1, b: 1}} => 23
+            # Options.
+            admin {shardCollection: 'test.x'} => 40414
+            admin {shardCollection: 'test.x', key: {a: 2}} => 2
+            admin {shardCollection: 'test.x', key: {a: 'hashed'}, unique: true} => 72
+            admin {shardCollection: 'test.x', key: {a: 1}, numInitialChunks: 3} => 72
+            admin {shardCollection: 'test.x', key: {a: 'hashed'}, numInitialChunks: 20000} => 72
+            admin {shardCollection: 'test.x', key: {a: 1}, collation: {locale: 'de'}} => 2
+            admin {shardCollection: 'config.x', key: {a: 1}} => 20
+            admin {shardCollection: 'x', key: {a: 1}} => 73
+            test {shardCollection: 'test.x', key: {a: 1}} => 13
+            # Nothing stays behind.
+            config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}
+            config! config {find: 'locks'} => {cursor: {firstBatch: []}}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+    cluster.elect(Wire::whole()).await;
+    cluster
+        .check(
+            "
+            config! {_configsvrGetRouting: 'test.r'} => {sharded: true}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn collections_with_documents_are_sharded() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard1'} => {}
+            shard1! test {insert: 'c', documents: [{_id: 1, a: 1}, {_id: 2, a: 2}, {_id: 3, b: [1]}]} => {n: 3}
+            # An index is needed, not made.
+            admin {shardCollection: 'test.c', key: {a: 1}} => 72
+            shard1! test {createIndexes: 'c', indexes: [{key: {a: 1, x: 1}, name: 'ax'}, {key: {b: 1}, name: 'b'}]} => {}
+            # Arrays have no place in the order of keys.
+            admin {shardCollection: 'test.c', key: {b: 1}} => 96
+            admin {shardCollection: 'test.c', key: {a: 'hashed'}} => 72
+            # One index that does not begin with the key and is unique.
+            shard1! test {createIndexes: 'c', indexes: [{key: {u: 1}, name: 'u', unique: true, sparse: true}]} => {}
+            admin {shardCollection: 'test.c', key: {a: 1}} => 72
+            shard1! test {dropIndexes: 'c', index: 'u'} => {}
+            admin {shardCollection: 'test.c', key: {a: 1}} => {collectionsharded: 'test.c'}
+            config! {_configsvrGetRouting: 'test.c'} => {chunks: [{shard: 'shard1'}]}
+            shard1! test {count: 'c'} => {n: 3}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_are_split_and_merged() {
+    let cluster = Cluster::start(1).await;
+    cluster
+        .check(
+            "
+            admin {shardCollection: 'test.c', key: {a: 1}} => {}
+            admin {split: 'test.c', middle: {a: 10}} => {}
+            admin {split: 'test.c', middle: {a: 20.0}} => {}
+            config! {_configsvrGetRouting: 'test.c'} => {chunks: [{min: {a: MinKey}, max: {a: 10}, lastmod: Timestamp(2, 1)}, {min: {a: 10}, max: {a: 20}, lastmod: Timestamp(3, 1)}, {min: {a: 20}, max: {a: MaxKey}, lastmod: Timestamp(3, 2)}]}
+            # What is stored has the types that were given.
+            config! config {find: 'chunks', sort: {min: 1}, projection: {_id: 0, min: 1, max: 1}} => {cursor: {firstBatch: [{min: {a: MinKey}, max: {a: 10}}, {min: {a: 10}, max: {a: 20.0}}, {min: {a: 20.0}, max: {a: MaxKey}}]}}
+            admin {split: 'test.c', middle: {a: 10}} => 72
+            admin {split: 'test.c', middle: {b: 10}} => 2
+            admin {split: 'test.c'} => 72
+            admin {split: 'test.c', middle: {a: 1}, find: {a: 1}} => 72
+            admin {split: 'test.none', middle: {a: 1}} => 118
+            # Too few keys, then enough of them.
+            admin {split: 'test.c', find: {a: 12}} => 87
+            shard0! test {insert: 'c', documents: [{a: 11}, {a: 12}, {a: 13}, {a: 14}, {a: 30}]} => {n: 5}
+            admin {split: 'test.c', find: {a: 12}} => {}
+            admin {split: 'test.c', bounds: [{a: 13}, {a: 20}]} => {}
+            admin {split: 'test.c', bounds: [{a: 13}, {a: 21}]} => 72
+            config! config {count: 'chunks'} => {n: 5}
+            admin {mergeChunks: 'test.c', bounds: [{a: 10}, {a: 20}]} => {}
+            config! config {count: 'chunks'} => {n: 3}
+            admin {mergeChunks: 'test.c', bounds: [{a: 10}, {a: 20}]} => 96
+            admin {mergeChunks: 'test.c', bounds: [{a: 10}, {a: 15}]} => 96
+            admin {mergeChunks: 'test.c', bounds: [{a: MinKey}, {a: MaxKey}]} => {}
+            config! {_configsvrGetRouting: 'test.c'} => {chunks: [{min: {a: MinKey}, max: {a: MaxKey}}]}
+            shard0! test {count: 'c'} => {n: 5}
+            # Hashes are halved.
+            admin {shardCollection: 'test.h', key: {k: 'hashed'}, numInitialChunks: 1} => {}
+            admin {split: 'test.h', find: {k: 1}} => {}
+            config! {_configsvrGetRouting: 'test.h'} => {chunks: [{max: {k: 0L}}, {min: {k: 0L}}]}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_refined_and_indexes_follow() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {shardCollection: 'test.c', key: {a: 1}} => {}
+            admin {split: 'test.c', middle: {a: 10}} => {}
+            admin {refineCollectionShardKey: 'test.c', key: {a: 1, b: 1}} => 72
+            admin {refineCollectionShardKey: 'test.c', key: {b: 1}} => 72
+            admin {refineCollectionShardKey: 'test.none', key: {b: 1}} => 118
+            test {createIndexes: 'c', indexes: [{key: {a: 1, b: 1}, name: 'ab'}]} => {numIndexesAfter: 3}
+            test {createIndexes: 'c', indexes: [{key: {z: 1}, name: 'z', unique: true}]} => 67
+            admin {refineCollectionShardKey: 'test.c', key: {a: 1, b: 1}} => {}
+            admin {refineCollectionShardKey: 'test.c', key: {a: 1, b: 1}} => {}
+            config! {_configsvrGetRouting: 'test.c'} => {key: {a: 1, b: 1}, chunks: [{min: {a: MinKey, b: MinKey}, max: {a: 10, b: MinKey}, lastmod: Timestamp(2, 1)}, {max: {a: MaxKey, b: MaxKey}}]}
+            # The last index on the key stays.
+            test {dropIndexes: 'c', index: 'ab'} => 72
+            test {dropIndexes: 'c', index: '*'} => {}
+            shard0! test {listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'ab'}]}}
+            config! config {find: 'collections'} => {cursor: {firstBatch: [{catalogVersion: 4L}]}}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn collections_and_databases_are_dropped() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            test {drop: 'none'} => 26
+            admin {shardCollection: 'test.h', key: {_id: 'hashed'}} => {}
+            admin {shardCollection: 'test.r', key: {a: 1}} => {}
+            shard0! test {insert: 'plain', documents: [{_id: 1}]} => {n: 1}
+            test {drop: 'r'} => {nIndexesWas: 2, ns: 'test.r'}
+            test {drop: 'plain'} => {nIndexesWas: 1, ns: 'test.plain'}
+            test {drop: 'plain'} => 26
+            config! {_configsvrGetRouting: 'test.r'} => {sharded: false}
+            config! config {find: 'collections', projection: {_id: 1}} => {cursor: {firstBatch: [{_id: 'test.h'}]}}
+            # Sharded anew under another key.
+            admin {shardCollection: 'test.r', key: {b: 1}} => {}
+            test {dropDatabase: 1} => {dropped: 'test'}
+            test {dropDatabase: 1} => {}
+            config {dropDatabase: 1} => 20
+            config! config {find: 'collections'} => {cursor: {firstBatch: []}}
+            config! config {find: 'chunks'} => {cursor: {firstBatch: []}}
+            config! config {find: 'databases'} => {cursor: {firstBatch: []}}
+            shard0! test {listCollections: 1} => {cursor: {firstBatch: []}}
+            shard1! test {listCollections: 1} => {cursor: {firstBatch: []}}
+            # And made again.
+            admin {shardCollection: 'test.r', key: {b: 1}} => {}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outcomes_are_settled_once() {
+    let cluster = Cluster::start(1).await;
+    let settle = "config! {_configsvrSettle: 1, operation: UUID('00112233-4455-6677-8899-aabbccddeeff')} => {outcome: 'aborted'}";
+    cluster.check(settle).await;
+    cluster.elect(Wire::whole()).await;
+    cluster.check(settle).await;
+    cluster
+        .check("config! config {count: 'terndb_operations', query: {kind: 'outcome'}} => {n: 1}")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unsharded_collections_are_renamed() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+            admin {enableSharding: 'other', primaryShard: 'shard1'} => {}
+            shard0! test {insert: 'a', documents: [{_id: 1}]} => {n: 1}
+            admin {renameCollection: 'test.a', to: 'test.b'} => {}
+            shard0! test {count: 'b'} => {n: 1}
+            admin {renameCollection: 'test.b', to: 'other.b'} => 125
+            admin {shardCollection: 'test.s', key: {a: 1}} => {}
+            admin {renameCollection: 'test.s', to: 'test.t'} => 20
+            ",
+        )
+        .await;
+}

@@ -1,0 +1,160 @@
+//! ⚑ A primary that is lost after any message of any operation: another one goes on, and everything fits.
+//!
+//! Every message of the config server, to its documents and to shards, is numbered. The primary is cut off
+//! after the first one, after the second, and so on until the operation needs no more of them; each time both
+//! ways: the message did not arrive, or its answer did not. Then another primary takes over.
+
+use crate::testing::{Cluster, Loss, Wire};
+use std::time::Duration;
+
+/// More than any operation here needs.
+const MESSAGES_MAX: i64 = 200;
+
+/// Runs `operation` cut after each message, with `before` ahead of it and `after` behind it.
+async fn check(name: &str, before: &str, operation: &str, after: &str) {
+    for loss in [Loss::Request, Loss::Reply] {
+        let cluster = Cluster::start(2).await;
+        let mut messages = 0;
+        loop {
+            cluster.check(before).await;
+            // The messages by which a primary begins are not those of the operation.
+            let wire = Wire::whole();
+            cluster.elect(wire.clone()).await;
+            wire.cut_after(messages, loss);
+            let (head, command) = operation.split_at(operation.find('{').unwrap_or(0));
+            let ran = cluster.run(head.trim(), command);
+            // It never ends by itself if the wire was cut in the middle.
+            let ended = tokio::select! {
+                _ = ran => true,
+                () = wire.cut() => false,
+            };
+            let whole = ended && !wire.is_cut();
+            cluster.elect(Wire::whole()).await;
+            let settled = cluster.settled();
+            let settled = tokio::time::timeout(Duration::from_secs(20), settled).await;
+            assert!(
+                settled.is_ok(),
+                "{name}: stuck after {messages} messages, {loss:?}"
+            );
+            cluster
+                .check("admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}")
+                .await;
+            // Whatever came of it, it can be asked for again.
+            cluster.run(head.trim(), command).await;
+            cluster.check(after).await;
+            if whole {
+                break;
+            }
+            messages += 1;
+            assert!(messages < MESSAGES_MAX, "{name} does not end");
+        }
+        assert!(messages > 0, "{name} needs no messages");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_sharding() {
+    check(
+        "shardCollection",
+        "
+        test {dropDatabase: 1} => {}
+        admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+        ",
+        "admin {shardCollection: 'test.c', key: {_id: 'hashed'}}",
+        "
+        config! {_configsvrGetRouting: 'test.c'} => {sharded: true, chunks: [{shard: 'shard0'}, {shard: 'shard0'}, {shard: 'shard1'}, {shard: 'shard1'}]}
+        shard0! test {insert: 'plain', documents: [{}]} => {n: 1}
+        admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+        ",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_dropping() {
+    check(
+        "drop",
+        "admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}",
+        "test {drop: 'c'}",
+        "
+        config! {_configsvrGetRouting: 'test.c'} => {sharded: false}
+        shard0! test {listCollections: 1} => {cursor: {firstBatch: []}}
+        shard1! test {listCollections: 1} => {cursor: {firstBatch: []}}
+        ",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_dropping_a_database() {
+    check(
+        "dropDatabase",
+        "
+        admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}
+        admin {shardCollection: 'test.d', key: {a: 1}} => {}
+        ",
+        "test {dropDatabase: 1}",
+        "
+        config! config {find: 'databases'} => {cursor: {firstBatch: []}}
+        config! config {find: 'chunks'} => {cursor: {firstBatch: []}}
+        shard0! test {listCollections: 1} => {cursor: {firstBatch: []}}
+        shard1! test {listCollections: 1} => {cursor: {firstBatch: []}}
+        ",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_refining() {
+    check(
+        "refineCollectionShardKey",
+        "
+        test {dropDatabase: 1} => {}
+        admin {shardCollection: 'test.c', key: {a: 1}} => {}
+        admin {split: 'test.c', middle: {a: 10}} => {}
+        test {createIndexes: 'c', indexes: [{key: {a: 1, b: 1}, name: 'ab'}]} => {}
+        ",
+        "admin {refineCollectionShardKey: 'test.c', key: {a: 1, b: 1}}",
+        "config! {_configsvrGetRouting: 'test.c'} => {key: {a: 1, b: 1}}",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_creating_indexes() {
+    check(
+        "createIndexes",
+        "
+        test {dropDatabase: 1} => {}
+        admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}
+        ",
+        "test {createIndexes: 'c', indexes: [{key: {a: 1}, name: 'a'}]}",
+        "
+        shard0! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {}, {name: 'a'}]}}
+        shard1! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {}, {name: 'a'}]}}
+        ",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_splitting_and_merging() {
+    let before = "
+        test {dropDatabase: 1} => {}
+        admin {shardCollection: 'test.c', key: {a: 1}} => {}
+        ";
+    check(
+        "split",
+        before,
+        "admin {split: 'test.c', middle: {a: 10}}",
+        "config! config {count: 'chunks'} => {n: 2}",
+    )
+    .await;
+    check(
+        "mergeChunks",
+        &format!("{before}\nadmin {{split: 'test.c', middle: {{a: 10}}}} => {{}}"),
+        "admin {mergeChunks: 'test.c', bounds: [{a: MinKey}, {a: MaxKey}]}",
+        "config! config {count: 'chunks'} => {n: 1}",
+    )
+    .await;
+}

@@ -1,0 +1,5 @@
+//! The config server with real document servers, one topic in each file.
+
+mod ddl;
+mod lost_primaries;
+mod registry;

@@ -1,0 +1,60 @@
+//! Shards and databases.
+
+use crate::testing::{Cluster, Wire};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_are_added_once() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            config! config {find: 'shards', sort: {_id: 1}, projection: {_id: 1, host: 1, state: 1}} => {cursor: {firstBatch: [{_id: 'shard0', host: 'shard0/shard0:1', state: 1}, {_id: 'shard1'}]}}
+            config! config {find: 'version'} => {cursor: {firstBatch: [{_id: 1, minCompatibleVersion: 5, currentVersion: 6}]}}
+            # The same again is no mistake, another shard of the same name or set is.
+            admin {addShard: 'shard0/shard0:1'} => {shardAdded: 'shard0'}
+            admin {addShard: 'shard0/shard0:1', name: 'other'} => 20
+            admin {addShard: 'other/other:1', name: 'shard0'} => 20
+            admin {addShard: 'h:1'} => 96
+            admin {addShard: 'x/'} => 9
+            admin {addShard: 1} => 14
+            admin {addShard: 'a/b:1', name: 'config'} => 2
+            # Nothing is left of operations that have ended.
+            config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}
+            config! config {find: 'locks'} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn databases_are_made_where_the_least_data_is() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            config! {_configsvrGetDatabase: 1, db: 'a'} => 26
+            config! {_configsvrCreateDatabase: 1, db: 'a'} => {primary: 'shard0', version: {lastMod: 1}}
+            config! {_configsvrGetDatabase: 1, db: 'a'} => {primary: 'shard0'}
+            config! {_configsvrCreateDatabase: 1, db: 'a'} => {primary: 'shard0'}
+            config! {_configsvrCreateDatabase: 1, db: 'A'} => 13297
+            config! {_configsvrCreateDatabase: 1, db: 'b'} => {primary: 'shard1'}
+            config! {_configsvrCreateDatabase: 1, db: 'x y'} => 73
+            config! {_configsvrCreateDatabase: 1, db: 'config'} => {primary: 'config', version: {lastMod: 0}}
+            admin {enableSharding: 'c', primaryShard: 'shard1'} => {}
+            admin {enableSharding: 'c', primaryShard: 'shard1'} => {}
+            admin {enableSharding: 'c', primaryShard: 'shard0'} => 48
+            admin {enableSharding: 'd', primaryShard: 'shard9'} => 70
+            admin {enableSharding: 'admin'} => 72
+            config! config {find: 'databases', sort: {_id: 1}, projection: {_id: 1, primary: 1, partitioned: 1}} => {cursor: {firstBatch: [{_id: 'a', primary: 'shard0', partitioned: false}, {_id: 'b', primary: 'shard1'}, {_id: 'c', primary: 'shard1'}]}}
+            config! {_configsvrGetRouting: 'a.x'} => {sharded: false}
+            config! {_configsvrUnheardOf: 1} => 59
+            ",
+        )
+        .await;
+    // Another primary knows the same.
+    cluster.elect(Wire::whole()).await;
+    cluster
+        .check("config! {_configsvrGetDatabase: 1, db: 'b'} => {primary: 'shard1', version: {lastMod: 1}}")
+        .await;
+    cluster.depose().await;
+}
