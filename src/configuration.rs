@@ -1,4 +1,4 @@
-//! What `terndb up` and `terndb shard` are told: flags, then a TOML file, then defaults.
+//! What `terndb up`, `shard`, `config` and `router` are told: flags, then a TOML file, then defaults.
 //!
 //! Every flag has the same name in the file, with `_` for `-`. A flag wins over
 //! the file. A name the file should not have is an error, not ignored.
@@ -34,9 +34,13 @@ pub struct UpOptions {
     #[arg(long, value_name = "COUNT")]
     pub members: Option<u16>,
 
-    /// How many shards the database has; only 1 is supported yet [default: 1]
+    /// How many shards the database has; with several, a config server and a router run as well [default: 1]
     #[arg(long, value_name = "COUNT")]
     pub shards: Option<u16>,
+
+    /// Where the config server of the cluster is, for `terndb shard` and `terndb router`
+    #[arg(long, value_name = "SET/HOST:PORT,..")]
+    pub config_servers: Option<String>,
 
     /// Host and port by which clients and other members reach the server [default: where it listens]
     #[arg(long, value_name = "HOST:PORT")]
@@ -73,6 +77,7 @@ pub struct UpSettings {
     pub replica_set: String,
     pub members: u16,
     pub shards: u16,
+    pub config_servers: Option<String>,
     pub host: Option<String>,
     pub cache_bytes: u64,
     pub parameters: Vec<(String, String)>,
@@ -84,6 +89,8 @@ const DEFAULT_PORT: u16 = 27017;
 const MIN_CACHE_MB: u64 = 16;
 /// 16 TiB: more than any machine has.
 const MAX_CACHE_MB: u64 = 16 * 1024 * 1024;
+/// More would only share the same disk and cores.
+const SHARDS_MAX: u16 = 64;
 const MEBIBYTE: u64 = 1024 * 1024;
 
 impl UpOptions {
@@ -108,6 +115,10 @@ impl UpOptions {
         if !(1..=7).contains(&members) {
             bail!("members is {members}, but a replica set has 1 to 7")
         }
+        let shards = self.shards.or(file.shards).unwrap_or(1);
+        if !(1..=SHARDS_MAX).contains(&shards) {
+            bail!("shards is {shards}, but one process runs 1 to {SHARDS_MAX}")
+        }
         Ok(UpSettings {
             port: self.port.or(file.port).unwrap_or(DEFAULT_PORT),
             bind: address(self.bind.or(file.bind).as_deref().unwrap_or("127.0.0.1"))?,
@@ -120,7 +131,8 @@ impl UpOptions {
                 .or(file.replica_set)
                 .unwrap_or_else(|| "terndb".into()),
             members,
-            shards: self.shards.or(file.shards).unwrap_or(1),
+            shards,
+            config_servers: connection(self.config_servers.or(file.config_servers))?,
             host: self.host.or(file.host),
             cache_bytes: cache_mb * MEBIBYTE,
             detours: self.detours.or(file.detours).unwrap_or_default(),
@@ -130,6 +142,20 @@ impl UpOptions {
             })?,
         })
     }
+}
+
+/// `set/host,host`, checked as far as it can be without asking anybody.
+fn connection(given: Option<String>) -> Result<Option<String>> {
+    if let Some(given) = &given {
+        let parts = given.split_once('/');
+        let usable = parts.is_some_and(|(set, hosts)| {
+            !set.is_empty() && hosts.split(',').all(|host| host.contains(':'))
+        });
+        if !usable {
+            bail!("config-servers {given:?} is not SET/HOST:PORT,HOST:PORT")
+        }
+    }
+    Ok(given)
 }
 
 fn parameters(given: Option<Vec<String>>) -> Result<Vec<(String, String)>> {
@@ -230,6 +256,8 @@ mod tests {
             ("port = 1\nport = [", "line 2"),
             ("log_level = 'loud'", "loud"),
             ("set_parameter = ['a']", "NAME=VALUE"),
+            ("shards = 0", "1 to 64"),
+            ("config_servers = 'a:1'", "SET/HOST:PORT"),
         ];
         for (text, expected) in mistakes {
             let error = with_file(text, UpOptions::default()).unwrap_err();

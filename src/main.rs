@@ -1,11 +1,14 @@
 //! The `terndb` binary: arguments, configuration, start and stop of roles.
 //!
-//! Each role is a subcommand. `terndb up` runs all of them in one process; for
-//! now that is one shard with one or several members and, in front of each, the
-//! router that speaks to clients. `terndb shard` runs one member.
+//! Each role is a subcommand. `terndb up` runs all of them in one process: one
+//! replica set, or with `--shards` a cluster. `terndb shard` and `terndb config`
+//! run one member of a shard or of the config server, `terndb router` a router.
 
+mod cluster;
 mod configuration;
 mod member;
+mod reach;
+mod router_role;
 mod shard_role;
 mod up;
 mod verify;
@@ -29,8 +32,14 @@ enum Role {
     /// Run a whole database in this process
     Up(configuration::UpOptions),
 
-    /// Run one member of a replica set
+    /// Run one member of a replica set, alone or as a shard of a cluster
     Shard(configuration::UpOptions),
+
+    /// Run one member of a cluster's config server
+    Config(configuration::UpOptions),
+
+    /// Run a router of a cluster
+    Router(configuration::UpOptions),
 
     /// Prove that two clusters hold the same documents
     Verify(Box<verify::VerifyOptions>),
@@ -40,7 +49,9 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let ended: Result<()> = match arguments.role {
         Role::Up(options) => up::run(options),
-        Role::Shard(options) => shard_role::run(options),
+        Role::Shard(options) => shard_role::run(options, shard_role::Part::Shard),
+        Role::Config(options) => shard_role::run(options, shard_role::Part::Config),
+        Role::Router(options) => router_role::run(options),
         // Its exit codes say more than success or failure.
         Role::Verify(options) => return verify::run(*options),
     };

@@ -1,4 +1,5 @@
-//! One member of a replica set in this process: listener, shard, background work.
+//! One member of a replica set in this process: listener, shard, background work. A member of the config
+//! server has the config server in front of its shard.
 //!
 //! ```text
 //!   start: components (engine, log) ─► state (set, configuration) ─► serve ─► elected? primary services
@@ -6,7 +7,9 @@
 //!          interrupted ─► log and engine synced
 //! ```
 
+use crate::reach::Reach;
 use anyhow::{Context, Result};
+use configsvr::{ConfigHandler, ConfigServer};
 use shard::{
     Doorway, Membership, ReplicaSetOptions, Shard, ShardHandler, ShardOptions, WaitingRoom,
 };
@@ -15,8 +18,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use wire::{Server, ServerHandle, ServerOptions};
+use wire::{Endpoint, Handler, InProcess, Server, ServerHandle, ServerOptions};
 
 /// How long running commands may take to finish after the signal to stop.
 const FINISH: Duration = Duration::from_secs(5);
@@ -29,37 +33,76 @@ pub struct Member {
     handle: ServerHandle,
     serving: JoinHandle<()>,
     background: JoinHandle<()>,
+    deciding: Option<Deciding>,
 }
 
+/// The config server of a member: decides while the member is primary.
+struct Deciding {
+    stop: watch::Sender<bool>,
+    running: JoinHandle<()>,
+}
+
+/// What a member is asked through.
+type ConfigDoor = ConfigHandler<ShardHandler>;
+
 /// A listener whose server does not know yet which member it is.
-pub struct Newcomer {
+pub struct Newcomer<H> {
     room: Arc<WaitingRoom>,
-    doorway: Arc<Doorway<ShardHandler>>,
+    doorway: Arc<Doorway<H>>,
     handle: ServerHandle,
     serving: JoinHandle<()>,
 }
 
 impl Member {
-    /// Opens the data and serves.
+    /// Opens the data and serves. A shard of a cluster knows where its config server is.
     pub async fn start(
         listener: TcpListener,
         options: &ShardOptions,
         set: &ReplicaSetOptions,
         membership: Membership,
+        config: Option<Arc<dyn Endpoint>>,
+        reach: &Reach,
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
-        let server = Server::new(
-            Arc::new(ShardHandler(shard.clone())),
-            ServerOptions::default(),
-        );
+        if let Some(config) = config {
+            shard.join_cluster(config);
+        }
+        let handler = Arc::new(ShardHandler(shard.clone()));
+        reach.add(&set.host, Arc::new(InProcess::new(handler.clone())));
+        Ok(Member::serve(listener, shard, handler, None))
+    }
+
+    /// Opens the data of a member of the config server, and serves.
+    pub async fn start_config(
+        listener: TcpListener,
+        options: &ShardOptions,
+        set: &ReplicaSetOptions,
+        membership: Membership,
+        reach: &Reach,
+    ) -> Result<Member> {
+        let shard = open(options, set, membership).await?;
+        let (door, deciding) = config_server(&shard, reach);
+        let handler = Arc::new(door);
+        reach.add(&set.host, Arc::new(InProcess::new(handler.clone())));
+        Ok(Member::serve(listener, shard, handler, Some(deciding)))
+    }
+
+    fn serve<H: Handler>(
+        listener: TcpListener,
+        shard: Arc<Shard>,
+        handler: Arc<H>,
+        deciding: Option<Deciding>,
+    ) -> Member {
+        let server = Server::new(handler, ServerOptions::default());
         let handle = server.handle();
         shard.attach_server(handle.clone());
-        Ok(Member {
+        Member {
             background: shard.spawn_background(),
             serving: tokio::spawn(server.serve(vec![listener])),
             shard,
             handle,
-        })
+            deciding,
+        }
     }
 
     /// Completes with the reason when the member cannot go on, or was asked to end.
@@ -85,8 +128,14 @@ impl Member {
             handle,
             mut serving,
             background,
+            deciding,
         } = self;
         let limit = if hand_over { HAND_OVER } else { Duration::ZERO };
+        if let Some(deciding) = deciding {
+            // What it has begun is written down; the next primary goes on.
+            deciding.stop.send_replace(true);
+            deciding.running.await.context("the config server failed")?;
+        }
         shard.begin_quiesce(limit).await;
         shard.begin_shutdown();
         handle.shutdown();
@@ -111,9 +160,9 @@ impl Member {
     }
 }
 
-impl Newcomer {
+impl<H: Handler> Newcomer<H> {
     /// Listens, and waits to be told.
-    pub fn start(listener: TcpListener, set: &ReplicaSetOptions) -> Result<Newcomer> {
+    pub fn start(listener: TcpListener, set: &ReplicaSetOptions) -> Result<Self> {
         let room = Arc::new(WaitingRoom::new(&set.name, &set.host)?);
         let doorway = Arc::new(Doorway::new(room.clone()));
         let server = Server::new(doorway.clone(), ServerOptions::default());
@@ -137,24 +186,18 @@ impl Newcomer {
         Ok(membership)
     }
 
-    /// Opens the data and serves, on the same listener.
-    pub async fn enter(
-        self,
-        options: &ShardOptions,
-        set: &ReplicaSetOptions,
-        membership: Membership,
-    ) -> Result<Member> {
-        let shard = open(options, set, membership).await?;
+    fn become_member(self, shard: Arc<Shard>, inside: H, deciding: Option<Deciding>) -> Member {
         shard.attach_server(self.handle.clone());
         let background = shard.spawn_background();
-        self.doorway.open(ShardHandler(shard.clone()));
+        self.doorway.open(inside);
         self.room.settle();
-        Ok(Member {
+        Member {
             shard,
             handle: self.handle,
             serving: self.serving,
             background,
-        })
+            deciding,
+        }
     }
 
     /// Ends without ever having been a member.
@@ -164,6 +207,68 @@ impl Newcomer {
             .await
             .context("the server did not end in order")
     }
+}
+
+impl Newcomer<ShardHandler> {
+    /// Opens the data and serves, on the same listener.
+    pub async fn enter(
+        self,
+        options: &ShardOptions,
+        set: &ReplicaSetOptions,
+        membership: Membership,
+        config: Option<Arc<dyn Endpoint>>,
+    ) -> Result<Member> {
+        let shard = open(options, set, membership).await?;
+        if let Some(config) = config {
+            shard.join_cluster(config);
+        }
+        let inside = ShardHandler(shard.clone());
+        Ok(self.become_member(shard, inside, None))
+    }
+}
+
+impl Newcomer<ConfigDoor> {
+    /// The same for a member of the config server.
+    pub async fn enter_config(
+        self,
+        options: &ShardOptions,
+        set: &ReplicaSetOptions,
+        membership: Membership,
+        reach: &Reach,
+    ) -> Result<Member> {
+        let shard = open(options, set, membership).await?;
+        let (inside, deciding) = config_server(&shard, reach);
+        Ok(self.become_member(shard, inside, Some(deciding)))
+    }
+}
+
+/// The config server in front of a member, which follows the member's leadership from now on.
+fn config_server(shard: &Arc<Shard>, reach: &Reach) -> (ConfigDoor, Deciding) {
+    let documents: Arc<dyn Endpoint> =
+        Arc::new(InProcess::new(Arc::new(ShardHandler(shard.clone()))));
+    let server = ConfigServer::new(documents, reach.connect());
+    let door = ConfigHandler::new(server.clone(), ShardHandler(shard.clone()));
+    let (stop, stopped) = watch::channel(false);
+    let shard = shard.clone();
+    let running = tokio::spawn(async move {
+        let (leads, leadership) = watch::channel(None);
+        let follow = async {
+            loop {
+                let known = *leads.borrow();
+                let now = shard.leadership_changed(known).await;
+                leads.send_replace(now);
+            }
+        };
+        let mut stopped = stopped;
+        let stop = async move {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        };
+        tokio::select! {
+            () = server.run(leadership, stop) => {}
+            () = follow => {}
+        }
+    });
+    (door, Deciding { stop, running })
 }
 
 async fn open(

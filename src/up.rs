@@ -4,14 +4,16 @@
 //!   listen ─► open the data ─► serve ── Ctrl-C, SIGTERM or `shutdown` ──► quiesce ─► drain ─► sync ─► exit 0
 //! ```
 //!
-//! With `--members` the process runs that many members of one replica set, each with a port and a data
+//! With `--shards` it is a cluster (`cluster.rs`). With `--members` the process runs that many members of one replica set, each with a port and a data
 //! directory of its own, so that drivers can follow a failover.
 //!
 //! Everything that can go wrong before the server answers is one sentence on
 //! standard error and a non-zero exit.
 
+use crate::cluster;
 use crate::configuration::{UpOptions, UpSettings};
 use crate::member::{Member, listen, reachable};
+use crate::reach::Reach;
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, select_all};
 use shard::{LogWindow, Membership, ReplicaSetOptions, ShardOptions};
@@ -28,14 +30,11 @@ const BLOCKING_THREADS_MAX: usize = 4096;
 
 pub fn run(options: UpOptions) -> Result<()> {
     let settings = options.settle()?;
-    if settings.shards != 1 {
-        bail!(
-            "--shards {} is not supported yet: a database has one shard",
-            settings.shards
-        );
-    }
     start_logging(settings.log_level);
-    runtime()?.block_on(serve(settings))
+    match settings.shards {
+        1 => runtime()?.block_on(serve(settings)),
+        _ => runtime()?.block_on(cluster::serve(settings)),
+    }
 }
 
 pub fn start_logging(level: LevelFilter) {
@@ -105,7 +104,9 @@ async fn serve(settings: UpSettings) -> Result<()> {
                 configuration: None,
             },
         };
-        members.push(Member::start(listener, &options, &set, membership).await?);
+        let reach = Reach::default();
+        let member = Member::start(listener, &options, &set, membership, None, &reach);
+        members.push(member.await?);
     }
     announce(&settings, &addresses, &hosts)?;
 
@@ -130,6 +131,13 @@ async fn serve(settings: UpSettings) -> Result<()> {
 /// Where each member keeps its data. One member has the directory for itself.
 fn directories(settings: &UpSettings) -> Result<Vec<PathBuf>> {
     let data = &settings.data;
+    let shards = cluster::shards_in(data);
+    if shards > 0 {
+        bail!(
+            "{} holds a cluster of {shards} shards: say --shards {shards}",
+            data.display()
+        );
+    }
     let of = |at: u16| data.join(format!("member-{at}"));
     let found = (0..).take_while(|at| of(*at).exists()).count();
     if settings.members == 1 {

@@ -1,0 +1,64 @@
+//! `terndb router`: what clients of a cluster connect to, apart from its servers.
+//!
+//! It keeps nothing: it can be stopped and started at any time, and there may be any number of them.
+
+use crate::configuration::{UpOptions, UpSettings};
+use crate::member::{listen, reachable};
+use crate::reach::Reach;
+use crate::up::{StopSignals, runtime, start_logging};
+use anyhow::{Context, Result, bail};
+use router::{Router, RouterHandler, RouterOptions};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use wire::{Server, ServerOptions};
+
+pub fn run(options: UpOptions) -> Result<()> {
+    let settings = options.settle()?;
+    start_logging(settings.log_level);
+    runtime()?.block_on(serve(settings))
+}
+
+async fn serve(settings: UpSettings) -> Result<()> {
+    let mut signals = StopSignals::expect()?;
+    let Some(config) = &settings.config_servers else {
+        bail!("a router needs --config-servers SET/HOST:PORT,HOST:PORT");
+    };
+    let listener = listen(SocketAddr::new(settings.bind, settings.port)).await?;
+    let address = listener.local_addr().context("cannot see the own port")?;
+    let host = settings
+        .host
+        .clone()
+        .unwrap_or_else(|| reachable(address).to_string());
+    let reach = Reach::default();
+    let options = RouterOptions { host: host.clone() };
+    let router = Router::new(reach.set(config), reach.connect(), options);
+    let background = router.spawn_background();
+    let handler = Arc::new(RouterHandler(router.clone()));
+    let server = Server::new(handler, ServerOptions::default());
+    let handle = server.handle();
+    let mut serving = tokio::spawn(server.serve(vec![listener]));
+    announce(&host, config)?;
+    let why = tokio::select! {
+        why = signals.received() => why,
+        () = router.shutdown_requested() => "a client asked for it",
+        _ = &mut serving => bail!("the router ended unexpectedly"),
+    };
+    tracing::info!("stopping: {why}");
+    handle.shutdown();
+    serving.await.context("the router did not end in order")?;
+    background.abort();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn announce(host: &str, config: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "TernDB {} is ready.\n  config servers  {config}\n  connect         mongosh mongodb://{host}",
+        env!("CARGO_PKG_VERSION"),
+    )
+    .and_then(|()| out.flush())
+    .context("cannot write to standard output")
+}
