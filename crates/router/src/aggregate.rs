@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::find::{CursorOptions, no_progress, open_streams, whole};
 use crate::merge::{Batch, Merge, Shared, Streams};
 use crate::output;
-use crate::request::fields_without;
+use crate::request::{fields_without, snapshot_time};
 use crate::routing::Route;
 use crate::targeting::context_of;
 use crate::{Router, STALE_RETRIES_MAX};
@@ -120,7 +120,10 @@ pub(crate) struct Command<'a> {
 
 impl Command<'_> {
     fn options(&self) -> CursorOptions {
-        crate::catalog::cursor_options(self.request.body())
+        CursorOptions {
+            at: snapshot_time(self.request.body()),
+            ..crate::catalog::cursor_options(self.request.body())
+        }
     }
 
     async fn run_here(

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::find::{no_progress, whole};
-use crate::request::fields_without;
+use crate::request::{fields_without, snapshot_time};
 use crate::routing::Route;
 use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of};
@@ -173,6 +173,10 @@ pub(crate) async fn distinct(router: &Router, request: &Request) -> Result<Reply
     for value in &values {
         writer.push(value);
     }
-    writer.end().append("ok", 1.0);
+    writer.end();
+    if let Some(at) = snapshot_time(body) {
+        writer.append("atClusterTime", at);
+    }
+    writer.append("ok", 1.0);
     Ok(Reply::from_writer(writer))
 }

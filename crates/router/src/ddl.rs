@@ -93,6 +93,10 @@ pub(crate) async fn on_collection(router: &Router, request: &Request) -> Result<
             let message = format!("ns does not exist: {namespace}");
             return Err(Error::new(Code::NAMESPACE_NOT_FOUND, message).into());
         };
+        if route.table().is_some() && request.name() == "create" {
+            let message = format!("Collection {namespace} already exists.");
+            return Err(Error::new(Code::NAMESPACE_EXISTS, message).into());
+        }
         if route.table().is_some() {
             return forward(router, request).await;
         }

@@ -6,6 +6,7 @@
 
 use crate::bulk::{Kind, write};
 use crate::failure::Failure;
+use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::{
     Router, aggregate, catalog, count, ddl, diagnostic, explain, find, find_and_modify, get_more,
     hello, statistics,
@@ -19,7 +20,20 @@ pub(crate) async fn dispatch(
     connection: &Arc<ConnectionInfo>,
     request: Request,
 ) -> Reply {
-    router.clock.observe(request.body());
+    if !is_time_well_formed(request.body()) {
+        // Whoever is asked says what is wrong with it.
+        return match router.config.call(request).await {
+            Ok(reply) => reply,
+            Err(error) => Reply::error(&error),
+        };
+    }
+    if let Err(error) = router.clock.observe_client(request.body()) {
+        return Reply::error(&error);
+    }
+    let request = match with_snapshot_time(&request, &router.clock) {
+        Some(dated) if !is_config(&request) => dated,
+        Some(_) | None => request,
+    };
     let answered = match request.name() {
         "find" if !is_config(&request) => find::find(router, &request).await,
         "insert" if !is_config(&request) => write(router, &request, Kind::Insert).await,
@@ -85,7 +99,7 @@ async fn rare(
         name if is_ddl(name) => ddl::forward(router, request).await,
 
         "serverStatus" => diagnostic::server_status(router, request).await,
-        name if is_about_sessions(name) => diagnostic::tell_everybody(router, request).await,
+        name if is_for_everybody(name) => diagnostic::tell_everybody(router, request).await,
         name if is_answered_by_config(name) => diagnostic::ask_config(router, request).await,
         "shutdown" => {
             if request.database() != "admin" {
@@ -176,7 +190,8 @@ fn is_ddl(name: &str) -> bool {
     )
 }
 
-fn is_about_sessions(name: &str) -> bool {
+/// What concerns every member of the cluster: sessions, and what is durable.
+fn is_for_everybody(name: &str) -> bool {
     matches!(
         name,
         "refreshSessions"
@@ -186,6 +201,8 @@ fn is_about_sessions(name: &str) -> bool {
             | "killAllSessionsByPattern"
             | "refreshLogicalSessionCacheNow"
             | "reapLogicalSessionCacheNow"
+            | "fsync"
+            | "fsyncUnlock"
     )
 }
 
@@ -219,5 +236,12 @@ fn is_answered_by_config(name: &str) -> bool {
             | "usersInfo"
             | "availableQueryOptions"
             | "profile"
+            | "authenticate"
+            | "saslStart"
+            | "saslContinue"
+            | "getLastError"
+            | "commitTransaction"
+            | "abortTransaction"
+            | "lockInfo"
     )
 }

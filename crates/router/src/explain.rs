@@ -29,9 +29,24 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
             )));
         }
     };
+    let name = command.first().map_or("", |first| first.key());
+    let explainable = matches!(
+        name,
+        "find"
+            | "count"
+            | "distinct"
+            | "aggregate"
+            | "update"
+            | "delete"
+            | "findAndModify"
+            | "findandmodify"
+    );
+    if !explainable {
+        // Whoever is asked says what is wrong with it.
+        return crate::diagnostic::ask_config(router, request).await;
+    }
     let namespace = namespace_of(command, request.database())?;
     let context = context_of(command)?;
-    let name = command.first().map_or("", |first| first.key());
     let filter = explained_filter(name, command);
     let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
     let target = |route: &Route| -> Vec<ShardId> { route.read_targets(&filter) };

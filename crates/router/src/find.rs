@@ -11,7 +11,7 @@
 use crate::cursor::{Cursor, Source};
 use crate::failure::Failure;
 use crate::merge::{Batch, Shared, Stream, Streams};
-use crate::request::fields_without;
+use crate::request::{fields_without, snapshot_time};
 use crate::routing::Route;
 use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of};
@@ -21,6 +21,7 @@ use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
+use model::time::ClusterTime;
 use query::filter::Filter;
 use query::projection::Projection;
 use query::sort::{SortPattern, natural_direction};
@@ -135,6 +136,7 @@ impl Router {
         };
         let mut writer = batch.end();
         merge.append_state(&mut writer);
+        let at = options.at;
         let id = if over || options.single_batch {
             merge.close().await;
             0
@@ -146,11 +148,11 @@ impl Router {
                 source: Source::Merged(merge),
             })
         };
-        writer
-            .append("id", id)
-            .append("ns", namespace)
-            .end()
-            .append("ok", 1.0);
+        writer.append("id", id).append("ns", namespace);
+        if let Some(at) = at {
+            writer.append("atClusterTime", at);
+        }
+        writer.end().append("ok", 1.0);
         Ok(Reply::from_writer(writer))
     }
 }
@@ -162,6 +164,8 @@ pub(crate) struct CursorOptions {
     pub(crate) single_batch: bool,
     pub(crate) no_timeout: bool,
     pub(crate) session: Option<DocBuf>,
+    /// The one time that is read at.
+    pub(crate) at: Option<ClusterTime>,
 }
 
 /// A shard's reply with another cursor id.
@@ -268,6 +272,7 @@ async fn find_on_several(
         single_batch: is("singleBatch"),
         no_timeout: is("noCursorTimeout"),
         session,
+        at: snapshot_time(body),
     };
     let namespace = route.namespace.as_str();
     router

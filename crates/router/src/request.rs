@@ -6,11 +6,19 @@ use crate::routing::Route;
 use cluster::cache::Placement;
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocWriter, ValueRef};
-use model::error::Error;
+use model::error::{Code, Error};
 use model::time::ClusterTime;
 use model::version::PlacementVersion;
 use parking_lot::Mutex;
 use wire::{Reply, Request};
+
+/// How far ahead of the wall clock a client's cluster time may be: a year, as in MongoDB.
+const DRIFT_SECONDS_MAX: i64 = 365 * 24 * 60 * 60;
+
+fn told(doc: Doc<'_>) -> Option<ClusterTime> {
+    let gossip = doc.get_doc("$clusterTime")?;
+    time_of(gossip.get("clusterTime"))
+}
 
 /// The latest cluster time that anybody told.
 #[derive(Default)]
@@ -21,15 +29,32 @@ impl Clock {
         *self.0.lock()
     }
 
-    /// Takes note of `$clusterTime` in a request or a reply.
+    /// Takes note of `$clusterTime` in a reply.
     pub(crate) fn observe(&self, doc: Doc<'_>) {
-        let told = doc
-            .get_doc("$clusterTime")
-            .and_then(|gossip| time_of(gossip.get("clusterTime")));
-        if let Some(told) = told {
+        if let Some(told) = told(doc) {
             let mut now = self.0.lock();
             *now = (*now).max(told);
         }
+    }
+
+    /// The same for a client, which may not push the cluster's time far ahead of the clocks.
+    pub(crate) fn observe_client(&self, doc: Doc<'_>) -> Result<(), Error> {
+        let Some(time) = told(doc) else {
+            return Ok(());
+        };
+        let wall_seconds = crate::hello::now_ms().div_euclid(1000);
+        if i64::from(time.seconds()) > wall_seconds + DRIFT_SECONDS_MAX {
+            return Err(Error::new(
+                Code::CLUSTER_TIME_FAILS_RATE_LIMITER,
+                format!(
+                    "New $clusterTime, {}, is too far from this node's wall clock time, \
+                     {wall_seconds}.",
+                    time.seconds()
+                ),
+            ));
+        }
+        self.observe(doc);
+        Ok(())
     }
 
     pub(crate) fn append_to(&self, writer: &mut DocWriter) {
@@ -72,6 +97,57 @@ pub(crate) fn append_cluster_time(writer: &mut DocWriter, time: ClusterTime) {
         .append("keyId", 0i64)
         .end()
         .end();
+}
+
+/// The same request with the time that all shards read at, if it asks for a snapshot and names no
+/// time: shards that chose for themselves would not show one moment.
+pub(crate) fn with_snapshot_time(request: &Request, clock: &Clock) -> Option<Request> {
+    let body = request.body();
+    let concern = body.get_doc("readConcern")?;
+    let now = clock.now();
+    let is_open = concern.get_str("level") == Some("snapshot")
+        && concern.get("atClusterTime").is_none()
+        && concern.get("afterClusterTime").is_none();
+    if !is_open || now == ClusterTime::ZERO {
+        return None;
+    }
+    let mut writer = DocWriter::new();
+    for element in body.iter() {
+        if element.key() != "readConcern" {
+            writer.append_element(&element);
+            continue;
+        }
+        writer.begin_document("readConcern");
+        for field in concern.iter() {
+            writer.append_element(&field);
+        }
+        writer.append("atClusterTime", now).end();
+    }
+    Request::from_parts(writer.finish(), request.sequences().to_vec()).ok()
+}
+
+/// The time that a request for a snapshot reads at.
+pub(crate) fn snapshot_time(body: Doc<'_>) -> Option<ClusterTime> {
+    let concern = body.get_doc("readConcern")?;
+    time_of(concern.get("atClusterTime"))
+}
+
+/// Whether a client's `$clusterTime` is what it should be, if there is one.
+pub(crate) fn is_time_well_formed(body: Doc<'_>) -> bool {
+    let Some(given) = body.get("$clusterTime") else {
+        return true;
+    };
+    let ValueRef::Document(gossip) = given else {
+        return false;
+    };
+    let Some(signature) = gossip.get_doc("signature") else {
+        return false;
+    };
+    let hash = matches!(
+        signature.get("hash"),
+        Some(ValueRef::Binary { bytes, .. }) if bytes.len() == 20
+    );
+    told(body).is_some() && hash && signature.get("keyId").is_some()
 }
 
 /// The client's fields without those named, and without those that only routers add.

@@ -1,6 +1,6 @@
 //! A change stream over shards whose logs are lists.
 
-use super::run;
+use super::{cluster_time, run};
 use crate::registry::batch_of;
 use crate::{Connect, Router, RouterHandler, RouterOptions};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -238,10 +238,7 @@ impl World {
         command.end().end().end();
         command.begin_document("cursor").end();
         // What a client has heard of.
-        command.begin_document("$clusterTime");
-        command
-            .append("clusterTime", ClusterTime::new(120, 1))
-            .end();
+        command.append("$clusterTime", &cluster_time(120));
         command.append("$db", "test");
         told(self.run(command.finish()).await)
     }

@@ -5,6 +5,7 @@ mod world;
 
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::error::Code;
+use model::time::ClusterTime;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -389,5 +390,53 @@ fn hello_says_that_this_is_a_router() {
         let unknown = DocWriter::new().with("flyAway", 1).with("$db", "admin");
         let reply = world.run(unknown.finish()).await;
         assert_eq!(int(&reply, "code"), Code::COMMAND_NOT_FOUND.0);
+    });
+}
+
+fn cluster_time(seconds: u32) -> DocBuf {
+    let mut gossip = DocWriter::new().with("clusterTime", ClusterTime::new(seconds, 1));
+    gossip
+        .begin_document("signature")
+        .append(
+            "hash",
+            ValueRef::Binary {
+                subtype: 0,
+                bytes: &[0; 20],
+            },
+        )
+        .append("keyId", 0i64)
+        .end();
+    gossip.finish()
+}
+
+#[test]
+fn a_client_cannot_push_the_time_far_ahead() {
+    run(async {
+        let world = World::new();
+        let far = find().with("$clusterTime", &cluster_time(4_000_000_000));
+        let reply = world.run(far.finish()).await;
+        let code = Code::CLUSTER_TIME_FAILS_RATE_LIMITER.0;
+        assert_eq!(int(&reply, "code"), code);
+        all(&world, find().finish()).await;
+        let asked = world.shards["a"].asked.lock();
+        assert!(asked[0].get("$clusterTime").is_none());
+    });
+}
+
+#[test]
+fn a_snapshot_is_of_one_time_on_all_shards() {
+    run(async {
+        let world = World::new();
+        let concern = DocWriter::new().with("level", "snapshot").finish();
+        let read = find()
+            .with("readConcern", &concern)
+            .with("$clusterTime", &cluster_time(1_000));
+        all(&world, read.finish()).await;
+        for shard in world.shards.values() {
+            let asked = shard.asked.lock();
+            let concern = asked[0].as_doc().get_doc("readConcern").expect("a concern");
+            let at = concern.get("atClusterTime");
+            assert_eq!(at, Some(ValueRef::from(ClusterTime::new(1_000, 1))));
+        }
     });
 }
