@@ -14,7 +14,7 @@ use shard::{
     Doorway, Membership, ReplicaSetOptions, Shard, ShardHandler, ShardOptions, WaitingRoom,
 };
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -297,10 +297,21 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
         })
 }
 
-/// Where clients on this machine find the server.
-pub fn reachable(address: SocketAddr) -> SocketAddr {
-    match address.ip().is_unspecified() {
-        true => SocketAddr::new([127, 0, 0, 1].into(), address.port()),
-        false => address,
+/// Where clients find the server, and what its members are told. A server that
+/// listens everywhere is known by the name of its machine.
+pub fn reachable(address: SocketAddr) -> String {
+    if !address.ip().is_unspecified() {
+        return address.to_string();
     }
+    let port = address.port();
+    let name = rustix::system::uname();
+    let name = name.nodename().to_string_lossy();
+    if (&*name, port).to_socket_addrs().is_ok() {
+        return format!("{name}:{port}");
+    }
+    tracing::warn!(
+        "this machine does not know its own name {name:?}: clients are told to connect to \
+         127.0.0.1:{port}. Say --host NAME:{port} for clients on other machines"
+    );
+    format!("127.0.0.1:{port}")
 }

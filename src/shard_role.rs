@@ -51,10 +51,7 @@ async fn serve(settings: UpSettings, part: Part) -> Result<()> {
     };
     let set = ReplicaSetOptions {
         name: settings.replica_set.clone(),
-        host: settings
-            .host
-            .clone()
-            .unwrap_or_else(|| reachable(address).to_string()),
+        host: settings.host.clone().unwrap_or_else(|| reachable(address)),
         detours: settings.detours.clone(),
     };
     let mut signals = StopSignals::expect()?;

@@ -76,7 +76,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
         (Some(host), [_]) => vec![host.clone()],
         _ => addresses
             .iter()
-            .map(|address| reachable(*address).to_string())
+            .map(|address| reachable(*address))
             .collect(),
     };
     let mut members = Vec::new();

@@ -485,6 +485,32 @@ class Starting(unittest.TestCase):
             self.assertEqual(process.wait(DEADLINE_S), 0)
             process.stdout.close()
 
+    def test_a_server_that_listens_everywhere_is_known_by_the_name_of_its_machine(self):
+        name = socket.gethostname()
+        arguments = ["--bind", "0.0.0.0", "--port", "0", "--data", self.directory / "d"]
+        process = subprocess.Popen(
+            [binary(), "up", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            said = ""
+            while "connect" not in said:
+                line = process.stdout.readline()
+                self.assertTrue(line, said)
+                said += line
+            port = int(said.strip().rsplit(":", 1)[1])
+            with connect(f"mongodb://127.0.0.1:{port}/?directConnection=true") as client:
+                me = client.admin.command("hello")["me"]
+        finally:
+            process.terminate()
+            errors = process.communicate()[1]
+            self.assertEqual(process.returncode, 0)
+        try:
+            socket.getaddrinfo(name, port)
+            self.assertEqual(me, f"{name}:{port}")
+        except socket.gaierror:
+            self.assertEqual(me, f"127.0.0.1:{port}")
+            self.assertIn("--host", errors)
+
 
 if __name__ == "__main__":
     unittest.main()

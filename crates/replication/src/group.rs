@@ -353,6 +353,11 @@ impl<S: StateMachine> Group<S> {
         self.log().applied()
     }
 
+    /// The last entry that this member has on its disk for sure.
+    pub fn last_synced(&self) -> LogPosition {
+        self.log().synced()
+    }
+
     /// The last entry that was written; it may not be synced or applied yet.
     pub fn last_appended(&self) -> LogPosition {
         self.log().appended()

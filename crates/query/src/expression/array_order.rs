@@ -157,7 +157,7 @@ pub(super) fn sort_array<'a>(
         return Ok(Evaluated::null());
     };
     let mut values: Vec<_> = array.iter().collect();
-    values.sort_by(|left, right| sort_by.compare(*left, *right));
+    frame.sort(&mut values, |left, right| sort_by.compare(*left, *right))?;
     Ok(values.into_iter().collect::<ArrayBuf>().into())
 }
 

@@ -14,6 +14,7 @@ use super::table::Operator;
 use crate::context::Interrupts;
 use model::Error;
 use model::bson::{ArrayWriter, Doc, DocWriter, Value, ValueRef};
+use std::cmp::Ordering;
 use std::rc::Rc;
 
 #[derive(Clone, Debug)]
@@ -174,6 +175,9 @@ pub(super) struct Frame<'a> {
 /// an array of many megabytes.
 const STEPS: u32 = 16;
 
+/// Elements that are sorted between two steps.
+const SORTED_RUN: usize = 1024;
+
 /// A value of this size was as dear as a step.
 const BYTES_PER_STEP: usize = 16 * 1024;
 
@@ -223,6 +227,42 @@ impl<'a> Frame<'a> {
                 .unwrap_or(STEPS)
                 .min(STEPS),
         )
+    }
+
+    /// A stable sort that can be interrupted: runs, and then merges of runs.
+    pub(super) fn sort<T: Copy>(
+        &mut self,
+        values: &mut Vec<T>,
+        compare: impl Fn(&T, &T) -> Ordering,
+    ) -> Result<(), Error> {
+        for run in values.chunks_mut(SORTED_RUN) {
+            run.sort_by(&compare);
+            self.step()?;
+        }
+        let mut width = SORTED_RUN;
+        while width < values.len() {
+            let mut merged = Vec::with_capacity(values.len());
+            for pair in values.chunks(2 * width) {
+                let (mut left, mut right) = pair.split_at(width.min(pair.len()));
+                while let ([first, after @ ..], [second, behind @ ..]) = (left, right) {
+                    if compare(second, first).is_lt() {
+                        merged.push(*second);
+                        right = behind;
+                    } else {
+                        merged.push(*first);
+                        left = after;
+                    }
+                    if merged.len().is_multiple_of(SORTED_RUN) {
+                        self.step()?;
+                    }
+                }
+                merged.extend_from_slice(left);
+                merged.extend_from_slice(right);
+            }
+            *values = merged;
+            width *= 2;
+        }
+        Ok(())
     }
 
     #[inline]

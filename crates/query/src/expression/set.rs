@@ -9,6 +9,9 @@ use super::node::{Evaluated, Frame, Node, truthy_value};
 use model::bson::{Array, ArrayBuf, Value, ValueRef};
 use model::{Error, order};
 
+/// Elements between two steps at which the evaluation may be interrupted.
+const ELEMENTS_PER_STEP: usize = 1024;
+
 fn expect<'v>(value: &'v Evaluated<'_>, code: i32, operator: &str) -> Result<Array<'v>, Error> {
     as_array(value).ok_or_else(|| {
         Error::location(
@@ -22,11 +25,16 @@ fn expect<'v>(value: &'v Evaluated<'_>, code: i32, operator: &str) -> Result<Arr
 }
 
 /// The elements in order, each once; of equal ones the first is kept.
-fn sorted_set(array: Array<'_>) -> Vec<ValueRef<'_>> {
+fn sorted_set<'v>(array: Array<'v>, frame: &mut Frame<'_>) -> Result<Vec<ValueRef<'v>>, Error> {
     let mut values: Vec<_> = array.iter().collect();
-    values.sort_by(|left, right| order::compare(*left, *right));
+    sort(&mut values, frame)?;
+    Ok(values)
+}
+
+fn sort(values: &mut Vec<ValueRef<'_>>, frame: &mut Frame<'_>) -> Result<(), Error> {
+    frame.sort(values, |left, right| order::compare(*left, *right))?;
     values.dedup_by(|later, earlier| order::compare(*later, *earlier).is_eq());
-    values
+    Ok(())
 }
 
 fn owned(values: &[ValueRef<'_>]) -> Vec<Value> {
@@ -90,8 +98,7 @@ pub(super) fn union<'a>(
         .filter_map(as_array)
         .flat_map(Array::iter)
         .collect();
-    values.sort_by(|left, right| order::compare(*left, *right));
-    values.dedup_by(|later, earlier| order::compare(*later, *earlier).is_eq());
+    sort(&mut values, frame)?;
     Ok(values.into_iter().collect::<ArrayBuf>().into())
 }
 
@@ -106,13 +113,16 @@ pub(super) fn intersection<'a>(
     if first.is_nullish() {
         return Ok(Evaluated::null());
     }
-    let mut common = owned(&sorted_set(expect(&first, 17047, "$setIntersection")?));
+    let mut common = owned(&sorted_set(
+        expect(&first, 17047, "$setIntersection")?,
+        frame,
+    )?);
     for argument in others {
         let value = argument.evaluate(frame)?;
         if value.is_nullish() {
             return Ok(Evaluated::null());
         }
-        let set = sorted_set(expect(&value, 17047, "$setIntersection")?);
+        let set = sorted_set(expect(&value, 17047, "$setIntersection")?, frame)?;
         // Of two equal elements the one from the smaller set remains.
         let (mut smaller, larger) = if common.len() > set.len() {
             (owned(&set), common)
@@ -140,20 +150,22 @@ pub(super) fn difference<'a>(
         return Ok(Evaluated::null());
     }
     let from = expect(&left, 17048, "$setDifference")?;
-    let without = sorted_set(expect(&right, 17049, "$setDifference")?);
-    // Order is kept, repetitions are not.
-    let mut kept: Vec<ValueRef<'_>> = Vec::new();
-    let mut seen: Vec<ValueRef<'_>> = Vec::new();
-    for value in from.iter() {
-        if contains(&without, value) {
-            continue;
+    let without = sorted_set(expect(&right, 17049, "$setDifference")?, frame)?;
+    // Order is kept, repetitions are not: of equal elements the first stays.
+    let mut left: Vec<(ValueRef<'_>, usize)> = Vec::new();
+    for (at, value) in from.iter().enumerate() {
+        if at.is_multiple_of(ELEMENTS_PER_STEP) {
+            frame.step()?;
         }
-        if let Err(at) = seen.binary_search_by(|known| order::compare(*known, value)) {
-            seen.insert(at, value);
-            kept.push(value);
+        if !contains(&without, value) {
+            left.push((value, at));
         }
     }
-    Ok(kept.into_iter().collect::<ArrayBuf>().into())
+    frame.sort(&mut left, |a, b| order::compare(a.0, b.0))?;
+    left.dedup_by(|later, earlier| order::compare(later.0, earlier.0).is_eq());
+    left.sort_unstable_by_key(|(_, at)| *at);
+    let kept = left.into_iter().map(|(value, _)| value);
+    Ok(kept.collect::<ArrayBuf>().into())
 }
 
 pub(super) fn equals<'a>(
@@ -161,10 +173,10 @@ pub(super) fn equals<'a>(
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
     let first = arguments[0].evaluate(frame)?;
-    let set = sorted_set(expect(&first, 17044, "$setEquals")?);
+    let set = sorted_set(expect(&first, 17044, "$setEquals")?, frame)?;
     for argument in &arguments[1..] {
         let value = argument.evaluate(frame)?;
-        let other = sorted_set(expect(&value, 17044, "$setEquals")?);
+        let other = sorted_set(expect(&value, 17044, "$setEquals")?, frame)?;
         let equal = set.len() == other.len()
             && set
                 .iter()
@@ -190,7 +202,7 @@ pub(super) fn is_subset<'a>(
         17046
     };
     let part = expect(&left, code, "$setIsSubset")?;
-    let whole = sorted_set(expect(&right, 17042, "$setIsSubset")?);
+    let whole = sorted_set(expect(&right, 17042, "$setIsSubset")?, frame)?;
     Ok(part.iter().all(|value| contains(&whole, value)).into())
 }
 

@@ -125,6 +125,10 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
     }
     .run()
     .await?;
+    if outcome.modified == 0 && outcome.upserted.is_none() {
+        let concern = invocation.envelope.write_concern;
+        Box::pin(invocation.shard.sync_what_was_found(concern)).await?;
+    }
     reply(&parsed, &outcome, projection.as_ref())
 }
 

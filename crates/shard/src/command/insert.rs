@@ -58,6 +58,10 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
         from = to;
     }
     invocation.shard.counters.inserted(batch.statements.newly());
+    if batch.statements.changed_nothing() {
+        let concern = invocation.envelope.write_concern;
+        Box::pin(invocation.shard.sync_what_was_found(concern)).await?;
+    }
     WriteReply::from(batch.statements).finish(invocation)
 }
 

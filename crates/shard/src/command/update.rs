@@ -78,6 +78,10 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
             Err(error) => outcomes.failed(index, error),
         }
     }
+    if outcomes.changed_nothing() {
+        let concern = invocation.envelope.write_concern;
+        Box::pin(invocation.shard.sync_what_was_found(concern)).await?;
+    }
     WriteReply::from(outcomes).finish(invocation)
 }
 

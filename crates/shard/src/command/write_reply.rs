@@ -44,6 +44,11 @@ impl Statements {
         }
     }
 
+    /// Whether the batch left everything as it was.
+    pub(crate) fn changed_nothing(&self) -> bool {
+        self.modified.unwrap_or(self.count) == 0 && self.upserted.is_empty()
+    }
+
     pub(crate) fn ordered(&self) -> bool {
         self.ordered
     }

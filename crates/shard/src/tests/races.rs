@@ -184,3 +184,35 @@ async fn concurrent_upserts_make_one_document() {
     assert_eq!(counts, vec![Some(&each); 10]);
     server.check_valid("c").await;
 }
+
+/// ⚑ A majority write that changes nothing was still told what it found: that must
+/// not be lost with the power.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_changes_nothing_waits_for_the_sync_of_what_it_found() {
+    let server = TestShard::open().await;
+    let majority = "writeConcern: {w: 'majority'}";
+    for (number, nothing) in [
+        "{update: 'c', updates: [{q: {_id: 1}, u: {$set: {a: N}}}], W} => {n: 1, nModified: 0}",
+        "{update: 'c', updates: [{q: {_id: 7}, u: {$set: {a: 1}}}], W} => {n: 0}",
+        "{delete: 'c', deletes: [{q: {_id: 7}, limit: 1}], W} => {n: 0}",
+        "{insert: 'c', documents: [{_id: 1}], W} => {n: 0}",
+        "{findAndModify: 'c', query: {_id: 1}, update: {$set: {a: N}}, W} => {value: {a: N}}",
+        "{findAndModify: 'c', query: {_id: 7}, remove: true, W} => {value: null}",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let nothing = nothing
+            .replace('N', &number.to_string())
+            .replace('W', majority);
+        server
+            .check(&format!(
+                "{{update: 'c', updates: [{{q: {{_id: 1}}, u: {{$set: {{a: {number}}}}}, upsert: true}}], \
+                 writeConcern: {{w: 1}}}} => {{n: 1}}"
+            ))
+            .await;
+        let written = server.shard.log.last_proposed();
+        server.check(&nothing).await;
+        assert!(server.shard.log.last_synced() >= written, "{nothing}");
+    }
+}

@@ -153,3 +153,31 @@ async fn folding_ends_with_its_time() {
     )
     .await;
 }
+
+/// One operator over one long array is noticed in the middle: a field is sorted,
+/// joined and compared over and over, and a list of constants is folded.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_sort_of_an_array_ends_with_its_time() {
+    let server = opened().await;
+    // As long as a document allows, and in no order.
+    let numbers = "{$map: {input: {$range: [0, 600000]}, as: 'i', in: {$mod: [{$multiply: ['$$i', 7919]}, 600011]}}}";
+    server
+        .check(&format!(
+            "{{update: 'c', updates: [{{q: {{_id: 1}}, u: [{{$set: {{long: {numbers}, text: ''}}}}]}}]}} => {{n: 1}}"
+        ))
+        .await;
+    for expression in [
+        "{$sortArray: {input: '$long', sortBy: -1}}",
+        "{$setUnion: ['$long', {$range: [0, 600000]}]}",
+        "{$setDifference: ['$long', [5]]}",
+        "{$setIntersection: ['$long', '$long']}",
+        "{$setEquals: ['$long', '$long']}",
+    ] {
+        let command = format!(
+            "{{aggregate: 'c', pipeline: [{{$match: {{_id: 1}}}}, {{$project: {{n: {{$size: [{{$ifNull: [{expression}, []]}}]}}}}}}], \
+             cursor: {{}}, maxTimeMS: 5}}"
+        )
+        .replace("{$size: [{$ifNull: [{$setEquals: ['$long', '$long']}, []]}]}", expression);
+        expires(&server, &command).await;
+    }
+}

@@ -117,6 +117,17 @@ impl Shard {
         Ok(Some(result))
     }
 
+    /// For a write that changed nothing, and so waited for no entry of its own: what
+    /// it found may come from writes whose sync is still to come.
+    pub(crate) async fn sync_what_was_found(&self, concern: WriteConcern) -> Result<(), Error> {
+        match concern {
+            WriteConcern::Majority if self.log.last_synced() < self.log.last_applied() => {
+                self.propose_catalog(|encoder| encoder.noop()).await
+            }
+            WriteConcern::Majority | WriteConcern::Applied => Ok(()),
+        }
+    }
+
     /// Evaluates an entry and appends it. The caller holds the gates of all the
     /// collections, and begins again after [`NotAppended::Busy`].
     pub(super) fn evaluate<R>(
