@@ -79,6 +79,8 @@ pub struct Driver<S: StateMachine> {
     pub(crate) transfer: Option<Transfer>,
     pub(crate) changing: Changing,
     pub(crate) copying: Copying,
+    /// Whether parts of copies are read on threads of their own.
+    pub(crate) reads_apart: bool,
     pub(crate) ticks: u64,
     pub(crate) heard: BTreeMap<MemberId, Heard>,
     pub(crate) standing: Standing,
@@ -114,6 +116,7 @@ impl<S: StateMachine> Driver<S> {
             transfer: None,
             changing: Changing::default(),
             copying: Copying::default(),
+            reads_apart: false,
             ticks: 0,
             heard: BTreeMap::new(),
             standing: Standing::default(),
@@ -155,6 +158,7 @@ impl<S: StateMachine> Driver<S> {
 
     /// The life of the log's thread.
     pub(crate) fn run(mut self) {
+        self.reads_apart = true;
         let tick = Duration::from_millis(self.shared.log.options.tick_ms);
         let mut next_tick = Instant::now() + tick;
         let mut closing_ticks = 0;
@@ -419,6 +423,12 @@ impl<S: StateMachine> Driver<S> {
             Request::Campaign => self.campaign(),
             Request::Rest { ticks } => self.rest(ticks),
             Request::StepDown(answer) => self.step_down(answer),
+            Request::PartRead {
+                to,
+                position,
+                parts,
+                next,
+            } => self.part_read(to, position, parts, next),
         }
     }
 

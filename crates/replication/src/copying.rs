@@ -14,15 +14,18 @@
 //! ```
 //!
 //! One part at a time is on its way to a member. A part that is not answered is sent again
-//! after a while, so that a copy goes on after the network was away. If the receiver has
-//! lost what it had (it was restarted), or the leader has changed, the copy begins anew
-//! with a state of that moment.
+//! after a while, so that a copy goes on after the network was away. A receiver that was
+//! restarted looks what it still has of the copy ([`StateMachine::resume_install`]) and goes
+//! on there. If it has lost some of it, or the leader has changed, the copy begins anew with
+//! a state of that moment.
+//!
+//! Parts are read on a thread of their own, which gives them back to the loop: reading a
+//! large state from disk holds nobody up. (Without threads they are read in the loop.)
 //!
 //! Nothing that the receiver has is touched before all of the copy is there: its log may
 //! be what makes a majority.
 //!
-//! What it leaves out: continuing a copy over a restart of the receiver. Parts are read on
-//! the log's thread, so they are small.
+//! What it leaves out: going on with a copy that another leader has begun.
 
 use std::collections::BTreeMap;
 
@@ -34,19 +37,24 @@ use raft::{SnapshotStatus, StateRole};
 use crate::append::Writer;
 use crate::commit::Driver;
 use crate::entry::{Applied, LogPosition, Term};
+use crate::error::BoxError;
 use crate::install::begin_after_installed;
 use crate::member::{Configuration, MemberId, Role};
 use crate::message::{Part, PartAnswer, encode_part, encode_part_answer};
-use crate::state_machine::{StateInstall, StateMachine, StateParts};
+use crate::state_machine::{CopyId, Resumed, StateInstall, StateMachine, StateParts};
+use crate::work::Request;
 
 /// How much of the state one packet carries.
 const PART_BYTES: usize = 256 << 10;
 
 /// A copy on its way to a member.
 struct Copy {
-    parts: Box<dyn StateParts>,
-    /// The part that is on its way.
+    /// Away while the next part is being read.
+    parts: Option<Box<dyn StateParts>>,
+    /// The part that is on its way; none yet if it has no number.
     part: Part,
+    /// The number of the part that is being read.
+    reading: u64,
     sent_tick: u64,
     /// How often it was sent without an answer.
     attempts: u64,
@@ -98,7 +106,7 @@ impl<S: StateMachine> Driver<S> {
     fn begin_copy(&mut self, to: MemberId) {
         let position = self.shared.log.applied();
         let opened = self.state.open_copy();
-        let mut parts = match opened {
+        let parts = match opened {
             Ok(parts) => parts,
             Err(error) => {
                 tracing::warn!(%error, %to, "the state cannot be copied");
@@ -107,14 +115,6 @@ impl<S: StateMachine> Driver<S> {
             }
         };
         tracing::info!(%to, %position, "copying the state");
-        let first = match parts.next_part(PART_BYTES) {
-            Ok(first) => first,
-            Err(error) => return self.end_copy(to, Err(error.to_string())),
-        };
-        let (body, is_last) = match first {
-            Some(body) => (Bytes::from(body), false),
-            None => (Bytes::new(), true),
-        };
         let part = Part {
             leader_term: Term::new(self.node.raft.term),
             position,
@@ -122,17 +122,71 @@ impl<S: StateMachine> Driver<S> {
             time: self.state.applied_time().unwrap_or(ClusterTime::ZERO),
             configuration: self.member.state.configuration.clone(),
             number: 0,
-            is_last,
-            body,
+            is_last: false,
+            body: Bytes::new(),
         };
         let copy = Copy {
-            parts,
+            parts: Some(parts),
             part,
+            reading: 0,
             sent_tick: self.ticks,
             attempts: 0,
         };
         self.copying.sending.insert(to, copy);
-        self.send_part(to);
+        self.read_part(to);
+    }
+
+    /// Reads the next part of a copy, here or elsewhere.
+    fn read_part(&mut self, to: MemberId) {
+        let Some(copy) = self.copying.sending.get_mut(&to) else {
+            return;
+        };
+        let Some(mut parts) = copy.parts.take() else {
+            return;
+        };
+        let position = copy.part.position;
+        if !self.reads_apart {
+            let next = parts.next_part(PART_BYTES);
+            return self.part_read(to, position, parts, next);
+        }
+        let shared = self.shared.clone();
+        let reads = move || {
+            let next = parts.next_part(PART_BYTES);
+            shared.request(Request::PartRead {
+                to,
+                position,
+                parts,
+                next,
+            });
+        };
+        let thread = std::thread::Builder::new().name("log-copy".to_owned());
+        if let Err(error) = thread.spawn(reads) {
+            self.end_copy(to, Err(format!("starting a thread: {error}")));
+        }
+    }
+
+    /// A part was read: it is sent, if the copy is still wanted.
+    pub(crate) fn part_read(
+        &mut self,
+        to: MemberId,
+        position: LogPosition,
+        parts: Box<dyn StateParts>,
+        next: Result<Option<Vec<u8>>, BoxError>,
+    ) {
+        let copy = self.copying.sending.get_mut(&to);
+        let Some(copy) = copy.filter(|copy| copy.part.position == position) else {
+            return;
+        };
+        match next {
+            Ok(next) => {
+                copy.parts = Some(parts);
+                copy.part.number = copy.reading;
+                copy.part.is_last = next.is_none();
+                copy.part.body = Bytes::from(next.unwrap_or_default());
+                self.send_part(to);
+            }
+            Err(error) => self.end_copy(to, Err(error.to_string())),
+        }
     }
 
     fn send_part(&mut self, to: MemberId) {
@@ -176,14 +230,9 @@ impl<S: StateMachine> Driver<S> {
         if copy.part.is_last {
             return self.end_copy(from, Ok(()));
         }
-        match copy.parts.next_part(PART_BYTES) {
-            Ok(next) => {
-                copy.part.number += 1;
-                copy.part.is_last = next.is_none();
-                copy.part.body = Bytes::from(next.unwrap_or_default());
-                self.send_part(from);
-            }
-            Err(error) => self.end_copy(from, Err(error.to_string())),
+        if copy.parts.is_some() {
+            copy.reading = copy.part.number + 1;
+            self.read_part(from);
         }
     }
 
@@ -204,7 +253,7 @@ impl<S: StateMachine> Driver<S> {
                 || !self.member.state.configuration.contains(*to)
             {
                 given_up.push(*to);
-            } else if self.ticks >= copy.sent_tick + patience {
+            } else if copy.parts.is_some() && self.ticks >= copy.sent_tick + patience {
                 again.push(*to);
             }
         }
@@ -243,19 +292,20 @@ impl<S: StateMachine> Driver<S> {
                 && receiving.position == part.position
         });
         if !known {
-            if part.number != 0 {
+            let copy = CopyId {
+                from,
+                leader_term: part.leader_term,
+                position: part.position,
+            };
+            let Some((install, wanted)) = self.take_over(copy, part.number)? else {
                 self.answer_part(from, answer(0, true));
                 return Ok(());
-            }
-            let install = self
-                .state
-                .begin_install()
-                .map_err(|error| format!("beginning to take over a state: {error}"))?;
+            };
             self.copying.receiving = Some(Receiving {
                 from,
                 leader_term: part.leader_term,
                 position: part.position,
-                wanted: 0,
+                wanted,
                 install,
             });
         }
@@ -277,6 +327,18 @@ impl<S: StateMachine> Driver<S> {
         let wanted = receiving.wanted;
         self.answer_part(from, answer(wanted, false));
         Ok(())
+    }
+
+    /// Begins to take over a state, or goes on with what there is of it. `None` if parts before
+    /// this one are missing.
+    fn take_over(&mut self, copy: CopyId, part: u64) -> Result<Option<Resumed>, String> {
+        let failed = |error: BoxError| format!("beginning to take over a state: {error}");
+        if part == 0 {
+            let install = self.state.begin_install(copy).map_err(failed)?;
+            return Ok(Some((install, 0)));
+        }
+        let resumed = self.state.resume_install(copy).map_err(failed)?;
+        Ok(resumed.filter(|(_, parts)| *parts >= part))
     }
 
     fn answer_part(&self, to: MemberId, answer: PartAnswer) {

@@ -2,7 +2,7 @@
 
 use model::time::ClusterTime;
 
-use crate::entry::{Committed, LogPosition};
+use crate::entry::{Committed, LogPosition, Term};
 use crate::error::BoxError;
 use crate::member::{MemberId, Role};
 
@@ -16,6 +16,14 @@ pub trait StateParts: Send {
     fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError>;
 }
 
+/// Which copy of a state it is: the one that a leader has opened at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyId {
+    pub from: MemberId,
+    pub leader_term: Term,
+    pub position: LogPosition,
+}
+
 /// A state that is gathered part by part, in order. Dropping it gives it up.
 pub trait StateInstall: Send {
     fn add(&mut self, part: &[u8]) -> Result<(), BoxError>;
@@ -23,6 +31,9 @@ pub trait StateInstall: Send {
     /// For [`StateMachine::install`], which knows what it made.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
 }
+
+/// A state that was begun to be gathered, and how many of its parts are there.
+pub type Resumed = (Box<dyn StateInstall>, u64);
 
 /// Holds the state that the log leads to. It lives on the log's thread.
 ///
@@ -81,8 +92,14 @@ pub trait StateMachine: Send + 'static {
 
     /// Begins to gather a state that will replace this one. Nothing changes yet. One that
     /// was begun before is given up.
-    fn begin_install(&mut self) -> Result<Box<dyn StateInstall>, BoxError> {
+    fn begin_install(&mut self, _copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
         Err("this state cannot be replaced".into())
+    }
+
+    /// Goes on to gather a state that was begun before, perhaps in an earlier life of the process;
+    /// and how many of its parts are there. `None` if they are not, or are of another copy.
+    fn resume_install(&mut self, _copy: CopyId) -> Result<Option<Resumed>, BoxError> {
+        Ok(None)
     }
 
     /// Replaces the state by one that was gathered completely; it is that of `position`.

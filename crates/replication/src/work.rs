@@ -3,9 +3,10 @@
 use tokio::sync::oneshot;
 
 use crate::entry::{Applied, Entry, LogPosition};
-use crate::error::{ChangeError, LeaderError, ProposeError};
+use crate::error::{BoxError, ChangeError, LeaderError, ProposeError};
 use crate::member::MemberId;
 use crate::message::Envelope;
+use crate::state_machine::StateParts;
 
 pub(crate) type Answer = oneshot::Sender<Result<Applied, ProposeError>>;
 
@@ -61,6 +62,13 @@ pub(crate) enum Request {
     /// Do not stand for election for so long; zero ends it.
     Rest {
         ticks: u64,
+    },
+    /// A part of a copy was read, and its source comes back.
+    PartRead {
+        to: MemberId,
+        position: LogPosition,
+        parts: Box<dyn StateParts>,
+        next: Result<Option<Vec<u8>>, BoxError>,
     },
     StepDown(oneshot::Sender<Result<(), LeaderError>>),
 }

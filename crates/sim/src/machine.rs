@@ -10,7 +10,7 @@ use model::time::ClusterTime;
 use parking_lot::Mutex;
 use replication::simulated_disk::SimulatedDisk;
 use replication::{
-    Beginning, BoxError, Committed, ConfigurationChange, Driver, EntryKind, Error, Group,
+    Beginning, BoxError, Committed, ConfigurationChange, CopyId, Driver, EntryKind, Error, Group,
     LogPosition, MemberId, MemberStep, Options, Role, StateInstall, StateMachine, StateParts,
     Syncer, Term,
 };
@@ -127,7 +127,7 @@ impl StateMachine for Ledger {
         }))
     }
 
-    fn begin_install(&mut self) -> Result<Box<dyn StateInstall>, BoxError> {
+    fn begin_install(&mut self, _copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
         Ok(Box::new(Gathered {
             records: Vec::new(),
         }))

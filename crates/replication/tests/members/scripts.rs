@@ -17,6 +17,9 @@
 //!   stepdown 1        a leader leads no longer, whoever does
 //!   progress 1        what a leader knows of the others
 //!   elections 1       what a member remembers of elections
+//!   fill 1 2 30       thirty proposals on 1, confirmed by 2
+//!   trim 1            old entries leave the log
+//!   gathered 1        what a member has of a copy of the state
 //!   power 1           the member loses its power, and what it had not synced, and is opened
 //!   show              roles, what is applied, what was answered
 //! ```
@@ -89,6 +92,7 @@ impl Stage {
         options.member = id;
         options.beginning = Beginning::Voters(self.voters.clone());
         options.segment_bytes = 4096;
+        options.window_bytes = 0;
         options.election_seed = Some(1);
         let wire = Wire {
             me: id,
@@ -219,6 +223,27 @@ impl Stage {
                     .voted
                     .map(|voted| format!("voted for {} in {}", voted.candidate, voted.term.get()));
                 writeln!(out, "{id}: {won:?} {voted:?}\n").expect("writes");
+            }
+            ["fill", id, other, count] => {
+                for number in 0..count.parse::<u8>().expect("a number") {
+                    let (group, driver) = self.members.get_mut(&member(id)).expect("a member");
+                    let payload = vec![b'a' + number % 26; 300];
+                    let proposed = group.propose(Durability::Buffered, payload, |_, _, _| ());
+                    drop(proposed.expect("it leads"));
+                    driver.step();
+                    self.carry(Some((member(id), member(other))), usize::MAX);
+                }
+            }
+            ["trim", id] => self.members[&member(id)].0.maintain(),
+            ["gathered", id] => {
+                let (_, journal) = &self.disks[&member(id)];
+                let ((begun, parts), installs) = (journal.gathered(), journal.installs());
+                writeln!(
+                    out,
+                    "{id}: begun {begun}, {parts} parts, installed {installs}, {} entries\n",
+                    journal.payloads().len()
+                )
+                .expect("writes");
             }
             ["power", id] => {
                 let id = member(id);
@@ -352,4 +377,5 @@ scripts! {
     a_member_that_rests_votes_and_does_not_stand
     leadership_is_handed_to_the_most_wanted
     a_follower_tells_what_it_has_applied
+    a_copy_goes_on_after_a_restart_of_its_receiver
 }

@@ -8,8 +8,9 @@ use model::time::ClusterTime;
 use parking_lot::Mutex;
 use replication::simulated_disk::SimulatedDisk;
 use replication::{
-    Beginning, BoxError, Committed, Durability, EntryKind, Group, GroupId, LogPosition, MemberId,
-    Options, Pending, Role, StateInstall, StateMachine, StateParts, Syncer, SystemClock, Transport,
+    Beginning, BoxError, Committed, CopyId, Durability, EntryKind, Group, GroupId, LogPosition,
+    MemberId, Options, Pending, Role, StateInstall, StateMachine, StateParts, Syncer, SystemClock,
+    Transport,
 };
 
 /// What was applied, in order: the payloads of proposals.
@@ -25,6 +26,9 @@ struct Pages {
     payloads: Vec<Vec<u8>>,
     installs: u64,
     priorities: BTreeMap<MemberId, u64>,
+    /// Parts of a state, as they would be on disk.
+    staged: Option<(CopyId, Vec<Vec<u8>>)>,
+    begun: u64,
 }
 
 impl Journal {
@@ -34,6 +38,13 @@ impl Journal {
 
     pub fn set_priority(&self, member: MemberId, priority: u64) {
         self.pages.lock().priorities.insert(member, priority);
+    }
+
+    /// How often a state was begun to be gathered, and how many parts there are now.
+    pub fn gathered(&self) -> (u64, usize) {
+        let pages = self.pages.lock();
+        let parts = pages.staged.as_ref().map_or(0, |(_, parts)| parts.len());
+        (pages.begun, parts)
     }
 
     pub fn installs(&self) -> u64 {
@@ -53,11 +64,14 @@ impl StateParts for Parts {
     }
 }
 
-struct Gathered(Vec<Vec<u8>>);
+/// What is gathered is kept with the journal, and found there after a restart.
+struct Gathered(Arc<Mutex<Pages>>);
 
 impl StateInstall for Gathered {
     fn add(&mut self, part: &[u8]) -> Result<(), BoxError> {
-        self.0.push(part.to_vec());
+        if let Some((_, parts)) = &mut self.0.lock().staged {
+            parts.push(part.to_vec());
+        }
         Ok(())
     }
 
@@ -102,8 +116,25 @@ impl StateMachine for Journal {
         Ok(Box::new(Parts(self.payloads())))
     }
 
-    fn begin_install(&mut self) -> Result<Box<dyn StateInstall>, BoxError> {
-        Ok(Box::new(Gathered(Vec::new())))
+    fn begin_install(&mut self, copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
+        let mut pages = self.pages.lock();
+        pages.staged = Some((copy, Vec::new()));
+        pages.begun += 1;
+        Ok(Box::new(Gathered(self.pages.clone())))
+    }
+
+    fn resume_install(
+        &mut self,
+        copy: CopyId,
+    ) -> Result<Option<(Box<dyn StateInstall>, u64)>, BoxError> {
+        let pages = self.pages.lock();
+        Ok(match &pages.staged {
+            Some((staged, parts)) if *staged == copy => {
+                let install = Box::new(Gathered(self.pages.clone()));
+                Some((install as Box<dyn StateInstall>, parts.len() as u64))
+            }
+            _ => None,
+        })
     }
 
     fn install(
@@ -112,13 +143,13 @@ impl StateMachine for Journal {
         position: LogPosition,
         time: ClusterTime,
     ) -> Result<(), BoxError> {
-        let Ok(gathered) = install.into_any().downcast::<Gathered>() else {
+        if !install.into_any().is::<Gathered>() {
             return Err("another's state".into());
-        };
+        }
         let mut pages = self.pages.lock();
         pages.position = position.get();
         pages.time = Some(time);
-        pages.payloads = gathered.0;
+        pages.payloads = pages.staged.take().map_or(Vec::new(), |(_, parts)| parts);
         pages.installs += 1;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use crate::testing::TestShard;
 use crate::write::Applier;
-use replication::{LogPosition, StateMachine};
+use replication::{CopyId, LogPosition, MemberId, StateMachine, Term};
 use std::sync::Arc;
 
 fn applier(server: &TestShard) -> Applier {
@@ -48,7 +48,12 @@ async fn a_state_that_was_installed_answers_like_its_origin() {
         .await;
     let (mut from, mut to) = (applier(&origin), applier(&receiver));
     let mut copy = from.open_copy().expect("opens");
-    let mut install = to.begin_install().expect("begins");
+    let copied = CopyId {
+        from: MemberId::new(2),
+        leader_term: Term::new(3),
+        position: LogPosition::new(origin.shard.store.applied()),
+    };
+    let mut install = to.begin_install(copied).expect("begins");
     while let Some(part) = copy.next_part(100).expect("reads") {
         install.add(&part).expect("adds");
     }

@@ -4,7 +4,7 @@
 //! loop can see the entry, and forgets them after the engine has them; so there
 //! is no moment at which an evaluator finds neither.
 
-use super::copying::{Parts, Staged};
+use super::copying::{Parts, Staged, copy_name};
 use super::evaluator::{Change, Description, Evaluator, Refusal, Version};
 use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
@@ -25,8 +25,8 @@ use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
 use replication::{
-    BoxError, Committed, Durability, LogPosition, MemberId, ProposeError, Role, StateInstall,
-    StateMachine, StateParts, Syncer, Term,
+    BoxError, Committed, CopyId, Durability, LogPosition, MemberId, ProposeError, Role,
+    StateInstall, StateMachine, StateParts, Syncer, Term,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -537,8 +537,21 @@ impl StateMachine for Applier {
         Ok(Box::new(Parts(self.store.copy())))
     }
 
-    fn begin_install(&mut self) -> Result<Box<dyn StateInstall>, BoxError> {
-        Ok(Box::new(Staged(StagedState::create(&self.data)?)))
+    fn begin_install(&mut self, copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
+        let staged = StagedState::create(&self.data, &copy_name(copy))?;
+        Ok(Box::new(Staged(staged)))
+    }
+
+    fn resume_install(
+        &mut self,
+        copy: CopyId,
+    ) -> Result<Option<(Box<dyn StateInstall>, u64)>, BoxError> {
+        let resumed = StagedState::resume(&self.data, &copy_name(copy))?;
+        Ok(
+            resumed.map(|(staged, parts)| -> (Box<dyn StateInstall>, u64) {
+                (Box::new(Staged(staged)), parts)
+            }),
+        )
     }
 
     fn install(

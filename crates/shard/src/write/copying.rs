@@ -4,7 +4,7 @@
 //! with it: what memory holds of them is read anew when it is installed. Plans and
 //! cursors find out by themselves that their collections have changed.
 
-use replication::{BoxError, StateInstall, StateParts};
+use replication::{BoxError, CopyId, StateInstall, StateParts};
 use std::any::Any;
 use storage::{EngineSnapshot, StagedState, StateCopy};
 
@@ -17,6 +17,17 @@ where
     fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError> {
         Ok(self.0.next_part(bytes_max)?)
     }
+}
+
+/// What tells the parts of one copy from those of another.
+pub(super) fn copy_name(copy: CopyId) -> Vec<u8> {
+    let CopyId {
+        from,
+        leader_term,
+        position,
+    } = copy;
+    let numbers = [from.get(), leader_term.get(), position.get()];
+    numbers.iter().flat_map(|n| n.to_le_bytes()).collect()
 }
 
 pub(super) struct Staged(pub(super) StagedState);

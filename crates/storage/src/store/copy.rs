@@ -5,6 +5,7 @@
 //!
 //!  staged   <data>/incoming/state.part       parts as they come:
 //!           [length u32][CRC-32C u32][part] …
+//!           <data>/incoming/name             of which copy: whoever is sent more of it goes on
 //!           <data>/incoming/state.complete   the same, ended by [0 u32][CRC-32C of nothing]
 //! ```
 //!
@@ -23,10 +24,11 @@
 //! neither state; the caller keeps them away.
 
 use std::fs::{self, File};
-use std::io::{BufReader, Read, Write};
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
 
 use super::{Loaded, Store};
 use crate::engine::{Direction, Engine, EngineSnapshot, KeyRange, Pair, Slice, WriteBatch};
@@ -35,6 +37,11 @@ use crate::error::{Error, Result};
 const INCOMING: &str = "incoming";
 const UNFINISHED: &str = "state.part";
 const COMPLETE: &str = "state.complete";
+/// Of which copy the parts are.
+const NAME: &str = "name";
+const PART_HEAD_BYTES: u64 = 8;
+/// Parts that nobody has gone on with for so long are not kept any more.
+const KEPT: Duration = Duration::from_secs(3600);
 /// How much is written to the engine in one batch.
 const BATCH_BYTES: usize = 1 << 20;
 /// No part can be longer: a document has at most 16 MiB.
@@ -109,13 +116,42 @@ pub struct StagedState {
 }
 
 impl StagedState {
-    /// Begins anew; what was gathered before and not finished is lost.
-    pub fn create(data: &Path) -> Result<Self> {
+    /// Begins anew; what was gathered before and not finished is lost. The name is for
+    /// [`StagedState::resume`].
+    pub fn create(data: &Path, name: &[u8]) -> Result<Self> {
         let directory = data.join(INCOMING);
         fs::create_dir_all(&directory).map_err(|e| Error::io(&directory, e))?;
         let path = directory.join(UNFINISHED);
         let file = File::create(&path).map_err(|e| Error::io(&path, e))?;
+        // Last: a name says that the file beside it was begun for it.
+        let named = directory.join(NAME);
+        fs::write(&named, name).map_err(|e| Error::io(&named, e))?;
         Ok(Self { directory, file })
+    }
+
+    /// Goes on with what was gathered under a name, and how many parts are there. What is torn at
+    /// the end, by a crash in the middle of a part, is cut off.
+    pub fn resume(data: &Path, name: &[u8]) -> Result<Option<(Self, u64)>> {
+        let directory = data.join(INCOMING);
+        let path = directory.join(UNFINISHED);
+        if fs::read(directory.join(NAME)).ok().as_deref() != Some(name) || !path.exists() {
+            return Ok(None);
+        }
+        let failed = |e| Error::io(&path, e);
+        let opened = File::options().read(true).write(true).open(&path);
+        let mut file = opened.map_err(failed)?;
+        let mut reader = BufReader::new(&file);
+        let (mut parts, mut end) = (0, 0);
+        // An empty part is the end that `finish` writes, before it renames the file.
+        while let Ok(part) = read_part(&mut reader, &path)
+            && !part.is_empty()
+        {
+            parts += 1;
+            end += PART_HEAD_BYTES + part.len() as u64;
+        }
+        file.set_len(end).map_err(failed)?;
+        file.seek(SeekFrom::Start(end)).map_err(failed)?;
+        Ok(Some((Self { directory, file }, parts)))
     }
 
     pub fn add(&mut self, part: &[u8]) -> Result<()> {
@@ -161,7 +197,9 @@ fn sync_directory(path: &Path) -> std::io::Result<()> {
 pub fn finish_install(engine: &impl Engine, data: &Path) -> Result<()> {
     let directory = data.join(INCOMING);
     let unfinished = directory.join(UNFINISHED);
-    if unfinished.exists() {
+    let is_old = |written: SystemTime| written.elapsed().is_ok_and(|age| age > KEPT);
+    let written = fs::metadata(&unfinished).and_then(|file| file.modified());
+    if written.is_ok_and(is_old) {
         fs::remove_file(&unfinished).map_err(|e| Error::io(&unfinished, e))?;
     }
     let complete = directory.join(COMPLETE);
@@ -316,7 +354,7 @@ mod tests {
 
     fn stage(from: &Store<MemoryEngine>, data: &Path, bytes_max: usize) -> StagedState {
         let mut copy = from.copy();
-        let mut staged = StagedState::create(data).expect("creates");
+        let mut staged = StagedState::create(data, b"it").expect("creates");
         while let Some(part) = copy.next_part(bytes_max).expect("reads") {
             staged.add(&part).expect("stages");
         }
@@ -355,10 +393,40 @@ mod tests {
         assert!(!data.path().join(INCOMING).join(COMPLETE).exists());
     }
 
+    /// Whoever was restarted goes on with the parts that are there, whole and of the same copy.
+    #[test]
+    fn a_copy_goes_on_after_a_restart() {
+        for torn in [0, 1, 9] {
+            let data = tempfile::tempdir().expect("a directory");
+            let (from, to) = (filled("new", 40), filled("old", 7));
+            let mut copy = from.copy();
+            let mut staged = StagedState::create(data.path(), b"it").expect("creates");
+            for _ in 0..3 {
+                let part = copy.next_part(100).expect("reads").expect("there is more");
+                staged.add(&part).expect("stages");
+            }
+            staged.file.write_all(&vec![7; torn]).expect("writes");
+            drop(staged);
+            finish_install(&to.engine, data.path()).expect("nothing to finish");
+            let other = StagedState::resume(data.path(), b"another").expect("looks");
+            assert!(other.is_none());
+            let resumed = StagedState::resume(data.path(), b"it").expect("resumes");
+            let (mut staged, parts) = resumed.expect("it is there");
+            assert_eq!(parts, 3, "{torn}");
+            while let Some(part) = copy.next_part(100).expect("reads") {
+                staged.add(&part).expect("stages");
+            }
+            to.install(staged).expect("installs");
+            assert_eq!(contents(&to), contents(&from));
+            let gone = StagedState::resume(data.path(), b"it").expect("looks");
+            assert!(gone.is_none(), "it was installed");
+        }
+    }
+
     #[test]
     fn a_part_that_does_not_decode_is_refused() {
         let data = tempfile::tempdir().expect("a directory");
-        let mut staged = StagedState::create(data.path()).expect("creates");
+        let mut staged = StagedState::create(data.path(), b"it").expect("creates");
         for part in [&[0u8; 7][..], &[9, 0, 0, 0, 0, 0, 0, 0, 1]] {
             assert!(staged.add(part).is_err());
         }
