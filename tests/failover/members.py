@@ -69,7 +69,8 @@ class Member:
         config.write_text(
             f'replica_set = "{SET_NAME}"\nport = {self.port}\ndata = "{self.data}"\n'
             'cache_mb = 64\nlog_level = "info"\n'
-            + "".join(["[detours]\n"] + [f'"{host}" = "{by}"\n' for host, by in self.detours.items()])
+            + ("[detours]\n" if self.detours else "")
+            + "".join(f'"{host}" = "{by}"\n' for host, by in self.detours.items())
         )
         return [binary(), "shard", "--config", config]
 
