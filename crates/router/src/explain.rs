@@ -46,7 +46,7 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
         return crate::diagnostic::ask_config(router, request).await;
     }
     let namespace = namespace_of(command, request.database())?;
-    let context = context_of(command)?;
+    let context = context_of(command, &router.clock)?;
     let filter = explained_filter(name, command);
     let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
     let target = |route: &Route| -> Vec<ShardId> { route.read_targets(&filter) };
