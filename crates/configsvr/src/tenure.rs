@@ -13,7 +13,7 @@
 use crate::commit::Commit;
 use crate::error::{Fault, Retry};
 use crate::operation;
-use crate::queue::Queue;
+use crate::queue::{Claim, Queue};
 use crate::state::{Effect, State};
 use crate::store::{self, Store};
 use crate::{Connect, documents};
@@ -21,7 +21,7 @@ use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::{Code, Error};
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +45,8 @@ pub(crate) struct Tenure {
     in_doubt: AtomicBool,
     links: Mutex<HashMap<ShardId, Link>>,
     tasks: tokio::sync::Mutex<Option<JoinSet<()>>>,
+    /// Names of operations that cannot be finished.
+    closed: Mutex<BTreeSet<String>>,
     over: watch::Sender<bool>,
 }
 
@@ -73,10 +75,22 @@ impl Tenure {
             in_doubt: AtomicBool::new(false),
             links: Mutex::new(HashMap::new()),
             tasks: tokio::sync::Mutex::new(Some(JoinSet::new())),
+            closed: Mutex::default(),
             over: watch::Sender::new(false),
         });
         operation::resume_all(&tenure).await?;
         Ok(tenure)
+    }
+
+    /// Closes names to further operations.
+    pub(crate) fn close(&self, claim: &Claim) {
+        self.closed.lock().extend(claim.names());
+    }
+
+    /// A name that is closed, if the claim has one.
+    pub(crate) fn closed(&self, claim: &Claim) -> Option<String> {
+        let closed = self.closed.lock();
+        claim.names().into_iter().find(|name| closed.contains(name))
     }
 
     /// Ends everything that runs, at the next step of each, and waits for that.

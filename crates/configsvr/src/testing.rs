@@ -40,6 +40,8 @@ struct WireState {
     /// Messages that still pass; `None` if all do.
     left: Option<i64>,
     loss: Loss,
+    /// Shards say no to what the config server tells them.
+    refuses: bool,
 }
 
 /// What happens to one message.
@@ -55,6 +57,7 @@ impl Wire {
             state: Mutex::new(WireState {
                 left: None,
                 loss: Loss::Request,
+                refuses: false,
             }),
             cut: Notify::new(),
         })
@@ -65,7 +68,13 @@ impl Wire {
         *self.state.lock() = WireState {
             left: Some(messages),
             loss,
+            refuses: false,
         };
+    }
+
+    /// From now on shards refuse whatever the config server tells them of placements.
+    pub(crate) fn refuse(&self) {
+        self.state.lock().refuses = true;
     }
 
     /// Whether a message was lost.
@@ -108,6 +117,10 @@ struct Wired {
 impl Endpoint for Wired {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
         Box::pin(async move {
+            if self.wire.state.lock().refuses && request.name() == "_terndbForgetPlacement" {
+                let refused = model::Error::new(model::Code::UNKNOWN_ERROR, "refused");
+                return Ok(Reply::error(&refused));
+            }
             match self.wire.fate() {
                 Fate::Passes => return self.to.call(request).await,
                 Fate::ArrivesUnanswered => {

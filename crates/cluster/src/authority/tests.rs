@@ -199,6 +199,53 @@ fn dropped_collections_can_be_sharded_again() {
     assert_eq!(version.chunk, ChunkVersion::new(1, 2));
 }
 
+/// A refined key begins another life; what the collection's catalog went through stays.
+#[test]
+fn refining_keeps_chunks_and_catalog() {
+    let mut authority = authority();
+    authority.catalog_changed(&NAME);
+    let longer = DocWriter::new().with("k", 1).with("l", 1).finish();
+    let longer = Arc::new(ShardKeyPattern::parse(longer.as_doc()).unwrap());
+    let refine = |pattern: &Arc<ShardKeyPattern>| Request::Refine {
+        expected: expected(),
+        pattern: pattern.clone(),
+        incarnation: incarnation(2),
+    };
+    let before = authority.table(&NAME).unwrap().clone();
+    let same = write(&mut authority, 1, refine(&before.pattern));
+    assert_eq!(same, Err(Refusal::Change(ChangeError::NotAnExtension)));
+    let Outcome::Committed(version) = write(&mut authority, 2, refine(&longer)).unwrap() else {
+        panic!("refined");
+    };
+    assert_eq!(version.incarnation, incarnation(2));
+    assert_eq!(version.chunk, before.version().chunk);
+    let after = authority.table(&NAME).unwrap();
+    assert_eq!(after.chunk_count(), before.chunk_count());
+    assert_eq!(authority.catalog_version(&NAME), Some(1));
+    // Who still believes in the old life is refused.
+    let refused = write(&mut authority, 3, moving(0, 10, "A", "B"));
+    assert_eq!(refused, Err(Refusal::OtherIncarnation));
+}
+
+#[test]
+fn databases_begin_on_usable_shards() {
+    let mut authority = authority();
+    authority.set_shard(shard("B"), false);
+    let now = ClusterTime::new(7, 0);
+    for name in ["B", "C"] {
+        let refused = authority.new_database(&shard(name), Uuid([1; 16]), now);
+        assert_eq!(refused, Err(Refusal::NoSuchShard(shard(name))));
+    }
+    let placement = authority
+        .new_database(&shard("A"), Uuid([1; 16]), now)
+        .unwrap();
+    assert_eq!(placement.version.last_modified, 1);
+    authority.set_database("fleet", Some(placement.clone()));
+    assert_eq!(authority.database("fleet"), Some(&placement));
+    authority.set_database("fleet", None);
+    assert_eq!(authority.database("fleet"), None);
+}
+
 #[derive(Clone, Debug)]
 enum Message {
     Move { operation: u8, min: i32, to: bool },

@@ -14,8 +14,11 @@
 //! nothing to take over (`docs/decisions`).
 //!
 //! A fault that passes (a shard between two primaries) is waited out. One that does not pass ends the
-//! operation, which has undone before what it may undo; where that is not possible any more a step does
-//! not fail but goes on trying.
+//! operation, which has undone before what it may undo. Where that is not possible any more, a step that is
+//! refused is tried [`REFUSALS_MAX`] times; then the client is told `ManualInterventionRequired`. The state
+//! document stays, its names are closed to other operations, and the next primary tries again. No lost
+//! message and no lost primary leads there (`tests/lost_primaries.rs`): it takes a shard that says no to
+//! what it must not refuse.
 
 pub(crate) mod add_shard;
 pub(crate) mod drop;
@@ -35,6 +38,9 @@ use model::Code;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use std::sync::Arc;
 use wire::BoxFuture;
+
+/// How often a step is refused in a row before somebody is asked to look.
+const REFUSALS_MAX: u32 = 8;
 
 /// What comes after a step.
 pub(crate) enum Step {
@@ -165,6 +171,12 @@ pub(crate) async fn resume_all(tenure: &Arc<Tenure>) -> Result<(), Fault> {
 
 async fn begin(tenure: &Arc<Tenure>, mut operation: Box<dyn Operation>) -> Result<DocBuf, Fault> {
     let _turn = tenure.queue.enter(&operation.claim()).await;
+    if let Some(name) = tenure.closed(&operation.claim()) {
+        return Err(Fault::new(
+            Code::MANUAL_INTERVENTION_REQUIRED,
+            format!("an earlier operation on {name} could not be finished"),
+        ));
+    }
     if let Some(reply) = operation.prepare(tenure).await? {
         return Ok(reply);
     }
@@ -212,24 +224,36 @@ async fn go_on(
 ) -> Result<DocBuf, Fault> {
     let context = Context { tenure, id };
     let mut pause = Tenure::first_pause();
+    let mut refusals = 0;
     loop {
         if tenure.is_over() {
             return Err(no_primary());
         }
         let stepped = operation.step(context).await;
         let done = match stepped {
-            Ok(Step::Written) => continue,
+            Ok(Step::Written) => {
+                refusals = 0;
+                continue;
+            }
             Ok(Step::Next) => write_state(context, &*operation).await.map(|()| None),
             Ok(Step::Done(reply)) => finish(context, &*operation).await.map(|()| Some(Ok(reply))),
             Ok(Step::Failed(why)) => finish(context, &*operation).await.map(|()| Some(Err(why))),
             Err(fault) => Err(fault),
         };
         match done {
-            Ok(None) => pause = Tenure::first_pause(),
+            Ok(None) => (pause, refusals) = (Tenure::first_pause(), 0),
             Ok(Some(ended)) => return ended,
             Err(fault) => {
                 if fault.retry() == Retry::Never {
+                    refusals += 1;
                     tracing::error!("{} cannot go on: {fault}", operation.kind());
+                }
+                if refusals >= REFUSALS_MAX {
+                    tenure.close(&operation.claim());
+                    return Err(Fault::new(
+                        Code::MANUAL_INTERVENTION_REQUIRED,
+                        format!("{} cannot go on: {fault}", operation.kind()),
+                    ));
                 }
                 tenure.pause(&mut pause).await?;
                 // The step may have been written or not: what is stored decides where to go on.

@@ -158,3 +158,46 @@ async fn while_splitting_and_merging() {
     )
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_making_a_database() {
+    check(
+        "enableSharding",
+        "test {dropDatabase: 1} => {}",
+        "admin {enableSharding: 'test', primaryShard: 'shard1'}",
+        "config! {_configsvrGetDatabase: 1, db: 'test'} => {primary: 'shard1'}",
+    )
+    .await;
+}
+
+/// Only a shard that says no to what it must not refuse leads there, and the next primary tries again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_finished_is_said_and_kept() {
+    let cluster = Cluster::start(1).await;
+    cluster
+        .check("admin {shardCollection: 'test.c', key: {a: 1}} => {}")
+        .await;
+    let wire = Wire::whole();
+    cluster.elect(wire.clone()).await;
+    wire.refuse();
+    cluster
+        .check(
+            "
+            test {drop: 'c'} => 51
+            admin {shardCollection: 'test.c', key: {a: 1}} => 51
+            config! config {find: 'terndb_operations'} => {cursor: {firstBatch: [{kind: 'drop', decided: true}]}}
+            ",
+        )
+        .await;
+    cluster.elect(Wire::whole()).await;
+    cluster.settled().await;
+    cluster
+        .check(
+            "
+            shard0! test {listCollections: 1} => {cursor: {firstBatch: []}}
+            admin {shardCollection: 'test.c', key: {a: 1}} => {}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}

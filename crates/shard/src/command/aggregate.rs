@@ -97,12 +97,7 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         }
         _ => {
             let source: Box<dyn BatchSource> = match environment.stream() {
-                Some(state) => Box::new(StreamCursor::new(
-                    source,
-                    environment,
-                    state,
-                    fields.needs_merge,
-                )),
+                Some(state) => Box::new(StreamCursor::new(source, environment, state)),
                 None => Box::new(PipelineSource {
                     source,
                     environment,

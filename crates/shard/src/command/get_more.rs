@@ -120,10 +120,7 @@ async fn fill_or_wait(
             return Ok(filled);
         }
         tokio::select! {
-            () = news => {
-                shard.watchers.woke();
-                is_last = source.tells_any_news();
-            }
+            () = news => shard.watchers.woke(),
             () = tokio::time::sleep_until(until) => is_last = true,
             () = invocation.operation.interrupted() => {}
             () = invocation.connection.closed() => return Ok(filled),
