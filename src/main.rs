@@ -10,6 +10,7 @@ mod member;
 mod reach;
 mod router_role;
 mod shard_role;
+mod status;
 mod up;
 mod verify;
 
@@ -41,6 +42,9 @@ enum Role {
     /// Run a router of a cluster
     Router(configuration::UpOptions),
 
+    /// Print a cluster as a table
+    Status(status::StatusOptions),
+
     /// Prove that two clusters hold the same documents
     Verify(Box<verify::VerifyOptions>),
 }
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Role::Shard(options) => shard_role::run(options, shard_role::Part::Shard),
         Role::Config(options) => shard_role::run(options, shard_role::Part::Config),
         Role::Router(options) => router_role::run(options),
+        Role::Status(options) => status::run(&options),
         // Its exit codes say more than success or failure.
         Role::Verify(options) => return verify::run(*options),
     };

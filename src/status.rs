@@ -1,0 +1,296 @@
+//! `terndb status`: the cluster as a table, asked of a router like any client would.
+//!
+//! Shards and their members, databases, sharded collections with their chunks on each shard, sizes, and
+//! operations that run. A server that is no router shows the members of its replica set.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::number::Number;
+use model::text::document_quoted;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use wire::{Endpoint, Host, HostOptions, Request};
+
+/// How long one server may take to answer.
+const LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Args)]
+pub struct StatusOptions {
+    /// Host and port of a router, or of a server
+    #[arg(default_value = "127.0.0.1:27017", value_name = "HOST:PORT")]
+    pub host: String,
+}
+
+pub fn run(options: &StatusOptions) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let text = runtime.block_on(report(&options.host))?;
+    print!("{text}");
+    Ok(())
+}
+
+async fn report(host: &str) -> Result<String> {
+    let server = Host::new(host, HostOptions::default());
+    let hello = ask(&server, "admin", DocWriter::new().with("hello", 1)).await?;
+    match hello.as_doc().get_str("msg") {
+        Some("isdbgrid") => cluster(&server, host).await,
+        _ => Ok(members(host).await),
+    }
+}
+
+async fn cluster(router: &Host, host: &str) -> Result<String> {
+    let version = find(router, "version").await?;
+    let id = version.first().map(|doc| show(doc.get("clusterId")));
+    let shards = find(router, "shards").await?;
+    let mut text = format!("cluster {} by router {host}\n\n", id.unwrap_or_default());
+    let mut table = Table::new(&["SHARD", "MEMBERS"]);
+    let names: Vec<String> = shards.iter().map(|shard| show(shard.get("_id"))).collect();
+    for (shard, name) in shards.iter().zip(&names) {
+        let hosts = show(shard.get("host"));
+        let hosts = hosts.split_once('/').map_or("", |(_, hosts)| hosts);
+        table.row(vec![name.clone(), roles(hosts).await]);
+    }
+    text.push_str(&table.render());
+
+    let mut table = Table::new(&["DATABASE", "PRIMARY"]);
+    for database in find(router, "databases").await? {
+        table.row(vec![
+            show(database.get("_id")),
+            show(database.get("primary")),
+        ]);
+    }
+    text.push_str(&table.render());
+
+    let mut titles = vec!["COLLECTION", "KEY", "CHUNKS"];
+    titles.extend(names.iter().map(String::as_str));
+    titles.extend(["DOCUMENTS", "SIZE"]);
+    let mut table = Table::new(&titles);
+    let placed = chunks(router).await?;
+    for collection in find(router, "collections").await? {
+        let name = show(collection.get("_id"));
+        let key = collection.as_doc().get_doc("key").unwrap_or(Doc::EMPTY);
+        let here = placed.get(&show(collection.get("uuid")));
+        let count = |shard: &String| here.and_then(|here| here.get(shard)).copied().unwrap_or(0);
+        let mut row = vec![name.clone(), document_quoted(key).to_string()];
+        row.push(names.iter().map(count).sum::<i64>().to_string());
+        row.extend(names.iter().map(|shard| count(shard).to_string()));
+        row.extend(sizes(router, &name).await);
+        table.row(row);
+    }
+    text.push_str(&table.render());
+
+    let mut table = Table::new(&["RUNNING", "ON", "PHASE"]);
+    for operation in find(router, "terndb_operations").await? {
+        if operation.as_doc().get_str("kind") == Some("outcome") {
+            continue;
+        }
+        let on = ["ns", "db", "shard"]
+            .into_iter()
+            .find_map(|name| operation.get(name));
+        let row = vec![
+            show(operation.get("kind")),
+            show(on),
+            show(operation.get("phase")),
+        ];
+        table.row(row);
+    }
+    text.push_str(&table.render());
+    Ok(text)
+}
+
+/// The members of a replica set that is not part of what a router answers for.
+async fn members(host: &str) -> String {
+    let mut table = Table::new(&["SERVER"]);
+    table.row(vec![roles(host).await]);
+    table.render()
+}
+
+/// Each host and what it says it is.
+async fn roles(hosts: &str) -> String {
+    let mut shown = Vec::new();
+    for host in hosts.split(',') {
+        let server = Host::new(host, HostOptions::default());
+        let hello = ask(&server, "admin", DocWriter::new().with("hello", 1)).await;
+        let role = match hello {
+            Err(_) => "unreachable",
+            Ok(hello) if hello.get("isWritablePrimary") == Some(ValueRef::Boolean(true)) => {
+                "primary"
+            }
+            Ok(hello) if hello.get("secondary") == Some(ValueRef::Boolean(true)) => "secondary",
+            Ok(_) => "no member yet",
+        };
+        shown.push(format!("{host} {role}"));
+    }
+    shown.join(", ")
+}
+
+/// How many chunks of each collection each shard has, by UUID.
+async fn chunks(router: &Host) -> Result<BTreeMap<String, BTreeMap<String, i64>>> {
+    let mut command = DocWriter::new().with("aggregate", "chunks");
+    command.begin_array("pipeline").push_document();
+    command.begin_document("$group").begin_document("_id");
+    command
+        .append("uuid", "$uuid")
+        .append("shard", "$shard")
+        .end();
+    command.begin_document("n").append("$sum", 1).end();
+    command.end().end().end();
+    command
+        .begin_document("cursor")
+        .append("batchSize", 100_000)
+        .end();
+    let reply = ask(router, "config", command).await?;
+    let mut placed: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
+    for group in batch(&reply) {
+        let id = group.as_doc().get_doc("_id").unwrap_or(Doc::EMPTY);
+        let count = group.get("n").and_then(Number::of);
+        let count = count.map_or(0, |count| count.to_f64() as i64);
+        let shards = placed.entry(show(id.get("uuid"))).or_default();
+        shards.insert(show(id.get("shard")), count);
+    }
+    Ok(placed)
+}
+
+/// Documents and bytes of a collection; dashes if nobody tells.
+async fn sizes(router: &Host, namespace: &str) -> [String; 2] {
+    let unknown = || ["-".to_owned(), "-".to_owned()];
+    let Some((database, collection)) = namespace.split_once('.') else {
+        return unknown();
+    };
+    let command = DocWriter::new().with("collStats", collection);
+    match ask(router, database, command).await {
+        Ok(stats) => {
+            let number = |name: &str| stats.get(name).and_then(Number::of);
+            let documents = number("count").map_or(0.0, |count| count.to_f64());
+            let bytes = number("size").map_or(0.0, |size| size.to_f64());
+            [format!("{documents:.0}"), in_units(bytes)]
+        }
+        Err(_) => unknown(),
+    }
+}
+
+fn in_units(bytes: f64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let mut size = bytes;
+    let mut unit = 0;
+    while size >= 1000.0 && unit + 1 < units.len() {
+        size /= 1000.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{size:.0} {}", units[unit]),
+        _ => format!("{size:.1} {}", units[unit]),
+    }
+}
+
+async fn find(router: &Host, collection: &str) -> Result<Vec<DocBuf>> {
+    let mut command = DocWriter::new().with("find", collection);
+    command.begin_document("sort").append("_id", 1).end();
+    let command = command.with("batchSize", 10_000).with("singleBatch", true);
+    Ok(batch(&ask(router, "config", command).await?))
+}
+
+fn batch(reply: &DocBuf) -> Vec<DocBuf> {
+    let cursor = reply.as_doc().get_doc("cursor");
+    let batch = cursor.and_then(|cursor| cursor.get_array("firstBatch"));
+    let documents = batch.into_iter().flat_map(|batch| batch.iter());
+    documents
+        .filter_map(|value| match value {
+            ValueRef::Document(doc) => Some(doc.to_owned()),
+            _ => None,
+        })
+        .collect()
+}
+
+async fn ask(server: &Host, database: &str, command: DocWriter) -> Result<DocBuf> {
+    let request = Request::from_parts(command.with("$db", database).finish(), Vec::new())?;
+    let call = server.call(request);
+    let address = server.address();
+    let reply = match tokio::time::timeout(LIMIT, call).await {
+        Ok(reply) => reply.with_context(|| format!("cannot reach {address}"))?,
+        Err(_) => bail!("{address} does not answer"),
+    };
+    let reply = reply.into_document();
+    if reply.get("ok") != Some(ValueRef::Double(1.0)) {
+        let why = reply.as_doc().get_str("errmsg").unwrap_or_default();
+        bail!("{address} answers: {why}");
+    }
+    Ok(reply)
+}
+
+/// A value as people read it.
+fn show(value: Option<ValueRef<'_>>) -> String {
+    match value {
+        Some(ValueRef::String(text)) => text.to_owned(),
+        Some(ValueRef::ObjectId(id)) => id.to_string(),
+        Some(ValueRef::Binary { bytes, .. }) => {
+            bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        }
+        Some(ValueRef::Boolean(flag)) => flag.to_string(),
+        Some(_) | None => String::new(),
+    }
+}
+
+/// Columns as wide as they need to be; nothing at all without rows.
+struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(titles: &[&str]) -> Self {
+        let titles = titles.iter().map(|&title| title.to_owned());
+        Self {
+            rows: vec![titles.collect()],
+        }
+    }
+
+    fn row(&mut self, row: Vec<String>) {
+        self.rows.push(row);
+    }
+
+    fn render(&self) -> String {
+        if self.rows.len() == 1 {
+            return String::new();
+        }
+        let columns = self.rows[0].len();
+        let width = |at: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(at));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let cells = row.iter().zip(&widths);
+            let cells: Vec<String> = cells
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
+            text.push_str(cells.join("  ").trim_end());
+            text.push('\n');
+        }
+        text.push('\n');
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_as_wide_as_needed() {
+        let mut table = Table::new(&["A", "LONG"]);
+        assert_eq!(table.render(), "");
+        table.row(vec!["abc".to_owned(), "x".to_owned()]);
+        assert_eq!(table.render(), "A    LONG\nabc  x\n\n");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (bytes, shown) in [(12.0, "12 B"), (1500.0, "1.5 kB"), (2.0e9, "2.0 GB")] {
+            assert_eq!(in_units(bytes), shown);
+        }
+    }
+}

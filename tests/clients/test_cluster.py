@@ -1,0 +1,251 @@
+"""A sharded cluster in one process: `terndb up --shards 3`."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import pymongo
+from bson.min_key import MinKey
+
+from server import DEADLINE_S, Process, binary, connect, only_terndb
+
+MONGOSH = os.environ.get("TERNDB_MONGOSH")
+
+
+class ClusterProgram(unittest.TestCase):
+    maxDiff = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = Path(tempfile.mkdtemp(prefix="terndb-cluster-"))
+        cls.addClassCleanup(shutil.rmtree, cls.directory, True)
+        cls.server = Process(cls.directory / "data", "--shards", "3")
+        cls.addClassCleanup(cls.server.errors.close)
+        cls.client = connect(cls.server.uri)
+        cls.addClassCleanup(cls.client.close)
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.server.stop()
+        assert code == 0, cls.server.stderr()
+        assert "panicked" not in cls.server.stderr(), cls.server.stderr()
+
+    def setUp(self):
+        for name in self.client.list_database_names():
+            if name not in ("admin", "config", "local"):
+                self.client.drop_database(name)
+
+    def tearDown(self):
+        self.assertEqual(self.inconsistencies(), [])
+
+    def inconsistencies(self):
+        reply = self.client.admin.command("checkMetadataConsistency")
+        return reply["cursor"]["firstBatch"]
+
+    def shard(self, name, **key):
+        self.client.admin.command("shardCollection", name, key=key)
+
+    def owners(self, name):
+        collection = self.client.config.collections.find_one({"_id": name})
+        chunks = self.client.config.chunks.find({"uuid": collection["uuid"]})
+        return sorted(chunk["shard"] for chunk in chunks)
+
+
+@only_terndb
+class Sharded(ClusterProgram):
+    def test_documents_are_on_all_shards_and_found_again(self):
+        self.shard("shop.orders", _id="hashed")
+        self.assertEqual(self.owners("shop.orders"), ["shard0"] * 2 + ["shard1"] * 2 + ["shard2"] * 2)
+        orders = self.client.shop.orders
+        orders.insert_many([{"_id": number, "total": number % 10} for number in range(300)])
+        self.assertEqual(orders.count_documents({}), 300)
+        self.assertEqual(orders.find_one({"_id": 7}), {"_id": 7, "total": 7})
+        self.assertEqual([found["_id"] for found in orders.find(sort=[("_id", -1)], limit=3)], [299, 298, 297])
+        self.assertEqual(orders.update_many({"total": 3}, {"$inc": {"total": 100}}).modified_count, 30)
+        self.assertEqual(orders.delete_one({"_id": 0}).deleted_count, 1)
+        sums = list(orders.aggregate([{"$group": {"_id": None, "sum": {"$sum": "$total"}}}]))
+        self.assertEqual(sums, [{"_id": None, "sum": 300 // 10 * 45 + 3000}])
+        # Each shard has a part of them.
+        for shard in self.client.config.shards.find():
+            host = shard["host"].split("/")[1]
+            with connect(f"mongodb://{host}") as direct:
+                self.assertGreater(direct.shop.orders.count_documents({}), 50)
+
+    def test_unsharded_collections_are_on_the_primary_shard(self):
+        self.client.shop.plain.insert_one({"_id": 1})
+        self.assertEqual(list(self.client.shop.plain.find()), [{"_id": 1}])
+        placement = self.client.config.databases.find_one({"_id": "shop"})
+        self.assertIn(placement["primary"], ("shard0", "shard1", "shard2"))
+        self.assertEqual(self.client.shop.list_collection_names(), ["plain"])
+
+    def test_a_collection_with_documents_is_sharded_and_split(self):
+        birds = self.client.zoo.birds
+        birds.insert_many([{"_id": number, "wing": number} for number in range(100)])
+        with self.assertRaises(pymongo.errors.OperationFailure) as refused:
+            self.shard("zoo.birds", wing=1)
+        self.assertEqual(refused.exception.code, 72)
+        birds.create_index("wing")
+        self.shard("zoo.birds", wing=1)
+        self.client.admin.command("split", "zoo.birds", middle={"wing": 50})
+        self.client.admin.command("split", "zoo.birds", find={"wing": 10})
+        self.assertEqual(len(self.owners("zoo.birds")), 3)
+        self.assertEqual(birds.count_documents({"wing": {"$gte": 20, "$lt": 70}}), 50)
+        self.client.admin.command(
+            "mergeChunks", "zoo.birds", bounds=[{"wing": MinKey()}, {"wing": 50}]
+        )
+        self.assertEqual(len(self.owners("zoo.birds")), 2)
+        self.assertEqual(birds.count_documents({}), 100)
+
+    def test_indexes_and_drops_reach_all_shards(self):
+        self.shard("shop.orders", _id="hashed")
+        orders = self.client.shop.orders
+        orders.create_index("customer")
+        for shard in self.client.config.shards.find():
+            with connect(f"mongodb://{shard['host'].split('/')[1]}") as direct:
+                self.assertIn("customer_1", direct.shop.orders.index_information())
+        orders.drop_index("customer_1")
+        self.assertNotIn("customer_1", orders.index_information())
+        orders.insert_many([{"_id": number} for number in range(50)])
+        orders.drop()
+        self.assertEqual(orders.count_documents({}), 0)
+        self.assertEqual(self.client.config.chunks.count_documents({}), 0)
+        # As an unsharded one it may live again.
+        orders.insert_one({"_id": 1})
+        self.assertEqual(orders.count_documents({}), 1)
+
+    def test_documents_that_come_while_a_collection_is_sharded_stay(self):
+        """Each insert that was acknowledged is there afterwards, wherever it landed."""
+        for attempt in range(5):
+            name = f"c{attempt}"
+            done, told = threading.Event(), []
+
+            def insert():
+                with connect(self.server.uri) as client:
+                    number = 0
+                    while not done.is_set():
+                        try:
+                            client.race[name].insert_one({"_id": number})
+                            told.append(number)
+                        except pymongo.errors.OperationFailure:
+                            pass
+                        number += 1
+
+            writer = threading.Thread(target=insert)
+            writer.start()
+            self.shard(f"race.{name}", _id="hashed")
+            deadline = time.monotonic() + DEADLINE_S
+            before = len(told)
+            while len(told) < before + 20 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            done.set()
+            writer.join()
+            found = sorted(document["_id"] for document in self.client.race[name].find())
+            self.assertEqual(found, sorted(told))
+
+    def test_two_routers_worth_of_ddl_at_once(self):
+        """The same operation asked for many times at once is done once."""
+        replies, threads = [], []
+
+        def shard():
+            with connect(self.server.uri) as client:
+                replies.append(client.admin.command("shardCollection", "shop.once", key={"_id": "hashed"})["ok"])
+
+        for _ in range(8):
+            threads.append(threading.Thread(target=shard))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(replies, [1.0] * 8)
+        self.assertEqual(len(self.owners("shop.once")), 6)
+        self.assertEqual(self.client.config.locks.count_documents({}), 0)
+
+    def test_status_is_printed(self):
+        self.shard("shop.orders", _id="hashed")
+        self.client.shop.orders.insert_many([{"_id": number} for number in range(10)])
+        host = self.server.uri.removeprefix("mongodb://")
+        printed = subprocess.run(
+            [binary(), "status", host], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        ).stdout
+        self.assertRegex(printed, r"shard2\s+127.0.0.1:\d+ primary")
+        self.assertRegex(printed, r"shop.orders\s+\{.*hashed.*\}\s+6\s+2\s+2\s+2\s+10\s")
+
+    @unittest.skipUnless(MONGOSH, "TERNDB_MONGOSH does not name the shell")
+    def test_mongosh_prints_the_cluster(self):
+        self.shard("shop.orders", _id="hashed")
+        printed = subprocess.run(
+            [MONGOSH, "--quiet", "--norc", self.server.uri, "--eval", "sh.status()"],
+            capture_output=True,
+            text=True,
+            timeout=2 * DEADLINE_S,
+            check=True,
+            env=os.environ | {"NO_COLOR": "1", "MONGOSH_FORCE_DISABLE_TELEMETRY": "1"},
+        ).stdout
+        for expected in ("shardingVersion", "'shop.orders'", "{ shard: 'shard2', nChunks: 2 }", "active mongoses"):
+            self.assertIn(expected, printed)
+
+
+@only_terndb
+class Restarted(unittest.TestCase):
+    def setUp(self):
+        self.directory = Path(tempfile.mkdtemp(prefix="terndb-cluster-"))
+        self.addCleanup(shutil.rmtree, self.directory, True)
+        self.data = self.directory / "data"
+
+    def start(self, *flags):
+        server = Process(self.data, *flags)
+        self.addCleanup(server.errors.close)
+        return server
+
+    def refused(self, *flags):
+        done = subprocess.run(
+            [binary(), "up", "--port", "0", "--data", self.data, *flags],
+            capture_output=True, text=True, timeout=DEADLINE_S,
+        )
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        return done.stderr
+
+    def test_a_cluster_is_the_same_after_a_restart_and_a_crash(self):
+        for ending in (signal.SIGTERM, signal.SIGKILL):
+            server = self.start("--shards", "2")
+            with connect(server.uri) as client:
+                client.admin.command("shardCollection", "shop.orders", key={"_id": "hashed"})
+                orders = client.shop.orders
+                known = orders.count_documents({})
+                orders.insert_many([{"_id": known + number} for number in range(100)])
+            server.stop(ending)
+        # With another shard, on other ports.
+        server = self.start("--shards", "3")
+        with connect(server.uri) as client:
+            self.assertEqual(client.shop.orders.count_documents({}), 200)
+            names = [shard["_id"] for shard in client.admin.command("listShards")["shards"]]
+            self.assertEqual(names, ["shard0", "shard1", "shard2"])
+            self.assertEqual(client.admin.command("checkMetadataConsistency")["cursor"]["firstBatch"], [])
+        self.assertEqual(server.stop(), 0)
+        self.assertIn("holds 3 shards: say --shards 3", self.refused("--shards", "2"))
+        self.assertIn("holds a cluster of 3 shards: say --shards 3", self.refused())
+
+    def test_data_of_one_set_is_no_cluster(self):
+        self.start().stop()
+        self.assertIn("start it without --shards", self.refused("--shards", "2"))
+
+    def test_shards_have_members(self):
+        server = self.start("--shards", "2", "--members", "3")
+        with connect(server.uri) as client:
+            client.admin.command("shardCollection", "shop.orders", key={"_id": "hashed"})
+            client.shop.orders.insert_many([{"_id": number} for number in range(100)])
+            self.assertEqual(client.shop.orders.count_documents({}), 100)
+            hosts = [shard["host"].count(",") for shard in client.config.shards.find()]
+            self.assertEqual(hosts, [2, 2])
+        self.assertEqual(server.stop(), 0)
+        self.assertIn("say --members 3", self.refused("--shards", "2"))
+
+
+if __name__ == "__main__":
+    unittest.main()

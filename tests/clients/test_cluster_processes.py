@@ -1,0 +1,157 @@
+"""A cluster of separate processes whose config server is killed while it changes collections.
+
+Whatever was under way is finished by the config server's next life: afterwards `checkMetadataConsistency` finds
+nothing, no lock is left, and what was acknowledged is there.
+"""
+
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import pymongo
+
+from server import DEADLINE_S, binary, connect, only_terndb, wait_until
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Role:
+    """One role of a cluster, on a port that it keeps over its lives."""
+
+    def __init__(self, role: str, name: str, directory: Path, config: str | None):
+        self.name, self.port = name, free_port()
+        self.flags = [role, "--port", str(self.port), "--log-level", "warn"]
+        if role != "router":
+            self.flags += ["--replica-set", name, "--data", directory / name, "--cache-mb", "32"]
+        if config:
+            self.flags += ["--config-servers", config]
+        self.errors = open(directory / f"{name}.log", "w+")
+        self.start()
+
+    @property
+    def connection(self) -> str:
+        return f"{self.name}/127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [binary(), *self.flags], stdout=subprocess.PIPE, stderr=self.errors, stdin=subprocess.DEVNULL, text=True
+        )
+        # It says so when it listens.
+        if "TernDB" not in self.process.stdout.readline():
+            raise AssertionError(f"{self.name} did not start")
+
+    def initiate(self) -> None:
+        with connect(f"mongodb://127.0.0.1:{self.port}") as server:
+            member = {"_id": 0, "host": f"127.0.0.1:{self.port}"}
+            server.admin.command("replSetInitiate", {"_id": self.name, "members": [member]})
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+        self.process.wait(DEADLINE_S)
+        self.process.stdout.close()
+
+
+@only_terndb
+class ConfigServerKilled(unittest.TestCase):
+    def setUp(self):
+        self.directory = Path(tempfile.mkdtemp(prefix="terndb-processes-"))
+        self.addCleanup(shutil.rmtree, self.directory, True)
+        self.config = self.run_role("config", "config")
+        self.config.initiate()
+        shards = [self.run_role("shard", f"shard{at}") for at in range(2)]
+        routers = [self.run_role("router", f"router{at}") for at in range(2)]
+        self.clients = [connect(f"mongodb://127.0.0.1:{router.port}") for router in routers]
+        for client in self.clients:
+            self.addCleanup(client.close)
+        for shard in shards:
+            shard.initiate()
+            self.insist(0, "addShard", shard.connection)
+
+    def run_role(self, role: str, name: str) -> Role:
+        config = None if role == "config" else self.config.connection
+        running = Role(role, name, self.directory, config)
+        self.addCleanup(running.errors.close)
+        self.addCleanup(running.stop)
+        return running
+
+    def insist(self, router: int, name: str, value, database: str = "admin", **options):
+        """Runs a command until the config server is there to carry it out."""
+
+        def attempt():
+            try:
+                return self.clients[router][database].command(name, value, **options)
+            except pymongo.errors.PyMongoError as error:
+                # What was done before the answer was lost need not be done again.
+                if getattr(error, "code", None) in (26, 72, 96):
+                    return {"ok": 1.0}
+                return None
+
+        return wait_until(attempt, f"{name} {value}")
+
+    def test_changes_go_on_after_kills(self):
+        seed = random.randrange(1 << 32)
+        chance = random.Random(seed)
+        done = threading.Event()
+
+        def kill():
+            while not done.wait(chance.uniform(0.05, 0.5)):
+                self.config.stop(signal.SIGKILL)
+                self.config.start()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            until = time.monotonic() + 8
+            rounds = 0
+            while time.monotonic() < until:
+                self.change(rounds % 2, f"c{rounds}")
+                rounds += 1
+        finally:
+            done.set()
+            killer.join()
+        # A router that heard nothing of all this knows it as well.
+        for router in (0, 1):
+            reply = self.insist(router, "checkMetadataConsistency", 1)
+            self.assertEqual(reply["cursor"]["firstBatch"], [], f"seed {seed}")
+            config = self.clients[router].config
+            self.assertEqual(config.locks.count_documents({}), 0)
+            self.assertEqual(config.terndb_operations.count_documents({}), 0)
+            for at in range(rounds):
+                kept = self.clients[router].shop[f"c{at}"].count_documents({})
+                self.assertEqual(kept, 20 if at % 3 else 0, f"seed {seed}, c{at}")
+
+    def change(self, router: int, name: str):
+        self.insist(router, "shardCollection", f"shop.{name}", key={"a": "hashed"})
+        self.insist(router, "split", f"shop.{name}", find={"a": 1})
+        indexes = [{"key": {"b": 1}, "name": "b"}]
+        self.insist(router, "createIndexes", name, database="shop", indexes=indexes)
+        documents = [{"_id": number, "a": number} for number in range(20)]
+
+        # The other router has not heard of the collection.
+        def insert():
+            try:
+                self.clients[1 - router].shop[name].insert_many(documents, ordered=False)
+                return True
+            except pymongo.errors.BulkWriteError as error:
+                return all(fault["code"] == 11000 for fault in error.details["writeErrors"])
+            except pymongo.errors.PyMongoError:
+                return False
+
+        wait_until(insert, "documents are inserted")
+        if int(name[1:]) % 3 == 0:
+            self.insist(router, "drop", name, database="shop")
+
+
+if __name__ == "__main__":
+    unittest.main()
