@@ -39,7 +39,7 @@ use wire::{BoxFuture, Reply, Request};
 pub(crate) async fn aggregate(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
     let collection = collection_of(request)?;
-    let context = context_of(body)?;
+    let context = context_of(body, &router.clock)?;
     let stages = match body.get("pipeline") {
         Some(ValueRef::Array(stages)) => stages,
         Some(_) => return Err(not_an_array().into()),

@@ -15,6 +15,7 @@ use crate::Router;
 use crate::failure::{Failure, Stale};
 use crate::request::fields_without;
 use crate::routing::Route;
+use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of};
 use cluster::bulk::{BulkWrite, Effect, Limits, Part, Summary, WriteFault};
 use cluster::routing::ShardId;
@@ -65,11 +66,16 @@ pub(crate) async fn write(
     let body = request.body();
     let namespace = namespace_of(body, request.database())?;
     let statements = match statements_of(request, kind) {
-        Some(statements) if (1..=WRITE_BATCH_COUNT_MAX).contains(&statements.len()) => statements,
+        Some(statements)
+            if (1..=WRITE_BATCH_COUNT_MAX).contains(&statements.len())
+                && has_sound_ids(body, statements.len()) =>
+        {
+            statements
+        }
         // Whoever checks the command finds the fault.
         Some(_) | None => return refused(router, request, &namespace).await,
     };
-    let context = context_of(body)?;
+    let context = context_of(body, &router.clock)?;
     let ordered = body.get("ordered").is_none_or(|ordered| {
         // Anything but a boolean is refused by the shard.
         ordered != ValueRef::Boolean(false)
@@ -188,7 +194,18 @@ impl Batch<'_> {
                 for part in &parts {
                     requests.push((part.shard.clone(), self.part(&targets, part)?));
                 }
-                let answers = self.router.ask_all(requests).await?;
+                let mut answers = self.router.ask_all(requests).await?;
+                // Refused by all that were asked, before anything was carried out: the command
+                // itself is wrong.
+                let is_refused = |answered: &Result<Answered, Failure>| {
+                    matches!(answered, Err(Failure::Reply(_)))
+                };
+                if first_round && answers.iter().all(is_refused) {
+                    return Err(match answers.swap_remove(0) {
+                        Err(failure) => failure,
+                        Ok(answered) => Failure::Reply(answered.reply),
+                    });
+                }
                 for (part, answered) in parts.iter().zip(answers) {
                     let answered = answered.map(|answered| answered.reply);
                     self.take(&mut bulk, &mut gathered, route, part, answered)?;
@@ -429,11 +446,23 @@ fn statements_of(request: &Request, kind: Kind) -> Option<Vec<Doc<'_>>> {
         return Some(sequence.iter().collect());
     }
     let listed = request.body().get_array(field)?;
-    let document = |value: ValueRef<'_>| matches!(value, ValueRef::Document(_));
-    if !listed.iter().all(document) {
+    // As everywhere in commands, null stands for nothing.
+    let usable = |value: ValueRef<'_>| matches!(value, ValueRef::Document(_)) || value.is_nullish();
+    if !listed.iter().all(usable) {
         return None;
     }
     Some(crate::targeting::documents(listed).collect())
+}
+
+/// Whether statement ids, if there are any, are such as a shard accepts.
+fn has_sound_ids(body: Doc<'_>, count: usize) -> bool {
+    let is_id = |id: ValueRef<'_>| matches!(id, ValueRef::Int32(_));
+    match (body.get("stmtIds"), body.get("stmtId")) {
+        (None, None) => true,
+        (None, Some(first)) => is_id(first),
+        (Some(ValueRef::Array(ids)), None) => ids.count() == count && ids.iter().all(is_id),
+        (Some(_), _) => false,
+    }
 }
 
 /// The ids of the statements of a retryable write.

@@ -56,7 +56,8 @@ pub(crate) async fn list_collections(router: &Router, request: &Request) -> Resu
         let Some(database) = router.routing.database(name, false).await? else {
             let options = cursor_options(request.body());
             let nothing = Box::new(Listed(VecDeque::new()));
-            return router.first_batch(&listing, nothing, options).await;
+            let reply = router.first_batch(&listing, nothing, options).await?;
+            return Ok(with_id_first(reply.document()));
         };
         let sharded = sharded_collections(router, name).await?;
         let listed = match sharded.is_empty() {
@@ -136,7 +137,22 @@ async fn list_everywhere(
     }
     let merge = Box::new(Listed(documents));
     let options = cursor_options(request.body());
-    router.first_batch(listing, merge, options).await
+    let reply = router.first_batch(listing, merge, options).await?;
+    Ok(with_id_first(reply.document()))
+}
+
+/// The order in which MongoDB writes this command's cursor.
+fn with_id_first(reply: Doc<'_>) -> Reply {
+    let cursor = reply.get_doc("cursor").unwrap_or(Doc::EMPTY);
+    let mut writer = Reply::writer_with_capacity(reply.len());
+    writer.begin_document("cursor");
+    for name in ["id", "ns", "firstBatch"] {
+        if let Some(element) = cursor.element(name) {
+            writer.append_element(&element);
+        }
+    }
+    writer.end().append("ok", 1.0);
+    Reply::from_writer(writer)
 }
 
 pub(crate) async fn list_indexes(router: &Router, request: &Request) -> Result<Reply, Failure> {
@@ -168,7 +184,7 @@ pub(crate) async fn list_databases(router: &Router, request: &Request) -> Result
     let body = request.body();
     let truthy = |name: &str| body.get(name).is_some_and(model::number::is_truthy);
     let names_only = truthy("nameOnly");
-    let context = crate::targeting::context_of(body)?;
+    let context = crate::targeting::context_of(body, &router.clock)?;
     let filter = body.get_doc("filter").unwrap_or(Doc::EMPTY);
     let filter = Filter::parse(filter, &context)?.optimized();
     let mut requests = Vec::new();

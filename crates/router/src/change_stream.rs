@@ -10,8 +10,10 @@
 //! The time is the router's own, which every shard hears of before it begins to watch: what happens
 //! after the reply is later. Who goes on behind an event asks all shards from the event's time on.
 //!
-//! Shards wait for news themselves, but not for long: while one waits, an event of another may wait
-//! for its mark.
+//! Shards wait for news themselves. As soon as one tells an event, the others that are still waiting
+//! are moved past it, which is news for them.
+//!
+//! A change of the catalog that several shards make at one cluster time is one event.
 //!
 //! Left out: a shard that is added while a stream is open, which the client has to open again for;
 //! and going on behind an `invalidate`, where what other shards did at the very same cluster time is
@@ -40,8 +42,6 @@ use wire::{BoxFuture, Endpoint, Reply, Request};
 /// How long a `getMore` waits for news, as on one server.
 const AWAIT_DATA_DEFAULT: Duration = Duration::from_secs(1);
 const AWAIT_DATA_MAX: Duration = Duration::from_secs(600);
-/// How long one shard of several may keep what is asked of it.
-const SHARD_WAIT: Duration = Duration::from_millis(50);
 
 /// Opens a change stream over all shards.
 pub(crate) async fn watch(command: &Command<'_>, prepared: Prepared) -> Result<Reply, Failure> {
@@ -284,6 +284,9 @@ impl Events {
                 None => self.merge.step(),
             };
             match next {
+                // The same change of the catalog on another shard.
+                Next::Deliver(token, event)
+                    if token == self.told && event.get("documentKey").is_none() => {}
                 Next::Deliver(token, event) => {
                     if !batch.offer(event.as_doc()) {
                         self.held = Some((token, event));
@@ -310,7 +313,8 @@ impl Events {
         }
     }
 
-    /// Asks shards for more, all at once.
+    /// Asks shards for more, all at once. If an event waits for them they are moved past it, or
+    /// as soon as one of them tells one.
     async fn ask(
         &mut self,
         shards: Vec<ShardId>,
@@ -318,12 +322,12 @@ impl Events {
         left: Duration,
     ) -> Result<(), Failure> {
         let past = until.and_then(time_of);
-        let wait = match (past, self.cursors.len()) {
-            (Some(_), _) => Duration::from_millis(1),
-            (None, 1) => left,
-            (None, _) => left.min(SHARD_WAIT),
+        let wait = match past {
+            Some(_) => Duration::from_millis(1),
+            None => left,
         };
         let mut asking = JoinSet::new();
+        let mut moving = JoinSet::new();
         for shard in shards {
             let Some(remote) = self.cursors.get(&shard).cloned() else {
                 self.merge.ended(&shard);
@@ -331,15 +335,12 @@ impl Events {
             };
             let more = self.more(&shard, &remote, wait)?;
             let note = match past {
-                Some(time) => Some((self.router.shard(&shard).await?.endpoint, note(time)?)),
+                Some(time) => Some(self.note(&shard, time).await?),
                 None => None,
             };
             asking.spawn(async move {
-                if let Some((primary, note)) = note {
-                    // Refused where the shard is past it. If it fails, the shard's mark says so.
-                    if let Err(error) = primary.call(note).await {
-                        tracing::debug!(%error, %shard, "a log at rest was not moved");
-                    }
+                if let Some(note) = note {
+                    note.await;
                 }
                 let answered = remote.member.call(more).await;
                 (shard, remote, answered)
@@ -358,8 +359,34 @@ impl Events {
                 self.told_by(&shard, &remote.member, reply.document())
             });
             failure = failure.or(told.err());
+            let held_up = self.merge.held_up();
+            if let Some((token, shards)) = held_up.filter(|_| moving.is_empty())
+                && let Some(time) = time_of(token)
+            {
+                for shard in shards {
+                    moving.spawn(self.note(&shard, time).await?);
+                }
+            }
         }
+        while moving.join_next().await.is_some() {}
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Moves a shard's log past a time, unless it is.
+    async fn note(
+        &self,
+        shard: &ShardId,
+        time: ClusterTime,
+    ) -> Result<impl Future<Output = ()> + Send + use<>, Error> {
+        let primary = self.router.shard(shard).await?.endpoint;
+        let note = note(time)?;
+        let shard = shard.clone();
+        Ok(async move {
+            // Refused where the shard is past it. If it fails, the shard's mark says so.
+            if let Err(error) = primary.call(note).await {
+                tracing::debug!(%error, %shard, "a log at rest was not moved");
+            }
+        })
     }
 
     fn more(&self, shard: &ShardId, remote: &Remote, wait: Duration) -> Result<Request, Error> {
@@ -381,7 +408,6 @@ impl Events {
     }
 }
 
-/// Moves a shard's log past a time, unless it is.
 fn note(time: ClusterTime) -> Result<Request, Error> {
     let mut note = DocWriter::new().with("appendOplogNote", 1);
     note.begin_document("data").end();

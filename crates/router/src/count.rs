@@ -2,10 +2,10 @@
 
 use crate::failure::Failure;
 use crate::find::{no_progress, whole};
-use crate::request::{fields_without, snapshot_time};
+use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
 use crate::scatter::Answered;
-use crate::targeting::{context_of, namespace_of};
+use crate::targeting::{context_of, namespace_of_check};
 use crate::{Router, STALE_RETRIES_MAX};
 use cluster::routing::ShardId;
 use model::bson::{Doc, Value, ValueRef};
@@ -16,8 +16,8 @@ use query::filter::Filter;
 use wire::{Reply, Request};
 
 /// The filter of a command, where it may be targeted by it.
-fn filter_of(body: Doc<'_>, name: &str) -> Result<Filter, Error> {
-    let context = context_of(body)?;
+fn filter_of(body: Doc<'_>, name: &str, clock: &Clock) -> Result<Filter, Error> {
+    let context = context_of(body, clock)?;
     let filter = body.get_doc(name).unwrap_or(Doc::EMPTY);
     Ok(Filter::parse(filter, &context)?.optimized())
 }
@@ -92,8 +92,8 @@ impl Gathered {
 
 pub(crate) async fn count(router: &Router, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
-    let namespace = namespace_of(body, request.database())?;
-    let filter = filter_of(body, "query")?;
+    let namespace = namespace_of_check(body, request.database())?;
+    let filter = filter_of(body, "query", &router.clock)?;
     let skip = whole(body.get("skip"));
     let limit = body.get("limit").map_or(Some(0), |limit| {
         let limit = Number::of(limit)?.to_i64_exact()?;
@@ -119,6 +119,10 @@ pub(crate) async fn count(router: &Router, request: &Request) -> Result<Reply, F
             Reply::writer().with("n", 0).with("ok", 1.0),
         ));
     };
+    if malformed {
+        // Nobody refused it; but one shard's count is not the answer.
+        return Err(Error::bad_value("the arguments of count are malformed").into());
+    }
     if let Some(only) = gathered.take_only() {
         return Ok(only);
     }
@@ -142,8 +146,8 @@ pub(crate) async fn count(router: &Router, request: &Request) -> Result<Reply, F
 
 pub(crate) async fn distinct(router: &Router, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
-    let namespace = namespace_of(body, request.database())?;
-    let filter = filter_of(body, "query")?;
+    let namespace = namespace_of_check(body, request.database())?;
+    let filter = filter_of(body, "query", &router.clock)?;
     let target = |route: &Route| route.read_targets(&filter);
     let gathered = router
         .gather(request, &namespace, target, &[], |_| {})

@@ -62,7 +62,7 @@ async fn rare(
     }
     match request.name() {
         "hello" | "isMaster" | "ismaster" => Ok(hello::hello(router, connection, request).await?),
-        "ping" => Ok(Reply::ok()),
+        "ping" if is_plain_ping(request) => Ok(Reply::ok()),
         "isdbgrid" => Ok(Reply::from_writer(
             Reply::writer()
                 .with("isdbgrid", 1)
@@ -115,6 +115,17 @@ async fn rare(
         )
         .into()),
     }
+}
+
+/// Whether nothing has to be checked.
+fn is_plain_ping(request: &Request) -> bool {
+    let is_known = |name: &str| {
+        matches!(
+            name,
+            "ping" | "$db" | "lsid" | "$clusterTime" | "$readPreference" | "comment"
+        )
+    };
+    request.body().iter().all(|element| is_known(element.key()))
 }
 
 /// A pipeline that begins without a collection: operations, or events of everything.
@@ -235,6 +246,7 @@ fn is_answered_by_config(name: &str) -> bool {
             | "top"
             | "usersInfo"
             | "availableQueryOptions"
+            | "ping"
             | "profile"
             | "authenticate"
             | "saslStart"

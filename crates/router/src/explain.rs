@@ -1,7 +1,7 @@
 //! `explain`: which shards a command goes to, and what each of them would do.
 //!
 //! The stage says how answers are put together: `SINGLE_SHARD`, `SHARD_MERGE`, `SHARD_MERGE_SORT`.
-//! Pipelines answer with a document per shard.
+//! Pipelines answer with their two halves and a document per shard.
 
 use crate::Router;
 use crate::count::Gathered;
@@ -14,8 +14,12 @@ use crate::targeting::{context_of, documents, namespace_of};
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
+use model::namespace::Namespace;
 use model::number::Number;
+use query::context::QueryContext;
 use query::filter::Filter;
+use query::pipeline::split::{Origin, Split, prepare};
+use query::pipeline::{Place, Scope, parse};
 use wire::{Reply, Request};
 
 pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply, Failure> {
@@ -46,12 +50,26 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
         return crate::diagnostic::ask_config(router, request).await;
     }
     let namespace = namespace_of(command, request.database())?;
-    let context = context_of(command)?;
+    let context = context_of(command, &router.clock)?;
     let filter = explained_filter(name, command);
     let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
+    let split = match name {
+        "aggregate" => split_of(router, command, &namespace, &context).await?,
+        _ => None,
+    };
+    let halved = match &split {
+        Some(split) => Some(shard_half(body, command, split)?),
+        None => None,
+    };
     let target = |route: &Route| -> Vec<ShardId> { route.read_targets(&filter) };
     let gathered = router
-        .gather(request, &namespace, target, &[], |_| {})
+        .gather(
+            halved.as_ref().unwrap_or(request),
+            &namespace,
+            target,
+            &[],
+            |_| {},
+        )
         .await?;
     let Some(gathered) = gathered else {
         // As MongoDB's router does for what does not exist.
@@ -68,7 +86,7 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
     };
     let sorted = order_of(command.get_doc("sort"))?.is_some();
     match name {
-        "aggregate" => Ok(of_pipeline(&gathered)),
+        "aggregate" => Ok(of_pipeline(&gathered, split.as_ref())),
         _ => Ok(of_query(router, &gathered, command, sorted)),
     }
 }
@@ -184,11 +202,65 @@ fn append_execution(writer: &mut DocWriter, answers: &[Answered], stage: &str) {
     writer.end().end().end();
 }
 
-fn of_pipeline(gathered: &Gathered) -> Reply {
+/// The halves of a pipeline that goes to several shards.
+async fn split_of(
+    router: &Router,
+    command: Doc<'_>,
+    namespace: &Namespace,
+    context: &QueryContext,
+) -> Result<Option<Split>, Failure> {
+    let Some(stages) = command.get_array("pipeline") else {
+        return Ok(None);
+    };
+    let scope = Scope {
+        database: namespace.database(),
+        collection: Some(namespace),
+        context,
+        place: Place::Command,
+        depth: 0,
+    };
+    let prepared = prepare(parse(stages, &scope)?, namespace.database())?;
+    let filter = prepared.filter();
+    let target = |route: &Route| Ok(route.read_targets(&filter));
+    let Some((route, shards)) = router.route_to(namespace, false, target).await? else {
+        return Ok(None);
+    };
+    if shards.len() < 2 || prepared.origin() != Origin::Collection {
+        return Ok(None);
+    }
+    let pattern = route.table().map(|table| &*table.pattern);
+    Ok(Some(prepared.for_shards(pattern)?))
+}
+
+/// The same question about what the shards do of a pipeline.
+fn shard_half(body: Doc<'_>, command: Doc<'_>, split: &Split) -> Result<Request, Error> {
+    let mut halved = DocWriter::new();
+    halved.begin_document("explain");
+    for element in command.iter() {
+        match element.key() {
+            "pipeline" => halved.append("pipeline", &split.shard_pipeline()),
+            _ => halved.append_element(&element),
+        };
+    }
+    halved
+        .append("fromMongos", true)
+        .append("needsMerge", true)
+        .end();
+    for element in body.iter().skip(1) {
+        halved.append_element(&element);
+    }
+    Request::from_parts(halved.finish(), Vec::new())
+}
+
+fn of_pipeline(gathered: &Gathered, split: Option<&Split>) -> Reply {
     let mut writer = Reply::writer();
-    writer
-        .append("splitPipeline", ValueRef::Null)
-        .begin_document("shards");
+    match split {
+        Some(split) => split.explain(&mut writer),
+        None => {
+            writer.append("splitPipeline", ValueRef::Null);
+        }
+    }
+    writer.begin_document("shards");
     for answered in &gathered.answers {
         writer.begin_document(answered.shard.as_str());
         for element in answered.reply.document().iter() {

@@ -11,7 +11,7 @@
 use crate::cursor::{Cursor, Source};
 use crate::failure::Failure;
 use crate::merge::{Batch, Shared, Stream, Streams};
-use crate::request::{fields_without, snapshot_time};
+use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
 use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of};
@@ -34,7 +34,7 @@ pub(crate) const FIRST_BATCH_DOCUMENTS: u64 = 101;
 pub(crate) async fn find(router: &Router, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
     let namespace = namespace_of(body, request.database())?;
-    let context = context_of(body)?;
+    let context = context_of(body, &router.clock)?;
     let filter = body.get_doc("filter").unwrap_or(Doc::EMPTY);
     let filter = Filter::parse(filter, &context)?.optimized();
     for _ in 0..STALE_RETRIES_MAX {
@@ -72,6 +72,27 @@ impl Router {
             .end()
             .append("ok", 1.0);
         Reply::from_writer(writer)
+    }
+
+    /// What one shard says about a malformed request. It must not be an answer: that would be
+    /// the answer of one shard for all.
+    pub(crate) async fn refusal(
+        &self,
+        request: &Request,
+        route: &Route,
+        shard: &ShardId,
+    ) -> Failure {
+        let routed = match route.request(request, shard, &self.clock) {
+            Ok(routed) => routed,
+            Err(error) => return error.into(),
+        };
+        match self.ask(shard, routed).await {
+            Err(failure) => failure,
+            Ok(_) => Failure::Error(Error::bad_value(format!(
+                "the arguments of {} are malformed",
+                request.name()
+            ))),
+        }
     }
 
     /// Lets one shard answer, and remembers where its cursor is.
@@ -201,8 +222,13 @@ pub(crate) fn whole(value: Option<ValueRef<'_>>) -> Option<u64> {
         None => Some(0),
         Some(value) if value.is_nullish() => Some(0),
         Some(value) => {
-            let number = Number::of(value)?.to_i64_exact()?;
-            u64::try_from(number).ok()
+            let number = Number::of(value)?;
+            // Fractions are cut off and what is too great is as good as all, as on a shard.
+            let whole = match number.to_i64_exact() {
+                Some(exact) => exact,
+                None => number.to_f64() as i64,
+            };
+            u64::try_from(whole).ok()
         }
     }
 }
@@ -220,8 +246,7 @@ async fn find_on_several(
         whole(body.get("batchSize")),
     );
     let (Some(skip), Some(limit), Some(_)) = counts else {
-        // It is malformed: one shard says in which way.
-        return router.pass_cursor(request, route, &shards[0]).await;
+        return Err(router.refusal(request, route, &shards[0]).await);
     };
     let limit = Some(limit).filter(|limit| *limit > 0);
     let order = order_of(body.get_doc("sort"))?;
@@ -229,7 +254,7 @@ async fn find_on_several(
         let message = "returnKey with a sort over several shards is not supported yet";
         return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
     }
-    let projection = Late::new(body, order.as_ref())?;
+    let projection = Late::new(body, order.as_ref(), &router.clock)?;
     let fetched = limit.map(|limit| limit.saturating_add(skip));
     let requests = shards.iter().map(|shard| {
         let mut dropped = vec!["skip", "limit"];
@@ -334,12 +359,16 @@ struct Late {
 }
 
 impl Late {
-    fn new(body: Doc<'_>, order: Option<&SortPattern>) -> Result<Option<Late>, Error> {
+    fn new(
+        body: Doc<'_>,
+        order: Option<&SortPattern>,
+        clock: &Clock,
+    ) -> Result<Option<Late>, Error> {
         let spec = body.get_doc("projection").filter(|spec| !spec.is_empty());
         let (Some(spec), Some(order)) = (spec, order) else {
             return Ok(None);
         };
-        let context = context_of(body)?;
+        let context = context_of(body, clock)?;
         let projection = Projection::parse(spec, body.get_doc("filter"), &context)?;
         let sent = projection.needed_fields().map(|needed| {
             let sorted = order.paths().iter().map(|path| path.as_str().to_owned());

@@ -13,7 +13,7 @@ use wire::{Reply, Request};
 pub(crate) async fn find_and_modify(router: &Router, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
     let namespace = namespace_of(body, request.database())?;
-    let context = context_of(body)?;
+    let context = context_of(body, &router.clock)?;
     let filter = body.get_doc("query").unwrap_or(Doc::EMPTY);
     let filter = Filter::parse(filter, &context)?.optimized();
     for _ in 0..STALE_RETRIES_MAX {

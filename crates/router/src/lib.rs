@@ -20,7 +20,7 @@
 //!
 //! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
 //! `targeting.rs` (where requests go), `bulk.rs` (writes), `find.rs`, `merge.rs`, `cursor.rs`
-//! (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `dispatch.rs` (the commands).
+//! (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `dispatch.rs` (the commands).
 
 mod aggregate;
 mod bulk;

@@ -13,7 +13,7 @@ use crate::failure::{Failure, is_ok};
 use crate::find::whole;
 use crate::hello::object_id;
 use crate::targeting::documents;
-use model::bson::{ArrayBuf, ArrayWriter, Doc, DocBuf, DocWriter, Value};
+use model::bson::{ArrayBuf, ArrayWriter, Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use query::pipeline::{Advance, Merge, Out, Source, Stage, WhenMatched, WhenNotMatched};
@@ -190,6 +190,7 @@ async fn join(
     source: &mut dyn Source,
     merge: &Merge,
 ) -> Result<(), Failure> {
+    check_unique(command, merge).await?;
     let mut merge = merge.clone();
     let route = command.router.routing.route(&merge.target, true).await?;
     if let (None, Some(table)) = (&merge.on, route.as_ref().and_then(|route| route.table())) {
@@ -243,6 +244,36 @@ async fn join(
             )));
         }
     }
+}
+
+/// A field list must be unique in the target, or a document would join several.
+async fn check_unique(command: &Command<'_>, merge: &Merge) -> Result<(), Failure> {
+    let on = match &merge.on {
+        Some(on) if on.iter().any(|field| field != "_id") => on,
+        Some(_) | None => return Ok(()),
+    };
+    let list = DocWriter::new().with("listIndexes", merge.target.collection());
+    let list = list.with("$db", merge.target.database()).finish();
+    let request = Request::from_parts(list, Vec::new())?;
+    let listed = crate::catalog::list_indexes(command.router, &request).await;
+    let fits = |index: Doc<'_>| {
+        let key = index.get_doc("key").unwrap_or(Doc::EMPTY);
+        index.get("unique") == Some(ValueRef::Boolean(true))
+            && index.get("partialFilterExpression").is_none()
+            && key.iter().count() == on.len()
+            && key
+                .iter()
+                .all(|field| on.iter().any(|name| name == field.key()))
+    };
+    let is_there = listed.is_ok_and(|listed| {
+        let cursor = listed.document().get_doc("cursor").unwrap_or(Doc::EMPTY);
+        crate::registry::batch_of(cursor).any(fits)
+    });
+    if is_there {
+        return Ok(());
+    }
+    let message = "Cannot find index to verify that join fields will be unique";
+    Err(Error::location(51183, message).into())
 }
 
 fn with_id(document: DocBuf) -> DocBuf {

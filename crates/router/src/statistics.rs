@@ -7,7 +7,7 @@ use crate::find::whole;
 use crate::request::fields_without;
 use crate::routing::Route;
 use crate::scatter::Answered;
-use crate::targeting::namespace_of;
+use crate::targeting::namespace_of_check;
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::number::Number;
@@ -48,7 +48,7 @@ fn append_answer(writer: &mut DocWriter, name: &str, answered: &Answered) {
 }
 
 pub(crate) async fn coll_stats(router: &Router, request: &Request) -> Result<Reply, Failure> {
-    let namespace = namespace_of(request.body(), request.database())?;
+    let namespace = namespace_of_check(request.body(), request.database())?;
     let gathered = router
         .gather(request, &namespace, Route::all, &[], |_| {})
         .await?;
@@ -203,7 +203,7 @@ pub(crate) async fn data_size(router: &Router, request: &Request) -> Result<Repl
 }
 
 pub(crate) async fn validate(router: &Router, request: &Request) -> Result<Reply, Failure> {
-    let namespace = namespace_of(request.body(), request.database())?;
+    let namespace = namespace_of_check(request.body(), request.database())?;
     let gathered = router
         .gather(request, &namespace, Route::all, &[], |_| {})
         .await?;

@@ -12,15 +12,17 @@
 //! ```
 
 use crate::Router;
+use crate::request::Clock;
 use crate::routing::Route;
 use cluster::cache::Placement;
 use cluster::routing::{RoutingTable, ShardId};
-use model::bson::{Array, Doc, ValueRef};
+use model::bson::{Array, Doc, Timestamp, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::text::document_quoted;
+use model::time::ClusterTime;
 use query::context::QueryContext;
-use query::expression::Expression;
+use query::expression::{Expression, check_user_variable};
 use query::filter::Filter;
 use query::path::Path;
 use query::plan::shard_key_ranges;
@@ -230,11 +232,34 @@ fn pattern_text(table: &RoutingTable) -> String {
 }
 
 /// What a command's expressions may refer to: the time, and its `let`.
-pub(crate) fn context_of(body: Doc<'_>) -> Result<QueryContext, Error> {
+pub(crate) fn context_of(body: Doc<'_>, clock: &Clock) -> Result<QueryContext, Error> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ms = now.map_or(0, |now| i64::try_from(now.as_millis()).unwrap_or(i64::MAX));
     let mut context = QueryContext::new(now_ms);
+    let time = clock.now();
+    if time > ClusterTime::ZERO {
+        context.cluster_time = Some(Timestamp {
+            seconds: time.seconds(),
+            increment: time.increment(),
+        });
+    }
+    if let Some(other) = body.get("let")
+        && !matches!(other, ValueRef::Document(_))
+        && !other.is_nullish()
+    {
+        let command = body.first().map_or("", |first| first.key());
+        return Err(Error::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "BSON field '{command}.let' is the wrong type '{}', expected type 'object'",
+                other.kind().name()
+            ),
+        ));
+    }
     for element in body.get_doc("let").iter().flat_map(|doc| doc.iter()) {
+        if element.key() != "CURRENT" {
+            check_user_variable(element.key())?;
+        }
         let expression = Expression::parse(element.value(), &context)?;
         // The shards refuse what is wrong with it; here it only must not stand in the way.
         let value = match expression.reads_document() {
@@ -260,6 +285,16 @@ pub(crate) fn namespace_of(body: Doc<'_>, database: &str) -> Result<Namespace, E
         )),
         None => Err(Error::bad_value("the command is empty")),
     }
+}
+
+/// The same for commands with another code for a name that is no string.
+pub(crate) fn namespace_of_check(body: Doc<'_>, database: &str) -> Result<Namespace, Error> {
+    let first = body.first().map(|first| first.value());
+    let is_text = matches!(first, Some(ValueRef::String(_)));
+    namespace_of(body, database).map_err(|error| match is_text {
+        true => error,
+        false => Error::new(Code::INVALID_NAMESPACE, error.message),
+    })
 }
 
 /// The documents of an array.

@@ -114,6 +114,11 @@ pub(crate) trait BatchSource: Send {
         false
     }
 
+    /// Whether who waits is told of news that bring no documents, too.
+    fn tells_any_news(&self) -> bool {
+        false
+    }
+
     /// What it waits for.
     fn interest(&self) -> Interest {
         Interest::Everything

@@ -209,6 +209,14 @@ impl<T: Ord + Clone, E> EventMerge<T, E> {
         told.unwrap_or(reached).clone()
     }
 
+    /// The least event that waits for shards, and for which.
+    pub fn held_up(&self) -> Option<(&T, Vec<ShardId>)> {
+        let heads = self.streams.values().filter_map(Stream::head);
+        let token = heads.min()?;
+        let shards = self.silent(Some(token));
+        (!shards.is_empty()).then_some((token, shards))
+    }
+
     /// The next thing to do.
     pub fn step(&mut self) -> Next<T, E> {
         loop {

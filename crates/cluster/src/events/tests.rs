@@ -39,6 +39,7 @@ fn an_event_waits_for_those_that_may_precede_it() {
     merge
         .answered(&shard("a"), [(2, "a2"), (5, "a5")], 6)
         .unwrap();
+    assert_eq!(merge.held_up(), Some((&2, vec![shard("b"), shard("c")])));
     assert_eq!(merge.step(), wait(&["b", "c"], Some(2)));
     merge
         .answered(&shard("b"), [(1, "b1"), (4, "b4")], 4)

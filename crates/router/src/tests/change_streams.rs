@@ -46,7 +46,12 @@ impl LogShard {
             "invalidate" => "6F",
             _ => "6E",
         };
-        let identity = self.name.repeat(16).into_bytes();
+        // A dropped collection is the same everywhere.
+        let identity = match operation {
+            "drop" => "z".repeat(16),
+            _ => self.name.repeat(16),
+        };
+        let identity = identity.into_bytes();
         let identity: String = identity.iter().map(|byte| format!("{byte:02X}")).collect();
         let token = format!(
             "82{:016X}2B022C010029{flag}5A1004{identity}04",
@@ -364,7 +369,9 @@ fn an_invalidation_ends_the_stream() {
     run(async {
         let world = World::new();
         let (mut client, _) = world.watch(None).await.expect("a stream");
+        // Both at the same time.
         world.shards["a"].write("drop", 1);
+        world.shards["b"].write("drop", 9);
         let token = world.shards["a"].write("invalidate", 2);
         assert_eq!(world.rest(&mut client).await, Ok(vec![1, 2]));
         assert_eq!(client.cursor, 0);

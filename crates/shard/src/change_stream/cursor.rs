@@ -30,6 +30,9 @@ pub(crate) struct StreamCursor {
     /// The last batch read the log to its end: what has come since is in memory.
     caught_up: bool,
     ended: bool,
+    /// Whether a router merges it with the streams of other shards, for which the place
+    /// that it has come to is news.
+    merged: bool,
 }
 
 impl StreamCursor {
@@ -37,6 +40,7 @@ impl StreamCursor {
         source: Box<dyn Source>,
         environment: Arc<ShardEnvironment>,
         state: Arc<Mutex<StreamState>>,
+        merged: bool,
     ) -> Self {
         let token = state.lock().reached();
         Self {
@@ -47,6 +51,7 @@ impl StreamCursor {
             left_over: false,
             caught_up: false,
             ended: false,
+            merged,
         }
     }
 
@@ -134,6 +139,10 @@ impl BatchSource for StreamCursor {
 
     fn awaits_data(&self) -> bool {
         true
+    }
+
+    fn tells_any_news(&self) -> bool {
+        self.merged
     }
 
     fn interest(&self) -> Interest {

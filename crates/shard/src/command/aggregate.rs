@@ -97,7 +97,12 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         }
         _ => {
             let source: Box<dyn BatchSource> = match environment.stream() {
-                Some(state) => Box::new(StreamCursor::new(source, environment, state)),
+                Some(state) => Box::new(StreamCursor::new(
+                    source,
+                    environment,
+                    state,
+                    fields.needs_merge,
+                )),
                 None => Box::new(PipelineSource {
                     source,
                     environment,

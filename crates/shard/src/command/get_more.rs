@@ -120,7 +120,10 @@ async fn fill_or_wait(
             return Ok(filled);
         }
         tokio::select! {
-            () = news => shard.watchers.woke(),
+            () = news => {
+                shard.watchers.woke();
+                is_last = source.tells_any_news();
+            }
             () = tokio::time::sleep_until(until) => is_last = true,
             () = invocation.operation.interrupted() => {}
             () = invocation.connection.closed() => return Ok(filled),
