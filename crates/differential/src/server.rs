@@ -124,7 +124,8 @@ pub fn start_cluster() -> anyhow::Result<Server> {
     start_terndb_with(&["--shards", "3"])
 }
 
-fn start_terndb_with(arguments: &[&str]) -> anyhow::Result<Server> {
+/// The `terndb` binary with more options of `terndb up`.
+pub fn start_terndb_with(arguments: &[&str]) -> anyhow::Result<Server> {
     let binary = find_terndb()?;
     let data = tempfile::tempdir()?;
     let mut child = Command::new(&binary)

@@ -53,7 +53,7 @@ use crate::settings::{Settings, Writes};
 use crate::status::{Control, Phase, Status};
 use crate::store::Store;
 use crate::survey::Survey;
-use crate::time::now_ms;
+use crate::time::{ClusterTime, now_ms};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -63,6 +63,9 @@ use tokio::task::JoinSet;
 const SURVEY_INTERVAL: Duration = Duration::from_secs(10);
 const SURVEY_ATTEMPTS: u32 = 4;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a side's changes may stand still in front of a time that they must pass. A cluster at rest
+/// writes something to every oplog every ten seconds.
+const STREAM_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Compares two clusters.
 pub async fn verify(settings: Settings) -> Result<Report, VerifyError> {
@@ -320,13 +323,7 @@ impl Run {
         for side in Side::BOTH {
             let cluster = shared.side(side);
             let time = off.on(side);
-            let mut positions = shared.status.stream(side).position.subscribe();
-            let passed = positions.wait_for(|position| match position.idle {
-                true => cluster.has_passed(position.time, time),
-                false => position.time > time,
-            });
-            // The sender lives as long as the run.
-            let _ = passed.await;
+            shared.until_passed(side, time).await?;
             cluster.reads_after.raise(time);
         }
         Ok(())
@@ -364,6 +361,32 @@ impl Run {
     }
 }
 
+impl Shared {
+    /// Waits until a side's changes are known up to a time; fails if they do not come nearer.
+    async fn until_passed(&self, side: Side, time: ClusterTime) -> Result<(), VerifyError> {
+        let cluster = self.side(side);
+        let mut positions = self.status.stream(side).position.subscribe();
+        loop {
+            let before = *positions.borrow_and_update();
+            let passed = match before.idle {
+                true => cluster.has_passed(before.time, time),
+                false => before.time > time,
+            };
+            if passed {
+                return Ok(());
+            }
+            let moved = positions.wait_for(|position| *position != before);
+            // The sender lives as long as the run.
+            if tokio::time::timeout(STREAM_PATIENCE, moved).await.is_err() {
+                let seconds = STREAM_PATIENCE.as_secs();
+                return Err(cluster.no_changes(format!(
+                    "for {seconds} seconds its changes have not come past the time at which writes went off; start again with the same options to go on"
+                )));
+            }
+        }
+    }
+}
+
 async fn survey_with_retries(shared: &Shared) -> Result<Survey, VerifyError> {
     let mut delay = Duration::from_millis(250);
     for _ in 1..SURVEY_ATTEMPTS {
@@ -378,7 +401,7 @@ async fn survey_with_retries(shared: &Shared) -> Result<Survey, VerifyError> {
     Survey::make(&shared.source, &shared.destination, &shared.settings).await
 }
 
-type Times = [Option<crate::time::ClusterTime>; 2];
+type Times = [Option<ClusterTime>; 2];
 
 async fn moment(source: &Cluster, destination: &Cluster) -> Result<Times, VerifyError> {
     let (source, destination) = tokio::try_join!(source.now(), destination.now())?;

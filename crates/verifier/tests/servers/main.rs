@@ -12,10 +12,11 @@ mod planted;
 mod range_queries;
 mod resume;
 mod scenarios;
+mod sharded;
 
 use anyhow::{Context, Result};
 use bson::{Bson, Document};
-use differential::server::{Server, start_mongod, start_terndb};
+use differential::server::{Server, start_mongod, start_terndb, start_terndb_with};
 use mongodb::Client;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -36,6 +37,8 @@ fn on_runtime(test: impl Future<Output = Result<()>>) -> Result<()> {
 enum Kind {
     MongoDb,
     TernDb,
+    /// A router over so many shards.
+    TernDbSharded(&'static str),
 }
 
 impl Kind {
@@ -43,11 +46,12 @@ impl Kind {
         match self {
             Kind::MongoDb => start_mongod(),
             Kind::TernDb => start_terndb(),
+            Kind::TernDbSharded(shards) => start_terndb_with(&["--shards", shards]),
         }
     }
 }
 
-/// Two servers with a client each. Both kinds of them are replica sets of one.
+/// Two servers with a client each.
 struct Servers {
     source: Client,
     destination: Client,

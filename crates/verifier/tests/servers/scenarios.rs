@@ -80,7 +80,7 @@ fn many() -> usize {
 }
 
 /// Enough for many batches and partitions, with differences at random places.
-async fn many_documents(servers: &Servers) -> Result<()> {
+pub async fn many_documents(servers: &Servers) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(11);
     let (mut source, mut destination) = (Vec::new(), Vec::new());
     let (mut missing, mut extra, mut content) = (0, 0, 0);
