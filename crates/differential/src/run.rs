@@ -12,7 +12,7 @@ use crate::normalize::Normalizer;
 use crate::notation::print;
 use crate::row::Row;
 use crate::session::{Outcome, Session, selected};
-use crate::sharding::is_refused_by_routers;
+use crate::sharding::{is_about_plans, is_refused_by_routers};
 use crate::table::{Group, Setup, Table};
 use crate::value::{Fields, Value, get};
 
@@ -37,7 +37,7 @@ pub enum Verdict {
     KnownToDiffer,
     /// The row says that it differs, and it does not any more.
     AgreesUnexpectedly,
-    /// Routers refuse it for sharded collections, MongoDB's too.
+    /// Routers refuse it for sharded collections or show it otherwise, MongoDB's too.
     NotForRouters,
     /// The oracle gave no replies: the row itself is wrong.
     Broken(String),
@@ -112,7 +112,7 @@ impl Sessions {
             (Ok(by_oracle), Ok(by_target)) => self.compare(row, by_oracle, by_target),
         };
         if let (true, Ok(replies)) = (self.cluster && !lines.is_empty(), by_target)
-            && replies.iter().any(is_refused_by_routers)
+            && (replies.iter().any(is_refused_by_routers) || is_about_plans(row))
         {
             return Verdict::NotForRouters;
         }

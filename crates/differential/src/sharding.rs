@@ -4,6 +4,7 @@
 //! Collections are spread by the hash of one field: of another than `_id` where all documents have
 //! one and all rows of the group only read, since rows that change single documents need `_id`.
 
+use crate::row::{Row, Step};
 use crate::table::{COLLECTION, Setup};
 use crate::value::{Fields, Value, get};
 
@@ -42,6 +43,15 @@ fn other_field<'a>(documents: &[&'a Fields]) -> Option<&'a str> {
     };
     let mut names = first.iter().map(|(name, _)| name.as_str());
     names.find(|name| *name != "_id" && !name.contains('.') && usable(name))
+}
+
+/// Whether a row asks for a plan: those of routers name shards.
+pub fn is_about_plans(row: &Row) -> bool {
+    let explains = |step: &Step| {
+        let first = step.command.first();
+        first.is_some_and(|(name, _)| name == "explain") || get(&step.command, "explain").is_some()
+    };
+    row.steps.iter().any(explains)
 }
 
 /// Whether a reply says that a statement cannot be routed: MongoDB's routers say so too.

@@ -62,6 +62,7 @@ pub(crate) async fn aggregate(router: &Arc<Router>, request: &Request) -> Result
             "The 'cursor' option is required, except for aggregate with the explain argument";
         return Err(Error::new(Code::FAILED_TO_PARSE, message).into());
     }
+    check_cursor(body)?;
     let command = Command {
         router,
         request,
@@ -82,6 +83,43 @@ pub(crate) async fn aggregate(router: &Arc<Router>, request: &Request) -> Result
         Origin::Events => change_stream::watch(&command, prepared).await,
         Origin::Collection | Origin::Owners => command.run_routed(prepared).await,
     }
+}
+
+/// Shards get a cursor of the router's own making, so the client's is checked here.
+fn check_cursor(body: Doc<'_>) -> Result<(), Error> {
+    let cursor = match body.get("cursor") {
+        None => return Ok(()),
+        Some(ValueRef::Document(cursor)) => cursor,
+        Some(_) => {
+            let message = "cursor field must be missing or an object";
+            return Err(Error::new(Code::TYPE_MISMATCH, message));
+        }
+    };
+    for field in cursor.iter() {
+        let value = field.value();
+        match field.key() {
+            "batchSize" if !value.is_number() && !value.is_nullish() => {
+                return Err(Error::new(
+                    Code::TYPE_MISMATCH,
+                    format!(
+                        "BSON field 'cursor.batchSize' is the wrong type '{}', expected types \
+                         '[long, int, decimal, double']",
+                        value.kind().name()
+                    ),
+                ));
+            }
+            "batchSize" if whole(Some(value)).is_none() => {
+                let message = "BSON field 'batchSize' value must be >= 0";
+                return Err(Error::location(51024, message));
+            }
+            "batchSize" => {}
+            name => {
+                let message = format!("BSON field 'cursor.{name}' is an unknown field.");
+                return Err(Error::location(40415, message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The collection that is named; `None` for `{aggregate: 1}`.

@@ -386,8 +386,10 @@ impl Batch<'_> {
             writer.end();
         }
         if !gathered.retried.is_empty() {
+            let mut retried = gathered.retried;
+            retried.sort_unstable();
             writer.begin_array("retriedStmtIds");
-            for id in &gathered.retried {
+            for id in &retried {
                 writer.push(*id);
             }
             writer.end();
