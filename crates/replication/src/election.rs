@@ -12,6 +12,8 @@
 //!
 //! A member that rests was told so, for a time that its own ticks measure.
 
+use std::sync::atomic::Ordering;
+
 use model::time::ClusterTime;
 use raft::StateRole;
 
@@ -121,7 +123,7 @@ pub(crate) struct Standing {
 
 impl<S: StateMachine> Driver<S> {
     pub(crate) fn is_resting(&self) -> bool {
-        self.ticks < self.standing.rests_until
+        self.ticks < self.standing.rests_until || self.shared.rest_pending.load(Ordering::SeqCst)
     }
 
     /// Whether it may ask for votes now.
@@ -135,6 +137,7 @@ impl<S: StateMachine> Driver<S> {
         if ticks == 0 {
             self.standing.rests_until = 0;
         }
+        self.shared.rest_pending.store(false, Ordering::SeqCst);
     }
 
     fn reason(&self) -> ElectionReason {

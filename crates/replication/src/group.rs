@@ -7,6 +7,7 @@
 use std::future::Future;
 use std::pin::Pin as Pinned;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -268,6 +269,9 @@ impl<S: StateMachine> Group<S> {
         let tick_ms = u128::from(self.log().options.tick_ms);
         let ticks = time.as_millis().div_ceil(tick_ms);
         let ticks = u64::try_from(ticks).unwrap_or(u64::MAX);
+        // A packet that is taken together with the request must find it done.
+        let pending = &self.handle.shared.rest_pending;
+        pending.store(ticks > 0, Ordering::SeqCst);
         self.handle.shared.request(Request::Rest { ticks });
     }
 

@@ -34,7 +34,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -104,6 +104,8 @@ pub(crate) struct Shared<C> {
     room: Notify,
     /// The clock's latest time, readable without the mutex.
     latest_time: AtomicU64,
+    /// A rest was asked for that the loop has not heard of yet: it holds already.
+    pub rest_pending: AtomicBool,
     pub role: watch::Sender<Role>,
     pub members: watch::Sender<Arc<Members>>,
     /// Gone when the group is closed, so that nothing holds the state any longer.
@@ -131,6 +133,7 @@ impl<C> Shared<C> {
             work: Condvar::new(),
             room: Notify::new(),
             latest_time: AtomicU64::new(last_time.to_u64()),
+            rest_pending: AtomicBool::new(false),
             role: watch::Sender::new(Role::Follower {
                 term: members.term,
                 leader: None,
