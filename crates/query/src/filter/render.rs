@@ -7,7 +7,7 @@
 //! simplified it to.
 
 use super::{Filter, Predicate};
-use model::bson::{ArrayWriter, DocBuf, DocWriter, Value, ValueRef};
+use model::bson::{ArrayWriter, Doc, DocBuf, DocWriter, Value, ValueRef};
 
 pub(super) fn render(filter: &Filter) -> DocBuf {
     let mut out = DocWriter::new();
@@ -36,7 +36,7 @@ fn write(filter: &Filter, out: &mut DocWriter) {
             out.end();
         }
         Filter::Expression { source, .. } => {
-            out.append("$expr", source);
+            out.append("$expr", &with_constants(source.as_ref()));
         }
         Filter::SampleRate(rate) => {
             out.begin_document("$expr").begin_array("$lt");
@@ -146,4 +146,48 @@ fn narrowest(number: i64) -> Value {
         Ok(number) => Value::Int32(number),
         Err(_) => Value::Int64(number),
     }
+}
+
+/// An expression as MongoDB writes it: constants are marked as such, and a single
+/// argument stands in a list.
+fn with_constants(expression: ValueRef<'_>) -> Value {
+    match expression {
+        ValueRef::String(text) if text.starts_with('$') => expression.to_owned(),
+        ValueRef::Array(items) => Value::Array(items.iter().map(with_constants).collect()),
+        ValueRef::Document(doc) => Value::Document(document_with_constants(doc)),
+        constant => Value::Document(DocWriter::new().with("$const", constant).finish()),
+    }
+}
+
+fn document_with_constants(doc: Doc<'_>) -> DocBuf {
+    let is_operator = |doc: Doc<'_>| {
+        doc.first()
+            .is_some_and(|first| first.key().starts_with('$'))
+    };
+    let mut out = DocWriter::new();
+    for element in doc.iter() {
+        let (name, value) = (element.key(), element.value());
+        match value {
+            _ if name == "$literal" || name == "$const" => {
+                out.append("$const", value);
+            }
+            // Names and orders are no expressions.
+            _ if name == "as" || name == "sortBy" => {
+                out.append(name, value);
+            }
+            ValueRef::Array(_) => {
+                out.append(name, &with_constants(value));
+            }
+            ValueRef::Document(arguments) if !name.starts_with('$') || !is_operator(arguments) => {
+                out.append(name, &with_constants(value));
+            }
+            single if name.starts_with('$') => {
+                out.begin_array(name).push(&with_constants(single)).end();
+            }
+            field => {
+                out.append(name, &with_constants(field));
+            }
+        }
+    }
+    out.finish()
 }

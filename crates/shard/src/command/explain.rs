@@ -308,6 +308,7 @@ impl Explained {
 
     fn shape(&self, execution: &Execution) -> Shape<'_> {
         match &self.purpose {
+            Purpose::Find { .. } if self.query.return_key => Shape::Whole,
             Purpose::Find {
                 projection: Some((spec, simple)),
             } => Shape::Projected(spec.as_doc(), *simple),
@@ -374,15 +375,20 @@ impl Explained {
         let narrow = |count: u64| i32::try_from(count).unwrap_or(i32::MAX);
         let search = match (&self.purpose, search) {
             // A single change stops by itself: its limit is no stage.
-            (
-                Purpose::Update { multi: false, .. }
-                | Purpose::Delete { multi: false }
-                | Purpose::FindAndModify { .. },
-                stage,
-            ) => stage.without_limit(),
+            (Purpose::Update { multi: false, .. } | Purpose::Delete { multi: false }, stage) => {
+                stage.without_limit()
+            }
+            (Purpose::FindAndModify { .. }, stage) if self.query.sort.is_none() => {
+                stage.without_limit()
+            }
             (_, stage) => stage,
         };
         let works = search.works() + 1;
+        // What is changed is also returned by the one that says so.
+        let returned = match &self.purpose {
+            Purpose::FindAndModify { .. } => found,
+            _ => 0,
+        };
         match &self.purpose {
             Purpose::Update { upsert, .. }
             | Purpose::FindAndModify {
@@ -395,12 +401,18 @@ impl Explained {
                         .with("nWouldModify", narrow(modified))
                         .with("nWouldUpsert", i32::from(*upsert && found == 0)),
                 )
-                .returning(0, works)
+                .returning(returned, works)
                 .over(search),
             Purpose::Delete { .. } | Purpose::FindAndModify { change: None, .. } => {
                 Stage::new("DELETE")
                     .done(DocWriter::new().with("nWouldDelete", narrow(found)))
-                    .returning(0, works)
+                    .returning(returned, works)
+                    .over(search)
+            }
+            Purpose::Find { .. } if self.query.return_key => {
+                let (returned, works) = (found, search.works());
+                Stage::new("RETURN_KEY")
+                    .returning(returned, works)
                     .over(search)
             }
             Purpose::Find { .. }
