@@ -25,7 +25,7 @@
 
 use crate::Shard;
 use crate::catalog::multikey;
-use crate::catalog::{CatalogKey, Collection, Index, IndexState, NextIds};
+use crate::catalog::{CatalogKey, Clustering, Collection, Index, IndexState, NextIds};
 use crate::oplog::Commands;
 use crate::sharding::{Ownership, OwnershipKey};
 use crate::write::Companion;
@@ -47,6 +47,8 @@ pub(crate) struct New {
     pub(crate) indexes: Vec<IndexDefinition>,
     /// What the shard owns of it, if it is sharded.
     pub(crate) ownership: Option<Ownership>,
+    /// The same collection, empty and in another order, whose gate the caller holds.
+    pub(crate) replaces: Option<Arc<Collection>>,
 }
 
 /// The change of one index's definition.
@@ -86,6 +88,7 @@ impl Shard {
             options,
             indexes,
             ownership: None,
+            replaces: None,
         };
         self.create_new(namespace, new).await
     }
@@ -103,13 +106,23 @@ impl Shard {
             let index = Index::new(id, definition, IndexState::Ready, now_ms);
             Arc::new(index)
         };
+        let clustering = match &new.ownership {
+            Some(ownership) => Clustering::by(ownership.key.as_doc())?,
+            None => None,
+        };
+        let mut id_index = None;
+        if clustering.is_some() {
+            id_index = Some(IndexId(ids.index));
+            ids.index += 1;
+        }
         let mut collection = Collection {
+            clustering: clustering.map(Arc::new),
             id: CollectionId(ids.collection),
             uuid: new.uuid,
             namespace: namespace.clone(),
             options: new.options,
             ownership: None,
-            indexes: vec![ready(None, IndexDefinition::on_id()?)],
+            indexes: vec![ready(id_index, IndexDefinition::on_id()?)],
             since: ClusterTime::ZERO,
             gate: Arc::new(RwLock::new(())),
             name: OnceLock::new(),
@@ -122,8 +135,15 @@ impl Shard {
                 .push(ready(Some(IndexId(ids.index)), definition));
             ids.index += 1;
         }
-        self.propose_command(Commands::new().create(&collection), |encoder| {
+        let mut commands = Commands::new();
+        if new.replaces.is_none() {
+            commands = commands.create(&collection);
+        }
+        self.propose_command(commands, |encoder| {
             put_next_ids(encoder, ids);
+            if let Some(replaced) = &new.replaces {
+                drop_collection(encoder, replaced);
+            }
             put_collection(encoder, &collection);
             if let Some(ownership) = &new.ownership {
                 put_ownership(encoder, collection.id, ownership, true);

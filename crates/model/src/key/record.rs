@@ -24,6 +24,12 @@ impl RecordKey {
         Self(bytes.into())
     }
 
+    /// The record key of a collection clustered by other fields, which come encoded.
+    pub fn clustered(mut fields: Vec<u8>, id: ValueRef<'_>) -> Self {
+        encode_into(&mut fields, &mut TypeBits::new(), id, Direction::Ascending);
+        Self(fields.into())
+    }
+
     /// Takes the bytes of a stored key.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self(bytes.into())

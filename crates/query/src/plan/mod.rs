@@ -49,7 +49,7 @@ use crate::index_keys::MultikeyPaths;
 use crate::path::Path;
 use crate::sort::SortPattern;
 use access::Use;
-use model::bson::{Doc, Value};
+use model::bson::{Doc, Value, ValueRef};
 use model::key::{KeyBuilder, RecordKey};
 use model::{Code, Error};
 use std::ops::Bound;
@@ -228,6 +228,11 @@ fn by_cost(mut plans: Vec<Plan>) -> Vec<Plan> {
 
 /// The record key, if the filter is equality on `_id` and nothing else.
 pub fn id_equality(filter: &Filter) -> Option<RecordKey> {
+    id_value(filter).map(RecordKey::from_id)
+}
+
+/// The `_id` that a filter names, if that is all it says.
+pub fn id_value(filter: &Filter) -> Option<ValueRef<'_>> {
     let only = match filter {
         Filter::And(children) => match &children[..] {
             [only] => only,
@@ -245,7 +250,7 @@ pub fn id_equality(filter: &Filter) -> Option<RecordKey> {
                 Value::Array(_) | Value::Undefined | Value::Regex { .. }
             ) =>
         {
-            Some(RecordKey::from_id(value.as_ref()))
+            Some(value.as_ref())
         }
         _ => None,
     }

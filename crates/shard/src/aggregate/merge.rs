@@ -178,6 +178,10 @@ impl Joining<'_> {
     }
 
     fn is_by_id_alone(&self) -> bool {
+        let target = self.invocation.shard.catalog.get(&self.merge.target);
+        if target.is_some_and(|target| target.clustering.is_some()) {
+            return false;
+        }
         match &self.merge.on {
             None => true,
             Some(on) => on.len() == 1 && on[0] == "_id",

@@ -25,6 +25,14 @@ pub(crate) async fn write_out(
     })?;
     let shard = invocation.shard;
     shard.check_writable(target, "$out")?;
+    if let Some(target) = shard.catalog.get(target)
+        && target.ownership.is_some()
+    {
+        return Err(Error::location(
+            28769,
+            format!("{} cannot be sharded", target.namespace),
+        ));
+    }
     let name = format!("tmp.agg_out.{}", shard.new_uuid());
     let hidden = Namespace::new(target.database(), &name)?;
     {

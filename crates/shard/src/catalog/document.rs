@@ -3,13 +3,14 @@
 //! ```text
 //!   meta key  "catalog/collection/" + id as 8 hex digits
 //!   value     { ns: string, uuid: binary(4), options: document,
+//!               clustering: document (absent: by _id),
 //!               indexes: [ { id: int (absent for _id), spec: document,
 //!                            state: "ready" | "building" } ] }
 //!   meta key  "catalog/next-id"
 //!   value     { collection: int, index: int }    the next ids to give
 //! ```
 
-use super::{Collection, Index, Multikey};
+use super::{Clustering, Collection, Index, Multikey};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::{CollectionId, IndexId, Uuid};
 use model::time::ClusterTime;
@@ -103,6 +104,9 @@ impl Collection {
                 },
             )
             .append("options", &self.options);
+        if let Some(clustering) = &self.clustering {
+            writer.append("clustering", &clustering.key);
+        }
         writer.begin_array("indexes");
         for index in &self.indexes {
             writer.push_document();
@@ -146,8 +150,13 @@ impl Collection {
             };
             indexes.push(Arc::new(Index::from_document(index, now_ms)?));
         }
+        let clustering = match doc.get_doc("clustering") {
+            Some(key) => Clustering::by(key)?.map(Arc::new),
+            None => None,
+        };
         Ok(Self {
             id,
+            clustering,
             uuid: Uuid(uuid.ok_or_else(|| damaged("uuid"))?),
             namespace: Namespace::parse(namespace)?,
             options: doc

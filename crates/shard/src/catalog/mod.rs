@@ -16,9 +16,11 @@
 //! from looking up the collection until their entry is appended; who changes the
 //! collection holds it exclusively until the change is applied.
 
+mod clustering;
 mod document;
 pub(crate) mod multikey;
 
+pub(crate) use clustering::Clustering;
 pub(crate) use document::{CatalogKey, IndexState, NextIds};
 pub(crate) use multikey::Multikey;
 
@@ -50,6 +52,8 @@ pub(crate) struct Collection {
     /// Before this time the name meant another collection, or none. Not stored:
     /// after a restart it is the time of the last entry applied before.
     pub(crate) since: ClusterTime,
+    /// What records are ordered by before `_id`, if by anything.
+    pub(crate) clustering: Option<Arc<Clustering>>,
     /// What this shard owns of it, if it is sharded.
     pub(crate) ownership: Option<Arc<Ownership>>,
     /// Survives catalog versions: see the invariant above.
@@ -63,7 +67,7 @@ pub(crate) struct Collection {
 /// One index of a collection.
 #[derive(Debug)]
 pub(crate) struct Index {
-    /// The id index has none: records are clustered by `_id` themselves.
+    /// The id index has none where records are clustered by `_id` themselves.
     pub(crate) id: Option<IndexId>,
     pub(crate) definition: IndexDefinition,
     pub(crate) state: IndexState,
@@ -96,6 +100,11 @@ impl Index {
             accesses: self.accesses.clone(),
             accesses_since_ms: self.accesses_since_ms,
         }
+    }
+
+    /// Whether no two documents may have the same key.
+    pub(crate) fn is_unique(&self) -> bool {
+        self.definition.unique || self.definition.is_id()
     }
 
     pub(crate) fn is_ready(&self) -> bool {
@@ -337,6 +346,7 @@ impl Collection {
             namespace: self.namespace.clone(),
             options: self.options.clone(),
             indexes: self.indexes.clone(),
+            clustering: self.clustering.clone(),
             ownership: self.ownership.clone(),
             since: self.since,
             gate: self.gate.clone(),

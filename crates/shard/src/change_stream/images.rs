@@ -10,9 +10,8 @@
 use super::event::{Event, Images, What};
 use crate::Shard;
 use crate::error::from_storage;
-use crate::oplog::Logged;
-use model::bson::{Doc, DocBuf, ValueRef};
-use model::key::RecordKey;
+use crate::oplog::{Logged, Place};
+use model::bson::{Doc, DocBuf};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use query::pipeline::{BeforeChange, ChangeStream, FullDocument};
@@ -70,7 +69,7 @@ fn look_up(shard: &Shard, name: &Name<'_>, logged: &Logged<'_>) -> Result<Option
     }
     let record = shard
         .store
-        .get(name.collection, record_key(logged).as_bytes())
+        .get(name.collection, place(logged).now)
         .map_err(from_storage)?;
     Ok(record.map(|record| Doc::from_validated(record.document()).to_owned()))
 }
@@ -117,7 +116,7 @@ fn look_back(
         .store
         .snapshot()
         .at(before)
-        .and_then(|past| past.get(name.collection, record_key(logged).as_bytes()));
+        .and_then(|past| past.get(name.collection, place(logged).before));
     match record {
         Ok(record) => Ok(record.map(|record| Doc::from_validated(record.document()).to_owned())),
         Err(storage::Error::SnapshotTooOld { .. }) => Ok(None),
@@ -125,9 +124,17 @@ fn look_back(
     }
 }
 
-fn record_key(logged: &Logged<'_>) -> RecordKey {
-    let key = logged.document_key().unwrap_or_default();
-    RecordKey::from_id(key.get("_id").unwrap_or(ValueRef::Null))
+/// Where the document is stored.
+fn place<'a>(logged: &Logged<'a>) -> Place<'a> {
+    match logged {
+        Logged::Update { place, .. }
+        | Logged::Replace { place, .. }
+        | Logged::Delete { place, .. } => *place,
+        Logged::Insert { .. } | Logged::Command(_) | Logged::Noop => Place {
+            before: &[],
+            now: &[],
+        },
+    }
 }
 
 fn missing(event: &Event<'_>, what: &str) -> Error {

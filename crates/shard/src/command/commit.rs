@@ -135,7 +135,6 @@ struct Write {
 
 enum Action {
     Insert {
-        key: RecordKey,
         document: DocBuf,
     },
     Update {
@@ -195,10 +194,7 @@ impl Write {
 fn parse_insert(shard: &Shard, document: Doc<'_>) -> Result<Action, Error> {
     let document = prepare_insert(shard, document)?;
     check_stored(document.as_doc())?;
-    Ok(Action::Insert {
-        key: key_of(&document),
-        document,
-    })
+    Ok(Action::Insert { document })
 }
 
 fn parse_update(
@@ -260,10 +256,6 @@ fn parse_delete(statement: Doc<'_>, context: &QueryContext) -> Result<Action, Er
     })
 }
 
-fn key_of(document: &DocBuf) -> RecordKey {
-    RecordKey::from_id(document.get("_id").unwrap_or(ValueRef::Null))
-}
-
 /// What became of one write.
 #[derive(Default)]
 struct Outcome {
@@ -295,7 +287,13 @@ impl Commit<'_> {
         let searches = self.conditions.iter().map(|one| &one.query);
         let mut searches =
             searches.chain(self.writes.iter().filter_map(|one| one.action.selection()));
-        let by_id = searches.all(|one| query::plan::id_equality(&one.filter).is_some());
+        let by_id = searches.all(|one| query::plan::id_value(&one.filter).is_some());
+        let catalog = self.invocation.shard.catalog.current();
+        let mut collections = namespaces.iter().filter_map(|name| catalog.get(name));
+        // An `_id` does not tell where its record is, then: it is searched for.
+        let by_id = by_id && collections.all(|known| known.clustering.is_none());
+        drop(collections);
+        drop(catalog);
         let hold = if by_id { Hold::Shared } else { Hold::Alone };
         self.invocation
             .shard
@@ -325,7 +323,13 @@ impl Commit<'_> {
         }
         for write in &self.writes {
             let matching = match &write.action {
-                Action::Insert { key, .. } => vec![key.clone()],
+                Action::Insert { document } => {
+                    let mut all = collections.iter();
+                    let target = all.find(|one| one.namespace == write.namespace);
+                    let key =
+                        |target: &Arc<Collection>| target.record_key_to_insert(document.as_doc());
+                    target.map(key).into_iter().collect()
+                }
                 Action::Update { selection, .. } | Action::Delete { selection, .. } => {
                     self.candidates(collections, &write.namespace, selection)?
                 }
@@ -398,8 +402,11 @@ impl Commit<'_> {
         keys: &[RecordKey],
     ) -> Result<Outcome, Refusal> {
         let (selection, multi) = match action {
-            Action::Insert { key, document } => {
-                evaluator.insert(key.clone(), document.clone())?;
+            Action::Insert { document } => {
+                let key = evaluator
+                    .collection()
+                    .record_key_to_insert(document.as_doc());
+                evaluator.insert(key, document.clone())?;
                 return Ok(Outcome {
                     documents: 1,
                     ..Outcome::default()
@@ -468,7 +475,10 @@ impl Commit<'_> {
             check_stored(document.as_doc())?;
             outcome.documents = 1;
             outcome.upserted = document.get("_id").map(|id| id.to_owned());
-            evaluator.insert(key_of(&document), document)?;
+            let key = evaluator
+                .collection()
+                .record_key_to_insert(document.as_doc());
+            evaluator.insert(key, document)?;
         }
         Ok(outcome)
     }

@@ -176,9 +176,11 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
     {
         return Ok(None);
     }
-    let key = model::key::RecordKey::from_id(id);
     let mut record = None;
     if let Some(collection) = shard.catalog.current().get(namespace) {
+        let Some(key) = collection.record_key_of_id(id) else {
+            return Ok(None);
+        };
         record = shard
             .store
             .get(collection.id, key.as_bytes())

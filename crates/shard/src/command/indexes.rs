@@ -324,6 +324,7 @@ fn names_of(collection: &Collection, target: &Target<'_>) -> Result<Vec<String>,
     match target {
         Target::All => Ok(collection
             .secondary_indexes()
+            .filter(|(_, index)| !index.definition.is_id())
             .map(|(_, index)| index.definition.name.clone())
             .collect()),
         Target::Names(names) => {

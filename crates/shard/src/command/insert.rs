@@ -138,7 +138,6 @@ impl Batch<'_> {
     async fn insert(&mut self, first: usize, documents: &[Doc<'_>]) -> Result<(), Error> {
         let shard = self.invocation.shard;
         let mut prepared: Vec<(usize, Prepared<'_>)> = Vec::with_capacity(documents.len());
-        let mut keys: Vec<RecordKey> = Vec::with_capacity(documents.len());
         let mut refused = Vec::new();
         let retryable = self.invocation.retryable.as_ref();
         let mut retried = Vec::new();
@@ -151,12 +150,7 @@ impl Batch<'_> {
                 }
             }
             match check_shape(*doc).and_then(|()| prepare(shard, *doc)) {
-                Ok(document) => {
-                    let id = document.doc().get("_id");
-                    let id = id.expect("prepared documents have an _id");
-                    keys.push(RecordKey::from_id(id));
-                    prepared.push((first + offset, document));
-                }
+                Ok(document) => prepared.push((first + offset, document)),
                 Err(error) => {
                     refused.push((first + offset, error));
                     if self.statements.ordered() {
@@ -172,6 +166,10 @@ impl Batch<'_> {
                 break Vec::new();
             }
             let collection = shard.ensure_collection(self.namespace).await?;
+            let keys: Vec<RecordKey> = prepared
+                .iter()
+                .map(|(_, document)| collection.record_key_to_insert(document.doc()))
+                .collect();
             let written = shard
                 .write_statements(
                     collection.id,

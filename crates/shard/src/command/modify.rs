@@ -331,10 +331,9 @@ impl Modification<'_> {
         )?;
         let document = prepare_insert(shard, new.as_doc())?;
         check_stored(document.as_doc())?;
-        let id = document.get("_id").expect("prepared documents have an _id");
-        let key = RecordKey::from_id(id);
         loop {
             let collection = shard.ensure_collection(self.namespace).await?;
+            let key = collection.record_key_to_insert(document.as_doc());
             let written = shard
                 .write_statements(
                     collection.id,

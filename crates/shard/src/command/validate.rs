@@ -23,7 +23,7 @@ use crate::operation::Operation;
 use foldhash::fast::FixedState;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::ids::IndexId;
-use model::key::{RecordKey, TypeBits};
+use model::key::TypeBits;
 use model::{Code, Error};
 use std::hash::BuildHasher;
 use std::ops::Bound;
@@ -165,7 +165,7 @@ impl Report {
             match record {
                 Ok(record) => {
                     bytes += record.document().len() as u64;
-                    self.check_record(record.key(), record.document());
+                    self.check_record(collection, record.key(), record.document());
                 }
                 Err(fault) => self.corrupt_record(&[], &fault.to_string()),
             }
@@ -193,17 +193,17 @@ impl Report {
         }
     }
 
-    fn check_record(&mut self, key: &[u8], document: &[u8]) {
+    fn check_record(&mut self, collection: &Collection, key: &[u8], document: &[u8]) {
         let doc = match Doc::from_bytes(document) {
             Ok(doc) => doc,
             Err(fault) => return self.corrupt_record(key, &fault.to_string()),
         };
-        match doc.get("_id") {
-            None => return self.corrupt_record(key, "the document has no _id"),
-            Some(id) if RecordKey::from_id(id).as_bytes() != key => {
-                return self.corrupt_record(key, "the document is not stored under its _id");
-            }
-            Some(_) => {}
+        if doc.get("_id").is_none() {
+            return self.corrupt_record(key, "the document has no _id");
+        }
+        let place = collection.record_key(doc);
+        if place.is_ok_and(|place| place.as_bytes() != key) {
+            return self.corrupt_record(key, "the document is not stored under its key");
         }
         for report in &mut self.indexes {
             if report.index.id.is_none() {
@@ -236,7 +236,8 @@ impl Report {
         let Some(id) = report.index.id else {
             return Ok(());
         };
-        let unique = report.index.definition.unique;
+        // One that belongs to another shard may have the key of one that does not.
+        let unique = report.index.is_unique() && !collection.may_hold_orphans();
         let mut previous: Vec<u8> = Vec::new();
         let entries = snapshot.scan_index(id, KeyRange::ALL, Direction::Forward);
         for (at, entry) in entries.enumerate() {

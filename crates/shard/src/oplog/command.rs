@@ -73,6 +73,7 @@ impl Commands {
         let created = self.of(collection, &command.finish(), None);
         let ready: Vec<Arc<Index>> = collection
             .secondary_indexes()
+            .filter(|(_, index)| !index.definition.is_id())
             .map(|(_, index)| index.clone())
             .collect();
         created.create_indexes(collection, &ready)

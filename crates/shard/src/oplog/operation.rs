@@ -5,6 +5,13 @@ use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error};
 use storage::entry::{Description, Entry, Header, Malformed, Name, Operation};
 
+/// The record keys of a document that changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) before: &'a [u8],
+    pub(crate) now: &'a [u8],
+}
+
 /// One operation of an entry that clients may know of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Logged<'a> {
@@ -15,9 +22,11 @@ pub(crate) enum Logged<'a> {
     Replace {
         name: Name<'a>,
         document: Doc<'a>,
+        place: Place<'a>,
     },
     Update {
         name: Name<'a>,
+        place: Place<'a>,
         /// The whole document afterwards.
         document: Doc<'a>,
         difference: Doc<'a>,
@@ -25,6 +34,7 @@ pub(crate) enum Logged<'a> {
     Delete {
         name: Name<'a>,
         key: Doc<'a>,
+        place: Place<'a>,
     },
     /// A change of the catalog, in the shape of the oplog.
     Command(CommandOperation<'a>),
@@ -94,6 +104,8 @@ impl Logged<'_> {
 /// catalog up to date are left out.
 pub(crate) fn operations<'a>(entry: &Entry<'a>) -> Result<Vec<Logged<'a>>, Error> {
     let mut logged = Vec::new();
+    // The key that the next document had before, if it stands under another one now.
+    let mut left: Option<&[u8]> = None;
     if let Some(bytes) = entry.header.command {
         commands(document(bytes)?, &mut logged)?;
     }
@@ -101,17 +113,27 @@ pub(crate) fn operations<'a>(entry: &Entry<'a>) -> Result<Vec<Logged<'a>>, Error
         match operation.map_err(malformed)? {
             Operation::PutRecord {
                 collection,
+                key,
                 document: bytes,
                 description,
                 ..
             } => {
+                let place = Place {
+                    before: left.take().unwrap_or(key),
+                    now: key,
+                };
                 let name = name(entry, collection)?;
                 let document = Doc::from_validated(bytes);
                 logged.push(match description {
                     Description::Insert => Logged::Insert { name, document },
-                    Description::Replace => Logged::Replace { name, document },
+                    Description::Replace => Logged::Replace {
+                        name,
+                        document,
+                        place,
+                    },
                     Description::Update { difference } => Logged::Update {
                         name,
+                        place,
                         document,
                         difference: self::document(difference)?,
                     },
@@ -119,14 +141,21 @@ pub(crate) fn operations<'a>(entry: &Entry<'a>) -> Result<Vec<Logged<'a>>, Error
             }
             Operation::DeleteRecord {
                 collection,
+                key: record_key,
                 document_key,
                 ..
             } => {
                 let key = document(document_key)?;
-                // What came and went within one entry was never there.
+                // What came and went within one entry was never there, and what gets
+                // another record key is put right behind.
+                left = key.is_empty().then_some(record_key);
                 if !key.is_empty() {
                     let name = name(entry, collection)?;
-                    logged.push(Logged::Delete { name, key });
+                    let place = Place {
+                        before: record_key,
+                        now: record_key,
+                    };
+                    logged.push(Logged::Delete { name, key, place });
                 }
             }
             Operation::Noop => logged.push(Logged::Noop),

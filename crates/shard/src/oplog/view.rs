@@ -106,7 +106,7 @@ fn append_operation(out: &mut DocWriter, operation: &Logged<'_>) {
         Logged::Insert { name, document } => {
             append_named(out, "i", name, *document, operation.document_key());
         }
-        Logged::Replace { name, document } => {
+        Logged::Replace { name, document, .. } => {
             append_named(out, "u", name, *document, operation.document_key());
         }
         Logged::Update {
@@ -118,7 +118,7 @@ fn append_operation(out: &mut DocWriter, operation: &Logged<'_>) {
                 .finish();
             append_named(out, "u", name, change.as_doc(), operation.document_key());
         }
-        Logged::Delete { name, key } => append_named(out, "d", name, *key, None),
+        Logged::Delete { name, key, .. } => append_named(out, "d", name, *key, None),
         Logged::Command(command) => {
             out.append("op", "c").append("ns", command.namespace);
             if let Some(bytes) = command.uuid {

@@ -43,7 +43,8 @@ impl Candidates {
         operation: &Operation,
     ) -> Result<Self, Error> {
         if hint.is_none()
-            && let Some(key) = query::plan::id_equality(filter)
+            && let Some(id) = query::plan::id_value(filter)
+            && let Some(key) = collection.record_key_of_id(id)
         {
             return Ok(Self {
                 source: Source::One(Some(key)),
@@ -108,7 +109,7 @@ fn fill(
 ) -> Result<bool, Error> {
     while keys.len() < keys_max {
         match execution.next(operation, budget)? {
-            Step::Found(found) => keys.push(found.record_key()),
+            Step::Found(found) => keys.push(found.record_key(execution.collection())?),
             Step::Paused => return Ok(false),
             Step::Ended => break,
         }

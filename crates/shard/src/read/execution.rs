@@ -98,7 +98,8 @@ impl Execution {
             && query.min.is_none()
             && query.max.is_none()
             && query.at.is_none()
-            && let Some(key) = query::plan::id_equality(&query.filter)
+            && let Some(id) = query::plan::id_value(&query.filter)
+            && let Some(key) = collection.record_key_of_id(id)
         {
             let planned = Planned::id(key);
             return Self::with_plan(shard, collection, query, planned, None);

@@ -20,7 +20,7 @@ use model::key::RecordKey;
 use model::{Code, Error};
 use parking_lot::Mutex;
 use query::filter::{Filter, Predicate};
-use query::plan::{self, Access, Hint, IndexView, Plan, PlanRequest};
+use query::plan::{self, Access, Hint, IndexView, Plan, PlanRequest, ScanDirection};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -146,13 +146,19 @@ pub(crate) fn plan(
         .cloned()
         .collect();
     if query.at.is_some() {
-        return plan_past(query, indexes);
+        return plan_past(collection, query, indexes);
     }
     let views = views(&indexes);
-    let hint = match &query.hint {
+    let mut hint = match &query.hint {
         Some(hint) => plan::find_hint(hint, &views)?,
         None => None,
     };
+    if hint.is_none() && is_hidden_lookup(collection, query) {
+        let mut definitions = indexes.iter().map(|index| &index.definition);
+        hint = definitions
+            .position(|definition| definition.is_id())
+            .map(Hint::Index);
+    }
     let request = PlanRequest {
         filter: &query.filter,
         sort: query.sort.as_ref(),
@@ -177,7 +183,11 @@ pub(crate) fn plan(
 
 /// Index entries have no history, only records do: an earlier state is scanned
 /// record by record, whatever indexes there are now, and a hint is only checked.
-fn plan_past(query: &Query, mut indexes: Vec<Arc<Index>>) -> Result<Planned, Error> {
+fn plan_past(
+    collection: &Collection,
+    query: &Query,
+    mut indexes: Vec<Arc<Index>>,
+) -> Result<Planned, Error> {
     if query.min.is_some() || query.max.is_some() {
         return Err(Error::new(
             Code::COMMAND_NOT_SUPPORTED,
@@ -192,6 +202,8 @@ fn plan_past(query: &Query, mut indexes: Vec<Arc<Index>>) -> Result<Planned, Err
         Hint::Natural(_) => Some(hint),
         Hint::Index(_) => None,
     });
+    let natural = is_hidden_lookup(collection, query);
+    let hint = hint.or(natural.then_some(Hint::Natural(ScanDirection::Forward)));
     indexes.retain(|index| index.id.is_none());
     let request = PlanRequest {
         filter: &query.filter,
@@ -209,6 +221,12 @@ fn plan_past(query: &Query, mut indexes: Vec<Arc<Index>>) -> Result<Planned, Err
         rejected: Vec::new(),
         remembered: None,
     })
+}
+
+/// Whether a filter names one `_id` in a collection whose records are found by other fields
+/// first: then the planner must not look for the record under its `_id`.
+fn is_hidden_lookup(collection: &Collection, query: &Query) -> bool {
+    collection.clustering.is_some() && plan::id_value(&query.filter).is_some()
 }
 
 fn views(indexes: &[Arc<Index>]) -> Vec<IndexView<'_>> {

@@ -88,6 +88,7 @@ pub(crate) fn virtual_collections() -> Vec<Arc<Collection>> {
                 namespace,
                 options: made.options(),
                 indexes: Vec::new(),
+                clustering: None,
                 ownership: None,
                 since: ClusterTime::ZERO,
                 gate: Arc::default(),

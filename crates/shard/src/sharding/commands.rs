@@ -23,7 +23,7 @@
 use super::ownership::Ownership;
 use super::state::{Identity, KnownDatabase, StateKey};
 use crate::Shard;
-use crate::catalog::Collection;
+use crate::catalog::{Clustering, Collection};
 use crate::command::arguments::{Argument, arguments, fields, missing};
 use crate::command::indexes::choose;
 use crate::command::{Answer, Invocation, finish};
@@ -261,6 +261,7 @@ pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
                 options,
                 indexes,
                 ownership: Some(fields.ownership(NAME, None)?),
+                replaces: None,
             };
             shard.create_new(&namespace, new).await?;
             return ok();
@@ -274,7 +275,8 @@ pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
             let known = collection.ownership.as_deref();
             let ownership = fields.ownership(NAME, known)?;
             let must_be_empty = fields.must_be_empty;
-            shard.place(&collection, ownership, must_be_empty).await?;
+            let placed = shard.place_or_order(&collection, ownership, must_be_empty);
+            placed.await?;
             return ok();
         }
         let build = shard.begin_indexes(&collection, chosen.new).await?;
@@ -331,6 +333,36 @@ fn check_uuid(collection: &Collection, uuid: Uuid) -> Result<(), Error> {
 }
 
 impl Shard {
+    /// Gives a collection its first ownership. One that is empty is put into the order of its
+    /// shard key: it gets other ids, and is the same to everybody else.
+    async fn place_or_order(
+        &self,
+        collection: &Arc<Collection>,
+        new: Ownership,
+        must_be_empty: bool,
+    ) -> Result<(), Error> {
+        let by_key = Clustering::by(new.key.as_doc())?.is_some();
+        if collection.ownership.is_some() || !by_key {
+            return self.place(collection, new, must_be_empty).await;
+        }
+        let gate = collection.gate.write().await;
+        self.wait_for_proposed().await?;
+        if self.store.collection_counter(collection.id).items > 0 {
+            drop(gate);
+            return self.place(collection, new, must_be_empty).await;
+        }
+        let indexes = collection.secondary_indexes();
+        let ordered = New {
+            uuid: collection.uuid,
+            options: collection.options.clone(),
+            indexes: indexes.map(|(_, index)| index.definition.clone()).collect(),
+            ownership: Some(new),
+            replaces: Some(collection.clone()),
+        };
+        self.create_new(&collection.namespace, ordered).await?;
+        Ok(())
+    }
+
     fn require_identity(&self) -> Result<(), Error> {
         if self.sharding.is_shard() {
             return Ok(());

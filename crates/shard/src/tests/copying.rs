@@ -1,6 +1,7 @@
 //! A shard that takes over the state of another answers like it.
 
 use crate::testing::TestShard;
+use crate::tests::sharding::{LOW, sharded, version};
 use crate::write::Applier;
 use replication::{CopyId, LogPosition, MemberId, StateMachine, Term};
 use std::sync::Arc;
@@ -19,6 +20,48 @@ fn applier(server: &TestShard) -> Applier {
         clock: Arc::clone(&shard.clock),
         data: server.path().to_owned(),
     }
+}
+
+/// Lets the receiver take over the origin's state.
+fn hand_over(origin: &TestShard, receiver: &TestShard) {
+    let (mut from, mut to) = (applier(origin), applier(receiver));
+    let mut copy = from.open_copy().expect("opens");
+    let copied = CopyId {
+        from: MemberId::new(2),
+        leader_term: Term::new(3),
+        position: LogPosition::new(origin.shard.store.applied()),
+    };
+    let mut install = to.begin_install(copied).expect("begins");
+    while let Some(part) = copy.next_part(100).expect("reads") {
+        install.add(&part).expect("adds");
+    }
+    let position = LogPosition::new(origin.shard.store.applied());
+    let time = origin.shard.store.applied_time();
+    to.install(install, position, time).expect("installs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_shard_owns_comes_with_its_state() {
+    let origin = sharded(LOW).await;
+    origin
+        .check("{insert: 'c', documents: [{_id: 1, x: 9}, {_id: 2, x: 8}]} => {n: 2}")
+        .await;
+    let receiver = TestShard::open().await;
+    receiver
+        .check("{insert: 'c', documents: [{_id: 1, x: 30}]} => {n: 1}")
+        .await;
+    hand_over(&origin, &receiver);
+    receiver
+        .check(&format!(
+            "admin {{shardingState: 1}} => {{enabled: true, shardName: 'shard0'}}
+             admin {{getShardVersion: 'test.c'}} => {{global: Timestamp(1, 0)}}
+             {{find: 'c', shardVersion: {}}} => {{cursor: {{firstBatch: [{{_id: 2}}, {{_id: 1}}]}}}}
+             {{find: 'c', filter: {{_id: 1}}}} => {{cursor: {{firstBatch: [{{_id: 1, x: 9}}]}}}}
+             {{find: 'c', shardVersion: {}}} => 13388",
+            version(1, 0),
+            version(2, 0)
+        ))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -46,20 +89,7 @@ async fn a_state_that_was_installed_answers_like_its_origin() {
             "#,
         )
         .await;
-    let (mut from, mut to) = (applier(&origin), applier(&receiver));
-    let mut copy = from.open_copy().expect("opens");
-    let copied = CopyId {
-        from: MemberId::new(2),
-        leader_term: Term::new(3),
-        position: LogPosition::new(origin.shard.store.applied()),
-    };
-    let mut install = to.begin_install(copied).expect("begins");
-    while let Some(part) = copy.next_part(100).expect("reads") {
-        install.add(&part).expect("adds");
-    }
-    let position = LogPosition::new(origin.shard.store.applied());
-    let time = origin.shard.store.applied_time();
-    to.install(install, position, time).expect("installs");
+    hand_over(&origin, &receiver);
     receiver
         .check(
             r#"

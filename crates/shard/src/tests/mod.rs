@@ -4,6 +4,7 @@ mod administration;
 mod apart;
 mod catalog;
 mod change_streams;
+mod clustered;
 mod commit;
 mod copying;
 mod cursors;

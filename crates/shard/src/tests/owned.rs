@@ -64,7 +64,7 @@ async fn explain_shows_the_filter() {
     shard
         .check(
             "{explain: {find: 'c', filter: {y: 1}, hint: 'y'}, verbosity: 'executionStats'} => {executionStats: {nReturned: 3, executionStages: {stage: 'SHARDING_FILTER', chunkSkips: 4, inputStage: {stage: 'FETCH'}}}}
-             {explain: {find: 'c', filter: {_id: 11}}, verbosity: 'executionStats'} => {executionStats: {nReturned: 0, executionStages: {stage: 'SHARDING_FILTER', chunkSkips: 1, inputStage: {stage: 'IDHACK'}}}}
+             {explain: {find: 'c', filter: {_id: 11}}, verbosity: 'executionStats'} => {executionStats: {nReturned: 0, executionStages: {stage: 'SHARDING_FILTER', chunkSkips: 1, inputStage: {stage: 'FETCH', inputStage: {indexName: '_id_'}}}}}
              {explain: {count: 'c'}, verbosity: 'executionStats'} => {executionStats: {executionStages: {stage: 'COUNT', nCounted: 9, inputStage: {stage: 'SHARDING_FILTER'}}}}
              {explain: {find: 'other'}} => {queryPlanner: {winningPlan: {stage: 'EOF'}}}",
         )

@@ -27,7 +27,7 @@ pub(super) const WHOLE: &str = "{min: {x: MinKey}, max: {x: MaxKey}}";
 pub(super) const LOW: &str = "{min: {x: MinKey}, max: {x: 10}}";
 pub(super) const HIGH: &str = "{min: {x: 10}, max: {x: MaxKey}}";
 
-async fn member_of_cluster() -> TestShard {
+pub(super) async fn member_of_cluster() -> TestShard {
     let shard = TestShard::open().await;
     shard
         .check(

@@ -154,7 +154,16 @@ impl Shard {
                 collections,
                 held,
             );
-            match body(&mut evaluator) {
+            let evaluated = body(&mut evaluator);
+            if !evaluator.missing.is_empty() {
+                wanted = evaluator.held_stripes().to_vec();
+                wanted.append(&mut evaluator.missing);
+                if let Err(Refusal::Latch(more)) = evaluated {
+                    wanted.extend(more);
+                }
+                continue;
+            }
+            match evaluated {
                 Ok(result) => {
                     let pending = self.append(evaluator, term, concern, session)?;
                     return Ok((result, pending));
@@ -256,7 +265,7 @@ fn payload_bytes(changes: &[Change]) -> usize {
             .map_or(0, |after| after.document().len());
         let difference = match &change.description {
             Description::Update(difference) => difference.as_bytes().len(),
-            Description::Delete => 32,
+            Description::Delete | Description::Relocate => 32,
             Description::Insert | Description::Replace => 0,
         };
         // Kind, collection, four lengths.
@@ -286,7 +295,9 @@ fn encode(changes: &[Change], multikey: &MultikeyFound, encoder: &mut Encoder<'_
             .collect();
         let (collection, key) = (change.collection, change.key.as_bytes());
         let description = match &change.description {
-            Description::Insert | Description::Delete => entry::Description::Insert,
+            Description::Insert | Description::Delete | Description::Relocate => {
+                entry::Description::Insert
+            }
             Description::Replace => entry::Description::Replace,
             Description::Update(difference) => entry::Description::Update {
                 difference: difference.as_bytes(),
@@ -297,7 +308,11 @@ fn encode(changes: &[Change], multikey: &MultikeyFound, encoder: &mut Encoder<'_
                 encoder.put_record(collection, key, draft.document(), description, &entries);
             }
             None => {
-                let document_key = document_key(change.before.as_ref());
+                let named = match change.description {
+                    Description::Relocate => None,
+                    _ => change.before.as_ref(),
+                };
+                let document_key = document_key(named);
                 encoder.delete_record(collection, key, document_key.as_bytes(), &entries);
             }
         }

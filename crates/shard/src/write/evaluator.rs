@@ -3,9 +3,10 @@
 //! An evaluator holds the latches of the keys it was started with. It reads the
 //! latest versions under them, collects changes, works out what each change
 //! means for every index, and checks unique indexes. Which unique keys a change
-//! touches is known only once it is evaluated; if one of their latches is not
-//! held yet, the evaluation ends with [`Refusal::Latch`] and begins again with
-//! it, so its body must be able to run twice.
+//! touches is known only once it is evaluated; latches of theirs that are not held
+//! yet are noted, and the evaluation, whatever it comes to, begins again with them
+//! all. A record whose latch is not held ends it at once with [`Refusal::Latch`].
+//! So the body of an evaluation must be able to run twice.
 //!
 //! Later changes of one evaluator see its earlier ones. One entry may change several
 //! collections: [`Evaluator::select`] says which one is worked on next.
@@ -85,6 +86,8 @@ pub(crate) enum Description {
     Replace,
     Update(DocBuf),
     Delete,
+    /// The document is put under another key right behind.
+    Relocate,
 }
 
 impl Description {
@@ -129,6 +132,10 @@ pub(crate) struct Evaluator<'s> {
     pub(super) executed: Vec<Executed>,
     /// What the statement returned, if its retry must return it again.
     pub(super) image: Option<Image>,
+    /// Latches that a unique index needs and nobody holds yet.
+    pub(super) missing: Vec<Stripe>,
+    /// Changes that may have touched a key of a unique index.
+    unique_keys: UniqueKeys,
     /// Where a record's change stands in `changes`.
     changed: Changed,
     /// The same for the collections that are not worked on now.
@@ -136,6 +143,7 @@ pub(crate) struct Evaluator<'s> {
 }
 
 type Changed = HashMap<RecordKey, usize, FixedState>;
+type UniqueKeys = HashMap<(IndexId, Box<[u8]>), Vec<usize>, FixedState>;
 
 impl<'s> Evaluator<'s> {
     pub(super) fn new(
@@ -164,6 +172,8 @@ impl<'s> Evaluator<'s> {
             executed: Vec::new(),
             image: None,
             changed_elsewhere: Vec::new(),
+            missing: Vec::new(),
+            unique_keys: HashMap::with_hasher(FixedState::with_seed(6)),
         }
     }
 
@@ -291,7 +301,42 @@ impl<'s> Evaluator<'s> {
         difference: Option<DocBuf>,
     ) -> Result<(), Refusal> {
         let draft = Record::draft(document.as_doc().as_bytes());
+        if self.collection.clustering.is_some() {
+            let place = self.collection.record_key(document.as_doc())?;
+            if place != key {
+                return self.relocate(key, place, before, draft, difference);
+            }
+        }
         self.put(key, Some(before), Some(draft), difference)
+    }
+
+    /// Replaces a version by one that is stored elsewhere, because what the collection is
+    /// clustered by has changed. For readers of the log it is the same document.
+    fn relocate(
+        &mut self,
+        from: RecordKey,
+        to: RecordKey,
+        before: &Version,
+        draft: Record,
+        difference: Option<DocBuf>,
+    ) -> Result<(), Refusal> {
+        self.check_owned(true, Doc::from_validated(draft.document()))?;
+        let there = self.latest_stored(&to)?;
+        self.put(from.clone(), Some(before), None, None)?;
+        self.put(to.clone(), there.as_ref(), Some(draft), None)?;
+        let described = |change: &Change, key: &RecordKey| {
+            change.key == *key && change.collection == self.collection.id
+        };
+        let at = self.changes.len();
+        // Both are new to the entry, or the log shows a removal and an insert.
+        if let [.., left, came] = &mut self.changes[..at]
+            && described(left, &from)
+            && described(came, &to)
+        {
+            left.description = Description::Relocate;
+            came.description = Description::of(true, true, difference);
+        }
+        Ok(())
     }
 
     /// Removes the version that [`Evaluator::latest`] returned.
@@ -312,9 +357,10 @@ impl<'s> Evaluator<'s> {
         if let Some(draft) = &after {
             self.check_owned(is_update, Doc::from_validated(draft.document()))?;
         }
+        let collection = self.collection;
         let mut entries = Vec::new();
         let mut multikey = MultikeyFound::default();
-        for (id, index) in self.collection.secondary_indexes() {
+        for (id, index) in collection.secondary_indexes() {
             let old = match before {
                 Some(version) => keys_of(index, version.doc())?,
                 None => None,
@@ -326,13 +372,13 @@ impl<'s> Evaluator<'s> {
             if let Some(new) = &new {
                 multikey.add(index, &new.multikey);
             }
-            let unique = index.definition.unique;
+            let unique = index.is_unique();
             let first_new = entries.len();
             key_changes(id, unique, old, new, &mut entries);
             for entry in &entries[first_new..] {
                 check_user_key(entry.key.fields.len() + key.as_bytes().len())?;
             }
-            if unique {
+            if unique && !(index.definition.is_id() && collection.is_found_by_id()) {
                 self.check_unique(index, id, &key, &entries[first_new..])?;
             }
         }
@@ -340,6 +386,7 @@ impl<'s> Evaluator<'s> {
         match self.changed.get(&key) {
             None => {
                 self.changed.insert(key.clone(), self.changes.len());
+                note_unique(&mut self.unique_keys, self.changes.len(), &entries);
                 self.changes.push(Change {
                     collection: self.collection.id,
                     key,
@@ -354,7 +401,7 @@ impl<'s> Evaluator<'s> {
             Some(&at) => {
                 let original = self.changes[at].before.clone();
                 let mut entries = Vec::new();
-                for (id, index) in self.collection.secondary_indexes() {
+                for (id, index) in collection.secondary_indexes() {
                     let old = match &original {
                         Some(version) => keys_of(index, version.doc())?,
                         None => None,
@@ -363,7 +410,7 @@ impl<'s> Evaluator<'s> {
                         Some(draft) => keys_of(index, Doc::from_validated(draft.document()))?,
                         None => None,
                     };
-                    key_changes(id, index.definition.unique, old, new, &mut entries);
+                    key_changes(id, index.is_unique(), old, new, &mut entries);
                 }
                 let visible = original.as_ref();
                 let visible = visible.filter(|version| !self.hides(version.doc()));
@@ -376,6 +423,7 @@ impl<'s> Evaluator<'s> {
                 };
                 self.changes[at].description =
                     Description::of(visible.is_some(), after.is_some(), difference);
+                note_unique(&mut self.unique_keys, at, &entries);
                 self.changes[at].after = after;
                 self.changes[at].entries = entries;
             }
@@ -414,7 +462,7 @@ impl<'s> Evaluator<'s> {
 
     /// Refuses added keys that another record has.
     fn check_unique(
-        &self,
+        &mut self,
         index: &Index,
         id: IndexId,
         key: &RecordKey,
@@ -427,7 +475,8 @@ impl<'s> Evaluator<'s> {
             .filter(|stripe| !self.held.covers(*stripe))
             .collect();
         if !missing.is_empty() {
-            return Err(Refusal::Latch(missing));
+            self.missing.extend(missing);
+            return Ok(());
         }
         for entry in added {
             if self.is_taken(id, key, &entry.key.fields)? {
@@ -446,7 +495,9 @@ impl<'s> Evaluator<'s> {
     fn is_taken(&self, id: IndexId, key: &RecordKey, fields: &[u8]) -> Result<bool, Refusal> {
         let mut known: HashMap<Vec<u8>, bool, FixedState> =
             HashMap::with_hasher(FixedState::with_seed(5));
-        for change in &self.changes {
+        let touched = self.unique_keys.get(&(id, Box::from(fields)));
+        for &at in touched.into_iter().flatten() {
+            let change = &self.changes[at];
             for entry in &change.entries {
                 if entry.index == id && entry.key.fields == fields {
                     known.insert(change.key.as_bytes().to_vec(), entry.present);
@@ -475,6 +526,14 @@ impl<'s> Evaluator<'s> {
             }
         }
         Ok(false)
+    }
+}
+
+/// Remembers which unique keys the change at a place touches.
+fn note_unique(known: &mut UniqueKeys, at: usize, entries: &[EntryChange]) {
+    for entry in entries.iter().filter(|entry| entry.unique) {
+        let key = (entry.index, Box::from(&entry.key.fields[..]));
+        known.entry(key).or_default().push(at);
     }
 }
 

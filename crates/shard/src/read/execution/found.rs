@@ -1,7 +1,7 @@
 //! What one step of an execution comes to, how many steps it may take, and what
 //! it has counted.
 
-use super::super::covered;
+use crate::catalog::Collection;
 use crate::operation::Operation;
 use model::Error;
 use model::bson::{Doc, DocBuf};
@@ -71,18 +71,15 @@ impl Found {
         }
     }
 
-    /// The record's key. A collection is clustered by `_id`, so a document that
-    /// lost its key on the way through a sort still names it.
-    pub(crate) fn record_key(&self) -> RecordKey {
-        match self {
+    /// The record's key. A document that lost it on the way through a sort still says
+    /// where it is stored.
+    pub(crate) fn record_key(&self, collection: &Collection) -> Result<RecordKey, Error> {
+        Ok(match self {
             Found::Record(record) => RecordKey::from_bytes(record.key()),
             Found::Fetched { entry, .. } => RecordKey::from_bytes(entry.record_key()),
             Found::Looked { key, .. } => key.clone(),
-            Found::Made(document) => {
-                let id = covered::id_of(document.as_doc());
-                RecordKey::from_id(id.unwrap_or(model::bson::ValueRef::Null))
-            }
-        }
+            Found::Made(document) => collection.record_key(document.as_doc())?,
+        })
     }
 
     /// Lets go of everything but the document: a slice of a scan may hold a whole
