@@ -107,7 +107,7 @@ impl WriteBatch {
     }
 
     /// The keys that change.
-    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn keys(&self) -> impl Iterator<Item = &[u8]> + Clone {
         self.changes.iter().map(|(key, _)| &key[..])
     }
 

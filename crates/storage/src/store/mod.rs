@@ -14,7 +14,9 @@
 //! | --- | --- |
 //! | `apply.rs` | entries into one engine batch |
 //! | `cache.rs` | the record cache and how it stays coherent |
-//! | `stretches.rs`, `pairs.rs` | what long scans read, kept in memory for the next ones |
+//! | `stretches.rs`, `pairs.rs` | what scans read, kept in memory for the next ones |
+//! | `joined.rs` | records beside the index entries that lead to them |
+//! | `changes.rs` | what batches have written lately |
 //! | `counters.rs` | document counts and sizes, exact after a crash |
 //! | `snapshot.rs`, `past.rs` | scans now, scans in the past |
 //! | `maintain.rs` | history's start, removal of dropped data |
@@ -25,8 +27,10 @@
 
 mod apply;
 mod cache;
+mod changes;
 mod copy;
 mod counters;
+mod joined;
 mod maintain;
 mod pairs;
 mod past;
@@ -48,7 +52,8 @@ pub use maintain::{HistoryPin, Maintained};
 pub use pairs::Verdict;
 pub use past::{PastScan, PastSnapshot};
 pub use snapshot::{
-    IndexEntry, IndexScan, MetaScan, Position, Record, RecordScan, Snapshot, StoredRecord,
+    FoundEntry, IndexEntry, IndexScan, MetaScan, Position, Record, RecordScan, Snapshot,
+    StoredRecord,
 };
 
 use crate::engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice};
@@ -62,9 +67,9 @@ use stretches::Stretches;
 pub struct StoreOptions {
     /// Memory for whole records above the engine. Zero switches the cache off.
     pub record_cache_bytes: u64,
-    /// Memory for what long scans read. Zero keeps nothing.
+    /// Memory for what scans read. Zero keeps nothing.
     pub stretch_bytes: u64,
-    /// From how many pairs on a scan counts as long.
+    /// From how many pairs on a scan leaves stretches before it ends.
     pub long_scan_pairs: u64,
     /// How far back reads at an earlier time may go.
     pub history_window_seconds: u32,

@@ -1,13 +1,14 @@
 //! Pairs in key order, from kept stretches where there are some and from the engine
-//! between them; long scans add to the stretches on their way (see [`super::stretches`]).
+//! between them; scans add to the stretches on their way (see [`super::stretches`]).
 //!
 //! ```text
 //!   Kept ──at its end──► look around ──► Kept | Engine (up to the next stretch, or to the end)
-//!   Engine: collects what it yields ──enough──► a stretch, if the scan is long by then
+//!   Engine: collects what it yields ──► stretches: a long scan's as it goes along, a short
+//!           one's when it ends
 //! ```
 //!
 //! What is collected shares the engine's blocks and is copied only when it becomes a
-//! stretch, so a short scan pays for two reference counts per pair.
+//! stretch. A scan of very few pairs leaves nothing.
 //!
 //! Scans that go backward always ask the engine.
 
@@ -24,6 +25,8 @@ use crate::layout::Subject;
 const STRETCH_BYTES: usize = 64 << 10;
 /// What may be collected before the scan is long: larger documents are not worth it.
 const COLLECTED_BYTES_MAX: usize = 512 << 10;
+/// A scan of fewer pairs leaves no stretches.
+const SCAN_PAIRS_MIN: u64 = 8;
 
 pub(super) struct Pairs<S: EngineSnapshot> {
     source: Source<S>,
@@ -128,6 +131,14 @@ pub enum Verdict {
 }
 
 impl<S: EngineSnapshot> Pairs<S> {
+    /// The stretch that is walked over, the next place in it, and where the walk ends.
+    pub fn kept(&mut self) -> Option<(&Arc<Stretch>, &mut usize, usize)> {
+        match &mut self.source {
+            Source::Kept { stretch, at, end } => Some((stretch, at, *end)),
+            Source::Engine(_) | Source::Ended => None,
+        }
+    }
+
     /// The next pair that is taken or stopped at, judged by its value. What is passed in
     /// a stretch is looked at where it lies.
     pub fn find(
@@ -193,7 +204,7 @@ impl<S: EngineSnapshot> Through<S> {
         Source::Engine(scan)
     }
 
-    /// Whether the scan leaves stretches by now.
+    /// Whether the scan leaves stretches as it goes along.
     fn is_long(&self) -> bool {
         self.yielded >= self.origin.shared.long_scan_pairs
     }
@@ -220,22 +231,48 @@ impl<S: EngineSnapshot> Through<S> {
         self.collected = Vec::new();
     }
 
-    /// Makes a stretch of what was collected, which is everything before `to`.
+    /// Makes stretches of what was collected, which is everything before `to`.
     fn keep_collected(&mut self, to: Vec<u8>) {
-        let origin = &self.origin;
-        let stretch = Stretch::new(&to, &self.collected, origin.commits_finished);
-        origin
-            .shared
-            .stretches
-            .keep(origin.subject, &self.collected_from, stretch);
+        let Origin {
+            shared,
+            subject,
+            commits_finished,
+            ..
+        } = &self.origin;
+        let mut from = std::mem::replace(&mut self.collected_from, to.clone());
+        if shared.stretches.wants(self.collected_bytes as u64) {
+            let mut rest = &self.collected[..];
+            loop {
+                let mut bytes = 0;
+                let full = rest.iter().position(|(key, value)| {
+                    bytes += key.len() + value.len();
+                    bytes >= STRETCH_BYTES
+                });
+                let (these, others) = rest.split_at(full.map_or(rest.len(), |at| at + 1));
+                let upto = match these.last() {
+                    Some((last, _)) if !others.is_empty() => behind(last),
+                    Some(_) | None => to.clone(),
+                };
+                let stretch = Stretch::new(&upto, these, *commits_finished);
+                shared.stretches.keep(*subject, &from, stretch);
+                if others.is_empty() {
+                    break;
+                }
+                (from, rest) = (upto, others);
+            }
+        }
         self.collected.clear();
         self.collected_bytes = 0;
-        self.collected_from = to;
+    }
+
+    /// Whether what was collected is worth keeping when a source or the scan ends.
+    fn leaves_something(&self) -> bool {
+        self.collects && self.yielded >= SCAN_PAIRS_MIN.min(self.origin.shared.long_scan_pairs)
     }
 
     /// The engine has nothing more before `next`.
     fn engine_ended(&mut self) {
-        if self.collects && self.is_long() {
+        if self.leaves_something() {
             self.keep_collected(self.next.clone());
         }
         self.collected.clear();
@@ -254,8 +291,7 @@ pub(super) fn behind(key: &[u8]) -> Vec<u8> {
 impl<S: EngineSnapshot> Drop for Through<S> {
     /// A batch of a cursor ends somewhere; what it read so far is worth keeping too.
     fn drop(&mut self) {
-        if self.collects
-            && self.is_long()
+        if self.leaves_something()
             && let Some((last, _)) = self.collected.last()
         {
             let to = behind(last);

@@ -16,8 +16,10 @@ use byteview::ByteView;
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
 
+use super::joined::Joined;
 use super::pairs::{Origin, Pairs, Verdict};
 use super::past::PastSnapshot;
+use super::stretches::Stretch;
 use super::{Direction, EngineSnapshot, KeyRange, Shared, Slice};
 use crate::error::{Error, Result};
 use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
@@ -255,7 +257,46 @@ impl<S: EngineSnapshot> Snapshot<S> {
         direction: Direction,
     ) -> IndexScan<S> {
         let (prefix, pairs) = self.pairs(Subject::Index(index), range, direction);
-        IndexScan { prefix, pairs }
+        IndexScan {
+            prefix,
+            pairs,
+            joined: None,
+        }
+    }
+
+    /// The records that a stretch of index entries leads to, packed, if it is time for
+    /// that or was before. So many of its entries are about to be looked at.
+    fn joined(
+        &self,
+        stretch: &Arc<Stretch>,
+        entries: usize,
+        collection: CollectionId,
+        prefix: usize,
+    ) -> Result<Option<Arc<Joined>>> {
+        let stretches = &self.shared.stretches;
+        if let Some(joined) = stretches.joined(stretch, collection, self.commits_finished) {
+            joined.note_walk(entries);
+            return Ok(Some(joined));
+        }
+        if !stretch.attempts.is_due(entries, stretch.len()) {
+            return Ok(None);
+        }
+        let replaced = stretches.last_joined(stretch);
+        stretch.attempts.begin(replaced.as_deref());
+        let records = (0..stretch.len()).map(|at| {
+            let (key, value) = stretch.pair(at);
+            let entry = IndexEntry::from_stored(key, value, prefix)?;
+            self.get(collection, entry.record_key())
+        });
+        let Some(joined) = Joined::new(records, self.commits_finished)? else {
+            stretch.attempts.give_up();
+            return Ok(None);
+        };
+        let joined = Arc::new(joined);
+        if stretches.wants(joined.memory_bytes()) {
+            stretches.join(stretch, collection, &joined);
+        }
+        Ok(Some(joined))
     }
 
     /// The length of the subject's prefix, and its pairs.
@@ -465,6 +506,8 @@ impl<S: EngineSnapshot> RecordScan<S> {
 pub struct IndexScan<S: EngineSnapshot> {
     prefix: usize,
     pairs: Pairs<S>,
+    /// The stretch whose records were asked for last, with its records if they are packed.
+    joined: Option<(Arc<Stretch>, Option<Arc<Joined>>)>,
 }
 
 impl<S: EngineSnapshot> Iterator for IndexScan<S> {
@@ -473,6 +516,74 @@ impl<S: EngineSnapshot> Iterator for IndexScan<S> {
     fn next(&mut self) -> Option<Self::Item> {
         let pair = self.pairs.next()?;
         Some(pair.and_then(|(key, value)| IndexEntry::from_stored(key, value, self.prefix)))
+    }
+}
+
+/// What a search through an index stopped at.
+pub type FoundEntry = (Verdict, IndexEntry, Record);
+
+impl<S: EngineSnapshot> IndexScan<S> {
+    /// The next entry that is taken or stopped at, judged by the document that it leads
+    /// to in the snapshot that is scanned. Entries without a record are passed.
+    pub fn find_record(
+        &mut self,
+        snapshot: &Snapshot<S>,
+        collection: CollectionId,
+        mut judge: impl FnMut(&[u8]) -> Verdict,
+    ) -> Result<Option<FoundEntry>> {
+        loop {
+            if let Some(found) = self.find_joined(snapshot, collection, &mut judge)? {
+                return Ok(Some(found));
+            }
+            let Some(entry) = self.next().transpose()? else {
+                return Ok(None);
+            };
+            let Some(record) = snapshot.get(collection, entry.record_key())? else {
+                continue;
+            };
+            let verdict = judge(record.document());
+            if verdict != Verdict::Pass {
+                return Ok(Some((verdict, entry, record)));
+            }
+        }
+    }
+
+    /// The same within the stretch that is walked over, if its records are packed.
+    fn find_joined(
+        &mut self,
+        snapshot: &Snapshot<S>,
+        collection: CollectionId,
+        judge: &mut impl FnMut(&[u8]) -> Verdict,
+    ) -> Result<Option<FoundEntry>> {
+        let Some((stretch, at, end)) = self.pairs.kept() else {
+            return Ok(None);
+        };
+        let joined = match &self.joined {
+            Some((known, joined)) if Arc::ptr_eq(known, stretch) => joined,
+            Some(_) | None => {
+                let left = end.saturating_sub(*at);
+                let joined = snapshot.joined(stretch, left, collection, self.prefix)?;
+                &self.joined.insert((Arc::clone(stretch), joined)).1
+            }
+        };
+        let Some(joined) = joined else {
+            return Ok(None);
+        };
+        while *at < end {
+            let value = joined.value(*at);
+            *at += 1;
+            let Some(document) = value.get(TIME_BYTES..) else {
+                continue;
+            };
+            let verdict = judge(document);
+            if verdict != Verdict::Pass {
+                let (key, of_entry) = stretch.pair(*at - 1);
+                let entry = IndexEntry::from_stored(key, of_entry, self.prefix)?;
+                let record = Record::from_stored(Slice::new(value))?;
+                return Ok(Some((verdict, entry, record)));
+            }
+        }
+        Ok(None)
     }
 }
 

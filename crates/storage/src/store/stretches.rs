@@ -1,12 +1,12 @@
 //! Stretches: consecutive pairs as long scans read them, packed and kept in memory.
 //!
 //! The engine merges memtables and tables for each pair that a scan asks for. Who reads
-//! the same hundred thousand documents again should not pay for that again: a scan that
-//! is long enough packs what it reads, 64 KiB at a time, and later scans walk over that.
+//! the same documents again should not pay for that again: a scan packs what it reads,
+//! 64 KiB at a time, and later scans walk over that.
 //!
 //! ```text
 //!   stored keys   ──────[ stretch )[ stretch )···· gap ····[ stretch )──────
-//!                       from     to = from      filled by the next long scan
+//!                       from     to = from      filled by the next scan
 //! ```
 //!
 //! A stretch says of an interval of stored keys exactly which pairs lie in it. The
@@ -18,7 +18,8 @@
 //! ```text
 //!  writer   count the batch as begun ─► note its subjects, forget stretches around its keys
 //!           ─► engine commit ─► count it as finished
-//!  builder  keeps a stretch only if no batch with its subject has begun since its snapshot
+//!  builder  keeps a stretch only if no batch that writes inside it has begun since its
+//!           snapshot, as far as `changes.rs` remembers
 //!  reader   takes a stretch only if its snapshot is not older than the stretch's
 //! ```
 //!
@@ -29,20 +30,31 @@
 //! Room. What is kept is bounded. When all of it is used, one in a few new stretches
 //! takes the place of an old one, in key order: a scan over more than fits then still
 //! finds most of what is kept, where replacing the oldest would find nothing.
+//!
+//! Pieces. Each write takes a stretch away, and the next scan may fill the gap in part. So
+//! that pieces do not become ever smaller, a scan that asks the engine anyway goes on
+//! through small stretches behind the gap, and what it leaves takes their place.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use byteview::ByteView;
+use model::ids::CollectionId;
 use parking_lot::RwLock;
 
+use super::changes::Changes;
+use super::joined::{Attempts, Joined};
 use crate::engine::Pair;
 use crate::layout::{self, Subject};
 
 /// Of this many new stretches one replaces others when there is no room.
 const REPLACED_ONE_IN: u32 = 16;
+/// A stretch of less is read anew with the gap before it.
+const SMALL_BYTES: usize = 16 << 10;
+/// So many small ones in a row are looked at.
+const SMALL_MAX: usize = 16;
 
 /// The pairs of an interval of stored keys.
 pub(super) struct Stretch {
@@ -54,6 +66,9 @@ pub(super) struct Stretch {
     places: Box<[u32]>,
     /// The batches that were finished when this was read.
     commits_finished: u64,
+    /// The records of these index entries. Changed only with the lock over all stretches.
+    joined: RwLock<Option<Arc<Joined>>>,
+    pub attempts: Attempts,
 }
 
 impl Stretch {
@@ -71,6 +86,8 @@ impl Stretch {
             bytes: ByteView::new(&bytes),
             places: places.into(),
             commits_finished,
+            joined: RwLock::default(),
+            attempts: Attempts::default(),
         }
     }
 
@@ -112,8 +129,15 @@ impl Stretch {
         low
     }
 
+    fn is_small(&self) -> bool {
+        self.bytes.len() < SMALL_BYTES
+    }
+
     fn memory_bytes(&self) -> u64 {
-        (self.bytes.len() + self.places.len() * 4 + self.to.len() * 2 + 128) as u64
+        let joined = self.joined.read();
+        let joined_bytes = joined.as_ref().map_or(0, |joined| joined.memory_bytes());
+        let own_bytes = self.bytes.len() + self.places.len() * 4 + self.to.len() * 2 + 192;
+        own_bytes as u64 + joined_bytes
     }
 }
 
@@ -121,7 +145,7 @@ impl Stretch {
 pub(super) enum Around {
     /// The key lies in this stretch.
     Inside(Arc<Stretch>),
-    /// It lies in none; the next one begins here.
+    /// It lies in none; the next one worth walking over begins here.
     Before(Option<Box<[u8]>>),
     /// It lies in one that is newer than the reader's snapshot.
     Newer,
@@ -132,12 +156,7 @@ struct Kept {
     /// By where they begin.
     stretches: BTreeMap<Box<[u8]>, Arc<Stretch>>,
     memory_bytes: u64,
-    /// The number of the last batch with this subject.
-    last_batch: HashMap<Subject, u64, foldhash::fast::RandomState>,
-    /// The number of the last batch that replaced everything.
-    replaced: u64,
-    /// New ones since one was replaced.
-    refused: u32,
+    changes: Changes,
     /// Where the search for the next one to be replaced begins.
     hand: Box<[u8]>,
 }
@@ -156,16 +175,11 @@ impl Kept {
         }
     }
 
-    /// Makes room for so many bytes; false if there is none for now.
+    /// Makes room for so many bytes; false if there can be none.
     fn make_room(&mut self, bytes: u64, capacity_bytes: u64) -> bool {
-        if self.memory_bytes + bytes <= capacity_bytes {
-            return true;
-        }
-        self.refused += 1;
-        if self.refused < REPLACED_ONE_IN || bytes > capacity_bytes {
+        if bytes > capacity_bytes {
             return false;
         }
-        self.refused = 0;
         while self.memory_bytes + bytes > capacity_bytes {
             let reach = (Bound::Excluded(&self.hand[..]), Bound::Unbounded);
             let next = self.stretches.range::<[u8], _>(reach).next();
@@ -185,6 +199,9 @@ pub(super) struct Stretches {
     kept: RwLock<Kept>,
     /// Spares short scans and loads the lock.
     is_empty: AtomicBool,
+    memory_bytes: AtomicU64,
+    /// New ones since one was replaced.
+    refused: AtomicU32,
 }
 
 impl Stretches {
@@ -194,6 +211,8 @@ impl Stretches {
             capacity_bytes,
             kept: RwLock::default(),
             is_empty: AtomicBool::new(true),
+            memory_bytes: AtomicU64::new(0),
+            refused: AtomicU32::new(0),
         }
     }
 
@@ -202,7 +221,17 @@ impl Stretches {
     }
 
     pub fn memory_bytes(&self) -> u64 {
-        self.kept.read().memory_bytes
+        self.memory_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is worth while to make something that takes so many bytes: there is
+    /// room, or it is the one in a few that takes others' place.
+    pub fn wants(&self, bytes: u64) -> bool {
+        if self.memory_bytes() + bytes <= self.capacity_bytes {
+            return true;
+        }
+        let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        refused.is_multiple_of(REPLACED_ONE_IN)
     }
 
     /// For a reader whose snapshot was taken after so many batches.
@@ -218,31 +247,93 @@ impl Stretches {
             Some(_) => Around::Newer,
             None => {
                 let reach = (Bound::Excluded(key), Bound::Unbounded);
-                let next = kept.stretches.range::<[u8], _>(reach).next();
+                let mut next = kept.stretches.range::<[u8], _>(reach).take(SMALL_MAX);
+                let next = next.find(|(_, stretch)| !stretch.is_small());
                 Around::Before(next.map(|(from, _)| from.clone()))
             }
         }
     }
 
-    /// Keeps a stretch, if it is still what the store holds and there is room.
+    /// Keeps a stretch, if it is still what the store holds.
     pub fn keep(&self, subject: Subject, from: &[u8], stretch: Stretch) {
         let mut kept = self.kept.write();
-        let last_batch = kept.last_batch.get(&subject).copied().unwrap_or(0);
-        if last_batch.max(kept.replaced) > stretch.commits_finished {
+        let within = (from, &stretch.to[..]);
+        let commits_finished = stretch.commits_finished;
+        if from >= &stretch.to[..]
+            || !kept
+                .changes
+                .is_unchanged_within(subject, within, commits_finished)
+        {
             return;
         }
         // Another scan may have been here meanwhile.
-        let reach = (Bound::Included(from), Bound::Excluded(&stretch.to[..]));
-        let overlaps = from >= &stretch.to[..]
-            || kept.around(from).is_some()
-            || kept.stretches.range::<[u8], _>(reach).next().is_some();
-        let bytes = stretch.memory_bytes();
-        if overlaps || !kept.make_room(bytes, self.capacity_bytes) {
+        if kept.around(from).is_some_and(|(other, _)| other < from) {
             return;
         }
-        kept.memory_bytes += bytes;
-        kept.stretches.insert(from.into(), Arc::new(stretch));
-        self.is_empty.store(false, Ordering::Release);
+        let reach = (Bound::Included(from), Bound::Excluded(&stretch.to[..]));
+        let mut small = Vec::new();
+        for (other, replaced) in kept.stretches.range::<[u8], _>(reach) {
+            if !replaced.is_small() {
+                return;
+            }
+            small.push(other.clone());
+        }
+        for other in small {
+            kept.remove(&other);
+        }
+        let bytes = stretch.memory_bytes();
+        if kept.make_room(bytes, self.capacity_bytes) {
+            kept.memory_bytes += bytes;
+            kept.stretches.insert(from.into(), Arc::new(stretch));
+        }
+        self.note_sizes(&kept);
+    }
+
+    /// The records of a stretch of index entries, if they are known to be those of the
+    /// reader's snapshot.
+    pub fn joined(
+        &self,
+        stretch: &Stretch,
+        collection: CollectionId,
+        commits_finished: u64,
+    ) -> Option<Arc<Joined>> {
+        let joined = stretch.joined.read().clone()?;
+        let subject = Subject::Collection(collection);
+        let is_same = joined.commits_finished <= commits_finished
+            && self
+                .kept
+                .read()
+                .changes
+                .is_unchanged(subject, joined.commits_finished);
+        is_same.then_some(joined)
+    }
+
+    /// Keeps the records of a stretch with it.
+    pub fn join(&self, stretch: &Arc<Stretch>, collection: CollectionId, joined: &Arc<Joined>) {
+        let mut kept = self.kept.write();
+        let subject = Subject::Collection(collection);
+        let is_same = kept.changes.is_unchanged(subject, joined.commits_finished);
+        if stretch.len() == 0
+            || !is_same
+            || !kept.make_room(joined.memory_bytes(), self.capacity_bytes)
+        {
+            return;
+        }
+        // It may have gone meanwhile, or just now.
+        let is_kept = kept
+            .around(stretch.key(0))
+            .is_some_and(|(_, other)| Arc::ptr_eq(other, stretch));
+        if is_kept {
+            kept.memory_bytes -= stretch.memory_bytes();
+            *stretch.joined.write() = Some(Arc::clone(joined));
+            kept.memory_bytes += stretch.memory_bytes();
+        }
+        self.note_sizes(&kept);
+    }
+
+    /// What was joined last, whether it still holds or not.
+    pub fn last_joined(&self, stretch: &Stretch) -> Option<Arc<Joined>> {
+        stretch.joined.read().clone()
     }
 
     /// Before the commit of the batch with this number.
@@ -250,15 +341,13 @@ impl Stretches {
         &self,
         number: u64,
         subjects: impl Iterator<Item = Subject>,
-        keys: impl Iterator<Item = &'a [u8]>,
+        keys: impl Iterator<Item = &'a [u8]> + Clone,
     ) {
         if self.is_off() {
             return;
         }
         let mut kept = self.kept.write();
-        for subject in subjects {
-            kept.last_batch.insert(subject, number);
-        }
+        kept.changes.note(number, subjects, keys.clone());
         if kept.stretches.is_empty() {
             return;
         }
@@ -268,17 +357,17 @@ impl Stretches {
                 kept.remove(&from);
             }
         }
-        self.note_emptiness(&kept);
+        self.note_sizes(&kept);
     }
 
     /// Before the batch with this number, which replaces everything.
     pub fn clear(&self, number: u64) {
         let mut kept = self.kept.write();
         *kept = Kept {
-            replaced: number,
+            changes: Changes::after_replacement(number),
             ..Kept::default()
         };
-        self.note_emptiness(&kept);
+        self.note_sizes(&kept);
     }
 
     /// Frees what belongs to something dropped, which nobody will ask for any more.
@@ -287,7 +376,7 @@ impl Stretches {
         let mut kept = self.kept.write();
         // Nothing is kept from now on. The entry stays: an old snapshot must not keep
         // what a batch has changed that nobody remembers.
-        kept.last_batch.insert(subject, u64::MAX);
+        kept.changes.note_dropped(subject);
         let reach = (Bound::Included(&prefix[..]), Bound::Unbounded);
         let gone: Vec<Box<[u8]>> = kept
             .stretches
@@ -298,11 +387,13 @@ impl Stretches {
         for from in gone {
             kept.remove(&from);
         }
-        self.note_emptiness(&kept);
+        self.note_sizes(&kept);
     }
 
-    fn note_emptiness(&self, kept: &Kept) {
+    fn note_sizes(&self, kept: &Kept) {
         self.is_empty
             .store(kept.stretches.is_empty(), Ordering::Release);
+        self.memory_bytes
+            .store(kept.memory_bytes, Ordering::Relaxed);
     }
 }

@@ -1,0 +1,194 @@
+//! What batches have written lately, for those who want to keep what they read.
+//!
+//! A scan reads a snapshot and keeps a stretch of it some time later. Meanwhile batches
+//! may have begun; what matters is whether one of them writes inside the stretch.
+//!
+//! ```text
+//!   batch number   … 41 │ 42   43   44   45   46          before 42: only the last number
+//!                       │ keys keys  –   keys keys        of each subject is known
+//!                             44 wrote too many keys: it counts as everywhere in its subjects
+//! ```
+//!
+//! The keys of the last few small batches are remembered. Everything older, and every
+//! large batch, counts as a change of all of its subjects.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::layout::Subject;
+
+/// Batches whose keys are remembered.
+const BATCHES_MAX: usize = 256;
+/// Keys of one batch that are remembered.
+const KEYS_MAX: usize = 64;
+/// And what they may take together: keys can be long.
+const KEYS_BYTES_MAX: usize = 4 << 10;
+
+type Numbers = HashMap<Subject, u64, foldhash::fast::RandomState>;
+
+/// A batch with its keys.
+#[derive(Default)]
+struct Recent {
+    number: u64,
+    subjects: Vec<Subject>,
+    /// One after the other.
+    keys: Vec<u8>,
+    /// Where each of them ends.
+    ends: Vec<u32>,
+}
+
+impl Recent {
+    fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        let mut from = 0;
+        self.ends.iter().map(move |&to| {
+            let key = &self.keys[from..to as usize];
+            from = to as usize;
+            key
+        })
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Changes {
+    /// The last batch with this subject.
+    last: Numbers,
+    /// The last one of those whose keys are not remembered.
+    last_anywhere: Numbers,
+    /// The last batch that replaced everything.
+    replaced: u64,
+    /// Ascending.
+    recent: VecDeque<Recent>,
+}
+
+impl Changes {
+    /// After a batch that replaced everything nothing else counts.
+    pub fn after_replacement(number: u64) -> Self {
+        Self {
+            replaced: number,
+            ..Self::default()
+        }
+    }
+
+    /// Notes a batch before it is committed; numbers ascend.
+    pub fn note<'a>(
+        &mut self,
+        number: u64,
+        subjects: impl Iterator<Item = Subject>,
+        keys: impl Iterator<Item = &'a [u8]>,
+    ) {
+        let mut batch = match self.recent.len() < BATCHES_MAX {
+            true => Recent::default(),
+            false => self.forget_oldest(),
+        };
+        batch.number = number;
+        batch.subjects.extend(subjects);
+        for &subject in &batch.subjects {
+            raise(&mut self.last, subject, number);
+        }
+        for key in keys {
+            if batch.ends.len() == KEYS_MAX || batch.keys.len() + key.len() > KEYS_BYTES_MAX {
+                for &subject in &batch.subjects {
+                    raise(&mut self.last_anywhere, subject, number);
+                }
+                return;
+            }
+            batch.keys.extend_from_slice(key);
+            batch.ends.push(batch.keys.len() as u32);
+        }
+        self.recent.push_back(batch);
+    }
+
+    /// Makes place; what is returned is empty.
+    fn forget_oldest(&mut self) -> Recent {
+        let mut oldest = self.recent.pop_front().unwrap_or_default();
+        for subject in oldest.subjects.drain(..) {
+            raise(&mut self.last_anywhere, subject, oldest.number);
+        }
+        oldest.keys.clear();
+        oldest.ends.clear();
+        oldest
+    }
+
+    /// Nothing of this subject is unchanged any more, at any time.
+    pub fn note_dropped(&mut self, subject: Subject) {
+        self.last.insert(subject, u64::MAX);
+        self.last_anywhere.insert(subject, u64::MAX);
+    }
+
+    /// Whether no batch with this subject has begun besides the first so many.
+    pub fn is_unchanged(&self, subject: Subject, commits_finished: u64) -> bool {
+        let last = self.last.get(&subject).copied().unwrap_or(0);
+        last.max(self.replaced) <= commits_finished
+    }
+
+    /// Whether none has that writes a key from `from` to `to`, which is excluded.
+    pub fn is_unchanged_within(
+        &self,
+        subject: Subject,
+        (from, to): (&[u8], &[u8]),
+        commits_finished: u64,
+    ) -> bool {
+        let anywhere = self.last_anywhere.get(&subject).copied().unwrap_or(0);
+        let later = self.recent.iter().rev();
+        anywhere.max(self.replaced) <= commits_finished
+            && !later
+                .take_while(|batch| batch.number > commits_finished)
+                .flat_map(Recent::keys)
+                .any(|key| from <= key && key < to)
+    }
+}
+
+fn raise(numbers: &mut Numbers, subject: Subject, number: u64) {
+    let last = numbers.entry(subject).or_insert(0);
+    *last = number.max(*last);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::ids::CollectionId;
+
+    const SUBJECT: Subject = Subject::Collection(CollectionId(7));
+
+    fn note(changes: &mut Changes, number: u64, keys: &[&str]) {
+        let keys = keys.iter().map(|key| key.as_bytes());
+        changes.note(number, [SUBJECT].into_iter(), keys);
+    }
+
+    fn is_unchanged(changes: &Changes, (from, to): (&str, &str), commits_finished: u64) -> bool {
+        let within = (from.as_bytes(), to.as_bytes());
+        changes.is_unchanged_within(SUBJECT, within, commits_finished)
+    }
+
+    #[test]
+    fn only_keys_inside_count_while_they_are_remembered() {
+        let mut changes = Changes::default();
+        note(&mut changes, 1, &["b"]);
+        note(&mut changes, 2, &["f", "x"]);
+        assert!(is_unchanged(&changes, ("c", "f"), 0));
+        assert!(!is_unchanged(&changes, ("c", "g"), 0));
+        assert!(!is_unchanged(&changes, ("c", "g"), 1));
+        assert!(is_unchanged(&changes, ("c", "g"), 2));
+        assert!(!changes.is_unchanged(SUBJECT, 1));
+        assert!(changes.is_unchanged(SUBJECT, 2));
+        for number in 3..3 + BATCHES_MAX as u64 {
+            note(&mut changes, number, &["z"]);
+        }
+        // The second one is forgotten by now, so it may have been anywhere.
+        assert!(!is_unchanged(&changes, ("c", "d"), 1));
+        assert!(is_unchanged(&changes, ("c", "d"), 2));
+    }
+
+    #[test]
+    fn large_batches_are_everywhere() {
+        let mut changes = Changes::default();
+        note(&mut changes, 1, &["x"; KEYS_MAX]);
+        assert!(is_unchanged(&changes, ("c", "d"), 0));
+        note(&mut changes, 2, &["x"; KEYS_MAX + 1]);
+        assert!(!is_unchanged(&changes, ("c", "d"), 1));
+        assert!(is_unchanged(&changes, ("c", "d"), 2));
+        note(&mut changes, 3, &["x"]);
+        changes.note_dropped(SUBJECT);
+        assert!(!is_unchanged(&changes, ("c", "d"), 3));
+        assert!(!is_unchanged(&Changes::after_replacement(9), ("c", "d"), 8));
+    }
+}
