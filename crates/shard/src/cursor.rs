@@ -26,16 +26,19 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use storage::store::Counter;
 
 /// Documents of a first batch where the client names no number.
 pub(crate) const FIRST_BATCH_DOCUMENTS: u64 = 101;
 /// What a batch may weigh: one document of the greatest size always fits.
 const BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// More room than this is not taken in advance.
+const BATCH_BYTES_EXPECTED_MAX: u64 = 512 * 1024;
 /// Idle cursors are closed after this time.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Steps of a batch that run on the connection's own worker; what needs more
 /// tells the runtime that it blocks.
-const STEPS_INLINE: u64 = 512;
+const STEPS_INLINE: u64 = 2048;
 
 /// Documents on their way into a reply.
 pub(crate) struct Batch {
@@ -81,6 +84,14 @@ impl Batch {
         self.writer.end();
         self.writer
     }
+}
+
+/// The room that a reply with so many documents of a collection will probably take, so
+/// that it need not be moved while it grows. What is not used is never touched.
+pub(crate) fn batch_bytes(collection: Counter, documents: u64) -> usize {
+    let average = collection.bytes / collection.items.max(1);
+    let bytes = documents.saturating_mul(average + 8).saturating_add(512);
+    bytes.min(BATCH_BYTES_EXPECTED_MAX) as usize
 }
 
 /// Why a source stopped filling a batch.

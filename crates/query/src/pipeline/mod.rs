@@ -63,7 +63,7 @@ pub use list_sessions::SessionsOf;
 pub use output::{Merge, Out, WhenMatched, WhenNotMatched};
 pub use parse::{Place, Scope, not_an_array, parse};
 pub use run::{split_scan, start};
-pub use source::{Advance, Documents, Source};
+pub use source::{Advance, Documents, Source, Visitor};
 pub use stage::{Stage, Step};
 
 use crate::context::QueryContext;

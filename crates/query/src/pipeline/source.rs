@@ -15,6 +15,7 @@ use crate::expression::Expression;
 use crate::filter::Filter;
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// What came of asking for the next document.
@@ -28,12 +29,27 @@ pub enum Advance {
     End,
 }
 
+/// Who is shown documents.
+pub type Visitor<'v> = &'v mut dyn FnMut(Doc<'_>) -> Result<ControlFlow<()>, Error>;
+
 /// A sequence of documents.
 pub trait Source: Send {
     fn advance(&mut self) -> Result<Advance, Error>;
 
     /// The document that the last call of `advance` arrived at.
     fn current(&self) -> Doc<'_>;
+
+    /// Shows documents one after the other until the visitor breaks off or there is none:
+    /// what `advance` and `current` do, for sources that can do better than to stop at
+    /// each. [`Advance::Document`] says that the visitor broke off.
+    fn visit(&mut self, visitor: Visitor<'_>) -> Result<Advance, Error> {
+        loop {
+            match self.advance()? {
+                Advance::Document if visitor(self.current())?.is_continue() => {}
+                other => return Ok(other),
+            }
+        }
+    }
 
     /// The current document to keep; `current` is not asked for afterwards.
     fn take(&mut self) -> DocBuf {
@@ -119,6 +135,17 @@ impl Source for Matching {
                 other => return Ok(other),
             }
         }
+    }
+
+    fn visit(&mut self, visitor: Visitor<'_>) -> Result<Advance, Error> {
+        let (filter, interruption) = (&self.filter, &mut self.interruption);
+        self.input.visit(&mut |document| {
+            if filter.matches(document)? {
+                return visitor(document);
+            }
+            interruption.step()?;
+            Ok(ControlFlow::Continue(()))
+        })
     }
 
     fn current(&self) -> Doc<'_> {

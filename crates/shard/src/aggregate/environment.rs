@@ -11,7 +11,7 @@ use crate::command::operations::running_operations;
 use crate::command::stats::{Sizes, append_collection_stats, append_count};
 use crate::operation::Operation;
 use crate::parameters::Settings;
-use crate::read::{Budget, Execution, FileSpill, Found, Query, Step};
+use crate::read::{Budget, Execution, FileSpill, Found, Query, Step, Taken, Visited};
 use crate::session::SessionId;
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -21,7 +21,7 @@ use model::{Code, Error, Namespace};
 use parking_lot::Mutex;
 use query::path::Path;
 use query::pipeline::{
-    Advance, ChangeStream, Documents, Environment, ScanRequest, SessionsOf, Source,
+    Advance, ChangeStream, Documents, Environment, ScanRequest, SessionsOf, Source, Visitor,
 };
 use query::sort::Spill;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -307,13 +307,43 @@ struct CollectionScan {
     found: Option<Found>,
 }
 
-impl Source for CollectionScan {
-    fn advance(&mut self) -> Result<Advance, Error> {
+impl CollectionScan {
+    /// Looks which command asks.
+    fn follow_commands(&mut self) {
         let commands = self.environment.commands.load(Ordering::Acquire);
         if commands != self.commands {
             self.operation = self.environment.operation.load_full();
             self.commands = commands;
         }
+    }
+}
+
+impl Source for CollectionScan {
+    fn visit(&mut self, visitor: Visitor<'_>) -> Result<Advance, Error> {
+        self.follow_commands();
+        self.found = None;
+        let mut execution = self.execution.lock();
+        let mut is_over = false;
+        loop {
+            let mut budget = Budget::unlimited();
+            let visited = execution.visit(&self.operation, &mut budget, &mut |document| {
+                is_over = visitor(document)?.is_break();
+                Ok(match is_over {
+                    true => Taken::Enough,
+                    false => Taken::More,
+                })
+            })?;
+            match visited {
+                Visited::Stopped if is_over => return Ok(Advance::Document),
+                // At its limit it will say that it has ended.
+                Visited::Stopped | Visited::Paused => {}
+                Visited::Ended => return Ok(Advance::End),
+            }
+        }
+    }
+
+    fn advance(&mut self) -> Result<Advance, Error> {
+        self.follow_commands();
         let mut budget = Budget::unlimited();
         loop {
             match self.execution.lock().next(&self.operation, &mut budget)? {

@@ -7,10 +7,12 @@ use super::arguments::{Argument, arguments};
 use super::envelope::ReadConcern;
 use super::{Answer, Invocation, finish, let_variables, refuse_collation};
 use crate::catalog::Collection;
-use crate::cursor::{Batch, BatchSource, FIRST_BATCH_DOCUMENTS, Filled, OpenCursor, fill_batch};
+use crate::cursor::{
+    Batch, BatchSource, FIRST_BATCH_DOCUMENTS, Filled, OpenCursor, batch_bytes, fill_batch,
+};
 use crate::error::from_storage;
 use crate::operation::Operation;
-use crate::read::{Budget, Execution, Query, Step};
+use crate::read::{Budget, Execution, Query, Step, Taken, Visited};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::Direction;
 use model::number::Number;
@@ -63,11 +65,20 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     }
     let command = FindCommand::parse(invocation, body)?;
     let shard = invocation.shard;
-    let mut writer = Reply::writer();
-    writer.begin_document("cursor");
     let at = command.query.at;
     let found = shard.readable(&namespace);
     command.check_tailable(found.as_deref())?;
+    let documents_max = command.batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
+    let bytes = match &found {
+        Some(collection) => {
+            let limit = command.query.limit.unwrap_or(u64::MAX);
+            let counter = shard.store.collection_counter(collection.id);
+            batch_bytes(counter, documents_max.min(limit))
+        }
+        None => 512,
+    };
+    let mut writer = Reply::writer_with_capacity(bytes);
+    writer.begin_document("cursor");
     let Some(collection) = found else {
         // The real server writes this reply in another order.
         writer
@@ -87,11 +98,10 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         projection: command.projection,
         await_data: command.await_data,
     };
-    let documents_max = Some(command.batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS));
-    let mut batch = Batch::begin(writer, "firstBatch", documents_max);
+    let mut batch = Batch::begin(writer, "firstBatch", Some(documents_max));
     // A batch of none opens the cursor without looking for anything.
     let mut more = true;
-    if documents_max != Some(0) {
+    if documents_max != 0 {
         more = fill_batch(&mut source, invocation.operation, &mut batch)? != Filled::Ended;
     }
     shard.counters.returned(batch.documents() as usize);
@@ -226,24 +236,31 @@ impl BatchSource for FindSource {
             if batch.is_full() {
                 return Ok(Filled::Full);
             }
-            let found = match self.execution.next(operation, budget)? {
-                Step::Found(found) => found,
-                Step::Paused => return Ok(Filled::Paused),
-                Step::Ended if self.execution.is_ended() => return Ok(Filled::Ended),
-                Step::Ended => return Ok(Filled::Dry),
-            };
-            let taken = if self.execution.query().return_key {
-                let key = self.execution.index_key(&found)?.unwrap_or_default();
-                batch.offer(key.as_doc())
-            } else {
-                match &self.projection {
-                    Some(projection) => batch.offer(projection.apply(found.document())?.as_doc()),
-                    None => batch.offer(found.document()),
+            if self.execution.query().return_key {
+                match self.fill_with_key(operation, batch, budget)? {
+                    Some(filled) => return Ok(filled),
+                    None => continue,
                 }
-            };
-            if !taken {
-                self.execution.put_back(found);
-                return Ok(Filled::Full);
+            }
+            let projection = &self.projection;
+            let visited = self.execution.visit(operation, budget, &mut |document| {
+                let is_taken = match projection {
+                    Some(projection) => batch.offer(projection.apply(document)?.as_doc()),
+                    None => batch.offer(document),
+                };
+                Ok(match is_taken {
+                    true if batch.is_full() => Taken::Enough,
+                    true => Taken::More,
+                    false => Taken::Refused,
+                })
+            })?;
+            match visited {
+                // Where the limit was reached the batch is not full.
+                Visited::Stopped if self.execution.is_ended() => return Ok(Filled::Ended),
+                Visited::Stopped => return Ok(Filled::Full),
+                Visited::Paused => return Ok(Filled::Paused),
+                Visited::Ended if self.execution.is_ended() => return Ok(Filled::Ended),
+                Visited::Ended => return Ok(Filled::Dry),
             }
         }
     }
@@ -254,6 +271,29 @@ impl BatchSource for FindSource {
 
     fn awaits_data(&self) -> bool {
         self.await_data
+    }
+}
+
+impl FindSource {
+    /// One key for `returnKey`; nothing if there is room for more.
+    fn fill_with_key(
+        &mut self,
+        operation: &Arc<Operation>,
+        batch: &mut Batch,
+        budget: &mut Budget,
+    ) -> Result<Option<Filled>, Error> {
+        let found = match self.execution.next(operation, budget)? {
+            Step::Found(found) => found,
+            Step::Paused => return Ok(Some(Filled::Paused)),
+            Step::Ended if self.execution.is_ended() => return Ok(Some(Filled::Ended)),
+            Step::Ended => return Ok(Some(Filled::Dry)),
+        };
+        let key = self.execution.index_key(&found)?.unwrap_or_default();
+        if batch.offer(key.as_doc()) {
+            return Ok(None);
+        }
+        self.execution.put_back(found);
+        Ok(Some(Filled::Full))
     }
 }
 

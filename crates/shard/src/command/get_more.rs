@@ -3,7 +3,7 @@
 use super::arguments::{arguments, missing};
 use super::find::finish_cursor;
 use super::{Answer, Invocation};
-use crate::cursor::{Batch, BatchSource, Filled, fill_batch};
+use crate::cursor::{Batch, BatchSource, Filled, batch_bytes, fill_batch};
 use crate::session::SessionId;
 use model::bson::ValueRef;
 use model::{Code, Error, Namespace};
@@ -73,7 +73,13 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     if cursor.opened_by.runs_apart() {
         invocation.operation.set_apart();
     }
-    let mut writer = Reply::writer_with_capacity(16 * 1024);
+    let bytes = match (batch_size, shard.readable(&namespace)) {
+        (Some(size), Some(collection)) => {
+            batch_bytes(shard.store.collection_counter(collection.id), size)
+        }
+        _ => 16 * 1024,
+    };
+    let mut writer = Reply::writer_with_capacity(bytes);
     writer.begin_document("cursor");
     let mut batch = Batch::begin(writer, "nextBatch", batch_size);
     let filled = if awaits {

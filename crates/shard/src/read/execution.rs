@@ -24,15 +24,18 @@
 //! | `ownership.rs` | only what this shard owns |
 //! | `search.rs` | the next document that matches: by key, over records, over branches |
 //! | `index_step.rs` | one entry of an index |
+//! | `visit.rs` | documents shown where they lie |
 
 mod found;
 mod index_step;
 mod life;
 mod ownership;
 mod search;
+mod visit;
 
 pub(super) use found::{BranchStatistics, Statistics};
 pub(crate) use found::{Budget, Found, Step};
+pub(crate) use visit::{Taken, Visited};
 
 use super::merging::Merging;
 use super::planning::Planned;

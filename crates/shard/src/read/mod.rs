@@ -39,7 +39,7 @@ mod virtual_collection;
 
 pub(crate) use candidates::Candidates;
 pub(crate) use distinct::DistinctScan;
-pub(crate) use execution::{Budget, Execution, Found, Step};
+pub(crate) use execution::{Budget, Execution, Found, Step, Taken, Visited};
 pub(crate) use planning::{PlanCache, plan, query_hashes, trials};
 pub(crate) use query::Query;
 pub(crate) use spill::FileSpill;

@@ -12,7 +12,7 @@ use model::{Code, Error};
 use query::plan::{Check, ScanBounds, ScanDirection};
 use std::ops::Bound;
 use storage::engine::fjall::FjallEngine;
-use storage::store::{IndexScan, PastScan, RecordScan, Verdict};
+use storage::store::{FoundEntry, IndexScan, PastScan, RecordScan, Verdict};
 use storage::{Direction, Engine, IndexEntry, KeyRange, Position, StoredRecord};
 
 type EngineSnapshot = <FjallEngine as Engine>::Snapshot;
@@ -157,7 +157,8 @@ impl Scan {
         }
     }
 
-    /// The next record that is taken or stopped at, of a scan over records without bounds.
+    /// The next record that is taken or stopped at, of a scan over records whose
+    /// range decides.
     pub(super) fn find_record(
         &mut self,
         mut judge: impl FnMut(&[u8]) -> Verdict,
@@ -178,6 +179,25 @@ impl Scan {
             }
         }
         Ok(None)
+    }
+
+    /// The next entry that is taken or stopped at, judged by the document that it leads
+    /// to, of a scan over an index whose range decides.
+    pub(super) fn find_fetched(
+        &mut self,
+        snapshot: &Snapshot,
+        collection: CollectionId,
+        mut judge: impl FnMut(&[u8]) -> Verdict,
+    ) -> Result<Option<FoundEntry>, Error> {
+        let Items::Entries(scan) = &mut self.items else {
+            return Ok(None);
+        };
+        let examined = &mut self.examined;
+        let found = scan.find_record(snapshot, collection, |document| {
+            *examined += 1;
+            judge(document)
+        });
+        found.map_err(from_storage)
     }
 
     /// Looks at one item.

@@ -21,6 +21,7 @@ use crate::pipeline::source::{Advance, Interruption, Source};
 use crate::sort::{SortPattern, Sorted, Sorter};
 use model::bson::{Array, Doc, DocBuf, DocWriter, ValueRef};
 use model::{Error, order};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// A `$group` under way.
@@ -155,23 +156,26 @@ impl Source for Grouping {
         if self.output.is_none() {
             let memory_bytes_max = self.environment.memory_bytes_max();
             loop {
-                match self.input.advance()? {
-                    Advance::Document => {}
+                let (group, table) = (&self.group, &mut self.table);
+                let interruption = &mut self.interruption;
+                let advance = self.input.visit(&mut |document| {
+                    match group.half {
+                        Half::Whole | Half::Shard => table
+                            .add(group, document)
+                            .map_err(|error| group.error(error))?,
+                        Half::Merge => table.merge(group, document)?,
+                    }
+                    if table.memory_bytes > memory_bytes_max {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                    interruption.step()?;
+                    Ok(ControlFlow::Continue(()))
+                })?;
+                match advance {
+                    Advance::Document => self.spill()?,
                     Advance::Paused => return Ok(Advance::Paused),
                     Advance::End => break,
                 }
-                let document = self.input.current();
-                match self.group.half {
-                    Half::Whole | Half::Shard => self
-                        .table
-                        .add(&self.group, document)
-                        .map_err(|error| self.group.error(error))?,
-                    Half::Merge => self.table.merge(&self.group, document)?,
-                }
-                if self.table.memory_bytes > memory_bytes_max {
-                    self.spill()?;
-                }
-                self.interruption.step()?;
             }
             self.output = Some(self.finish_input()?);
         }
