@@ -147,6 +147,7 @@ impl Writer {
     fn rotate(&mut self, next: &Entry, room: u64) -> io::Result<()> {
         self.flush()?;
         self.sync()?;
+        self.segment.file.release_memory();
         let current = &self.segment.header;
         // A segment that is still empty is replaced by a larger one. It keeps its place
         // in the row, and what it says about a gap.

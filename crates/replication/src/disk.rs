@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 
 /// How the bytes of a new file come to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,10 @@ pub trait DiskFile: Send + Sync {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
     /// Returns when all bytes written so far are stable.
     fn sync(&self) -> io::Result<()>;
+    /// Says that its bytes, which are stable, will hardly be read again. A log that goes
+    /// through a gigabyte of files would otherwise take as much of the system's memory,
+    /// and pay for each page of it that is new.
+    fn release_memory(&self) {}
 }
 
 /// A directory of the file system, locked against other processes while it is open.
@@ -104,9 +108,15 @@ fn zero_fill(file: &File, bytes: u64) -> io::Result<()> {
         steps += 1;
         if steps % ZERO_FILL_STEPS_PER_SYNC == 0 {
             file.sync_data()?;
+            release_memory(file);
         }
     }
     file.sync_all()
+}
+
+/// Only advice: if it is not taken, all is as before.
+fn release_memory(file: &File) {
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 
 impl Disk for FileDisk {
@@ -175,5 +185,9 @@ impl DiskFile for OpenFile {
 
     fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
+    }
+
+    fn release_memory(&self) {
+        release_memory(&self.file);
     }
 }

@@ -154,6 +154,9 @@ impl Shard {
             &options.data,
             &FjallOptions {
                 cache_bytes: options.cache_bytes - record_cache_bytes - stretch_bytes,
+                // With twice the size, half as much is merged again while loading; but a
+                // restart replays more, and small servers have no memory for it.
+                memtable_bytes: (options.cache_bytes / 16).clamp(32 << 20, 64 << 20),
                 ..FjallOptions::default()
             },
         )?;
