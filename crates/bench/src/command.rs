@@ -28,6 +28,9 @@ pub mod marker {
     /// An int32 slot; the value is unlikely to occur as bytes of anything else.
     pub const NUMBER: i32 = 0x7e57_1e55;
 
+    /// An int64 slot.
+    pub const LONG: i64 = 0x7e57_1e56_7e57_1e57;
+
     /// A string slot of this many bytes.
     pub fn text(bytes: usize) -> String {
         "@".repeat(bytes)

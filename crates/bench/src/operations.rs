@@ -17,7 +17,7 @@ use fastrand::Rng;
 use crate::command::{Request, Slot, find_once, marker};
 use crate::connection::Connection;
 use crate::dataset::{self, DATABASE, Dataset, FIELD_BYTES, KEY_BYTES, USERS};
-use crate::operations::orders::{Aggregate, LookUpByIndex, ScanAll};
+use crate::operations::orders::{Aggregate, LookUpByIndex, ScanAll, UpdateOrder};
 use crate::reply;
 use crate::workload::{Action, Durability};
 
@@ -35,6 +35,14 @@ pub struct Setting {
     pub sessions: bool,
 }
 
+fn session_id(random: &mut Rng) -> Document {
+    let id = Binary {
+        subtype: BinarySubtype::Uuid,
+        bytes: random.u128(..).to_le_bytes().to_vec(),
+    };
+    doc! { "id": id }
+}
+
 #[derive(Debug)]
 pub struct Scratch {
     pub collection: String,
@@ -45,11 +53,7 @@ impl Setting {
     fn command(&self, mut command: Document, random: &mut Rng) -> Document {
         command.insert("$db", DATABASE);
         if self.sessions {
-            let id = Binary {
-                subtype: BinarySubtype::Uuid,
-                bytes: random.u128(..).to_le_bytes().to_vec(),
-            };
-            command.insert("lsid", doc! { "id": id });
+            command.insert("lsid", session_id(random));
         }
         command
     }
@@ -94,10 +98,15 @@ pub fn prepare(
         Action::Insert => Box::new(Insert::new(setting, 1, random)?),
         Action::Read => Box::new(Read::new(setting, Dataset::any_user, random)?),
         Action::ReadRecent => Box::new(Read::new(setting, Dataset::recent_user, random)?),
-        Action::Update => Box::new(Update::new(setting, random)?),
+        Action::Update => Box::new(Update::new(setting, None, random)?),
+        Action::UpdateRetryable => {
+            let session = Session::new(random);
+            Box::new(Update::new(setting, Some(session), random)?)
+        }
+        Action::UpdateOrder => Box::new(UpdateOrder::new(setting, random)?),
         Action::ReadModifyWrite => Box::new(ReadModifyWrite {
             read: Read::new(setting, Dataset::any_user, random)?,
-            update: Update::new(setting, random)?,
+            update: Update::new(setting, None, random)?,
         }),
         Action::ScanRange => Box::new(ScanRange::new(setting, random)?),
         Action::LookUpByIndex => Box::new(LookUpByIndex::new(setting, random)?),
@@ -248,8 +257,24 @@ impl Operation for Read {
     }
 }
 
+/// A session whose writes are numbered, so that they can be repeated.
+struct Session {
+    id: Document,
+    number: i64,
+}
+
+impl Session {
+    fn new(random: &mut Rng) -> Session {
+        Session {
+            id: session_id(random),
+            number: 0,
+        }
+    }
+}
+
 struct Update {
     setting: Arc<Setting>,
+    session: Option<(Session, Slot)>,
     request: Request,
     key: Slot,
     field: Slot,
@@ -257,16 +282,25 @@ struct Update {
 }
 
 impl Update {
-    fn new(setting: &Arc<Setting>, random: &mut Rng) -> Result<Update> {
-        let command = setting.write(doc! { "update": USERS, "ordered": true }, random);
+    fn new(setting: &Arc<Setting>, session: Option<Session>, random: &mut Rng) -> Result<Update> {
+        let mut command = setting.write(doc! { "update": USERS, "ordered": true }, random);
+        if let Some(session) = &session {
+            command.insert("lsid", session.id.clone());
+            command.insert("txnNumber", marker::LONG);
+        }
         let value = "#".repeat(FIELD_BYTES);
         let update = doc! {
             "q": { "_id": marker::text(KEY_BYTES) },
             "u": { "$set": { "field?": &value } },
         };
         let (request, _) = Request::with_sequence(&command, "updates", &[update.to_vec()?])?;
+        let session = match session {
+            Some(session) => Some((session, request.slot(&marker::LONG.to_le_bytes())?)),
+            None => None,
+        };
         Ok(Update {
             setting: Arc::clone(setting),
+            session,
             key: request.slot(marker::text(KEY_BYTES).as_bytes())?,
             field: request.slot(b"field?\0")?,
             value: request.slot(value.as_bytes())?,
@@ -279,6 +313,10 @@ impl Update {
         field[5] = random.u8(b'0'..b'0' + dataset::FIELDS as u8);
         self.request.patch(&self.key, &dataset::user_key(number));
         self.request.patch(&self.field, &field);
+        if let Some((session, slot)) = &mut self.session {
+            session.number += 1;
+            self.request.patch(slot, &session.number.to_le_bytes());
+        }
         self.request
             .patch(&self.value, self.setting.dataset.text(random));
         reply::expect_count(connection.exchange(&mut self.request)?, 1)

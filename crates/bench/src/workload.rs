@@ -18,6 +18,8 @@ pub enum Action {
     Read,
     ReadRecent,
     Update,
+    UpdateRetryable,
+    UpdateOrder,
     ReadModifyWrite,
     ScanRange,
     LookUpByIndex,
@@ -36,6 +38,8 @@ pub enum Workload {
     Insert,
     /// One field of one record in each command
     Update,
+    /// The same as drivers send it: with a session and a transaction number
+    UpdateRetryable,
     /// YCSB A: half reads, half updates
     A,
     /// YCSB B: 95% reads, 5% updates
@@ -56,15 +60,18 @@ pub enum Workload {
     AggUnindexed,
     /// The whole collection, in batches of 1,000 documents
     Scan,
+    /// The same in four commands of five, and updates of single documents of that collection
+    ScanWritten,
 }
 
 impl Workload {
     /// In the order in which they run.
-    pub const ALL: [Workload; 14] = [
+    pub const ALL: [Workload; 16] = [
         Workload::Ping,
         Workload::Load,
         Workload::Insert,
         Workload::Update,
+        Workload::UpdateRetryable,
         Workload::C,
         Workload::B,
         Workload::A,
@@ -73,6 +80,7 @@ impl Workload {
         Workload::AggIndexed,
         Workload::AggUnindexed,
         Workload::Scan,
+        Workload::ScanWritten,
         Workload::D,
         Workload::E,
     ];
@@ -84,6 +92,7 @@ impl Workload {
             Workload::Load => &[(Action::InsertBatch, 100)],
             Workload::Insert => &[(Action::Insert, 100)],
             Workload::Update => &[(Action::Update, 100)],
+            Workload::UpdateRetryable => &[(Action::UpdateRetryable, 100)],
             Workload::A => &[(Action::Read, 50), (Action::Update, 50)],
             Workload::B => &[(Action::Read, 95), (Action::Update, 5)],
             Workload::C => &[(Action::Read, 100)],
@@ -94,6 +103,7 @@ impl Workload {
             Workload::AggIndexed => &[(Action::AggregateIndexed, 100)],
             Workload::AggUnindexed => &[(Action::AggregateUnindexed, 100)],
             Workload::Scan => &[(Action::ScanAll, 100)],
+            Workload::ScanWritten => &[(Action::ScanAll, 80), (Action::UpdateOrder, 20)],
         }
     }
 
@@ -103,6 +113,7 @@ impl Workload {
             Workload::Load => "load, 100 per command",
             Workload::Insert => "insert",
             Workload::Update => "update",
+            Workload::UpdateRetryable => "update, retryable",
             Workload::A => "YCSB A",
             Workload::B => "YCSB B",
             Workload::C => "YCSB C, read by _id",
@@ -113,15 +124,17 @@ impl Workload {
             Workload::AggIndexed => "aggregate, indexed",
             Workload::AggUnindexed => "aggregate, unindexed",
             Workload::Scan => "full scan",
+            Workload::ScanWritten => "full scan beside updates",
         }
     }
 
     pub fn unit(self) -> Unit {
         match self {
-            Workload::Load | Workload::Scan => Unit::Document,
+            Workload::Load | Workload::Scan | Workload::ScanWritten => Unit::Document,
             Workload::Ping
             | Workload::Insert
             | Workload::Update
+            | Workload::UpdateRetryable
             | Workload::A
             | Workload::B
             | Workload::C
@@ -143,10 +156,13 @@ impl Workload {
     /// so few that both measure the reads.
     pub fn durabilities(self) -> &'static [Durability] {
         match self {
-            Workload::Load | Workload::Insert | Workload::Update | Workload::A | Workload::F => {
-                &[Durability::W1, Durability::Majority]
-            }
-            Workload::B | Workload::D | Workload::E => &[Durability::W1],
+            Workload::Load
+            | Workload::Insert
+            | Workload::Update
+            | Workload::UpdateRetryable
+            | Workload::A
+            | Workload::F => &[Durability::W1, Durability::Majority],
+            Workload::B | Workload::D | Workload::E | Workload::ScanWritten => &[Durability::W1],
             Workload::Ping
             | Workload::C
             | Workload::Index

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
 use fastrand::Rng;
 
@@ -180,5 +180,43 @@ impl Operation for ScanAll {
             reply::expect_ok(connection.exchange(&mut self.kill)?)?;
         }
         Ok(())
+    }
+}
+
+/// Another quantity for one order. No index knows of it.
+pub struct UpdateOrder {
+    setting: Arc<Setting>,
+    request: Request,
+    key: Slot,
+    quantity: Slot,
+}
+
+impl UpdateOrder {
+    pub fn new(setting: &Arc<Setting>, random: &mut Rng) -> Result<UpdateOrder> {
+        let command = setting.write(doc! { "update": ORDERS, "ordered": true }, random);
+        let update = doc! {
+            "q": { "_id": marker::LONG },
+            "u": { "$set": { "quantity": marker::NUMBER } },
+        };
+        let (request, _) = Request::with_sequence(&command, "updates", &[update.to_vec()?])?;
+        Ok(UpdateOrder {
+            setting: Arc::clone(setting),
+            key: request.slot(&marker::LONG.to_le_bytes())?,
+            quantity: request.number_slot()?,
+            request,
+        })
+    }
+}
+
+impl Operation for UpdateOrder {
+    fn perform(&mut self, connection: &mut Connection, random: &mut Rng) -> Result<Done> {
+        let number = random.u64(..self.setting.dataset.records);
+        self.request.patch(&self.key, &number.to_le_bytes());
+        self.request
+            .patch_number(&self.quantity, random.i32(20..i32::MAX));
+        reply::expect_count(connection.exchange(&mut self.request)?, 1)
+            .with_context(|| format!("updating order number {number}"))?;
+        // The documents that scans return are what is counted.
+        Ok(Done::Units(0))
     }
 }
