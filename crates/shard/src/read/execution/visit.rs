@@ -9,6 +9,7 @@
 use super::super::scan::Space;
 use super::search::matches;
 use super::{Budget, Execution, Found, RESUMED, Stage, Step};
+use crate::catalog::Collection;
 use crate::operation::Operation;
 use model::Error;
 use model::bson::Doc;
@@ -173,11 +174,13 @@ impl Execution {
         let limit = self.query.limit.unwrap_or(u64::MAX);
         let mut showing = Showing {
             filter: plan.filter,
+            collection: &self.collection,
             operation,
             budget,
             visitor,
             examined: 0,
             taken: 0,
+            hidden: 0,
             left: limit - self.emitted,
             steps_before: self.statistics.steps,
             stopped: Ok(Visited::Paused),
@@ -200,12 +203,14 @@ impl Execution {
         let Showing {
             examined,
             taken,
+            hidden,
             stopped,
             refused,
             ..
         } = showing;
         let statistics = &mut self.statistics;
         statistics.steps += examined;
+        statistics.hidden += hidden;
         statistics.documents_examined += examined * u64::from(counts_documents);
         if counts_keys {
             statistics.keys_examined += examined;
@@ -231,11 +236,14 @@ impl Execution {
 /// A visit under way.
 struct Showing<'a> {
     filter: &'a Option<Filter>,
+    collection: &'a Collection,
     operation: &'a Operation,
     budget: &'a mut Budget,
     visitor: Visitor<'a>,
     examined: u64,
     taken: u64,
+    /// Documents that belong to another shard.
+    hidden: u64,
     /// How many may still be taken.
     left: u64,
     steps_before: u64,
@@ -273,6 +281,12 @@ impl Showing<'_> {
             self.operation.check()?;
         }
         if !matches(self.filter, document)? {
+            return Ok(Taken::More);
+        }
+        if let Some(ownership) = &self.collection.ownership
+            && ownership.hides(document)
+        {
+            self.hidden += 1;
             return Ok(Taken::More);
         }
         let taken = (self.visitor)(document)?;
