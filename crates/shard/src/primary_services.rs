@@ -112,8 +112,11 @@ async fn write_noops(shard: &Arc<Shard>, tenure: &Tenure) {
             () = tokio::time::sleep(NOOP_INTERVAL) => {}
         }
         let now = shard.log.last_applied();
-        // One member has nobody to tell.
-        if now == before && shard.log.members().configuration.members().count() > 1 {
+        // The only member of a set has nobody to tell, unless a router merges its change streams
+        // with those of other shards.
+        let is_followed = shard.log.members().configuration.members().count() > 1
+            || shard.sharding.known().identity.is_some();
+        if now == before && is_followed {
             // Refused when leadership is lost: the tenure has ended then.
             let _ = shard.propose_catalog(|encoder| encoder.noop()).await;
         }

@@ -41,10 +41,12 @@ impl OnOwners {
         };
         let mut kept = DocWriter::new();
         for element in command.iter() {
-            // These belong to the message from the client, not to what is asked of shards.
+            // These belong to the message from the client, not to what is asked of shards. Shards
+            // answer for their majority: a write concern that can't be met there would be asked
+            // for again and again, and hold up all operations behind this one.
             if !matches!(
                 element.key(),
-                "$db" | "lsid" | "$clusterTime" | "txnNumber" | "maxTimeMS"
+                "$db" | "lsid" | "$clusterTime" | "txnNumber" | "maxTimeMS" | "writeConcern"
             ) {
                 kept.append_element(&element);
             }

@@ -131,6 +131,8 @@ async fn keys_are_refined_and_indexes_follow() {
             admin {refineCollectionShardKey: 'test.none', key: {b: 1}} => 118
             test {createIndexes: 'c', indexes: [{key: {a: 1, b: 1}, name: 'ab'}]} => {numIndexesAfter: 3}
             test {createIndexes: 'c', indexes: [{key: {z: 1}, name: 'z', unique: true}]} => 67
+            # A concern that no shard can meet does not hold up what comes behind it.
+            test {createIndexes: 'c', indexes: [{key: {q: 1}, name: 'q'}], writeConcern: {w: 2}} => {numIndexesAfter: 4}
             admin {refineCollectionShardKey: 'test.c', key: {a: 1, b: 1}} => {}
             admin {refineCollectionShardKey: 'test.c', key: {a: 1, b: 1}} => {}
             config! {_configsvrGetRouting: 'test.c'} => {key: {a: 1, b: 1}, chunks: [{min: {a: MinKey, b: MinKey}, max: {a: 10, b: MinKey}, lastmod: Timestamp(2, 1)}, {max: {a: MaxKey, b: MaxKey}}]}
@@ -138,7 +140,7 @@ async fn keys_are_refined_and_indexes_follow() {
             test {dropIndexes: 'c', index: 'ab'} => 72
             test {dropIndexes: 'c', index: '*'} => {}
             shard0! test {listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'ab'}]}}
-            config! config {find: 'collections'} => {cursor: {firstBatch: [{catalogVersion: 4L}]}}
+            config! config {find: 'collections'} => {cursor: {firstBatch: [{catalogVersion: 6L}]}}
             admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
             ",
         )
