@@ -4,7 +4,6 @@
 //! replica set, or with `--shards` a cluster. `terndb shard` and `terndb config`
 //! run one member of a shard or of the config server, `terndb router` a router.
 
-mod allocator;
 mod cluster;
 mod configuration;
 mod member;
@@ -52,9 +51,6 @@ enum Role {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if !matches!(arguments.role, Role::Verify(_)) {
-        allocator::keep_freed_memory();
-    }
     let ended: Result<()> = match arguments.role {
         Role::Up(options) => up::run(options),
         Role::Shard(options) => shard_role::run(options, shard_role::Part::Shard),
