@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub struct StatusOptions {
-    /// Host and port of a router, or of a server
+    /// A router, or a server: host and port, or the line to connect with
     #[arg(default_value = "127.0.0.1:27017", value_name = "HOST:PORT")]
     pub host: String,
 }
@@ -27,9 +27,17 @@ pub fn run(options: &StatusOptions) -> Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let text = runtime.block_on(report(&options.host))?;
+    let text = runtime.block_on(report(host_of(&options.host)))?;
     print!("{text}");
     Ok(())
+}
+
+/// The first host of a connection string.
+fn host_of(given: &str) -> &str {
+    let hosts = given.strip_prefix("mongodb://").unwrap_or(given);
+    let hosts = hosts.split(['/', '?']).next().unwrap_or_default();
+    let hosts = hosts.rsplit('@').next().unwrap_or_default();
+    hosts.split(',').next().unwrap_or_default()
 }
 
 async fn report(host: &str) -> Result<String> {
@@ -210,7 +218,8 @@ async fn ask(server: &Host, database: &str, command: DocWriter) -> Result<DocBuf
     let call = server.call(request);
     let address = server.address();
     let reply = match tokio::time::timeout(LIMIT, call).await {
-        Ok(reply) => reply.with_context(|| format!("cannot reach {address}"))?,
+        // The error names the host.
+        Ok(reply) => reply?,
         Err(_) => bail!("{address} does not answer"),
     };
     let reply = reply.into_document();
@@ -285,6 +294,21 @@ mod tests {
         assert_eq!(table.render(), "");
         table.row(vec!["abc".to_owned(), "x".to_owned()]);
         assert_eq!(table.render(), "A    LONG\nabc  x\n\n");
+    }
+
+    #[test]
+    fn the_first_host_of_what_was_given_is_asked() {
+        for (given, host) in [
+            ("tern1:27017", "tern1:27017"),
+            ("mongodb://tern1:27017", "tern1:27017"),
+            (
+                "mongodb://me:secret@tern1:1,tern2:2/db?replicaSet=s",
+                "tern1:1",
+            ),
+            ("mongodb://tern1:1?retryWrites=true", "tern1:1"),
+        ] {
+            assert_eq!(host_of(given), host, "{given}");
+        }
     }
 
     #[test]

@@ -551,14 +551,16 @@ fn compressed_messages() {
             Gets::Closed,
         );
         if ours {
-            // The real server appends whatever was in its memory.
-            check(
-                "larger claim",
-                &compressed(OP_MSG, size + 1, id, &bytes),
-                Gets::Closed,
-            );
-            let lie = compressed(OP_MSG, 40_000_000, id, &bytes);
-            check("a far larger claim", &lie, Gets::Closed);
+            // The real server appends whatever was in its memory, where the compressor
+            // does not notice: it takes that for another section.
+            let answer = || match compressor {
+                Compressor::Zlib => Gets::Code(40432),
+                Compressor::Snappy | Compressor::Zstd => Gets::Closed,
+            };
+            for claim in [size + 1, 40_000_000] {
+                let sent = compressed(OP_MSG, claim, id, &bytes);
+                check("a larger claim", &sent, answer());
+            }
         }
         for claim in [0, -1, i32::MIN, i32::MAX, 48_000_000, 48_000_000 - 15] {
             let sent = compressed(OP_MSG, claim, id, &bytes);
