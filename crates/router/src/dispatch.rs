@@ -7,6 +7,7 @@
 use crate::bulk::{Kind, write};
 use crate::failure::Failure;
 use crate::request::{is_time_well_formed, with_snapshot_time};
+use crate::targeting::documents;
 use crate::{
     Router, aggregate, catalog, count, ddl, diagnostic, explain, find, find_and_modify, get_more,
     hello, statistics,
@@ -49,7 +50,34 @@ pub(crate) async fn dispatch(
 
 /// Whether a command addresses what the config server keeps.
 fn is_config(request: &Request) -> bool {
-    matches!(request.database(), "admin" | "config" | "local")
+    is_internal(request.database())
+}
+
+fn is_internal(database: &str) -> bool {
+    matches!(database, "admin" | "config" | "local")
+}
+
+/// ⚑ What the config server must not do although it could: lose its own collections, and write into a
+/// database of the shards, where nobody would find it.
+fn refuse_to_config(request: &Request) -> Result<(), Error> {
+    let (body, database) = (request.body(), request.database());
+    if request.name() == "drop" && matches!(database, "admin" | "config") {
+        let message = format!("Cannot drop collection in '{database}' database in sharded cluster");
+        return Err(Error::new(Code::ILLEGAL_OPERATION, message));
+    }
+    let stages = body.get_array("pipeline").into_iter().flat_map(documents);
+    let target = stages.last().and_then(|stage| {
+        let out = stage.get_doc("$out");
+        let merge = stage.get_doc("$merge").and_then(|to| to.get_doc("into"));
+        out.or(merge)?.get_str("db")
+    });
+    // Into its own ones it says what is wrong with that.
+    if request.name() == "aggregate" && target.is_some_and(|name| !is_internal(name)) {
+        let message =
+            format!("$out and $merge are not supported from the '{database}' database yet");
+        return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message));
+    }
+    Ok(())
 }
 
 async fn rare(
@@ -58,6 +86,7 @@ async fn rare(
     request: &Request,
 ) -> Result<Reply, Failure> {
     if is_config(request) && is_data(request) && !is_about_cluster(request) {
+        refuse_to_config(request)?;
         return diagnostic::ask_config(router, request).await;
     }
     match request.name() {

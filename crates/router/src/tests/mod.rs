@@ -375,6 +375,35 @@ fn what_cannot_be_targeted_is_refused() {
 }
 
 #[test]
+fn the_config_server_keeps_its_collections_and_writes_into_no_other() {
+    run(async {
+        // It is not even asked: the scripted one would panic.
+        let world = World::new();
+        let into = DocWriter::new()
+            .with("db", "test")
+            .with("coll", "copy")
+            .finish();
+        let merge = DocWriter::new().with("into", &into).finish();
+        for stage in [
+            DocWriter::new().with("$out", &into).finish(),
+            DocWriter::new().with("$merge", &merge).finish(),
+        ] {
+            let mut command = DocWriter::new().with("aggregate", "chunks");
+            command.begin_array("pipeline").push(&stage).end();
+            let reply = world.run(command.with("$db", "config").finish()).await;
+            assert_eq!(int(&reply, "code"), Code::COMMAND_NOT_SUPPORTED.0);
+        }
+        for database in ["config", "admin"] {
+            let drop = DocWriter::new()
+                .with("drop", "chunks")
+                .with("$db", database);
+            let reply = world.run(drop.finish()).await;
+            assert_eq!(int(&reply, "code"), Code::ILLEGAL_OPERATION.0);
+        }
+    });
+}
+
+#[test]
 fn hello_says_that_this_is_a_router() {
     run(async {
         let world = World::new();
