@@ -202,7 +202,7 @@ async fn with_copier(
     Ok(report)
 }
 
-async fn copied(servers: &Servers) -> Result<()> {
+pub async fn copied(servers: &Servers) -> Result<()> {
     let report = with_copier(servers, "copied", None).await?;
     ensure!(report.outcome == Outcome::Equal, "{report}");
     ensure!(report.generations > 1, "{report}");

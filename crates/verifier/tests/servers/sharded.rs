@@ -1,7 +1,7 @@
 //! Sharded clusters on one side and on both: documents of all shards, shard keys, and `_id`s that are
 //! there more than once.
 
-use crate::{Kind, Servers, found, insert, on_runtime, planted, scenarios, shown_id};
+use crate::{Kind, Servers, found, insert, live, on_runtime, planted, scenarios, shown_id};
 use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
 use verifier::settings::Partitioning;
@@ -15,6 +15,18 @@ fn sharded_on_both_sides() -> Result<()> {
         scenarios::many_documents(&servers).await.context("many")?;
         shard_keys(&servers).await.context("shard keys")?;
         repeated_ids(&servers).await.context("repeated ids")
+    })
+}
+
+/// Shards at rest do not hold up the streams of those that are written.
+#[test]
+fn sharded_while_written() -> Result<()> {
+    on_runtime(async {
+        let (source, destination) = (Kind::TernDbSharded("3"), Kind::TernDbSharded("2"));
+        let servers = Servers::start(source, destination).await?;
+        let hashed = || doc! {"_id": "hashed"};
+        shard(&servers, "copied.a", [hashed(), hashed()]).await?;
+        live::copied(&servers).await
     })
 }
 
