@@ -23,9 +23,11 @@ pub(super) fn halves(
     steps: Vec<Step>,
     shard_key: Option<&ShardKeyPattern>,
 ) -> Result<Halves, Error> {
-    // While documents have them as they are stored.
-    let mut key_paths: Option<Vec<&str>> =
-        shard_key.map(|key| key.fields().iter().map(|field| &*field.path).collect());
+    // While documents have them as they are stored. ⚑ Not hashed ones: 1.5 equals its decimal, but
+    // their hashes, and so their shards, differ.
+    let mut key_paths: Option<Vec<&str>> = shard_key
+        .filter(|key| key.fields().iter().all(|field| !field.hashed))
+        .map(|key| key.fields().iter().map(|field| &*field.path).collect());
     let mut shards = Vec::new();
     let mut rest = steps.into_iter();
     while let Some(step) = rest.next() {

@@ -22,7 +22,7 @@
 //! | `$sort` | the same, with `$limit` if one follows | streams merged in order |
 //! | `$limit`, `$skip` | `$limit` of both together | the same |
 //! | `$group` | states of groups ([`GROUP`]) | states put together |
-//! | `$group` by the shard key | the same | nothing |
+//! | `$group` by a ranged shard key | the same | nothing |
 //! | `$count` | the same | the sum of the counts |
 //! | `$sample` | documents with random keys ([`SAMPLE`]) | the ones with the least |
 //! | `$lookup`, `$unionWith`, `$facet`, … | nothing | the same |

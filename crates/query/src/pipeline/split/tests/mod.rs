@@ -136,6 +136,29 @@ impl Cluster {
     }
 }
 
+/// ⚑ Equal numbers may have different hashes: their group is put together where shards merge.
+#[test]
+fn groups_by_a_hashed_shard_key_span_shards() {
+    let world = Arc::new(World {
+        memory_bytes_max: usize::MAX,
+        ..World::default()
+    });
+    let document = |json: &str| match parse_json(json) {
+        Value::Document(document) => document,
+        other => panic!("{other:?} is no document"),
+    };
+    let parts = vec![
+        vec![document(r#"{"k": 1.5}"#)],
+        vec![document(r#"{"k": {"$numberDecimal": "1.5"}}"#)],
+    ];
+    let pattern = DocWriter::new().with("k", "hashed").finish();
+    let mut cluster = Cluster::new(parts, "c", &world);
+    cluster.shard_key = Some(ShardKeyPattern::parse(pattern.as_doc()).expect("a shard key"));
+    let stages = stages(r#"[{"$group": {"_id": "$k", "n": {"$sum": 1}}}]"#);
+    let groups = cluster.run("c", stages.as_array()).expect("groups");
+    assert_eq!(groups.len(), 1, "{groups:?}");
+}
+
 /// Cuts a sequence into so many of about equal length, which may be none.
 fn portions(documents: &[DocBuf], count: usize) -> Vec<Vec<DocBuf>> {
     (0..count)
