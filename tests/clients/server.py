@@ -203,3 +203,12 @@ class _Refused:
             self.test.assertEqual(error.details.get("codeName"), self.name, error)
         self.error = error
         return True
+
+
+def readme_commands(section: str) -> str:
+    """What a section of the README has its readers type into the shell."""
+    text = (ROOT / "README.md").read_text()
+    body = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.M | re.S).group(1)
+    blocks = re.findall(r"^```js\n(.*?)^```", body, re.M | re.S)
+    assert blocks, f"the README types nothing in {section}"
+    return "".join(blocks)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pymongo
 from bson.min_key import MinKey
 
-from server import DEADLINE_S, Process, binary, connect, only_terndb
+from server import DEADLINE_S, Process, binary, connect, only_terndb, readme_commands
 
 MONGOSH = os.environ.get("TERNDB_MONGOSH")
 
@@ -176,17 +176,24 @@ class Sharded(ClusterProgram):
         self.assertRegex(printed, r"shop.orders\s+\{.*hashed.*\}\s+6\s+2\s+2\s+2\s+10\s")
 
     @unittest.skipUnless(MONGOSH, "TERNDB_MONGOSH does not name the shell")
-    def test_mongosh_prints_the_cluster(self):
-        self.shard("shop.orders", _id="hashed")
+    def test_mongosh_prints_the_cluster_of_the_readme(self):
         printed = subprocess.run(
-            [MONGOSH, "--quiet", "--norc", self.server.uri, "--eval", "sh.status()"],
+            [MONGOSH, "--quiet", "--norc", self.server.uri],
+            input=readme_commands("Three shards"),
             capture_output=True,
             text=True,
             timeout=2 * DEADLINE_S,
             check=True,
             env=os.environ | {"NO_COLOR": "1", "MONGOSH_FORCE_DISABLE_TELEMETRY": "1"},
         ).stdout
-        for expected in ("shardingVersion", "'shop.orders'", "{ shard: 'shard2', nChunks: 2 }", "active mongoses"):
+        self.assertNotRegex(printed, r"MongoServerError|Uncaught|SyntaxError")
+        for expected in (
+            "SINGLE_SHARD",
+            "shardingVersion",
+            "'tour.sightings'",
+            "{ shard: 'shard2', nChunks: 2 }",
+            "active mongoses",
+        ):
             self.assertIn(expected, printed)
 
 
