@@ -23,6 +23,9 @@
 //! A dot at the end of a path means nothing behind an array: `a.` reaches the
 //! elements of `a`, as `a` does, but in a document it is the field named "".
 //!
+//! What `distinct`, `$lookup` and `$graphLookup` read along a path is less: see
+//! [`visit_values`].
+//!
 //! Nothing is allocated on the walk. The depth of the recursion is bounded by
 //! the nesting of the document, which was checked when it entered the system.
 
@@ -79,6 +82,12 @@ pub fn array_index(name: &str) -> Option<u32> {
         _ => false,
     };
     if plain { name.parse().ok() } else { None }
+}
+
+impl AsRef<str> for Component {
+    fn as_ref(&self) -> &str {
+        &self.name
+    }
 }
 
 impl Path {
@@ -202,6 +211,48 @@ fn any_in_array<'a>(
         }
     }
     false
+}
+
+/// Calls with every value that a path leads to; the elements of an array at its
+/// end count instead of the array. Behind an array a number is an index and
+/// nothing else; other names are looked for in each of its documents.
+pub fn visit_values<'a, N: AsRef<str>>(
+    doc: Doc<'a>,
+    names: &[N],
+    visit: &mut dyn FnMut(ValueRef<'a>),
+) {
+    if let Some((name, rest)) = names.split_first()
+        && let Some(value) = doc.get(name.as_ref())
+    {
+        visit_behind(value, rest, visit);
+    }
+}
+
+fn visit_behind<'a, N: AsRef<str>>(
+    value: ValueRef<'a>,
+    names: &[N],
+    visit: &mut dyn FnMut(ValueRef<'a>),
+) {
+    match (value, names) {
+        (ValueRef::Array(array), []) => array.iter().for_each(visit),
+        (value, []) => visit(value),
+        (ValueRef::Document(doc), _) => visit_values(doc, names, visit),
+        (ValueRef::Array(array), [name, rest @ ..]) => match array_index(name.as_ref()) {
+            Some(index) => {
+                if let Some(element) = array.iter().nth(index as usize) {
+                    visit_behind(element, rest, visit);
+                }
+            }
+            None => {
+                for element in array.iter() {
+                    if let ValueRef::Document(doc) = element {
+                        visit_values(doc, names, visit);
+                    }
+                }
+            }
+        },
+        (_, _) => {}
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `$graphLookup`: follows references through a collection, breadth first.
 
 use super::environment::{Environment, ScanRequest};
-use super::join::{any_of, visit_values};
+use super::join::any_of;
 use super::lookup::parse_from;
 use super::memory::{MEMORY_BYTES_MAX, too_large};
 use super::nested_field::with_field;
@@ -9,6 +9,7 @@ use super::parse::Scope;
 use super::source::{Advance, Source};
 use crate::expression::{Expression, FieldPath};
 use crate::filter::{Filter, ValueSet};
+use crate::path::visit_values;
 use model::bson::{ArrayWriter, Doc, DocBuf, Value, ValueRef};
 use model::hash::hash_value;
 use model::number::Number;

@@ -1,43 +1,9 @@
-//! What `$lookup` and `$graphLookup` join by: the values along a path, and the
-//! filter that finds them elsewhere.
+//! What `$lookup` and `$graphLookup` join by: the filter that finds the values
+//! of one document elsewhere.
 
 use crate::filter::{Filter, ValueSet};
 use crate::path::Path;
-use model::bson::{Array, Doc, Value, ValueRef};
-
-/// Calls with every value that a path leads to; the elements of an array at its
-/// end count instead of the array. Names that are numbers are names.
-pub(super) fn visit_values<'a>(
-    doc: Doc<'a>,
-    path: &[Box<str>],
-    visit: &mut dyn FnMut(ValueRef<'a>),
-) {
-    let Some((name, rest)) = path.split_first() else {
-        return;
-    };
-    let Some(value) = doc.get(name) else {
-        return;
-    };
-    visit_behind(value, rest, visit);
-}
-
-fn visit_behind<'a>(value: ValueRef<'a>, rest: &[Box<str>], visit: &mut dyn FnMut(ValueRef<'a>)) {
-    match (value, rest) {
-        (ValueRef::Array(array), []) => array.iter().for_each(visit),
-        (value, []) => visit(value),
-        (ValueRef::Document(doc), _) => visit_values(doc, rest, visit),
-        (ValueRef::Array(array), _) => visit_array(array, rest, visit),
-        (_, _) => {}
-    }
-}
-
-fn visit_array<'a>(array: Array<'a>, rest: &[Box<str>], visit: &mut dyn FnMut(ValueRef<'a>)) {
-    for element in array.iter() {
-        if let ValueRef::Document(doc) = element {
-            visit_values(doc, rest, visit);
-        }
-    }
-}
+use model::bson::Value;
 
 /// Documents whose field equals one of the values.
 pub(super) fn any_of(field: &str, mut values: Vec<Value>) -> Filter {

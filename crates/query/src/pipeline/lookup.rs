@@ -6,7 +6,7 @@
 
 use super::correlate::with_implied;
 use super::environment::{Environment, ScanRequest};
-use super::join::{any_of, visit_values};
+use super::join::any_of;
 use super::memory::{MEMORY_BYTES_MAX, too_large};
 use super::nested_field::with_field;
 use super::parse::{Place, Scope, not_an_array, parse};
@@ -17,6 +17,7 @@ use super::union::starts_with_documents;
 use crate::context::QueryContext;
 use crate::expression::{Expression, FieldPath, check_user_variable};
 use crate::filter::Filter;
+use crate::path::{array_index, visit_values};
 use model::bson::{Array, ArrayBuf, ArrayWriter, Doc, DocBuf, Value, ValueRef};
 use model::{Code, Error, Namespace};
 use std::sync::Arc;
@@ -48,6 +49,10 @@ struct Pipeline {
 
 fn fail(message: impl Into<String>) -> Error {
     Error::new(Code::FAILED_TO_PARSE, message)
+}
+
+fn is_number(name: &str) -> bool {
+    array_index(name).is_some()
 }
 
 #[derive(Default)]
@@ -130,8 +135,13 @@ impl Lookup {
         self.compiled = true;
     }
 
+    /// Whether MongoDB's other engine can run it: it does not know numbers in paths.
     pub(super) fn is_plain(&self) -> bool {
-        self.pipeline.is_none()
+        let has_number = self.join.as_ref().is_some_and(|(local, foreign)| {
+            let mut names = local.names().iter().map(|name| &**name);
+            names.any(is_number) || foreign.split('.').any(is_number)
+        });
+        self.pipeline.is_none() && !has_number
     }
 
     /// The field that the result is put into.

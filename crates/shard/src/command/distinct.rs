@@ -13,7 +13,7 @@ use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::{Direction, TypeBits, encode_into};
 use model::{Code, Error};
 use query::filter::Filter;
-use query::path::{LeafArray, Path};
+use query::path::{Path, visit_values};
 use std::collections::BTreeMap;
 use wire::Reply;
 
@@ -136,15 +136,9 @@ impl Values<'_> {
     }
 
     fn add(&mut self, document: Doc<'_>) -> Result<(), Error> {
-        let path = self.path;
         let mut found: Vec<ValueRef<'_>> = Vec::new();
-        path.any(document, LeafArray::Whole, &mut |value, _| {
-            match value {
-                Some(ValueRef::Array(array)) => found.extend(array.iter()),
-                Some(value) => found.push(value),
-                None => {}
-            }
-            false
+        visit_values(document, self.path.components(), &mut |value| {
+            found.push(value);
         });
         found.into_iter().try_for_each(|value| self.insert(value))
     }

@@ -13,6 +13,7 @@ mod expiry;
 mod index_build;
 mod leadership;
 mod long_keys;
+mod numbered_paths;
 mod oplog;
 mod oplog_note;
 mod owned;
