@@ -126,6 +126,37 @@ class ThreeMembers(unittest.TestCase):
             self.assertNotEqual(self.client.primary, before)
         self.assertEqual(self.db.c.count_documents({}), 6)
 
+    def test_retryable_writes_notice_nothing_of_a_step_down(self):
+        failed, written, ended = [], [], threading.Event()
+
+        def write(name: int):
+            with pymongo.MongoClient(self.process.uri, serverSelectionTimeoutMS=DEADLINE_S * 1000) as client:
+                number = 0
+                while not ended.is_set():
+                    try:
+                        client["members"].c.insert_one({"_id": f"{name}-{number}"})
+                        written.append(f"{name}-{number}")
+                    except pymongo.errors.PyMongoError as error:
+                        failed.append(error)
+                    number += 1
+
+        writers = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+        for writer in writers:
+            writer.start()
+        try:
+            for _ in range(3):
+                primary, _ = self.members()
+                before, goal = self.client.primary, len(written) + 100
+                wait_until(lambda: failed or len(written) >= goal, "writes go on")
+                primary.admin.command({"replSetStepDown": 2, "secondaryCatchUpPeriodSecs": 2})
+                wait_until(lambda: self.client.primary not in (None, before), "another primary")
+        finally:
+            ended.set()
+            for writer in writers:
+                writer.join()
+        self.assertEqual(failed, [])
+        self.assertEqual(sorted(document["_id"] for document in self.db.c.find()), sorted(written))
+
     def test_read_preferences_tags_and_staleness(self):
         primary, secondaries = self.members()
         config = primary.admin.command("replSetGetConfig")["config"]

@@ -250,6 +250,11 @@ impl<S: StateMachine> Group<S> {
         }
     }
 
+    /// Whether proposals are refused because leadership is being handed over.
+    pub fn is_handing_over(&self) -> bool {
+        self.handle.shared.is_handing_over()
+    }
+
     /// Leads no longer, whoever may lead next. Others notice after an election timeout; so that
     /// this member is not elected again, let it rest first.
     pub async fn step_down(&self) -> Result<(), LeaderError> {

@@ -356,6 +356,11 @@ impl<C> Shared<C> {
         self.room.notify_waiters();
     }
 
+    /// Whether it leads and accepts no proposals.
+    pub fn is_handing_over(&self) -> bool {
+        matches!(self.sequencer.lock().lead, Lead::HandingOver { .. })
+    }
+
     /// Accepts no proposals any more. What was queued comes back; it never reached the
     /// log.
     pub fn follow(&self, leader: Option<MemberId>, last: LogPosition) -> Vec<Proposal<C>> {

@@ -267,6 +267,9 @@ pub(crate) async fn dispatch(
             answer(shard, connection, request, &operation, envelope).await
         }
     };
+    if let Err(error) = &answer {
+        Box::pin(shard.await_change(error)).await;
+    }
     let explained = answer.map_err(|error| shard.explain_to_drivers(error, is_retryable));
     let mut reply = explained.into();
     if let Some(confirmation) = confirmation {

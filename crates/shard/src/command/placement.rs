@@ -2,6 +2,9 @@
 //!
 //! A member that is not the primary refuses with MongoDB's errors, and tells in them how its view of the
 //! set is numbered (`topologyVersion`), so that a driver knows whether it has heard of the change already.
+//!
+//! ⚑ A refusal is told after the change that it is for. A driver that has heard of that number as the
+//! primary's takes the refusal for an old one, and sends its only retry to the same member.
 
 use super::envelope::Envelope;
 use crate::Shard;
@@ -9,7 +12,14 @@ use crate::replica_set::Topology;
 use model::bson::{DocWriter, ObjectId, ValueRef};
 use model::{Code, Error};
 use replication::Role;
+use std::time::{Duration, Instant};
 use wire::Request;
+
+/// How often a member that hands over looks whether it has given up.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long a refusal waits for its change: a hand-over ends within an election timeout.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Placement {
@@ -112,6 +122,25 @@ impl Shard {
         match placement(command) {
             Placement::Read | Placement::Primary => Err(shutting_down()),
             Placement::Anywhere => Ok(()),
+        }
+    }
+
+    /// Whether clients are told still that this member leads, although its log takes nothing.
+    fn is_called_primary(&self, topology: &Topology) -> bool {
+        topology.role.is_leader()
+            && topology.quiesces_until.is_none()
+            && (topology.role != *self.log.role().borrow() || self.log.is_handing_over())
+    }
+
+    /// Lets clients hear of another role before they hear of what it refuses.
+    pub(crate) async fn await_change(&self, error: &Error) {
+        if !tells_of_another_state(error.code) {
+            return;
+        }
+        let deadline = Instant::now() + CHANGE_TIMEOUT;
+        let mut topology = self.replica_set.watch();
+        while self.is_called_primary(&topology.borrow_and_update()) && Instant::now() < deadline {
+            let _ = tokio::time::timeout(LOOK_INTERVAL, topology.changed()).await;
         }
     }
 

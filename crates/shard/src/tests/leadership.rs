@@ -9,7 +9,7 @@ use crate::testing::TestShard;
 use crate::write::Pending;
 use bytes::Bytes;
 use differential::notation::print_fields;
-use differential::value::{Value, get};
+use differential::value::{Fields, Value, get};
 use model::bson::{DocWriter, ValueRef};
 use model::key::RecordKey;
 use model::time::ClusterTime;
@@ -78,6 +78,34 @@ async fn a_linearizable_read_asks_the_log() {
             "#,
         )
         .await;
+}
+
+/// ⚑ A refusal is told after the change that it is for: its number is greater than any that called
+/// this member the primary.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_hear_of_another_role_before_they_are_refused() {
+    let server = TestShard::open().await;
+    server.check(r#"{create: "c"} => {}"#).await;
+    let version = |reply: &Fields| match get(reply, "topologyVersion") {
+        Some(Value::Document(version)) => get(version, "counter").cloned(),
+        _ => None,
+    };
+    let hello = server.run("admin", "{hello: 1}").await;
+    step_down(&server).await;
+    let shard = &server.shard;
+    let tells = async {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        shard.replica_set.took_role(*shard.log.role().borrow());
+    };
+    let insert = server.run("test", r#"{insert: "c", documents: [{_id: 1}]}"#);
+    let (refusal, ()) = tokio::join!(insert, tells);
+    assert_eq!(get(&refusal, "code"), Some(&Value::Int32(10107)));
+    let Some(Value::Int64(before)) = version(&hello) else {
+        panic!("no version in {}", print_fields(&hello));
+    };
+    assert_eq!(version(&refusal), Some(Value::Int64(before + 1)));
 }
 
 /// ⚑ An entry with a session's document is refused unless this member has led without a break since
