@@ -43,7 +43,7 @@ const QUEUE_PAGE: usize = 10_000;
 #[derive(Default)]
 pub struct Pairs {
     by_name: HashMap<String, Arc<Pair>>,
-    /// Those of which nothing is left to scan.
+    /// Those of which nothing is left to scan, by the numbers of their records.
     finished: HashSet<u32>,
 }
 
@@ -51,6 +51,9 @@ impl Pairs {
     /// Takes over a survey's pairs; what is known of unchanged ones is kept.
     pub async fn renew(&mut self, shared: &Shared, survey: &Survey, records: &Records) {
         let mut before = std::mem::take(&mut self.by_name);
+        // The number of a record that went is given again: what comes under it was never scanned.
+        let numbers: HashSet<u32> = records.values().map(|(number, _)| *number).collect();
+        self.finished.retain(|number| numbers.contains(number));
         for pairing in &survey.pairs {
             let name = pairing.source.to_string();
             let Some((number, _)) = records.get(&name) else {

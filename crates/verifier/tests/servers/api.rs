@@ -25,7 +25,7 @@ async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> Resul
     Ok((code, body.to_owned()))
 }
 
-async fn get(address: SocketAddr, path: &str) -> Result<Vec<Json>> {
+pub async fn get(address: SocketAddr, path: &str) -> Result<Vec<Json>> {
     let (code, body) = ask(address, "GET", path, "").await?;
     ensure!(code == 200, "{path}: {code} {body}");
     body.lines()
@@ -33,7 +33,7 @@ async fn get(address: SocketAddr, path: &str) -> Result<Vec<Json>> {
         .collect()
 }
 
-async fn until(
+pub async fn until(
     address: SocketAddr,
     path: &str,
     wanted: impl Fn(&[Json]) -> bool,

@@ -44,6 +44,9 @@ async fn played(servers: &Servers) -> Result<()> {
     copied(servers).await.context("copied")?;
     lost_by_the_copier(servers).await.context("lost")?;
     definitions(servers).await.context("definitions")?;
+    crate::come_and_gone::check(servers)
+        .await
+        .context("come and gone")?;
     ids_of_every_type(servers).await.context("ids")?;
     natural(servers).await.context("natural")
 }

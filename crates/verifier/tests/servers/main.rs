@@ -4,6 +4,7 @@
 //! starting a server takes longer than most of them.
 
 mod api;
+mod come_and_gone;
 mod cut_connections;
 mod ids;
 mod live;

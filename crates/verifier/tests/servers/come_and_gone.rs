@@ -1,0 +1,55 @@
+//! Collections that go while a run is under way, and others that come after them.
+
+use crate::{Servers, api, insert};
+use anyhow::{Context, Result, ensure};
+use bson::{Document, doc};
+use std::time::Duration;
+use verifier::{Control, verify_controlled};
+
+/// A collection that comes when the run has seen that another one is gone is compared as a whole,
+/// although nothing tells it apart from the one that is gone but its name.
+pub async fn check(servers: &Servers) -> Result<()> {
+    let documents: Vec<Document> = (0..50).map(|n| doc! {"_id": n}).collect();
+    servers.insert_both("comes", "first", &documents).await?;
+    servers.insert_both("comes", "goes", &documents).await?;
+    // Only of the destination's documents will there be a word.
+    insert(&servers.source, "comes", "later", &documents).await?;
+    let mut settings = servers.live_settings("comes");
+    settings.listen = Some("127.0.0.1:0".to_owned());
+    let control = Control::default();
+    let running = tokio::spawn({
+        let control = control.clone();
+        async move { verify_controlled(settings, &control).await }
+    });
+    let address = control.until_listening().await.context("it listens")?;
+    control.until_begun().await;
+    let compared = async |expected: &[&str]| {
+        api::until(address, "/api/v1/summary", |lines| {
+            let collections = lines[0]["summary"]["collections"].as_array();
+            let done = |one: &&serde_json::Value| one["partitions"].as_u64() > Some(0);
+            let names =
+                collections.map(|list| list.iter().filter(done).map(|one| &one["namespace"]));
+            names.is_some_and(|names| names.eq(expected))
+        })
+        .await
+    };
+    compared(&["comes.first", "comes.goes"]).await?;
+    for client in servers.clients() {
+        let drop = doc! {"drop": "goes"};
+        client.database("comes").run_command(drop).await?;
+    }
+    compared(&["comes.first"]).await?;
+    insert(&servers.destination, "comes", "later", &documents[..40]).await?;
+    control.writes_off();
+    let report = tokio::time::timeout(Duration::from_secs(120), running).await???;
+    let counts: Vec<(&str, u64, u64)> = report
+        .collections
+        .iter()
+        .map(|one| (one.namespace.as_str(), one.counts.equal, one.counts.missing))
+        .collect();
+    ensure!(
+        counts == [("comes.first", 50, 0), ("comes.later", 40, 10)],
+        "{report}"
+    );
+    Ok(())
+}
