@@ -124,6 +124,7 @@ codes! {
     STALE_CLUSTER_TIME = 209 "StaleClusterTime",
     SNAPSHOT_TOO_OLD = 239 "SnapshotTooOld",
     SNAPSHOT_UNAVAILABLE = 246 "SnapshotUnavailable",
+    STALE_CHUNK_HISTORY = 250 "StaleChunkHistory",
     NO_SUCH_TRANSACTION = 251 "NoSuchTransaction",
     OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263 "OperationNotSupportedInTransaction",
     TRANSACTION_TOO_OLD = 225 "TransactionTooOld",

@@ -146,7 +146,7 @@ impl Shard {
             }
             put_collection(encoder, &collection);
             if let Some(ownership) = &new.ownership {
-                put_ownership(encoder, collection.id, ownership, true);
+                put_ownership(encoder, collection.id, ownership);
             }
         })
         .await?;
@@ -417,19 +417,12 @@ pub(crate) fn drop_indexes(encoder: &mut Encoder<'_>, indexes: &[Arc<Index>]) {
     }
 }
 
-/// Puts what the shard owns of a collection, the ranges only if they changed.
-pub(crate) fn put_ownership(
-    encoder: &mut Encoder<'_>,
-    id: CollectionId,
-    ownership: &Ownership,
-    ranges_changed: bool,
-) {
+/// Puts what the shard owns of a new collection.
+fn put_ownership(encoder: &mut Encoder<'_>, id: CollectionId, ownership: &Ownership) {
     let head = ownership.head_document();
     encoder.put_meta(&OwnershipKey::head(id), head.as_bytes());
-    if ranges_changed {
-        let ranges = ownership.ranges_document();
-        encoder.put_meta(&OwnershipKey::ranges(id), ranges.as_bytes());
-    }
+    let ranges = ownership.ranges_document();
+    encoder.put_meta(&OwnershipKey::ranges(id), ranges.as_bytes());
 }
 
 fn drop_collection(encoder: &mut Encoder<'_>, collection: &Collection) {
@@ -439,5 +432,6 @@ fn drop_collection(encoder: &mut Encoder<'_>, collection: &Collection) {
     if collection.ownership.is_some() {
         encoder.delete_meta(&OwnershipKey::head(collection.id));
         encoder.delete_meta(&OwnershipKey::ranges(collection.id));
+        encoder.delete_meta(&OwnershipKey::moving(collection.id));
     }
 }

@@ -497,6 +497,7 @@ fn load_collections(store: &Store, clock: &dyn Clock) -> Result<Vec<Collection>,
         let stored = OwnershipUpdate {
             head: document(OwnershipKey::head(id))?,
             ranges: document(OwnershipKey::ranges(id))?,
+            moving: document(OwnershipKey::moving(id))?,
         };
         collection.ownership = Ownership::updated(None, &stored)?;
         for (id, index) in collection.secondary_indexes() {

@@ -27,7 +27,7 @@ use crate::catalog::{Clustering, Collection};
 use crate::command::arguments::{Argument, arguments, fields, missing};
 use crate::command::indexes::choose;
 use crate::command::{Answer, Invocation, finish};
-use crate::ddl::{New, put_ownership};
+use crate::ddl::New;
 use model::bson::{Doc, DocBuf, ValueRef};
 use model::ids::Uuid;
 use model::range::RangeSet;
@@ -216,6 +216,7 @@ impl<'a> Fields<'a> {
                 .ok_or_else(|| missing(command, "collectionVersion"))?,
             orphans: false,
             owned,
+            moving: known.map_or_else(Arc::default, |known| known.moving.clone()),
         })
     }
 }
@@ -377,10 +378,16 @@ impl Shard {
     /// holds `ddl` and has just looked `collection` up.
     pub(super) async fn place(
         &self,
-        collection: &Collection,
+        collection: &Arc<Collection>,
         mut new: Ownership,
         must_be_empty: bool,
     ) -> Result<(), Error> {
+        let _gate = collection.gate.write().await;
+        self.wait_for_proposed().await?;
+        // A move may have changed it: moves hold the gate and not `ddl`.
+        let Some(collection) = &self.catalog.by_id(collection.id) else {
+            return Ok(());
+        };
         let known = collection.ownership.as_deref();
         if let Some(known) = known {
             let age = new.collection_version.age(known.collection_version);
@@ -395,8 +402,6 @@ impl Shard {
                 }
             }
         }
-        let _gate = collection.gate.write().await;
-        self.wait_for_proposed().await?;
         let is_empty = self.store.collection_counter(collection.id).items == 0;
         if must_be_empty && known.is_none() && !is_empty {
             return Err(conflict(format!(
@@ -404,18 +409,20 @@ impl Shard {
                 collection.namespace
             )));
         }
-        // Whatever is here was this shard's until now, so what is given up becomes orphaned.
-        new.orphans = match known {
-            Some(known) if new.pattern.extends(&known.pattern) => {
-                let before = known.owned_by(&new.pattern);
-                known.orphans || !before.difference(&new.owned).is_empty()
+        if let Some(known) = known
+            && known.pattern == new.pattern
+        {
+            new.moving = known.moving.clone();
+            // ⚑ Whose owner is being decided changes hands by its move alone.
+            let undecided = known.moving.undecided();
+            let held = |owned: &RangeSet| owned.intersection(&undecided);
+            if held(&known.owned) != held(&new.owned) {
+                return Err(conflict(format!(
+                    "a range of {} is being moved",
+                    collection.namespace
+                )));
             }
-            _ => !is_empty && !new.owns_everything(),
-        };
-        let keeps_ranges = known.is_some_and(|known| *known.owned == *new.owned);
-        self.propose_catalog(|encoder| {
-            put_ownership(encoder, collection.id, &new, !keeps_ranges);
-        })
-        .await
+        }
+        self.put_ownership(collection, new, is_empty).await
     }
 }

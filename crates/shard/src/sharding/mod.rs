@@ -25,6 +25,9 @@
 //! | file | part |
 //! | --- | --- |
 //! | `ownership.rs` | the ranges of one collection, as values and as stored |
+//! | `moving.rs` | what moves add to it: blocks, what is received, what is dead, earlier ownerships |
+//! | `received.rs` | documents that a move brings |
+//! | `transition.rs` | one entry that changes ownership and state documents |
 //! | `state.rs` | identity and databases, as values and as stored |
 //! | `version_check.rs` | what travels with a routed request, and its errors |
 //! | `shard_key_update.rs` | what an update may do to a shard key |
@@ -32,23 +35,38 @@
 //! | `refresh.rs` | asking the config server |
 //! | `report.rs` | what a shard tells about all this |
 //!
-//! Left out: moves of ranges. Ranges are gained and lost by `_terndbSetPlacement` alone,
-//! and earlier ownerships are not kept: a read at an earlier time uses the ranges of now.
+//! Left out: the protocol of moves itself, which gains and loses ranges by transitions.
 
 mod commands;
+// What the protocol of moves uses.
+#[allow(dead_code)]
+mod moving;
+#[allow(dead_code)]
 mod ownership;
+#[allow(dead_code)]
+mod received;
 mod refresh;
 mod report;
 mod shard_key_update;
 mod state;
+#[allow(dead_code)]
+mod transition;
 mod version_check;
 
 pub(crate) use commands::{
     become_shard, create_sharded, forget_placement, set_database, set_placement,
 };
-pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipUpdate};
+#[allow(unused_imports)]
+pub(crate) use moving::{Block, BlockLevel, Moving, Receiving};
+pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipPart, OwnershipUpdate};
+#[allow(unused_imports)]
+pub(crate) use received::ReceivedChange;
 pub(crate) use refresh::Refresh;
 pub(crate) use report::{get_database_version, get_shard_version, sharding_state};
 pub(crate) use shard_key_update::{UpdateStatement, would_leave};
 pub(crate) use state::ShardingState;
+#[allow(unused_imports)]
+pub(crate) use transition::{
+    Applied, Expectation, OwnershipChange, StateChange, StateWrite, Transition,
+};
 pub(crate) use version_check::{CheckedRoute, Routed, not_owned};

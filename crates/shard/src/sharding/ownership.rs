@@ -8,23 +8,28 @@
 //!   value     { ranges: [min, max, min, max, ..] }    encoded bounds as binary, ascending
 //! ```
 //!
-//! Two documents: a split changes the versions and leaves the ranges alone, of which there
-//! may be many.
+//! Several documents: a split changes the versions and leaves the ranges alone, of which there
+//! may be many. What moves add is in `moving.rs`.
 //!
 //! *Orphans* are documents that are stored here and not owned. There are none until ranges
-//! are given away, because what is not owned cannot be written; as long as there are none,
-//! nobody has to look at documents to know that they are owned.
+//! are given away or received, because what is not owned cannot be written; as long as there
+//! are none, nobody has to look at documents to know that they are owned.
 
+use super::moving::{
+    Block, BlockLevel, Earlier, Moving, Receiving, append_ranges, damaged, ranges,
+};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use model::ids::CollectionId;
+use model::ids::{CollectionId, Uuid};
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::shard_key::ShardKeyPattern;
+use model::time::ClusterTime;
 use model::version::PlacementVersion;
 use model::{Code, Error};
 use std::sync::Arc;
 
 const OWNERSHIP_PREFIX: &str = "sharding/ownership/";
 const OWNED_PREFIX: &str = "sharding/owned/";
+const MOVING_PREFIX: &str = "sharding/moving/";
 
 /// What this shard owns of one sharded collection.
 #[derive(Clone, PartialEq, Debug)]
@@ -40,12 +45,23 @@ pub(crate) struct Ownership {
     pub(crate) owned: Arc<RangeSet>,
     /// Whether documents may be stored here that are not owned.
     pub(crate) orphans: bool,
+    pub(crate) moving: Arc<Moving>,
 }
 
-/// A change of the stored documents; ranges that are not mentioned stay.
+/// A change of the stored documents; what is not mentioned stays.
+#[derive(Default)]
 pub(crate) struct OwnershipUpdate {
     pub(crate) head: Option<DocBuf>,
     pub(crate) ranges: Option<DocBuf>,
+    pub(crate) moving: Option<DocBuf>,
+}
+
+/// Which document of an ownership a meta key stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OwnershipPart {
+    Head,
+    Ranges,
+    Moving,
 }
 
 /// The keys of ownership documents in the meta space.
@@ -60,14 +76,16 @@ impl OwnershipKey {
         format!("{OWNED_PREFIX}{:08x}", id.0).into_bytes()
     }
 
-    /// The collection whose versions a meta key holds.
-    pub(crate) fn parse_head(key: &[u8]) -> Option<CollectionId> {
-        parse(key, OWNERSHIP_PREFIX)
+    pub(crate) fn moving(id: CollectionId) -> Vec<u8> {
+        format!("{MOVING_PREFIX}{:08x}", id.0).into_bytes()
     }
 
-    /// The collection whose ranges a meta key holds.
-    pub(crate) fn parse_ranges(key: &[u8]) -> Option<CollectionId> {
-        parse(key, OWNED_PREFIX)
+    /// The collection and the document that a meta key stands for.
+    pub(crate) fn parse(key: &[u8]) -> Option<(CollectionId, OwnershipPart)> {
+        let of = |prefix, part| parse(key, prefix).map(|id| (id, part));
+        of(OWNERSHIP_PREFIX, OwnershipPart::Head)
+            .or_else(|| of(OWNED_PREFIX, OwnershipPart::Ranges))
+            .or_else(|| of(MOVING_PREFIX, OwnershipPart::Moving))
     }
 }
 
@@ -91,20 +109,215 @@ impl Ownership {
         self.orphans && !self.owns(document)
     }
 
-    pub(crate) fn owns_everything(&self) -> bool {
-        let whole = KeyRange::new(KeyBound::new(&self.pattern.least()), KeyBound::after_all());
-        RangeSet::of([whole]).difference(&self.owned).is_empty()
+    /// Whether an operation receives the range of a document.
+    pub(crate) fn receives(&self, operation: Uuid, document: Doc<'_>) -> bool {
+        let receiving = &self.moving.receiving;
+        match self.pattern.key_of(document) {
+            Ok(key) => receiving
+                .iter()
+                .any(|received| received.operation == operation && received.range.contains(&key)),
+            Err(_) => false,
+        }
+    }
+
+    /// Whether another operation does, or any.
+    pub(crate) fn is_received_except(&self, operation: Option<Uuid>, document: Doc<'_>) -> bool {
+        let receiving = &self.moving.receiving;
+        if receiving.is_empty() {
+            return false;
+        }
+        match self.pattern.key_of(document) {
+            Ok(key) => receiving.iter().any(|received| {
+                Some(received.operation) != operation && received.range.contains(&key)
+            }),
+            Err(_) => false,
+        }
     }
 
     /// The same ranges as bounds of a key that has further fields behind this one's.
     pub(crate) fn owned_by(&self, refined: &ShardKeyPattern) -> RangeSet {
-        let added = &refined.least()[self.pattern.least().len()..];
-        let refine = |bound: &KeyBound| match *bound == KeyBound::after_all() {
-            true => bound.clone(),
-            false => KeyBound::new(&[bound.as_bytes(), added].concat()),
-        };
+        let refine = self.refine(refined);
         let ranges = self.owned.iter();
         RangeSet::of(ranges.map(|range| KeyRange::new(refine(&range.min), refine(&range.max))))
+    }
+
+    fn refine(&self, refined: &ShardKeyPattern) -> impl Fn(&KeyBound) -> KeyBound {
+        let added = refined.least()[self.pattern.least().len()..].to_vec();
+        move |bound| match *bound == KeyBound::after_all() {
+            true => bound.clone(),
+            false => KeyBound::new(&[bound.as_bytes(), &added].concat()),
+        }
+    }
+
+    /// This ownership as it follows another one: what it loses dies, and what was owned before
+    /// is remembered for reads at earlier times, as far back as `start`. `None` before a
+    /// collection's first ownership: all that is stored was its own then.
+    pub(crate) fn following(
+        mut self,
+        known: Option<&Ownership>,
+        is_empty: bool,
+        start: ClusterTime,
+    ) -> Ownership {
+        let whole = KeyRange::new(KeyBound::new(&self.pattern.least()), KeyBound::after_all());
+        let known = known.filter(|known| self.pattern.extends(&known.pattern));
+        let before = match known {
+            Some(known) => known.owned_by(&self.pattern),
+            None if is_empty => RangeSet::clone(&self.owned),
+            None => RangeSet::of([whole]),
+        };
+        let mut moving = match known {
+            // The ranges of a refined key are the same under longer bounds.
+            Some(known) if known.pattern != self.pattern => {
+                known.moving.map(known.refine(&self.pattern))
+            }
+            _ => Moving::clone(&self.moving),
+        };
+        let gained = self.owned.difference(&before);
+        let lost = before.difference(&self.owned);
+        let abandoned = match known {
+            Some(known) if known.pattern == self.pattern => {
+                known.moving.received().difference(&moving.received())
+            }
+            _ => RangeSet::new(),
+        };
+        let dead = moving.dead.union(&lost).union(&abandoned);
+        moving.dead = dead.difference(&self.owned);
+        if !gained.is_empty() || !lost.is_empty() {
+            moving.past.push(Earlier {
+                until: None,
+                gained,
+                lost,
+            });
+        }
+        moving.forget_before(start);
+        self.orphans = !moving.dead.is_empty() || !moving.receiving.is_empty();
+        self.moving = Arc::new(moving);
+        self
+    }
+
+    /// What was owned at a time: the ownership to read that time with.
+    pub(crate) fn at(&self, time: ClusterTime) -> Result<Ownership, Error> {
+        let owned = self.moving.owned_at(&self.owned, time).ok_or_else(|| {
+            Error::new(
+                Code::STALE_CHUNK_HISTORY,
+                format!("the ranges that this shard owned at {time:?} are not known any more"),
+            )
+        })?;
+        let changed = owned != *self.owned;
+        Ok(Ownership {
+            owned: match changed {
+                true => Arc::new(owned),
+                false => self.owned.clone(),
+            },
+            orphans: self.orphans || changed,
+            ..self.clone()
+        })
+    }
+
+    /// Blocks a range; one that the operation has blocked already gets this level.
+    #[must_use]
+    pub(crate) fn with_block(&self, operation: Uuid, range: KeyRange, level: BlockLevel) -> Self {
+        let mut moving = Moving::clone(&self.moving);
+        let known = (moving.blocks.iter()).any(|block| {
+            block.operation == operation && block.range == range && block.level == level
+        });
+        if !known {
+            moving.blocks.retain(|block| block.operation != operation);
+            moving.blocks.push(Block {
+                operation,
+                range,
+                level,
+                since: None,
+            });
+        }
+        self.with_moving(moving)
+    }
+
+    #[must_use]
+    pub(crate) fn without_block(&self, operation: Uuid) -> Self {
+        let mut moving = Moving::clone(&self.moving);
+        moving.blocks.retain(|block| block.operation != operation);
+        self.with_moving(moving)
+    }
+
+    /// Begins to take copies of documents of a range. ⚑ Refused for what is owned, what another
+    /// move brings, and what still holds documents of earlier days.
+    pub(crate) fn with_receiving(&self, operation: Uuid, range: KeyRange) -> Result<Self, Error> {
+        let mut moving = Moving::clone(&self.moving);
+        let received = Receiving { operation, range };
+        if moving.receiving.contains(&received) {
+            return Ok(self.clone());
+        }
+        let wanted = RangeSet::of([received.range.clone()]);
+        let met = |set: &RangeSet| !wanted.intersection(set).is_empty();
+        let why = if met(&self.owned) {
+            "this shard owns documents of the range"
+        } else if met(&moving.undecided()) {
+            "another move of the range is under way"
+        } else if met(&moving.dead) {
+            "documents of an earlier time are still to be removed from the range"
+        } else {
+            moving.receiving.push(received);
+            return Ok(self.with_moving(moving));
+        };
+        Err(Error::new(Code::CONFLICTING_OPERATION_IN_PROGRESS, why))
+    }
+
+    /// Ends the receiving of a range; what was not gained is dead.
+    #[must_use]
+    pub(crate) fn without_receiving(&self, operation: Uuid) -> Self {
+        let mut moving = Moving::clone(&self.moving);
+        moving
+            .receiving
+            .retain(|received| received.operation != operation);
+        self.with_moving(moving)
+    }
+
+    /// Owns a range from now on, or does no longer.
+    #[must_use]
+    pub(crate) fn gaining(&self, range: KeyRange) -> Self {
+        let owned = self.owned.union(&RangeSet::of([range]));
+        Self {
+            owned: Arc::new(owned),
+            ..self.clone()
+        }
+    }
+
+    #[must_use]
+    pub(crate) fn losing(&self, range: KeyRange) -> Self {
+        let owned = self.owned.difference(&RangeSet::of([range]));
+        Self {
+            owned: Arc::new(owned),
+            ..self.clone()
+        }
+    }
+
+    /// A dead range has nothing stored any more.
+    #[must_use]
+    pub(crate) fn without_dead(&self, range: KeyRange) -> Self {
+        let mut moving = Moving::clone(&self.moving);
+        moving.dead = moving.dead.difference(&RangeSet::of([range]));
+        self.with_moving(moving)
+    }
+
+    #[must_use]
+    pub(crate) fn with_versions(
+        &self,
+        placement: PlacementVersion,
+        collection_version: PlacementVersion,
+    ) -> Self {
+        Self {
+            placement,
+            collection_version,
+            ..self.clone()
+        }
+    }
+
+    fn with_moving(&self, moving: Moving) -> Self {
+        Self {
+            moving: Arc::new(moving),
+            ..self.clone()
+        }
     }
 
     pub(crate) fn head_document(&self) -> DocBuf {
@@ -122,20 +335,15 @@ impl Ownership {
 
     pub(crate) fn ranges_document(&self) -> DocBuf {
         let mut writer = DocWriter::new();
-        writer.begin_array("ranges");
-        for range in self.owned.iter() {
-            for bound in [&range.min, &range.max] {
-                writer.push(ValueRef::Binary {
-                    subtype: 0,
-                    bytes: bound.as_bytes(),
-                });
-            }
-        }
-        writer.end();
+        append_ranges(&mut writer, "ranges", &self.owned);
         writer.finish()
     }
 
-    pub(crate) fn from_documents(head: Doc<'_>, owned: Arc<RangeSet>) -> Result<Self, Error> {
+    pub(crate) fn from_documents(
+        head: Doc<'_>,
+        owned: Arc<RangeSet>,
+        moving: Arc<Moving>,
+    ) -> Result<Self, Error> {
         let version = |name| {
             let doc = head.get_doc(name).ok_or_else(|| damaged(name))?;
             PlacementVersion::from_document(doc)
@@ -153,6 +361,7 @@ impl Ownership {
             collection_version: version("collectionVersion")?,
             orphans: flag("orphans")?,
             owned,
+            moving,
         })
     }
 
@@ -165,32 +374,15 @@ impl Ownership {
             return Ok(None);
         };
         let owned = match (&update.ranges, before) {
-            (Some(ranges), _) => Arc::new(ranges_of(ranges.as_doc())?),
+            (Some(stored), _) => Arc::new(ranges(stored.as_doc(), "ranges")?),
             (None, Some(before)) => before.owned.clone(),
             (None, None) => return Err(damaged("ranges")),
         };
-        Self::from_documents(head.as_doc(), owned).map(|read| Some(Arc::new(read)))
+        let moving = match (&update.moving, before) {
+            (Some(stored), _) => Arc::new(Moving::from_document(stored.as_doc())?),
+            (None, Some(before)) => before.moving.clone(),
+            (None, None) => Arc::default(),
+        };
+        Self::from_documents(head.as_doc(), owned, moving).map(|read| Some(Arc::new(read)))
     }
-}
-
-/// The ranges of a stored document.
-pub(crate) fn ranges_of(doc: Doc<'_>) -> Result<RangeSet, Error> {
-    let listed = doc.get_array("ranges").ok_or_else(|| damaged("ranges"))?;
-    let mut bounds = listed.iter().map(|value| match value {
-        ValueRef::Binary { bytes, .. } => Ok(KeyBound::new(bytes)),
-        _ => Err(damaged("range")),
-    });
-    let mut ranges = Vec::new();
-    while let Some(min) = bounds.next() {
-        let max = bounds.next().ok_or_else(|| damaged("range"))?;
-        ranges.push(KeyRange::new(min?, max?));
-    }
-    Ok(RangeSet::of(ranges))
-}
-
-fn damaged(what: &str) -> Error {
-    Error::new(
-        Code::INTERNAL_ERROR,
-        format!("a stored ownership is damaged: {what}"),
-    )
 }

@@ -266,6 +266,7 @@ impl Told {
             collection_version: self.version,
             owned: Arc::new(before),
             orphans: known.orphans,
+            moving: known.moving.clone(),
         })
     }
 }

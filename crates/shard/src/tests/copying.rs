@@ -23,7 +23,7 @@ fn applier(server: &TestShard) -> Applier {
 }
 
 /// Lets the receiver take over the origin's state.
-fn hand_over(origin: &TestShard, receiver: &TestShard) {
+pub(super) fn hand_over(origin: &TestShard, receiver: &TestShard) {
     let (mut from, mut to) = (applier(origin), applier(receiver));
     let mut copy = from.open_copy().expect("opens");
     let copied = CopyId {

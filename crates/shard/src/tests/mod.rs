@@ -27,4 +27,5 @@ mod shard_half;
 mod sharding;
 mod spilling;
 mod time_limits;
+mod transitions;
 mod validation;

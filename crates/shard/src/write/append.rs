@@ -17,7 +17,7 @@ use crate::operation::Operations;
 use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::session::{Retryable, SessionCatalog};
-use crate::sharding::{OwnershipKey, OwnershipUpdate, ShardingState};
+use crate::sharding::{OwnershipKey, OwnershipPart, OwnershipUpdate, ShardingState};
 use crate::{Shard, Store};
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId};
@@ -130,7 +130,7 @@ impl Shard {
 
     /// Evaluates an entry and appends it. The caller holds the gates of all the
     /// collections, and begins again after [`NotAppended::Busy`].
-    pub(super) fn evaluate<R>(
+    pub(crate) fn evaluate<R>(
         &self,
         collections: &[Arc<Collection>],
         concern: WriteConcern,
@@ -191,9 +191,11 @@ impl Shard {
             multikey,
             executed,
             image,
+            ownership,
+            origin,
             ..
         } = evaluator;
-        if changes.is_empty() {
+        if changes.is_empty() && ownership.is_none() {
             return Ok(None);
         }
         let mut payload = Vec::with_capacity(payload_bytes(&changes));
@@ -212,10 +214,12 @@ impl Shard {
         };
         let header = Header {
             session: described.as_ref().map(|header| header.as_bytes()),
+            origin: origin.as_deref(),
             names: Some(names),
             ..Header::default()
         };
         let mut encoder = Encoder::with_header(&mut payload, header);
+        let time_place = ownership.map(|change| change.encode(&mut encoder));
         encode(&changes, &multikey, &mut encoder);
         let written =
             session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
@@ -225,6 +229,9 @@ impl Shard {
             .propose_in(term, durability, payload, |payload, position, time| {
                 if let Some(written) = &written {
                     written.set_time(payload, time);
+                }
+                if let Some(place) = &time_place {
+                    place.fill_in(payload, time);
                 }
                 // Before the entry can be applied: see `catalog/multikey.rs`.
                 multikey.publish();
@@ -250,7 +257,7 @@ fn not_appended(error: ProposeError) -> NotAppended {
     }
 }
 
-pub(super) enum NotAppended {
+pub(crate) enum NotAppended {
     /// The log's queue is full: wait, and evaluate again.
     Busy,
     Error(Error),
@@ -395,18 +402,20 @@ impl Applier {
         }
         for committed in entries.iter() {
             let position = committed.entry.position.get();
-            match &committed.companion {
-                Some(Companion { changes }) if !changes.is_empty() => {
-                    forget(&self.overlay, changes, position);
-                }
-                _ => self.publish_catalog(&committed.entry.payload, committed.entry.time)?,
+            let changes = match &committed.companion {
+                Some(Companion { changes }) => &changes[..],
+                None => &[],
+            };
+            forget(&self.overlay, changes, position);
+            if changes.is_empty() || changes_memory(&committed.entry.payload) {
+                self.publish_catalog(&committed.entry.payload, committed.entry.time)?;
             }
         }
         Ok(())
     }
 
-    /// Publishes the catalog documents of an applied entry. Entries with records
-    /// that came from this member carry their changes and have none.
+    /// Publishes the catalog documents of an applied entry. Entries with records that came
+    /// from this member carry their changes and have none, unless ownership changes with them.
     fn publish_catalog(&self, payload: &[u8], time: ClusterTime) -> Result<(), BoxError> {
         let entry = Entry::decode(payload)?;
         let mut changes = Vec::new();
@@ -469,13 +478,8 @@ fn note_ownership(
     value: Option<&[u8]>,
     noted: &mut Vec<(CollectionId, OwnershipUpdate)>,
 ) -> Result<bool, BoxError> {
-    let (id, is_head) = match (
-        OwnershipKey::parse_head(key),
-        OwnershipKey::parse_ranges(key),
-    ) {
-        (Some(id), _) => (id, true),
-        (None, Some(id)) => (id, false),
-        (None, None) => return Ok(false),
+    let Some((id, part)) = OwnershipKey::parse(key) else {
+        return Ok(false);
     };
     let document = match value {
         Some(value) => Some(Doc::from_bytes(value)?.to_owned()),
@@ -483,17 +487,14 @@ fn note_ownership(
     };
     let place = noted.iter().position(|(other, _)| *other == id);
     let place = place.unwrap_or_else(|| {
-        let none = OwnershipUpdate {
-            head: None,
-            ranges: None,
-        };
-        noted.push((id, none));
+        noted.push((id, OwnershipUpdate::default()));
         noted.len() - 1
     });
     let update = &mut noted[place].1;
-    match is_head {
-        true => update.head = document,
-        false => update.ranges = document,
+    match part {
+        OwnershipPart::Head => update.head = document,
+        OwnershipPart::Ranges => update.ranges = document,
+        OwnershipPart::Moving => update.moving = document,
     }
     Ok(true)
 }
@@ -501,7 +502,13 @@ fn note_ownership(
 /// Whether an entry may change what memory holds beside the overlay: see `sharding/mod.rs`.
 fn changes_memory(payload: &[u8]) -> bool {
     match Entry::decode(payload) {
-        Ok(entry) => !payload.is_empty() && entry.header.names.is_none(),
+        Ok(_) if payload.is_empty() => false,
+        Ok(entry) if entry.header.names.is_none() => true,
+        // Beside records only ownership changes, and it comes first.
+        Ok(entry) => match entry.operations().next() {
+            Some(Ok(Operation::PutMeta { key, .. })) => OwnershipKey::parse(key).is_some(),
+            _ => false,
+        },
         // Whoever applies it says what is wrong with it.
         Err(_) => false,
     }

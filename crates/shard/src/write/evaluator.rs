@@ -17,10 +17,10 @@ use crate::Store;
 use crate::catalog::multikey::MultikeyFound;
 use crate::catalog::{Collection, Index};
 use crate::session::{Effect, Executed, Image};
-use crate::sharding::{ShardingState, not_owned, would_leave};
+use crate::sharding::{OwnershipChange, ShardingState, not_owned, would_leave};
 use foldhash::fast::FixedState;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use model::ids::{CollectionId, IndexId};
+use model::ids::{CollectionId, IndexId, Uuid};
 use model::key::RecordKey;
 use model::{Code, Error, Namespace};
 use query::index::{DocumentKeys, EncodedKey};
@@ -132,6 +132,12 @@ pub(crate) struct Evaluator<'s> {
     pub(super) executed: Vec<Executed>,
     /// What the statement returned, if its retry must return it again.
     pub(super) image: Option<Image>,
+    /// What the shard owns of a collection from this entry on.
+    pub(super) ownership: Option<OwnershipChange>,
+    /// The move or range deletion that makes the entry.
+    pub(super) origin: Option<Vec<u8>>,
+    /// The move whose documents are stored.
+    receiving: Option<Uuid>,
     /// Latches that a unique index needs and nobody holds yet.
     pub(super) missing: Vec<Stripe>,
     /// Changes that may have touched a key of a unique index.
@@ -171,6 +177,9 @@ impl<'s> Evaluator<'s> {
             multikey: MultikeyFound::default(),
             executed: Vec::new(),
             image: None,
+            ownership: None,
+            origin: None,
+            receiving: None,
             changed_elsewhere: Vec::new(),
             missing: Vec::new(),
             unique_keys: HashMap::with_hasher(FixedState::with_seed(6)),
@@ -211,6 +220,17 @@ impl<'s> Evaluator<'s> {
         crate::session::join(&mut self.executed, Executed::one(statement, effect));
     }
 
+    /// The entry also changes what the shard owns. The caller holds the collection's gate
+    /// alone until it is applied.
+    pub(crate) fn change_ownership(&mut self, change: OwnershipChange) {
+        self.ownership = Some(change);
+    }
+
+    /// Marks the entry as made by a move or a range deletion: hidden from change streams.
+    pub(crate) fn set_origin(&mut self, origin: &[u8]) {
+        self.origin = Some(origin.to_vec());
+    }
+
     pub(crate) fn keep_image(&mut self, image: Image) {
         self.image = Some(image);
     }
@@ -240,6 +260,12 @@ impl<'s> Evaluator<'s> {
     fn hides(&self, document: Doc<'_>) -> bool {
         let ownership = self.collection.ownership.as_ref();
         ownership.is_some_and(|ownership| ownership.hides(document))
+    }
+
+    /// ⚑ Whether a document waits for its range to be owned: nobody may put another in its place.
+    fn is_received(&self, document: Doc<'_>) -> bool {
+        let ownership = self.collection.ownership.as_ref();
+        ownership.is_some_and(|ownership| ownership.is_received_except(None, document))
     }
 
     /// The latest version of a record: from this entry, else from one that is
@@ -272,21 +298,14 @@ impl<'s> Evaluator<'s> {
 
     /// The same for a document that is in its stored form already.
     pub(crate) fn insert_draft(&mut self, key: RecordKey, draft: Record) -> Result<(), Refusal> {
-        // A document that belongs to another shard is in nobody's way.
+        // A document that belongs to another shard is in nobody's way, unless it has just come.
         let stored = self.latest_stored(&key)?;
         if let Some(version) = &stored
-            && !self.hides(version.doc())
+            && (!self.hides(version.doc()) || self.is_received(version.doc()))
         {
             let document = Doc::from_validated(draft.document());
             let id = document.get("_id").unwrap_or(ValueRef::Null);
-            let key_value = DocWriter::new().with("_id", id).finish();
-            let pattern = DocWriter::new().with("_id", 1).finish();
-            return Err(Refusal::Error(duplicate_key(
-                self.collection,
-                "_id_",
-                pattern.as_doc(),
-                key_value.as_doc(),
-            )));
+            return Err(Refusal::Error(duplicate_id(self.collection, id)));
         }
         self.put(key, stored.as_ref(), Some(draft), None)
     }
@@ -322,6 +341,12 @@ impl<'s> Evaluator<'s> {
     ) -> Result<(), Refusal> {
         self.check_owned(true, Doc::from_validated(draft.document()))?;
         let there = self.latest_stored(&to)?;
+        if let Some(version) = &there
+            && self.is_received(version.doc())
+        {
+            let id = version.doc().get("_id").unwrap_or(ValueRef::Null);
+            return Err(Refusal::Error(duplicate_id(self.collection, id)));
+        }
         self.put(from.clone(), Some(before), None, None)?;
         self.put(to.clone(), there.as_ref(), Some(draft), None)?;
         let described = |change: &Change, key: &RecordKey| {
@@ -344,6 +369,51 @@ impl<'s> Evaluator<'s> {
         self.put(key, Some(before), None, None)
     }
 
+    /// Takes over what became of a record on the shard that a range comes from: see
+    /// `sharding/received.rs`.
+    pub(crate) fn receive(
+        &mut self,
+        operation: Uuid,
+        key: &RecordKey,
+        document: Option<&DocBuf>,
+    ) -> Result<(), Refusal> {
+        self.receiving = Some(operation);
+        let stored = self.latest_stored(key)?;
+        let is_received = |document: Doc<'_>| {
+            let ownership = self.collection.ownership.as_ref();
+            ownership.is_some_and(|ownership| ownership.receives(operation, document))
+        };
+        if let Some(document) = document
+            && !is_received(document.as_doc())
+        {
+            return Err(Refusal::Error(Error::new(
+                Code::CONFLICTING_OPERATION_IN_PROGRESS,
+                format!(
+                    "a document of {} does not belong to a range that is received",
+                    self.collection.namespace
+                ),
+            )));
+        }
+        let (in_the_way, before) = match &stored {
+            Some(version) if is_received(version.doc()) => (false, Some(version)),
+            Some(version) if self.hides(version.doc()) => (false, document.and(Some(version))),
+            Some(_) => (true, None),
+            None => (false, None),
+        };
+        match document {
+            Some(document) if in_the_way => {
+                let id = document.get("_id").unwrap_or(ValueRef::Null);
+                Err(Refusal::Error(duplicate_id(self.collection, id)))
+            }
+            Some(document) => {
+                let draft = Record::draft(document.as_bytes());
+                self.put_unchecked(key.clone(), before, Some(draft), None, before.is_some())
+            }
+            None if before.is_some() => self.put_unchecked(key.clone(), before, None, None, true),
+            None => Ok(()),
+        }
+    }
+
     fn put(
         &mut self,
         key: RecordKey,
@@ -351,12 +421,24 @@ impl<'s> Evaluator<'s> {
         after: Option<Record>,
         difference: Option<DocBuf>,
     ) -> Result<(), Refusal> {
-        // Here and not when the entry is applied: an entry in the log must apply.
-        check_user_key(key.as_bytes().len())?;
         let is_update = before.is_some_and(|version| !self.hides(version.doc()));
         if let Some(draft) = &after {
             self.check_owned(is_update, Doc::from_validated(draft.document()))?;
         }
+        self.put_unchecked(key, before, after, difference, is_update)
+    }
+
+    /// The same where it is known that the shard may store it.
+    fn put_unchecked(
+        &mut self,
+        key: RecordKey,
+        before: Option<&Version>,
+        after: Option<Record>,
+        difference: Option<DocBuf>,
+        is_update: bool,
+    ) -> Result<(), Refusal> {
+        // Here and not when the entry is applied: an entry in the log must apply.
+        check_user_key(key.as_bytes().len())?;
         let collection = self.collection;
         let mut entries = Vec::new();
         let mut multikey = MultikeyFound::default();
@@ -378,7 +460,8 @@ impl<'s> Evaluator<'s> {
             for entry in &entries[first_new..] {
                 check_user_key(entry.key.fields.len() + key.as_bytes().len())?;
             }
-            if unique && !(index.definition.is_id() && collection.is_found_by_id()) {
+            let told_by_key = index.definition.is_id() && collection.is_found_by_id();
+            if unique && !told_by_key {
                 self.check_unique(index, id, &key, &entries[first_new..])?;
             }
         }
@@ -448,8 +531,10 @@ impl<'s> Evaluator<'s> {
 
     /// Whether a record with this key counts where a unique index is checked.
     fn counts(&self, key: &[u8]) -> Result<bool, Refusal> {
-        let ownership = self.collection.ownership.as_ref();
-        if !ownership.is_some_and(|ownership| ownership.orphans) {
+        let Some(ownership) = &self.collection.ownership else {
+            return Ok(true);
+        };
+        if !ownership.orphans {
             return Ok(true);
         }
         let key = RecordKey::from_bytes(key);
@@ -457,7 +542,12 @@ impl<'s> Evaluator<'s> {
             Some(&at) => self.changes[at].after.clone().map(Version::Unit),
             None => self.latest_before(&key)?,
         };
-        Ok(version.is_some_and(|version| !self.hides(version.doc())))
+        // What has just come counts, except for others of the same move: the copy of a
+        // document that changed its place on the donor may still be there.
+        Ok(version.is_some_and(|version| {
+            let document = version.doc();
+            ownership.owns(document) || ownership.is_received_except(self.receiving, document)
+        }))
     }
 
     /// Refuses added keys that another record has.
@@ -602,6 +692,12 @@ pub(crate) fn unique_violation(collection: &Collection, index: &Index, key: &Enc
         index.definition.key_pattern(),
         key_value.finish().as_doc(),
     )
+}
+
+fn duplicate_id(collection: &Collection, id: ValueRef<'_>) -> Error {
+    let value = DocWriter::new().with("_id", id).finish();
+    let pattern = DocWriter::new().with("_id", 1).finish();
+    duplicate_key(collection, "_id_", pattern.as_doc(), value.as_doc())
 }
 
 fn duplicate_key(collection: &Collection, name: &str, pattern: Doc<'_>, value: Doc<'_>) -> Error {

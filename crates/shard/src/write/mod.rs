@@ -23,10 +23,10 @@ mod latches;
 mod overlay;
 mod several;
 
-pub(crate) use append::{Applier, Companion};
+pub(crate) use append::{Applier, Companion, NotAppended};
 pub(crate) use document::{Prepared, check_stored, prepare, prepare_insert};
 pub(crate) use evaluator::{Evaluator, Refusal, Version, unique_violation};
-pub(crate) use latches::Latches;
+pub(crate) use latches::{Latches, Stripe};
 pub(crate) use overlay::Overlay;
 #[cfg(test)]
 pub(crate) use overlay::Pending;

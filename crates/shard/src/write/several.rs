@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Gates are taken in the order of collection ids by whoever takes more than one
-//! (here, and in `ddl.rs`), so that nobody waits in a circle; latches have their own
+//! (here, in `ddl.rs` and in `sharding/transition.rs`), so that nobody waits in a circle; latches have their own
 //! order and are taken behind all gates.
 //!
 //! Who names records by `_id` shares the gates with other writers: the latches of these
@@ -36,7 +36,7 @@ pub(crate) enum Hold {
 
 /// A gate that is held; nobody looks at it again.
 #[expect(dead_code, reason = "guards are there to be dropped")]
-enum Gate {
+pub(crate) enum Gate {
     Shared(OwnedRwLockReadGuard<()>),
     Alone(OwnedRwLockWriteGuard<()>),
 }
@@ -59,7 +59,7 @@ impl Shard {
         mut body: impl FnMut(&mut Evaluator<'_>, &S) -> Result<R, Refusal>,
     ) -> Result<R, Error> {
         let (result, pending) = loop {
-            let Some((gates, collections)) = self.hold_gates(namespaces, hold).await? else {
+            let Some((gates, collections)) = self.hold_gates(namespaces, |_| hold).await? else {
                 continue;
             };
             if hold == Hold::Alone && !self.overlay.is_empty() {
@@ -87,10 +87,10 @@ impl Shard {
 
     /// Gates and collections in the order of ids; `None` if a name meant another
     /// collection by the time its gate was held.
-    async fn hold_gates(
+    pub(crate) async fn hold_gates(
         &self,
         namespaces: &BTreeSet<Namespace>,
-        hold: Hold,
+        hold: impl Fn(&Collection) -> Hold,
     ) -> Result<Option<(Vec<Gate>, Vec<Arc<Collection>>)>, Error> {
         let look_up = || -> Result<Vec<Arc<Collection>>, Error> {
             let catalog = self.catalog.current();
@@ -110,7 +110,7 @@ impl Shard {
         let mut gates = Vec::with_capacity(known.len());
         for collection in &known {
             let gate = collection.gate.clone();
-            gates.push(match hold {
+            gates.push(match hold(collection) {
                 Hold::Shared => Gate::Shared(gate.read_owned().await),
                 Hold::Alone => Gate::Alone(gate.write_owned().await),
             });
@@ -121,7 +121,7 @@ impl Shard {
         Ok((ids(&known) == ids(&current)).then_some((gates, current)))
     }
 
-    fn stripes(
+    pub(crate) fn stripes(
         &self,
         collections: &[Arc<Collection>],
         keys: &[(Namespace, RecordKey)],
