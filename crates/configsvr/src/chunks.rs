@@ -47,7 +47,7 @@ fn invalid(message: impl Into<String>) -> Fault {
 }
 
 /// Two bounds in an array.
-fn two_bounds(command: Doc<'_>) -> Result<Option<(DocBuf, DocBuf)>, Fault> {
+pub(crate) fn two_bounds(command: Doc<'_>) -> Result<Option<(DocBuf, DocBuf)>, Fault> {
     let Some(bounds) = command.get_array("bounds") else {
         return Ok(None);
     };
@@ -99,6 +99,12 @@ async fn split_in_turn(
             "new split key {} is a boundary key of an existing chunk",
             document_quoted(stored.as_doc())
         )));
+    }
+    if tenure.moves.would_be_cut(name, &point) {
+        return Err(Fault::new(
+            Code::CONFLICTING_OPERATION_IN_PROGRESS,
+            format!("a range of {name} around the split key is moving"),
+        ));
     }
     let owner = table.find(point.as_bytes()).chunk.shard.clone();
     let known = Bounds::from([(point.clone(), stored)]);

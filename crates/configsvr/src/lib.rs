@@ -21,6 +21,7 @@
 //! | `state`, `documents`, `schema` | what is known, how it is stored |
 //! | `queue` | who may run when |
 //! | `operation` | long operations, one file each |
+//! | `moves` | ranges that go from shard to shard |
 //! | `routing`, `database` | what routers and shards ask for |
 //! | `chunks`, `rename`, `settle` | what is decided in one entry |
 //! | `consistency` | whether it all fits together |
@@ -32,6 +33,9 @@ mod consistency;
 mod database;
 mod documents;
 mod error;
+#[cfg(test)]
+mod fake_donor;
+mod moves;
 mod operation;
 mod placement;
 mod queue;

@@ -10,7 +10,7 @@ use crate::operation::run;
 use crate::operation::shard_collection::ShardCollection;
 use crate::store::Store;
 use crate::tenure::{Tenure, no_primary};
-use crate::{Connect, chunks, consistency, database, rename, routing, settle};
+use crate::{Connect, chunks, consistency, database, moves, rename, routing, settle};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error};
 use std::future::Future;
@@ -140,6 +140,7 @@ impl ConfigServer {
                 let command = command.ok_or_else(|| missing("command"))?;
                 ddl(&tenure, text(body, "db")?, command).await
             }
+            "_configsvrCommitMove" => moves::commit::answer(&tenure, body).await,
             "_configsvrSettle" => settle::settle(&tenure, body).await,
             other => Err(Fault::new(
                 Code::COMMAND_NOT_FOUND,
@@ -158,6 +159,7 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
         "enablesharding" => "enableSharding",
         "shardcollection" => "shardCollection",
         "deleteIndexes" => "dropIndexes",
+        "movechunk" => "moveChunk",
         name => name,
     };
     let command = &spelled_as(command, spelled);
@@ -170,6 +172,9 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
             | "refineCollectionShardKey"
             | "split"
             | "mergeChunks"
+            | "moveRange"
+            | "moveChunk"
+            | "setAllowMigrations"
             | "renameCollection"
     );
     if is_administrative && database != "admin" {
@@ -201,6 +206,9 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
         "renameCollection" => rename::rename(tenure, command).await,
         "split" => chunks::split(tenure, command).await,
         "mergeChunks" => chunks::merge(tenure, command).await,
+        "moveRange" => moves::command::move_range(tenure, command).await,
+        "moveChunk" => moves::command::move_chunk(tenure, command).await,
+        "setAllowMigrations" => moves::command::set_allow(tenure, command).await,
         "checkMetadataConsistency" => consistency::check(tenure, database, command).await,
         other => Err(Fault::new(
             Code::COMMAND_NOT_SUPPORTED,
@@ -225,7 +233,7 @@ pub(crate) fn ok() -> DocBuf {
     DocWriter::new().with("ok", 1.0).finish()
 }
 
-fn missing(name: &str) -> Fault {
+pub(crate) fn missing(name: &str) -> Fault {
     Fault::Refused(Error::location(
         40414,
         format!("BSON field '{name}' is missing but a required field"),

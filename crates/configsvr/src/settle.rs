@@ -10,18 +10,26 @@
 use crate::commit::{Commit, by};
 use crate::documents::{Fields, OPERATIONS, now_ms, uuid_value};
 use crate::error::Fault;
-use crate::state::Effect;
+use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure};
 use cluster::authority::{Answer, OperationId, Outcome};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use std::sync::Arc;
 
+/// The kind of a document of which nothing but the outcome is left.
+pub(crate) const OUTCOME: &str = "outcome";
+
 pub(crate) async fn settle(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf, Fault> {
     let operation = Fields::of(OPERATIONS, body).uuid("operation")?;
     let here = tenure.clone();
     let outcome = tenure
-        .complete(async move { decide(&here, operation).await })
+        .complete(async move { here.decide(|state| plan(state, operation)).await })
         .await?;
+    Ok(reply(outcome))
+}
+
+/// What whoever asks is told.
+pub(crate) fn reply(outcome: Outcome) -> DocBuf {
     let mut reply = DocWriter::new();
     match outcome {
         Outcome::Committed(version) => {
@@ -35,43 +43,61 @@ pub(crate) async fn settle(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf
             reply.append("outcome", "aborted");
         }
     }
-    Ok(reply.with("ok", 1.0).finish())
+    reply.with("ok", 1.0).finish()
 }
 
-async fn decide(tenure: &Tenure, operation: OperationId) -> Result<Outcome, Fault> {
-    tenure
-        .decide(|state| match state.authority.settle(operation) {
-            Answer::Decided(outcome) => Ok(Plan {
+/// What is written so that the outcome of an operation is certain.
+pub(crate) fn plan(state: &State, operation: OperationId) -> Result<Plan<Outcome>, Fault> {
+    let decision = match state.authority.settle(operation) {
+        Answer::Decided(outcome) => {
+            return Ok(Plan {
                 commit: Commit::default(),
                 effects: Vec::new(),
                 answer: outcome,
-            }),
-            Answer::Write(decision) => {
-                let mut commit = Commit::default();
-                let document = outcome_document(operation, decision.outcome);
-                let id = by("_id", uuid_value(&operation));
-                commit.expect_none(OPERATIONS, id.as_doc());
-                commit.insert(OPERATIONS, document.as_doc());
-                let outcome = decision.outcome;
-                Ok(Plan {
-                    commit,
-                    effects: vec![Effect::Outcome(Box::new(decision))],
-                    answer: outcome,
-                })
-            }
-        })
-        .await
+            });
+        }
+        Answer::Write(decision) => decision,
+    };
+    let mut commit = Commit::default();
+    let mut committed = DocWriter::new().with("_id", uuid_value(&operation));
+    committed
+        .begin_document("committed")
+        .append("$exists", true)
+        .end();
+    commit.expect_none(OPERATIONS, committed.finish().as_doc());
+    // Into the state document of the operation, if it has one.
+    let mut change = DocWriter::new();
+    change.begin_document("$set").append("aborted", true).end();
+    change
+        .begin_document("$setOnInsert")
+        .append("kind", OUTCOME)
+        .append("at", ValueRef::DateTime(now_ms()))
+        .end();
+    let id = by("_id", uuid_value(&operation));
+    commit.put(OPERATIONS, id.as_doc(), change.finish().as_doc());
+    let outcome = decision.outcome;
+    Ok(Plan {
+        commit,
+        effects: vec![Effect::Outcome(Box::new(decision), now_ms())],
+        answer: outcome,
+    })
 }
 
-fn outcome_document(operation: OperationId, outcome: Outcome) -> DocBuf {
+/// What is left of an operation that has ended.
+pub(crate) fn outcome_document(operation: OperationId, outcome: Outcome) -> DocBuf {
     let mut writer = DocWriter::new()
         .with("_id", uuid_value(&operation))
-        .with("kind", "outcome")
+        .with("kind", OUTCOME)
         .with("at", ValueRef::DateTime(now_ms()));
-    if let Outcome::Committed(version) = outcome {
-        writer.begin_document("committed");
-        version.append_to(&mut writer);
-        writer.end();
+    match outcome {
+        Outcome::Committed(version) => {
+            writer.begin_document("committed");
+            version.append_to(&mut writer);
+            writer.end();
+        }
+        Outcome::Aborted => {
+            writer.append("aborted", true);
+        }
     }
     writer.finish()
 }

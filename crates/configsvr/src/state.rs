@@ -7,10 +7,10 @@
 use crate::documents::{self, CollectionEntry, Fields};
 use crate::error::Fault;
 use crate::store::Store;
-use crate::{commit::by, schema};
-use cluster::authority::{Authority, DatabasePlacement, Decision, Outcome};
+use crate::{commit::by, schema, settle};
+use cluster::authority::{Authority, DatabasePlacement, Decision, OperationId, Outcome};
 use cluster::routing::{RoutingTable, ShardId};
-use model::bson::{Doc, DocBuf, ObjectId};
+use model::bson::{Doc, DocBuf, ObjectId, ValueRef};
 use model::version::PlacementVersion;
 use model::{Code, Namespace};
 use std::collections::BTreeMap;
@@ -22,13 +22,18 @@ pub(crate) struct State {
     pub(crate) collections: BTreeMap<Namespace, CollectionEntry>,
     /// Connection strings by name.
     pub(crate) hosts: BTreeMap<ShardId, String>,
+    /// When those operations were decided whose outcomes are kept.
+    decided_ms: BTreeMap<OperationId, i64>,
 }
 
 /// What an applied commit changes here.
 pub(crate) enum Effect {
     /// A placement was decided, and the collection's document is this now.
     Placement(Box<Decision<Namespace>>, Option<CollectionEntry>),
-    Outcome(Box<Decision<Namespace>>),
+    /// An operation was decided that somebody may ask for later, with a placement or without; and when.
+    Outcome(Box<Decision<Namespace>>, i64),
+    /// Nobody asks for this outcome any more.
+    Forgotten(OperationId),
     Collection(CollectionEntry),
     Database(String, Option<DatabasePlacement>),
     Shard(ShardId, String),
@@ -43,6 +48,7 @@ impl State {
             authority: Authority::default(),
             collections: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            decided_ms: BTreeMap::new(),
         };
         for doc in all(store, documents::SHARDS).await? {
             let fields = Fields::of(documents::SHARDS, doc.as_doc());
@@ -67,21 +73,35 @@ impl State {
             state.authority.restore(name.clone(), table, entry.catalog);
             state.collections.insert(name, entry);
         }
-        let outcomes = by("kind", "outcome");
-        for doc in store
-            .find(documents::OPERATIONS, outcomes.as_doc(), Doc::EMPTY)
-            .await?
-        {
-            let fields = Fields::of(documents::OPERATIONS, doc.as_doc());
-            let outcome = match fields.doc.get_doc("committed") {
-                Some(version) => Outcome::Committed(PlacementVersion::from_document(version)?),
-                None => Outcome::Aborted,
-            };
-            state
-                .authority
-                .restore_outcome(fields.uuid("_id")?, outcome);
+        for doc in all(store, documents::OPERATIONS).await? {
+            state.restore_outcome(doc.as_doc())?;
         }
         Ok(state)
+    }
+
+    /// Takes over what was decided of an operation, whether it has ended or not.
+    fn restore_outcome(&mut self, doc: Doc<'_>) -> Result<(), Fault> {
+        let fields = Fields::of(documents::OPERATIONS, doc);
+        let is_over = fields.text("kind")? == settle::OUTCOME;
+        let outcome = match (doc.get_doc("committed"), fields.flag("aborted") || is_over) {
+            (Some(version), _) => Outcome::Committed(PlacementVersion::from_document(version)?),
+            (None, true) => Outcome::Aborted,
+            (None, false) => return Ok(()),
+        };
+        let operation = fields.uuid("_id")?;
+        self.authority.restore_outcome(operation, outcome);
+        let at_ms = match doc.get("at") {
+            Some(ValueRef::DateTime(at_ms)) => at_ms,
+            _ => documents::now_ms(),
+        };
+        self.decided_ms.insert(operation, at_ms);
+        Ok(())
+    }
+
+    /// Operations that were decided before a time.
+    pub(crate) fn outcomes_before(&self, ms: i64) -> Vec<OperationId> {
+        let old = self.decided_ms.iter().filter(|(_, at_ms)| **at_ms < ms);
+        old.map(|(operation, _)| *operation).collect()
     }
 
     pub(crate) fn apply(&mut self, effect: Effect) -> Result<(), Fault> {
@@ -102,7 +122,14 @@ impl State {
                     (None, None) => {}
                 }
             }
-            Effect::Outcome(decision) => self.authority.apply(*decision)?,
+            Effect::Outcome(decision, at_ms) => {
+                self.decided_ms.insert(decision.operation, at_ms);
+                self.authority.apply(*decision)?;
+            }
+            Effect::Forgotten(operation) => {
+                self.decided_ms.remove(&operation);
+                self.authority.forget(operation);
+            }
             Effect::Collection(entry) => {
                 if self.authority.catalog_version(&entry.namespace) != Some(entry.catalog) {
                     self.authority.catalog_changed(&entry.namespace);

@@ -35,6 +35,12 @@ impl Store {
         ClusterTime::from_u64(self.latest.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
+    /// [`Store::next_time`] that is also later than a time of somebody else.
+    pub(crate) fn time_after(&self, other: ClusterTime) -> ClusterTime {
+        self.latest.fetch_max(other.to_u64(), Ordering::AcqRel);
+        self.next_time()
+    }
+
     /// Runs a command on the database `config`.
     pub(crate) async fn run(&self, command: DocWriter) -> Result<DocBuf, Fault> {
         self.run_on("config", command).await

@@ -12,6 +12,7 @@
 
 use crate::commit::Commit;
 use crate::error::{Fault, Retry};
+use crate::moves::Moves;
 use crate::operation;
 use crate::queue::{Claim, Queue};
 use crate::state::{Effect, State};
@@ -39,6 +40,7 @@ const SHARD_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Tenure {
     pub(crate) store: Arc<Store>,
     pub(crate) queue: Arc<Queue>,
+    pub(crate) moves: Moves,
     connect: Connect,
     state: RwLock<State>,
     deciding: tokio::sync::Mutex<()>,
@@ -69,6 +71,7 @@ impl Tenure {
         let tenure = Arc::new(Tenure {
             store,
             queue: Arc::default(),
+            moves: Moves::default(),
             connect,
             state: RwLock::new(state),
             deciding: tokio::sync::Mutex::new(()),
@@ -227,7 +230,12 @@ impl Tenure {
     ) -> Result<DocBuf, Fault> {
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.ask(shard, database, command).await {
+            let answered = tokio::select! {
+                answered = self.ask(shard, database, command) => answered,
+                // Whoever comes next asks again.
+                () = self.ended() => return Err(no_primary()),
+            };
+            match answered {
                 Err(fault) if fault.retry() == Retry::AfterBackoff => {
                     tracing::debug!("{shard} is asked again: {fault}");
                     self.pause(&mut pause).await?;

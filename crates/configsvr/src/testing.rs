@@ -7,6 +7,7 @@
 //! The document servers are real ones. Everything that the config server says to them and to shards passes a
 //! [`Wire`], which can be cut after so many messages: that is how a primary is lost between two steps.
 
+use crate::fake_donor::FakeDonor;
 use crate::{ConfigHandler, ConfigServer, Connect};
 use differential::notation::{parse, print, print_fields};
 use differential::value::{Fields, Value, decode, encode, get};
@@ -110,6 +111,8 @@ impl Wire {
 }
 
 struct Wired {
+    name: String,
+    donor: Arc<FakeDonor>,
     wire: Arc<Wire>,
     to: Arc<dyn Endpoint>,
 }
@@ -121,10 +124,15 @@ impl Endpoint for Wired {
                 let refused = model::Error::new(model::Code::UNKNOWN_ERROR, "refused");
                 return Ok(Reply::error(&refused));
             }
+            let arrives =
+                async |request: Request| match self.donor.answer(&self.name, &request).await {
+                    Some(answered) => answered,
+                    None => self.to.call(request).await,
+                };
             match self.wire.fate() {
-                Fate::Passes => return self.to.call(request).await,
+                Fate::Passes => return arrives(request).await,
                 Fate::ArrivesUnanswered => {
-                    let _ = self.to.call(request).await;
+                    let _ = arrives(request).await;
                 }
                 Fate::Lost => {}
             }
@@ -184,6 +192,7 @@ struct Life {
 }
 
 pub(crate) struct Cluster {
+    pub(crate) donor: Arc<FakeDonor>,
     documents: Server,
     shards: Arc<Mutex<Vec<Server>>>,
     life: Mutex<Option<Life>>,
@@ -198,6 +207,7 @@ impl Cluster {
             opened.push(Server::open(&format!("shard{at}")).await);
         }
         let cluster = Cluster {
+            donor: Arc::default(),
             documents: Server::open("config").await,
             shards: Arc::new(Mutex::new(opened)),
             life: Mutex::new(None),
@@ -222,6 +232,7 @@ impl Cluster {
     fn begin(&self, wire: Arc<Wire>) -> Life {
         let shards = self.shards.clone();
         let through = wire.clone();
+        let donor = self.donor.clone();
         let connect: Connect = Arc::new(move |name: &str, _host: &str| {
             let shards = shards.lock();
             let at: usize = name
@@ -230,11 +241,15 @@ impl Cluster {
                 .expect("a shard of ours");
             let to = shards[at].endpoint();
             Arc::new(Wired {
+                name: name.to_owned(),
+                donor: donor.clone(),
                 wire: through.clone(),
                 to,
             })
         });
         let documents = Arc::new(Wired {
+            name: "config".to_owned(),
+            donor: self.donor.clone(),
             wire,
             to: self.documents.endpoint(),
         });
@@ -243,8 +258,10 @@ impl Cluster {
             ConfigHandler::new(server.clone(), ShardHandler(self.documents.shard.clone()));
         let (leads, leadership) = watch::channel(Some(self.term.fetch_add(1, Ordering::SeqCst)));
         let running = tokio::spawn(server.clone().run(leadership, std::future::pending()));
+        let handler: Arc<dyn Endpoint> = Arc::new(InProcess::new(Arc::new(handler)));
+        self.donor.meets(handler.clone());
         Life {
-            handler: Arc::new(InProcess::new(Arc::new(handler))),
+            handler,
             server,
             leads,
             running,

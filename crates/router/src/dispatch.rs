@@ -211,6 +211,7 @@ fn is_ddl(name: &str) -> bool {
             | "moveChunk"
             | "movechunk"
             | "moveRange"
+            | "setAllowMigrations"
             | "movePrimary"
             | "moveprimary"
             | "addShard"

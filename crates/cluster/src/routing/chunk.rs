@@ -6,6 +6,9 @@ use model::version::ChunkVersion;
 use std::fmt;
 use std::sync::Arc;
 
+/// How long earlier owners are remembered: twice as long as anybody may read the past.
+const HISTORY_SECONDS: u32 = 600;
+
 /// The name of a shard.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId(Arc<str>);
@@ -93,6 +96,14 @@ impl Chunk {
             shard: self.shard.clone(),
         });
         past.extend_from_slice(self.past());
+        // Who owned it before the one who did when the window began is asked for by nobody.
+        let window = since.seconds().saturating_sub(HISTORY_SECONDS);
+        let horizon = ClusterTime::new(window, 0);
+        let later = past
+            .iter()
+            .take_while(|owner| owner.since > horizon)
+            .count();
+        past.truncate(later + 1);
         Chunk::new(self.min.clone(), to.clone(), version, since).with_past(past)
     }
 

@@ -251,6 +251,10 @@ impl Operation for AddShard {
         Vec::new()
     }
 
+    fn halts_moves(&self) -> bool {
+        false
+    }
+
     fn append_state(&self, writer: &mut DocWriter) {
         writer
             .append("shard", self.shard.as_str())

@@ -157,6 +157,10 @@ impl Operation for Drop {
         vec![self.namespace.to_string()]
     }
 
+    fn halts_moves(&self) -> bool {
+        true
+    }
+
     fn append_state(&self, writer: &mut DocWriter) {
         writer
             .append("ns", self.namespace.as_str())

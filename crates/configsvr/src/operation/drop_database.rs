@@ -153,6 +153,10 @@ impl Operation for DropDatabase {
         vec![self.name.clone()]
     }
 
+    fn halts_moves(&self) -> bool {
+        true
+    }
+
     fn append_state(&self, writer: &mut DocWriter) {
         writer.append("db", &self.name);
         documents::database_version(writer, "version", self.version);

@@ -13,6 +13,9 @@
 //! removed in the entries that write and remove the state document, so there is nothing to ping and
 //! nothing to take over (`docs/decisions`).
 //!
+//! Moves of ranges are long operations too, with rules of their own (`moves`). An operation that changes a
+//! collection as a whole ends them before its first step.
+//!
 //! A fault that passes (a shard between two primaries) is waited out. One that does not pass ends the
 //! operation, which has undone before what it may undo. Where that is not possible any more, a step that is
 //! refused is tried [`REFUSALS_MAX`] times; then the client is told `ManualInterventionRequired`. The state
@@ -30,7 +33,9 @@ pub(crate) mod shard_collection;
 use crate::commit::{Commit, by};
 use crate::documents::{self, Fields, LOCKS, OPERATIONS, uuid_value};
 use crate::error::{Fault, Retry};
+use crate::moves;
 use crate::queue::Claim;
+use crate::settle;
 use crate::state::Effect;
 use crate::tenure::{Plan, Tenure, log_change, no_primary};
 use cluster::authority::OperationId;
@@ -62,6 +67,9 @@ pub(crate) trait Operation: Send + Sync {
 
     /// Names whose routing is about to change.
     fn changes(&self) -> Vec<String>;
+
+    /// Whether moves of what it claims have to end first. None begins while it holds its claim.
+    fn halts_moves(&self) -> bool;
 
     /// Writes what must be known to go on.
     fn append_state(&self, writer: &mut DocWriter);
@@ -139,12 +147,18 @@ pub(crate) async fn resume_all(tenure: &Arc<Tenure>) -> Result<(), Fault> {
     let mut running = DocWriter::new();
     running
         .begin_document("kind")
-        .append("$ne", "outcome")
+        .append("$ne", settle::OUTCOME)
         .end();
     let unfinished = tenure
         .store
         .find(OPERATIONS, running.finish().as_doc(), Doc::EMPTY)
         .await?;
+    let is_move = |document: &DocBuf| document.as_doc().get_str("kind") == Some(moves::KIND);
+    let (moving, unfinished): (Vec<_>, Vec<_>) = unfinished.into_iter().partition(is_move);
+    // First, so that whoever has to end them knows them.
+    for document in moving {
+        moves::resume(tenure, document.as_doc()).await?;
+    }
     for document in unfinished {
         let id = Fields::of(OPERATIONS, document.as_doc()).uuid("_id")?;
         let operation = restore(document.as_doc())?;
@@ -225,11 +239,16 @@ async fn go_on(
     let context = Context { tenure, id };
     let mut pause = Tenure::first_pause();
     let mut refusals = 0;
+    let mut halted = !operation.halts_moves();
     loop {
         if tenure.is_over() {
             return Err(no_primary());
         }
-        let stepped = operation.step(context).await;
+        let stepped = match halted {
+            true => operation.step(context).await,
+            false => halt(tenure, &*operation).await,
+        };
+        halted |= stepped.is_ok();
         let done = match stepped {
             Ok(Step::Written) => {
                 refusals = 0;
@@ -268,6 +287,12 @@ async fn go_on(
             }
         }
     }
+}
+
+/// Ends the moves that an operation cannot go on with.
+async fn halt(tenure: &Tenure, operation: &dyn Operation) -> Result<Step, Fault> {
+    moves::halt(tenure, &operation.claim()).await?;
+    Ok(Step::Written)
 }
 
 async fn read_again(context: Context<'_>) -> Result<Option<Box<dyn Operation>>, Fault> {

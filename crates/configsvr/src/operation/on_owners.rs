@@ -278,6 +278,10 @@ impl Operation for OnOwners {
         Vec::new()
     }
 
+    fn halts_moves(&self) -> bool {
+        true
+    }
+
     fn append_state(&self, writer: &mut DocWriter) {
         writer
             .append("ns", self.namespace.as_str())

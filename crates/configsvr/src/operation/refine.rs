@@ -206,6 +206,10 @@ impl Operation for Refine {
         Vec::new()
     }
 
+    fn halts_moves(&self) -> bool {
+        true
+    }
+
     fn append_state(&self, writer: &mut DocWriter) {
         writer
             .append("ns", self.namespace.as_str())

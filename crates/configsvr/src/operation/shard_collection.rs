@@ -667,6 +667,10 @@ impl Operation for ShardCollection {
         vec![self.namespace.to_string()]
     }
 
+    fn halts_moves(&self) -> bool {
+        false
+    }
+
     fn append_state(&self, writer: &mut DocWriter) {
         let phase = PHASES.iter().find(|(phase, _)| *phase == self.phase);
         writer

@@ -201,3 +201,21 @@ async fn what_cannot_be_finished_is_said_and_kept() {
         )
         .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_moving_a_range() {
+    check(
+        "moveRange",
+        "
+        test {dropDatabase: 1} => {}
+        admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+        admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}
+        ",
+        "admin {moveRange: 'test.c', min: {_id: MinKey}, toShard: 'shard1'}",
+        "
+        config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 3}
+        config! config {count: 'chunks'} => {n: 4}
+        ",
+    )
+    .await;
+}

@@ -2,4 +2,5 @@
 
 mod ddl;
 mod lost_primaries;
+mod moves;
 mod registry;

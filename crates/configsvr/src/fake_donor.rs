@@ -1,0 +1,157 @@
+//! A donor that copies nothing: it answers `_terndbMoveRange` as tests tell it to, so that what the config
+//! server does can be tried without shards that move data.
+
+use differential::notation::print_fields;
+use differential::value::{Fields, Value, decode, encode, get};
+use model::bson::DocBuf;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tokio::sync::watch;
+use wire::{CallError, Endpoint, Reply, Request};
+
+/// What the donor does with a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Manner {
+    /// Asks for the decision at once.
+    Commits,
+    /// The same, as if it had begun with other indexes.
+    CommitsWithOtherCatalog,
+    /// Says that it cannot.
+    Refuses,
+    /// Copies until it is told otherwise, or until moves of the collection are to end.
+    Copies,
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    manner: Manner,
+    /// Moves that it was asked for.
+    asked: usize,
+    /// Whether moves are to end.
+    halted: bool,
+}
+
+pub(crate) struct FakeDonor {
+    state: watch::Sender<State>,
+    config: Mutex<Option<Arc<dyn Endpoint>>>,
+}
+
+impl Default for FakeDonor {
+    fn default() -> Self {
+        Self {
+            state: watch::Sender::new(State {
+                manner: Manner::Commits,
+                asked: 0,
+                halted: false,
+            }),
+            config: Mutex::default(),
+        }
+    }
+}
+
+fn field(fields: &Fields, name: &str) -> Value {
+    get(fields, name).cloned().unwrap_or(Value::Null)
+}
+
+impl FakeDonor {
+    /// From now on this is the primary of the config server.
+    pub(crate) fn meets(&self, config: Arc<dyn Endpoint>) {
+        *self.config.lock() = Some(config);
+    }
+
+    pub(crate) fn behaves(&self, manner: Manner) {
+        self.state.send_modify(|state| {
+            state.manner = manner;
+            state.halted = false;
+        });
+    }
+
+    /// Completes when it was asked for so many moves.
+    pub(crate) async fn was_asked(&self, times: usize) {
+        let mut state = self.state.subscribe();
+        let _ = state.wait_for(|state| state.asked >= times).await;
+    }
+
+    /// Its answer, if it is a message about moves.
+    pub(crate) async fn answer(
+        &self,
+        shard: &str,
+        request: &Request,
+    ) -> Option<Result<Reply, CallError>> {
+        match request.name() {
+            "_terndbAbortMoves" => {
+                self.state.send_modify(|state| state.halted = true);
+                Some(Ok(Reply::ok()))
+            }
+            "_terndbMoveRange" => Some(self.moves(shard, request).await),
+            _ => None,
+        }
+    }
+
+    async fn ask(&self, mut command: Fields) -> Result<Fields, CallError> {
+        let config = self.config.lock().clone();
+        let config = config.expect("there is a config server");
+        command.push(("$db".to_owned(), Value::String("admin".to_owned())));
+        let body = DocBuf::from_bytes(encode(&command)).expect("encoded BSON is valid");
+        let request = Request::from_parts(body, Vec::new()).expect("a command");
+        let reply = config.call(request).await?;
+        Ok(decode(reply.document().as_bytes()).expect("a reply is valid BSON"))
+    }
+
+    async fn moves(&self, shard: &str, request: &Request) -> Result<Reply, CallError> {
+        self.state.send_modify(|state| state.asked += 1);
+        let asked: Fields = decode(request.body().as_bytes()).expect("a valid command");
+        let mut state = self.state.subscribe();
+        let manner = {
+            let decided = state.wait_for(|state| state.manner != Manner::Copies || state.halted);
+            let decided = decided.await.expect("the sender lives in self");
+            decided.manner
+        };
+        if manner == Manner::Refuses {
+            let error = model::Error::new(model::Code::OPERATION_FAILED, "no disk space");
+            return Ok(Reply::error(&error));
+        }
+        let lost = |reply: &Fields| CallError::OutcomeUnknown(print_fields(reply));
+        let mut outcome = Vec::new();
+        if manner != Manner::Copies {
+            let routing = vec![("_configsvrGetRouting".to_owned(), field(&asked, "ns"))];
+            let routing = self.ask(routing).await?;
+            let version = field(&routing, "version");
+            let part = |name: &str| version.get(name).cloned().unwrap_or(Value::Null);
+            let catalog = match (manner, field(&asked, "catalogVersion")) {
+                (Manner::CommitsWithOtherCatalog, _) => Value::Int64(77),
+                (_, catalog) => catalog,
+            };
+            let mut commit = vec![("_configsvrCommitMove".to_owned(), Value::Int32(1))];
+            for name in ["id", "ns", "uuid", "range", "to"] {
+                commit.push((name.to_owned(), field(&asked, name)));
+            }
+            commit.push(("from".to_owned(), Value::String(shard.to_owned())));
+            commit.push(("epoch".to_owned(), part("e")));
+            commit.push(("timestamp".to_owned(), part("t")));
+            commit.push(("catalogVersion".to_owned(), catalog));
+            commit.push(("blockedAt".to_owned(), Value::Timestamp(7, 7)));
+            outcome = self.ask(commit).await?;
+        }
+        if get(&outcome, "outcome").is_none() {
+            let settle = vec![
+                ("_configsvrSettle".to_owned(), Value::Int32(1)),
+                ("operation".to_owned(), field(&asked, "id")),
+            ];
+            outcome = self.ask(settle).await?;
+        }
+        if get(&outcome, "outcome").is_none() {
+            return Err(lost(&outcome));
+        }
+        let reply = vec![
+            ("outcome".to_owned(), field(&outcome, "outcome")),
+            (
+                "reason".to_owned(),
+                Value::String("it was told so".to_owned()),
+            ),
+            ("ok".to_owned(), Value::Double(1.0)),
+        ];
+        let reply = DocBuf::from_bytes(encode(&reply)).expect("encoded BSON is valid");
+        Ok(Reply::from(reply))
+    }
+}

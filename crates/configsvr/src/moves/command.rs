@@ -1,0 +1,415 @@
+//! `moveRange` and `moveChunk`: what clients ask for, and what that means now.
+//!
+//! ```text
+//!   {moveRange: ns, min: {..}, max: {..}, toShard, waitForDelete, forceJumbo, secondaryThrottle}   one bound will do
+//!   {moveChunk: ns, find: {..} | bounds: [min, max], to, waitForDelete, forceJumbo, secondaryThrottle}
+//!   {setAllowMigrations: ns, allowMigrations: false}
+//! ```
+//!
+//! A range lies within one chunk. Where it is a part of one, the chunk is split by the entry that commits the
+//! move. A range that is there already is answered without doing anything. `moveRange` with one bound moves
+//! what lies between it and the other end of its chunk.
+
+use super::state::{Move, Options};
+use super::{KIND, halt, run};
+use crate::chunks::two_bounds;
+use crate::commit::{Commit, by};
+use crate::documents::{self, CHUNKS, COLLECTIONS, CollectionEntry, uuid_value};
+use crate::error::Fault;
+use crate::placement;
+use crate::queue::Claim;
+use crate::server::{missing, ok, text};
+use crate::state::{Effect, State};
+use crate::tenure::{Plan, Tenure, log_change};
+use cluster::routing::{ChunkView, RoutingTable, ShardId};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::number::Number;
+use model::range::{KeyBound, KeyRange};
+use model::text::document_quoted;
+use model::{Code, Error, Namespace};
+use std::sync::Arc;
+
+/// Unless `config.settings` says otherwise.
+const MOVES_PER_SHARD: usize = 1;
+const MOVES_PER_SHARD_SETTING: &str = "maxConcurrentMigrationsPerShard";
+
+/// What somebody wants to be moved.
+pub(crate) struct Wanted {
+    pub(super) namespace: Namespace,
+    what: What,
+    /// A name, or a connection string.
+    to: String,
+    options: Options,
+}
+
+pub(crate) enum What {
+    /// The chunk of a document.
+    Find(DocBuf),
+    /// A whole chunk.
+    Chunk(DocBuf, DocBuf),
+    /// At least one of the two.
+    Range(Option<DocBuf>, Option<DocBuf>),
+}
+
+/// Answers `moveRange`.
+pub(crate) async fn move_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+    let namespace = Namespace::parse(text(command, KIND)?)?;
+    let (mut min, mut max, mut to) = (None, None, None);
+    let mut options = Options::default();
+    for element in command.iter().skip(1) {
+        match (element.key(), element.value()) {
+            ("min", ValueRef::Document(bound)) => min = Some(bound.to_owned()),
+            ("max", ValueRef::Document(bound)) => max = Some(bound.to_owned()),
+            ("toShard", ValueRef::String(shard)) => to = Some(shard.to_owned()),
+            (name @ ("min" | "max"), other) => return Err(wrong_type(name, other, "object")),
+            ("toShard", other) => return Err(wrong_type("toShard", other, "string")),
+            (name, value) => read_option(&mut options, KIND, name, value)?,
+        }
+    }
+    let to = to.ok_or_else(|| missing("moveRange.toShard"))?;
+    if min.is_none() && max.is_none() {
+        return Err(Fault::new(
+            Code::INVALID_OPTIONS,
+            "moveRange needs min or max, or both",
+        ));
+    }
+    let what = What::Range(min, max);
+    let wanted = Wanted {
+        namespace,
+        what,
+        to,
+        options,
+    };
+    run(tenure, wanted).await?;
+    Ok(ok())
+}
+
+/// Answers `moveChunk`.
+pub(crate) async fn move_chunk(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+    let began_ms = documents::now_ms();
+    let namespace = Namespace::parse(text(command, "moveChunk")?)?;
+    let (mut find, mut to) = (None, None);
+    let bounds = two_bounds(command)?;
+    let mut options = Options::default();
+    for element in command.iter().skip(1) {
+        match (element.key(), element.value()) {
+            ("find", ValueRef::Document(filter)) => find = Some(filter.to_owned()),
+            ("find", other) => return Err(wrong_type("find", other, "object")),
+            ("to", ValueRef::String(shard)) if !shard.is_empty() => to = Some(shard.to_owned()),
+            ("bounds" | "to", _) => {}
+            (name, value) => read_option(&mut options, "moveChunk", name, value)?,
+        }
+    }
+    let to = to.ok_or_else(|| {
+        Fault::new(
+            Code::OPERATION_FAILED,
+            "you have to specify where you want to move the chunk",
+        )
+    })?;
+    let what = match (find, bounds) {
+        (Some(find), None) => What::Find(find),
+        (None, Some((min, max))) => What::Chunk(min, max),
+        (Some(_), Some(_)) | (None, None) => {
+            return Err(Fault::new(
+                Code::OPERATION_FAILED,
+                "need to specify either a find query, or both lower and upper bounds.",
+            ));
+        }
+    };
+    let wanted = Wanted {
+        namespace,
+        what,
+        to,
+        options,
+    };
+    run(tenure, wanted).await?;
+    let millis = documents::now_ms() - began_ms;
+    Ok(DocWriter::new()
+        .with("millis", i32::try_from(millis).unwrap_or(i32::MAX))
+        .with("ok", 1.0)
+        .finish())
+}
+
+fn wrong_type(name: &str, value: ValueRef<'_>, expected: &str) -> Fault {
+    Fault::new(
+        Code::TYPE_MISMATCH,
+        format!(
+            "BSON field '{name}' is the wrong type '{}', expected type '{expected}'",
+            value.kind().name()
+        ),
+    )
+}
+
+/// Reads what both commands take; what is common to all commands says nothing here.
+fn read_option(
+    options: &mut Options,
+    command: &str,
+    name: &str,
+    value: ValueRef<'_>,
+) -> Result<(), Fault> {
+    let flag = || match value {
+        ValueRef::Boolean(flag) => Ok(flag),
+        ValueRef::Null => Ok(false),
+        other if other.is_number() => {
+            Ok(Number::of(other).is_some_and(|number| number.to_f64() != 0.0))
+        }
+        other => Err(wrong_type(name, other, "bool")),
+    };
+    match name {
+        "waitForDelete" | "_waitForDelete" => options.wait_for_delete = flag()?,
+        "forceJumbo" => options.force_jumbo = flag()?,
+        // A document is a write concern: as much as secondaries can be waited for.
+        "secondaryThrottle" | "_secondaryThrottle" => {
+            options.secondary_throttle = matches!(value, ValueRef::Document(_)) || flag()?;
+        }
+        "maxTimeMS"
+        | "writeConcern"
+        | "readConcern"
+        | "comment"
+        | "lsid"
+        | "apiVersion"
+        | "apiStrict"
+        | "apiDeprecationErrors"
+        | "maxChunkSizeBytes" => {}
+        name if name.starts_with('$') => {}
+        name => {
+            return Err(Fault::Refused(Error::location(
+                40415,
+                format!("BSON field '{command}.{name}' is an unknown field."),
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// How many moves a shard may take part in at once.
+pub(super) async fn moves_per_shard(tenure: &Tenure) -> Result<usize, Fault> {
+    let id = by("_id", MOVES_PER_SHARD_SETTING);
+    let setting = tenure.store.find_one("settings", id.as_doc()).await?;
+    let value = setting.and_then(|doc| doc.get("value").and_then(Number::of));
+    Ok(value.map_or(MOVES_PER_SHARD, |value| value.to_f64().max(1.0) as usize))
+}
+
+impl Wanted {
+    /// What is to be moved from where, as things are; `None` if it is there already.
+    pub(super) async fn resolve(&self, tenure: &Tenure) -> Result<Option<Move>, Fault> {
+        let state = tenure.state().await?.clone();
+        let (entry, table) = state.sharded(&self.namespace)?;
+        if !permits_moves(entry) {
+            return Err(Fault::new(
+                Code::CONFLICTING_OPERATION_IN_PROGRESS,
+                format!("migrations of {} are not allowed now", self.namespace),
+            ));
+        }
+        let to = self.recipient(&state)?;
+        let range = self.range(table)?;
+        let chunk = chunk_around(table, &range)?;
+        let from = chunk.chunk.shard.clone();
+        if from == to {
+            return Ok(None);
+        }
+        if state
+            .authority
+            .shards()
+            .any(|(shard, usable)| *shard == to && !usable)
+        {
+            return Err(Fault::new(
+                Code::SHARD_NOT_FOUND,
+                format!("{to} is being removed and takes no more data"),
+            ));
+        }
+        let (min, max) = stored_bounds(tenure, table, &chunk, &range).await?;
+        Ok(Some(Move {
+            id: documents::new_uuid(),
+            namespace: self.namespace.clone(),
+            uuid: entry.uuid,
+            key: entry.key.clone(),
+            min: self.given(table, &range.min).unwrap_or(min),
+            max: self.given(table, &range.max).unwrap_or(max),
+            range,
+            from,
+            to,
+            catalog: entry.catalog,
+            options: self.options,
+            began_ms: documents::now_ms(),
+        }))
+    }
+
+    fn recipient(&self, state: &State) -> Result<ShardId, Fault> {
+        let named = state
+            .hosts
+            .iter()
+            .find(|(name, host)| name.as_str() == self.to || **host == self.to);
+        named.map(|(name, _)| name.clone()).ok_or_else(|| {
+            Fault::new(
+                Code::SHARD_NOT_FOUND,
+                format!("Shard {} not found", self.to),
+            )
+        })
+    }
+
+    fn range(&self, table: &RoutingTable) -> Result<KeyRange, Fault> {
+        let pattern = &table.pattern;
+        match &self.what {
+            What::Find(document) => {
+                let key = pattern.key_of(document.as_doc())?;
+                Ok(table.find(&key).range())
+            }
+            What::Chunk(min, max) => {
+                let range =
+                    KeyRange::new(pattern.bound(min.as_doc())?, pattern.bound(max.as_doc())?);
+                let view = table.find(range.min.as_bytes());
+                match view.range() == range {
+                    true => Ok(range),
+                    false => Err(Fault::new(
+                        Code::OPERATION_FAILED,
+                        format!(
+                            "no chunk found with the given upper and lower bounds in {}",
+                            self.namespace
+                        ),
+                    )),
+                }
+            }
+            What::Range(min, max) => {
+                let bound = |given: &Option<DocBuf>| {
+                    let given = given.as_ref().map(|bound| pattern.bound(bound.as_doc()));
+                    given.transpose()
+                };
+                let (min, max) = (bound(min)?, bound(max)?);
+                let range = match (min, max) {
+                    (Some(min), Some(max)) => KeyRange::new(min, max),
+                    (Some(min), None) => {
+                        let end = table.find(min.as_bytes()).max.clone();
+                        KeyRange::new(min, end)
+                    }
+                    (None, Some(max)) => KeyRange::new(begin_of_last(table, &max), max),
+                    (None, None) => table.whole(),
+                };
+                if range.is_empty() {
+                    return Err(Fault::new(
+                        Code::INVALID_OPTIONS,
+                        "the bounds of the range are the wrong way round",
+                    ));
+                }
+                Ok(range)
+            }
+        }
+    }
+
+    /// A bound as the client gave it, if it lies inside the chunk: at its ends the stored one is kept.
+    fn given(&self, table: &RoutingTable, bound: &KeyBound) -> Option<DocBuf> {
+        let What::Range(min, max) = &self.what else {
+            return None;
+        };
+        if table.find(bound.as_bytes()).chunk.min == *bound || *bound == KeyBound::after_all() {
+            return None;
+        }
+        let given = [min, max].into_iter().flatten().find(|given| {
+            table
+                .pattern
+                .bound(given.as_doc())
+                .is_ok_and(|given| given == *bound)
+        });
+        given.cloned()
+    }
+}
+
+/// Where the chunk begins that ends at a bound or has it inside.
+fn begin_of_last(table: &RoutingTable, max: &KeyBound) -> KeyBound {
+    let before = KeyRange::new(table.whole().min, max.clone());
+    let last = table.overlapping(&before).last();
+    last.map_or_else(|| before.min.clone(), |view| view.chunk.min.clone())
+}
+
+fn chunk_around<'a>(table: &'a RoutingTable, range: &KeyRange) -> Result<ChunkView<'a>, Fault> {
+    let view = table.find(range.min.as_bytes());
+    if view.chunk.min > range.min || *view.max < range.max {
+        let quoted = |bound: &KeyBound| {
+            let bound = documents::bound(&table.pattern, bound.as_bytes())?;
+            Ok::<String, Fault>(document_quoted(bound.as_doc()))
+        };
+        return Err(Fault::new(
+            Code::INVALID_OPTIONS,
+            format!(
+                "the range [{}, {}) is not within one chunk; the chunk of its beginning is [{}, {})",
+                quoted(&range.min)?,
+                quoted(&range.max)?,
+                quoted(&view.chunk.min)?,
+                quoted(view.max)?,
+            ),
+        ));
+    }
+    Ok(view)
+}
+
+/// The bounds of a range with the types of the chunk's, where it ends with the chunk.
+async fn stored_bounds(
+    tenure: &Tenure,
+    table: &RoutingTable,
+    chunk: &ChunkView<'_>,
+    range: &KeyRange,
+) -> Result<(DocBuf, DocBuf), Fault> {
+    let decoded = |bound: &KeyBound| documents::bound(&table.pattern, bound.as_bytes());
+    let (mut min, mut max) = (decoded(&range.min)?, decoded(&range.max)?);
+    let query = DocWriter::new()
+        .with("uuid", uuid_value(&table.uuid))
+        .with("min", &decoded(&chunk.chunk.min)?)
+        .finish();
+    if let Some(stored) = tenure.store.find_one(CHUNKS, query.as_doc()).await? {
+        let stored = stored.as_doc();
+        if let (true, Some(bound)) = (chunk.chunk.min == range.min, stored.get_doc("min")) {
+            min = bound.to_owned();
+        }
+        if let (true, Some(bound)) = (*chunk.max == range.max, stored.get_doc("max")) {
+            max = bound.to_owned();
+        }
+    }
+    Ok((min, max))
+}
+
+/// Whether moves of a collection are allowed: MongoDB's name for it, absent means yes.
+fn permits_moves(entry: &CollectionEntry) -> bool {
+    entry.document.get("permitMigrations") != Some(ValueRef::Boolean(false))
+}
+
+/// Answers `setAllowMigrations`: none is left running when they are not allowed any more.
+pub(crate) async fn set_allow(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+    let name = Namespace::parse(text(command, "setAllowMigrations")?)?;
+    let allow = match command.get("allowMigrations") {
+        Some(ValueRef::Boolean(allow)) => allow,
+        Some(other) => return Err(wrong_type("allowMigrations", other, "bool")),
+        None => return Err(missing("setAllowMigrations.allowMigrations")),
+    };
+    let here = tenure.clone();
+    tenure
+        .complete(async move {
+            let claim = Claim::one(&name);
+            let _turn = here.queue.enter(&claim).await;
+            here.decide(|state| {
+                let (entry, _) = state.sharded(&name)?;
+                let new = entry.with(by("permitMigrations", allow).as_doc())?;
+                let mut commit = Commit::default();
+                placement::expect_unchanged(&mut commit, entry);
+                let id = by("_id", name.as_str());
+                commit.put(COLLECTIONS, id.as_doc(), new.document.as_doc());
+                let details = by("allowMigrations", allow);
+                log_change(
+                    &mut commit,
+                    "setAllowMigrations",
+                    name.as_str(),
+                    details.as_doc(),
+                );
+                Ok(Plan {
+                    commit,
+                    effects: vec![Effect::Collection(new)],
+                    answer: (),
+                })
+            })
+            .await?;
+            if !allow {
+                halt(&here, &claim).await?;
+            }
+            Ok(ok())
+        })
+        .await
+}

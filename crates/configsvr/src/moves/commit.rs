@@ -1,0 +1,219 @@
+//! `_configsvrCommitMove`: a range has been copied and is blocked on its donor; from now on it is the
+//! recipient's.
+//!
+//! ```text
+//!   {_configsvrCommitMove: 1, id, ns, uuid, range: {min, max}, from, to, epoch, timestamp, catalogVersion,
+//!    blockedAt: Timestamp}
+//!   => {outcome: "committed", version: {e, t, v}} | {outcome: "aborted"}
+//! ```
+//!
+//! ⚑ One entry, by operation id: the chunks and the outcome are written together, under the condition that
+//! nothing was decided before. Asked again, it answers what was decided. It is refused if the collection has
+//! another life or other indexes than the move was begun with, or if the move is none that runs: a late
+//! message of one that has ended changes nothing.
+//!
+//! ⚑ The recipient owns the range from a time on that is later than the donor's blocking entry.
+
+use super::Move;
+use super::state::read_range;
+use crate::commit::{Commit, by};
+use crate::documents::{self, CHUNKS, Fields, OPERATIONS, uuid_value};
+use crate::error::Fault;
+use crate::placement::{self, Bounds};
+use crate::settle;
+use crate::state::{Effect, State};
+use crate::tenure::{Plan, Tenure, log_change};
+use cluster::authority::{Answer, Expected, NewPlacement, OperationId, Outcome, Request};
+use cluster::routing::RoutingTable;
+use model::bson::{Doc, DocBuf, DocWriter};
+use model::time::ClusterTime;
+use model::version::Incarnation;
+use model::{Code, Namespace};
+use std::sync::Arc;
+
+/// What the donor believes.
+struct Asked {
+    id: OperationId,
+    namespace: Namespace,
+    request: Request,
+    uuid: model::ids::Uuid,
+}
+
+pub(crate) async fn answer(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf, Fault> {
+    let asked = read(body)?;
+    let blocked_at = Fields::of(OPERATIONS, body).time("blockedAt")?;
+    let here = tenure.clone();
+    let outcome = tenure
+        .complete(async move { commit(&here, asked, blocked_at).await })
+        .await?;
+    Ok(settle::reply(outcome))
+}
+
+fn read(body: Doc<'_>) -> Result<Asked, Fault> {
+    let fields = Fields::of(OPERATIONS, body);
+    let expected = Expected {
+        incarnation: Incarnation {
+            epoch: fields.object_id("epoch")?,
+            began: fields.time("timestamp")?,
+        },
+        catalog: Some(fields.number("catalogVersion")?),
+    };
+    Ok(Asked {
+        id: fields.uuid("id")?,
+        namespace: Namespace::parse(fields.text("ns")?)?,
+        uuid: fields.uuid("uuid")?,
+        request: Request::Move {
+            expected,
+            range: read_range(body)?,
+            from: cluster::routing::ShardId::new(fields.text("from")?),
+            to: cluster::routing::ShardId::new(fields.text("to")?),
+        },
+    })
+}
+
+async fn commit(tenure: &Tenure, asked: Asked, blocked_at: ClusterTime) -> Result<Outcome, Fault> {
+    let decided = tenure.state().await?.authority.outcome(asked.id);
+    if let Some(outcome) = decided {
+        return Ok(outcome);
+    }
+    let moved = tenure
+        .moves
+        .get(asked.id)
+        .filter(|moved| is_meant(moved, &asked));
+    let moved = moved.ok_or_else(|| {
+        Fault::new(
+            Code::OPERATION_FAILED,
+            format!("no such move of {} runs", asked.namespace),
+        )
+    })?;
+    let now = tenure.store.time_after(blocked_at);
+    let bounds = bounds_of(tenure, &moved, now).await?;
+    tenure
+        .decide(|state| plan(state, &moved, &asked, &bounds, now))
+        .await
+}
+
+/// Whether a running move is the one that is asked for.
+fn is_meant(moved: &Move, asked: &Asked) -> bool {
+    let Request::Move {
+        range, from, to, ..
+    } = &asked.request
+    else {
+        return false;
+    };
+    moved.namespace == asked.namespace
+        && moved.uuid == asked.uuid
+        && moved.range == *range
+        && moved.from == *from
+        && moved.to == *to
+}
+
+fn plan(
+    state: &State,
+    moved: &Move,
+    asked: &Asked,
+    bounds: &Bounds,
+    now: ClusterTime,
+) -> Result<Plan<Outcome>, Fault> {
+    // Settled while the bounds were read.
+    if let Some(outcome) = state.authority.outcome(asked.id) {
+        return Ok(Plan {
+            commit: Commit::default(),
+            effects: Vec::new(),
+            answer: outcome,
+        });
+    }
+    let (entry, table) = state.sharded(&asked.namespace)?;
+    if entry.uuid != asked.uuid {
+        return Err(Fault::new(
+            Code::STALE_EPOCH,
+            format!("{} is another collection now", asked.namespace),
+        ));
+    }
+    let request = asked.request.clone();
+    let answer = state
+        .authority
+        .decide(asked.id, &asked.namespace, request, now)?;
+    let decision = match answer {
+        Answer::Write(decision) => decision,
+        Answer::Decided(outcome) => {
+            return Ok(Plan {
+                commit: Commit::default(),
+                effects: Vec::new(),
+                answer: outcome,
+            });
+        }
+    };
+    let mut commit = Commit::default();
+    placement::expect_unchanged(&mut commit, entry);
+    let id = by("_id", uuid_value(&asked.id));
+    let mut undecided = DocWriter::new().with("kind", super::KIND);
+    for field in ["committed", "aborted"] {
+        undecided
+            .begin_document(field)
+            .append("$exists", false)
+            .end();
+    }
+    commit.expect(OPERATIONS, id.as_doc(), undecided.finish().as_doc());
+    if let Some((_, NewPlacement::Changes(changes))) = &decision.placement {
+        placement::replace_chunks(&mut commit, table, changes, bounds)?;
+    }
+    if let Outcome::Committed(version) = decision.outcome {
+        let mut change = DocWriter::new();
+        change.begin_document("$set").begin_document("committed");
+        version.append_to(&mut change);
+        change.end().end();
+        commit.change(OPERATIONS, id.as_doc(), change.finish().as_doc());
+    }
+    let details = moved.described().finish();
+    log_change(
+        &mut commit,
+        "moveChunk.commit",
+        asked.namespace.as_str(),
+        details.as_doc(),
+    );
+    let outcome = decision.outcome;
+    Ok(Plan {
+        commit,
+        effects: vec![Effect::Outcome(Box::new(decision), documents::now_ms())],
+        answer: outcome,
+    })
+}
+
+/// Bounds of the chunks that change, as they are stored: their types are known only there.
+async fn bounds_of(tenure: &Tenure, moved: &Move, now: ClusterTime) -> Result<Bounds, Fault> {
+    let mut bounds = Bounds::new();
+    let table: RoutingTable = {
+        let state = tenure.state().await?;
+        state.sharded(&moved.namespace)?.1.clone()
+    };
+    // What cannot be is refused when it is decided.
+    let changes = table
+        .moving(&moved.range, &moved.to, now)
+        .unwrap_or_default();
+    for (chunk, _) in &changes {
+        let there = table.find(chunk.min.as_bytes());
+        let min = documents::bound(&table.pattern, there.chunk.min.as_bytes())?;
+        let query = DocWriter::new()
+            .with("uuid", uuid_value(&table.uuid))
+            .with("min", &min)
+            .finish();
+        let Some(stored) = tenure.store.find_one(CHUNKS, query.as_doc()).await? else {
+            continue;
+        };
+        for name in ["min", "max"] {
+            if let Some(bound) = stored.as_doc().get_doc(name) {
+                let key = table.pattern.bound(bound)?;
+                bounds.entry(key).or_insert_with(|| bound.to_owned());
+            }
+        }
+    }
+    for (bound, given) in [
+        (&moved.range.min, &moved.min),
+        (&moved.range.max, &moved.max),
+    ] {
+        let given = given.clone();
+        bounds.entry(bound.clone()).or_insert(given);
+    }
+    Ok(bounds)
+}

@@ -1,0 +1,228 @@
+//! Moves as the config server decides them, with a donor that copies nothing.
+
+use crate::fake_donor::Manner;
+use crate::testing::{Cluster, Wire};
+
+/// A collection in three chunks of shard0: below 0, up to 10, and above.
+const BIRDS: &str = "
+    admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+    admin {shardCollection: 'test.birds', key: {a: 1}} => {}
+    admin {split: 'test.birds', middle: {a: 0}} => {}
+    admin {split: 'test.birds', middle: {a: 10}} => {}
+    ";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_are_moved() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    cluster
+        .check(
+            "
+            config! config {find: 'chunks', sort: {min: 1}} => {cursor: {firstBatch: [{shard: 'shard0', lastmod: Timestamp(2, 1)}, {lastmod: Timestamp(3, 1)}, {lastmod: Timestamp(3, 2)}]}}
+            # A whole chunk, and what tells the donor's routers.
+            admin {moveRange: 'test.birds', min: {a: 0}, max: {a: 10}, toShard: 'shard1'} => {}
+            config! config {find: 'chunks', sort: {min: 1}} => {cursor: {firstBatch: [{shard: 'shard0', lastmod: Timestamp(4, 1)}, {shard: 'shard1', lastmod: Timestamp(4, 0), history: [{shard: 'shard1'}, {shard: 'shard0'}]}, {shard: 'shard0', lastmod: Timestamp(3, 2)}]}}
+            # It is there already.
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => {}
+            config! {_configsvrGetRouting: 'test.birds'} => {version: {v: Timestamp(4, 1)}}
+            # A part of a chunk, whose bounds keep their types.
+            admin {moveRange: 'test.birds', min: {a: 20.5}, max: {a: 30L}, toShard: 'shard1'} => {}
+            config! config {find: 'chunks', filter: {min: {$gte: {a: 10}}}, sort: {min: 1}} => {cursor: {firstBatch: [{min: {a: 10}, max: {a: 20.5}, shard: 'shard0'}, {min: {a: 20.5}, max: {a: 30L}, shard: 'shard1'}, {min: {a: 30L}, max: {a: MaxKey}, shard: 'shard0'}]}}
+            # From a bound to the end of its chunk, either way.
+            admin {moveRange: 'test.birds', min: {a: 40}, toShard: 'shard1'} => {}
+            admin {moveRange: 'test.birds', max: {a: -5}, toShard: 'shard1'} => {}
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 4}
+            config! config {find: 'chunks', filter: {shard: 'shard1'}, sort: {min: 1}, limit: 1} => {cursor: {firstBatch: [{min: {a: MinKey}, max: {a: -5}}]}}
+            # By a document, and by its bounds.
+            admin {moveChunk: 'test.birds', find: {a: 5}, to: 'shard0'} => {}
+            admin {moveChunk: 'test.birds', bounds: [{a: 20.5}, {a: 30}], to: 'shard0/shard0:1', _secondaryThrottle: true} => {}
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 2}
+            # What it tells.
+            config! config {count: 'changelog', query: {what: 'moveChunk.start'}} => {n: 6}
+            config! config {count: 'changelog', query: {what: 'moveChunk.commit'}} => {n: 6}
+            config! config {count: 'changelog', query: {what: 'moveChunk.from', 'details.note': 'success'}} => {n: 6}
+            config! config {count: 'terndb_operations', query: {kind: {$ne: 'outcome'}}} => {n: 0}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: [{type: 'MissingLocalCollection'}]}}
+            ",
+        )
+        .await;
+    // Another primary reads the same.
+    cluster.elect(Wire::whole()).await;
+    cluster
+        .check(
+            "
+            admin {moveRange: 'test.birds', max: {a: -5}, toShard: 'shard0'} => {}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: [{type: 'MissingLocalCollection'}]}}
+            ",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_moved_is_refused() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    cluster
+        .check(
+            "
+            test {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => 13
+            admin {moveRange: 'test.plain', min: {a: 0}, toShard: 'shard1'} => 118
+            admin {moveRange: 'test.birds', min: {a: 0}} => 40414
+            admin {moveRange: 'test.birds', toShard: 'shard1'} => 72
+            admin {moveRange: 'test.birds', min: 1, toShard: 'shard1'} => 14
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1', often: true} => 40415
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'nowhere'} => 70
+            admin {moveRange: 'test.birds', min: {b: 0}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', min: {a: 8}, max: {a: 4}, toShard: 'shard1'} => 72
+            admin {moveRange: 'test.birds', min: {a: 5}, max: {a: 15}, toShard: 'shard1'} => 72
+            admin {moveChunk: 'test.birds', find: {a: 5}} => 96
+            admin {moveChunk: 'test.birds', to: 'shard1'} => 96
+            admin {moveChunk: 'test.birds', find: {a: 5}, bounds: [{a: 0}, {a: 10}], to: 'shard1'} => 96
+            admin {moveChunk: 'test.birds', bounds: [{a: 0}, {a: 5}], to: 'shard1'} => 96
+            admin {setAllowMigrations: 'test.birds', allowMigrations: 1} => 14
+            admin {setAllowMigrations: 'test.birds', allowMigrations: false} => {}
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => 117
+            admin {setAllowMigrations: 'test.birds', allowMigrations: true} => {}
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => {}
+            ",
+        )
+        .await;
+    cluster.donor.behaves(Manner::Refuses);
+    cluster
+        .check(
+            "
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard0'} => 96
+            config! config {count: 'changelog', query: {what: 'moveChunk.from', 'details.note': 'aborted'}} => {n: 1}
+            ",
+        )
+        .await;
+}
+
+/// ⚑ An index that was made meanwhile would be missed on the recipient.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_that_knows_other_indexes_is_not_committed() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    cluster.donor.behaves(Manner::CommitsWithOtherCatalog);
+    cluster
+        .check(
+            "
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => 96
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 0}
+            ",
+        )
+        .await;
+}
+
+const MOVE: &str = "{moveRange: 'test.birds', min: {a: 0}, max: {a: 10}, toShard: 'shard1'}";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_that_run_are_joined_or_excluded() {
+    let cluster = Cluster::start(3).await;
+    cluster.check(BIRDS).await;
+    cluster.donor.behaves(Manner::Copies);
+    let moving = cluster.run("admin", MOVE);
+    let same = async {
+        cluster.donor.was_asked(1).await;
+        cluster
+            .check(
+                "
+                # The same elsewhere, a part of it, another one that a shard has no hands for.
+                admin {moveRange: 'test.birds', min: {a: 0}, max: {a: 10}, toShard: 'shard2'} => 117
+                admin {moveRange: 'test.birds', min: {a: 5}, max: {a: 7}, toShard: 'shard1'} => 117
+                admin {moveRange: 'test.birds', min: {a: 10}, toShard: 'shard2'} => 117
+                # Cut in the middle it would be two chunks.
+                admin {split: 'test.birds', middle: {a: 5}} => 117
+                admin {split: 'test.birds', middle: {a: 20}} => {}
+                config! config {find: 'terndb_operations'} => {cursor: {firstBatch: [{kind: 'moveRange', ns: 'test.birds', min: {a: 0}, max: {a: 10}, from: 'shard0', to: 'shard1'}]}}
+                ",
+            )
+            .await;
+        let joins = cluster.run("admin", MOVE);
+        let let_go = async { cluster.donor.behaves(Manner::Commits) };
+        let (joined, ()) = tokio::join!(joins, let_go);
+        joined
+    };
+    let (moved, joined) = tokio::join!(moving, same);
+    for reply in [moved, joined] {
+        assert_eq!(
+            differential::value::get(&reply, "ok"),
+            Some(&differential::value::Value::Double(1.0))
+        );
+    }
+    cluster
+        .check(
+            "
+            config! config {count: 'changelog', query: {what: 'moveChunk.commit'}} => {n: 1}
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 1}
+            # Two at once, if that is wanted.
+            config! config {insert: 'settings', documents: [{_id: 'maxConcurrentMigrationsPerShard', value: 2}]} => {n: 1}
+            ",
+        )
+        .await;
+}
+
+/// ⚑ What changes the collection as a whole ends its moves first, and for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_end_before_their_collection_changes() {
+    for change in [
+        "test {createIndexes: 'birds', indexes: [{key: {b: 1}, name: 'b'}]}",
+        "test {drop: 'birds'}",
+        "test {dropDatabase: 1}",
+        "admin {setAllowMigrations: 'test.birds', allowMigrations: false}",
+    ] {
+        let cluster = Cluster::start(2).await;
+        cluster.check(BIRDS).await;
+        cluster.donor.behaves(Manner::Copies);
+        let moving = cluster.run("admin", MOVE);
+        let script = format!("{change} => {{}}");
+        let changing = async {
+            cluster.donor.was_asked(1).await;
+            cluster.check(&script).await;
+        };
+        let (moved, ()) = tokio::join!(moving, changing);
+        assert_eq!(
+            differential::value::get(&moved, "code"),
+            Some(&differential::value::Value::Int32(96)),
+            "{change}"
+        );
+        cluster
+            .check(
+                "
+                config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 0}
+                config! config {count: 'terndb_operations', query: {kind: {$ne: 'outcome'}}} => {n: 0}
+                admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+                ",
+            )
+            .await;
+    }
+}
+
+/// A move goes on under the next primary, and is joined there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_primary_does_not_end_a_move() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    cluster.donor.behaves(Manner::Copies);
+    let moving = cluster.run("admin", MOVE);
+    tokio::select! {
+        _ = moving => panic!("it copies"),
+        () = cluster.donor.was_asked(1) => {}
+    }
+    let electing = cluster.elect(Wire::whole());
+    let meanwhile = async {
+        // The one before waits for its last answer.
+        cluster.donor.was_asked(2).await;
+        cluster.donor.behaves(Manner::Commits);
+    };
+    tokio::join!(electing, meanwhile);
+    cluster.settled().await;
+    cluster
+        .check(
+            "
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 1}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: [{type: 'MissingLocalCollection'}]}}
+            ",
+        )
+        .await;
+}
