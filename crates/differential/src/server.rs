@@ -94,6 +94,12 @@ fn initiate(server: &Server) -> anyhow::Result<()> {
         let command = vec![field(name, argument), field("$db", "admin")];
         anyhow::Ok(decode(client.command_bytes(&encode(&command))?)?)
     };
+    // Between choosing the port and listening on it another server may have taken it.
+    let status = ask("serverStatus", Value::from(1))?;
+    let pid = i64::from(server.child.id());
+    if get(&status, "pid") != Some(&Value::Int64(pid)) {
+        bail!("another server listens on {}", server.address);
+    }
     let member = vec![field("_id", 0), field("host", server.address.as_str())];
     let set = vec![
         field("_id", SET_NAME),

@@ -21,9 +21,7 @@ pub enum VerifyError {
     #[error("{0}")]
     Settings(String),
 
-    #[error(
-        "the {side} at {address} cannot be reached ({detail}): check the address, that the server runs, and that this machine may connect to it"
-    )]
+    #[error("the {side} at {address} cannot be reached ({detail}): {}", how_to_reach(.detail))]
     Unreachable {
         side: Side,
         address: String,
@@ -171,6 +169,17 @@ impl VerifyError {
     }
 }
 
+/// What to do about a server that does not answer.
+fn how_to_reach(detail: &str) -> &'static str {
+    if detail.contains("certificate") {
+        "name the file of the authority that signed it with tlsCAFile in its URI, and the host as the certificate names it"
+    } else if detail.contains("unexpected end of file") {
+        "if the server requires TLS, add tls=true to its URI"
+    } else {
+        "check the address, that the server runs, and that this machine may connect to it"
+    }
+}
+
 /// The part of a driver's error that says why, on one line.
 fn detail(error: &DriverError) -> String {
     let text = match error.kind.as_ref() {
@@ -202,6 +211,20 @@ fn selection_detail(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_to_do_fits_the_cause() {
+        let check = |detail: &str, expected: &str| {
+            assert!(how_to_reach(detail).contains(expected), "{detail}");
+        };
+        // As the driver told them, of a server with a certificate of its own.
+        check(
+            "I/O error: invalid peer certificate: UnknownIssuer",
+            "tlsCAFile",
+        );
+        check("I/O error: unexpected end of file", "tls=true");
+        check("I/O error: Connection refused (os error 111)", "runs");
+    }
 
     #[test]
     fn only_the_cause_is_shown() {

@@ -18,9 +18,12 @@
 //! partition ends at the record that was the last when it was planned: what came later is a change,
 //! and looked at as one.
 //!
-//! One task reads the whole collection where this does not work: sharded clusters, servers before
-//! 4.4, clustered collections, whose record ids cannot be stepped down, without `$_startAt`, and
-//! servers whose records have no ids, such as TernDB, which stores documents in order of `_id`.
+//! Where documents are stored in order of `_id`, the stored order is cut at sampled `_id`s, and both
+//! sides are read along it, which finds what only the destination has as well: TernDB, whose records have
+//! no ids, and clustered collections, whose record ids cannot be stepped down, without `$_startAt`.
+//!
+//! One task reads the whole collection where nothing of this works: sharded clusters, and servers before
+//! 4.4.
 
 use crate::cluster::{Cluster, code_of};
 use crate::element::{Malformed, Value, ValueRef, elements, field, kind};
@@ -83,25 +86,30 @@ impl Plan {
         shared: &Shared,
         tasks: &mpsc::Sender<Task>,
     ) -> Result<(), VerifyError> {
-        if self.next_task == 0 {
-            self.emit(shared, tasks, Part::Ids).await?;
-        }
         let source = &shared.source;
-        let cannot = source.topology == Topology::Sharded
-            || !source.has_sample_rate
-            || (self.is_clustered && !source.has_start_at);
-        if cannot {
+        if source.topology == Topology::Sharded || !source.has_sample_rate {
+            self.emit_ids(shared, tasks).await?;
             return self.emit(shared, tasks, Part::WholeNatural).await;
+        }
+        if self.is_clustered && !source.has_start_at {
+            return self.run_by_id(shared, tasks).await;
         }
         // Record ids of tasks that exist already are those of their node.
         let (node, after) = match self.last.take() {
             Some(Part::Natural { node, until, .. }) => (node, Some(until)),
-            Some(_) | None => (source.reading_node().await?, None),
+            by_id @ Some(Part::Range { .. }) => {
+                self.last = by_id;
+                return self.run_by_id(shared, tasks).await;
+            }
+            Some(Part::Ids | Part::WholeNatural | Part::Series { .. }) | None => {
+                (source.reading_node().await?, None)
+            }
         };
         let cluster = shared.source_node(node.as_deref())?;
         let Some(top) = self.last_record(&cluster).await? else {
-            return self.emit(shared, tasks, Part::WholeNatural).await;
+            return self.run_by_id(shared, tasks).await;
         };
+        self.emit_ids(shared, tasks).await?;
         let mut after = after;
         if let Sampling::Rate(rate) = self.sampling {
             let sampling = self
@@ -117,6 +125,20 @@ impl Plan {
         self.emit(shared, tasks, part).await
     }
 
+    /// The pass over the `_id`s of both sides, before everything else.
+    async fn emit_ids(
+        &mut self,
+        shared: &Shared,
+        tasks: &mpsc::Sender<Task>,
+    ) -> Result<(), VerifyError> {
+        match self.next_task {
+            0 => self.emit(shared, tasks, Part::Ids).await,
+            // An earlier process planned it.
+            _ => Ok(()),
+        }
+    }
+
+    /// The last record; none of an empty collection, or where records have no ids.
     async fn last_record(&self, cluster: &Cluster) -> Result<Option<Value>, VerifyError> {
         let everything = crate::element::Writer::new().finish();
         let wanted = Natural::Ids { sampled: false };

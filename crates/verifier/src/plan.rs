@@ -49,7 +49,7 @@ impl Plan {
         shared.store.write(vec![planned]).await
     }
 
-    async fn run_by_id(
+    pub async fn run_by_id(
         &mut self,
         shared: &Shared,
         tasks: &mpsc::Sender<Task>,

@@ -136,6 +136,9 @@ async fn copier(from: Client, to: Client, database: String, skips: Option<Bson>)
         let mut cursor = source.find(doc! {}).await?;
         while let Some(document) = cursor.try_next().await? {
             let id = document.get("_id").cloned().context("an _id")?;
+            if Some(&id) == skips.as_ref() {
+                continue;
+            }
             target
                 .replace_one(doc! {"_id": id}, document)
                 .upsert(true)
@@ -182,6 +185,11 @@ async fn with_copier(
     for name in ["a", "b"] {
         insert(&servers.source, database, name, &documents).await?;
     }
+    if let Some(id) = &skips {
+        // It is there as it once was.
+        let old = doc! {"_id": id, "old": true};
+        insert(&servers.destination, database, "a", &[old]).await?;
+    }
     let mut settings = servers.live_settings(database);
     settings.partition_bytes = 2000;
     let (report, ()) = while_running(settings, async || {
@@ -189,7 +197,7 @@ async fn with_copier(
             servers.source.clone(),
             servers.destination.clone(),
             database.to_owned(),
-            skips,
+            skips.clone(),
         ));
         let clients = [1, 2].map(|seed| {
             let client = servers.source.clone();
@@ -198,7 +206,14 @@ async fn with_copier(
         for ended in futures_util::future::join_all(clients).await {
             ended?;
         }
-        insert(&servers.source, database, "a", &[doc! {"_id": END}]).await?;
+        let last = servers.source.database(database).collection("a");
+        if let Some(id) = skips {
+            // Whatever the application did to it, its last state is not the one that was copied.
+            let document = doc! {"_id": id.clone(), "last": true};
+            let replace = last.replace_one(doc! {"_id": id}, document).upsert(true);
+            replace.await?;
+        }
+        last.insert_one(doc! {"_id": END}).await?;
         copying.await?
     })
     .await?;

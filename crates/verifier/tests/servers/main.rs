@@ -13,12 +13,14 @@ mod planted;
 mod range_queries;
 mod resume;
 mod scenarios;
+mod secondaries;
 mod sharded;
 
 use anyhow::{Context, Result};
 use bson::{Bson, Document};
 use differential::server::{Server, start_mongod, start_terndb, start_terndb_with};
 use mongodb::Client;
+use mongodb::options::SelectionCriteria;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use verifier::namespace::Pattern;
@@ -38,6 +40,8 @@ fn on_runtime(test: impl Future<Output = Result<()>>) -> Result<()> {
 enum Kind {
     MongoDb,
     TernDb,
+    /// So many members of a replica set.
+    TernDbMembers(&'static str),
     /// A router over so many shards.
     TernDbSharded(&'static str),
 }
@@ -47,6 +51,7 @@ impl Kind {
         match self {
             Kind::MongoDb => start_mongod(),
             Kind::TernDb => start_terndb(),
+            Kind::TernDbMembers(members) => start_terndb_with(&["--members", members]),
             Kind::TernDbSharded(shards) => start_terndb_with(&["--shards", shards]),
         }
     }
@@ -60,6 +65,8 @@ struct Servers {
     to: String,
     /// How runs that are written meanwhile follow both sides.
     changes: Changes,
+    /// Where runs read, if not from the primaries.
+    reads_from: Option<SelectionCriteria>,
     /// Held for their destructors: the processes end with them.
     _running: [Server; 2],
 }
@@ -75,6 +82,7 @@ impl Servers {
             from,
             to,
             changes: Changes::Stream,
+            reads_from: None,
             _running: [source, destination],
         })
     }
@@ -91,6 +99,7 @@ impl Servers {
     fn settings(&self, database: &str) -> Settings {
         let mut settings = Settings::new(&self.from, &self.to);
         settings.selection.include = vec![Pattern::parse(database).expect("a database's name")];
+        settings.read_preference = self.reads_from.clone();
         settings
     }
 

@@ -126,7 +126,7 @@ pub async fn on_any_servers(servers: &Servers, kills: u64) -> Result<()> {
 }
 
 /// A scan that is cut into many tasks, none of which is done twice or left out.
-async fn while_nobody_writes(servers: &Servers, kills: u64) -> Result<()> {
+pub async fn while_nobody_writes(servers: &Servers, kills: u64) -> Result<()> {
     let documents: Vec<Document> = (0..4000)
         .map(|n| doc! {"_id": n, "text": "x".repeat(100)})
         .collect();
@@ -166,7 +166,7 @@ async fn while_nobody_writes(servers: &Servers, kills: u64) -> Result<()> {
 }
 
 /// Changes on both sides while the process comes and goes: each is found, or found undone.
-async fn while_both_are_written(
+pub async fn while_both_are_written(
     servers: &Servers,
     database: &str,
     meta: Option<String>,

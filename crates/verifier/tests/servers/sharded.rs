@@ -1,7 +1,7 @@
 //! Sharded clusters on one side and on both: documents of all shards, shard keys, and `_id`s that are
 //! there more than once.
 
-use crate::{Kind, Servers, found, insert, live, on_runtime, planted, scenarios, shown_id};
+use crate::{Kind, Servers, found, insert, live, on_runtime, planted, resume, scenarios, shown_id};
 use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
 use verifier::settings::Partitioning;
@@ -27,6 +27,24 @@ fn sharded_while_written() -> Result<()> {
         let hashed = || doc! {"_id": "hashed"};
         shard(&servers, "copied.a", [hashed(), hashed()]).await?;
         live::copied(&servers).await
+    })
+}
+
+#[test]
+fn sharded_and_killed() -> Result<()> {
+    on_runtime(async {
+        let (source, destination) = (Kind::TernDbSharded("2"), Kind::TernDbSharded("2"));
+        let servers = Servers::start(source, destination).await?;
+        for name in ["killed.c", "written.c"] {
+            let hashed = || doc! {"_id": "hashed"};
+            shard(&servers, name, [hashed(), hashed()]).await?;
+        }
+        resume::while_nobody_writes(&servers, 3)
+            .await
+            .context("writes off")?;
+        resume::while_both_are_written(&servers, "written", None, "stream", 4)
+            .await
+            .context("written")
     })
 }
 
