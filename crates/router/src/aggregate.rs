@@ -7,6 +7,10 @@
 //!                        └ makes its own documents            run here
 //! ```
 //!
+//! Of a sharded collection the shard half is an elastic scan (`scan/`), so that ranges may move
+//! meanwhile; of a half that has to see all documents (groups), a shard's results count when they are
+//! all there.
+//!
 //! The merging half runs here (`environment.rs` is its world). What it reads besides, it reads
 //! through this router's own `find`, so that versions are checked there too; what it writes, it
 //! writes through this router's own writes (`output.rs`).
@@ -21,18 +25,22 @@ use crate::merge::{Batch, Merge, Shared, Streams};
 use crate::output;
 use crate::request::{fields_without, snapshot_time};
 use crate::routing::Route;
+use crate::scan::{ElasticScan, ScanCommand, ScanSource};
 use crate::targeting::context_of;
 use crate::{Router, STALE_RETRIES_MAX};
-use cluster::routing::ShardId;
-use model::bson::{Doc, ValueRef};
+use cluster::routing::{RoutingTable, ShardId};
+use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
+use model::range::RangeSet;
 use query::context::QueryContext;
-use query::pipeline::split::{Origin, Prepared, Split, prepare};
+use query::filter::Filter;
+use query::pipeline::split::{Order, Origin, Prepared, Split, prepare};
 use query::pipeline::{
     Advance, Environment, Place, Scope, Source, Step, not_an_array, parse, start,
 };
+use query::plan::shard_key_ranges;
 use std::sync::Arc;
 use wire::{BoxFuture, Reply, Request};
 
@@ -78,7 +86,11 @@ pub(crate) async fn aggregate(router: &Arc<Router>, request: &Request) -> Result
             let shards = router.registry.all(&router.config).await?;
             let shards: Vec<ShardId> = shards.into_iter().map(|shard| shard.id).collect();
             let split = prepared.for_shards(None)?;
-            command.run_split(split, None, &shards).await
+            let everything = Filter::everything();
+            let origin = Origin::EveryShard;
+            command
+                .run_split(split, origin, &everything, None, &shards)
+                .await
         }
         Origin::Events => change_stream::watch(&command, prepared).await,
         Origin::Collection | Origin::Owners => command.run_routed(prepared).await,
@@ -192,17 +204,22 @@ impl Command<'_> {
                 return self.run_on_nothing(prepared.clone()).await;
             };
             let answered = match shards.as_slice() {
-                [only] if self.may_pass(&prepared, &route).await? => {
+                [only]
+                    if !self.goes_on(&prepared, &route)?
+                        && self.may_pass(&prepared, &route).await? =>
+                {
                     self.router.pass_cursor(self.request, &route, only).await
                 }
-                [_] => {
+                [_] if route.table().is_none() || origin != Origin::Collection => {
                     let split = prepared.clone().for_one_shard();
-                    self.run_split(split, Some(&route), &shards).await
+                    self.run_split(split, origin, &filter, Some(&route), &shards)
+                        .await
                 }
                 _ => {
                     let pattern = route.table().map(|table| &*table.pattern);
                     let split = prepared.clone().for_shards(pattern)?;
-                    self.run_split(split, Some(&route), &shards).await
+                    self.run_split(split, origin, &filter, Some(&route), &shards)
+                        .await
                 }
             };
             match answered {
@@ -211,6 +228,23 @@ impl Command<'_> {
             }
         }
         Err(no_progress())
+    }
+
+    /// Whether a cursor of a shard would read on between batches: then ranges may move meanwhile.
+    fn goes_on(&self, prepared: &Prepared, route: &Route) -> Result<bool, Error> {
+        let Some(table) = self.elastic(prepared.origin(), Some(route)) else {
+            return Ok(false);
+        };
+        let split = prepared.clone().for_shards(Some(&table.pattern))?;
+        Ok(split.streams())
+    }
+
+    /// The placement that the documents of a pipeline are scanned by, if they are: one moment of
+    /// the past does not change any more, and statistics have no ranges.
+    fn elastic<'r>(&self, origin: Origin, route: Option<&'r Route>) -> Option<&'r RoutingTable> {
+        let table = route.and_then(Route::table)?;
+        let is_now = snapshot_time(self.request.body()).is_none();
+        (is_now && origin == Origin::Collection).then_some(table)
     }
 
     /// Whether the one shard that is asked can do everything by itself: it reads nothing else, and
@@ -242,35 +276,88 @@ impl Command<'_> {
         self.finish(source, output.as_ref()).await
     }
 
+    /// The command for a shard, without what it was routed by.
+    fn shard_half(&self, split: &Split, batch_size: Option<u64>) -> DocWriter {
+        let dropped = ["pipeline", "cursor", "explain", "runtimeConstants"];
+        let mut writer = fields_without(self.request.body(), &dropped);
+        writer
+            .append("pipeline", &split.shard_pipeline())
+            .begin_document("cursor");
+        // Who merges needs whole batches, unless they are passed on as they come.
+        if let Some(size) = batch_size.filter(|_| split.passes_through()) {
+            writer.append("batchSize", i64::try_from(size).unwrap_or(i64::MAX));
+        }
+        writer
+            .end()
+            .append("fromMongos", true)
+            .append("needsMerge", true)
+            .begin_document("runtimeConstants")
+            .append("localNow", ValueRef::DateTime(self.context.now_ms))
+            .append("clusterTime", self.router.clock.now())
+            .end();
+        writer
+    }
+
+    /// Runs the shard half as a scan, and the merging half over it.
+    async fn run_elastic(
+        &self,
+        split: Split,
+        table: &RoutingTable,
+        wanted: RangeSet,
+        batch_size: Option<u64>,
+    ) -> Result<Reply, Failure> {
+        let passes = split.passes_through();
+        let command = ScanCommand {
+            namespace: self.namespace.clone(),
+            body: self.shard_half(&split, batch_size).finish(),
+            order: match split.order() {
+                Order::Sorted(pattern) => Some(pattern.clone()),
+                Order::Any | Order::Events => None,
+            },
+            whole: !split.streams(),
+            places: false,
+            session: self.request.body().get_doc("lsid").map(Doc::to_owned),
+        };
+        let batch_size = batch_size.filter(|_| passes);
+        let mut scan = ElasticScan::new(self.router, command, table.clone(), wanted)
+            .with_batch_size(batch_size);
+        if let Err(failure) = scan.ask().await {
+            Merge::close(Box::new(scan)).await;
+            return Err(failure);
+        }
+        if passes {
+            let name = self.namespace.as_str();
+            let merge: Box<dyn Merge> = Box::new(scan);
+            return self.router.first_batch(name, merge, self.options()).await;
+        }
+        let output = split.output().cloned();
+        let environment: Arc<dyn Environment> = RouterEnvironment::new(self);
+        let sources: Vec<Box<dyn Source>> = vec![Box::new(ScanSource::new(scan))];
+        let source = tokio::task::block_in_place(|| split.merge(sources, &environment))?;
+        match output {
+            Some(stage) => output::write(self, source, &stage).await,
+            None => self.reply(source).await,
+        }
+    }
+
     async fn run_split(
         &self,
         split: Split,
+        origin: Origin,
+        filter: &Filter,
         route: Option<&Route>,
         shards: &[ShardId],
     ) -> Result<Reply, Failure> {
         let body = self.request.body();
-        let pipeline = split.shard_pipeline();
         let size = body.get_doc("cursor").and_then(|doc| doc.get("batchSize"));
         let batch_size = size.and_then(|size| whole(Some(size)));
+        if let Some(table) = self.elastic(origin, route) {
+            let wanted = shard_key_ranges(filter, &table.pattern);
+            return self.run_elastic(split, table, wanted, batch_size).await;
+        }
         let mut requests = Vec::with_capacity(shards.len());
         for shard in shards {
-            let dropped = ["pipeline", "cursor", "explain", "runtimeConstants"];
-            let mut writer = fields_without(body, &dropped);
-            writer
-                .append("pipeline", &pipeline)
-                .begin_document("cursor");
-            // Who merges needs whole batches, unless they are passed on as they come.
-            if let Some(size) = batch_size.filter(|_| split.passes_through()) {
-                writer.append("batchSize", i64::try_from(size).unwrap_or(i64::MAX));
-            }
-            writer
-                .end()
-                .append("fromMongos", true)
-                .append("needsMerge", true)
-                .begin_document("runtimeConstants")
-                .append("localNow", ValueRef::DateTime(self.context.now_ms))
-                .append("clusterTime", self.router.clock.now())
-                .end();
+            let mut writer = self.shard_half(&split, batch_size);
             if let Some(route) = route {
                 route.stamp(&mut writer, shard);
             }

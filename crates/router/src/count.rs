@@ -4,15 +4,19 @@ use crate::failure::Failure;
 use crate::find::{no_progress, whole};
 use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
+use crate::scan::{ElasticScan, Piece, ScanCommand};
 use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of_check};
 use crate::{Router, STALE_RETRIES_MAX};
 use cluster::routing::ShardId;
-use model::bson::{Doc, Value, ValueRef};
+use model::bson::{Doc, DocWriter, Value, ValueRef};
 use model::error::Error;
+use model::namespace::Namespace;
 use model::number::Number;
 use model::order::compare;
 use query::filter::Filter;
+use query::plan::shard_key_ranges;
+use std::sync::Arc;
 use wire::{Reply, Request};
 
 /// The filter of a command, where it may be targeted by it.
@@ -74,6 +78,59 @@ impl Router {
     }
 }
 
+impl Router {
+    /// Asks every shard that a filter concerns for what counts per range or not at all: of ranges that
+    /// move meanwhile whoever has them then. `None` if one shard, or none, is concerned, or the past.
+    async fn gather_elastic(
+        self: &Arc<Router>,
+        request: &Request,
+        namespace: &Namespace,
+        filter: &Filter,
+        dropped: &[&str],
+        append: impl Fn(&mut DocWriter),
+    ) -> Result<Option<Vec<Piece>>, Failure> {
+        let body = request.body();
+        if snapshot_time(body).is_some() {
+            return Ok(None);
+        }
+        for _ in 0..STALE_RETRIES_MAX {
+            let target = |route: &Route| Ok(route.read_targets(filter));
+            let routed = self.route_to(namespace, false, target).await?;
+            let Some((route, shards)) = routed else {
+                return Ok(None);
+            };
+            let (Some(table), true) = (route.table(), shards.len() > 1) else {
+                return Ok(None);
+            };
+            let mut writer = fields_without(body, dropped);
+            append(&mut writer);
+            let command = ScanCommand {
+                namespace: namespace.clone(),
+                body: writer.finish(),
+                order: None,
+                whole: true,
+                places: false,
+                session: None,
+            };
+            let wanted = shard_key_ranges(filter, &table.pattern);
+            let mut scan = ElasticScan::new(self, command, table.clone(), wanted);
+            let mut answers = Vec::new();
+            let failure = loop {
+                match scan.next().await {
+                    Ok(Some(answer)) => answers.push(answer),
+                    Ok(None) => return Ok(Some(answers)),
+                    Err(failure) => break failure,
+                }
+            };
+            match failure {
+                Failure::Stale(stale) => self.routing.note(namespace, &stale),
+                other => return Err(other),
+            }
+        }
+        Err(no_progress())
+    }
+}
+
 /// The answers of all shards that were asked.
 pub(crate) struct Gathered {
     pub(crate) route: Route,
@@ -90,7 +147,7 @@ impl Gathered {
     }
 }
 
-pub(crate) async fn count(router: &Router, request: &Request) -> Result<Reply, Failure> {
+pub(crate) async fn count(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
     let namespace = namespace_of_check(body, request.database())?;
     let filter = filter_of(body, "query", &router.clock)?;
@@ -106,13 +163,22 @@ pub(crate) async fn count(router: &Router, request: &Request) -> Result<Reply, F
         true => route.all().into_iter().take(1).collect(),
         false => route.read_targets(&filter),
     };
+    let dropped = ["skip", "limit"];
+    let append = |writer: &mut DocWriter| {
+        if limit > 0 {
+            let fetched = limit.saturating_add(skip);
+            writer.append("limit", i64::try_from(fetched).unwrap_or(i64::MAX));
+        }
+    };
+    if !malformed {
+        let answers = router.gather_elastic(request, &namespace, &filter, &dropped, append);
+        if let Some(answers) = answers.await? {
+            let counts = answers.iter().map(Piece::document);
+            return Ok(count_reply(counts, skip, limit));
+        }
+    }
     let gathered = router
-        .gather(request, &namespace, target, &["skip", "limit"], |writer| {
-            if limit > 0 {
-                let fetched = limit.saturating_add(skip);
-                writer.append("limit", i64::try_from(fetched).unwrap_or(i64::MAX));
-            }
-        })
+        .gather(request, &namespace, target, &dropped, append)
         .await?;
     let Some(mut gathered) = gathered else {
         return Ok(Reply::from_writer(
@@ -126,10 +192,15 @@ pub(crate) async fn count(router: &Router, request: &Request) -> Result<Reply, F
     if let Some(only) = gathered.take_only() {
         return Ok(only);
     }
-    let counted: u64 = gathered
-        .answers
-        .iter()
-        .map(|answered| whole(answered.reply.document().get("n")).unwrap_or(0))
+    let answers = gathered.answers.iter();
+    let counts = answers.map(|answered| answered.reply.document());
+    Ok(count_reply(counts, skip, limit))
+}
+
+/// What shards have counted, together.
+fn count_reply<'a>(answers: impl Iterator<Item = Doc<'a>>, skip: u64, limit: u64) -> Reply {
+    let counted: u64 = answers
+        .map(|answer| whole(answer.get("n")).unwrap_or(0))
         .sum();
     let mut counted = counted.saturating_sub(skip);
     if limit > 0 {
@@ -141,13 +212,17 @@ pub(crate) async fn count(router: &Router, request: &Request) -> Result<Reply, F
         Err(_) => writer.append("n", counted as i64),
     };
     writer.append("ok", 1.0);
-    Ok(Reply::from_writer(writer))
+    Reply::from_writer(writer)
 }
 
-pub(crate) async fn distinct(router: &Router, request: &Request) -> Result<Reply, Failure> {
+pub(crate) async fn distinct(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
     let namespace = namespace_of_check(body, request.database())?;
     let filter = filter_of(body, "query", &router.clock)?;
+    let elastic = router.gather_elastic(request, &namespace, &filter, &[], |_| {});
+    if let Some(answers) = elastic.await? {
+        return Ok(distinct_reply(answers.iter().map(Piece::document), body));
+    }
     let target = |route: &Route| route.read_targets(&filter);
     let gathered = router
         .gather(request, &namespace, target, &[], |_| {})
@@ -160,9 +235,16 @@ pub(crate) async fn distinct(router: &Router, request: &Request) -> Result<Reply
     if let Some(only) = gathered.take_only() {
         return Ok(only);
     }
+    let answers = gathered.answers.iter();
+    let answers = answers.map(|answered| answered.reply.document());
+    Ok(distinct_reply(answers, body))
+}
+
+/// The values that shards have found, each once.
+fn distinct_reply<'a>(answers: impl Iterator<Item = Doc<'a>>, body: Doc<'_>) -> Reply {
     let mut values: Vec<Value> = Vec::new();
-    for answered in &gathered.answers {
-        let listed = answered.reply.document().get_array("values");
+    for answer in answers {
+        let listed = answer.get_array("values");
         values.extend(
             listed
                 .iter()
@@ -182,5 +264,5 @@ pub(crate) async fn distinct(router: &Router, request: &Request) -> Result<Reply
         writer.append("atClusterTime", at);
     }
     writer.append("ok", 1.0);
-    Ok(Reply::from_writer(writer))
+    Reply::from_writer(writer)
 }

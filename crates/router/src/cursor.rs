@@ -10,7 +10,7 @@
 //! nobody used for ten minutes are closed, here and on the shards.
 
 use crate::merge::Merge;
-use model::bson::{Doc, DocBuf};
+use model::bson::{Doc, DocBuf, DocWriter};
 use model::error::{Code, Error};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -165,6 +165,35 @@ impl Cursors {
             Some(Slot::Busy { .. }) | None => None,
         });
         taken.collect()
+    }
+
+    /// Cursors that nobody uses now, as `$currentOp` shows them.
+    pub(crate) fn describe_idle(&self) -> Vec<DocBuf> {
+        let slots = self.slots.lock();
+        let idle = slots.iter().filter_map(|(id, slot)| match slot {
+            Slot::Idle { cursor, since } => Some((*id, cursor, since)),
+            Slot::Busy { .. } => None,
+        });
+        let described = idle.map(|(id, cursor, since)| {
+            let mut writer = DocWriter::new()
+                .with("type", "idleCursor")
+                .with("ns", cursor.namespace.as_str());
+            if let Some(session) = &cursor.session {
+                writer.append("lsid", session);
+            }
+            let idle_ms = i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX);
+            writer
+                .begin_document("cursor")
+                .append("cursorId", id)
+                .append("noCursorTimeout", cursor.no_timeout)
+                .append("idleMillis", idle_ms);
+            if let Source::Merged(merge) = &cursor.source {
+                merge.describe(&mut writer);
+            }
+            writer.end();
+            writer.finish()
+        });
+        described.collect()
     }
 
     pub(crate) fn open(&self) -> usize {

@@ -62,7 +62,14 @@ pub(crate) async fn server_status(router: &Router, request: &Request) -> Result<
             "host" => writer.append("host", router.options.host.as_str()),
             "process" => writer.append("process", "mongos"),
             "uptime" => writer.append("uptime", router.started.elapsed().as_secs_f64()),
-            "repl" | "storageEngine" => continue,
+            "repl" | "storageEngine" | "shardingStatistics" => continue,
+            "ok" => {
+                writer
+                    .begin_document("shardingStatistics")
+                    .begin_document("elasticScans");
+                router.scans.append_to(&mut writer);
+                writer.end().end().append_element(&element)
+            }
             "cursors" => {
                 let open = router.cursors.open() as i64;
                 writer.begin_document("cursors").append("open", open).end()

@@ -153,8 +153,12 @@ impl Environment for RouterEnvironment {
         Err(not_here("$indexStats"))
     }
 
-    fn current_operations(&self, _options: Doc<'_>) -> Result<Vec<DocBuf>, Error> {
-        Err(not_here("$currentOp with localOps"))
+    /// A router keeps no list of what runs; its cursors it knows.
+    fn current_operations(&self, options: Doc<'_>) -> Result<Vec<DocBuf>, Error> {
+        match options.get("idleCursors") {
+            Some(ValueRef::Boolean(true)) => Ok(self.router.cursors.describe_idle()),
+            _ => Err(not_here("$currentOp with localOps and without idleCursors")),
+        }
     }
 
     fn local_sessions(&self, _whose: SessionsOf) -> Result<Vec<DocBuf>, Error> {
@@ -172,7 +176,7 @@ fn not_here(stage: &str) -> Error {
 }
 
 /// Waits for a shard on a thread that may block.
-fn wait<T>(future: wire::BoxFuture<'_, Result<T, Failure>>) -> Result<T, Error> {
+pub(crate) fn wait<T>(future: wire::BoxFuture<'_, Result<T, Failure>>) -> Result<T, Error> {
     let ended = tokio::task::block_in_place(|| Handle::current().block_on(future));
     ended.map_err(error_of)
 }

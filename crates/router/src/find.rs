@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::merge::{Batch, Shared, Stream, Streams};
 use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
+use crate::scan::{ElasticScan, ScanCommand};
 use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of};
 use crate::{Router, STALE_RETRIES_MAX};
@@ -21,17 +22,20 @@ use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
+use model::range::RangeSet;
 use model::time::ClusterTime;
 use query::filter::Filter;
+use query::plan::shard_key_ranges;
 use query::projection::Projection;
 use query::sort::{SortPattern, natural_direction};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use wire::{Reply, Request};
 
 /// Documents of a first batch where the client names no number.
 pub(crate) const FIRST_BATCH_DOCUMENTS: u64 = 101;
 
-pub(crate) async fn find(router: &Router, request: &Request) -> Result<Reply, Failure> {
+pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
     let namespace = namespace_of(body, request.database())?;
     let context = context_of(body, &router.clock)?;
@@ -42,8 +46,13 @@ pub(crate) async fn find(router: &Router, request: &Request) -> Result<Reply, Fa
         let Some((route, shards)) = router.route_to(&namespace, false, target).await? else {
             return Ok(router.empty_cursor(&namespace));
         };
-        let found = match shards.as_slice() {
-            [only] => router.pass_cursor(request, &route, only).await,
+        let found = match (shards.as_slice(), route.table()) {
+            // One moment of the past: who owned what then does not change any more.
+            (_, Some(table)) if snapshot_time(body).is_none() => {
+                let wanted = shard_key_ranges(&filter, &table.pattern);
+                Box::pin(find_elastic(router, request, &route, &shards, wanted)).await
+            }
+            ([only], _) => router.pass_cursor(request, &route, only).await,
             _ => Box::pin(find_on_several(router, request, &route, &shards)).await,
         };
         match found {
@@ -201,6 +210,8 @@ pub(crate) fn with_cursor_id(reply: Doc<'_>, id: i64) -> Reply {
                         "id" => {
                             writer.append("id", id);
                         }
+                        // Between the router and its shards.
+                        "scan" => {}
                         _ => {
                             writer.append_element(&field);
                         }
@@ -231,6 +242,143 @@ pub(crate) fn whole(value: Option<ValueRef<'_>>) -> Option<u64> {
             u64::try_from(whole).ok()
         }
     }
+}
+
+/// A `find` over a sharded collection. One shard answers the client's own command, and what is left
+/// of it is scanned; several are scanned from the beginning.
+async fn find_elastic(
+    router: &Arc<Router>,
+    request: &Request,
+    route: &Route,
+    shards: &[ShardId],
+    wanted: RangeSet,
+) -> Result<Reply, Failure> {
+    let body = request.body();
+    let counts = (
+        whole(body.get("skip")),
+        whole(body.get("limit")),
+        whole(body.get("batchSize")),
+    );
+    let (Some(skip), Some(limit), Some(size)) = counts else {
+        return Err(router.refusal(request, route, &shards[0]).await);
+    };
+    let Some(table) = route.table() else {
+        return Err(no_progress());
+    };
+    let batch_size = body.get("batchSize").map(|_| size);
+    let limit = Some(limit).filter(|limit| *limit > 0);
+    let order = order_of(body.get_doc("sort"))?;
+    let projection = Late::new(body, order.as_ref(), &router.clock)?;
+    let is = |name: &str| body.get(name) == Some(ValueRef::Boolean(true));
+    let first_batch = batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
+    let fits = is("singleBatch") || limit.is_some_and(|limit| limit <= first_batch);
+    let resumes = body.get("$_resumeAfter").or(body.get("$_startAt"));
+    let places = is("$_requestResumeToken");
+    let one_asks = shards.len() == 1
+        && first_batch > 0
+        && (fits || projection.is_none())
+        && resumes.is_none()
+        && !places;
+    if order.is_some() && is("returnKey") && !one_asks {
+        let message = "returnKey with a sort over several shards is not supported yet";
+        return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
+    }
+    let mut dropped = vec![
+        "skip",
+        "limit",
+        "batchSize",
+        "singleBatch",
+        "$_requestResumeToken",
+        "$_resumeAfter",
+        "$_startAt",
+    ];
+    if projection.is_some() {
+        dropped.push("projection");
+    }
+    let mut sent = fields_without(body, &dropped);
+    if let Some(Late {
+        sent: Some(fields), ..
+    }) = &projection
+    {
+        sent.append("projection", fields);
+    }
+    let session = body.get_doc("lsid").map(Doc::to_owned);
+    let command = ScanCommand {
+        namespace: route.namespace.clone(),
+        body: sent.finish(),
+        order,
+        whole: false,
+        places,
+        session: session.clone(),
+    };
+    if one_asks {
+        let mut writer = fields_without(body, &[]);
+        route.stamp(&mut writer, &shards[0]);
+        writer.begin_document("_terndbScan").end();
+        router.clock.append_to(&mut writer);
+        let routed = Request::from_parts(writer.finish(), request.sequences().to_vec())?;
+        let answered = router.ask(&shards[0], routed).await?;
+        let (cursor, returned) = first_batch_of(answered.reply.document());
+        if cursor == 0 {
+            return Ok(answered.reply);
+        }
+        // Where documents are not ordered by what they have, it stays the shard's cursor.
+        if projection.is_some() {
+            return Ok(router.keep_passed(request, answered));
+        }
+        let left = limit.map(|limit| limit.saturating_sub(returned));
+        let mut scan =
+            ElasticScan::new(router, command, table.clone(), wanted).with_window(0, left);
+        scan.take_over(&answered)?;
+        let id = router.cursors.keep(Cursor {
+            namespace: route.namespace.as_str().to_owned(),
+            session,
+            no_timeout: is("noCursorTimeout"),
+            source: Source::Merged(Box::new(scan)),
+        });
+        return Ok(with_cursor_id(answered.reply.document(), id));
+    }
+    let scan = match resumes {
+        None => ElasticScan::new(router, command, table.clone(), wanted).with_window(skip, limit),
+        // What is left of the window is the token's.
+        Some(ValueRef::Document(token)) => {
+            ElasticScan::resume(router, command, token, wanted).await?
+        }
+        Some(other) => {
+            let message = format!(
+                "BSON field 'FindCommandRequest.$_resumeAfter' is the wrong type '{}', expected \
+                 type 'object'",
+                other.kind().name()
+            );
+            return Err(Error::new(Code::TYPE_MISMATCH, message).into());
+        }
+    };
+    let mut scan = scan
+        .with_projection(projection.map(|late| late.projection))
+        .with_batch_size(batch_size);
+    if let Err(failure) = scan.ask().await {
+        crate::merge::Merge::close(Box::new(scan)).await;
+        return Err(failure);
+    }
+    let options = CursorOptions {
+        batch_size,
+        single_batch: is("singleBatch"),
+        no_timeout: is("noCursorTimeout"),
+        session,
+        at: None,
+    };
+    let namespace = route.namespace.as_str();
+    router.first_batch(namespace, Box::new(scan), options).await
+}
+
+/// The cursor of a shard's answer, and how many documents came with it.
+fn first_batch_of(reply: Doc<'_>) -> (i64, u64) {
+    let cursor = reply.get_doc("cursor").unwrap_or(Doc::EMPTY);
+    let id = match cursor.get("id") {
+        Some(ValueRef::Int64(id)) => id,
+        _ => 0,
+    };
+    (id, crate::registry::batch_of(cursor).count() as u64)
 }
 
 async fn find_on_several(

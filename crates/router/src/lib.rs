@@ -19,8 +19,8 @@
 //!   routed again, at most [`STALE_RETRIES_MAX`] times.
 //!
 //! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
-//! `targeting.rs` (where requests go), `bulk.rs` (writes), `find.rs`, `merge.rs`, `cursor.rs`
-//! (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `dispatch.rs` (the commands).
+//! `targeting.rs` (where requests go), `bulk.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
+//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `dispatch.rs` (the commands).
 
 mod aggregate;
 mod bulk;
@@ -45,6 +45,7 @@ mod output;
 mod registry;
 mod request;
 mod routing;
+mod scan;
 mod scatter;
 mod statistics;
 mod targeting;
@@ -78,6 +79,7 @@ pub struct Router {
     registry: Registry,
     routing: Routing,
     cursors: Cursors,
+    scans: scan::ScanCounters,
     clock: Arc<Clock>,
     options: RouterOptions,
     started: Instant,
@@ -93,6 +95,7 @@ impl Router {
             routing: Routing::new(config.clone()),
             config,
             cursors: Cursors::default(),
+            scans: scan::ScanCounters::default(),
             clock: Arc::default(),
             options,
             started: Instant::now(),

@@ -92,6 +92,9 @@ pub(crate) trait Merge: Send {
 
     /// What a reply says of the cursor behind its batch.
     fn append_state(&self, _cursor: &mut DocWriter) {}
+
+    /// What `$currentOp` shows of it.
+    fn describe(&self, _cursor: &mut DocWriter) {}
 }
 
 /// One shard's results.

@@ -169,6 +169,11 @@ impl Routing {
         }
     }
 
+    /// Whoever looks a collection up next waits for news of it.
+    pub(crate) fn mark_stale(&self, namespace: &Namespace) {
+        self.collections.lock().cache.stale(namespace);
+    }
+
     pub(crate) fn forget_collection(&self, namespace: &Namespace) {
         self.collections.lock().cache.forget(namespace);
     }

@@ -2,18 +2,19 @@
 //! ranges move.
 //!
 //! A scan is a value. It has one *stream* for each shard of the placement it began
-//! with, and one for each range that was found to have moved since:
+//! with, and one for each range that was found to have moved since (a *virtual* stream):
 //!
 //! ```text
 //!   stream   shard     the one to ask
-//!            ranges    the shard keys it answers for
-//!            reached   the last position it has returned, in the order of the scan
+//!            part      the shard keys it answers for: what the shard had in the base placement
+//!                      without what it gave away, or these ranges
+//!            reached   the place behind the last entry it has returned
 //!
 //!   ask(stream) ─► the shard, in one snapshot:
-//!                    of the ranges it owns: entries after the position
-//!                    of the others: where they went
+//!                    of the ranges it owns: entries behind the place
+//!                    of the others: that it does not own them
 //!               ─► answered: entries are buffered; what moved leaves this stream and
-//!                  becomes a stream of its own there, from the position that this
+//!                  becomes a stream of its own there, from the place that this
 //!                  one had *before* the batch
 //! ```
 //!
@@ -22,29 +23,33 @@
 //!   Streams only ever give ranges to each other. A range may move any number of times,
 //!   be split, come back, or go to a shard that is finished already.
 //! - ⚑ **A shard answers for a range as a whole or not at all**, in the snapshot that
-//!   the batch reads. So an entry at or before the position was returned, an entry after
+//!   the batch reads. So an entry at or before the place was returned, an entry behind
 //!   it was not, for every key of the stream.
-//! - **A position means the same on every shard**: it is made of the scanned index key
-//!   and the record key, never of a place in some shard's storage.
+//! - **A place means the same on every shard**: it is made of the scanned index key
+//!   and the record key, never of a position in some shard's storage. It also names the plan,
+//!   which goes with the range. Here it is bytes that nobody looks into: streams that do not
+//!   stem from each other may follow different plans.
 //!
 //! The promise: every document whose scanned index key and record key did not change
 //! during the scan is returned exactly once, in order if the scan is sorted.
 //!
-//! *Unsorted* scans finish one stream after the other, new ones last. *Sorted* scans
-//! merge: nothing is delivered while a stream that has not ended has nothing to offer. So
-//! when a position was delivered, all entries before it were, of every stream; it is the
-//! *floor*, and nothing at or before it is asked for any more, even if a document has come
-//! to be there since. A stream is asked only when all it had offered was delivered, so that
-//! the position reached is also the position delivered, and a token for the client is
-//! nothing but positions (see `token.rs`).
+//! *Unsorted* scans finish one stream after the other, new ones last; the streams of the base
+//! placement are all asked for their first batch at once. *Sorted* scans
+//! merge by the sort keys of entries: nothing is delivered while a stream that has not ended has
+//! nothing to offer. So when a sort key was delivered, all entries before it were, of every stream;
+//! it is the *floor*, and nothing before it is delivered any more, even if a document has come
+//! to be there since. What is sorted alike comes in the order of streams.
 //!
-//! What the shell adds: asking and waiting, deadlines, and that a shard must know at
-//! least the base placement before it answers.
+//! Partial results that count only as a whole (groups, counts) are batches with one answer:
+//! `ended`, or not answered at all.
+//!
+//! What the shell adds: asking and waiting, deadlines, and who owns a range that a shard does
+//! not own.
 
 use crate::routing::{RoutingTable, ShardId};
 use model::range::{KeyRange, RangeSet};
-use model::version::PlacementVersion;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 mod token;
 
@@ -53,28 +58,18 @@ mod tests;
 
 pub use token::{ScanToken, TokenError};
 
+/// Where a stream stands, as shards understand it.
+pub type Place = Vec<u8>;
+
 /// How far a stream has come.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Reached<P> {
+pub enum Reached {
     Beginning,
-    After(P),
+    Behind(Place),
     End,
 }
 
-impl<P: Ord + Clone> Reached<P> {
-    fn raise_to(&mut self, floor: &P) {
-        let below = match self {
-            Reached::Beginning => true,
-            Reached::After(position) => *position < *floor,
-            Reached::End => false,
-        };
-        if below {
-            *self = Reached::After(floor.clone());
-        }
-    }
-}
-
-/// Whether results come in the order of positions.
+/// Whether results come in the order of sort keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     Sorted,
@@ -85,22 +80,48 @@ pub enum Order {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(usize);
 
+impl StreamId {
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// Which keys are asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Asked {
+    /// All that the shard has in the base placement: its version says it in a word.
+    AsInBase,
+    These(RangeSet),
+}
+
 /// A question for a shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Question<P> {
+pub struct Question {
     pub stream: StreamId,
     pub shard: ShardId,
-    pub ranges: RangeSet,
+    pub asked: Asked,
     /// `None`: from the beginning.
-    pub after: Option<P>,
+    pub after: Option<Place>,
+}
+
+/// One result.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry<E> {
+    /// Empty if the scan is not sorted.
+    pub sort: Vec<u8>,
+    /// The place behind it, if it was asked for: for tokens.
+    pub place: Option<Place>,
+    pub value: E,
 }
 
 /// A shard's answer, from one snapshot.
 #[derive(Clone, Debug)]
-pub struct Batch<P, E> {
-    /// After the position asked for, ascending, of ranges that the shard owns.
-    pub entries: Vec<(P, E)>,
-    /// There is nothing more after these.
+pub struct Batch<E> {
+    /// Behind the place asked for, in the order of the scan, of ranges that the shard owns.
+    pub entries: Vec<Entry<E>>,
+    /// The place behind all of these; `None` if it is still where it was.
+    pub reached: Option<Place>,
+    /// There is nothing more behind these.
     pub ended: bool,
     /// What it does not own, and who does.
     pub moved: Vec<(KeyRange, ShardId)>,
@@ -113,58 +134,85 @@ pub enum BatchError {
     NotAsked(String),
     #[error("{0} says that a range went from it to itself")]
     WentNowhere(ShardId),
-    #[error("{0} answered with entries that are not after the position it was asked for")]
+    #[error("{0} answered with entries that are not in order")]
     OutOfOrder(ShardId),
 }
 
-#[derive(Clone, Debug)]
-struct Stream<P, E> {
-    shard: ShardId,
-    ranges: RangeSet,
-    reached: Reached<P>,
-    buffer: VecDeque<(P, E)>,
-    asked: bool,
-    /// For a stream of the base placement: what it has given away of it.
-    given_away: Option<RangeSet>,
+/// The keys that a stream answers for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Part {
+    /// What its shard had in the base placement, without what it gave away.
+    Base {
+        without: RangeSet,
+        by_version: bool,
+    },
+    These(RangeSet),
 }
 
-/// A scan under way: `P` are positions, `E` what is returned.
 #[derive(Clone, Debug)]
-pub struct Scan<P, E> {
-    base: PlacementVersion,
+struct Stream<E> {
+    shard: ShardId,
+    part: Part,
+    reached: Reached,
+    /// Behind the last entry that was delivered.
+    delivered: Reached,
+    buffer: VecDeque<Entry<E>>,
+    asked: bool,
+    /// How often its ranges were found to have moved.
+    hops: u32,
+}
+
+/// A scan under way; `E` is what is returned.
+#[derive(Clone, Debug)]
+pub struct Scan<E> {
+    base: Arc<RoutingTable>,
+    /// The keys that the query can match.
+    wanted: RangeSet,
     order: Order,
-    streams: Vec<Stream<P, E>>,
-    /// The last position that was delivered by each stream, for tokens.
-    delivered: Vec<Reached<P>>,
-    /// The last position that was delivered by any: see the header.
-    floor: Option<P>,
+    streams: Vec<Stream<E>>,
+    /// The last sort key that was delivered by any: see the header.
+    floor: Option<Vec<u8>>,
     skip: u64,
     limit: Option<u64>,
 }
 
-impl<P: Ord + Clone, E> Scan<P, E> {
-    /// Begins with the placement that holds now, or held at the time that is read.
-    /// `wanted` are the keys that the query can match.
-    pub fn begin(base: &RoutingTable, wanted: &RangeSet, order: Order) -> Self {
-        let streams: Vec<Stream<P, E>> = base
-            .shards()
-            .iter()
-            .map(|placement| Stream {
-                shard: placement.shard.clone(),
-                ranges: base.ranges_of(&placement.shard).intersection(wanted),
-                reached: Reached::Beginning,
-                buffer: VecDeque::new(),
-                asked: false,
-                given_away: Some(RangeSet::new()),
-            })
-            .filter(|stream| !stream.ranges.is_empty())
-            .collect();
+/// A stream as `$currentOp` shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamView<'a> {
+    pub id: StreamId,
+    pub shard: &'a ShardId,
+    /// It was opened for ranges that moved.
+    pub is_virtual: bool,
+    /// The ranges of a virtual stream.
+    pub ranges: Option<&'a RangeSet>,
+    pub reached: &'a Reached,
+    pub hops: u32,
+    /// All of it was delivered.
+    pub has_ended: bool,
+}
+
+impl<E> Scan<E> {
+    /// Begins with the placement that holds now. `wanted` are the keys that the query can match.
+    pub fn begin(base: Arc<RoutingTable>, wanted: RangeSet, order: Order) -> Self {
+        let shards = base.targets(wanted.as_slice());
+        let streams = shards.into_iter().map(|shard| Stream {
+            shard,
+            part: Part::Base {
+                without: RangeSet::new(),
+                by_version: true,
+            },
+            reached: Reached::Beginning,
+            delivered: Reached::Beginning,
+            buffer: VecDeque::new(),
+            asked: false,
+            hops: 0,
+        });
         Self {
-            base: base.version(),
+            streams: streams.collect(),
+            base,
+            wanted,
             order,
-            delivered: vec![Reached::Beginning; streams.len()],
             floor: None,
-            streams,
             skip: 0,
             limit: None,
         }
@@ -178,56 +226,76 @@ impl<P: Ord + Clone, E> Scan<P, E> {
         self
     }
 
+    pub fn base(&self) -> &Arc<RoutingTable> {
+        &self.base
+    }
+
+    /// How many results are still wanted of any stream: those to leave out, and the rest.
+    pub fn wanted_results(&self) -> Option<u64> {
+        self.limit.map(|limit| limit.saturating_add(self.skip))
+    }
+
+    /// What is left to leave out, and to return.
+    pub fn window(&self) -> (u64, Option<u64>) {
+        (self.skip, self.limit)
+    }
+
     /// Whether everything was delivered.
     pub fn has_ended(&self) -> bool {
-        self.limit == Some(0)
-            || self
-                .streams
-                .iter()
-                .all(|stream| stream.reached == Reached::End && stream.buffer.is_empty())
+        self.limit == Some(0) || self.streams.iter().all(Stream::has_ended)
     }
 
     /// The shards to ask before anything more can be delivered. Each is asked once;
     /// its answer comes to [`Scan::answered`].
-    pub fn questions(&mut self) -> Vec<Question<P>> {
+    pub fn questions(&mut self) -> Vec<Question> {
         if self.has_ended() {
             return Vec::new();
         }
         let mut questions = Vec::new();
-        let floor = match self.order {
-            Order::Sorted => self.floor.as_ref(),
-            Order::Unsorted => None,
-        };
-        for (at, stream) in self.streams.iter_mut().enumerate() {
-            if !stream.buffer.is_empty() {
-                match self.order {
-                    // There is something to deliver first.
-                    Order::Unsorted => break,
-                    Order::Sorted => continue,
-                }
-            }
-            if let Some(floor) = floor {
-                stream.reached.raise_to(floor);
-            }
-            let after = match &stream.reached {
-                Reached::Beginning => None,
-                Reached::After(position) => Some(position.clone()),
-                Reached::End => continue,
+        let mut is_first = true;
+        for at in 0..self.streams.len() {
+            let stream = &self.streams[at];
+            let opens =
+                matches!(stream.part, Part::Base { .. }) && stream.reached == Reached::Beginning;
+            let is_due = match self.order {
+                Order::Sorted => true,
+                Order::Unsorted => is_first || opens,
             };
-            if !stream.asked {
-                stream.asked = true;
-                questions.push(Question {
-                    stream: StreamId(at),
-                    shard: stream.shard.clone(),
-                    ranges: stream.ranges.clone(),
-                    after,
-                });
+            is_first &= stream.has_ended();
+            let ends = stream.reached == Reached::End;
+            if ends || stream.asked || !is_due || !stream.buffer.is_empty() {
+                continue;
             }
-            if self.order == Order::Unsorted {
-                break;
-            }
+            let question = Question {
+                stream: StreamId(at),
+                shard: stream.shard.clone(),
+                asked: match &stream.part {
+                    Part::Base {
+                        by_version: true, ..
+                    } => Asked::AsInBase,
+                    Part::Base { .. } | Part::These(_) => Asked::These(self.ranges(at)),
+                },
+                after: match &stream.reached {
+                    Reached::Beginning | Reached::End => None,
+                    Reached::Behind(place) => Some(place.clone()),
+                },
+            };
+            self.streams[at].asked = true;
+            questions.push(question);
         }
         questions
+    }
+
+    /// The keys that a stream answers for.
+    fn ranges(&self, at: usize) -> RangeSet {
+        let stream = &self.streams[at];
+        match &stream.part {
+            Part::Base { without, .. } => {
+                let owned = self.base.ranges_of(&stream.shard);
+                owned.intersection(&self.wanted).difference(without)
+            }
+            Part::These(ranges) => ranges.clone(),
+        }
     }
 
     /// Says that a question was not answered: it will be asked again.
@@ -237,9 +305,20 @@ impl<P: Ord + Clone, E> Scan<P, E> {
         }
     }
 
+    /// Says that a shard does not have what the base placement says any more: from now on its
+    /// stream names its ranges.
+    pub fn name_ranges(&mut self, stream: StreamId) {
+        if let Some(stream) = self.streams.get_mut(stream.0) {
+            stream.asked = false;
+            if let Part::Base { by_version, .. } = &mut stream.part {
+                *by_version = false;
+            }
+        }
+    }
+
     /// Takes a shard's answer. After an error the scan is as it was before, and the
     /// question open again.
-    pub fn answered(&mut self, id: StreamId, batch: Batch<P, E>) -> Result<(), BatchError> {
+    pub fn answered(&mut self, id: StreamId, batch: Batch<E>) -> Result<(), BatchError> {
         let stream = match self.streams.get_mut(id.0) {
             Some(stream) if stream.asked => stream,
             _ => return Err(BatchError::NotAsked(format!("stream {}", id.0))),
@@ -247,30 +326,91 @@ impl<P: Ord + Clone, E> Scan<P, E> {
         stream.asked = false;
         check(stream, &batch)?;
         let before = stream.reached.clone();
-        let mut gone = Vec::with_capacity(batch.moved.len());
-        for (range, shard) in batch.moved {
-            let ranges = RangeSet::of([range]).intersection(&stream.ranges);
-            stream.ranges = stream.ranges.difference(&ranges);
-            if let Some(given_away) = &mut stream.given_away {
-                *given_away = given_away.union(&ranges);
-            }
-            gone.push((shard, ranges));
+        let hops = stream.hops + 1;
+        let gone = if batch.moved.is_empty() {
+            Vec::new()
+        } else {
+            self.give_away(id.0, batch.moved)
+        };
+        let stream = &mut self.streams[id.0];
+        if let Some(place) = batch.reached {
+            stream.reached = Reached::Behind(place);
         }
-        if let Some((last, _)) = batch.entries.last() {
-            stream.reached = Reached::After(last.clone());
-        }
-        if batch.ended || stream.ranges.is_empty() {
+        let nothing_left = match &stream.part {
+            Part::These(ranges) => ranges.is_empty(),
+            Part::Base { without, .. } => !without.is_empty() && self.ranges(id.0).is_empty(),
+        };
+        let stream = &mut self.streams[id.0];
+        if batch.ended || nothing_left {
             stream.reached = Reached::End;
         }
-        stream.buffer.extend(batch.entries);
+        let floor = match self.order {
+            Order::Sorted => self.floor.as_ref(),
+            Order::Unsorted => None,
+        };
+        let entries = batch.entries.into_iter();
+        // What came to be before the floor since then is not a result any more.
+        let entries = entries.filter(|entry| floor.is_none_or(|floor| entry.sort >= *floor));
+        stream.buffer.extend(entries);
+        if stream.buffer.is_empty() {
+            stream.delivered = stream.reached.clone();
+        }
         for (shard, ranges) in gone {
-            self.open(shard, ranges, before.clone());
+            self.open(shard, ranges, before.clone(), hops);
         }
         Ok(())
     }
 
+    /// Takes ranges out of a stream.
+    fn give_away(
+        &mut self,
+        at: usize,
+        moved: Vec<(KeyRange, ShardId)>,
+    ) -> Vec<(ShardId, RangeSet)> {
+        let mut left = self.ranges(at);
+        let mut all_gone = RangeSet::new();
+        let mut gone: Vec<(ShardId, RangeSet)> = Vec::new();
+        for (range, shard) in moved {
+            let ranges = RangeSet::of([range]).intersection(&left);
+            left = left.difference(&ranges);
+            all_gone = all_gone.union(&ranges);
+            match gone.iter_mut().find(|(known, _)| *known == shard) {
+                Some((_, known)) => *known = known.union(&ranges),
+                None => gone.push((shard, ranges)),
+            }
+        }
+        match &mut self.streams[at].part {
+            Part::Base {
+                without,
+                by_version,
+            } => {
+                *without = without.union(&all_gone);
+                *by_version = false;
+            }
+            Part::These(ranges) => *ranges = left,
+        }
+        gone
+    }
+
     /// The next result, if it is there. If it is not, ask [`Scan::questions`].
-    pub fn deliver(&mut self) -> Option<(P, E)> {
+    pub fn deliver(&mut self) -> Option<Entry<E>> {
+        let at = self.next_stream()?;
+        let entry = self.take_from(at)?;
+        if let Some(limit) = &mut self.limit {
+            *limit -= 1;
+        }
+        Some(entry)
+    }
+
+    /// What [`Scan::deliver`] would deliver. It is not delivered by that ⚑: a token does not
+    /// stand behind it.
+    pub fn peek(&mut self) -> Option<&Entry<E>> {
+        let at = self.next_stream()?;
+        self.streams[at].buffer.front()
+    }
+
+    /// The stream of the next result, behind those that are left out.
+    fn next_stream(&mut self) -> Option<usize> {
         loop {
             if self.limit == Some(0) {
                 return None;
@@ -279,44 +419,61 @@ impl<P: Ord + Clone, E> Scan<P, E> {
                 Order::Unsorted => self.first_buffered()?,
                 Order::Sorted => self.least_buffered()?,
             };
-            let entry = self.streams[at].buffer.pop_front()?;
-            self.delivered[at] = Reached::After(entry.0.clone());
-            self.floor = Some(entry.0.clone());
-            if self.skip > 0 {
-                self.skip -= 1;
-                continue;
+            if self.skip == 0 {
+                return Some(at);
             }
-            if let Some(limit) = &mut self.limit {
-                *limit -= 1;
-            }
-            return Some(entry);
+            self.skip -= 1;
+            self.take_from(at)?;
         }
     }
 
-    /// The shards that the scan has still to ask, with how many streams.
-    pub fn open_streams(&self) -> impl Iterator<Item = (&ShardId, &RangeSet)> {
-        let open = self
-            .streams
-            .iter()
-            .filter(|stream| stream.reached != Reached::End || !stream.buffer.is_empty());
-        open.map(|stream| (&stream.shard, &stream.ranges))
+    fn take_from(&mut self, at: usize) -> Option<Entry<E>> {
+        let stream = &mut self.streams[at];
+        let entry = stream.buffer.pop_front()?;
+        if let Some(place) = &entry.place {
+            stream.delivered = Reached::Behind(place.clone());
+        }
+        if stream.buffer.is_empty() {
+            stream.delivered = stream.reached.clone();
+        }
+        if self.order == Order::Sorted && self.floor.as_ref() != Some(&entry.sort) {
+            self.floor = Some(entry.sort.clone());
+        }
+        Some(entry)
     }
 
+    /// All streams there ever were, in the order in which they were opened.
+    pub fn streams(&self) -> impl Iterator<Item = StreamView<'_>> {
+        let streams = self.streams.iter().enumerate();
+        streams.map(|(at, stream)| StreamView {
+            id: StreamId(at),
+            shard: &stream.shard,
+            is_virtual: matches!(stream.part, Part::These(_)),
+            ranges: match &stream.part {
+                Part::These(ranges) => Some(ranges),
+                Part::Base { .. } => None,
+            },
+            reached: &stream.reached,
+            hops: stream.hops,
+            has_ended: stream.has_ended(),
+        })
+    }
+
+    /// In the order of streams: what one of them offers is delivered before the next begins.
     fn first_buffered(&self) -> Option<usize> {
-        self.streams
-            .iter()
-            .position(|stream| !stream.buffer.is_empty())
+        let at = self.streams.iter().position(|stream| !stream.has_ended())?;
+        (!self.streams[at].buffer.is_empty()).then_some(at)
     }
 
     /// The stream whose next entry is the least of all, if all that have not ended
     /// have one.
     fn least_buffered(&self) -> Option<usize> {
-        let mut least: Option<(usize, &P)> = None;
+        let mut least: Option<(usize, &[u8])> = None;
         for (at, stream) in self.streams.iter().enumerate() {
             match stream.buffer.front() {
-                Some((position, _)) => {
-                    if least.is_none_or(|(_, other)| position < other) {
-                        least = Some((at, position));
+                Some(entry) => {
+                    if least.is_none_or(|(_, other)| entry.sort.as_slice() < other) {
+                        least = Some((at, &entry.sort));
                     }
                 }
                 None if stream.reached == Reached::End => {}
@@ -328,44 +485,45 @@ impl<P: Ord + Clone, E> Scan<P, E> {
 
     /// Adds ranges that were found elsewhere: to a stream that is at the same place on
     /// the same shard, so that many moves do not make many streams, or to a new one.
-    fn open(&mut self, shard: ShardId, ranges: RangeSet, reached: Reached<P>) {
+    fn open(&mut self, shard: ShardId, ranges: RangeSet, reached: Reached, hops: u32) {
         if ranges.is_empty() {
             return;
         }
-        let joinable = self.streams.iter_mut().find(|stream| {
-            let same_place = stream.shard == shard && stream.reached == reached;
-            // One of the base placement is described by what it gave away; one that
-            // was asked would answer for the ranges it had then.
-            same_place && !stream.asked && stream.given_away.is_none() && stream.buffer.is_empty()
-        });
-        match joinable {
-            Some(stream) => stream.ranges = stream.ranges.union(&ranges),
-            None => {
-                self.delivered.push(reached.clone());
-                self.streams.push(Stream {
-                    shard,
-                    ranges,
-                    reached,
-                    buffer: VecDeque::new(),
-                    asked: false,
-                    given_away: None,
-                });
+        for stream in &mut self.streams {
+            // One that was asked would answer for the ranges it had then.
+            let joins = stream.shard == shard
+                && stream.reached == reached
+                && !stream.asked
+                && stream.buffer.is_empty();
+            if let (true, Part::These(known)) = (joins, &mut stream.part) {
+                *known = known.union(&ranges);
+                stream.hops = stream.hops.max(hops);
+                return;
             }
         }
+        self.streams.push(Stream {
+            shard,
+            part: Part::These(ranges),
+            delivered: reached.clone(),
+            reached,
+            buffer: VecDeque::new(),
+            asked: false,
+            hops,
+        });
     }
 }
 
-fn check<P: Ord, E>(stream: &Stream<P, E>, batch: &Batch<P, E>) -> Result<(), BatchError> {
+impl<E> Stream<E> {
+    fn has_ended(&self) -> bool {
+        self.reached == Reached::End && self.buffer.is_empty()
+    }
+}
+
+fn check<E>(stream: &Stream<E>, batch: &Batch<E>) -> Result<(), BatchError> {
     if batch.moved.iter().any(|(_, to)| *to == stream.shard) {
         return Err(BatchError::WentNowhere(stream.shard.clone()));
     }
-    let mut entries = batch.entries.iter();
-    let first_fits = match (&stream.reached, entries.next()) {
-        (Reached::After(position), Some((first, _))) => first > position,
-        (Reached::End, Some(_)) => false,
-        (Reached::Beginning, _) | (_, None) => true,
-    };
-    if !first_fits || !batch.entries.is_sorted_by(|a, b| a.0 < b.0) {
+    if !batch.entries.is_sorted_by(|a, b| a.sort <= b.sort) {
         return Err(BatchError::OutOfOrder(stream.shard.clone()));
     }
     Ok(())

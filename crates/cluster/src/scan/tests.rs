@@ -16,11 +16,21 @@ use std::sync::{Arc, LazyLock};
 
 type Position = Vec<u8>;
 
-/// One document: its shard key, and its place in the scanned index.
+/// One document: its shard key, and its entries in the scanned index, the first one first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Document {
     slot: usize,
-    position: Position,
+    positions: Vec<Position>,
+}
+
+/// Where a shard yields a document that has several entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Emission {
+    /// At the first of them, recomputed from the document.
+    First,
+    /// At the first that a batch comes by: what a set of seen ids would do that does not
+    /// outlive its batch.
+    FirstSeen,
 }
 
 /// Ranges of a shard key, who owns them now, and the documents, by id.
@@ -28,6 +38,7 @@ struct Document {
 struct World {
     owners: Vec<&'static str>,
     documents: BTreeMap<u32, Document>,
+    emission: Emission,
 }
 
 /// The range of shard keys with number `slot`; the first and the last are open.
@@ -62,6 +73,7 @@ impl World {
         Self {
             owners: owners.to_vec(),
             documents: BTreeMap::new(),
+            emission: Emission::First,
         }
     }
 
@@ -78,40 +90,49 @@ impl World {
     }
 
     /// What a shard answers: as the header of the module demands it.
-    fn serve(&self, question: &Question<Position>, batch_max: usize) -> Batch<Position, u32> {
+    fn serve(&self, question: &Question, base: &RoutingTable, batch_max: usize) -> Batch<u32> {
         let slots = self.owners.len();
+        let asked = match &question.asked {
+            Asked::AsInBase => base.ranges_of(&question.shard),
+            Asked::These(ranges) => ranges.clone(),
+        };
         let mut moved = Vec::new();
         for (slot, owner) in self.owners.iter().enumerate() {
             if *owner != question.shard.as_str() {
                 let range = RangeSet::of([slot_range(slot, slots)]);
-                let asked_for = question.ranges.intersection(&range);
-                moved.extend(
-                    asked_for
-                        .into_iter()
-                        .map(|range| (range, ShardId::new(owner))),
-                );
+                let ranges = asked.intersection(&range).into_iter();
+                moved.extend(ranges.map(|range| (range, ShardId::new(owner))));
             }
         }
-        let mut entries: Vec<(Position, u32)> = self
-            .documents
-            .iter()
-            .filter(|(_, document)| {
-                self.owners[document.slot] == question.shard.as_str()
-                    && question
-                        .ranges
-                        .contains(slot_range(document.slot, slots).min.as_bytes())
-                    && question
-                        .after
-                        .as_ref()
-                        .is_none_or(|after| document.position > *after)
-            })
-            .map(|(id, document)| (document.position.clone(), *id))
-            .collect();
-        entries.sort();
-        let ended = entries.len() <= batch_max;
-        entries.truncate(batch_max);
+        let mut found: Vec<(Position, u32)> = Vec::new();
+        for (id, document) in &self.documents {
+            let range = slot_range(document.slot, slots);
+            if self.owners[document.slot] != question.shard.as_str()
+                || !asked.contains(range.min.as_bytes())
+            {
+                continue;
+            }
+            let is_left = |position: &&Position| question.after.as_ref() < Some(*position);
+            let yielded = match self.emission {
+                Emission::First => document.positions.first().filter(is_left),
+                Emission::FirstSeen => document.positions.iter().find(is_left),
+            };
+            found.extend(yielded.map(|position| (position.clone(), *id)));
+        }
+        found.sort();
+        let ended = found.len() <= batch_max;
+        found.truncate(batch_max);
         Batch {
-            entries,
+            reached: found.last().map(|(position, _)| position.clone()),
+            entries: found
+                .into_iter()
+                .map(|(position, id)| Entry {
+                    // The last four bytes tell apart what is sorted alike.
+                    sort: position[..position.len().saturating_sub(4)].to_vec(),
+                    place: Some(position),
+                    value: id,
+                })
+                .collect(),
             ended,
             moved,
         }
@@ -125,28 +146,34 @@ fn everything() -> RangeSet {
     )])
 }
 
+fn begin(world: &World, order: Order) -> Scan<u32> {
+    Scan::begin(Arc::new(world.table()), everything(), order)
+}
+
 #[test]
 fn answers_that_cannot_be_true_change_nothing() {
     let world = World::new(&["A", "B"]);
-    let mut scan: Scan<Position, u32> = Scan::begin(&world.table(), &everything(), Order::Sorted);
+    let mut scan = begin(&world, Order::Sorted);
     let questions = scan.questions();
     let id = questions[0].stream;
     let whole = KeyRange::new(KeyBound::new(&[]), KeyBound::after_all());
-    let check =
-        |scan: &mut Scan<Position, u32>, batch: Batch<Position, u32>, expected: BatchError| {
-            let before = format!("{:?}", scan.open_streams().collect::<Vec<_>>());
-            assert_eq!(scan.answered(id, batch), Err(expected));
-            assert_eq!(
-                format!("{:?}", scan.open_streams().collect::<Vec<_>>()),
-                before
-            );
-            // It may be asked again.
-            assert_eq!(scan.questions().len(), 1);
-        };
+    let check = |scan: &mut Scan<u32>, batch: Batch<u32>, expected: BatchError| {
+        let before = format!("{:?}", scan.streams().collect::<Vec<_>>());
+        assert_eq!(scan.answered(id, batch), Err(expected));
+        assert_eq!(format!("{:?}", scan.streams().collect::<Vec<_>>()), before);
+        // It may be asked again.
+        assert_eq!(scan.questions().len(), 1);
+    };
     let empty = || Batch {
         entries: Vec::new(),
+        reached: None,
         ended: false,
         moved: Vec::new(),
+    };
+    let entry = |sort: u8, value: u32| Entry {
+        sort: vec![sort],
+        place: None,
+        value,
     };
     check(
         &mut scan,
@@ -159,7 +186,7 @@ fn answers_that_cannot_be_true_change_nothing() {
     check(
         &mut scan,
         Batch {
-            entries: vec![(vec![2], 1), (vec![1], 2)],
+            entries: vec![entry(2, 1), entry(1, 2)],
             ..empty()
         },
         BatchError::OutOfOrder(ShardId::new("A")),
@@ -174,18 +201,34 @@ fn answers_that_cannot_be_true_change_nothing() {
 #[test]
 fn many_moves_make_few_streams() {
     let mut world = World::new(&["A"; 20]);
-    let mut scan: Scan<Position, u32> = Scan::begin(&world.table(), &everything(), Order::Unsorted);
+    let base = world.table();
+    let mut scan = begin(&world, Order::Unsorted);
     for slot in (0..20).step_by(2) {
         world.owners[slot] = "B";
     }
     let question = scan.questions().remove(0);
-    scan.answered(question.stream, world.serve(&question, 10))
+    scan.answered(question.stream, world.serve(&question, &base, 10))
         .unwrap();
-    let open: Vec<&str> = scan
-        .open_streams()
-        .map(|(shard, _)| shard.as_str())
+    let open: Vec<(&str, bool)> = scan
+        .streams()
+        .filter(|stream| !stream.has_ended)
+        .map(|stream| (stream.shard.as_str(), stream.is_virtual))
         .collect();
-    assert_eq!(open, ["B"]);
+    assert_eq!(open, [("B", true)]);
+}
+
+/// A shard whose version is not the base's any more is asked for its ranges by name.
+#[test]
+fn ranges_are_named_when_versions_do_not_say_them() {
+    let world = World::new(&["A", "B", "A"]);
+    let mut scan = begin(&world, Order::Unsorted);
+    let questions = scan.questions();
+    assert!(questions.iter().all(|one| one.asked == Asked::AsInBase));
+    assert_eq!(questions.len(), 2, "all base streams open at once");
+    scan.name_ranges(questions[0].stream);
+    let again = scan.questions();
+    let named = RangeSet::of([slot_range(0, 3), slot_range(2, 3)]);
+    assert_eq!(again[0].asked, Asked::These(named));
 }
 
 #[test]
@@ -194,29 +237,61 @@ fn tokens_are_small_and_checked() {
     for id in 0..200u32 {
         let document = Document {
             slot: id as usize % 10,
-            position: id.to_be_bytes().to_vec(),
+            positions: vec![id.to_be_bytes().to_vec()],
         };
         world.documents.insert(id, document);
     }
     let base = world.table();
-    let mut scan: Scan<Position, u32> = Scan::begin(&base, &everything(), Order::Sorted);
+    let mut scan = begin(&world, Order::Sorted);
     for question in scan.questions() {
-        scan.answered(question.stream, world.serve(&question, 5))
+        scan.answered(question.stream, world.serve(&question, &base, 5))
             .unwrap();
     }
     scan.deliver();
-    let token = scan.token().unwrap();
+    let token = scan.token(ClusterTime::new(9, 9)).unwrap();
     let bytes = token.encode();
     assert!(bytes.len() < 300, "{} bytes for ten shards", bytes.len());
     assert_eq!(ScanToken::decode(&bytes).unwrap(), token);
+    assert_eq!(token.not_before, ClusterTime::new(9, 9));
     for at in 0..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 0x10;
         assert!(ScanToken::decode(&damaged).is_err(), "byte {at}");
         assert!(ScanToken::decode(&bytes[..at]).is_err(), "cut at {at}");
     }
-    let other = World::new(&["A", "B"]).table();
-    let resumed: Result<Scan<Position, u32>, TokenError> =
-        Scan::resume(token, &other, &everything());
-    assert_eq!(resumed.unwrap_err(), TokenError::OtherBase);
+    let mut other = World::new(&["A", "B"]).table();
+    other.incarnation.epoch = ObjectId([2; 12]);
+    let resumed = Scan::<u32>::resume(token, Arc::new(other), everything());
+    assert_eq!(resumed.unwrap_err(), TokenError::OtherIncarnation);
+}
+
+/// The base placement is found again in a later one, for as long as its chunks remember.
+#[test]
+fn a_token_outlives_moves_as_long_as_they_are_remembered() {
+    let world = World::new(&["A", "A", "B"]);
+    let base = world.table();
+    let token = || begin(&world, Order::Unsorted).token(ClusterTime::ZERO);
+    let moves = base
+        .moving(
+            &slot_range(1, 3),
+            &ShardId::new("B"),
+            ClusterTime::new(50, 0),
+        )
+        .unwrap();
+    let later = Arc::new(base.with_changes(moves).unwrap());
+    let mut scan = Scan::<u32>::resume(token().unwrap(), later.clone(), everything()).unwrap();
+    let questions = scan.questions();
+    let of_a = RangeSet::of([slot_range(0, 3), slot_range(1, 3)]);
+    assert_eq!(questions[0].asked, Asked::These(of_a));
+    let forgetful: Vec<ChunkWithEnd> = later
+        .chunks()
+        .map(|view| {
+            let chunk = view.chunk.clone().with_past(Vec::new());
+            (chunk, view.max.clone())
+        })
+        .collect();
+    let forgetful =
+        RoutingTable::full(later.uuid, later.incarnation, pattern().clone(), forgetful).unwrap();
+    let resumed = Scan::<u32>::resume(token().unwrap(), Arc::new(forgetful), everything());
+    assert_eq!(resumed.unwrap_err(), TokenError::TooOld);
 }

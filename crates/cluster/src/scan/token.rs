@@ -1,38 +1,39 @@
 //! A scan as bytes that a client can hold, and any router continue from.
 //!
 //! ```text
-//!  token    [version 1 = 1][order 1][epoch 12][began 8][major 4][minor 4]
-//!           [skip varint][limit + 1, or 0 for none, varint]
+//!  token    [version 1 = 2][order 1][epoch 12][began 8][base 8][not before 8]
+//!           [skip varint][limit + 1, or 0 for none, varint][floor: length varint, bytes]
 //!           [count varint][stream]* [checksum 4]
 //!  stream   [shard: length varint, bytes]
 //!           [0 base, ranges are what it gave away | 1 the ranges themselves]
 //!           [count varint][[min length varint, bytes][max length varint, bytes]]*
-//!           [0 beginning | 1 after][position: length varint, bytes]
+//!           [0 beginning | 1 behind][place: length varint, bytes]
 //! ```
 //!
 //! Numbers are big endian. Streams that have ended are left out. The base placement is
 //! named, not contained, so the size does not grow with the number of chunks: ten
-//! shards and short positions take a few hundred bytes.
+//! shards and short places take a few hundred bytes. It is named by the time at which its last
+//! chunk came to where it was: every later placement tells who owned a key then, for as long as
+//! the history of its chunks reaches back. After that the token is refused.
 //!
-//! A token holds the positions *delivered* ⚑: what a router had fetched and not yet
-//! handed out is fetched again by whoever continues.
+//! A token holds the places *delivered* ⚑: what a router had fetched and not yet
+//! handed out is fetched again by whoever continues. *Not before* is a time floor ⚑: later batches
+//! read at or after it, so that a member that lags behind cannot lose what an earlier batch saw.
 //!
 //! The checksum finds accidents, not attacks: a token is checked like any input, and
 //! one that was made up can at worst make its own scan return other documents of the
 //! same collection.
 
-use super::{Order, Reached, Scan, Stream};
-use crate::routing::{RoutingTable, ShardId};
+use super::{Order, Part, Place, Reached, Scan, Stream};
+use crate::routing::{Owner, RoutingTable, ShardId};
 use model::bson::ObjectId;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
-use model::version::{ChunkVersion, Incarnation, PlacementVersion};
+use model::version::Incarnation;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-const VERSION: u8 = 1;
-
-/// Positions as bytes whose order is the scan's.
-type Position = Vec<u8>;
+const VERSION: u8 = 2;
 
 /// Why bytes are not a token.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -41,18 +42,24 @@ pub enum TokenError {
     Damaged,
     #[error("the resume token has format {0}, which is not known here")]
     Version(u8),
-    #[error("the resume token belongs to another placement of the collection")]
-    OtherBase,
+    #[error("the resume token belongs to another incarnation of the collection")]
+    OtherIncarnation,
+    #[error("the placement that the resume token began with is not known any more")]
+    TooOld,
 }
 
 /// Where a scan stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScanToken {
-    /// The placement to fetch before the scan can go on.
-    pub base: PlacementVersion,
+    incarnation: Incarnation,
+    /// When the base placement had come to be.
+    base: ClusterTime,
+    /// Later batches read at or after this time.
+    pub not_before: ClusterTime,
     order: Order,
     skip: u64,
     limit: Option<u64>,
+    floor: Vec<u8>,
     streams: Vec<TokenStream>,
 }
 
@@ -60,7 +67,7 @@ pub struct ScanToken {
 struct TokenStream {
     shard: ShardId,
     ranges: TokenRanges,
-    after: Option<Position>,
+    after: Option<Place>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -69,103 +76,114 @@ enum TokenRanges {
     These(RangeSet),
 }
 
-impl<E> Scan<Position, E> {
-    /// What is left to deliver; `None` if nothing is.
-    pub fn token(&self) -> Option<ScanToken> {
+impl<E> Scan<E> {
+    /// What is left to deliver; `None` if nothing is. All entries must have come with their
+    /// places.
+    pub fn token(&self, not_before: ClusterTime) -> Option<ScanToken> {
         if self.has_ended() {
             return None;
         }
-        let mut streams = Vec::new();
-        for (stream, delivered) in self.streams.iter().zip(&self.delivered) {
-            if stream.reached == Reached::End && stream.buffer.is_empty() {
-                continue;
-            }
-            let after = match (self.order, delivered) {
-                // All streams have delivered what is before the floor.
-                (Order::Sorted, _) => self.floor.clone(),
-                (Order::Unsorted, Reached::After(position)) => Some(position.clone()),
-                (Order::Unsorted, Reached::Beginning | Reached::End) => None,
-            };
-            streams.push(TokenStream {
-                shard: stream.shard.clone(),
-                ranges: match &stream.given_away {
-                    Some(given_away) => TokenRanges::BaseWithout(given_away.clone()),
-                    None => TokenRanges::These(stream.ranges.clone()),
-                },
-                after,
-            });
-        }
+        let left = self.streams.iter().filter(|stream| !stream.has_ended());
+        let streams = left.map(|stream| TokenStream {
+            shard: stream.shard.clone(),
+            ranges: match &stream.part {
+                Part::Base { without, .. } => TokenRanges::BaseWithout(without.clone()),
+                Part::These(ranges) => TokenRanges::These(ranges.clone()),
+            },
+            after: match &stream.delivered {
+                Reached::Behind(place) => Some(place.clone()),
+                Reached::Beginning | Reached::End => None,
+            },
+        });
+        let since = self.base.chunks().map(|view| view.chunk.since);
         Some(ScanToken {
-            base: self.base,
+            incarnation: self.base.incarnation,
+            base: since.max().unwrap_or(ClusterTime::ZERO),
+            not_before,
             order: self.order,
             skip: self.skip,
             limit: self.limit,
-            streams,
+            floor: self.floor.clone().unwrap_or_default(),
+            streams: streams.collect(),
         })
     }
 
-    /// Goes on where a token stands. `base` is the placement it names, from history;
+    /// Goes on where a token stands. `now` is any placement since the one that it names;
     /// `wanted` are the keys that the query can match, as when it began.
     pub fn resume(
         token: ScanToken,
-        base: &RoutingTable,
-        wanted: &RangeSet,
+        now: Arc<RoutingTable>,
+        wanted: RangeSet,
     ) -> Result<Self, TokenError> {
-        if base.version() != token.base {
-            return Err(TokenError::OtherBase);
+        if now.incarnation != token.incarnation {
+            return Err(TokenError::OtherIncarnation);
         }
-        let mut scan = Self {
-            base: token.base,
-            order: token.order,
-            streams: Vec::with_capacity(token.streams.len()),
-            delivered: Vec::with_capacity(token.streams.len()),
-            floor: None,
-            skip: token.skip,
-            limit: token.limit,
-        };
+        let mut streams = Vec::with_capacity(token.streams.len());
         for stream in token.streams {
-            let (ranges, given_away) = match stream.ranges {
-                TokenRanges::These(ranges) => (ranges, None),
+            let ranges = match stream.ranges {
+                TokenRanges::These(ranges) => ranges,
                 TokenRanges::BaseWithout(without) => {
-                    let owned = base.ranges_of(&stream.shard).intersection(wanted);
-                    (owned.difference(&without), Some(without))
+                    let owned = ranges_at(&now, &stream.shard, token.base)?;
+                    owned.intersection(&wanted).difference(&without)
                 }
             };
-            let reached = match stream.after {
-                Some(position) => Reached::After(position),
-                None => Reached::Beginning,
+            let reached = match (stream.after, ranges.is_empty()) {
+                (_, true) => Reached::End,
+                (Some(place), false) => Reached::Behind(place),
+                (None, false) => Reached::Beginning,
             };
-            scan.delivered.push(reached.clone());
-            scan.floor = match (scan.order, &reached) {
-                (Order::Sorted, Reached::After(floor)) => Some(floor.clone()),
-                _ => None,
-            };
-            scan.streams.push(Stream {
+            streams.push(Stream {
                 shard: stream.shard,
-                reached: if ranges.is_empty() {
-                    Reached::End
-                } else {
-                    reached
-                },
-                ranges,
+                part: Part::These(ranges),
+                delivered: reached.clone(),
+                reached,
                 buffer: VecDeque::new(),
                 asked: false,
-                given_away,
+                hops: 0,
             });
         }
-        Ok(scan)
+        Ok(Self {
+            base: now,
+            wanted,
+            order: token.order,
+            streams,
+            floor: Some(token.floor).filter(|floor| !floor.is_empty()),
+            skip: token.skip,
+            limit: token.limit,
+        })
     }
+}
+
+/// What a shard owned at a time.
+fn ranges_at(
+    now: &RoutingTable,
+    shard: &ShardId,
+    time: ClusterTime,
+) -> Result<RangeSet, TokenError> {
+    let mut owned = Vec::new();
+    for view in now.chunks() {
+        match now.owner_at(view.chunk.min.as_bytes(), time) {
+            Owner::Shard(owner) if owner == shard => owned.push(view.range()),
+            Owner::Shard(_) => {}
+            Owner::Forgotten => return Err(TokenError::TooOld),
+        }
+    }
+    Ok(RangeSet::of(owned))
 }
 
 impl ScanToken {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION, u8::from(self.order == Order::Sorted)];
-        out.extend_from_slice(&self.base.incarnation.epoch.0);
-        out.extend_from_slice(&self.base.incarnation.began.to_u64().to_be_bytes());
-        out.extend_from_slice(&self.base.chunk.major.to_be_bytes());
-        out.extend_from_slice(&self.base.chunk.minor.to_be_bytes());
+        out.extend_from_slice(&self.incarnation.epoch.0);
+        for time in [self.incarnation.began, self.base, self.not_before] {
+            out.extend_from_slice(&time.to_u64().to_be_bytes());
+        }
         put(&mut out, self.skip);
-        put(&mut out, self.limit.map_or(0, |limit| limit + 1));
+        put(
+            &mut out,
+            self.limit.map_or(0, |limit| limit.saturating_add(1)),
+        );
+        put_bytes(&mut out, &self.floor);
         put(&mut out, self.streams.len() as u64);
         for stream in &self.streams {
             put_bytes(&mut out, stream.shard.as_str().as_bytes());
@@ -181,9 +199,9 @@ impl ScanToken {
             }
             match &stream.after {
                 None => out.push(0),
-                Some(position) => {
+                Some(place) => {
                     out.push(1);
-                    put_bytes(&mut out, position);
+                    put_bytes(&mut out, place);
                 }
             }
         }
@@ -234,27 +252,26 @@ impl<'a> Reader<'a> {
             1 => Order::Sorted,
             _ => return None,
         };
-        let base = PlacementVersion {
-            incarnation: Incarnation {
-                epoch: ObjectId(self.array()?),
-                began: ClusterTime::from_u64(u64::from_be_bytes(self.array()?)),
-            },
-            chunk: ChunkVersion::new(
-                u32::from_be_bytes(self.array()?),
-                u32::from_be_bytes(self.array()?),
-            ),
+        let incarnation = Incarnation {
+            epoch: ObjectId(self.array()?),
+            began: self.time()?,
         };
+        let (base, not_before) = (self.time()?, self.time()?);
         let skip = self.number()?;
         let limit = self.number()?.checked_sub(1);
+        let floor = self.bytes()?.to_vec();
         let mut streams = Vec::new();
         for _ in 0..self.number()? {
             streams.push(self.stream()?);
         }
         Some(ScanToken {
+            incarnation,
             base,
+            not_before,
             order,
             skip,
             limit,
+            floor,
             streams,
         })
     }
@@ -281,6 +298,10 @@ impl<'a> Reader<'a> {
                 _ => return None,
             },
         })
+    }
+
+    fn time(&mut self) -> Option<ClusterTime> {
+        Some(ClusterTime::from_u64(u64::from_be_bytes(self.array()?)))
     }
 
     fn byte(&mut self) -> Option<u8> {

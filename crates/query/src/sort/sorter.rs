@@ -289,7 +289,16 @@ impl Sorted {
         Ok(())
     }
 
-    fn advance(&mut self) -> Result<Option<DocBuf>, Error> {
+    /// The next document with the key it is sorted by.
+    pub fn next_with_key(&mut self) -> Result<Option<(Vec<u8>, DocBuf)>, Error> {
+        Ok(self.advance()?.map(|Entry { mut key, document }| {
+            // Behind it is when it came.
+            key.truncate(key.len().saturating_sub(size_of::<u64>()));
+            (key, document)
+        }))
+    }
+
+    fn advance(&mut self) -> Result<Option<Entry>, Error> {
         if self.remaining == 0 {
             return Ok(None);
         }
@@ -298,7 +307,7 @@ impl Sorted {
         };
         self.remaining -= 1;
         self.refill(source)?;
-        Ok(Some(entry.document))
+        Ok(Some(entry))
     }
 }
 
@@ -306,7 +315,9 @@ impl Iterator for Sorted {
     type Item = Result<DocBuf, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.advance().transpose()
+        let next = self.advance();
+        next.map(|entry| entry.map(|entry| entry.document))
+            .transpose()
     }
 }
 

@@ -6,6 +6,8 @@
 use crate::{Connect, Router, RouterHandler, RouterOptions};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::error::{Code, Error};
+use model::range::{KeyBound, KeyRange, RangeSet};
+use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
 use model::version::{ChunkVersion, Incarnation, PlacementVersion};
 use parking_lot::Mutex;
@@ -165,6 +167,8 @@ pub(super) struct FakeShard {
     pub(super) name: &'static str,
     pub(super) major: Mutex<u32>,
     documents: Mutex<Vec<DocBuf>>,
+    /// From which key on, and up to which.
+    owned: Mutex<Vec<(i32, i32)>>,
     pub(super) cursors: Mutex<HashMap<i64, VecDeque<DocBuf>>>,
     pub(super) faults: Mutex<VecDeque<Fault>>,
     pub(super) asked: Mutex<Vec<DocBuf>>,
@@ -227,7 +231,12 @@ impl FakeShard {
                 Reply::from_writer(writer.with("ok", 1.0))
             }
             "find" => {
-                if let Some(error) = self.stale(received) {
+                let part = body.get_doc("_terndbScan").unwrap_or(Doc::EMPTY);
+                let asked = part.get_array("ranges").map(|_| {
+                    let bounds = crate::scan::ranges_of(part, "ranges");
+                    (bounds.difference(&self.ranges()), bounds)
+                });
+                if let (None, Some(error)) = (&asked, self.stale(received)) {
                     return Reply::error(&error);
                 }
                 let context = QueryContext::new(0);
@@ -235,22 +244,34 @@ impl FakeShard {
                 let filter = Filter::parse(filter, &context).expect("a filter");
                 let mut found: Vec<DocBuf> = self.documents.lock().clone();
                 found.retain(|doc| filter.matches(doc.as_doc()).expect("matches"));
-                if let Some(sort) = body.get_doc("sort") {
-                    let sort = SortPattern::parse(sort).expect("a sort");
-                    found.sort_by_key(|doc| sort.key(doc.as_doc()).expect("a key"));
+                if let Some((_, asked)) = &asked {
+                    let owned = asked.intersection(&self.ranges());
+                    found.retain(|doc| owned.contains(&encoded(key(doc.as_doc()))));
+                }
+                let by_key = DocWriter::new().with("k", 1).finish();
+                let sort = body.get_doc("sort").unwrap_or(by_key.as_doc());
+                let sort = SortPattern::parse(sort).expect("a sort");
+                found.sort_by_key(|doc| sort.key(doc.as_doc()).expect("a key"));
+                if let Some(ValueRef::Binary { bytes, .. }) = part.get("after") {
+                    let last = bird(i32::from_be_bytes(bytes.try_into().expect("a place")));
+                    let last = sort.key(last.as_doc()).expect("a key");
+                    found.retain(|doc| sort.key(doc.as_doc()).expect("a key") > last);
                 }
                 if let Some(limit) = crate::find::whole(body.get("limit")).filter(|n| *n > 0) {
                     found.truncate(limit as usize);
                 }
                 assert!(body.get("skip").is_none(), "skipping is the router's");
-                self.batch("firstBatch", found.into(), body)
+                let not_owned = asked.map(|(not_owned, _)| not_owned);
+                self.batch("firstBatch", found.into(), body, not_owned)
             }
             "getMore" => {
                 let Some(ValueRef::Int64(id)) = body.get("getMore") else {
                     panic!("getMore without a cursor");
                 };
-                let rest = self.cursors.lock().remove(&id).expect("a known cursor");
-                self.batch("nextBatch", rest, body)
+                let Some(rest) = self.cursors.lock().remove(&id) else {
+                    return Reply::error(&Error::new(Code::CURSOR_NOT_FOUND, "not found"));
+                };
+                self.batch("nextBatch", rest, body, None)
             }
             "count" => {
                 if let Some(error) = self.stale(received) {
@@ -271,14 +292,42 @@ impl FakeShard {
         }
     }
 
-    fn batch(&self, name: &str, mut rest: VecDeque<DocBuf>, body: Doc<'_>) -> Reply {
+    pub(super) fn store(&self, document: DocBuf) {
+        self.documents.lock().push(document);
+    }
+
+    pub(super) fn remove(&self, removed: i32) {
+        self.documents
+            .lock()
+            .retain(|doc| key(doc.as_doc()) != removed);
+    }
+
+    fn ranges(&self) -> RangeSet {
+        let owned = self.owned.lock();
+        let bound = |key| KeyBound::new(&encoded(key));
+        RangeSet::of(
+            owned
+                .iter()
+                .map(|(min, max)| KeyRange::new(bound(*min), bound(*max))),
+        )
+    }
+
+    fn batch(
+        &self,
+        name: &str,
+        mut rest: VecDeque<DocBuf>,
+        body: Doc<'_>,
+        not_owned: Option<RangeSet>,
+    ) -> Reply {
         let size =
             crate::find::whole(body.get("batchSize")).filter(|_| body.get("batchSize").is_some());
         let size = size.unwrap_or(2) as usize;
         let mut writer = Reply::writer();
         writer.begin_document("cursor").begin_array(name);
+        let mut place = None;
         for document in rest.drain(..size.min(rest.len())) {
             writer.push(&document);
+            place = Some(key(document.as_doc()).to_be_bytes());
         }
         let id = match rest.is_empty() {
             true => 0,
@@ -288,13 +337,42 @@ impl FakeShard {
                 id
             }
         };
+        writer.end();
+        let binary = |bytes| ValueRef::Binary { subtype: 0, bytes };
+        if id != 0 || not_owned.is_some() {
+            writer.begin_document("scan");
+            if let Some(place) = &place {
+                writer.append("place", binary(place));
+            }
+            writer.begin_array("notOwned");
+            for range in not_owned.iter().flat_map(|ranges| ranges.iter()) {
+                writer.push(binary(range.min.as_bytes()));
+                writer.push(binary(range.max.as_bytes()));
+            }
+            writer.end().begin_document("version");
+            version(*self.major.lock()).append_to(&mut writer);
+            writer.end().end();
+        }
         writer
-            .end()
             .append("id", id)
             .append("ns", "test.birds")
             .end()
             .append("ok", 1.0);
         Reply::from_writer(writer)
+    }
+}
+
+/// The shard key `{k: key}`; the ends of `i32` stand for those of all keys.
+fn encoded(key: i32) -> Vec<u8> {
+    let pattern = DocWriter::new().with("k", 1).finish();
+    let pattern = ShardKeyPattern::parse(pattern.as_doc()).expect("a pattern");
+    match key {
+        i32::MIN => pattern.least(),
+        i32::MAX => KeyBound::after_all().as_bytes().to_vec(),
+        key => {
+            let document = DocWriter::new().with("k", key).finish();
+            pattern.key_of(document.as_doc()).expect("a key")
+        }
     }
 }
 
@@ -344,13 +422,16 @@ impl World {
     /// Keys below 10 on a, below 20 on b, others on c.
     pub(super) fn new() -> World {
         let chunks = [(None, "a", 1), (Some(10), "b", 2), (Some(20), "c", 3)];
+        let owned = [(i32::MIN, 10), (10, 20), (20, i32::MAX)];
         let shards: HashMap<&'static str, Arc<FakeShard>> = chunks
             .iter()
-            .map(|(_, name, major)| {
+            .zip(owned)
+            .map(|((_, name, major), owned)| {
                 let shard = FakeShard {
                     name,
                     major: Mutex::new(*major),
                     documents: Mutex::default(),
+                    owned: Mutex::new(vec![owned]),
                     cursors: Mutex::default(),
                     faults: Mutex::default(),
                     asked: Mutex::default(),
@@ -380,13 +461,48 @@ impl World {
 
     /// The range of b's keys goes to c.
     pub(super) fn move_b_to_c(&self) {
+        self.move_b("b", "c", 4);
+    }
+
+    /// The range that is b's in the beginning goes from one shard to another; cursors there end.
+    pub(super) fn move_b(&self, from: &'static str, to: &'static str, major: u32) {
         let mut chunks = self.config.chunks.lock();
-        chunks[1].shard = "c";
-        chunks[1].major = 4;
-        *self.shards["c"].major.lock() = 4;
-        *self.shards["b"].major.lock() = 0;
-        let moved: Vec<DocBuf> = self.shards["b"].documents.lock().drain(..).collect();
-        self.shards["c"].documents.lock().extend(moved);
+        chunks[1].shard = to;
+        chunks[1].major = major;
+        *self.shards[to].major.lock() = major;
+        // What stays with the donor gets a new version, too.
+        let left = chunks.iter_mut().find(|chunk| chunk.shard == from);
+        *self.shards[from].major.lock() = match left {
+            Some(chunk) => {
+                chunk.major = major;
+                major
+            }
+            None => 0,
+        };
+        let in_range = |doc: &mut DocBuf| (10..20).contains(&key(doc.as_doc()));
+        let moved: Vec<DocBuf> = (self.shards[from].documents.lock())
+            .extract_if(.., in_range)
+            .collect();
+        self.shards[to].documents.lock().extend(moved);
+        self.shards[from]
+            .owned
+            .lock()
+            .retain(|range| *range != (10, 20));
+        self.shards[to].owned.lock().push((10, 20));
+        for shard in [from, to] {
+            self.shards[shard].cursors.lock().clear();
+        }
+    }
+
+    /// The collection is gone: nobody knows it, and all that it had.
+    pub(super) fn drop_collection(&self) {
+        self.config.chunks.lock().clear();
+        for shard in self.shards.values() {
+            shard.documents.lock().clear();
+            shard.owned.lock().clear();
+            shard.cursors.lock().clear();
+            *shard.major.lock() = 0;
+        }
     }
 
     pub(super) async fn run(&self, body: DocBuf) -> DocBuf {

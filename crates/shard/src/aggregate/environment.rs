@@ -11,7 +11,7 @@ use crate::command::operations::running_operations;
 use crate::command::stats::{Sizes, append_collection_stats, append_count};
 use crate::operation::Operation;
 use crate::parameters::Settings;
-use crate::read::{Budget, Execution, FileSpill, Found, Query, Step, Taken, Visited};
+use crate::read::{Budget, Execution, FileSpill, Found, Query, ScanPart, Step, Taken, Visited};
 use crate::session::SessionId;
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -41,6 +41,12 @@ pub(crate) struct ShardEnvironment {
     /// As they were when the command began.
     settings: Settings,
     scans: Mutex<Vec<Weak<Mutex<Execution>>>>,
+    /// What the first scan is a part of; taken by it.
+    part: Mutex<Option<Arc<ScanPart>>>,
+    /// The first scan, if it is a part of one over several shards.
+    main: OnceLock<Weak<Mutex<Execution>>>,
+    /// Documents that were taken from it.
+    pulled: AtomicU64,
     /// Set once the pipeline is a change stream.
     stream: OnceLock<Arc<Mutex<StreamState>>>,
     this: Weak<ShardEnvironment>,
@@ -53,6 +59,7 @@ impl ShardEnvironment {
         allow_disk_use: bool,
         at: Option<ClusterTime>,
         from_router: bool,
+        part: Option<Arc<ScanPart>>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             shard: shard.clone(),
@@ -65,6 +72,9 @@ impl ShardEnvironment {
                 .filter(|name| !name.is_empty()),
             settings: shard.parameters.current(),
             scans: Mutex::new(Vec::new()),
+            part: Mutex::new(part),
+            main: OnceLock::new(),
+            pulled: AtomicU64::new(0),
             stream: OnceLock::new(),
             this: this.clone(),
         })
@@ -73,6 +83,16 @@ impl ShardEnvironment {
     /// The state of the change stream that the pipeline is, if it is one.
     pub(crate) fn stream(&self) -> Option<Arc<Mutex<StreamState>>> {
         self.stream.get().cloned()
+    }
+
+    /// The scan that is a part of one over several shards, if it still runs.
+    pub(super) fn main_scan(&self) -> Option<Arc<Mutex<Execution>>> {
+        self.main.get()?.upgrade()
+    }
+
+    /// How many documents it has given.
+    pub(super) fn pulled(&self) -> u64 {
+        self.pulled.load(Ordering::Acquire)
     }
 
     /// From now on another command asks for documents.
@@ -124,7 +144,10 @@ impl Environment for ShardEnvironment {
         let Some(collection) = self.shard.readable(&request.namespace) else {
             return Ok(Box::new(Documents::new(Vec::new())));
         };
+        let part = self.part.lock().take();
+        let is_main = part.is_some();
         let query = Query {
+            part,
             sort: request.sort,
             skip: request.skip,
             limit: request.limit,
@@ -141,8 +164,13 @@ impl Environment for ShardEnvironment {
         let execution = Execution::new(&self.shard, &collection, query, &operation)?;
         let execution = Arc::new(Mutex::new(execution));
         self.remember(&execution);
+        if is_main {
+            // Nobody else took the part.
+            let _ = self.main.set(Arc::downgrade(&execution));
+        }
         let environment = self.shared()?;
         Ok(Box::new(CollectionScan {
+            is_main,
             execution,
             environment,
             operation,
@@ -299,6 +327,7 @@ impl Environment for ShardEnvironment {
 
 /// A collection as a pipeline reads it.
 struct CollectionScan {
+    is_main: bool,
     execution: Arc<Mutex<Execution>>,
     environment: Arc<ShardEnvironment>,
     /// The command that asks, as of that count of the environment's.
@@ -327,6 +356,9 @@ impl Source for CollectionScan {
         loop {
             let mut budget = Budget::unlimited();
             let visited = execution.visit(&self.operation, &mut budget, &mut |document| {
+                if self.is_main {
+                    self.environment.pulled.fetch_add(1, Ordering::AcqRel);
+                }
                 is_over = visitor(document)?.is_break();
                 Ok(match is_over {
                     true => Taken::Enough,
@@ -348,6 +380,9 @@ impl Source for CollectionScan {
         loop {
             match self.execution.lock().next(&self.operation, &mut budget)? {
                 Step::Found(found) => {
+                    if self.is_main {
+                        self.environment.pulled.fetch_add(1, Ordering::AcqRel);
+                    }
                     self.found = Some(found);
                     return Ok(Advance::Document);
                 }

@@ -68,6 +68,18 @@ impl Collection {
             .unwrap_or_else(|_| RecordKey::from_id(document.get("_id").unwrap_or(ValueRef::Null)))
     }
 
+    /// Whether records are ordered by this shard key before anything else, so that its ranges
+    /// are ranges of records.
+    pub(crate) fn record_keys_follow(&self, shard_key: &ShardKeyPattern) -> bool {
+        match &self.clustering {
+            Some(clustering) => clustering.pattern == *shard_key,
+            None => {
+                let fields = shard_key.fields();
+                fields.len() == 1 && fields[0].path.as_ref() == "_id" && !fields[0].hashed
+            }
+        }
+    }
+
     /// Whether an `_id` says where its record is: then the record's key is as unique.
     pub(crate) fn is_found_by_id(&self) -> bool {
         match &self.clustering {

@@ -10,6 +10,7 @@ use super::{Answer, Invocation, let_variables, refuse_collation};
 use crate::aggregate::{PipelineSource, ShardEnvironment, check_unique, merge_into, write_out};
 use crate::change_stream::StreamCursor;
 use crate::cursor::{Batch, BatchSource, FIRST_BATCH_DOCUMENTS, Filled, OpenCursor, fill_batch};
+use crate::read::ScanPart;
 use model::bson::{Array, Doc, Value, ValueRef};
 use model::number::Number;
 use model::time::ClusterTime;
@@ -77,12 +78,25 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         check_unique(invocation, merge)?;
     }
     let at = read_time(invocation);
+    let part = ScanPart::read(body)?;
+    if let (Some(part), Some(namespace)) = (&part, &collection)
+        && part.is_elsewhere(invocation.shard.readable(namespace).as_deref())
+    {
+        let mut writer = Reply::writer();
+        writer
+            .begin_document("cursor")
+            .begin_array("firstBatch")
+            .end();
+        part.append_elsewhere(&mut writer);
+        return finish_cursor(writer, 0, namespace, at);
+    }
     let environment = ShardEnvironment::new(
         invocation.shard,
         invocation.operation,
         fields.allow_disk_use,
         at,
         fields.from_router,
+        part.clone(),
     );
     let shared: Arc<dyn Environment> = environment.clone();
     let mut source = start(steps, collection.clone(), fields.hint, &shared)?;
@@ -103,11 +117,7 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
                     state,
                     fields.needs_merge,
                 )),
-                None => Box::new(PipelineSource {
-                    source,
-                    environment,
-                    left_over: false,
-                }),
+                None => Box::new(PipelineSource::new(source, environment, part)),
             };
             return first_batch(invocation, source, fields.batch_size, &namespace, at);
         }

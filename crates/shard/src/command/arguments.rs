@@ -42,6 +42,7 @@ pub(crate) fn is_generic(name: &str) -> bool {
             | "shardVersion"
             | "databaseVersion"
             | "routedBy"
+            | "_terndbScan"
     )
 }
 

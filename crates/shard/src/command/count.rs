@@ -6,8 +6,8 @@ use super::arguments::arguments;
 use super::find::{hint, read_time};
 use super::{Answer, Invocation, finish, refuse_collation};
 use crate::operation::Operation;
-use crate::read::{Budget, Execution, Query, Step};
-use model::bson::{Doc, Kind, Value, ValueRef};
+use crate::read::{Budget, Execution, Query, ScanPart, Step};
+use model::bson::{Doc, DocWriter, Kind, Value, ValueRef};
 use model::number::Number;
 use model::{Code, Error, Namespace};
 use query::filter::Filter;
@@ -63,6 +63,7 @@ impl CountCommand {
         query.limit = limit;
         query.needed = Some(Vec::new());
         query.at = read_time(invocation);
+        query.part = ScanPart::read(body)?;
         Ok(Self { namespace, query })
     }
 
@@ -93,8 +94,22 @@ pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
     let command = CountCommand::parse(invocation, invocation.request.body())?;
     let shard = invocation.shard;
     let collection = shard.readable(&command.namespace);
+    let part = command
+        .query
+        .part
+        .clone()
+        .filter(|part| part.ranges.is_some());
+    if let Some(part) = &part
+        && part.is_elsewhere(collection.as_deref())
+    {
+        let mut writer = Reply::writer().with("n", 0);
+        part.append_elsewhere(&mut writer);
+        return finish(writer);
+    }
     let known = match collection.as_deref() {
-        Some(collection) if command.is_fast() && !collection.may_hold_orphans() => {
+        Some(collection)
+            if command.is_fast() && part.is_none() && !collection.may_hold_orphans() =>
+        {
             match &collection.made {
                 Some(made) => made.count(shard),
                 None => Some(shard.store.collection_counter(collection.id).items),
@@ -102,6 +117,7 @@ pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
         }
         _ => None,
     };
+    let mut told = DocWriter::new();
     let counted = match (collection, known) {
         (None, _) => 0,
         (Some(_), Some(all)) => {
@@ -111,7 +127,9 @@ pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
         (Some(collection), None) => {
             let mut execution =
                 Execution::new(shard, &collection, command.query, invocation.operation)?;
-            count_all(&mut execution, invocation.operation)?
+            let counted = count_all(&mut execution, invocation.operation)?;
+            execution.append_part(&mut told, None, &[]);
+            counted
         }
     };
     let mut writer = Reply::writer();
@@ -119,6 +137,9 @@ pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
         Ok(small) => writer.append("n", small),
         Err(_) => writer.append("n", counted as i64),
     };
+    for element in told.finish().iter() {
+        writer.append_element(&element);
+    }
     finish(writer)
 }
 

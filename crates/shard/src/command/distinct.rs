@@ -8,7 +8,7 @@ use super::arguments::{arguments, missing};
 use super::find::read_time;
 use super::{Answer, Invocation, finish, refuse_collation};
 use crate::operation::Operation;
-use crate::read::{Budget, DistinctScan, Execution, Query, Step};
+use crate::read::{Budget, DistinctScan, Execution, Query, ScanPart, Step};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::{Direction, TypeBits, encode_into};
 use model::{Code, Error};
@@ -57,6 +57,7 @@ impl DistinctCommand {
         let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
         let mut query = Query::new(filter);
         query.at = read_time(invocation);
+        query.part = ScanPart::read(body)?;
         Ok(Self {
             query,
             path: Path::new(key),
@@ -74,8 +75,23 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
     };
     let at = command.query.at;
     let collection = invocation.shard.readable(&namespace);
+    let part = command
+        .query
+        .part
+        .clone()
+        .filter(|part| part.ranges.is_some());
+    if let Some(part) = &part
+        && part.is_elsewhere(collection.as_deref())
+    {
+        let mut writer = Reply::writer();
+        writer.begin_array("values").end();
+        part.append_elsewhere(&mut writer);
+        return finish(writer);
+    }
+    let mut told = DocWriter::new();
     let by_index = collection
         .as_ref()
+        .filter(|_| part.is_none())
         .and_then(|collection| DistinctScan::find(collection, &command.query, &command.path));
     if let Some(scan) = by_index {
         tokio::task::block_in_place(|| {
@@ -98,6 +114,7 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
                 values.collect(&mut execution, operation, &mut Budget::unlimited())
             })?;
         }
+        execution.append_part(&mut told, None, &[]);
     }
     let mut writer = Reply::writer_with_capacity(values.bytes + 64);
     writer.begin_array("values");
@@ -107,6 +124,9 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
     writer.end();
     if let Some(time) = at {
         writer.append("atClusterTime", time);
+    }
+    for element in told.finish().iter() {
+        writer.append_element(&element);
     }
     finish(writer)
 }

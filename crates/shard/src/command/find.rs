@@ -12,7 +12,7 @@ use crate::cursor::{
 };
 use crate::error::from_storage;
 use crate::operation::Operation;
-use crate::read::{Budget, Execution, Query, Step, Taken, Visited};
+use crate::read::{Budget, Execution, Query, ScanPart, Step, Taken, Visited};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::Direction;
 use model::number::Number;
@@ -60,13 +60,27 @@ struct Fields<'a> {
 pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
     let body = invocation.request.body();
-    if let Some(answer) = find_by_id(invocation, &namespace)? {
+    let part = ScanPart::read(body)?;
+    let names_ranges = part.as_ref().is_some_and(|part| part.ranges.is_some());
+    if !names_ranges && let Some(answer) = find_by_id(invocation, &namespace)? {
         return Ok(answer);
     }
-    let command = FindCommand::parse(invocation, body)?;
+    let mut command = FindCommand::parse(invocation, body)?;
     let shard = invocation.shard;
     let at = command.query.at;
     let found = shard.readable(&namespace);
+    if let Some(part) = &part
+        && part.is_elsewhere(found.as_deref())
+    {
+        let mut writer = Reply::writer();
+        writer
+            .begin_document("cursor")
+            .begin_array("firstBatch")
+            .end();
+        part.append_elsewhere(&mut writer);
+        return finish_cursor(writer, 0, &namespace, at);
+    }
+    command.query.part = part;
     command.check_tailable(found.as_deref())?;
     let documents_max = command.batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
     let bytes = match &found {
@@ -97,6 +111,7 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         execution,
         projection: command.projection,
         await_data: command.await_data,
+        places: Vec::new(),
     };
     let mut batch = Batch::begin(writer, "firstBatch", Some(documents_max));
     // A batch of none opens the cursor without looking for anything.
@@ -105,7 +120,8 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         more = fill_batch(&mut source, invocation.operation, &mut batch)? != Filled::Ended;
     }
     shard.counters.returned(batch.documents() as usize);
-    let writer = batch.end();
+    let mut writer = batch.end();
+    source.append_state(&mut writer);
     if !more || command.single_batch {
         return finish_cursor(writer, 0, &namespace, at);
     }
@@ -220,6 +236,8 @@ pub(crate) struct FindSource {
     pub(crate) execution: Execution,
     pub(crate) projection: Option<Projection>,
     pub(crate) await_data: bool,
+    /// Where each document of the batch stands, for who asks for that.
+    pub(crate) places: Vec<Vec<u8>>,
 }
 
 impl BatchSource for FindSource {
@@ -229,6 +247,9 @@ impl BatchSource for FindSource {
         batch: &mut Batch,
         budget: &mut Budget,
     ) -> Result<Filled, Error> {
+        if batch.documents() == 0 {
+            self.places.clear();
+        }
         loop {
             if self.execution.is_ended() {
                 return Ok(Filled::Ended);
@@ -236,7 +257,9 @@ impl BatchSource for FindSource {
             if batch.is_full() {
                 return Ok(Filled::Full);
             }
-            if self.execution.query().return_key {
+            let query = self.execution.query();
+            let places = query.part.as_ref().is_some_and(|part| part.places);
+            if query.return_key || places {
                 match self.fill_with_key(operation, batch, budget)? {
                     Some(filled) => return Ok(filled),
                     None => continue,
@@ -272,10 +295,17 @@ impl BatchSource for FindSource {
     fn awaits_data(&self) -> bool {
         self.await_data
     }
+
+    fn append_state(&self, writer: &mut DocWriter) {
+        let ended = self.execution.is_ended();
+        let place = (!ended).then(|| self.execution.place(false, 0));
+        self.execution.append_part(writer, place, &self.places);
+    }
 }
 
 impl FindSource {
-    /// One key for `returnKey`; nothing if there is room for more.
+    /// One document by itself: its key for `returnKey`, or with its place. Nothing if there is
+    /// room for more.
     fn fill_with_key(
         &mut self,
         operation: &Arc<Operation>,
@@ -288,8 +318,19 @@ impl FindSource {
             Step::Ended if self.execution.is_ended() => return Ok(Some(Filled::Ended)),
             Step::Ended => return Ok(Some(Filled::Dry)),
         };
-        let key = self.execution.index_key(&found)?.unwrap_or_default();
-        if batch.offer(key.as_doc()) {
+        let is_taken = match (self.execution.query().return_key, &self.projection) {
+            (true, _) => {
+                let key = self.execution.index_key(&found)?.unwrap_or_default();
+                batch.offer(key.as_doc())
+            }
+            (false, Some(projection)) => batch.offer(projection.apply(found.document())?.as_doc()),
+            (false, None) => batch.offer(found.document()),
+        };
+        if is_taken {
+            let query = self.execution.query();
+            if query.part.as_ref().is_some_and(|part| part.places) {
+                self.places.push(self.execution.place(false, 0).encode());
+            }
             return Ok(None);
         }
         self.execution.put_back(found);

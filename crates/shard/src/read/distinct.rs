@@ -5,6 +5,7 @@
 //! missing field, undefined for an empty array. MongoDB answers `distinct` from
 //! an index in the same way.
 
+use super::part::Mark;
 use super::scan::{Item, Scan, Space, Stepped};
 use super::{Query, covered};
 use crate::Shard;
@@ -106,6 +107,7 @@ impl DistinctScan {
             Space::Index(id),
             Some(bounds),
             self.access.direction,
+            &Mark::Beginning,
             None,
         )?;
         let mut values = 0;

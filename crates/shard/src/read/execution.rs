@@ -22,6 +22,7 @@
 //! | `found.rs` | documents found, the budget of steps, what was counted |
 //! | `life.rs` | from one batch to the next: snapshot, position, the catalog |
 //! | `ownership.rs` | only what this shard owns |
+//! | `standing.rs` | where it stands, as any shard understands it |
 //! | `search.rs` | the next document that matches: by key, over records, over branches |
 //! | `index_step.rs` | one entry of an index |
 //! | `visit.rs` | documents shown where they lie |
@@ -31,14 +32,18 @@ mod index_step;
 mod life;
 mod ownership;
 mod search;
+mod standing;
 mod visit;
 
 pub(super) use found::{BranchStatistics, Statistics};
 pub(crate) use found::{Budget, Found, Step};
+pub(crate) use standing::append_ranges;
 pub(crate) use visit::{Taken, Visited};
 
 use super::merging::Merging;
+use super::part::Mark;
 use super::planning::Planned;
+use super::scan::KeyWindow;
 use super::spill::FileSpill;
 use super::virtual_collection::VirtualSource;
 use super::{Query, plan};
@@ -46,6 +51,7 @@ use crate::catalog::Collection;
 use crate::operation::Operation;
 use crate::{Shard, Snapshot};
 use life::Live;
+use model::range::RangeSet;
 use model::{Code, Error};
 use query::plan::Access;
 use query::sort::{Sorted, Sorter};
@@ -74,9 +80,16 @@ pub(crate) struct Execution {
     /// Branches that are merged in order.
     merging: Option<Box<Merging>>,
     branch: usize,
-    /// The last item inside the bounds; becomes `position` when suspended.
+    /// The last item inside the bounds; `mark` stands behind it when suspended.
     last: Option<Position>,
-    position: Option<Vec<u8>>,
+    mark: Mark,
+    /// Of a part of a scan: the ranges asked for, where the shard owns others too.
+    restriction: Option<RangeSet>,
+    /// Outside of these keys no record is asked for.
+    window: Option<KeyWindow>,
+    /// Of a part that is sorted here: the last key returned, and whether its document is
+    /// still to come.
+    sorted_at: Option<(Vec<u8>, bool)>,
     put_back: Option<Found>,
     /// Nothing was read since the last batch.
     suspended: bool,
@@ -101,6 +114,7 @@ impl Execution {
             && query.min.is_none()
             && query.max.is_none()
             && query.at.is_none()
+            && query.part.is_none()
             && let Some(id) = query::plan::id_value(&query.filter)
             && let Some(key) = collection.record_key_of_id(id)
         {
@@ -123,7 +137,10 @@ impl Execution {
         let query = ownership::with_shard_key(query, &collection);
         let planned = plan(shard, &collection, &query, operation)?;
         planned.count_use();
-        Self::with_plan(shard, &collection, query, planned, Some(snapshot))
+        let mut execution = Self::with_plan(shard, &collection, query, planned, Some(snapshot))?;
+        execution.restrict();
+        execution.stand_at_place()?;
+        Ok(execution)
     }
 
     /// Runs a plan that was chosen already.
@@ -144,7 +161,10 @@ impl Execution {
             made: None,
             branch: 0,
             last: None,
-            position: None,
+            mark: Mark::Beginning,
+            restriction: None,
+            window: None,
+            sorted_at: None,
             put_back: None,
             suspended: false,
             skipped: 0,
@@ -240,8 +260,13 @@ impl Execution {
             }
             let found = match &mut self.stage {
                 Stage::Ended => return Ok(Step::Ended),
-                Stage::Sorted(sorted) => match sorted.next().transpose()? {
-                    Some(document) => Found::Made(document),
+                Stage::Sorted(sorted) => match sorted.next_with_key()? {
+                    Some((key, document)) => {
+                        if self.query.part.is_some() {
+                            self.sorted_at = Some((key, false));
+                        }
+                        Found::Made(document)
+                    }
                     None => {
                         self.stage = Stage::Ended;
                         continue;
@@ -280,6 +305,11 @@ impl Execution {
             match self.search(operation, budget)? {
                 Step::Paused => return Ok(false),
                 Step::Found(found) => {
+                    let key = match self.key_of_part(&found)? {
+                        None => None,
+                        Some(key) if self.is_behind(&key) => continue,
+                        Some(key) => Some(key),
+                    };
                     // Keys are sorted like their documents, which are let go of here.
                     let index_key = match self.query.return_key {
                         true => Some(self.index_key(&found)?.unwrap_or_default()),
@@ -290,12 +320,15 @@ impl Execution {
                     let Stage::Collecting(sorter) = &mut self.stage else {
                         continue;
                     };
-                    match (index_key, &self.query.sort) {
-                        (Some(index_key), Some(pattern)) => {
+                    match (key, index_key, &self.query.sort) {
+                        (Some(key), index_key, _) => {
+                            sorter.push_with_key(key, index_key.unwrap_or(document))?;
+                        }
+                        (None, Some(index_key), Some(pattern)) => {
                             let key = pattern.key(document.as_doc())?;
                             sorter.push_with_key(key.into_bytes(), index_key)?;
                         }
-                        _ => sorter.push(document)?,
+                        (None, _, _) => sorter.push(document)?,
                     }
                 }
                 Step::Ended => {

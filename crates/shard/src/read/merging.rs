@@ -9,6 +9,7 @@
 
 use super::Query;
 use super::execution::{Budget, Execution, Found, Statistics, Step};
+use super::part::{Mark, lost_plan};
 use super::planning::Planned;
 use crate::catalog::Collection;
 use crate::operation::Operation;
@@ -27,6 +28,8 @@ pub(super) struct Merging {
     planned: Arc<Planned>,
     branches: Vec<Branch>,
     merged: u64,
+    /// Whose document was returned last.
+    taken: Option<usize>,
 }
 
 struct Branch {
@@ -87,6 +90,7 @@ impl Merging {
             planned: planned.clone(),
             branches,
             merged: 0,
+            taken: None,
         })))
     }
 
@@ -94,6 +98,32 @@ impl Merging {
     pub(super) fn go_live(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
         for branch in &mut self.branches {
             branch.execution.go_live_once(snapshot)?;
+        }
+        Ok(())
+    }
+
+    /// Where the branches stand; `again` if the last document is still to come.
+    pub(super) fn marks(&self, again: bool) -> Vec<Mark> {
+        let branches = self.branches.iter().enumerate();
+        branches
+            .map(|(at, branch)| match branch.head {
+                Head::Ended => Mark::Ended,
+                Head::Known(..) => branch.execution.mark_now(true),
+                Head::Unknown => branch.execution.mark_now(again && self.taken == Some(at)),
+            })
+            .collect()
+    }
+
+    /// Goes on where a merge of the same branches stood.
+    pub(super) fn stand_at(&mut self, marks: &[Mark]) -> Result<(), Error> {
+        if marks.len() != self.branches.len() {
+            return Err(lost_plan());
+        }
+        for (branch, mark) in self.branches.iter_mut().zip(marks) {
+            if *mark == Mark::Ended {
+                branch.head = Head::Ended;
+            }
+            branch.execution.stand_at_mark(mark);
         }
         Ok(())
     }
@@ -157,6 +187,7 @@ impl Merging {
             }
         }
         let (at, _) = least?;
+        self.taken = Some(at);
         match std::mem::replace(&mut self.branches[at].head, Head::Unknown) {
             Head::Known(_, found) => Some((at, found)),
             Head::Unknown | Head::Ended => None,

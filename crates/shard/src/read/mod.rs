@@ -17,6 +17,7 @@
 //! | `covered.rs` | documents put together from index keys |
 //! | `distinct.rs` | the values of an index's first field |
 //! | `candidates.rs` | record keys for updates and deletes |
+//! | `part.rs` | a part of a scan over several shards, and places that any shard knows |
 //! | `spill.rs` | sorted runs on disk |
 //! | `stages.rs` | plans as explain shows them |
 //! | `virtual_collection.rs` | collections whose documents are made, not stored |
@@ -30,6 +31,7 @@ mod covered;
 mod distinct;
 mod execution;
 mod merging;
+mod part;
 mod planning;
 mod query;
 mod scan;
@@ -39,7 +41,8 @@ mod virtual_collection;
 
 pub(crate) use candidates::Candidates;
 pub(crate) use distinct::DistinctScan;
-pub(crate) use execution::{Budget, Execution, Found, Step, Taken, Visited};
+pub(crate) use execution::{Budget, Execution, Found, Step, Taken, Visited, append_ranges};
+pub(crate) use part::ScanPart;
 pub(crate) use planning::{PlanCache, plan, query_hashes, trials};
 pub(crate) use query::Query;
 pub(crate) use spill::FileSpill;

@@ -11,6 +11,7 @@
 
 use super::Query;
 use super::execution::{Budget, Execution, Step};
+use super::part::lost_plan;
 use crate::Shard;
 use crate::catalog::{Collection, Index};
 use crate::operation::Operation;
@@ -168,8 +169,15 @@ pub(crate) fn plan(
         max: query.max.as_ref().map(|doc| doc.as_doc()),
     };
     let mut candidates = plan::candidates(&request, &views)?;
-    let (winner, remembered) = match candidates.len() {
-        1 => (0, None),
+    let pinned = query.part.as_ref().and_then(|part| part.after.as_ref());
+    let (winner, remembered) = match (candidates.len(), pinned) {
+        // A scan over several shards goes on with the plan it began with.
+        (_, Some(place)) => {
+            let mut plans = candidates.iter();
+            let same = plans.position(|plan| fingerprint(plan, &indexes) == place.plan);
+            (same.ok_or_else(lost_plan)?, None)
+        }
+        (1, None) => (0, None),
         _ => choose(shard, collection, query, &candidates, &indexes, operation)?,
     };
     let plan = candidates.remove(winner);
@@ -493,4 +501,18 @@ fn signature(plan: &Plan, indexes: &[Arc<Index>]) -> String {
                 None => " or ",
             }),
     }
+}
+
+/// The same on every shard: a name for a plan among the candidates of one query.
+pub(super) fn fingerprint(plan: &Plan, indexes: &[Arc<Index>]) -> u64 {
+    let direction = match &plan.access {
+        Access::Records { direction, .. } => Some(*direction),
+        Access::Nothing | Access::Id(_) | Access::Index(_) | Access::Union(_) => None,
+    };
+    let sorts = plan.needs_sort;
+    let text = format!("{} {direction:?} {sorts}", signature(plan, indexes));
+    // FNV-1a, of 64 bits.
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    })
 }

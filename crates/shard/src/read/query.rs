@@ -1,10 +1,12 @@
 //! What is asked of a collection.
 
+use super::part::ScanPart;
 use model::bson::{DocBuf, Value};
 use model::time::ClusterTime;
 use query::filter::Filter;
 use query::path::Path;
 use query::sort::SortPattern;
+use std::sync::Arc;
 
 /// A search, whoever asks for it.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub(crate) struct Query {
     pub(crate) tailable: bool,
     /// Earlier trials do not count: explain shows what one says now.
     pub(crate) plan_anew: bool,
+    /// It is a part of a scan over several shards.
+    pub(crate) part: Option<Arc<ScanPart>>,
 }
 
 impl Query {
@@ -48,6 +52,7 @@ impl Query {
             at: None,
             tailable: false,
             plan_anew: false,
+            part: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! It skips what is outside the bounds by seeking, and remembers the last item
 //! it looked at, so that another scan over another snapshot goes on behind it.
 
+use super::part::Mark;
 use crate::Snapshot;
 use crate::error::from_storage;
 use model::ids::{CollectionId, IndexId};
@@ -67,6 +68,35 @@ pub(super) enum Stepped {
     Ended,
 }
 
+/// The keys of records that a scan is about, where that is known.
+pub(super) type KeyWindow = model::range::KeyRange;
+
+/// The later of two beginnings.
+fn later<'a>(low: Bound<&'a [u8]>, mark: Bound<&'a [u8]>) -> Bound<&'a [u8]> {
+    match (low, mark) {
+        (Bound::Included(key), Bound::Included(other) | Bound::Excluded(other)) if key > other => {
+            low
+        }
+        (Bound::Excluded(key), Bound::Included(other) | Bound::Excluded(other)) if key >= other => {
+            low
+        }
+        (Bound::Unbounded | Bound::Included(_) | Bound::Excluded(_), mark) => mark,
+    }
+}
+
+/// The earlier of two ends.
+fn earlier<'a>(high: Bound<&'a [u8]>, mark: Bound<&'a [u8]>) -> Bound<&'a [u8]> {
+    match (high, mark) {
+        (Bound::Included(key), Bound::Included(other) | Bound::Excluded(other)) if key < other => {
+            high
+        }
+        (Bound::Excluded(key), Bound::Included(other) | Bound::Excluded(other)) if key <= other => {
+            high
+        }
+        (Bound::Unbounded | Bound::Included(_) | Bound::Excluded(_), mark) => mark,
+    }
+}
+
 fn damaged(error: KeyError) -> Error {
     Error::new(
         Code::INTERNAL_ERROR,
@@ -75,22 +105,42 @@ fn damaged(error: KeyError) -> Error {
 }
 
 impl Scan {
-    /// Starts within the bounds, behind `position` if there is one.
+    /// Starts within the bounds, where `mark` says.
     pub(super) fn open(
         snapshot: &Snapshot,
         space: Space,
         bounds: Option<&ScanBounds>,
         direction: ScanDirection,
-        position: Option<&[u8]>,
+        mark: &Mark,
+        window: Option<&KeyWindow>,
     ) -> Result<Self, Error> {
-        let (low, high) = match bounds {
-            Some(bounds) => bounds.range(),
-            None => (Bound::Unbounded, Bound::Unbounded),
+        let (low, high) = match (bounds, window) {
+            (Some(bounds), _) => bounds.range(),
+            (None, Some(window)) => (
+                Bound::Included(window.min.as_bytes()),
+                Bound::Excluded(window.max.as_bytes()),
+            ),
+            (None, None) => (Bound::Unbounded, Bound::Unbounded),
         };
-        let (low, high) = match (position, direction) {
+        let behind = match mark {
+            Mark::Beginning => None,
+            Mark::Behind(key) => Some(Bound::Excluded(key.as_slice())),
+            Mark::From(key) => Some(Bound::Included(key.as_slice())),
+            Mark::Ended => {
+                return Ok(Self {
+                    items: Items::None,
+                    space,
+                    direction,
+                    examined: 0,
+                    seeks: 0,
+                });
+            }
+        };
+        // Where a mark lies outside, it was made with other bounds.
+        let (low, high) = match (behind, direction) {
             (None, _) => (low, high),
-            (Some(position), ScanDirection::Forward) => (Bound::Excluded(position), high),
-            (Some(position), ScanDirection::Backward) => (low, Bound::Excluded(position)),
+            (Some(mark), ScanDirection::Forward) => (later(low, mark), high),
+            (Some(mark), ScanDirection::Backward) => (low, earlier(high, mark)),
         };
         let mut scan = Self {
             items: Items::None,

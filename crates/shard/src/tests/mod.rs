@@ -17,6 +17,7 @@ mod numbered_paths;
 mod oplog;
 mod oplog_note;
 mod owned;
+mod parts;
 mod past;
 mod races;
 mod refresh;

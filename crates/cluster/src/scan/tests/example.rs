@@ -53,25 +53,32 @@ fn the_worked_example() {
     for (key, primary_key, partition) in S1.iter().chain(S2) {
         let document = Document {
             slot: partition - 1,
-            position: position(*key, *primary_key),
+            positions: vec![position(*key, *primary_key)],
         };
         // The query looks for keys above 15.
         if *key > 15 {
             world.documents.insert(*primary_key, document);
         }
     }
-    let mut scan: Scan<Position, u32> = Scan::begin(&world.table(), &everything(), Order::Unsorted);
+    let base = world.table();
+    let mut scan = begin(&world, Order::Unsorted);
     let mut log = Vec::new();
     let moves: &[(usize, &[usize])] = &[(1, &[2]), (2, &[3]), (3, &[7]), (4, &[8])];
     let mut found = Vec::new();
     for batch in 1.. {
-        let Some(question) = scan.questions().pop() else {
+        // One shard at a time, as there: what is asked ahead is left for later.
+        let mut questions = scan.questions();
+        if questions.is_empty() {
             break;
-        };
-        scan.answered(question.stream, world.serve(&question, 4))
+        }
+        let question = questions.remove(0);
+        for ahead in questions {
+            scan.unanswered(ahead.stream);
+        }
+        scan.answered(question.stream, world.serve(&question, &base, 4))
             .unwrap();
         let results: Vec<u32> = std::iter::from_fn(|| scan.deliver())
-            .map(|(_, id)| id)
+            .map(|entry| entry.value)
             .collect();
         log.push(format!("{} {results:?}", question.shard));
         found.extend(results);

@@ -49,7 +49,7 @@ pub(super) fn halves(
 }
 
 /// Whether a stage does the same wherever the other documents are.
-fn looks_at_one_document(stage: &Stage) -> bool {
+pub(super) fn looks_at_one_document(stage: &Stage) -> bool {
     match stage {
         Stage::Match(_)
         | Stage::Project(_)

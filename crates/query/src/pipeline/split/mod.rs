@@ -307,6 +307,17 @@ impl Split {
         self.merging.is_empty() && self.output.is_none() && self.order == Order::Any
     }
 
+    /// Whether each document of a shard's stream is made from one document alone, in the order in
+    /// which they are read: then a stream can go on elsewhere, behind the last one. Of any other
+    /// stream all counts or nothing.
+    pub fn streams(&self) -> bool {
+        let scanned = halves::scanned(&self.shards);
+        let (read, made) = self.shards.split_at(scanned);
+        let reads_on = |step: &Step| !matches!(step.stage, Stage::Skip(_));
+        let makes = |step: &Step| halves::looks_at_one_document(&step.stage);
+        read.iter().all(reads_on) && made.iter().all(makes)
+    }
+
     /// `$out` or `$merge`: what [`Self::merge`] makes is written by the caller.
     pub fn output(&self) -> Option<&Stage> {
         self.output.as_ref().map(|step| &step.stage)

@@ -42,8 +42,7 @@ impl Execution {
         // then neither keys nor bounds tell what they told.
         let as_planned = *multikey == access.multikey;
         let bounds = Some(&access.bounds);
-        let position = self.position.as_deref();
-        let (scan, snapshot) = live.scan(space, bounds, access.direction, position)?;
+        let (scan, snapshot) = live.scan(space, bounds, access.direction, &self.mark, None)?;
         let stepped = scan.step(snapshot, bounds)?;
         let counts = &mut self.statistics.branches[self.branch];
         if !matches!(stepped, Stepped::Ended) {
@@ -59,6 +58,7 @@ impl Execution {
         let decided_by_key = one_each && as_planned && access.residual.is_none() && whole.is_none();
         if decided_by_key
             && !self.collection.may_hold_orphans()
+            && self.restriction.is_none()
             && self.skipped < self.query.skip
             && matches!(self.stage, Stage::Streaming)
         {

@@ -7,8 +7,9 @@
 //!     └────── collection and indexes still there? ◄───────┘
 //! ```
 
+use super::super::part::Mark;
 use super::super::planning::Planned;
-use super::super::scan::{Scan, Space};
+use super::super::scan::{KeyWindow, Scan, Space};
 use super::{Execution, Stage};
 use crate::Snapshot;
 use crate::catalog::Index;
@@ -118,7 +119,7 @@ impl Execution {
             merging.suspend(&mut self.statistics);
         }
         if let Some(last) = self.last.take() {
-            self.position = Some(last.as_bytes().to_vec());
+            self.mark = Mark::Behind(last.as_bytes().to_vec());
         }
         if let Some(found) = &mut self.put_back {
             found.detach();
@@ -158,10 +159,11 @@ impl Live {
         space: Space,
         bounds: Option<&ScanBounds>,
         direction: ScanDirection,
-        position: Option<&[u8]>,
+        mark: &Mark,
+        window: Option<&KeyWindow>,
     ) -> Result<(&mut Scan, &Snapshot), Error> {
         if self.scan.is_none() {
-            let scan = Scan::open(&self.snapshot, space, bounds, direction, position)?;
+            let scan = Scan::open(&self.snapshot, space, bounds, direction, mark, window)?;
             self.scan = Some(scan);
         }
         let scan = self.scan.as_mut().expect("just opened");

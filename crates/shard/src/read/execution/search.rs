@@ -1,6 +1,7 @@
 //! The next document that matches, before sort, skip and limit: by key, over
 //! records, or over the branches of a union.
 
+use super::super::part::Mark;
 use super::super::planning::Planned;
 use super::super::scan::Space;
 use super::found::STEPS_PER_CHECK;
@@ -115,8 +116,8 @@ impl Execution {
             return Ok(Step::Ended);
         };
         let live = self.live.as_mut().expect(RESUMED);
-        let position = self.position.as_deref();
-        let (scan, _) = live.scan(space, None, *direction, position)?;
+        let window = self.window.as_ref();
+        let (scan, _) = live.scan(space, None, *direction, &self.mark, window)?;
         if budget.steps == 0 {
             return Ok(Step::Paused);
         }
@@ -201,7 +202,7 @@ impl Execution {
                     live.scan = None;
                 }
                 self.last = None;
-                self.position = None;
+                self.mark = Mark::Beginning;
                 self.branch += 1;
                 Ok(None)
             }

@@ -7,12 +7,14 @@
 //! each batch.
 
 use super::super::scan::Space;
+use super::ownership::outside;
 use super::search::matches;
 use super::{Budget, Execution, Found, RESUMED, Stage, Step};
 use crate::catalog::Collection;
 use crate::operation::Operation;
 use model::Error;
 use model::bson::Doc;
+use model::range::RangeSet;
 use query::filter::Filter;
 use query::index_keys::MultikeyPaths;
 use query::plan::{Access, IndexAccess, ScanBounds, ScanDirection};
@@ -175,6 +177,7 @@ impl Execution {
         let mut showing = Showing {
             filter: plan.filter,
             collection: &self.collection,
+            restriction: self.restriction.as_ref(),
             operation,
             budget,
             visitor,
@@ -187,8 +190,9 @@ impl Execution {
             refused: false,
         };
         let (counts_keys, counts_documents) = (plan.counts_keys, plan.counts_documents);
-        let position = self.position.as_deref();
-        let (scan, snapshot) = live.scan(plan.space, plan.bounds, plan.direction, position)?;
+        let window = self.window.as_ref();
+        let (scan, snapshot) =
+            live.scan(plan.space, plan.bounds, plan.direction, &self.mark, window)?;
         let last = if plan.fetches {
             let judge = |document: &[u8]| showing.judge(document);
             let found = scan.find_fetched(snapshot, self.collection.id, judge)?;
@@ -237,6 +241,7 @@ impl Execution {
 struct Showing<'a> {
     filter: &'a Option<Filter>,
     collection: &'a Collection,
+    restriction: Option<&'a RangeSet>,
     operation: &'a Operation,
     budget: &'a mut Budget,
     visitor: Visitor<'a>,
@@ -284,7 +289,7 @@ impl Showing<'_> {
             return Ok(Taken::More);
         }
         if let Some(ownership) = &self.collection.ownership
-            && ownership.hides(document)
+            && (ownership.hides(document) || outside(self.restriction, ownership, document))
         {
             self.hidden += 1;
             return Ok(Taken::More);

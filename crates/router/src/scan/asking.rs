@@ -1,0 +1,387 @@
+//! One question to one shard: on its cursor, or anew from a place.
+
+use super::ScanCommand;
+use crate::Router;
+use crate::failure::{Failure, Stale, checked, unreachable};
+use crate::registry::batch_of;
+use crate::request::fields_without;
+use cluster::routing::{RoutingTable, ShardId};
+use cluster::scan::{Asked, Entry, Place, Question};
+use model::bson::{Doc, DocWriter, ValueRef};
+use model::error::{Code, Error};
+use model::range::{KeyBound, KeyRange, RangeSet};
+use model::time::ClusterTime;
+use model::version::PlacementVersion;
+use std::ops::Range;
+use std::sync::Arc;
+use wire::{Endpoint, Reply, Request};
+
+/// A document where it lies in a shard's reply.
+#[derive(Clone)]
+pub(crate) struct Piece {
+    reply: Arc<Reply>,
+    bytes: Range<usize>,
+}
+
+impl Piece {
+    /// `document` must be one of the reply's.
+    fn new(reply: &Arc<Reply>, document: Doc<'_>) -> Option<Piece> {
+        let whole = reply.document().as_bytes().as_ptr() as usize;
+        let start = (document.as_bytes().as_ptr() as usize).checked_sub(whole)?;
+        let bytes = start..start + document.len();
+        reply.document().as_bytes().get(bytes.clone())?;
+        Some(Piece {
+            reply: reply.clone(),
+            bytes,
+        })
+    }
+
+    pub(crate) fn document(&self) -> Doc<'_> {
+        Doc::from_validated(&self.reply.document().as_bytes()[self.bytes.clone()])
+    }
+}
+
+/// A shard's cursor.
+pub(crate) struct OpenCursor {
+    pub(crate) member: Arc<dyn Endpoint>,
+    pub(crate) id: i64,
+}
+
+/// What a question came to.
+pub(super) enum Ask {
+    Answered(Box<Answered>),
+    /// The shard's ranges changed since its cursor was opened.
+    Lost,
+    Stale(Stale),
+    /// The shard cannot answer now; another member may, in a moment.
+    Away(Failure),
+}
+
+pub(super) struct Answered {
+    pub(super) entries: Vec<Entry<Piece>>,
+    pub(super) place: Option<Place>,
+    pub(super) ended: bool,
+    pub(super) not_owned: RangeSet,
+    pub(super) version: Option<PlacementVersion>,
+    pub(super) cursor: Option<OpenCursor>,
+    pub(super) times: Vec<ClusterTime>,
+}
+
+/// What a reply says of a part of a scan.
+pub(super) struct Reported {
+    pub(super) cursor: i64,
+    pub(super) place: Option<Place>,
+    places: Vec<Place>,
+    not_owned: RangeSet,
+    version: Option<PlacementVersion>,
+}
+
+impl Reported {
+    pub(super) fn read(reply: Doc<'_>, shard: &ShardId) -> Result<Reported, Error> {
+        // What is no cursor is an answer by itself: a count.
+        let Some(cursor) = reply.get_doc("cursor") else {
+            let scan = reply.get_doc("scan").unwrap_or(Doc::EMPTY);
+            return Ok(Reported {
+                cursor: 0,
+                place: None,
+                places: Vec::new(),
+                not_owned: ranges_of(scan, "notOwned"),
+                version: version(scan),
+            });
+        };
+        let id = match cursor.get("id") {
+            Some(ValueRef::Int64(id)) => id,
+            _ => return Err(malformed(shard, "the cursor has no id")),
+        };
+        let scan = cursor.get_doc("scan").unwrap_or(Doc::EMPTY);
+        let place = match scan.get("place") {
+            Some(ValueRef::Binary { bytes, .. }) => Some(bytes.to_vec()),
+            _ => None,
+        };
+        let places = scan.get_array("places").into_iter();
+        let places = places.flat_map(|places| places.iter());
+        let places = places.filter_map(|place| match place {
+            ValueRef::Binary { bytes, .. } => Some(bytes.to_vec()),
+            _ => None,
+        });
+        Ok(Reported {
+            cursor: id,
+            place,
+            places: places.collect(),
+            not_owned: ranges_of(scan, "notOwned"),
+            version: version(scan),
+        })
+    }
+}
+
+/// The ranges in an array of bounds.
+pub(crate) fn ranges_of(scan: Doc<'_>, name: &str) -> RangeSet {
+    let listed = scan.get_array(name).into_iter();
+    let bounds: Vec<KeyBound> = listed
+        .flat_map(|bounds| bounds.iter())
+        .filter_map(|bound| match bound {
+            ValueRef::Binary { bytes, .. } => Some(KeyBound::new(bytes)),
+            _ => None,
+        })
+        .collect();
+    let (pairs, _) = bounds.as_chunks::<2>();
+    let ranges = pairs.iter();
+    RangeSet::of(ranges.map(|[min, max]| KeyRange::new(min.clone(), max.clone())))
+}
+
+/// The version that a reply says the shard has.
+pub(crate) fn version(scan: Doc<'_>) -> Option<PlacementVersion> {
+    PlacementVersion::from_document(scan.get_doc("version")?).ok()
+}
+
+fn malformed(shard: &ShardId, why: &str) -> Error {
+    Error::new(
+        Code::INTERNAL_ERROR,
+        format!("shard {shard} did not answer as it should: {why}"),
+    )
+}
+
+/// Who asks, for all streams of one round.
+pub(super) struct Asker {
+    pub(super) router: Arc<Router>,
+    pub(super) command: Arc<ScanCommand>,
+    pub(super) base: Arc<RoutingTable>,
+    pub(super) batch_size: Option<u64>,
+    pub(super) limit: Option<u64>,
+    pub(super) not_before: ClusterTime,
+    pub(super) begun: bool,
+}
+
+impl Asker {
+    /// Asks for one batch; of a scan whose results count as a whole, for all of them.
+    pub(super) async fn ask(
+        &self,
+        question: &Question,
+        cursor: Option<OpenCursor>,
+    ) -> Result<Ask, Failure> {
+        let first = match cursor {
+            Some(cursor) => self.go_on(question, cursor).await?,
+            None => self.open(question).await?,
+        };
+        let Ask::Answered(mut all) = first else {
+            return Ok(first);
+        };
+        while self.command.whole && !all.ended {
+            let Some(cursor) = all.cursor.take() else {
+                break;
+            };
+            match self.go_on(question, cursor).await? {
+                Ask::Answered(more) => {
+                    all.entries.extend(more.entries);
+                    all.times.extend(more.times);
+                    all.ended = more.ended;
+                    all.cursor = more.cursor;
+                }
+                // What came so far counts for nothing.
+                other => return Ok(other),
+            }
+        }
+        if self.command.whole {
+            all.place = None;
+        }
+        Ok(Ask::Answered(all))
+    }
+
+    async fn go_on(&self, question: &Question, cursor: OpenCursor) -> Result<Ask, Failure> {
+        let namespace = &self.command.namespace;
+        let mut more = DocWriter::new()
+            .with("getMore", cursor.id)
+            .with("collection", namespace.collection());
+        if let Some(size) = self.batch_size.filter(|size| *size > 0) {
+            more.append("batchSize", i64::try_from(size).unwrap_or(i64::MAX));
+        }
+        if let Some(session) = &self.command.session {
+            more.append("lsid", session);
+        }
+        self.router.clock.append_to(&mut more);
+        more.append("$db", namespace.database());
+        let request = Request::from_parts(more.finish(), Vec::new())?;
+        let shard = &question.shard;
+        let reply = match cursor.member.call(request).await {
+            Ok(reply) => reply,
+            Err(error) => return Ok(Ask::Away(unreachable(shard, &error, false).into())),
+        };
+        self.router.clock.observe(reply.document());
+        match checked(reply, shard) {
+            Ok(reply) => self.read(reply, question, cursor.member),
+            Err(Failure::Reply(reply)) => match code_of(&reply) {
+                // Whatever the reason is, who asks anew is told.
+                Code::QUERY_PLAN_KILLED => Ok(Ask::Lost),
+                code if is_passing(code) => Ok(Ask::Away(Failure::Reply(reply))),
+                _ => Err(Failure::Reply(reply)),
+            },
+            Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
+            Err(other) => Err(other),
+        }
+    }
+
+    async fn open(&self, question: &Question) -> Result<Ask, Failure> {
+        let request = self.request(question)?;
+        match self.router.ask(&question.shard, request).await {
+            Ok(answered) => self.read(answered.reply, question, answered.member),
+            Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
+            // Whoever has not seen anything yet is told at once, and may try again itself.
+            Err(failure) if !self.begun => Err(failure),
+            Err(Failure::Reply(reply)) if is_passing(code_of(&reply)) => {
+                Ok(Ask::Away(Failure::Reply(reply)))
+            }
+            Err(Failure::Error(error)) if is_passing(error.code) => {
+                Ok(Ask::Away(Failure::Error(error)))
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    /// The command for a shard, from the place that a stream has reached.
+    fn request(&self, question: &Question) -> Result<Request, Error> {
+        let body = self.command.body.as_doc();
+        let is_find = body.first().is_some_and(|first| first.key() == "find");
+        let mut writer = match self.begun && self.not_before > ClusterTime::ZERO {
+            true => self.not_before(body),
+            false => fields_without(body, &[]),
+        };
+        if is_find {
+            if let Some(limit) = self.limit {
+                writer.append("limit", i64::try_from(limit).unwrap_or(i64::MAX));
+            }
+            if let Some(size) = self.batch_size {
+                writer.append("batchSize", i64::try_from(size).unwrap_or(i64::MAX));
+            }
+        }
+        append_part(&mut writer, question, &self.base, self.command.places);
+        self.router.clock.append_to(&mut writer);
+        Request::from_parts(writer.finish(), Vec::new())
+    }
+
+    /// The command's fields, with the time floor: a member that lags behind must not lose what an
+    /// earlier batch saw.
+    fn not_before(&self, body: Doc<'_>) -> DocWriter {
+        let concern = body.get_doc("readConcern").unwrap_or(Doc::EMPTY);
+        let level = concern.get_str("level");
+        let takes_time = matches!(level, None | Some("local" | "majority"));
+        let asked = crate::config::time_of(concern.get("afterClusterTime"));
+        if !takes_time || asked.is_some_and(|asked| asked >= self.not_before) {
+            return fields_without(body, &[]);
+        }
+        let mut writer = fields_without(body, &["readConcern"]);
+        writer.begin_document("readConcern");
+        if let Some(level) = level {
+            writer.append("level", level);
+        }
+        writer.append("afterClusterTime", self.not_before).end();
+        writer
+    }
+
+    fn read(
+        &self,
+        reply: Reply,
+        question: &Question,
+        member: Arc<dyn Endpoint>,
+    ) -> Result<Ask, Failure> {
+        let shard = &question.shard;
+        let reply = Arc::new(reply);
+        let reported = Reported::read(reply.document(), shard)?;
+        let mut places = reported.places.into_iter();
+        let mut entries = Vec::new();
+        let documents: Vec<Doc<'_>> = match reply.document().get_doc("cursor") {
+            Some(cursor) => batch_of(cursor).collect(),
+            None => vec![reply.document()],
+        };
+        for document in documents {
+            let mut sort = Vec::new();
+            if let Some(order) = &self.command.order {
+                order.key_into(document, &mut sort)?;
+            }
+            entries.push(Entry {
+                sort,
+                place: places.next(),
+                value: Piece::new(&reply, document)
+                    .ok_or_else(|| malformed(shard, "a document lies outside"))?,
+            });
+        }
+        let goes_on = reported.cursor != 0 && !entries.is_empty();
+        if goes_on && reported.place.is_none() && !self.command.whole {
+            return Err(malformed(shard, "it does not say where its cursor stands").into());
+        }
+        let time = crate::config::time_of(reply.document().get("operationTime"));
+        Ok(Ask::Answered(Box::new(Answered {
+            entries,
+            place: reported.place,
+            ended: reported.cursor == 0,
+            not_owned: reported.not_owned,
+            version: reported.version,
+            cursor: (reported.cursor != 0).then_some(OpenCursor {
+                member,
+                id: reported.cursor,
+            }),
+            times: time.into_iter().collect(),
+        })))
+    }
+}
+
+/// Says which part of a scan is asked for, and by what it was routed.
+pub(crate) fn append_part(
+    writer: &mut DocWriter,
+    question: &Question,
+    base: &RoutingTable,
+    places: bool,
+) {
+    if question.asked == Asked::AsInBase {
+        writer.begin_document("shardVersion");
+        base.shard_version(&question.shard).append_to(writer);
+        writer.end();
+    }
+    writer.begin_document("_terndbScan");
+    if let Asked::These(ranges) = &question.asked {
+        writer.begin_array("ranges");
+        for range in ranges.iter() {
+            writer.push(binary(range.min.as_bytes()));
+            writer.push(binary(range.max.as_bytes()));
+        }
+        let uuid = ValueRef::Binary {
+            subtype: 4,
+            bytes: &base.uuid.0,
+        };
+        writer.end().append("uuid", uuid);
+    }
+    if let Some(place) = &question.after {
+        writer.append("after", binary(place));
+    }
+    if places {
+        writer.append("places", true);
+    }
+    writer.end();
+}
+
+fn binary(bytes: &[u8]) -> ValueRef<'_> {
+    ValueRef::Binary { subtype: 0, bytes }
+}
+
+fn code_of(reply: &Reply) -> Code {
+    match reply.document().get("code") {
+        Some(ValueRef::Int32(code)) => Code(code),
+        _ => Code(0),
+    }
+}
+
+/// Errors that say nothing about the query: another member, or the same one a moment later, may
+/// answer it.
+fn is_passing(code: Code) -> bool {
+    matches!(
+        code,
+        Code::CURSOR_NOT_FOUND
+            | Code::CURSOR_KILLED
+            | Code::HOST_UNREACHABLE
+            | Code::NETWORK_TIMEOUT
+            | Code::SHUTDOWN_IN_PROGRESS
+            | Code::PRIMARY_STEPPED_DOWN
+            | Code::NOT_WRITABLE_PRIMARY
+            | Code::INTERRUPTED_AT_SHUTDOWN
+            | Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE
+    ) || matches!(code.0, 6 | 7 | 133 | 13435 | 13436)
+}

@@ -1,0 +1,189 @@
+//! Cursors over sharded collections while ranges move, members die, and the collection goes away.
+
+use super::world::{Fault, World, bird, key};
+use super::{find, int, plain, run};
+use model::bson::{DocBuf, DocWriter, ValueRef};
+use model::error::Code;
+
+/// One batch: its keys, and the cursor.
+fn batch(reply: &DocBuf) -> (Vec<i32>, i64) {
+    let cursor = reply.as_doc().get_doc("cursor");
+    let cursor = cursor.unwrap_or_else(|| panic!("no cursor in {reply:?}"));
+    let keys = crate::registry::batch_of(cursor).map(key).collect();
+    match cursor.get("id") {
+        Some(ValueRef::Int64(id)) => (keys, id),
+        other => panic!("the cursor is {other:?}"),
+    }
+}
+
+fn more(id: i64) -> DocBuf {
+    DocWriter::new()
+        .with("getMore", id)
+        .with("collection", "birds")
+        .with("batchSize", 3)
+        .with("$db", "test")
+        .finish()
+}
+
+/// Reads a cursor to its end; between two batches something happens.
+async fn read(world: &World, first: DocBuf, mut between: impl FnMut(usize)) -> Vec<i32> {
+    let (mut found, mut id) = batch(&world.run(first).await);
+    for round in 0.. {
+        if id == 0 {
+            return found;
+        }
+        between(round);
+        let (keys, next) = batch(&world.run(more(id)).await);
+        found.extend(keys);
+        id = next;
+        assert!(round < 1000, "the cursor does not end");
+    }
+    found
+}
+
+async fn full_world() -> World {
+    let world = World::new();
+    world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+    world
+}
+
+/// The range in the middle goes round: to c, to a, back to b, and so on.
+fn go_round(world: &World) -> impl FnMut(usize) + '_ {
+    let way = ["b", "c", "a"];
+    let mut at = 0;
+    move |_| {
+        let (from, to) = (way[at % 3], way[(at + 1) % 3]);
+        world.move_b(from, to, 10 + at as u32);
+        at += 1;
+    }
+}
+
+fn by_rank() -> DocBuf {
+    DocWriter::new().with("rank", 1).finish()
+}
+
+#[test]
+fn a_range_that_moves_again_and_again_comes_once() {
+    run(async {
+        let world = full_world().await;
+        let first = find().with("batchSize", 3).finish();
+        let mut found = read(&world, first, go_round(&world)).await;
+        found.sort_unstable();
+        assert_eq!(found, (0..30).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_sorted_scan_stays_sorted_while_ranges_move() {
+    run(async {
+        let world = full_world().await;
+        let first = find().with("batchSize", 3).with("sort", &by_rank());
+        let found = read(&world, first.finish(), go_round(&world)).await;
+        assert_eq!(found, (0..30).rev().collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn skip_and_limit_hold_while_ranges_move() {
+    run(async {
+        let world = full_world().await;
+        let first = find()
+            .with("batchSize", 3)
+            .with("sort", &by_rank())
+            .with("skip", 7)
+            .with("limit", 17);
+        let found = read(&world, first.finish(), go_round(&world)).await;
+        assert_eq!(found, (6..23).rev().collect::<Vec<_>>());
+    });
+}
+
+/// One shard answers the client's own command; what is left of it survives a move all the same.
+#[test]
+fn a_scan_of_one_shard_follows_its_range() {
+    run(async {
+        let world = full_world().await;
+        let filter = DocWriter::new().with("k", &range(10, 20)).finish();
+        let first = find().with("batchSize", 3).with("filter", &filter);
+        let found = read(&world, first.finish(), go_round(&world)).await;
+        assert_eq!(found, (10..20).collect::<Vec<_>>());
+        // What the shard says to the router is not told to the client.
+        let world = full_world().await;
+        let reply = world.run(find().with("batchSize", 3).with("filter", &filter).finish());
+        let reply = reply.await;
+        let cursor = reply.as_doc().get_doc("cursor").expect("a cursor");
+        assert!(cursor.get("scan").is_none(), "{reply:?}");
+    });
+}
+
+fn range(from: i32, to: i32) -> DocBuf {
+    DocWriter::new().with("$gte", from).with("$lt", to).finish()
+}
+
+/// A member that dies between two batches, or a reply that is lost: the scan goes on from its place.
+#[test]
+fn a_lost_member_repeats_nothing() {
+    run(async {
+        for sort in [None, Some(by_rank())] {
+            let world = full_world().await;
+            let mut first = find().with("batchSize", 3);
+            if let Some(sort) = &sort {
+                first.append("sort", sort);
+            }
+            let shards = ["a", "b", "c"];
+            let found = read(&world, first.finish(), |round| {
+                let fault = match round % 2 {
+                    0 => Fault::NotSent,
+                    _ => Fault::ReplyLost,
+                };
+                let shard = &world.shards[shards[round % 3]];
+                shard.faults.lock().push_back(fault);
+                shard.cursors.lock().clear();
+            });
+            let mut found = found.await;
+            found.sort_unstable();
+            assert_eq!(found, (0..30).collect::<Vec<_>>());
+        }
+    });
+}
+
+#[test]
+fn a_dropped_collection_ends_the_cursor() {
+    run(async {
+        let world = full_world().await;
+        let (_, id) = batch(&world.run(find().with("batchSize", 3).finish()).await);
+        world.drop_collection();
+        let mut reply = world.run(more(id)).await;
+        // What had arrived before is told.
+        while reply.as_doc().get("code").is_none() {
+            assert_ne!(
+                batch(&reply).1,
+                0,
+                "it does not end as if nothing had happened"
+            );
+            reply = world.run(more(id)).await;
+        }
+        assert_eq!(int(&reply, "code"), Code::QUERY_PLAN_KILLED.0);
+    });
+}
+
+/// What comes to be while a scan goes on may come or not, but nothing comes twice.
+#[test]
+fn inserts_and_deletes_between_batches() {
+    run(async {
+        let world = full_world().await;
+        let mut moves = go_round(&world);
+        let first = find().with("batchSize", 3).finish();
+        let found = read(&world, first, |round| {
+            world.shards["a"].remove(9);
+            if round == 1 {
+                world.shards["c"].store(bird(40));
+            }
+            moves(round);
+        });
+        let mut found = found.await;
+        found.retain(|key| *key != 9 && *key != 40);
+        found.sort_unstable();
+        let expected: Vec<i32> = (0..30).filter(|key| *key != 9).collect();
+        assert_eq!(found, expected);
+    });
+}

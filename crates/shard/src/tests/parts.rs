@@ -1,0 +1,282 @@
+//! Parts of scans over several shards: places that another shard goes on from, with every plan.
+
+use crate::testing::TestShard;
+use crate::tests::sharding::{HIGH, LOW, UUID, WHOLE, placed, sharded};
+use differential::notation::print;
+use differential::value::{Value, get};
+use model::bson::DocWriter;
+use model::shard_key::ShardKeyPattern;
+
+/// The bound before `{x: 10}`, or an end.
+fn bound(x: Option<i32>, is_min: bool) -> String {
+    let key = DocWriter::new().with("x", 1).finish();
+    let pattern = ShardKeyPattern::parse(key.as_doc()).expect("a pattern");
+    let bytes = match (x, is_min) {
+        (Some(x), _) => {
+            let doc = DocWriter::new().with("x", x).finish();
+            pattern.key_of(doc.as_doc()).expect("a key")
+        }
+        (None, true) => pattern.least(),
+        (None, false) => vec![0xFF],
+    };
+    print(&Value::Binary(0, bytes))
+}
+
+fn whole() -> String {
+    format!("[{}, {}]", bound(None, true), bound(None, false))
+}
+
+fn high() -> String {
+    format!("[{}, {}]", bound(Some(10), true), bound(None, false))
+}
+
+/// Two shards that both store all documents; who owns them is what changes.
+struct Two {
+    a: TestShard,
+    b: TestShard,
+    major: u32,
+}
+
+impl Two {
+    async fn open() -> Two {
+        let documents: Vec<String> = (1..=30)
+            .map(|x| {
+                let (y, w) = (x % 3, x * 7 % 11);
+                let tags = format!("[{}, {}, {}]", x % 5, x % 7, 100 - x);
+                format!(
+                    "{{_id: {x}, x: {x}, y: {y}, z: {}, w: {w}, tags: {tags}}}",
+                    50 - x
+                )
+            })
+            .collect();
+        let mut two = Two {
+            a: sharded(WHOLE).await,
+            b: sharded(WHOLE).await,
+            major: 1,
+        };
+        for shard in [&two.a, &two.b] {
+            shard.insert(&documents).await;
+            shard
+                .check(
+                    "{createIndexes: 'c', indexes: [{key: {y: 1}, name: 'y'}, {key: {z: 1}, name: 'z'}, {key: {y: 1, z: 1}, name: 'yz'}, {key: {tags: 1}, name: 'tags'}]} => {}",
+                )
+                .await;
+        }
+        two.place(WHOLE, "").await;
+        two
+    }
+
+    /// Who owns what from now on.
+    async fn place(&mut self, a: &str, b: &str) {
+        self.major += 1;
+        let version = (self.major, 0);
+        for (shard, owned) in [(&self.a, a), (&self.b, b)] {
+            let command = placed("_terndbSetPlacement", version, version, owned);
+            shard.check(&format!("admin {command} => {{}}")).await;
+        }
+    }
+}
+
+/// A batch of a part: its `_id`s, its cursor, where it stands, and what is not owned.
+struct Batch {
+    ids: Vec<Value>,
+    cursor: i64,
+    place: Option<String>,
+    not_owned: usize,
+}
+
+async fn ask(shard: &TestShard, command: &str) -> Result<Batch, Value> {
+    let reply = shard.run("test", command).await;
+    if let Some(code) = get(&reply, "code") {
+        return Err(code.clone());
+    }
+    let cursor = get(&reply, "cursor").expect("a cursor");
+    let documents = cursor.get("firstBatch").or(cursor.get("nextBatch"));
+    let documents = documents.and_then(Value::as_array).expect("a batch");
+    let scan = cursor.get("scan");
+    let not_owned = scan.and_then(|scan| scan.get("notOwned"));
+    Ok(Batch {
+        ids: documents.iter().map(id_of).collect(),
+        cursor: match cursor.get("id") {
+            Some(Value::Int64(id)) => *id,
+            other => panic!("the cursor is {other:?}"),
+        },
+        place: scan.and_then(|scan| scan.get("place")).map(print),
+        not_owned: not_owned
+            .and_then(Value::as_array)
+            .map_or(0, <[Value]>::len),
+    })
+}
+
+/// Covered results have no `_id`, but their `z` says it.
+fn id_of(document: &Value) -> Value {
+    match (document.get("_id"), document.get("z")) {
+        (Some(id), _) => id.clone(),
+        (None, Some(Value::Int32(z))) => Value::Int32(50 - z),
+        (None, _) => panic!("{} has no id", print(document)),
+    }
+}
+
+fn more(cursor: i64) -> String {
+    format!("{{getMore: {cursor}L, collection: 'c', batchSize: 4}}")
+}
+
+fn open(query: &str, ranges: &str, after: Option<&String>) -> String {
+    let after = after.map_or(String::new(), |place| format!(", after: {place}"));
+    let part = format!("_terndbScan: {{ranges: {ranges}, uuid: {UUID}{after}}}");
+    match query.starts_with("pipeline") {
+        true => format!(
+            "{{aggregate: 'c', {query}, cursor: {{batchSize: 4}}, fromMongos: true, needsMerge: true, {part}}}"
+        ),
+        false => format!("{{find: 'c', {query}, batchSize: 4, {part}}}"),
+    }
+}
+
+/// Reads a part to its end.
+async fn rest(shard: &TestShard, mut batch: Batch, ids: &mut Vec<Value>) {
+    loop {
+        ids.append(&mut batch.ids);
+        if batch.cursor == 0 {
+            return;
+        }
+        batch = ask(shard, &more(batch.cursor)).await.expect("a batch");
+    }
+}
+
+const QUERIES: &[&str] = &[
+    "filter: {}",
+    "filter: {}, sort: {$natural: -1}",
+    "filter: {x: {$gte: 3, $lte: 25}}",
+    "filter: {y: {$in: [0, 2]}}, hint: 'y'",
+    "filter: {}, sort: {z: 1}",
+    "filter: {}, sort: {z: -1}",
+    "filter: {y: 1}, hint: 'yz', projection: {_id: 0, z: 1}",
+    // Sorted by the shard itself, with many alike.
+    "filter: {}, sort: {w: 1}",
+    "filter: {}, sort: {w: -1}, limit: 20",
+    // ⚑ Several entries of one document: at the first only.
+    "filter: {tags: {$gte: 0}}, hint: 'tags'",
+    "filter: {tags: {$in: [1, 2, 3, 4, 90]}}, hint: 'tags'",
+    "filter: {$or: [{y: 1}, {z: {$lt: 35}}]}",
+    "filter: {$or: [{tags: {$gt: 3}}, {y: 2}]}",
+    // Branches merged in order.
+    "filter: {y: {$in: [0, 1, 2]}}, hint: 'yz', sort: {z: 1}",
+    "pipeline: [{$match: {y: {$ne: 1}}}, {$project: {z: 1}}]",
+    "pipeline: [{$unwind: '$tags'}, {$project: {tags: 1}}]",
+    "pipeline: [{$sort: {w: 1}}, {$project: {z: 1}}]",
+];
+
+/// However many batches a shard has given: the next one goes on, for what it still owns and for what
+/// went to the other, and nothing is lost or comes twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_shard_goes_on_from_a_place() {
+    let mut two = Two::open().await;
+    for query in QUERIES {
+        let mut expected = Vec::new();
+        let all = ask(&two.a, &open(query, &whole(), None)).await;
+        rest(&two.a, all.expect("a batch"), &mut expected).await;
+        let is_sorted_here = query.contains("w:");
+        for batches in 1..4 {
+            let mut ids = Vec::new();
+            let mut last = ask(&two.a, &open(query, &whole(), None))
+                .await
+                .expect("a batch");
+            assert_eq!(last.not_owned, 0, "{query}");
+            for _ in 1..batches {
+                ids.append(&mut last.ids);
+                if last.cursor != 0 {
+                    last = ask(&two.a, &more(last.cursor)).await.expect("a batch");
+                }
+            }
+            ids.append(&mut last.ids);
+            if last.cursor == 0 {
+                continue;
+            }
+            two.place(LOW, HIGH).await;
+            // What was sorted was read from one snapshot; any other scan is over here.
+            if !is_sorted_here {
+                let ended = ask(&two.a, &more(last.cursor)).await.err();
+                assert_eq!(ended, Some(Value::Int32(175)), "{query}");
+            }
+            let here = ask(&two.a, &open(query, &whole(), last.place.as_ref())).await;
+            let here = here.unwrap_or_else(|code| panic!("{query}: {}", print(&code)));
+            assert_eq!(here.not_owned, 2, "{query}");
+            rest(&two.a, here, &mut ids).await;
+            let there = ask(&two.b, &open(query, &high(), last.place.as_ref())).await;
+            let there = there.unwrap_or_else(|code| panic!("{query}: {}", print(&code)));
+            assert_eq!(there.not_owned, 0, "{query}");
+            rest(&two.b, there, &mut ids).await;
+            two.place(WHOLE, "").await;
+            let sorted = |ids: &[Value]| {
+                let mut texts: Vec<String> = ids.iter().map(print).collect();
+                texts.sort();
+                texts
+            };
+            match query.contains("limit") {
+                // Each of them may have given as many as are wanted.
+                true => {
+                    let different: std::collections::BTreeSet<String> =
+                        ids.iter().map(print).collect();
+                    assert_eq!(different.len(), ids.len(), "{query}, {batches} batches");
+                    assert!(expected.iter().all(|id| ids.contains(id)), "{query}");
+                }
+                false => assert_eq!(
+                    sorted(&ids),
+                    sorted(&expected),
+                    "{query}, {batches} batches"
+                ),
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_ranges_asked_for_are_answered() {
+    let mut two = Two::open().await;
+    let mut ids = Vec::new();
+    let asked = ask(&two.a, &open("filter: {}, sort: {x: 1}", &high(), None)).await;
+    rest(&two.a, asked.expect("a batch"), &mut ids).await;
+    let expected: Vec<Value> = (10..=30).map(Value::Int32).collect();
+    assert_eq!(ids, expected);
+    let part = |ranges: String| format!("_terndbScan: {{ranges: {ranges}, uuid: {UUID}}}");
+    let (all, above) = (part(whole()), part(high()));
+    two.a
+        .check(&format!(
+            "{{count: 'c', {above}}} => {{n: 21, scan: {{notOwned: []}}}}
+             {{count: 'c', query: {{y: 1}}, {above}}} => {{n: 7}}
+             {{distinct: 'c', key: 'y', query: {{x: {{$lt: 12}}}}, {above}}} => {{values: [1, 2]}}
+             {{aggregate: 'c', pipeline: [{{$group: {{_id: '$y', n: {{$sum: 1}}}}}}, {{$match: {{_id: 0}}}}], cursor: {{}}, {above}}} => {{cursor: {{firstBatch: [{{_id: 0, n: 7}}]}}}}
+             {{find: 'c', filter: {{_id: 3}}, {above}}} => {{cursor: {{firstBatch: []}}}}
+             {{find: 'c', filter: {{_id: 13}}, {above}}} => {{cursor: {{firstBatch: [{{_id: 13}}]}}}}
+             # Another collection, or none: nothing of it is here.
+             {{count: 'nothing', {above}}} => {{n: 0, scan: {{notOwned: [{min}, {max}]}}}}
+             {{find: 'nothing', {above}}} => {{cursor: {{firstBatch: [], scan: {{notOwned: [{min}, {max}]}}}}}}
+             {{find: 'c', _terndbScan: 1}} => 2
+             {{find: 'c', _terndbScan: {{after: Binary(0, \"01\")}}}} => 2",
+            min = bound(Some(10), true),
+            max = bound(None, false),
+        ))
+        .await;
+    two.place(LOW, HIGH).await;
+    two.a
+        .check(&format!(
+            "{{count: 'c', {all}}} => {{n: 9, scan: {{notOwned: [{min}, {max}]}}}}
+             {{count: 'c', {above}}} => {{n: 0, scan: {{notOwned: [{min}, {max}]}}}}",
+            min = bound(Some(10), true),
+            max = bound(None, false),
+        ))
+        .await;
+}
+
+/// A plan that is not there any more is an error, never another order.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_holds_with_its_plan_only() {
+    let two = Two::open().await;
+    let query = "filter: {y: {$gte: 0}}, hint: 'y'";
+    let first = ask(&two.a, &open(query, &whole(), None))
+        .await
+        .expect("a batch");
+    let other = "filter: {y: {$gte: 0}}, hint: 'yz'";
+    let lost = ask(&two.a, &open(other, &whole(), first.place.as_ref())).await;
+    assert_eq!(lost.err(), Some(Value::Int32(175)));
+}
