@@ -191,13 +191,11 @@ impl Command<'_> {
         let filter = prepared.filter();
         let origin = prepared.origin();
         for _ in 0..STALE_RETRIES_MAX {
-            let target = |route: &Route| {
-                Ok(match origin {
-                    Origin::Collection => route.read_targets(&filter),
-                    Origin::Owners | Origin::Events | Origin::EveryShard | Origin::Here => {
-                        route.all()
-                    }
-                })
+            let target = |route: &Route| match origin {
+                Origin::Collection => route.targets_of(&filter, self.request.body()),
+                Origin::Owners | Origin::Events | Origin::EveryShard | Origin::Here => {
+                    Ok(route.all())
+                }
             };
             let routed = self.router.route_to(&self.namespace, false, target).await?;
             let Some((route, shards)) = routed else {

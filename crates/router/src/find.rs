@@ -42,7 +42,7 @@ pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Repl
     let filter = body.get_doc("filter").unwrap_or(Doc::EMPTY);
     let filter = Filter::parse(filter, &context)?.optimized();
     for _ in 0..STALE_RETRIES_MAX {
-        let target = |route: &Route| Ok(route.read_targets(&filter));
+        let target = |route: &Route| route.targets_of(&filter, body);
         let Some((route, shards)) = router.route_to(&namespace, false, target).await? else {
             return Ok(router.empty_cursor(&namespace));
         };

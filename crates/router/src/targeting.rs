@@ -12,7 +12,7 @@
 //! ```
 
 use crate::Router;
-use crate::request::Clock;
+use crate::request::{Clock, snapshot_time};
 use crate::routing::Route;
 use cluster::cache::Placement;
 use cluster::routing::{RoutingTable, ShardId};
@@ -81,6 +81,35 @@ impl Route {
         match targets.is_empty() {
             true => self.all().into_iter().take(1).collect(),
             false => targets,
+        }
+    }
+
+    /// The same for a read, which goes to those who owned documents at its time, if it names one.
+    pub(crate) fn targets_of(&self, filter: &Filter, body: Doc<'_>) -> Result<Vec<ShardId>, Error> {
+        let (Some(time), Some(table)) = (snapshot_time(body), self.table()) else {
+            return Ok(self.read_targets(filter));
+        };
+        let mut targets: Vec<ShardId> = Vec::new();
+        for range in shard_key_ranges(filter, &table.pattern).iter() {
+            for view in table.overlapping(range) {
+                let Some(owner) = view.chunk.owner_at(time) else {
+                    return Err(Error::new(
+                        Code::STALE_CHUNK_HISTORY,
+                        format!(
+                            "Cannot find shardId the chunk belonged to at cluster time {time:?} \
+                             in {}",
+                            self.namespace
+                        ),
+                    ));
+                };
+                if let Err(at) = targets.binary_search(owner) {
+                    targets.insert(at, owner.clone());
+                }
+            }
+        }
+        match targets.is_empty() {
+            true => Ok(self.read_targets(filter)),
+            false => Ok(targets),
         }
     }
 

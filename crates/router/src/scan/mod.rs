@@ -32,6 +32,7 @@ use crate::failure::{Failure, Stale};
 use crate::merge::{Batch, Merge, kill_cursor};
 use asking::{Ask, Asker, OpenCursor, Reported};
 use cluster::cache::Placement;
+use cluster::routing::ShardId;
 use cluster::scan::{self, Entry, Order, Question, Reached, Scan, ScanToken, StreamId, TokenError};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::error::{Code, Error};
@@ -98,7 +99,7 @@ pub(crate) struct ElasticScan {
     batch_size: Option<u64>,
     /// Applied here where shards would have removed what documents are ordered by.
     projection: Option<Projection>,
-    /// Anything was answered: from then on it goes by places.
+    /// Anything was delivered: from then on nothing can begin again.
     begun: bool,
     /// Later batches read at or after this time.
     not_before: ClusterTime,
@@ -352,7 +353,6 @@ impl ElasticScan {
                     moved,
                 };
                 self.take(stream, batch)?;
-                self.begun = true;
                 Ok(None)
             }
             Ask::Lost => {
@@ -360,13 +360,21 @@ impl ElasticScan {
                 self.scan.name_ranges(stream);
                 Ok(Some(self.did_not_arrive(&question.shard)))
             }
-            Ask::Stale(stale) if !self.begun => Err(Failure::Stale(stale)),
             Ask::Stale(stale) => {
-                self.count_repeat();
+                let is_of_this = match &stale {
+                    Stale::Collection {
+                        wanted: Some(wanted),
+                        ..
+                    } => wanted.incarnation == self.scan.base().incarnation,
+                    Stale::Collection { wanted: None, .. } => self.begun,
+                    Stale::Database => false,
+                };
                 self.router.routing.note(&self.command.namespace, &stale);
-                if let Stale::Database = stale {
+                if !is_of_this {
                     return Err(self.killed());
                 }
+                // Some of its ranges went, or came: it is asked for those it had.
+                self.count_repeat();
                 self.scan.name_ranges(stream);
                 Ok(Some(self.did_not_arrive(&question.shard)))
             }
@@ -405,7 +413,7 @@ impl ElasticScan {
         Ok(())
     }
 
-    fn did_not_arrive(&self, shard: &cluster::routing::ShardId) -> Failure {
+    fn did_not_arrive(&self, shard: &ShardId) -> Failure {
         Failure::Error(Error::new(
             Code::EXCEEDED_TIME_LIMIT,
             format!(
@@ -416,8 +424,16 @@ impl ElasticScan {
         ))
     }
 
-    /// The error for a collection that is not the one whose scan this is any more.
+    /// The error for a collection that is not the one whose scan this is any more. As long as
+    /// nobody has seen anything of it, all is routed again instead.
     fn killed(&self) -> Failure {
+        if !self.begun {
+            let base = self.scan.streams().next();
+            return Failure::Stale(Stale::Collection {
+                shard: base.map_or_else(|| ShardId::new(""), |stream| stream.shard.clone()),
+                wanted: None,
+            });
+        }
         Failure::Error(Error::new(
             Code::QUERY_PLAN_KILLED,
             format!(
@@ -430,8 +446,8 @@ impl ElasticScan {
     /// The next result.
     pub(crate) async fn next(&mut self) -> Result<Option<Piece>, Failure> {
         loop {
-            if let Some(Entry { value, .. }) = self.scan.deliver() {
-                return Ok(Some(value));
+            if let Some(piece) = self.arrived() {
+                return Ok(Some(piece));
             }
             if self.scan.has_ended() {
                 return Ok(None);
@@ -442,7 +458,9 @@ impl ElasticScan {
 
     /// The next result, if it has arrived.
     pub(crate) fn arrived(&mut self) -> Option<Piece> {
-        self.scan.deliver().map(|entry| entry.value)
+        let Entry { value, .. } = self.scan.deliver()?;
+        self.begun = true;
+        Some(value)
     }
 
     /// What does not fit is not delivered: a token that goes with the batch stands before it.
@@ -467,7 +485,7 @@ impl ElasticScan {
             if !taken {
                 return Ok(false);
             }
-            self.scan.deliver();
+            self.arrived();
         }
     }
 

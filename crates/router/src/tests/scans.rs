@@ -187,3 +187,77 @@ fn inserts_and_deletes_between_batches() {
         assert_eq!(found, expected);
     });
 }
+
+/// The token of a reply, if it has one.
+fn token(reply: &DocBuf) -> Option<DocBuf> {
+    let cursor = reply.as_doc().get_doc("cursor").expect("a cursor");
+    let token = cursor.get_doc("postBatchResumeToken").expect("a token");
+    (!token.is_empty()).then(|| token.to_owned())
+}
+
+/// ⚑ A token stands behind what was delivered to the client, with what is left of its window; another
+/// router goes on from it, whatever has moved meanwhile.
+#[test]
+fn another_router_goes_on_from_a_token() {
+    run(async {
+        let mut world = full_world().await;
+        let ask = |resume: Option<DocBuf>| {
+            let mut find = find()
+                .with("batchSize", 4)
+                .with("sort", &by_rank())
+                .with("skip", 3)
+                .with("limit", 20)
+                .with("$_requestResumeToken", true);
+            if let Some(token) = resume {
+                find.append("$_resumeAfter", &token);
+            }
+            find.finish()
+        };
+        let mut found = Vec::new();
+        let mut reply = world.run(ask(None)).await;
+        let way = ["b", "c", "a"];
+        for round in 0..100 {
+            found.extend(batch(&reply).0);
+            let Some(token) = token(&reply) else {
+                break;
+            };
+            world.move_b(way[round % 3], way[(round + 1) % 3], 10 + round as u32);
+            world.restart_router();
+            reply = world.run(ask(Some(token))).await;
+        }
+        assert_eq!(found, (7..27).rev().collect::<Vec<_>>());
+        let bad = DocWriter::new().with("other", 1).finish();
+        let refused = world.run(ask(Some(bad))).await;
+        assert_eq!(int(&refused, "code"), Code::BAD_VALUE.0);
+    });
+}
+
+#[test]
+fn cursors_are_shown_with_their_streams() {
+    run(async {
+        let world = full_world().await;
+        let (_, id) = batch(&world.run(find().with("batchSize", 3).finish()).await);
+        world.move_b("b", "c", 9);
+        let (_, id) = batch(&world.run(more(id)).await);
+        let (_, id) = batch(&world.run(more(id)).await);
+        let (_, id) = batch(&world.run(more(id)).await);
+        let (_, id) = batch(&world.run(more(id)).await);
+        assert_ne!(id, 0);
+        let mut ask = DocWriter::new().with("aggregate", 1);
+        ask.begin_array("pipeline")
+            .push_document()
+            .begin_document("$currentOp")
+            .append("localOps", true)
+            .append("idleCursors", true)
+            .end()
+            .end()
+            .end()
+            .begin_document("cursor")
+            .end()
+            .append("$db", "admin");
+        let reply = world.run(ask.finish()).await;
+        let shown = format!("{reply:?}");
+        assert!(shown.contains("elasticScan: {baseVersion"), "{shown}");
+        assert!(shown.contains("shard: \"c\", virtual: true"), "{shown}");
+    });
+}

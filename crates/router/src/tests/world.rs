@@ -40,6 +40,8 @@ pub(super) struct Chunk {
     min: Option<i32>,
     shard: &'static str,
     major: u32,
+    /// Its owners and since when, the one of now first.
+    owners: Vec<(u32, &'static str)>,
 }
 
 pub(super) struct FakeConfig {
@@ -82,9 +84,15 @@ impl FakeConfig {
                 .end()
                 .append("shard", chunk.shard)
                 .append("lastmod", ClusterTime::new(chunk.major, 0))
-                .begin_array("history")
-                .end()
-                .end();
+                .begin_array("history");
+            for (since, owner) in &chunk.owners {
+                writer
+                    .push_document()
+                    .append("validAfter", ClusterTime::new(*since, 0))
+                    .append("shard", *owner)
+                    .end();
+            }
+            writer.end().end();
         }
         writer
             .end()
@@ -324,11 +332,12 @@ impl FakeShard {
         let size = size.unwrap_or(2) as usize;
         let mut writer = Reply::writer();
         writer.begin_document("cursor").begin_array(name);
-        let mut place = None;
+        let mut places = Vec::new();
         for document in rest.drain(..size.min(rest.len())) {
             writer.push(&document);
-            place = Some(key(document.as_doc()).to_be_bytes());
+            places.push(key(document.as_doc()).to_be_bytes());
         }
+        let place = places.last();
         let id = match rest.is_empty() {
             true => 0,
             false => {
@@ -341,10 +350,14 @@ impl FakeShard {
         let binary = |bytes| ValueRef::Binary { subtype: 0, bytes };
         if id != 0 || not_owned.is_some() {
             writer.begin_document("scan");
-            if let Some(place) = &place {
+            if let Some(place) = place {
                 writer.append("place", binary(place));
             }
-            writer.begin_array("notOwned");
+            writer.begin_array("places");
+            for place in &places {
+                writer.push(binary(place));
+            }
+            writer.end().begin_array("notOwned");
             for range in not_owned.iter().flat_map(|ranges| ranges.iter()) {
                 writer.push(binary(range.min.as_bytes()));
                 writer.push(binary(range.max.as_bytes()));
@@ -411,6 +424,18 @@ impl Endpoint for FakeShard {
     }
 }
 
+fn router(
+    config: &Arc<FakeConfig>,
+    shards: &HashMap<&'static str, Arc<FakeShard>>,
+) -> RouterHandler {
+    let reached = shards.clone();
+    let connect: Connect = Arc::new(move |id, _| reached[id].clone());
+    let options = RouterOptions {
+        host: "router:1".to_owned(),
+    };
+    RouterHandler(Router::new(config.clone(), connect, options))
+}
+
 pub(super) struct World {
     pub(super) config: Arc<FakeConfig>,
     pub(super) shards: HashMap<&'static str, Arc<FakeShard>>,
@@ -439,24 +464,29 @@ impl World {
                 (*name, Arc::new(shard))
             })
             .collect();
-        let chunks = chunks.map(|(min, shard, major)| Chunk { min, shard, major });
+        let chunks = chunks.map(|(min, shard, major)| Chunk {
+            min,
+            shard,
+            major,
+            owners: vec![(major, shard)],
+        });
         let config = Arc::new(FakeConfig {
             chunks: Mutex::new(chunks.to_vec()),
             questions: AtomicUsize::new(0),
             gate: Mutex::default(),
             fails: AtomicUsize::new(0),
         });
-        let reached = shards.clone();
-        let connect: Connect = Arc::new(move |id, _| reached[id].clone());
-        let options = RouterOptions {
-            host: "router:1".to_owned(),
-        };
         World {
-            handler: RouterHandler(Router::new(config.clone(), connect, options)),
+            handler: router(&config, &shards),
             config,
             shards,
             connection: Arc::new(wire::ConnectionInfo::in_process(1)),
         }
+    }
+
+    /// Another router takes over, which knows nothing.
+    pub(super) fn restart_router(&mut self) {
+        self.handler = router(&self.config, &self.shards);
     }
 
     /// The range of b's keys goes to c.
@@ -469,6 +499,7 @@ impl World {
         let mut chunks = self.config.chunks.lock();
         chunks[1].shard = to;
         chunks[1].major = major;
+        chunks[1].owners.insert(0, (major, to));
         *self.shards[to].major.lock() = major;
         // What stays with the donor gets a new version, too.
         let left = chunks.iter_mut().find(|chunk| chunk.shard == from);
