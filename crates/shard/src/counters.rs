@@ -20,6 +20,9 @@ pub(crate) struct Counters {
     pub(crate) retried_statements: AtomicU64,
     pub(crate) ttl_passes: AtomicU64,
     pub(crate) ttl_deleted: AtomicU64,
+    pub(crate) waits_for_moves: AtomicU64,
+    pub(crate) range_deletions: AtomicU64,
+    pub(crate) range_deleted_documents: AtomicU64,
 }
 
 impl Counters {
@@ -33,6 +36,23 @@ impl Counters {
             _ => &self.command,
         };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An operation waits for the end of a move.
+    pub(crate) fn waited_for_move(&self) {
+        self.waits_for_moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What `serverStatus` tells of moves.
+    pub(crate) fn append_sharding_to(&self, writer: &mut DocWriter) {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as i64;
+        writer
+            .append(
+                "countDocsDeletedByRangeDeleter",
+                read(&self.range_deleted_documents),
+            )
+            .append("countRangeDeletions", read(&self.range_deletions))
+            .append("countWaitsForMoves", read(&self.waits_for_moves));
     }
 
     pub(crate) fn inserted(&self, count: i64) {

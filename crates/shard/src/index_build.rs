@@ -266,6 +266,7 @@ impl Batch {
         for record in records.take(BATCH_RECORDS) {
             let record = record.map_err(fault)?;
             let doc = Doc::from_validated(record.document());
+            let counts = !hides(collection, doc);
             let mut keys: Vec<(IndexId, EncodedKey)> = Vec::new();
             for (id, index) in indexes {
                 let found = index.definition.keys(doc)?;
@@ -274,11 +275,15 @@ impl Batch {
                     let bytes = key.fields.len() + record.key().len();
                     storage::layout::check_user_key(bytes).map_err(fault)?;
                     length += bytes + key.type_bits.len();
-                    if index.definition.unique {
+                    // ⚑ What belongs to other shards is indexed, and in nobody's way.
+                    if index.definition.unique && counts {
                         let other = added
                             .insert((*id, key.fields.clone()), record.key().to_vec())
                             .is_some_and(|other| other != record.key());
-                        if other || taken(&snapshot, *id, &key, record.key()).map_err(fault)? {
+                        if other
+                            || taken(&snapshot, collection, *id, &key, record.key())
+                                .map_err(fault)?
+                        {
                             return Err(unique_violation(collection, index, &key));
                         }
                     }
@@ -306,9 +311,15 @@ impl Batch {
     }
 }
 
-/// Whether another record has this key already.
+fn hides(collection: &Collection, document: Doc<'_>) -> bool {
+    let ownership = collection.ownership.as_ref();
+    ownership.is_some_and(|ownership| ownership.hides(document))
+}
+
+/// Whether another record of this shard has this key already.
 fn taken(
     snapshot: &crate::Snapshot,
+    collection: &Collection,
     index: IndexId,
     key: &EncodedKey,
     record_key: &[u8],
@@ -319,7 +330,15 @@ fn taken(
         end.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
     );
     for entry in snapshot.scan_index(index, range, Direction::Forward) {
-        if entry?.record_key() != record_key {
+        let entry = entry?;
+        if entry.record_key() == record_key {
+            continue;
+        }
+        let other = match collection.may_hold_orphans() {
+            true => snapshot.get(collection.id, entry.record_key())?,
+            false => return Ok(true),
+        };
+        if other.is_some_and(|other| !hides(collection, Doc::from_validated(other.document()))) {
             return Ok(true);
         }
     }

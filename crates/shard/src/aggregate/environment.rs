@@ -36,6 +36,7 @@ pub(crate) struct ShardEnvironment {
     allow_disk_use: bool,
     /// The time that all scans see; `None` is now.
     at: Option<ClusterTime>,
+    sees_orphans: bool,
     /// The shard's name, for statistics that a router puts beside those of others.
     shown_as: Option<String>,
     /// As they were when the command began.
@@ -58,6 +59,7 @@ impl ShardEnvironment {
         operation: &Arc<Operation>,
         allow_disk_use: bool,
         at: Option<ClusterTime>,
+        sees_orphans: bool,
         from_router: bool,
         part: Option<Arc<ScanPart>>,
     ) -> Arc<Self> {
@@ -67,6 +69,7 @@ impl ShardEnvironment {
             commands: AtomicU64::new(0),
             allow_disk_use,
             at,
+            sees_orphans,
             shown_as: from_router
                 .then(|| shard.sharding.shard_name())
                 .filter(|name| !name.is_empty()),
@@ -157,6 +160,7 @@ impl Environment for ShardEnvironment {
             hint: request.hint,
             allow_disk_use: self.allow_disk_use,
             at: self.at,
+            sees_orphans: self.sees_orphans,
             ..Query::new(request.filter)
         };
         let commands = self.commands.load(Ordering::Acquire);

@@ -112,7 +112,9 @@ impl Joining<'_> {
                             Err(Refusal::Error(error)) => {
                                 written.failed.get_or_insert(error);
                             }
-                            Err(latch @ Refusal::Latch(_)) => return Err(latch),
+                            Err(again @ (Refusal::Latch(_) | Refusal::Blocked)) => {
+                                return Err(again);
+                            }
                         }
                         written.documents += 1;
                     }
@@ -130,7 +132,7 @@ impl Joining<'_> {
     fn join_one(&self, evaluator: &mut Evaluator<'_>, one: &Joined) -> Result<usize, Refusal> {
         let refused = |refusal, tell: &dyn Fn(Error) -> Error| match refusal {
             Refusal::Error(error) => Refusal::Error(tell(error)),
-            latch @ Refusal::Latch(_) => latch,
+            again @ (Refusal::Latch(_) | Refusal::Blocked) => again,
         };
         let version = evaluator.latest(&one.key)?;
         match (version, &one.change) {

@@ -95,6 +95,7 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
         invocation.operation,
         fields.allow_disk_use,
         at,
+        invocation.envelope.sees_orphans,
         fields.from_router,
         part.clone(),
     );

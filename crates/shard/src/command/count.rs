@@ -64,6 +64,7 @@ impl CountCommand {
         query.needed = Some(Vec::new());
         query.at = read_time(invocation);
         query.part = ScanPart::read(body)?;
+        query.sees_orphans = invocation.envelope.sees_orphans;
         Ok(Self { namespace, query })
     }
 
@@ -112,7 +113,13 @@ pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
         {
             match &collection.made {
                 Some(made) => made.count(shard),
-                None => Some(shard.store.collection_counter(collection.id).items),
+                None => {
+                    let items = shard.store.collection_counter(collection.id).items;
+                    if !command.query.sees_orphans {
+                        shard.check_read_with(collection)?;
+                    }
+                    Some(items)
+                }
             }
         }
         _ => None,

@@ -58,6 +58,7 @@ impl DistinctCommand {
         let mut query = Query::new(filter);
         query.at = read_time(invocation);
         query.part = ScanPart::read(body)?;
+        query.sees_orphans = invocation.envelope.sees_orphans;
         Ok(Self {
             query,
             path: Path::new(key),
@@ -104,6 +105,9 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
                 },
             )
         })?;
+        if let Some(collection) = &collection {
+            invocation.shard.check_read_with(collection)?;
+        }
     } else if let Some(collection) = collection {
         let operation = invocation.operation;
         let mut execution =

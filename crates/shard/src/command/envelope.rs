@@ -25,6 +25,8 @@ pub(crate) struct Envelope {
     /// What the log's own commit does not satisfy.
     pub(crate) confirmation: Option<Box<WriteConcernOptions>>,
     pub(crate) read_concern: ReadConcern,
+    /// Read concern `available`: what is stored here counts, whoever owns it.
+    pub(crate) sees_orphans: bool,
     /// Whether a secondary may answer.
     pub(crate) secondary_ok: bool,
     /// What must be waited for before the command may run, if anything.
@@ -48,6 +50,7 @@ impl Envelope {
             names_write_concern: false,
             confirmation: None,
             read_concern: ReadConcern::Latest,
+            sees_orphans: false,
             secondary_ok: false,
             read_wait: None,
             cluster_time: None,
@@ -90,6 +93,7 @@ impl Envelope {
                 ("readConcern", ValueRef::Document(doc)) => {
                     let options = ReadConcernOptions::parse(command, doc)?;
                     envelope.read_concern = options.concern;
+                    envelope.sees_orphans = options.available;
                     envelope.read_wait =
                         (options != ReadConcernOptions::DEFAULT).then_some(options);
                 }

@@ -198,6 +198,7 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
     };
     let shard = invocation.shard;
     if invocation.envelope.read_concern != ReadConcern::Latest
+        || invocation.envelope.sees_orphans
         || shard.virtual_collection(namespace).is_some()
     {
         return Ok(None);
@@ -214,7 +215,8 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
         if let Some(ownership) = &collection.ownership {
             // What was read is what was owned, if that was the same before and after.
             let now = shard.catalog.by_id(collection.id);
-            if !now.is_some_and(|now| now.owns_the_same(collection)) {
+            let is_same = now.is_some_and(|now| now.has_the_same_ownership(collection));
+            if !is_same || collection.has_blocks() {
                 return Ok(None);
             }
             record.take_if(|found| ownership.hides(Doc::from_validated(found.document())));
@@ -542,6 +544,7 @@ impl FindCommand {
             allow_disk_use: fields.allow_disk_use.unwrap_or(true),
             return_key: fields.return_key,
             tailable: fields.tailable,
+            sees_orphans: invocation.envelope.sees_orphans,
             ..Query::new(filter)
         };
         query.at = read_time(invocation);

@@ -50,6 +50,13 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     let collection = collection.ok_or_else(|| missing("getMore", "collection"))?;
     let namespace = Namespace::new(request.database(), collection)?;
     let shard = invocation.shard;
+    if shard
+        .catalog
+        .get(&namespace)
+        .is_some_and(|known| known.has_blocks())
+    {
+        Box::pin(shard.await_readable(&namespace, invocation.operation)).await?;
+    }
     let mut held = shard
         .cursors
         .check_out(id, &namespace, invocation.operation)?;

@@ -175,6 +175,7 @@ impl Batch<'_> {
                     collection.id,
                     self.invocation.envelope.write_concern,
                     retryable,
+                    Some(self.invocation.operation),
                     &keys,
                     |evaluator| {
                         let mut outcomes = Vec::with_capacity(prepared.len());
@@ -194,7 +195,9 @@ impl Batch<'_> {
                                         break;
                                     }
                                 }
-                                Err(latch @ Refusal::Latch(_)) => return Err(latch),
+                                Err(again @ (Refusal::Latch(_) | Refusal::Blocked)) => {
+                                    return Err(again);
+                                }
                             }
                         }
                         Ok(outcomes)

@@ -319,7 +319,7 @@ async fn answer(
     };
     let (route, stale) = match envelope.routed.as_deref() {
         None => (None, None),
-        Some(routed) => match check_routed(shard, request, routed).await {
+        Some(routed) => match check_routed(shard, request, routed, operation).await {
             Ok(route) => (route, None),
             Err(error) if has_statements(request.name()) => (None, Some(error)),
             Err(error) => return Err(error),
@@ -335,14 +335,26 @@ async fn answer(
         route,
         stale,
     };
-    let answer = match apart::may_compute_long(request) {
-        true => apart::run_apart(&invocation),
-        false => run(&invocation).await,
+    let answer = loop {
+        let answer = match apart::may_compute_long(request) {
+            true => apart::run_apart(&invocation),
+            false => run(&invocation).await,
+        };
+        let answer = answer.and_then(|reply| {
+            invocation.check_route_of_read()?;
+            Ok(reply)
+        });
+        let again = answer
+            .as_ref()
+            .err()
+            .and_then(sharding::is_to_be_read_again);
+        match again {
+            Some(namespace) if only_reads(request) => {
+                Box::pin(shard.await_readable(&namespace, operation)).await?;
+            }
+            _ => break answer,
+        }
     };
-    let answer = answer.and_then(|reply| {
-        invocation.check_route_of_read()?;
-        Ok(reply)
-    });
     match &invocation.retryable {
         Some(retryable) if answer.is_ok() => {
             let concern = invocation.envelope.write_concern;
@@ -358,13 +370,36 @@ async fn check_routed(
     shard: &Shard,
     request: &Request,
     routed: &Routed,
+    operation: &Operation,
 ) -> Result<Option<CheckedRoute>, Error> {
-    match shard.check_routed(request, routed) {
-        // Boxed: it is rare, and connections need not reserve room for it.
-        Err(_) if Box::pin(shard.refresh_for(request, routed)).await => {
-            shard.check_routed(request, routed)
+    let stale = match shard.check_routed(request, routed) {
+        Err(stale) => stale,
+        checked => return checked,
+    };
+    // Boxed: it is rare, and connections need not reserve room for it.
+    let refreshed = Box::pin(shard.refresh_for(request, routed)).await;
+    let waited = Box::pin(shard.await_version(request, routed, operation)).await?;
+    match refreshed || waited {
+        true => shard.check_routed(request, routed),
+        false => Err(stale),
+    }
+}
+
+/// Commands that leave nothing behind when they are given up halfway.
+fn only_reads(request: &Request) -> bool {
+    match request.name() {
+        "find" | "count" | "distinct" | "explain" => true,
+        "aggregate" => {
+            let pipeline = request.body().get_array("pipeline");
+            let mut stages = pipeline.iter().flat_map(|pipeline| pipeline.iter());
+            !stages.any(|stage| match stage {
+                ValueRef::Document(stage) => {
+                    (stage.first()).is_some_and(|first| matches!(first.key(), "$out" | "$merge"))
+                }
+                _ => false,
+            })
         }
-        checked => checked,
+        _ => false,
     }
 }
 

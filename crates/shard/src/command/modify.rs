@@ -14,7 +14,7 @@ use crate::Shard;
 use crate::catalog::Collection;
 use crate::read::Candidates;
 use crate::session::{Effect, Image, ImageKind};
-use crate::sharding::UpdateStatement;
+use crate::sharding::{UpdateStatement, is_to_be_read_again};
 use crate::write::{Evaluator, Refusal, Version, check_stored, prepare_insert};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::RecordKey;
@@ -147,19 +147,34 @@ impl Modification<'_> {
         outcome: &mut Outcome,
     ) -> Result<(), Error> {
         let invocation = self.invocation;
-        let mut candidates = Candidates::new(
-            invocation.shard,
-            collection,
-            &self.selection.filter,
-            self.selection.sort.as_ref(),
-            self.selection.hint.as_ref(),
-            invocation.operation,
-        )?;
+        let mut candidates = loop {
+            let found = Candidates::new(
+                invocation.shard,
+                collection,
+                &self.selection.filter,
+                self.selection.sort.as_ref(),
+                self.selection.hint.as_ref(),
+                invocation.operation,
+            );
+            match found {
+                Err(error) if is_to_be_read_again(&error).is_some() => {
+                    let operation = invocation.operation;
+                    let readable = invocation.shard.await_readable(self.namespace, operation);
+                    Box::pin(readable).await?;
+                }
+                found => break found?,
+            }
+        };
         let chunk_max = if self.multi { ENTRY_DOCUMENTS_MAX } else { 1 };
         loop {
             let keys = candidates.next_keys(chunk_max, invocation.operation)?;
             if keys.is_empty() {
-                return Ok(());
+                // ⚑ What was not found may have gone to another shard while this one searched.
+                let now = invocation.shard.catalog.by_id(collection.id);
+                return match now {
+                    Some(now) if !self.multi => invocation.check_route(&now),
+                    _ => Ok(()),
+                };
             }
             let written = invocation
                 .shard
@@ -167,6 +182,7 @@ impl Modification<'_> {
                     collection.id,
                     invocation.envelope.write_concern,
                     invocation.retryable.as_ref(),
+                    Some(invocation.operation),
                     &keys,
                     |evaluator| self.evaluate(evaluator, &keys),
                 )
@@ -193,6 +209,12 @@ impl Modification<'_> {
         keys: &[RecordKey],
     ) -> Result<Evaluated, Refusal> {
         self.invocation.check_route(evaluator.collection())?;
+        // ⚑ What is not found here may be there on the shard that takes writes by now.
+        if let Some(ownership) = &evaluator.collection().ownership
+            && ownership.keeps_away(&self.selection.filter, None, None)
+        {
+            return Err(Refusal::Blocked);
+        }
         let mut evaluated = Evaluated::default();
         for key in keys {
             let Some(version) = evaluator.latest(key)? else {
@@ -205,7 +227,7 @@ impl Modification<'_> {
                     evaluated.error = Some(error);
                     break;
                 }
-                Err(latch @ Refusal::Latch(_)) => return Err(latch),
+                Err(again @ (Refusal::Latch(_) | Refusal::Blocked)) => return Err(again),
             }
         }
         Ok(evaluated)
@@ -339,6 +361,7 @@ impl Modification<'_> {
                     collection.id,
                     self.invocation.envelope.write_concern,
                     self.invocation.retryable.as_ref(),
+                    Some(self.invocation.operation),
                     std::slice::from_ref(&key),
                     |evaluator| {
                         evaluator.insert(key.clone(), document.clone())?;

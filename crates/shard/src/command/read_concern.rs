@@ -1,6 +1,7 @@
 //! Read concern: which state a read may see.
 //!
-//! What is applied is committed, so `local`, `available` and `majority` read the same: the applied state.
+//! What is applied is committed, so `local`, `available` and `majority` read the same: the applied state;
+//! `available` also shows what is stored here and belongs to other shards.
 //! `snapshot` reads as of one time. `linearizable` first asks a majority whether this member is still the
 //! primary. `afterClusterTime` waits until an entry at or after that time is applied ⚑; a primary that has
 //! none writes an entry that changes nothing, because no later entry can have an earlier time, and a
@@ -31,6 +32,7 @@ pub(crate) enum ReadConcern {
 pub(crate) struct ReadConcernOptions {
     pub(crate) concern: ReadConcern,
     pub(crate) linearizable: bool,
+    pub(crate) available: bool,
     pub(crate) after: Option<ClusterTime>,
 }
 
@@ -38,6 +40,7 @@ impl ReadConcernOptions {
     pub(crate) const DEFAULT: ReadConcernOptions = ReadConcernOptions {
         concern: ReadConcern::Latest,
         linearizable: false,
+        available: false,
         after: None,
     };
 
@@ -105,6 +108,7 @@ impl ReadConcernOptions {
                 }
             },
             linearizable: chosen == Level::Linearizable,
+            available: chosen == Level::Available,
             after,
         })
     }

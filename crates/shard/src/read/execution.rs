@@ -133,7 +133,7 @@ impl Execution {
                 ),
             ));
         }
-        let (collection, snapshot) = ownership::snapshot_of(shard, collection);
+        let (collection, snapshot) = ownership::snapshot_of(shard, collection, &query)?;
         let query = ownership::with_shard_key(query, &collection);
         let planned = plan(shard, &collection, &query, operation)?;
         planned.count_use();

@@ -30,6 +30,8 @@ pub(crate) struct Query {
     pub(crate) at: Option<ClusterTime>,
     /// The end is not the end: there may be more later.
     pub(crate) tailable: bool,
+    /// What is stored and not owned is shown too: read concern `available`.
+    pub(crate) sees_orphans: bool,
     /// Earlier trials do not count: explain shows what one says now.
     pub(crate) plan_anew: bool,
     /// It is a part of a scan over several shards.
@@ -51,6 +53,7 @@ impl Query {
             return_key: false,
             at: None,
             tailable: false,
+            sees_orphans: false,
             plan_anew: false,
             part: None,
         }

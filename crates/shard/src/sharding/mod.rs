@@ -29,6 +29,7 @@
 //! | `received.rs` | documents that a move brings |
 //! | `transition.rs` | one entry that changes ownership and state documents |
 //! | `state.rs` | identity and databases, as values and as stored |
+//! | `waiting.rs` | waiting for ranges whose owner is being decided |
 //! | `version_check.rs` | what travels with a routed request, and its errors |
 //! | `shard_key_update.rs` | what an update may do to a shard key |
 //! | `commands.rs` | the config server's commands to a shard |
@@ -52,6 +53,7 @@ mod state;
 #[allow(dead_code)]
 mod transition;
 mod version_check;
+mod waiting;
 
 pub(crate) use commands::{
     become_shard, create_sharded, forget_placement, set_database, set_placement,
@@ -70,3 +72,4 @@ pub(crate) use transition::{
     Applied, Expectation, OwnershipChange, StateChange, StateWrite, Transition,
 };
 pub(crate) use version_check::{CheckedRoute, Routed, not_owned};
+pub(crate) use waiting::{is_to_be_read_again, read_again};

@@ -15,7 +15,8 @@
 //! ([`fill_in_time`]), and `since` and `until` are absent where they are that time.
 //!
 //! *Past* ownerships are kept as differences, the latest last: before `until` the shard did not
-//! own what it gained then, and owned what it lost. What is older than the window of history is
+//! own what it gained then, and owned what it lost. ⚑ A range that was blocked for reads when it
+//! was lost counts as lost from the block on: its new owner may have taken writes ever since. What is older than the window of history is
 //! dropped; `knownSince` is the earliest time that is still known. ⚑ A read at an earlier time
 //! is refused: it would see another time's ranges.
 //!
@@ -126,10 +127,10 @@ impl Moving {
             return None;
         }
         let mut owned = now.clone();
-        for earlier in self.past.iter().rev() {
-            if earlier.until.is_some_and(|until| until <= at) {
-                break;
-            }
+        let is_later = |until: Option<ClusterTime>| until.is_none_or(|until| at < until);
+        // Changes of other ranges may have come before one that counts from an earlier time.
+        let changes = self.past.iter().rev();
+        for earlier in changes.filter(|earlier| is_later(earlier.until)) {
             owned = owned.difference(&earlier.gained).union(&earlier.lost);
         }
         Some(owned)
@@ -138,12 +139,10 @@ impl Moving {
     /// Forgets ownerships that no read may ask for any more.
     pub(super) fn forget_before(&mut self, start: ClusterTime) {
         let old = |earlier: &Earlier| earlier.until.is_some_and(|until| until < start);
-        let kept = self.past.iter().position(|earlier| !old(earlier));
-        let kept = kept.unwrap_or(self.past.len());
-        if let Some(last) = self.past[..kept].last() {
-            self.known_since = last.until;
-        }
-        self.past.drain(..kept);
+        let forgotten = self.past.iter().filter(|earlier| old(earlier));
+        let latest = forgotten.filter_map(|earlier| earlier.until).max();
+        self.known_since = self.known_since.max(latest);
+        self.past.retain(|earlier| !old(earlier));
     }
 
     pub(crate) fn to_document(&self) -> DocBuf {

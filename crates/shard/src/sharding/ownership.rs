@@ -109,6 +109,29 @@ impl Ownership {
         self.orphans && !self.owns(document)
     }
 
+    /// Whether writes of a document have to wait.
+    pub(crate) fn blocks_writes(&self, document: Doc<'_>) -> bool {
+        if self.moving.blocks.is_empty() {
+            return false;
+        }
+        match self.pattern.key_of(document) {
+            Ok(key) => (self.moving.blocks.iter()).any(|block| block.range.contains(&key)),
+            Err(_) => false,
+        }
+    }
+
+    /// Whether reads of a document have to wait.
+    pub(crate) fn blocks_reads(&self, document: Doc<'_>, at: Option<ClusterTime>) -> bool {
+        if self.moving.blocks.is_empty() {
+            return false;
+        }
+        let blocked = self.moving.blocked_for_reads(at);
+        match self.pattern.key_of(document) {
+            Ok(key) => blocked.contains(&key),
+            Err(_) => false,
+        }
+    }
+
     /// Whether an operation receives the range of a document.
     pub(crate) fn receives(&self, operation: Uuid, document: Doc<'_>) -> bool {
         let receiving = &self.moving.receiving;
@@ -182,11 +205,23 @@ impl Ownership {
         };
         let dead = moving.dead.union(&lost).union(&abandoned);
         moving.dead = dead.difference(&self.owned);
-        if !gained.is_empty() || !lost.is_empty() {
+        let mut lost_now = lost;
+        for block in known.iter().flat_map(|known| &known.moving.blocks) {
+            let blocked = RangeSet::of([block.range.clone()]).intersection(&lost_now);
+            if block.level == BlockLevel::Reads && !blocked.is_empty() {
+                lost_now = lost_now.difference(&blocked);
+                moving.past.push(Earlier {
+                    until: block.since,
+                    gained: RangeSet::new(),
+                    lost: blocked,
+                });
+            }
+        }
+        if !gained.is_empty() || !lost_now.is_empty() {
             moving.past.push(Earlier {
                 until: None,
                 gained,
-                lost,
+                lost: lost_now,
             });
         }
         moving.forget_before(start);

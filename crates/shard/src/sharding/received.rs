@@ -83,7 +83,7 @@ impl Shard {
             drop(gates);
             match evaluated {
                 Ok(((), pending)) => break pending,
-                Err(NotAppended::Busy) => {
+                Err(NotAppended::Busy | NotAppended::Blocked) => {
                     self.log.ready().await.map_err(crate::error::from_log)?;
                 }
                 Err(NotAppended::Error(error)) => return Err(error),

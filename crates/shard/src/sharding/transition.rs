@@ -243,7 +243,7 @@ impl Shard {
         const CONCERN: WriteConcern = WriteConcern::Majority;
         let pending = match self.evaluate(collections, CONCERN, None, stripes, body) {
             Ok(((), pending)) => pending,
-            Err(NotAppended::Busy) => return Ok(None),
+            Err(NotAppended::Busy | NotAppended::Blocked) => return Ok(None),
             Err(NotAppended::Error(error)) => return Err(error),
         };
         self.applied(pending, CONCERN).await.map(Some)

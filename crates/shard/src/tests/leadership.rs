@@ -130,6 +130,7 @@ async fn a_session_writes_only_while_its_member_leads_without_a_break() {
                 collection,
                 WriteConcern::Majority,
                 Some(retryable),
+                None,
                 &keys,
                 |evaluator| evaluator.insert(key.clone(), document.clone()),
             )

@@ -2,6 +2,7 @@
 
 mod administration;
 mod apart;
+mod blocked;
 mod catalog;
 mod change_streams;
 mod clustered;

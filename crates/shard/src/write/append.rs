@@ -13,7 +13,7 @@ use crate::catalog::{Catalog, CatalogKey, Collection};
 use crate::change_stream::Watchers;
 use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::command::envelope::WriteConcern;
-use crate::operation::Operations;
+use crate::operation::{Operation, Operations};
 use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::session::{Retryable, SessionCatalog};
@@ -30,7 +30,7 @@ use replication::{
 };
 use std::path::PathBuf;
 use std::sync::Arc;
-use storage::entry::{self, Encoder, Entry, Header, IndexAction, IndexChange, Names, Operation};
+use storage::entry::{self, Encoder, Entry, Header, IndexAction, IndexChange, Names};
 use storage::{Before, Record, StagedState};
 
 /// What travels with an entry in memory.
@@ -72,20 +72,23 @@ impl Shard {
         keys: &[RecordKey],
         body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<Option<R>, Error> {
-        self.write_statements(collection, concern, None, keys, body)
+        self.write_statements(collection, concern, None, None, keys, body)
             .await
     }
 
     /// The same for statements of a session, which the body notes in the
-    /// evaluator: the entry then also carries the session's documents.
+    /// evaluator: the entry then also carries the session's documents. Waits for
+    /// ranges that are blocked, as long as the operation may.
     pub(crate) async fn write_statements<R>(
         &self,
         collection: CollectionId,
         concern: WriteConcern,
         session: Option<&Retryable>,
+        operation: Option<&Operation>,
         keys: &[RecordKey],
         mut body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<Option<R>, Error> {
+        let began = std::time::Instant::now();
         let (result, pending) = loop {
             let Some(known) = self.catalog.by_id(collection) else {
                 return Ok(None);
@@ -104,6 +107,10 @@ impl Shard {
                 Ok(evaluated) => break evaluated,
                 Err(NotAppended::Busy) => {
                     self.log.ready().await.map_err(crate::error::from_log)?;
+                }
+                Err(NotAppended::Blocked) => {
+                    let lifted = self.await_other_ownership(collection, &current, operation, began);
+                    Box::pin(lifted).await?;
                 }
                 Err(NotAppended::Error(error)) => return Err(error),
             }
@@ -172,6 +179,7 @@ impl Shard {
                     wanted = evaluator.held_stripes().to_vec();
                     wanted.extend(more);
                 }
+                Err(Refusal::Blocked) => return Err(NotAppended::Blocked),
                 Err(Refusal::Error(error)) => return Err(NotAppended::Error(error)),
             }
         }
@@ -260,6 +268,8 @@ fn not_appended(error: ProposeError) -> NotAppended {
 pub(crate) enum NotAppended {
     /// The log's queue is full: wait, and evaluate again.
     Busy,
+    /// A move keeps the entry away: wait for another ownership, and evaluate again.
+    Blocked,
     Error(Error),
 }
 
@@ -422,14 +432,14 @@ impl Applier {
         let mut ownerships: Vec<(CollectionId, OwnershipUpdate)> = Vec::new();
         for operation in entry.operations() {
             let (key, value) = match operation? {
-                Operation::PutMeta { key, value } => (key, Some(value)),
-                Operation::DeleteMeta { key } => (key, None),
-                Operation::PutRecord { .. }
-                | Operation::DeleteRecord { .. }
-                | Operation::IndexEntries { .. }
-                | Operation::DropCollection { .. }
-                | Operation::DropIndex { .. }
-                | Operation::Noop => continue,
+                entry::Operation::PutMeta { key, value } => (key, Some(value)),
+                entry::Operation::DeleteMeta { key } => (key, None),
+                entry::Operation::PutRecord { .. }
+                | entry::Operation::DeleteRecord { .. }
+                | entry::Operation::IndexEntries { .. }
+                | entry::Operation::DropCollection { .. }
+                | entry::Operation::DropIndex { .. }
+                | entry::Operation::Noop => continue,
             };
             if let Some((index, stored)) = multikey::parse(key, value.unwrap_or(&[])) {
                 if value.is_some() {
@@ -506,7 +516,7 @@ fn changes_memory(payload: &[u8]) -> bool {
         Ok(entry) if entry.header.names.is_none() => true,
         // Beside records only ownership changes, and it comes first.
         Ok(entry) => match entry.operations().next() {
-            Some(Ok(Operation::PutMeta { key, .. })) => OwnershipKey::parse(key).is_some(),
+            Some(Ok(entry::Operation::PutMeta { key, .. })) => OwnershipKey::parse(key).is_some(),
             _ => false,
         },
         // Whoever applies it says what is wrong with it.

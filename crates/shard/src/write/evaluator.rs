@@ -54,6 +54,9 @@ impl Version {
 pub(crate) enum Refusal {
     /// These latches are needed too.
     Latch(Vec<Stripe>),
+    /// ⚑ A range that is to be written, or read, is blocked by a move: all of it begins again
+    /// when ownership has changed.
+    Blocked,
     Error(Error),
 }
 
@@ -298,6 +301,7 @@ impl<'s> Evaluator<'s> {
 
     /// The same for a document that is in its stored form already.
     pub(crate) fn insert_draft(&mut self, key: RecordKey, draft: Record) -> Result<(), Refusal> {
+        self.check_blocked(Doc::from_validated(draft.document()))?;
         // A document that belongs to another shard is in nobody's way, unless it has just come.
         let stored = self.latest_stored(&key)?;
         if let Some(version) = &stored
@@ -422,7 +426,11 @@ impl<'s> Evaluator<'s> {
         difference: Option<DocBuf>,
     ) -> Result<(), Refusal> {
         let is_update = before.is_some_and(|version| !self.hides(version.doc()));
+        if let (Some(version), true) = (before, is_update) {
+            self.check_blocked(version.doc())?;
+        }
         if let Some(draft) = &after {
+            self.check_blocked(Doc::from_validated(draft.document()))?;
             self.check_owned(is_update, Doc::from_validated(draft.document()))?;
         }
         self.put_unchecked(key, before, after, difference, is_update)
@@ -512,6 +520,13 @@ impl<'s> Evaluator<'s> {
             }
         }
         Ok(())
+    }
+
+    fn check_blocked(&self, document: Doc<'_>) -> Result<(), Refusal> {
+        match &self.collection.ownership {
+            Some(ownership) if ownership.blocks_writes(document) => Err(Refusal::Blocked),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses what another shard has to store.

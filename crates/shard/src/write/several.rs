@@ -58,6 +58,7 @@ impl Shard {
         mut search: impl FnMut(&[Arc<Collection>]) -> Result<Searched<S>, Error>,
         mut body: impl FnMut(&mut Evaluator<'_>, &S) -> Result<R, Refusal>,
     ) -> Result<R, Error> {
+        let began = std::time::Instant::now();
         let (result, pending) = loop {
             let Some((gates, collections)) = self.hold_gates(namespaces, |_| hold).await? else {
                 continue;
@@ -75,6 +76,13 @@ impl Shard {
                 Ok(evaluated) => break evaluated,
                 Err(NotAppended::Busy) => {
                     self.log.ready().await.map_err(crate::error::from_log)?;
+                }
+                Err(NotAppended::Blocked) => {
+                    let blocked = collections.iter().find(|held| held.has_blocks());
+                    if let Some(seen) = blocked {
+                        let lifted = self.await_other_ownership(seen.id, seen, None, began);
+                        Box::pin(lifted).await?;
+                    }
                 }
                 Err(NotAppended::Error(error)) => return Err(error),
             }

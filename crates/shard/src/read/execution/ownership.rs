@@ -1,9 +1,16 @@
 //! Only documents that belong to this shard are yielded.
 //!
 //! A snapshot is read with the ownership that holds in it. Entries that change ownership end
-//! their batch (see `sharding/mod.rs`), so it is enough that memory shows the same ranges
+//! their batch (see `sharding/mod.rs`), so it is enough that memory shows the same ownership
 //! before and after the snapshot was taken. Documents are looked at one by one only where
-//! some may belong to others.
+//! some may belong to others. A read at an earlier time uses the ranges of that time ⚑.
+//!
+//! ⚑ A read that may need documents of a range that is blocked for reads keeps no snapshot: it
+//! waits and begins again (`sharding/waiting.rs`). One that has its snapshot goes on.
+//!
+//! Between two batches of a cursor documents may have come that are not owned. So whatever is
+//! read from an index alone has the shard key with it, and what has not, and is not counted at
+//! once, ends with an error.
 //!
 //! A cursor whose collection has other ranges in its next batch ends with an error: what it
 //! returned so far and what it would return now are not parts of one answer. A router whose scan it
@@ -12,30 +19,59 @@
 
 use super::{Execution, Found, Query, Stage};
 use crate::catalog::Collection;
-use crate::sharding::Ownership;
+use crate::sharding::{Ownership, read_again};
 use crate::{Shard, Snapshot};
 use model::bson::Doc;
 use model::range::{KeyRange, RangeSet};
+use model::time::ClusterTime;
 use model::{Code, Error};
 use query::path::Path;
 use query::plan::shard_key_ranges;
 use std::sync::Arc;
 
-/// A snapshot, and the collection with the ownership that holds in it.
+/// A snapshot, and the collection with the ownership that a query reads it with.
 pub(super) fn snapshot_of(
     shard: &Shard,
     collection: &Arc<Collection>,
-) -> (Arc<Collection>, Snapshot) {
+    query: &Query,
+) -> Result<(Arc<Collection>, Snapshot), Error> {
     let mut collection = collection.clone();
     loop {
         let snapshot = shard.store.snapshot();
-        if collection.ownership.is_none() {
-            return (collection, snapshot);
-        }
+        let Some(ownership) = &collection.ownership else {
+            return Ok((collection, snapshot));
+        };
         match shard.catalog.by_id(collection.id) {
-            Some(now) if !now.owns_the_same(&collection) => collection = now,
-            _ => return (collection, snapshot),
+            Some(now) if !now.has_the_same_ownership(&collection) => collection = now,
+            _ => {
+                if waits(ownership, query) {
+                    return Err(read_again(&collection.namespace));
+                }
+                let read_with = match query.at {
+                    Some(time) => collection.owned_at(time)?,
+                    None => collection.clone(),
+                };
+                return Ok((read_with, snapshot));
+            }
         }
+    }
+}
+
+/// Whether a query may need documents that are blocked.
+fn waits(ownership: &Ownership, query: &Query) -> bool {
+    let asked = query.part.as_ref().and_then(|part| part.ranges.as_ref());
+    !query.sees_orphans && ownership.keeps_away(&query.filter, asked, query.at)
+}
+
+impl Collection {
+    /// The collection with what this shard owned of it at a time.
+    fn owned_at(self: &Arc<Self>, time: ClusterTime) -> Result<Arc<Self>, Error> {
+        let Some(ownership) = &self.ownership else {
+            return Ok(self.clone());
+        };
+        let mut collection = self.copy();
+        collection.ownership = Some(Arc::new(ownership.at(time)?));
+        Ok(Arc::new(collection))
     }
 }
 
@@ -44,6 +80,7 @@ pub(super) fn snapshot_of(
 pub(super) fn with_shard_key(mut query: Query, collection: &Collection) -> Query {
     if let (Some(needed), Some(ownership)) = (&mut query.needed, &collection.ownership)
         && (ownership.orphans
+            || !needed.is_empty()
             || query
                 .part
                 .as_ref()
@@ -65,7 +102,8 @@ impl Execution {
         let hidden = match &self.collection.ownership {
             Some(ownership) => {
                 let document = found.document();
-                ownership.hides(document) || outside(self.restriction.as_ref(), ownership, document)
+                (!self.query.sees_orphans && ownership.hides(document))
+                    || outside(self.restriction.as_ref(), ownership, document)
             }
             None => false,
         };
@@ -78,11 +116,11 @@ impl Execution {
 
     /// Whether a record that was looked up must be looked up again, with other ranges.
     pub(super) fn ownership_changed(&mut self) -> bool {
-        if self.collection.ownership.is_none() {
+        if self.collection.ownership.is_none() || self.query.at.is_some() {
             return false;
         }
         match self.shard.catalog.by_id(self.collection.id) {
-            Some(now) if !now.owns_the_same(&self.collection) => {
+            Some(now) if !now.has_the_same_ownership(&self.collection) => {
                 self.collection = now;
                 self.restrict();
                 true
@@ -128,22 +166,54 @@ impl Execution {
         }
     }
 
-    /// The error for a batch with other ranges than the batches before.
-    pub(super) fn check_ownership(&self) -> Result<(), Error> {
+    /// ⚑ The error for a record that was looked up, or was not found, where it must be waited for.
+    pub(super) fn check_readable(&self, found: Option<Doc<'_>>) -> Result<(), Error> {
+        let Some(ownership) = &self.collection.ownership else {
+            return Ok(());
+        };
+        let keeps_away = match found {
+            _ if self.query.sees_orphans => false,
+            Some(document) => ownership.blocks_reads(document, self.query.at),
+            None => waits(ownership, &self.query),
+        };
+        match keeps_away {
+            true => Err(read_again(&self.collection.namespace)),
+            false => Ok(()),
+        }
+    }
+
+    /// The error for a batch with other ranges than the batches before. What came to be stored
+    /// without being owned is told apart from now on.
+    pub(super) fn check_ownership(&mut self) -> Result<(), Error> {
         let is_read = self.query.part.is_some() && matches!(self.stage, Stage::Sorted(_));
-        if self.collection.ownership.is_none() || is_read {
+        if self.collection.ownership.is_none() || self.query.at.is_some() || is_read {
             return Ok(());
         }
-        match self.shard.catalog.by_id(self.collection.id) {
-            Some(now) if !now.owns_the_same(&self.collection) => Err(Error::new(
-                Code::QUERY_PLAN_KILLED,
-                format!(
-                    "the ranges of {} that belong to this shard changed",
-                    self.collection.namespace
-                ),
-            )),
-            _ => Ok(()),
+        let Some(now) = self.shard.catalog.by_id(self.collection.id) else {
+            return Ok(());
+        };
+        let killed = |why| {
+            let message = format!("the ranges of {} {why}", self.collection.namespace);
+            Err(Error::new(Code::QUERY_PLAN_KILLED, message))
+        };
+        if !now.owns_the_same(&self.collection) {
+            return killed("that belong to this shard changed");
         }
+        if let Some(ownership) = &now.ownership
+            && ownership.orphans
+            && let Some(needed) = &self.query.needed
+            && !self.query.sees_orphans
+            && !(ownership.pattern.fields().iter())
+                .all(|field| needed.contains(&Path::new(&field.path)))
+        {
+            return killed("that do not belong to this shard cannot be told apart by this plan");
+        }
+        if !now.has_the_same_ownership(&self.collection) {
+            let mut collection = self.collection.copy();
+            collection.ownership = now.ownership.clone();
+            self.collection = Arc::new(collection);
+        }
+        Ok(())
     }
 }
 

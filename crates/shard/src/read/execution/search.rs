@@ -79,7 +79,10 @@ impl Execution {
                 break record;
             }
         };
-        Ok(match record.map_err(from_storage)? {
+        let record = record.map_err(from_storage)?;
+        let document = record.as_ref().map(|record| record.document());
+        self.check_readable(document.map(Doc::from_validated))?;
+        Ok(match record {
             Some(record) => {
                 self.statistics.keys_examined += 1;
                 self.statistics.documents_examined += 1;

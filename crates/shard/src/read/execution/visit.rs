@@ -10,8 +10,8 @@ use super::super::scan::Space;
 use super::ownership::outside;
 use super::search::matches;
 use super::{Budget, Execution, Found, RESUMED, Stage, Step};
-use crate::catalog::Collection;
 use crate::operation::Operation;
+use crate::sharding::Ownership;
 use model::Error;
 use model::bson::Doc;
 use model::range::RangeSet;
@@ -176,7 +176,8 @@ impl Execution {
         let limit = self.query.limit.unwrap_or(u64::MAX);
         let mut showing = Showing {
             filter: plan.filter,
-            collection: &self.collection,
+            ownership: self.collection.ownership.as_deref(),
+            sees_orphans: self.query.sees_orphans,
             restriction: self.restriction.as_ref(),
             operation,
             budget,
@@ -240,7 +241,8 @@ impl Execution {
 /// A visit under way.
 struct Showing<'a> {
     filter: &'a Option<Filter>,
-    collection: &'a Collection,
+    ownership: Option<&'a Ownership>,
+    sees_orphans: bool,
     restriction: Option<&'a RangeSet>,
     operation: &'a Operation,
     budget: &'a mut Budget,
@@ -288,8 +290,9 @@ impl Showing<'_> {
         if !matches(self.filter, document)? {
             return Ok(Taken::More);
         }
-        if let Some(ownership) = &self.collection.ownership
-            && (ownership.hides(document) || outside(self.restriction, ownership, document))
+        if let Some(ownership) = self.ownership
+            && ((!self.sees_orphans && ownership.hides(document))
+                || outside(self.restriction, ownership, document))
         {
             self.hidden += 1;
             return Ok(Taken::More);

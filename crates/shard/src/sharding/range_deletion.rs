@@ -1,0 +1,568 @@
+//! Removing what is left of ranges that are not owned.
+//!
+//! ```text
+//!   config.rangeDeletions
+//!     { _id: UUID, nss, collectionUuid: UUID, donorShardId, range: {min, max}, whenToClean: "now" | "delayed",
+//!       pending: true, numOrphanDocs: long, timestamp: Timestamp, encoded: {min: binary, max: binary} }
+//!
+//!   put by a move's entry ─► pending no more ─► due ─► batches: latest version, still dead? ─► removed,
+//!     through the log ─► one entry: the range is not dead any more, the document is gone
+//! ```
+//!
+//! The documents are MongoDB's, except for `encoded`: bounds as bytes stay bounds when the shard
+//! key is refined. `pending` is absent once the range may be removed; `timestamp` says since when.
+//!
+//! ⚑ A deletion of anything that is owned or received is refused when it is registered and when
+//! it is carried out, for the whole range and again for each document, under the collection's
+//! gate and the record's latch: documents in `config.rangeDeletions` may come from anywhere.
+//!
+//! What is removed goes into history while the window of history lasts, so reads at an earlier
+//! time, and snapshots that are open, find it on every member. That is why nobody has to be waited
+//! for; a deletion is *delayed* (`orphanCleanupDelaySecs`) only to spare history the copies.
+//!
+//! A service of the primary carries deletions out, one after the other, driven by the documents
+//! alone; what a failover interrupts is begun again, and finds less. A recipient of a range that
+//! still holds dead data does not wait for the service: [`Shard::remove_dead`].
+//!
+//! Left out: where a collection is not clustered by its shard key, all of its records are looked at.
+
+use super::moving::damaged;
+use super::ownership::Ownership;
+use super::transition::{StateChange, StateWrite, Transition};
+use crate::Shard;
+use crate::catalog::Collection;
+use crate::command::envelope::WriteConcern;
+use crate::operation::Operation;
+use crate::primary_services::Tenure;
+use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
+use model::ids::Uuid;
+use model::key::RecordKey;
+use model::range::{KeyBound, KeyRange, RangeSet};
+use model::time::ClusterTime;
+use model::{Code, Error, Namespace};
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use storage::Direction;
+use tokio::sync::Notify;
+
+/// Records that one entry removes at most.
+const BATCH_RECORDS: usize = 1000;
+/// Records that a batch looks at.
+const BATCH_LOOKS: usize = 20_000;
+
+/// When a range may be removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WhenToClean {
+    Now,
+    Delayed,
+}
+
+/// A document of `config.rangeDeletions`.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct RangeDeletion {
+    pub(crate) id: Uuid,
+    pub(crate) namespace: Namespace,
+    pub(crate) collection: Uuid,
+    pub(crate) donor: String,
+    pub(crate) range: KeyRange,
+    /// The bounds, as people read them.
+    pub(crate) min: DocBuf,
+    pub(crate) max: DocBuf,
+    pub(crate) when: WhenToClean,
+    /// Whether it waits for the decision of a move.
+    pub(crate) pending: bool,
+    pub(crate) documents: i64,
+    pub(crate) since: ClusterTime,
+}
+
+/// What those who wait for each other share.
+#[derive(Default)]
+pub(crate) struct RangeDeleter {
+    /// There may be something to do.
+    wake: Notify,
+    /// A deletion has come to its end.
+    ended: Notify,
+    /// One deletion at a time.
+    one_at_a_time: tokio::sync::Mutex<()>,
+}
+
+fn uuid(doc: Doc<'_>, name: &'static str) -> Result<Uuid, Error> {
+    match doc.get(name) {
+        Some(ValueRef::Binary { subtype: 4, bytes }) => {
+            bytes.try_into().map(Uuid).map_err(|_| damaged(name))
+        }
+        _ => Err(damaged(name)),
+    }
+}
+
+fn uuid_value(uuid: &Uuid) -> ValueRef<'_> {
+    ValueRef::Binary {
+        subtype: 4,
+        bytes: &uuid.0,
+    }
+}
+
+impl RangeDeletion {
+    pub(crate) fn namespace_of_documents() -> Result<Namespace, Error> {
+        Namespace::new("config", "rangeDeletions")
+    }
+
+    pub(crate) fn to_document(&self) -> DocBuf {
+        let mut writer = DocWriter::new();
+        writer
+            .append("_id", uuid_value(&self.id))
+            .append("nss", self.namespace.as_str())
+            .append("collectionUuid", uuid_value(&self.collection))
+            .append("donorShardId", self.donor.as_str())
+            .begin_document("range")
+            .append("min", &self.min)
+            .append("max", &self.max)
+            .end();
+        let when = match self.when {
+            WhenToClean::Now => "now",
+            WhenToClean::Delayed => "delayed",
+        };
+        writer.append("whenToClean", when);
+        if self.pending {
+            writer.append("pending", true);
+        }
+        let bound = |bound: &'_ KeyBound| bound.as_bytes().to_vec();
+        writer
+            .append("numOrphanDocs", self.documents)
+            .append("timestamp", self.since)
+            .begin_document("encoded");
+        for (name, bound) in [("min", bound(&self.range.min)), ("max", bound(&self.range.max))] {
+            let bytes = &bound[..];
+            writer.append(name, ValueRef::Binary { subtype: 0, bytes });
+        }
+        writer.end();
+        writer.finish()
+    }
+
+    pub(crate) fn from_document(doc: Doc<'_>) -> Result<Self, Error> {
+        let text = |name| doc.get_str(name).ok_or_else(|| damaged(name));
+        let range = doc.get_doc("range").ok_or_else(|| damaged("range"))?;
+        let encoded = doc.get_doc("encoded").ok_or_else(|| damaged("encoded"))?;
+        let bound = |name| match encoded.get(name) {
+            Some(ValueRef::Binary { bytes, .. }) => Ok(KeyBound::new(bytes)),
+            _ => Err(damaged(name)),
+        };
+        let shown = |name| range.get_doc(name).ok_or_else(|| damaged(name));
+        Ok(Self {
+            id: uuid(doc, "_id")?,
+            namespace: Namespace::parse(text("nss")?)?,
+            collection: uuid(doc, "collectionUuid")?,
+            donor: text("donorShardId")?.to_owned(),
+            range: KeyRange::new(bound("min")?, bound("max")?),
+            min: shown("min")?.to_owned(),
+            max: shown("max")?.to_owned(),
+            when: match text("whenToClean")? {
+                "now" => WhenToClean::Now,
+                "delayed" => WhenToClean::Delayed,
+                _ => return Err(damaged("whenToClean")),
+            },
+            pending: doc.get("pending") == Some(ValueRef::Boolean(true)),
+            documents: match doc.get("numOrphanDocs") {
+                Some(ValueRef::Int64(count)) => count,
+                _ => 0,
+            },
+            since: match doc.get("timestamp") {
+                Some(ValueRef::Timestamp(time)) => ClusterTime::new(time.seconds, time.increment),
+                _ => ClusterTime::ZERO,
+            },
+        })
+    }
+
+    /// For a transition.
+    pub(crate) fn put(&self) -> Result<StateWrite, Error> {
+        Ok(StateWrite {
+            namespace: Self::namespace_of_documents()?,
+            change: StateChange::Put(self.to_document()),
+        })
+    }
+
+    pub(crate) fn delete(id: Uuid) -> Result<StateWrite, Error> {
+        Ok(StateWrite {
+            namespace: Self::namespace_of_documents()?,
+            change: StateChange::Delete(uuid_value(&id).to_owned()),
+        })
+    }
+
+    fn meets(&self, range: &KeyRange) -> bool {
+        self.range.min < range.max && range.min < self.range.max
+    }
+}
+
+impl Ownership {
+    /// ⚑ Refuses to remove documents of a range that is anybody's.
+    pub(crate) fn check_dead(&self, range: &KeyRange) -> Result<(), Error> {
+        let range = RangeSet::of([range.clone()]);
+        let alive = self.owned.union(&self.moving.received());
+        match range.intersection(&alive).is_empty() {
+            true => Ok(()),
+            false => Err(Error::new(
+                Code::CONFLICTING_OPERATION_IN_PROGRESS,
+                "a range that is owned or received must not be removed",
+            )),
+        }
+    }
+
+    /// The same for one document: whether it lies in the range and is nobody's.
+    pub(crate) fn is_dead(&self, range: &KeyRange, document: Doc<'_>) -> bool {
+        match self.pattern.key_of(document) {
+            Ok(key) => {
+                range.contains(&key)
+                    && !self.owned.contains(&key)
+                    && !self.is_received_except(None, document)
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+/// Runs while this member is the primary.
+pub(crate) async fn run(shard: &Arc<Shard>, tenure: &Tenure) {
+    let mut settings = shard.parameters.watch();
+    // Deletions that failed are tried again when something has changed.
+    let mut failed = BTreeSet::new();
+    loop {
+        settings.borrow_and_update();
+        let next = match shard.next_range_deletion(&failed) {
+            Ok(next) => next,
+            Err(error) => {
+                tracing::warn!("the range deletions cannot be read: {error}");
+                None
+            }
+        };
+        let wait = match next {
+            Some((deletion, Duration::ZERO)) => {
+                let id = deletion.id;
+                if let Err(error) = shard.delete_range(&deletion, Some(tenure)).await {
+                    tracing::warn!("a range of {} is not removed: {error}", deletion.namespace);
+                    failed.insert(id);
+                }
+                if tenure.is_over() {
+                    return;
+                }
+                continue;
+            }
+            Some((_, wait)) => wait,
+            None => Duration::from_secs(3600),
+        };
+        tokio::select! {
+            () = tenure.ended() => return,
+            () = tokio::time::sleep(wait) => {}
+            () = shard.range_deleter.wake.notified() => failed.clear(),
+            changed = settings.changed() => {
+                failed.clear();
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Shard {
+    /// Tells the service that documents of `config.rangeDeletions` may have changed.
+    pub(crate) fn wake_range_deleter(&self) {
+        self.range_deleter.wake.notify_one();
+        self.range_deleter.ended.notify_waiters();
+    }
+
+    /// All range deletions, those of moves that are under way too.
+    pub(crate) fn range_deletions(&self) -> Result<Vec<RangeDeletion>, Error> {
+        let namespace = RangeDeletion::namespace_of_documents()?;
+        let Some(collection) = self.catalog.get(&namespace) else {
+            return Ok(Vec::new());
+        };
+        let snapshot = self.store.snapshot();
+        let everything = storage::KeyRange::new(Bound::Unbounded, Bound::Unbounded);
+        let mut all = Vec::new();
+        for record in snapshot.scan_records(collection.id, everything, Direction::Forward) {
+            let record = record.map_err(crate::error::from_storage)?;
+            let read = RangeDeletion::from_document(Doc::from_validated(record.document()));
+            match read {
+                Ok(deletion) => all.push(deletion),
+                // Whoever wrote it: nothing is removed because of it.
+                Err(error) => tracing::warn!("a range deletion is passed over: {error}"),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The one that is due first, and how long that takes.
+    fn next_range_deletion(
+        &self,
+        failed: &BTreeSet<Uuid>,
+    ) -> Result<Option<(RangeDeletion, Duration)>, Error> {
+        let delay = self.parameters.current().orphan_cleanup_delay_secs;
+        let now_s = u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0);
+        let due = |deletion: &RangeDeletion| match deletion.when {
+            WhenToClean::Now => Duration::ZERO,
+            WhenToClean::Delayed => {
+                let due_s = u64::from(deletion.since.seconds()) + u64::from(delay.unsigned_abs());
+                Duration::from_secs(due_s.saturating_sub(now_s))
+            }
+        };
+        let all = self.range_deletions()?.into_iter();
+        let ready = all.filter(|deletion| !deletion.pending && !failed.contains(&deletion.id));
+        let timed = ready.map(|deletion| {
+            let due = due(&deletion);
+            (deletion, due)
+        });
+        Ok(timed.min_by_key(|(_, due)| *due))
+    }
+
+    /// Removes the range of a deletion, then its document. Without a tenure it does not pause.
+    pub(crate) async fn delete_range(
+        &self,
+        deletion: &RangeDeletion,
+        tenure: Option<&Tenure>,
+    ) -> Result<(), Error> {
+        let _one = self.range_deleter.one_at_a_time.lock().await;
+        // Another may have been first.
+        if !self.range_deletions()?.contains(deletion) {
+            return Ok(());
+        }
+        let removal = vec![RangeDeletion::delete(deletion.id)?];
+        let collection = self.catalog.get(&deletion.namespace);
+        let Some(collection) = collection.filter(|known| known.uuid == deletion.collection) else {
+            // With its collection the range is gone as well.
+            return self.forget_deletion(removal).await;
+        };
+        if !self
+            .remove_records(&collection, deletion.id, &deletion.range, tenure)
+            .await?
+        {
+            return Ok(());
+        }
+        let range = &deletion.range;
+        let ended = Transition {
+            ownership: Some(Box::new(|known: &Ownership| {
+                known.check_dead(range)?;
+                Ok(known.without_dead(range.clone()))
+            })),
+            documents: removal,
+            expect: Vec::new(),
+        };
+        self.transition(collection.id, &ended).await?;
+        self.counters.range_deletions.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Removes a document whose collection is gone.
+    async fn forget_deletion(&self, removal: Vec<StateWrite>) -> Result<(), Error> {
+        let namespace = RangeDeletion::namespace_of_documents()?;
+        let Some(documents) = self.catalog.get(&namespace) else {
+            return Ok(());
+        };
+        let forgotten = Transition {
+            documents: removal,
+            ..Transition::default()
+        };
+        self.transition(documents.id, &forgotten).await?;
+        Ok(())
+    }
+
+    /// Removes what is dead in a range, at once, for a move that brings the range anew.
+    pub(crate) async fn remove_dead(
+        &self,
+        collection: &Arc<Collection>,
+        range: &KeyRange,
+    ) -> Result<(), Error> {
+        for deletion in self.range_deletions()? {
+            let is_met = deletion.collection == collection.uuid && deletion.meets(range);
+            if is_met && !deletion.pending {
+                self.delete_range(&deletion, None).await?;
+            }
+        }
+        let Some(known) = self.catalog.by_id(collection.id) else {
+            return Ok(());
+        };
+        let Some(ownership) = &known.ownership else {
+            return Ok(());
+        };
+        let wanted = RangeSet::of([range.clone()]);
+        let _one = self.range_deleter.one_at_a_time.lock().await;
+        for dead in ownership.moving.dead.intersection(&wanted) {
+            self.remove_records(&known, Uuid([0; 16]), &dead, None).await?;
+            let removed = Transition {
+                ownership: Some(Box::new(|known: &Ownership| {
+                    known.check_dead(&dead)?;
+                    Ok(known.without_dead(dead.clone()))
+                })),
+                ..Transition::default()
+            };
+            self.transition(known.id, &removed).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until no deletion of a collection is left, or none that meets a range.
+    pub(crate) async fn await_range_deletions(
+        &self,
+        collection: Uuid,
+        range: Option<&KeyRange>,
+        operation: &Operation,
+    ) -> Result<(), Error> {
+        loop {
+            let mut ended = std::pin::pin!(self.range_deleter.ended.notified());
+            ended.as_mut().enable();
+            let is_meant = |deletion: &RangeDeletion| {
+                deletion.collection == collection && range.is_none_or(|range| deletion.meets(range))
+            };
+            if !self.range_deletions()?.iter().any(is_meant) {
+                return Ok(());
+            }
+            let deadline = async {
+                match operation.deadline() {
+                    Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = ended => {}
+                () = deadline => {}
+                () = operation.interrupted() => {}
+                () = operation.connection.closed() => {}
+                () = self.shutdown_begun() => {}
+            }
+            operation.check()?;
+            if !self.replica_set.is_primary() {
+                return Err(Error::new(
+                    Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE,
+                    "this member is not the primary any more",
+                ));
+            }
+        }
+    }
+
+    /// Removes dead records in batches; false if the tenure ended first.
+    async fn remove_records(
+        &self,
+        collection: &Arc<Collection>,
+        origin: Uuid,
+        range: &KeyRange,
+        tenure: Option<&Tenure>,
+    ) -> Result<bool, Error> {
+        let mut after = None;
+        loop {
+            let settings = self.parameters.current();
+            let records_max = match usize::try_from(settings.range_deleter_batch_size) {
+                Ok(size) if size > 0 => size.min(BATCH_RECORDS),
+                _ => BATCH_RECORDS,
+            };
+            let batch = tokio::task::block_in_place(|| {
+                self.dead_records(collection, range, after.as_ref(), records_max)
+            })?;
+            if !batch.keys.is_empty() {
+                let keys = &batch.keys;
+                let concern = WriteConcern::Applied;
+                let written = self.write(collection.id, concern, keys, |evaluator| {
+                    if let Some(ownership) = &evaluator.collection().ownership {
+                        ownership.check_dead(range)?;
+                    }
+                    evaluator.set_origin(&origin.0);
+                    let mut removed = 0;
+                    for key in keys {
+                        removed += u64::from(evaluator.remove_dead(key, range)?);
+                    }
+                    Ok(removed)
+                });
+                let removed = written.await?.unwrap_or(0);
+                let counter = &self.counters.range_deleted_documents;
+                counter.fetch_add(removed, Ordering::Relaxed);
+            }
+            let Some(last) = batch.last else {
+                return Ok(true);
+            };
+            after = Some(last);
+            if let Some(tenure) = tenure {
+                let pause = u64::try_from(settings.range_deleter_batch_delay_ms).unwrap_or(0);
+                tokio::select! {
+                    () = tenure.ended() => return Ok(false),
+                    () = tokio::time::sleep(Duration::from_millis(pause)) => {}
+                }
+            }
+        }
+    }
+
+    /// Records of a range that look dead, from a position on.
+    fn dead_records(
+        &self,
+        collection: &Arc<Collection>,
+        range: &KeyRange,
+        after: Option<&RecordKey>,
+        records_max: usize,
+    ) -> Result<Batch, Error> {
+        let mut batch = Batch::default();
+        let Some(known) = self.catalog.by_id(collection.id) else {
+            return Ok(batch);
+        };
+        let Some(ownership) = &known.ownership else {
+            return Ok(batch);
+        };
+        let is_one_place = known.is_clustered_by(&ownership.pattern);
+        let low = match (after, is_one_place) {
+            (Some(after), _) => Bound::Excluded(after.as_bytes()),
+            (None, true) => Bound::Included(range.min.as_bytes()),
+            (None, false) => Bound::Unbounded,
+        };
+        let high = match is_one_place {
+            true => Bound::Excluded(range.max.as_bytes()),
+            false => Bound::Unbounded,
+        };
+        let snapshot = self.store.snapshot();
+        let stretch = storage::KeyRange::new(low, high);
+        let mut looked_at = 0;
+        for record in snapshot.scan_records(known.id, stretch, Direction::Forward) {
+            let record = record.map_err(crate::error::from_storage)?;
+            looked_at += 1;
+            let key = RecordKey::from_bytes(record.key());
+            if ownership.is_dead(range, Doc::from_validated(record.document())) {
+                batch.keys.push(key.clone());
+            }
+            if batch.keys.len() >= records_max || looked_at >= BATCH_LOOKS {
+                batch.last = Some(key);
+                break;
+            }
+        }
+        Ok(batch)
+    }
+}
+
+#[derive(Default)]
+struct Batch {
+    keys: Vec<RecordKey>,
+    /// Where the next batch goes on; `None` at the end.
+    last: Option<RecordKey>,
+}
+
+/// ⚑ Refuses state documents that would remove what is owned.
+pub(super) fn check_registered(
+    documents: &[StateWrite],
+    collection: &Collection,
+    following: &Ownership,
+) -> Result<(), Error> {
+    for write in documents {
+        if write.namespace.as_str() != "config.rangeDeletions" {
+            continue;
+        }
+        if let StateChange::Put(document) = &write.change {
+            let deletion = RangeDeletion::from_document(document.as_doc())?;
+            if deletion.collection == collection.uuid && !deletion.pending {
+                following.check_dead(&deletion.range)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The value that a deletion is found by.
+pub(crate) fn deletion_id(id: Uuid) -> Value {
+    uuid_value(&id).to_owned()
+}
