@@ -303,6 +303,11 @@ pub(crate) fn append_server_status(shard: &Shard, writer: &mut DocWriter) {
         .end();
     let cursor_counts = [cursors, cursors_in_use, cursors_endless].map(|count| count as i64);
     shard.counters.append_to(writer, cursor_counts);
+    if shard.sharding.is_shard() {
+        writer.begin_document("shardingStatistics");
+        shard.counters.append_sharding_to(writer);
+        writer.end();
+    }
     writer
         .begin_document("storageEngine")
         .append("name", "fjall")
