@@ -22,6 +22,10 @@ pub(crate) struct Settings {
     pub(crate) session_refresh_ms: i32,
     pub(crate) session_timeout_minutes: i32,
     pub(crate) session_refresh_disabled: bool,
+    pub(crate) orphan_cleanup_delay_secs: i32,
+    pub(crate) range_deleter_batch_delay_ms: i32,
+    /// Zero leaves it to the server.
+    pub(crate) range_deleter_batch_size: i32,
 }
 
 impl Default for Settings {
@@ -38,6 +42,9 @@ impl Default for Settings {
             session_refresh_ms: 300_000,
             session_timeout_minutes: 30,
             session_refresh_disabled: false,
+            orphan_cleanup_delay_secs: 900,
+            range_deleter_batch_delay_ms: 20,
+            range_deleter_batch_size: i32::MAX,
         }
     }
 }
@@ -53,7 +60,10 @@ pub(crate) const SETTABLE: &[&str] = &[
     "internalQueryMaxBlockingSortMemoryUsageBytes",
     "logLevel",
     "notablescan",
+    "orphanCleanupDelaySecs",
     "quiet",
+    "rangeDeleterBatchDelayMS",
+    "rangeDeleterBatchSize",
     "ttlMonitorEnabled",
     "ttlMonitorSleepSecs",
 ];
@@ -73,7 +83,10 @@ impl Settings {
             "internalQueryMaxBlockingSortMemoryUsageBytes" => self.sort_memory_bytes.into(),
             "logLevel" => self.log_level.into(),
             "notablescan" => self.no_table_scan.into(),
+            "orphanCleanupDelaySecs" => self.orphan_cleanup_delay_secs.into(),
             "quiet" => self.quiet.into(),
+            "rangeDeleterBatchDelayMS" => self.range_deleter_batch_delay_ms.into(),
+            "rangeDeleterBatchSize" => self.range_deleter_batch_size.into(),
             "ttlMonitorEnabled" => self.ttl_enabled.into(),
             "ttlMonitorSleepSecs" => self.ttl_sleep_secs.into(),
             "disableLogicalSessionCacheRefresh" => self.session_refresh_disabled.into(),
@@ -128,7 +141,14 @@ impl Settings {
                     ));
                 }
             }
+            "orphanCleanupDelaySecs" => {
+                self.orphan_cleanup_delay_secs = not_negative(name, value)?;
+            }
             "quiet" => self.quiet = truth,
+            "rangeDeleterBatchDelayMS" => {
+                self.range_deleter_batch_delay_ms = not_negative(name, value)?;
+            }
+            "rangeDeleterBatchSize" => self.range_deleter_batch_size = not_negative(name, value)?,
             "ttlMonitorEnabled" => self.ttl_enabled = truth,
             "ttlMonitorSleepSecs" => {
                 self.ttl_sleep_secs = positive(name, value)?;
@@ -167,6 +187,18 @@ fn integer(name: &str, value: ValueRef<'_>, min: i64, max: i64) -> Result<i64, E
 fn integer32(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
     let number = integer(name, value, i32::MIN.into(), i32::MAX.into())?;
     Ok(i32::try_from(number).unwrap_or(i32::MAX))
+}
+
+fn not_negative(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
+    let number = integer32(name, value)?;
+    if number < 0 {
+        return Err(out_of_range(
+            name,
+            number.into(),
+            "greater than or equal to 0",
+        ));
+    }
+    Ok(number)
 }
 
 fn positive(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {

@@ -13,6 +13,7 @@
 //! One task owns all of it, so services of two tenures never overlap on one member.
 
 use crate::replica_set::{membership, takeover};
+use crate::sharding::range_deletion;
 use crate::{Shard, ttl};
 use replication::{Role, Term};
 use std::sync::Arc;
@@ -98,6 +99,7 @@ async fn lead(shard: &Arc<Shard>, term: Term, role: &mut watch::Receiver<Role>) 
             ttl::run(shard, &tenure),
             membership::run(shard, &tenure),
             takeover::run(shard, &tenure),
+            range_deletion::run(shard, &tenure),
             write_noops(shard, &tenure),
         );
     };

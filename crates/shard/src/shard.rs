@@ -18,7 +18,9 @@ use crate::replica_set::transport::{self, Peers, member_id};
 use crate::replica_set::waiting_room;
 use crate::replica_set::{Membership, ReplicaSet, Topology};
 use crate::session::{SessionCache, SessionCatalog};
-use crate::sharding::{Ownership, OwnershipKey, OwnershipUpdate, Refresh, ShardingState};
+use crate::sharding::{
+    Ownership, OwnershipKey, OwnershipUpdate, RangeDeleter, Refresh, ShardingState,
+};
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, DocBuf, ObjectId};
@@ -101,6 +103,7 @@ pub struct Shard {
     pub(crate) sharding: Arc<ShardingState>,
     /// Where to ask about it.
     pub(crate) refresh: Refresh,
+    pub(crate) range_deleter: RangeDeleter,
     pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -243,6 +246,7 @@ impl Shard {
             session_cache: SessionCache::new(),
             sharding,
             refresh: Refresh::default(),
+            range_deleter: RangeDeleter::default(),
             parameters,
             clock,
             host: Host::look_up(),

@@ -306,6 +306,8 @@ pub(crate) fn append_server_status(shard: &Shard, writer: &mut DocWriter) {
     if shard.sharding.is_shard() {
         writer.begin_document("shardingStatistics");
         shard.counters.append_sharding_to(writer);
+        let deletions = shard.range_deletions().map_or(0, |all| all.len());
+        writer.append("rangeDeleterTasks", deletions as i64);
         writer.end();
     }
     writer

@@ -486,6 +486,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "_terndbCreateSharded" => sharding::create_sharded(invocation).await,
         "_terndbSetPlacement" => sharding::set_placement(invocation).await,
         "_terndbForgetPlacement" => sharding::forget_placement(invocation).await,
+        "cleanupOrphaned" => sharding::cleanup_orphaned(invocation).await,
         "getShardVersion" => sharding::get_shard_version(invocation),
         "getDatabaseVersion" => sharding::get_database_version(invocation),
         "shardingState" => sharding::sharding_state(invocation),

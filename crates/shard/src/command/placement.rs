@@ -51,6 +51,7 @@ fn placement(command: &str) -> Placement {
         | "setDefaultRWConcern"
         | "replSetReconfig"
         | "appendOplogNote"
+        | "cleanupOrphaned"
         | "commitTransaction"
         | "abortTransaction"
         | "setFeatureCompatibilityVersion"

@@ -320,6 +320,30 @@ pub(crate) async fn forget_placement(invocation: &Invocation<'_>) -> Answer {
     ok()
 }
 
+/// Waits until the orphans of a collection that wait for their removal are gone.
+pub(crate) async fn cleanup_orphaned(invocation: &Invocation<'_>) -> Answer {
+    invocation.admin_only()?;
+    let first = invocation.request.body().first();
+    let Some(ValueRef::String(name)) = first.map(|first| first.value()) else {
+        return Err(missing("cleanupOrphaned", "cleanupOrphaned"));
+    };
+    for argument in arguments("cleanupOrphaned", invocation.request.body()) {
+        match argument.name() {
+            // From a time when orphans were removed range by range.
+            "startingFromKey" | "secondaryThrottle" => {}
+            _ => return Err(argument.unknown()),
+        }
+    }
+    let namespace = Namespace::parse(name)?;
+    let shard = invocation.shard;
+    shard.require_identity()?;
+    if let Some(collection) = shard.catalog.get(&namespace) {
+        let deleted = shard.await_range_deletions(collection.uuid, None, invocation.operation);
+        deleted.await?;
+    }
+    ok()
+}
+
 fn check_uuid(collection: &Collection, uuid: Uuid) -> Result<(), Error> {
     if collection.uuid == uuid {
         return Ok(());

@@ -27,6 +27,7 @@
 //! | `ownership.rs` | the ranges of one collection, as values and as stored |
 //! | `moving.rs` | what moves add to it: blocks, what is received, what is dead, earlier ownerships |
 //! | `received.rs` | documents that a move brings |
+//! | `range_deletion.rs` | removing what is left of ranges that are not owned |
 //! | `transition.rs` | one entry that changes ownership and state documents |
 //! | `state.rs` | identity and databases, as values and as stored |
 //! | `waiting.rs` | waiting for ranges whose owner is being decided |
@@ -45,6 +46,8 @@ mod moving;
 #[allow(dead_code)]
 mod ownership;
 #[allow(dead_code)]
+pub(crate) mod range_deletion;
+#[allow(dead_code)]
 mod received;
 mod refresh;
 mod report;
@@ -56,11 +59,13 @@ mod version_check;
 mod waiting;
 
 pub(crate) use commands::{
-    become_shard, create_sharded, forget_placement, set_database, set_placement,
+    become_shard, cleanup_orphaned, create_sharded, forget_placement, set_database, set_placement,
 };
 #[allow(unused_imports)]
 pub(crate) use moving::{Block, BlockLevel, Moving, Receiving};
 pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipPart, OwnershipUpdate};
+#[allow(unused_imports)]
+pub(crate) use range_deletion::{RangeDeleter, RangeDeletion, WhenToClean};
 #[allow(unused_imports)]
 pub(crate) use received::ReceivedChange;
 pub(crate) use refresh::Refresh;

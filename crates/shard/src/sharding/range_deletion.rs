@@ -134,7 +134,10 @@ impl RangeDeletion {
             .append("numOrphanDocs", self.documents)
             .append("timestamp", self.since)
             .begin_document("encoded");
-        for (name, bound) in [("min", bound(&self.range.min)), ("max", bound(&self.range.max))] {
+        for (name, bound) in [
+            ("min", bound(&self.range.min)),
+            ("max", bound(&self.range.max)),
+        ] {
             let bytes = &bound[..];
             writer.append(name, ValueRef::Binary { subtype: 0, bytes });
         }
@@ -350,7 +353,9 @@ impl Shard {
             expect: Vec::new(),
         };
         self.transition(collection.id, &ended).await?;
-        self.counters.range_deletions.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .range_deletions
+            .fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -389,7 +394,8 @@ impl Shard {
         let wanted = RangeSet::of([range.clone()]);
         let _one = self.range_deleter.one_at_a_time.lock().await;
         for dead in ownership.moving.dead.intersection(&wanted) {
-            self.remove_records(&known, Uuid([0; 16]), &dead, None).await?;
+            self.remove_records(&known, Uuid([0; 16]), &dead, None)
+                .await?;
             let removed = Transition {
                 ownership: Some(Box::new(|known: &Ownership| {
                     known.check_dead(&dead)?;
@@ -506,7 +512,7 @@ impl Shard {
         let Some(ownership) = &known.ownership else {
             return Ok(batch);
         };
-        let is_one_place = known.is_clustered_by(&ownership.pattern);
+        let is_one_place = known.record_keys_follow(&ownership.pattern);
         let low = match (after, is_one_place) {
             (Some(after), _) => Bound::Excluded(after.as_bytes()),
             (None, true) => Bound::Included(range.min.as_bytes()),

@@ -16,6 +16,7 @@
 
 use super::moving::fill_in_time;
 use super::ownership::{Ownership, OwnershipKey};
+use super::range_deletion::check_registered;
 use crate::Shard;
 use crate::catalog::Collection;
 use crate::command::envelope::WriteConcern;
@@ -156,7 +157,12 @@ impl Shard {
             }
             let appended = self.append_transition(&collections, collection, transition);
             match appended.await? {
-                Some(applied) => return Ok(applied),
+                Some(applied) => {
+                    if !transition.documents.is_empty() {
+                        self.wake_range_deleter();
+                    }
+                    return Ok(applied);
+                }
                 None => self.log.ready().await.map_err(crate::error::from_log)?,
             }
         }
@@ -181,10 +187,15 @@ impl Shard {
         let held = collections.iter().find(|held| held.id == changed);
         let held = held.ok_or_else(|| gone(changed))?;
         let following = match (&transition.ownership, &held.ownership) {
-            (None, _) => None,
+            (None, None) => None,
+            (None, Some(known)) => {
+                check_registered(&transition.documents, held, known)?;
+                None
+            }
             (Some(_), None) => return Err(not_sharded(held)),
             (Some(change), Some(known)) => {
                 let new = change(known)?.following(Some(known), false, self.history_start());
+                check_registered(&transition.documents, held, &new)?;
                 (new != **known).then(|| OwnershipChange::new(changed, Some(known), &new))
             }
         };

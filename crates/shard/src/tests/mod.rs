@@ -21,6 +21,7 @@ mod owned;
 mod parts;
 mod past;
 mod races;
+mod range_deletion;
 mod refresh;
 mod replica_set;
 mod retryable;

@@ -22,6 +22,7 @@ use foldhash::fast::FixedState;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::{CollectionId, IndexId, Uuid};
 use model::key::RecordKey;
+use model::range::KeyRange as Range;
 use model::{Code, Error, Namespace};
 use query::index::{DocumentKeys, EncodedKey};
 use std::collections::HashMap;
@@ -416,6 +417,20 @@ impl<'s> Evaluator<'s> {
             None if before.is_some() => self.put_unchecked(key.clone(), before, None, None, true),
             None => Ok(()),
         }
+    }
+
+    /// Removes a record of a range that is nobody's; false if it is not there, or somebody's:
+    /// see `sharding/range_deletion.rs`.
+    pub(crate) fn remove_dead(&mut self, key: &RecordKey, range: &Range) -> Result<bool, Refusal> {
+        let stored = self.latest_stored(key)?;
+        let (Some(version), Some(ownership)) = (&stored, &self.collection.ownership) else {
+            return Ok(false);
+        };
+        if !ownership.is_dead(range, version.doc()) {
+            return Ok(false);
+        }
+        self.put_unchecked(key.clone(), Some(version), None, None, true)?;
+        Ok(true)
     }
 
     fn put(
