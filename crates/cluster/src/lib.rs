@@ -11,11 +11,13 @@
 //! - [`authority`]: the one place where placement is decided, once and for all.
 //! - [`bulk`]: a batch of writes that goes to several shards.
 //! - [`events`]: change streams of several shards as one.
+//! - [`balance`]: which ranges should move, and where to.
 //! - [`cache`]: what a router or shard knows of it, and when it asks again.
 //!
-//! Not here yet: resharding, two-phase commit, balancing.
+//! Not here yet: resharding, two-phase commit.
 
 pub mod authority;
+pub mod balance;
 pub mod bulk;
 pub mod cache;
 pub mod events;

@@ -3,10 +3,10 @@
 //! Each is one entry, so it needs no state document. The owner is told of its new version afterwards; if
 //! that fails it learns of it from the first request that knows more.
 
-use crate::collection;
-use crate::commit::{Commit, by};
+use crate::commit::Commit;
 use crate::documents::{self, CHUNKS, CollectionEntry, uuid_value};
 use crate::error::Fault;
+use crate::middle::key_within;
 use crate::placement::{self, Bounds};
 use crate::queue::Claim;
 use crate::server::{ok, text};
@@ -14,9 +14,7 @@ use crate::tenure::{Plan, Tenure, log_change};
 use cluster::authority::{Expected, NewPlacement, Request};
 use cluster::routing::{RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use model::number::Number;
 use model::range::{KeyBound, KeyRange};
-use model::shard_key::ShardKeyPattern;
 use model::text::document_quoted;
 use model::{Code, Namespace};
 use std::sync::Arc;
@@ -231,89 +229,17 @@ async fn median(
     table: &RoutingTable,
     key: &[u8],
 ) -> Result<(KeyBound, DocBuf), Fault> {
-    let view = table.find(key);
-    let (name, owner) = (&entry.namespace, &view.chunk.shard);
-    let cannot = || {
+    let range = table.find(key).range();
+    let middle = key_within(tenure, entry, table, &range, 0.5, None).await?;
+    middle.ok_or_else(|| {
         Fault::new(
             Code::CANNOT_SPLIT,
-            format!("cannot find the middle of a chunk of {name}: it holds too few keys"),
+            format!(
+                "cannot find the middle of a chunk of {}: it holds too few keys",
+                entry.namespace
+            ),
         )
-    };
-    let bound = |key: &KeyBound| documents::bound(&table.pattern, key.as_bytes());
-    let (min, max) = (bound(&view.chunk.min)?, bound(view.max)?);
-    if table.pattern.fields()[0].hashed {
-        // Hashes are spread evenly: the middle of the range is the middle of the data.
-        let stored = middle_hash(&table.pattern, &min, &max).ok_or_else(cannot)?;
-        return Ok((table.pattern.bound(stored.as_doc())?, stored));
-    }
-    let indexes = collection::indexes(tenure, owner, name).await?;
-    let on_id = by("key", by("_id", 1).as_doc());
-    let index = indexes
-        .iter()
-        .chain([&on_id])
-        .find(|index| collection::supports(index, entry.key.as_doc()))
-        .and_then(|index| index.as_doc().get_doc("key"))
-        .ok_or_else(|| invalid("there is no index for the shard key"))?;
-    // An index may have more fields: from the least value of those on.
-    let padded = |bound: &DocBuf| {
-        let mut writer = DocWriter::new();
-        for field in index.iter() {
-            let value = bound.get(field.key()).unwrap_or(ValueRef::MinKey);
-            writer.append(field.key(), value);
-        }
-        writer.finish()
-    };
-    let search = |skip: i64| {
-        DocWriter::new()
-            .with("find", name.collection())
-            .with("hint", index)
-            .with("min", &padded(&min))
-            .with("max", &padded(&max))
-            .with("skip", skip)
-            .with("limit", 1)
-            .with("singleBatch", true)
-            .finish()
-    };
-    let size = DocWriter::new()
-        .with("dataSize", name.as_str())
-        .with("keyPattern", index)
-        .with("min", &padded(&min))
-        .with("max", &padded(&max))
-        .finish();
-    let size = tenure.ask(owner, name.database(), size.as_doc()).await?;
-    let count = size.get("numObjects").and_then(Number::of);
-    let count = count.map_or(0, |count| count.to_f64() as i64);
-    let found = collection::ask_all(tenure, owner, name.database(), search(count / 2)).await?;
-    let middle = found.first().ok_or_else(cannot)?;
-    let key = KeyBound::new(&table.pattern.key_of(middle.as_doc())?);
-    if key <= view.chunk.min || key >= *view.max {
-        return Err(cannot());
-    }
-    let stored = documents::bound(&table.pattern, key.as_bytes())?;
-    Ok((key, stored))
-}
-
-/// The bound half-way between two bounds of a key that begins with a hash.
-fn middle_hash(pattern: &ShardKeyPattern, min: &DocBuf, max: &DocBuf) -> Option<DocBuf> {
-    let end = |bound: &DocBuf| match bound.as_doc().first().map(|first| first.value()) {
-        Some(ValueRef::Int64(hash)) => Some(i128::from(hash)),
-        Some(ValueRef::MinKey) => Some(i128::from(i64::MIN)),
-        Some(ValueRef::MaxKey) => Some(i128::from(i64::MAX)),
-        _ => None,
-    };
-    let (min, max) = (end(min)?, end(max)?);
-    let middle = i64::try_from((min + max) / 2).ok()?;
-    if i128::from(middle) <= min {
-        return None;
-    }
-    let mut writer = DocWriter::new();
-    for (at, field) in pattern.fields().iter().enumerate() {
-        match at {
-            0 => writer.append(&field.path, middle),
-            _ => writer.append(&field.path, ValueRef::MinKey),
-        };
-    }
-    Some(writer.finish())
+    })
 }
 
 /// Tells an owner its new version.

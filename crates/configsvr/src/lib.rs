@@ -22,10 +22,12 @@
 //! | `queue` | who may run when |
 //! | `operation` | long operations, one file each |
 //! | `moves` | ranges that go from shard to shard |
+//! | `balancer`, `zones`, `remove_shard` | which ones should, and what is said about that |
 //! | `routing`, `database` | what routers and shards ask for |
 //! | `chunks`, `rename`, `settle` | what is decided in one entry |
 //! | `consistency` | whether it all fits together |
 
+mod balancer;
 mod chunks;
 mod collection;
 mod commit;
@@ -35,10 +37,12 @@ mod documents;
 mod error;
 #[cfg(test)]
 mod fake_donor;
+mod middle;
 mod moves;
 mod operation;
 mod placement;
 mod queue;
+mod remove_shard;
 mod rename;
 mod routing;
 mod schema;
@@ -51,6 +55,7 @@ mod tenure;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod zones;
 
 pub use server::{ConfigHandler, ConfigServer};
 

@@ -3,6 +3,7 @@
 //!
 //! All of it is idempotent: a primary that fell half-way is followed by one that does it again.
 
+use crate::commit::by;
 use crate::documents::{
     CHANGELOG, CHUNKS, COLLECTIONS, DATABASES, LOCKS, OPERATIONS, SHARDS, TAGS, VERSION,
     new_object_id,
@@ -53,6 +54,17 @@ pub(crate) async fn prepare(store: &Store) -> Result<ObjectId, Fault> {
     for (collection, fields, unique) in INDEXES {
         store.run(index(collection, fields, unique)).await?;
     }
+    // Tools take no document for "on".
+    let mut off = DocWriter::new().with("update", "settings");
+    off.begin_array("updates").push_document();
+    off.append("q", &by("_id", "balancer"));
+    off.begin_document("u").begin_document("$setOnInsert");
+    off.append("mode", "off")
+        .append("stopped", true)
+        .end()
+        .end();
+    off.append("upsert", true).end().end();
+    store.run(off).await?;
     let id = new_object_id();
     let document = DocWriter::new()
         .with("_id", 1)

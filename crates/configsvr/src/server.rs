@@ -10,7 +10,10 @@ use crate::operation::run;
 use crate::operation::shard_collection::ShardCollection;
 use crate::store::Store;
 use crate::tenure::{Tenure, no_primary};
-use crate::{Connect, chunks, consistency, database, moves, rename, routing, settle};
+use crate::{
+    Connect, balancer, chunks, consistency, database, moves, remove_shard, rename, routing, settle,
+    zones,
+};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error};
 use std::future::Future;
@@ -160,6 +163,7 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
         "shardcollection" => "shardCollection",
         "deleteIndexes" => "dropIndexes",
         "movechunk" => "moveChunk",
+        "removeshard" => "removeShard",
         name => name,
     };
     let command = &spelled_as(command, spelled);
@@ -175,6 +179,14 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
             | "moveRange"
             | "moveChunk"
             | "setAllowMigrations"
+            | "removeShard"
+            | "addShardToZone"
+            | "removeShardFromZone"
+            | "updateZoneKeyRange"
+            | "balancerStart"
+            | "balancerStop"
+            | "balancerStatus"
+            | "balancerCollectionStatus"
             | "renameCollection"
     );
     if is_administrative && database != "admin" {
@@ -209,6 +221,14 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
         "moveRange" => moves::command::move_range(tenure, command).await,
         "moveChunk" => moves::command::move_chunk(tenure, command).await,
         "setAllowMigrations" => moves::command::set_allow(tenure, command).await,
+        "removeShard" => remove_shard::remove(tenure, command).await,
+        "addShardToZone" => zones::change_shard(tenure, "addShardToZone", command).await,
+        "removeShardFromZone" => zones::change_shard(tenure, "removeShardFromZone", command).await,
+        "updateZoneKeyRange" => zones::update_range(tenure, command).await,
+        "balancerStart" => balancer::set(tenure, true).await,
+        "balancerStop" => balancer::set(tenure, false).await,
+        "balancerStatus" => balancer::status(tenure).await,
+        "balancerCollectionStatus" => balancer::collection_status(tenure, command).await,
         "checkMetadataConsistency" => consistency::check(tenure, database, command).await,
         other => Err(Fault::new(
             Code::COMMAND_NOT_SUPPORTED,

@@ -15,6 +15,8 @@ use model::version::PlacementVersion;
 use model::{Code, Namespace};
 use std::collections::BTreeMap;
 
+pub(crate) const SETTINGS: &str = "settings";
+
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) cluster: ObjectId,
@@ -22,6 +24,8 @@ pub(crate) struct State {
     pub(crate) collections: BTreeMap<Namespace, CollectionEntry>,
     /// Connection strings by name.
     pub(crate) hosts: BTreeMap<ShardId, String>,
+    /// Whether the balancer evens out what shards have.
+    pub(crate) balances: bool,
     /// When those operations were decided whose outcomes are kept.
     decided_ms: BTreeMap<OperationId, i64>,
 }
@@ -37,6 +41,11 @@ pub(crate) enum Effect {
     Collection(CollectionEntry),
     Database(String, Option<DatabasePlacement>),
     Shard(ShardId, String),
+    /// A shard gets nothing any more.
+    Draining(ShardId),
+    ShardGone(ShardId),
+    /// Whether the balancer is on.
+    Balances(bool),
 }
 
 impl State {
@@ -49,7 +58,15 @@ impl State {
             collections: BTreeMap::new(),
             hosts: BTreeMap::new(),
             decided_ms: BTreeMap::new(),
+            balances: false,
         };
+        let balancer = store
+            .find_one(SETTINGS, by("_id", "balancer").as_doc())
+            .await?;
+        state.balances = balancer.is_some_and(|doc| {
+            doc.as_doc().get_str("mode") == Some("full")
+                && !Fields::of(SETTINGS, doc.as_doc()).flag("stopped")
+        });
         for doc in all(store, documents::SHARDS).await? {
             let fields = Fields::of(documents::SHARDS, doc.as_doc());
             let shard = ShardId::new(fields.text("_id")?);
@@ -143,6 +160,12 @@ impl State {
                 }
                 self.hosts.insert(shard, host);
             }
+            Effect::Draining(shard) => self.authority.set_shard(shard, false),
+            Effect::ShardGone(shard) => {
+                self.authority.remove_shard(&shard);
+                self.hosts.remove(&shard);
+            }
+            Effect::Balances(on) => self.balances = on,
         }
         Ok(())
     }

@@ -10,6 +10,7 @@
 //! it is applied. ⚑ While the entry is under way, and if its outcome is not known afterwards, what is
 //! in memory is in doubt: it is read anew before anything else is decided.
 
+use crate::balancer::{self, Balancer};
 use crate::commit::Commit;
 use crate::error::{Fault, Retry};
 use crate::moves::Moves;
@@ -41,6 +42,7 @@ pub(crate) struct Tenure {
     pub(crate) store: Arc<Store>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) moves: Moves,
+    pub(crate) balancer: Balancer,
     connect: Connect,
     state: RwLock<State>,
     deciding: tokio::sync::Mutex<()>,
@@ -72,6 +74,7 @@ impl Tenure {
             store,
             queue: Arc::default(),
             moves: Moves::default(),
+            balancer: Balancer::default(),
             connect,
             state: RwLock::new(state),
             deciding: tokio::sync::Mutex::new(()),
@@ -82,6 +85,8 @@ impl Tenure {
             over: watch::Sender::new(false),
         });
         operation::resume_all(&tenure).await?;
+        // Nobody waits for it: it ends with the tenure.
+        drop(tenure.spawn(balancer::run(tenure.clone())).await);
         Ok(tenure)
     }
 
@@ -108,7 +113,7 @@ impl Tenure {
         *self.over.borrow()
     }
 
-    async fn ended(&self) {
+    pub(crate) async fn ended(&self) {
         let mut over = self.over.subscribe();
         let _ = over.wait_for(|over| *over).await;
     }

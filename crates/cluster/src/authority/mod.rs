@@ -191,6 +191,11 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
         self.shards.insert(shard, usable);
     }
 
+    /// A shard has left.
+    pub fn remove_shard(&mut self, shard: &ShardId) {
+        self.shards.remove(shard);
+    }
+
     /// Every shard, and whether it may be given data.
     pub fn shards(&self) -> impl Iterator<Item = (&ShardId, bool)> {
         self.shards.iter().map(|(shard, usable)| (shard, *usable))

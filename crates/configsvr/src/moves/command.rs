@@ -49,6 +49,20 @@ pub(crate) enum What {
     Chunk(DocBuf, DocBuf),
     /// At least one of the two.
     Range(Option<DocBuf>, Option<DocBuf>),
+    /// A range that the balancer chose.
+    Exactly(KeyRange),
+}
+
+impl Wanted {
+    /// A range that was chosen here.
+    pub(crate) fn exactly(namespace: Namespace, range: KeyRange, to: &ShardId) -> Self {
+        Self {
+            namespace,
+            what: What::Exactly(range),
+            to: to.as_str().to_owned(),
+            options: Options::default(),
+        }
+    }
 }
 
 /// Answers `moveRange`.
@@ -194,7 +208,15 @@ impl Wanted {
     /// What is to be moved from where, as things are; `None` if it is there already.
     pub(super) async fn resolve(&self, tenure: &Tenure) -> Result<Option<Move>, Fault> {
         let state = tenure.state().await?.clone();
-        let (entry, table) = state.sharded(&self.namespace)?;
+        let (entry, table) = state
+            .sharded(&self.namespace)
+            .map_err(|fault| match &self.what {
+                What::Range(..) => Fault::new(
+                    Code::NAMESPACE_NOT_FOUND,
+                    format!("collection {} not found", self.namespace),
+                ),
+                What::Find(_) | What::Chunk(..) | What::Exactly(_) => fault,
+            })?;
         if !permits_moves(entry) {
             return Err(Fault::new(
                 Code::CONFLICTING_OPERATION_IN_PROGRESS,
@@ -251,6 +273,7 @@ impl Wanted {
     fn range(&self, table: &RoutingTable) -> Result<KeyRange, Fault> {
         let pattern = &table.pattern;
         match &self.what {
+            What::Exactly(range) => Ok(range.clone()),
             What::Find(document) => {
                 let key = pattern.key_of(document.as_doc())?;
                 Ok(table.find(&key).range())

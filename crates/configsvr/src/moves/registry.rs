@@ -7,6 +7,7 @@ use super::Move;
 use crate::error::Fault;
 use crate::queue::Claim;
 use cluster::authority::OperationId;
+use cluster::routing::ShardId;
 use model::bson::DocBuf;
 use model::range::{KeyBound, KeyRange};
 use model::text::document_quoted;
@@ -134,6 +135,13 @@ impl Moves {
             Claim::Collections(names) => names.contains(&run.moved.namespace),
         });
         touched.map(|run| run.moved.clone()).collect()
+    }
+
+    /// Whether a shard takes part in any.
+    pub(crate) fn involve(&self, shard: &ShardId) -> bool {
+        let running = self.running.lock();
+        let mut all = running.values();
+        all.any(|run| run.moved.from == *shard || run.moved.to == *shard)
     }
 
     /// Whether a range that moves would be cut at a point.

@@ -1,5 +1,6 @@
 //! The config server with real document servers, one topic in each file.
 
+mod balancing;
 mod ddl;
 mod lost_primaries;
 mod moves;

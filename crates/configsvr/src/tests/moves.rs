@@ -66,7 +66,8 @@ async fn what_cannot_be_moved_is_refused() {
         .check(
             "
             test {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => 13
-            admin {moveRange: 'test.plain', min: {a: 0}, toShard: 'shard1'} => 118
+            admin {moveRange: 'test.plain', min: {a: 0}, toShard: 'shard1'} => 26
+            admin {moveChunk: 'test.plain', find: {a: 0}, to: 'shard1'} => 118
             admin {moveRange: 'test.birds', min: {a: 0}} => 40414
             admin {moveRange: 'test.birds', toShard: 'shard1'} => 72
             admin {moveRange: 'test.birds', min: 1, toShard: 'shard1'} => 14

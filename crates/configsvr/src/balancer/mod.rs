@@ -1,0 +1,212 @@
+//! The balancer: moves ranges so that shards have what they should (`cluster::balance` says which).
+//!
+//! ```text
+//!   asleep ── balancerStart, removeShard, a zone ──► round: sizes, proposals, moves at once ─► pause ─► round …
+//! ```
+//!
+//! It is **off until somebody starts it** (`balancerStart`); MongoDB's is on. Moves have to prove themselves
+//! first. Off or on, it empties shards that are being removed. While it has nothing to do it sends nothing.
+//!
+//! Sizes come from `collStats` of every shard. A chunk that is taken for larger than the chunk size, by what
+//! its shard has and in how many chunks, gives a piece of that size; the commit of the move cuts it off.
+
+mod command;
+mod piece;
+
+pub(crate) use command::{collection_status, set, status};
+
+use crate::documents::{CollectionEntry, Fields, SHARDS};
+use crate::error::Fault;
+use crate::moves::{self, command::Wanted};
+use crate::state::State;
+use crate::tenure::Tenure;
+use crate::zones;
+use cluster::balance::{Load, Proposal, Reason, Zone, choose};
+use cluster::routing::{RoutingTable, ShardId};
+use model::Namespace;
+use model::bson::{Doc, DocWriter, ValueRef};
+use model::number::Number;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+/// Between two rounds: if the last one moved something, and if not.
+const PAUSE_BUSY: Duration = Duration::from_millis(500);
+const PAUSE_IDLE: Duration = Duration::from_secs(10);
+/// MongoDB's default, in bytes.
+pub(super) const CHUNK_BYTES: u64 = 128 << 20;
+
+/// What the tasks of one tenure share about balancing.
+#[derive(Default)]
+pub(crate) struct Balancer {
+    woken: Notify,
+    rounds: AtomicI64,
+    in_round: AtomicBool,
+}
+
+impl Balancer {
+    /// Something may have to move.
+    pub(crate) fn wake(&self) {
+        self.woken.notify_one();
+    }
+}
+
+/// Runs until the tenure is over.
+pub(crate) async fn run(tenure: Arc<Tenure>) -> Result<(), Fault> {
+    loop {
+        let pause = match tenure.with_state(has_work) {
+            false => None,
+            true => {
+                tenure.balancer.in_round.store(true, Ordering::Release);
+                let moved = round(&tenure).await;
+                tenure.balancer.in_round.store(false, Ordering::Release);
+                tenure.balancer.rounds.fetch_add(1, Ordering::AcqRel);
+                match moved {
+                    Ok(0) => Some(PAUSE_IDLE),
+                    Ok(_) => Some(PAUSE_BUSY),
+                    Err(fault) => {
+                        tracing::info!("a round of the balancer ended early: {fault}");
+                        Some(PAUSE_IDLE)
+                    }
+                }
+            }
+        };
+        let slept = async {
+            match pause {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = tenure.ended() => return Ok(()),
+            () = tenure.balancer.woken.notified() => {}
+            () = slept => {}
+        }
+    }
+}
+
+fn has_work(state: &State) -> bool {
+    state.balances || state.authority.shards().any(|(_, usable)| !usable)
+}
+
+/// How many moves were made.
+async fn round(tenure: &Arc<Tenure>) -> Result<usize, Fault> {
+    let (balances, collections) = {
+        let state = tenure.state().await?;
+        let names: Vec<Namespace> = state.collections.keys().cloned().collect();
+        (state.balances, names)
+    };
+    let mut busy = BTreeSet::new();
+    let mut moving = JoinSet::new();
+    for name in collections {
+        let Some(view) = View::of(tenure, &name).await? else {
+            continue;
+        };
+        for proposal in view.proposals(&mut busy) {
+            let may = match proposal.reason {
+                Reason::Draining => true,
+                Reason::ZoneViolation | Reason::Imbalance => balances && view.may_be_balanced(),
+            };
+            if !may {
+                busy.remove(&proposal.from);
+                busy.remove(&proposal.to);
+                continue;
+            }
+            let range = piece::of(tenure, &view, &proposal).await;
+            let wanted = Wanted::exactly(name.clone(), range, &proposal.to);
+            let here = tenure.clone();
+            moving.spawn(async move { moves::run(&here, wanted).await });
+        }
+    }
+    let mut moved = 0;
+    while let Some(ended) = moving.join_next().await {
+        match ended {
+            Ok(Ok(_)) => moved += 1,
+            Ok(Err(fault)) => tracing::info!("the balancer could not move a range: {fault}"),
+            Err(ended) => tracing::warn!("a move of the balancer did not end: {ended}"),
+        }
+    }
+    Ok(moved)
+}
+
+/// A collection as the balancer sees it.
+pub(super) struct View {
+    entry: CollectionEntry,
+    table: RoutingTable,
+    loads: Vec<Load>,
+    /// Documents by shard.
+    counts: BTreeMap<ShardId, u64>,
+    zones: Vec<Zone>,
+}
+
+impl View {
+    /// `None` if it is not sharded any more.
+    pub(super) async fn of(tenure: &Tenure, name: &Namespace) -> Result<Option<View>, Fault> {
+        let known = {
+            let state = tenure.state().await?;
+            let sharded = state.sharded(name).ok();
+            sharded.map(|(entry, table)| (entry.clone(), table.clone()))
+        };
+        let Some((entry, table)) = known else {
+            return Ok(None);
+        };
+        let (mut loads, mut counts) = (Vec::new(), BTreeMap::new());
+        for doc in tenure.store.find(SHARDS, Doc::EMPTY, Doc::EMPTY).await? {
+            let fields = Fields::of(SHARDS, doc.as_doc());
+            let shard = ShardId::new(fields.text("_id")?);
+            let owns = table.shards().iter().any(|part| part.shard == shard);
+            let (bytes, count) = match owns {
+                true => size_of(tenure, &shard, name).await?,
+                false => (0, 0),
+            };
+            let tags = doc.as_doc().get_array("tags");
+            let zones = tags.into_iter().flat_map(|tags| tags.iter());
+            let zones = zones.filter_map(|tag| match tag {
+                ValueRef::String(tag) => Some(tag.to_owned()),
+                _ => None,
+            });
+            counts.insert(shard.clone(), count);
+            loads.push(Load {
+                shard,
+                bytes,
+                draining: fields.flag("draining"),
+                zones: zones.collect(),
+            });
+        }
+        let zones = zones::of_collection(tenure, name, &table.pattern).await?;
+        Ok(Some(View {
+            entry,
+            table,
+            loads,
+            counts,
+            zones,
+        }))
+    }
+
+    fn proposals(&self, busy: &mut BTreeSet<ShardId>) -> Vec<Proposal> {
+        choose(&self.table, &self.loads, &self.zones, CHUNK_BYTES, busy)
+    }
+
+    fn may_be_balanced(&self) -> bool {
+        let is = |name: &str, value: bool| {
+            self.entry.document.get(name) == Some(ValueRef::Boolean(value))
+        };
+        !is("noBalance", true) && !is("permitMigrations", false)
+    }
+}
+
+/// Bytes and documents of a collection on a shard.
+async fn size_of(tenure: &Tenure, shard: &ShardId, name: &Namespace) -> Result<(u64, u64), Fault> {
+    let command = DocWriter::new()
+        .with("collStats", name.collection())
+        .finish();
+    let stats = tenure.ask(shard, name.database(), command.as_doc()).await?;
+    let number = |field: &str| {
+        let number = stats.get(field).and_then(Number::of);
+        number.map_or(0, |number| number.to_f64() as u64)
+    };
+    Ok((number("size"), number("count")))
+}

@@ -1,0 +1,119 @@
+//! Zones, the balancer, and shards that leave; ranges are moved by a donor that copies nothing.
+
+use crate::testing::{Cluster, Wire};
+use std::time::Duration;
+
+/// Asks until a script's line holds.
+async fn until(cluster: &Cluster, head: &str, command: &str, field: &str, value: &str) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let reply = cluster.run(head, command).await;
+        let printed = differential::value::get(&reply, field).map(differential::notation::print);
+        if printed.as_deref() == Some(value) {
+            return;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{command} answers {}",
+            differential::notation::print_fields(&reply)
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn zones_are_kept() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {addShardToZone: 'shard1', zone: 'north'} => {}
+            admin {addShardToZone: 'shard1', zone: 'north'} => {}
+            admin {addShardToZone: 'nowhere', zone: 'north'} => 70
+            admin {addShardToZone: 'shard1'} => 4
+            test {addShardToZone: 'shard1', zone: 'north'} => 13
+            config! config {find: 'shards', filter: {_id: 'shard1'}} => {cursor: {firstBatch: [{tags: ['north']}]}}
+            # Before the collection is there.
+            admin {updateZoneKeyRange: 'test.birds', min: {a: 1}, max: {a: 5}, zone: 'north'} => {}
+            admin {updateZoneKeyRange: 'test.birds', min: {a: 1}, max: {a: 5}, zone: 'north'} => {}
+            admin {updateZoneKeyRange: 'test.birds', min: {a: 3}, max: {a: 8}, zone: 'north'} => 178
+            admin {updateZoneKeyRange: 'test.birds', min: {a: 3}, max: {a: 2}, zone: 'north'} => 9
+            admin {updateZoneKeyRange: 'test.birds', min: {a: 3}, max: {b: 8}, zone: 'north'} => 61
+            admin {updateZoneKeyRange: 'test.birds', min: {a: 10}, max: {a: 12}, zone: 'south'} => 177
+            admin {removeShardFromZone: 'shard1', zone: 'north'} => 163
+            config! config {find: 'tags'} => {cursor: {firstBatch: [{_id: {ns: 'test.birds', min: {a: 1}}, ns: 'test.birds', min: {a: 1}, max: {a: 5}, tag: 'north'}]}}
+            # Off until somebody starts it.
+            admin {balancerStatus: 1} => {mode: 'off', inBalancerRound: false, numBalancerRounds: 0L}
+            config! config {find: 'settings'} => {cursor: {firstBatch: [{_id: 'balancer', mode: 'off', stopped: true}]}}
+            admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+            admin {shardCollection: 'test.birds', key: {a: 1}} => {}
+            admin {balancerCollectionStatus: 'test.birds'} => {chunkSize: 128, balancerCompliant: false, firstComplianceViolation: 'zoneViolation'}
+            admin {balancerCollectionStatus: 'test.none'} => 118
+            admin {balancerStart: 1} => {}
+            ",
+        )
+        .await;
+    let moved = "{count: 'chunks', query: {shard: 'shard1', min: {a: 1}, max: {a: 5}}}";
+    until(&cluster, "config! config", moved, "n", "1").await;
+    cluster
+        .check(
+            "
+            admin {balancerStatus: 1} => {mode: 'full'}
+            admin {updateZoneKeyRange: 'test.birds', min: {a: 1}, max: {a: 5}, zone: null} => {}
+            admin {removeShardFromZone: 'shard1', zone: 'north'} => {}
+            admin {balancerStop: 1} => {}
+            ",
+        )
+        .await;
+    cluster.elect(Wire::whole()).await;
+    cluster
+        .check("admin {balancerStatus: 1} => {mode: 'off'}")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_leave_when_nothing_is_left_on_them() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+            admin {enableSharding: 'other', primaryShard: 'shard1'} => {}
+            admin {shardCollection: 'test.h', key: {_id: 'hashed'}, numInitialChunks: 6} => {}
+            admin {removeShard: 'nowhere'} => 70
+            admin {removeShard: 'shard1'} => {msg: 'draining started successfully', state: 'started', shard: 'shard1', dbsToMove: ['other']}
+            # It gets nothing any more, and the other one must stay.
+            admin {moveRange: 'test.h', min: {_id: MinKey}, toShard: 'shard1'} => 70
+            admin {removeShard: 'shard0'} => 20
+            ",
+        )
+        .await;
+    let left = "{count: 'chunks', query: {shard: 'shard1'}}";
+    until(&cluster, "config! config", left, "n", "0").await;
+    cluster.settled().await;
+    cluster
+        .check(
+            "
+            admin {removeShard: 'shard1'} => {state: 'ongoing', remaining: {chunks: 0L, dbs: 1L, jumboChunks: 0L}, dbsToMove: ['other']}
+            other {dropDatabase: 1} => {}
+            ",
+        )
+        .await;
+    until(
+        &cluster,
+        "admin",
+        "{removeShard: 'shard1'}",
+        "state",
+        "\"completed\"",
+    )
+    .await;
+    cluster
+        .check(
+            "
+            config! config {find: 'shards'} => {cursor: {firstBatch: [{_id: 'shard0'}]}}
+            admin {moveRange: 'test.h', min: {_id: MinKey}, toShard: 'shard1'} => 70
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}

@@ -1,0 +1,316 @@
+//! Zones: keys that belong on certain shards.
+//!
+//! ```text
+//!   addShardToZone, removeShardFromZone {.., zone}        config.shards.tags
+//!   updateZoneKeyRange {ns, min, max, zone | null}         config.tags {_id: {ns, min}, ns, min, max, tag}
+//! ```
+//!
+//! Each is one entry. Ranges of one collection do not overlap; they may be there before the collection is
+//! sharded. Data goes where it belongs when the balancer runs.
+//!
+//! Left out: `shardCollection` does not make its first chunks by zones (`presplitHashedZones` is refused).
+
+use crate::commit::{Commit, by};
+use crate::documents::{Fields, SHARDS, TAGS};
+use crate::error::Fault;
+use crate::queue::Claim;
+use crate::server::{ok, text};
+use crate::tenure::{Plan, Tenure};
+use cluster::balance::Zone;
+use cluster::routing::ShardId;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::order::compare_documents;
+use model::shard_key::ShardKeyPattern;
+use model::text::document_quoted;
+use model::{Code, Namespace};
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+/// Answers `addShardToZone` and `removeShardFromZone`, whose name this is.
+pub(crate) async fn change_shard(
+    tenure: &Arc<Tenure>,
+    name: &'static str,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
+    let shard = ShardId::new(text(command, name)?);
+    let zone = zone_of(command)?.to_owned();
+    let here = tenure.clone();
+    tenure
+        .complete(async move {
+            let _turn = here.queue.enter(&all_shards()).await;
+            let removes = name == "removeShardFromZone";
+            if !here.with_state(|state| state.hosts.contains_key(&shard)) {
+                return Err(Fault::new(
+                    Code::SHARD_NOT_FOUND,
+                    format!("shard {shard} does not exist"),
+                ));
+            }
+            let others = tagged(&here, &zone).await?;
+            let last = others.iter().all(|other| *other == shard) && others.contains(&shard);
+            if removes && last {
+                let used = here.store.find_one(TAGS, by("tag", &zone).as_doc()).await?;
+                if used.is_some() {
+                    return Err(Fault::new(
+                        Code::ZONE_STILL_IN_USE,
+                        "cannot remove a shard from zone if a chunk range is associated with it",
+                    ));
+                }
+            }
+            let operator = if removes { "$pull" } else { "$addToSet" };
+            let change = by(operator, by("tags", &zone).as_doc());
+            let id = by("_id", shard.as_str());
+            write(&here, |commit| {
+                commit.change(SHARDS, id.as_doc(), change.as_doc());
+            })
+            .await?;
+            here.balancer.wake();
+            Ok(ok())
+        })
+        .await
+}
+
+/// Shards come and go one after the other: as if all of them were one database.
+pub(crate) fn all_shards() -> Claim {
+    Claim::Database(SHARDS.to_owned())
+}
+
+fn zone_of(command: Doc<'_>) -> Result<&str, Fault> {
+    match command.get("zone") {
+        Some(ValueRef::String(zone)) if !zone.is_empty() => Ok(zone),
+        Some(ValueRef::String(_)) => Err(Fault::new(Code::BAD_VALUE, "zone must not be empty")),
+        Some(other) => Err(Fault::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "\"zone\" had the wrong type. Expected string, found {}",
+                other.kind().name()
+            ),
+        )),
+        None => Err(Fault::new(
+            Code::NO_SUCH_KEY,
+            "Missing expected field \"zone\"",
+        )),
+    }
+}
+
+async fn tagged(tenure: &Tenure, zone: &str) -> Result<Vec<ShardId>, Fault> {
+    let found = tenure
+        .store
+        .find(SHARDS, by("tags", zone).as_doc(), Doc::EMPTY)
+        .await?;
+    let names = found.iter().map(|doc| {
+        let name = Fields::of(SHARDS, doc.as_doc()).text("_id")?;
+        Ok(ShardId::new(name))
+    });
+    names.collect()
+}
+
+async fn write(tenure: &Tenure, fill: impl FnOnce(&mut Commit)) -> Result<(), Fault> {
+    let mut commit = Commit::default();
+    fill(&mut commit);
+    tenure
+        .decide(|_| {
+            Ok(Plan {
+                commit,
+                effects: Vec::new(),
+                answer: (),
+            })
+        })
+        .await
+}
+
+/// Answers `updateZoneKeyRange`.
+pub(crate) async fn update_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+    let name = Namespace::parse(text(command, "updateZoneKeyRange")?)?;
+    let bound = |field: &str| {
+        let given = command.get_doc(field).map(Doc::to_owned);
+        given.ok_or_else(|| {
+            Fault::new(
+                Code::NO_SUCH_KEY,
+                format!("Missing expected field \"{field}\""),
+            )
+        })
+    };
+    let (min, max) = (bound("min")?, bound("max")?);
+    let zone = match command.get("zone") {
+        Some(ValueRef::Null) => None,
+        _ => Some(zone_of(command)?.to_owned()),
+    };
+    check_bounds(min.as_doc(), max.as_doc())?;
+    let here = tenure.clone();
+    tenure
+        .complete(async move {
+            let claim = Claim::one(&name);
+            let _turn = here.queue.enter(&claim).await;
+            let key = here.with_state(|state| {
+                let sharded = state.sharded(&name).ok();
+                sharded.map(|(entry, _)| entry.key.clone())
+            });
+            let (min, max) = match &key {
+                Some(key) => (extended(min, key.as_doc())?, extended(max, key.as_doc())?),
+                None => (min, max),
+            };
+            let id = DocWriter::new()
+                .with("ns", name.as_str())
+                .with("min", &min)
+                .finish();
+            match zone {
+                None => remove_range(&here, &id, &max).await?,
+                Some(zone) => set_range(&here, &name, &id, (&min, &max), &zone).await?,
+            }
+            here.balancer.wake();
+            Ok(ok())
+        })
+        .await
+}
+
+async fn remove_range(tenure: &Tenure, id: &DocBuf, max: &DocBuf) -> Result<(), Fault> {
+    let mut range = DocWriter::new();
+    for element in id.iter() {
+        range.append_element(&element);
+    }
+    let range = range.with("max", max).finish();
+    write(tenure, |commit| {
+        commit.delete(TAGS, range.as_doc());
+    })
+    .await
+}
+
+async fn set_range(
+    tenure: &Tenure,
+    name: &Namespace,
+    id: &DocBuf,
+    (min, max): (&DocBuf, &DocBuf),
+    zone: &str,
+) -> Result<(), Fault> {
+    if tagged(tenure, zone).await?.is_empty() {
+        return Err(Fault::new(
+            Code::ZONE_NOT_FOUND,
+            format!("zone {zone} does not exist"),
+        ));
+    }
+    let there = tenure
+        .store
+        .find(TAGS, by("ns", name.as_str()).as_doc(), Doc::EMPTY)
+        .await?;
+    for other in &there {
+        let fields = Fields::of(TAGS, other.as_doc());
+        let (other_min, other_max) = (fields.doc("min")?, fields.doc("max")?);
+        let same = compare_documents(other_min, min.as_doc()) == Ordering::Equal
+            && compare_documents(other_max, max.as_doc()) == Ordering::Equal;
+        let overlaps = compare_documents(min.as_doc(), other_max) == Ordering::Less
+            && compare_documents(other_min, max.as_doc()) == Ordering::Less;
+        if overlaps && !same {
+            return Err(Fault::new(
+                Code::RANGE_OVERLAP_CONFLICT,
+                format!(
+                    "Zone range: {} -->> {}  on  {zone} is overlapping with existing: {} -->> {}  on  {}",
+                    document_quoted(min.as_doc()),
+                    document_quoted(max.as_doc()),
+                    document_quoted(other_min),
+                    document_quoted(other_max),
+                    fields.text("tag")?,
+                ),
+            ));
+        }
+    }
+    let document = DocWriter::new()
+        .with("_id", id)
+        .with("ns", name.as_str())
+        .with("min", min)
+        .with("max", max)
+        .with("tag", zone)
+        .finish();
+    write(tenure, |commit| {
+        commit.put(TAGS, by("_id", id.as_doc()).as_doc(), document.as_doc());
+    })
+    .await
+}
+
+fn check_bounds(min: Doc<'_>, max: Doc<'_>) -> Result<(), Fault> {
+    let names = |bound: Doc<'_>| -> Vec<String> {
+        bound.iter().map(|field| field.key().to_owned()).collect()
+    };
+    if names(min) != names(max) {
+        return Err(Fault::new(
+            Code::SHARD_KEY_NOT_FOUND,
+            format!(
+                "the shard key of min {} doesn't match with the shard key of max {}",
+                document_quoted(min),
+                document_quoted(max)
+            ),
+        ));
+    }
+    if compare_documents(min, max) != Ordering::Less {
+        return Err(Fault::new(
+            Code::FAILED_TO_PARSE,
+            format!(
+                "min: {} should be less than max: {}",
+                document_quoted(min),
+                document_quoted(max)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// A bound of the key's first fields as one of the whole key: from the least value of the others on.
+fn extended(bound: DocBuf, key: Doc<'_>) -> Result<DocBuf, Fault> {
+    let mut writer = DocWriter::new();
+    let mut given = bound.iter();
+    let mut all_max = true;
+    for field in key.iter() {
+        match given.next() {
+            Some(element) if element.key() == field.key() => {
+                all_max &= element.value() == ValueRef::MaxKey;
+                writer.append_element(&element);
+            }
+            Some(_) => return Err(other_fields(bound.as_doc(), key)),
+            None if all_max => {
+                writer.append(field.key(), ValueRef::MaxKey);
+            }
+            None => {
+                writer.append(field.key(), ValueRef::MinKey);
+            }
+        }
+    }
+    match given.next() {
+        Some(_) => Err(other_fields(bound.as_doc(), key)),
+        None => Ok(writer.finish()),
+    }
+}
+
+fn other_fields(bound: Doc<'_>, key: Doc<'_>) -> Fault {
+    Fault::new(
+        Code::SHARD_KEY_NOT_FOUND,
+        format!(
+            "min or max {} does not match the shard key {}",
+            document_quoted(bound),
+            document_quoted(key)
+        ),
+    )
+}
+
+/// The zones of a sharded collection. What does not fit its key counts for nothing.
+pub(crate) async fn of_collection(
+    tenure: &Tenure,
+    name: &Namespace,
+    pattern: &ShardKeyPattern,
+) -> Result<Vec<Zone>, Fault> {
+    let stored = tenure
+        .store
+        .find(
+            TAGS,
+            by("ns", name.as_str()).as_doc(),
+            by("min", 1).as_doc(),
+        )
+        .await?;
+    let mut zones = Vec::new();
+    for doc in &stored {
+        let fields = Fields::of(TAGS, doc.as_doc());
+        if let Ok(range) = pattern.range_of(fields.doc("min")?, fields.doc("max")?) {
+            let name = fields.text("tag")?.to_owned();
+            zones.push(Zone { range, name });
+        }
+    }
+    Ok(zones)
+}
