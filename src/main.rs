@@ -11,6 +11,7 @@ mod reach;
 mod router_role;
 mod shard_role;
 mod status;
+mod status_moves;
 mod up;
 mod verify;
 

@@ -1,25 +1,34 @@
 //! `terndb status`: the cluster as a table, asked of a router like any client would.
 //!
 //! Shards and their members, databases, sharded collections with their chunks on each shard, sizes, and
-//! operations that run. A server that is no router shows the members of its replica set.
+//! operations that run; moves of ranges have bars (`status_moves.rs`). A server that is no router shows the members of its replica set.
 
+use crate::status_moves;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
 use model::text::document_quoted;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::time::Duration;
 use wire::{Endpoint, Host, HostOptions, Request};
 
 /// How long one server may take to answer.
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// Between two looks with `--watch`.
+const EVERY: Duration = Duration::from_secs(1);
+
 #[derive(Args)]
 pub struct StatusOptions {
     /// A router, or a server: host and port, or the line to connect with
     #[arg(default_value = "127.0.0.1:27017", value_name = "HOST:PORT")]
     pub host: String,
+
+    /// Show it again every second, until interrupted
+    #[arg(long)]
+    pub watch: bool,
 }
 
 pub fn run(options: &StatusOptions) -> Result<()> {
@@ -27,9 +36,23 @@ pub fn run(options: &StatusOptions) -> Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let text = runtime.block_on(report(host_of(&options.host)))?;
-    print!("{text}");
-    Ok(())
+    let host = host_of(&options.host);
+    if !options.watch {
+        print!("{}", runtime.block_on(report(host))?);
+        return Ok(());
+    }
+    runtime.block_on(async {
+        loop {
+            let text = match report(host).await {
+                Ok(text) => text,
+                Err(error) => format!("{error:#}\n"),
+            };
+            // From the top of an empty screen.
+            print!("\x1b[2J\x1b[H{text}");
+            std::io::stdout().flush().context("cannot print")?;
+            tokio::time::sleep(EVERY).await;
+        }
+    })
 }
 
 /// The first host of a connection string.
@@ -90,9 +113,20 @@ async fn cluster(router: &Host, host: &str) -> Result<String> {
     }
     text.push_str(&table.render());
 
+    let operations = find(router, "terndb_operations").await?;
+    let mut table = Table::new(&["MOVING", "RANGE", "WHERE", "PROGRESS"]);
+    let is_move = |one: &DocBuf| one.as_doc().get_str("kind") == Some("moveRange");
+    if operations.iter().any(is_move) {
+        let donors = status_moves::donors(router).await.unwrap_or_default();
+        for row in status_moves::rows(&operations, &donors) {
+            table.row(row);
+        }
+    }
+    text.push_str(&table.render());
+
     let mut table = Table::new(&["RUNNING", "ON", "PHASE"]);
-    for operation in find(router, "terndb_operations").await? {
-        if operation.as_doc().get_str("kind") == Some("outcome") {
+    for operation in operations {
+        if is_move(&operation) || operation.as_doc().get_str("kind") == Some("outcome") {
             continue;
         }
         let on = ["ns", "db", "shard"]
@@ -180,7 +214,7 @@ async fn sizes(router: &Host, namespace: &str) -> [String; 2] {
     }
 }
 
-fn in_units(bytes: f64) -> String {
+pub(crate) fn in_units(bytes: f64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
     let mut size = bytes;
     let mut unit = 0;
@@ -201,7 +235,7 @@ async fn find(router: &Host, collection: &str) -> Result<Vec<DocBuf>> {
     Ok(batch(&ask(router, "config", command).await?))
 }
 
-fn batch(reply: &DocBuf) -> Vec<DocBuf> {
+pub(crate) fn batch(reply: &DocBuf) -> Vec<DocBuf> {
     let cursor = reply.as_doc().get_doc("cursor");
     let batch = cursor.and_then(|cursor| cursor.get_array("firstBatch"));
     let documents = batch.into_iter().flat_map(|batch| batch.iter());
@@ -213,7 +247,7 @@ fn batch(reply: &DocBuf) -> Vec<DocBuf> {
         .collect()
 }
 
-async fn ask(server: &Host, database: &str, command: DocWriter) -> Result<DocBuf> {
+pub(crate) async fn ask(server: &Host, database: &str, command: DocWriter) -> Result<DocBuf> {
     let request = Request::from_parts(command.with("$db", database).finish(), Vec::new())?;
     let call = server.call(request);
     let address = server.address();
@@ -231,7 +265,7 @@ async fn ask(server: &Host, database: &str, command: DocWriter) -> Result<DocBuf
 }
 
 /// A value as people read it.
-fn show(value: Option<ValueRef<'_>>) -> String {
+pub(crate) fn show(value: Option<ValueRef<'_>>) -> String {
     match value {
         Some(ValueRef::String(text)) => text.to_owned(),
         Some(ValueRef::ObjectId(id)) => id.to_string(),

@@ -18,6 +18,7 @@
 //! Change streams watch all shards, whatever they own: `change_stream.rs`.
 
 use crate::change_stream;
+use crate::distribution;
 use crate::environment::{RemoteStream, RouterEnvironment};
 use crate::failure::Failure;
 use crate::find::{CursorOptions, no_progress, open_streams, whole};
@@ -45,6 +46,13 @@ use std::sync::Arc;
 use wire::{BoxFuture, Reply, Request};
 
 pub(crate) async fn aggregate(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
+    match distribution::resolved(router, request).await? {
+        Some(resolved) => run(router, &resolved).await,
+        None => run(router, request).await,
+    }
+}
+
+async fn run(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
     let collection = collection_of(request)?;
     let context = context_of(body, &router.clock)?;

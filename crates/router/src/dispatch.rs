@@ -9,8 +9,8 @@ use crate::failure::Failure;
 use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::targeting::documents;
 use crate::{
-    Router, aggregate, catalog, count, ddl, diagnostic, explain, find, find_and_modify, get_more,
-    hello, statistics,
+    Router, aggregate, catalog, count, ddl, diagnostic, distribution, explain, find,
+    find_and_modify, get_more, hello, statistics,
 };
 use model::error::{Code, Error};
 use std::sync::Arc;
@@ -121,6 +121,8 @@ async fn rare(
         "dbStats" | "dbstats" => statistics::db_stats(router, request).await,
         "dataSize" | "datasize" => statistics::data_size(router, request).await,
         "validate" => statistics::validate(router, request).await,
+
+        "cleanupOrphaned" => distribution::clean_up(router, request).await,
 
         "create" | "collMod" | "createIndexes" | "dropIndexes" | "deleteIndexes" => {
             ddl::on_collection(router, request).await

@@ -32,6 +32,7 @@ mod cursor;
 mod ddl;
 mod diagnostic;
 mod dispatch;
+mod distribution;
 mod environment;
 mod explain;
 mod failure;
