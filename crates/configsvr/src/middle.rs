@@ -102,7 +102,7 @@ fn hash_within(
     };
     let (min, max) = (end(min)?, end(max)?);
     let parts = (share.clamp(0.0, 1.0) * 1024.0) as i128;
-    let middle = i64::try_from(min + (max - min) * parts / 1024).ok()?;
+    let middle = i64::try_from((min * (1024 - parts) + max * parts) / 1024).ok()?;
     if i128::from(middle) <= min || i128::from(middle) >= max {
         return None;
     }
