@@ -225,6 +225,21 @@ impl Asker {
         match self.router.ask(&question.shard, request).await {
             Ok(answered) => self.read(answered.reply, question, answered.member),
             Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
+            // It was drained and removed: nothing of what it had is there.
+            Err(Failure::Error(error)) if error.code == Code::SHARD_NOT_FOUND => {
+                match &question.asked {
+                    Asked::AsInBase => Ok(Ask::Lost),
+                    Asked::These(ranges) => Ok(Ask::Answered(Box::new(Answered {
+                        entries: Vec::new(),
+                        place: None,
+                        ended: false,
+                        not_owned: ranges.clone(),
+                        version: None,
+                        cursor: None,
+                        times: Vec::new(),
+                    }))),
+                }
+            }
             // Whoever has not seen anything yet is told at once, and may try again itself.
             Err(failure) if !self.begun => Err(failure),
             Err(Failure::Reply(reply)) if is_passing(code_of(&reply)) => {

@@ -69,6 +69,13 @@ impl Execution {
             return Ok(IndexStep::NotThis);
         }
         self.last = Some(item.position());
+        if let (Item::Entry(entry), Some(asked), true) =
+            (&item, &self.restriction, self.window.is_some())
+            && !asked.contains(entry.record_key())
+        {
+            // The key of the record begins with the shard key: it need not be fetched.
+            return Ok(IndexStep::NotThis);
+        }
         let found = match item {
             Item::Record(record) => {
                 self.statistics.documents_examined += u64::from(!access.covered);

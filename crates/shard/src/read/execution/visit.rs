@@ -134,7 +134,9 @@ impl Execution {
             let one_each = multikey.is_empty() || access.is_one_key(multikey);
             let as_planned = *multikey == access.multikey;
             let asks_keys = access.residual_of_key && access.residual.is_some();
-            if access.covered || asks_keys || !one_each || !as_planned {
+            // Where most entries may be of other ranges, they are told apart before they are fetched.
+            let restricted = self.restriction.is_some() && self.window.is_some();
+            if access.covered || asks_keys || !one_each || !as_planned || restricted {
                 return None;
             }
         }
