@@ -41,7 +41,8 @@ class Mover(threading.Thread):
                 turn = 0
                 while not self.stopping.is_set():
                     low = self.bounds[turn % len(self.bounds)]
-                    shard = SHARDS[(turn * 7 + turn // len(self.bounds)) % len(SHARDS)]
+                    # Each range goes on to the next shard, round and round.
+                    shard = SHARDS[(turn % len(self.bounds) + turn // len(self.bounds)) % len(SHARDS)]
                     turn += 1
                     self.move(client, low, shard)
         except Exception as failure:  # told by `stop`
@@ -109,11 +110,11 @@ class Scans(ClusterProgram):
     def numbers(self, cursor, key=lambda found: found["_id"]):
         """All results; now and then it waits until ranges have moved."""
         found = []
-        every = max(DOCUMENTS // 5, 1)
+        every = max(DOCUMENTS // 3, 1)
         for result in cursor:
             found.append(key(result))
             if len(found) % every == 0:
-                self.mover.wait_for(2)
+                self.mover.wait_for(1)
         return found
 
     def check_all(self, found, expected):
