@@ -59,6 +59,12 @@ impl FakeDonor {
         *self.config.lock() = Some(config);
     }
 
+    /// The test is over. The primary that it met knows it, too: they would keep each other, and the
+    /// data of every shard.
+    pub(crate) fn leaves(&self) {
+        *self.config.lock() = None;
+    }
+
     pub(crate) fn behaves(&self, manner: Manner) {
         self.state.send_modify(|state| {
             state.manner = manner;

@@ -199,6 +199,12 @@ pub(crate) struct Cluster {
     term: AtomicU64,
 }
 
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.donor.leaves();
+    }
+}
+
 impl Cluster {
     /// With so many shards, named shard0, shard1, …
     pub(crate) async fn start(shards: usize) -> Cluster {
