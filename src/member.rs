@@ -65,7 +65,7 @@ impl Member {
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
         if let Some(config) = config {
-            shard.join_cluster(config);
+            shard.join_cluster(config, reach.connect());
         }
         let handler = Arc::new(ShardHandler(shard.clone()));
         reach.add(&set.host, Arc::new(InProcess::new(handler.clone())));
@@ -217,10 +217,11 @@ impl Newcomer<ShardHandler> {
         set: &ReplicaSetOptions,
         membership: Membership,
         config: Option<Arc<dyn Endpoint>>,
+        reach: &Reach,
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
         if let Some(config) = config {
-            shard.join_cluster(config);
+            shard.join_cluster(config, reach.connect());
         }
         let inside = ShardHandler(shard.clone());
         Ok(self.become_member(shard, inside, None))

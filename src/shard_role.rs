@@ -103,7 +103,7 @@ async fn begin(
                 newcomer.stop().await?;
                 return Ok(None);
             };
-            let member = newcomer.enter(options, set, membership, config);
+            let member = newcomer.enter(options, set, membership, config, &reach);
             Ok(Some(member.await?))
         }
         Part::Config => {

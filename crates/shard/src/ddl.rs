@@ -49,6 +49,15 @@ pub(crate) struct New {
     pub(crate) ownership: Option<Ownership>,
     /// The same collection, empty and in another order, whose gate the caller holds.
     pub(crate) replaces: Option<Arc<Collection>>,
+    pub(crate) order: Order,
+}
+
+/// What the records of a new collection are ordered by before `_id`.
+pub(crate) enum Order {
+    /// By the shard key, if there is one.
+    ByShardKey,
+    /// As on other shards: by these fields, or by nothing.
+    Like(Option<DocBuf>),
 }
 
 /// The change of one index's definition.
@@ -89,6 +98,7 @@ impl Shard {
             indexes,
             ownership: None,
             replaces: None,
+            order: Order::ByShardKey,
         };
         self.create_new(namespace, new).await
     }
@@ -106,9 +116,10 @@ impl Shard {
             let index = Index::new(id, definition, IndexState::Ready, now_ms);
             Arc::new(index)
         };
-        let clustering = match &new.ownership {
-            Some(ownership) => Clustering::by(ownership.key.as_doc())?,
-            None => None,
+        let clustering = match (&new.order, &new.ownership) {
+            (Order::Like(Some(fields)), _) => Clustering::by(fields.as_doc())?,
+            (Order::Like(None), _) | (Order::ByShardKey, None) => None,
+            (Order::ByShardKey, Some(ownership)) => Clustering::by(ownership.key.as_doc())?,
         };
         let mut id_index = None;
         if clustering.is_some() {

@@ -13,6 +13,7 @@
 //! | `read` | running plans over snapshots, resumable by position |
 //! | `oplog` | the log as clients know it |
 //! | `sharding` | the shard's place in a cluster: ranges, databases, versions |
+//! | `migration` | ranges that move from shard to shard |
 //! | `replica_set` | the set as clients see it: configuration, cluster time |
 //! | `operation` | what runs right now, deadlines, kills |
 //!
@@ -32,6 +33,7 @@ mod ddl;
 mod error;
 mod host;
 mod index_build;
+mod migration;
 mod operation;
 mod oplog;
 mod parameters;
@@ -49,6 +51,7 @@ mod ttl;
 mod write;
 
 pub use clock::{Clock, SystemClock};
+pub use migration::Connect;
 pub use replica_set::waiting_room::{Doorway, WaitingRoom};
 pub use replica_set::{Membership, ReplicaSetOptions};
 pub use shard::{LogWindow, OpenError, Shard, ShardHandler, ShardOptions};

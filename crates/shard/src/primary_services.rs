@@ -14,7 +14,7 @@
 
 use crate::replica_set::{membership, takeover};
 use crate::sharding::range_deletion;
-use crate::{Shard, ttl};
+use crate::{Shard, migration, ttl};
 use replication::{Role, Term};
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,6 +97,7 @@ async fn lead(shard: &Arc<Shard>, term: Term, role: &mut watch::Receiver<Role>) 
         }
         tokio::join!(
             ttl::run(shard, &tenure),
+            migration::run(shard, &tenure),
             membership::run(shard, &tenure),
             takeover::run(shard, &tenure),
             range_deletion::run(shard, &tenure),

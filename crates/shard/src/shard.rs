@@ -9,6 +9,7 @@ use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::counters::Counters;
 use crate::cursor::Cursors;
 use crate::host::Host;
+use crate::migration::Migrations;
 use crate::operation::Operations;
 use crate::parameters::Parameters;
 use crate::read::{PlanCache, virtual_collections};
@@ -104,6 +105,8 @@ pub struct Shard {
     /// Where to ask about it.
     pub(crate) refresh: Refresh,
     pub(crate) range_deleter: RangeDeleter,
+    /// Ranges that come and go.
+    pub(crate) migrations: Migrations,
     pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -247,6 +250,7 @@ impl Shard {
             sharding,
             refresh: Refresh::default(),
             range_deleter: RangeDeleter::default(),
+            migrations: Migrations::default(),
             parameters,
             clock,
             host: Host::look_up(),

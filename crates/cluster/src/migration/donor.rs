@@ -16,15 +16,10 @@ pub enum Phase {
     Copying {
         since: LogPosition,
     },
-    /// Writes to the range wait since this entry.
-    WritesBlocked {
-        at: LogPosition,
-        digest: Digest,
-    },
+    /// Writes to the range wait since the entry that wrote this.
+    WritesBlocked,
     /// Reads wait too. Only the authority can end this.
-    ReadsBlocked {
-        at: LogPosition,
-    },
+    ReadsBlocked,
     /// The recipient owns the range.
     Committed(Outcome),
     Aborted,
@@ -33,9 +28,12 @@ pub enum Phase {
 /// What can happen to a donor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The recipient is close enough: writes may be blocked. The entry that does it
-    /// has this position, and the content up to it this digest.
-    AlmostCaughtUp {
+    /// The recipient is close enough: writes may be blocked.
+    AlmostCaughtUp,
+    /// Writes are blocked, and nothing of the range is under way any more: nothing comes
+    /// behind this position, and the content up to it has this digest. It can be worked out
+    /// again as long as writes stay blocked, so it is not part of the document.
+    Drained {
         at: LogPosition,
         digest: Digest,
     },
@@ -65,14 +63,11 @@ impl Donor {
     }
 
     pub fn blocks_writes(&self) -> bool {
-        matches!(
-            self.phase,
-            Phase::WritesBlocked { .. } | Phase::ReadsBlocked { .. }
-        )
+        matches!(self.phase, Phase::WritesBlocked | Phase::ReadsBlocked)
     }
 
     pub fn blocks_reads(&self) -> bool {
-        matches!(self.phase, Phase::ReadsBlocked { .. })
+        matches!(self.phase, Phase::ReadsBlocked)
     }
 
     /// Whether the range has been given away.
@@ -84,23 +79,29 @@ impl Donor {
     pub fn step(&self, event: Event) -> Option<Transition<Donor>> {
         let next = match (self.phase, event) {
             (_, Event::Timer) => return Some(Transition::to(self.clone(), self.again())),
-            (Phase::Copying { .. }, Event::AlmostCaughtUp { at, digest }) => {
-                Phase::WritesBlocked { at, digest }
+            (Phase::Copying { .. }, Event::AlmostCaughtUp) => Phase::WritesBlocked,
+            (Phase::WritesBlocked, Event::Drained { at, digest }) => {
+                let finish = ToRecipient::Finish {
+                    id: self.moved.id,
+                    up_to: at,
+                    digest,
+                };
+                return Some(Transition::to(self.clone(), [Send::Recipient(finish)]));
             }
-            (Phase::WritesBlocked { at, .. }, Event::RecipientReady) => Phase::ReadsBlocked { at },
+            (Phase::WritesBlocked, Event::RecipientReady) => Phase::ReadsBlocked,
             // Nothing was asked of the authority yet, by this primary or another: that
             // happens only after `ReadsBlocked` is durable.
             (
-                Phase::Copying { .. } | Phase::WritesBlocked { .. },
+                Phase::Copying { .. } | Phase::WritesBlocked,
                 Event::RecipientCannot | Event::Abort,
             ) => Phase::Aborted,
             // Here it may have been decided: ask, and be told.
-            (Phase::ReadsBlocked { .. }, Event::CommitRefused | Event::Abort) => {
+            (Phase::ReadsBlocked, Event::CommitRefused | Event::Abort) => {
                 let id = self.moved.id;
                 let settle = Send::Authority(ToAuthority::Settle { id });
                 return Some(Transition::to(self.clone(), [settle]));
             }
-            (Phase::ReadsBlocked { .. }, Event::Decided(outcome)) => match outcome {
+            (Phase::ReadsBlocked, Event::Decided(outcome)) => match outcome {
                 Outcome::Committed(_) => Phase::Committed(outcome),
                 Outcome::Aborted => Phase::Aborted,
             },
@@ -113,8 +114,8 @@ impl Donor {
             // Late, or repeated.
             (
                 Phase::Copying { .. }
-                | Phase::WritesBlocked { .. }
-                | Phase::ReadsBlocked { .. }
+                | Phase::WritesBlocked
+                | Phase::ReadsBlocked
                 | Phase::Committed(_)
                 | Phase::Aborted,
                 _,
@@ -136,12 +137,9 @@ impl Donor {
                 moved: self.moved.clone(),
                 since,
             }),
-            Phase::WritesBlocked { at, digest } => Send::Recipient(ToRecipient::Finish {
-                id,
-                up_to: at,
-                digest,
-            }),
-            Phase::ReadsBlocked { .. } => Send::Authority(ToAuthority::Commit {
+            // Sent when what it says has been worked out.
+            Phase::WritesBlocked => return Vec::new(),
+            Phase::ReadsBlocked => Send::Authority(ToAuthority::Commit {
                 moved: self.moved.clone(),
             }),
             Phase::Committed(outcome) => Send::Recipient(ToRecipient::Release { id, outcome }),

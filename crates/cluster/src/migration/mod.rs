@@ -5,7 +5,8 @@
 //!    Copying ───── receive ────────► Receiving
 //!       │ ◄──────── progress ────────────┤  scan, then the log from `since` on
 //!       ▼ almost caught up               │
-//!    WritesBlocked ── finish(at, digest) ► replays up to the blocking entry
+//!    WritesBlocked                       │
+//!       │ drained: finish(at, digest) ─► replays up to the blocking entry
 //!       │ ◄───────── ready ───────────── Ready        same content, durably
 //!       ▼                                │
 //!    ReadsBlocked ──── commit ───────────┼─────────────────► decided, by operation id

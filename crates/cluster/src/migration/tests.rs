@@ -206,11 +206,12 @@ impl Search {
             return;
         };
         let here = &world.shards[shard];
-        let almost = donor::Event::AlmostCaughtUp {
+        let drained = donor::Event::Drained {
             at: here.position,
             digest: digest(here.data),
         };
-        for event in [almost, donor::Event::Timer, donor::Event::Abort] {
+        let almost = donor::Event::AlmostCaughtUp;
+        for event in [almost, drained, donor::Event::Timer, donor::Event::Abort] {
             let mut after = world.clone();
             let step = format!("donor {shard}: {event:?}");
             if event == donor::Event::Abort && !self.rules.donor_settles && donor.blocks_reads() {

@@ -42,6 +42,10 @@ impl Clustering {
         }))
     }
 
+    pub(crate) fn pattern(&self) -> &ShardKeyPattern {
+        &self.pattern
+    }
+
     fn record_key(&self, document: Doc<'_>) -> Result<RecordKey, Error> {
         let fields = self.pattern.key_of(document)?;
         let id = document.get("_id").unwrap_or(ValueRef::Null);

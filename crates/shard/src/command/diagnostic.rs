@@ -305,6 +305,7 @@ pub(crate) fn append_server_status(shard: &Shard, writer: &mut DocWriter) {
     shard.counters.append_to(writer, cursor_counts);
     if shard.sharding.is_shard() {
         writer.begin_document("shardingStatistics");
+        crate::migration::append_statistics(shard, writer);
         shard.counters.append_sharding_to(writer);
         let deletions = shard.range_deletions().map_or(0, |all| all.len());
         writer.append("rangeDeleterTasks", deletions as i64);

@@ -48,6 +48,7 @@ pub(crate) mod write_reply;
 
 use crate::Shard;
 use crate::catalog::Collection;
+use crate::migration;
 use crate::operation::Operation;
 use crate::session::{Retryable, SessionId};
 use crate::sharding::{self, CheckedRoute, Routed};
@@ -487,6 +488,14 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "_terndbSetPlacement" => sharding::set_placement(invocation).await,
         "_terndbForgetPlacement" => sharding::forget_placement(invocation).await,
         "cleanupOrphaned" => sharding::cleanup_orphaned(invocation).await,
+        "_terndbMoveRange" => migration::move_range(invocation).await,
+        "_terndbAbortMoves" => migration::abort_moves(invocation).await,
+        "_terndbReceive" => migration::receive(invocation).await,
+        "_terndbReceiveFinish" => migration::receive_finish(invocation).await,
+        "_terndbReceiveRelease" => migration::receive_release(invocation).await,
+        "_terndbMoveCopy" => migration::move_copy(invocation).await,
+        "_terndbMoveTail" => migration::move_tail(invocation).await,
+        "_terndbMoveSessions" => migration::move_sessions(invocation).await,
         "getShardVersion" => sharding::get_shard_version(invocation),
         "getDatabaseVersion" => sharding::get_database_version(invocation),
         "shardingState" => sharding::sharding_state(invocation),

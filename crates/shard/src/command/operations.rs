@@ -46,8 +46,9 @@ pub(crate) fn current_op(invocation: &Invocation<'_>) -> Answer {
 /// All running operations as documents; `$currentOp` shows the same.
 pub(crate) fn running_operations(shard: &Arc<Shard>) -> Vec<DocBuf> {
     let all = shard.operations.all();
-    all.iter()
-        .map(|operation| describe(shard, operation))
+    let operations = all.iter().map(|operation| describe(shard, operation));
+    operations
+        .chain(crate::migration::running_moves(shard))
         .collect()
 }
 

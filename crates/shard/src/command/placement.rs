@@ -59,6 +59,14 @@ fn placement(command: &str) -> Placement {
         | "_terndbCommit"
         | "_terndbCreateSharded"
         | "_terndbForgetPlacement"
+        | "_terndbMoveRange"
+        | "_terndbAbortMoves"
+        | "_terndbReceive"
+        | "_terndbReceiveFinish"
+        | "_terndbReceiveRelease"
+        | "_terndbMoveCopy"
+        | "_terndbMoveTail"
+        | "_terndbMoveSessions"
         | "_terndbSetDatabase"
         | "_terndbSetPlacement" => Placement::Primary,
         _ => Placement::Anywhere,

@@ -101,7 +101,7 @@ fn damaged(what: &str) -> Error {
 pub(crate) struct Stored {
     pub(crate) number: i64,
     pub(crate) last: LastWrite,
-    pub(super) overflow: u32,
+    pub(crate) overflow: u32,
     pub(super) incomplete: bool,
     pub(super) recent: Vec<Executed>,
 }

@@ -150,7 +150,7 @@ impl SessionId {
         (bytes, ID_BYTES + USER_BYTES)
     }
 
-    pub(super) fn from_key_bytes(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn from_key_bytes(bytes: &[u8]) -> Option<Self> {
         let (id, user) = bytes.split_at_checked(ID_BYTES)?;
         let user = match user.len() {
             0 => NO_USER_DIGEST,

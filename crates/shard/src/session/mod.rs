@@ -10,9 +10,11 @@
 //! | `cache.rs` | which sessions are in use |
 //! | `refresh.rs` | their way to `config.system.sessions`, and their expiry |
 //! | `reap.rs` | what is kept for retries goes when its session has gone |
+//! | `arrival.rs` | history that comes with a range from another shard |
 //! | `views.rs` | `config.transactions`, `config.image_collection` |
 //! | `retry.rs` | a retryable write command under way |
 
+mod arrival;
 mod cache;
 mod catalog;
 mod document;
@@ -24,8 +26,10 @@ mod refresh;
 mod retry;
 mod views;
 
+pub(crate) use arrival::Arriving;
 pub(crate) use cache::SessionCache;
 pub(crate) use catalog::{Forgotten, SessionCatalog};
+pub(crate) use document::{SessionKey, Stored};
 pub(crate) use header::statement_of;
 pub(crate) use history::{Effect, Executed, Image, ImageKind, join};
 pub(crate) use id::SessionId;

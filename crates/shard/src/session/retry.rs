@@ -214,6 +214,11 @@ impl Retryable {
         addition.encode(&self.history(), encoder)
     }
 
+    /// Another shard does not know all that was executed, so nobody does.
+    pub(super) fn note_incomplete(&self, incomplete: bool) {
+        self.history_mut().incomplete |= incomplete;
+    }
+
     /// The entry has its place in the log.
     pub(crate) fn appended(&self, items: Vec<Executed>, written: &Written, concern: WriteConcern) {
         let synced = concern == WriteConcern::Majority;

@@ -27,7 +27,7 @@ use crate::catalog::{Clustering, Collection};
 use crate::command::arguments::{Argument, arguments, fields, missing};
 use crate::command::indexes::choose;
 use crate::command::{Answer, Invocation, finish};
-use crate::ddl::New;
+use crate::ddl::{New, Order};
 use model::bson::{Doc, DocBuf, ValueRef};
 use model::ids::Uuid;
 use model::range::RangeSet;
@@ -263,6 +263,7 @@ pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
                 indexes,
                 ownership: Some(fields.ownership(NAME, None)?),
                 replaces: None,
+                order: Order::ByShardKey,
             };
             shard.create_new(&namespace, new).await?;
             return ok();
@@ -383,6 +384,7 @@ impl Shard {
             indexes: indexes.map(|(_, index)| index.definition.clone()).collect(),
             ownership: Some(new),
             replaces: Some(collection.clone()),
+            order: Order::ByShardKey,
         };
         self.create_new(&collection.namespace, ordered).await?;
         Ok(())

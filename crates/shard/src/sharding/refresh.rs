@@ -33,12 +33,18 @@ pub(crate) struct Refresh {
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
-impl Shard {
-    /// Says where the config server of the shard's cluster is. The first one counts.
-    pub fn join_cluster(&self, config: Arc<dyn Endpoint>) {
-        let _ = self.refresh.config.set(config);
+impl Refresh {
+    /// The first one counts.
+    pub(crate) fn set_config(&self, config: Arc<dyn Endpoint>) {
+        let _ = self.config.set(config);
     }
 
+    pub(crate) fn config(&self) -> Option<&Arc<dyn Endpoint>> {
+        self.config.get()
+    }
+}
+
+impl Shard {
     /// Asks the config server about what a request knows better; false if there was nothing
     /// to ask. What cannot be found out stays as it is: the caller answers as before.
     pub(crate) async fn refresh_for(&self, request: &Request, routed: &Routed) -> bool {

@@ -14,6 +14,7 @@ mod expiry;
 mod index_build;
 mod leadership;
 mod long_keys;
+mod moves;
 mod numbered_paths;
 mod oplog;
 mod oplog_note;

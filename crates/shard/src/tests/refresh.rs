@@ -61,7 +61,9 @@ fn routing(version_of_all: (u32, u32), chunks: &str, more: bool) -> String {
 async fn joined(owned: &str, answers: &[&str]) -> (TestShard, Arc<Config>) {
     let shard = sharded(owned).await;
     let config = Config::new(answers);
-    shard.shard.join_cluster(config.clone());
+    let nobody = config.clone();
+    let connect: crate::Connect = Arc::new(move |_: &str, _: &str| nobody.clone());
+    shard.shard.join_cluster(config.clone(), connect);
     (shard, config)
 }
 

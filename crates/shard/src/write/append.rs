@@ -36,7 +36,7 @@ use storage::{Before, Record, StagedState};
 /// What travels with an entry in memory.
 pub(crate) struct Companion {
     /// None for an entry whose operations are read from its payload.
-    changes: Vec<Change>,
+    pub(super) changes: Vec<Change>,
 }
 
 impl Companion {
@@ -258,7 +258,7 @@ impl Shard {
     }
 }
 
-fn not_appended(error: ProposeError) -> NotAppended {
+pub(super) fn not_appended(error: ProposeError) -> NotAppended {
     match error {
         ProposeError::Busy => NotAppended::Busy,
         error => NotAppended::Error(crate::error::from_log(error)),
@@ -274,7 +274,7 @@ pub(crate) enum NotAppended {
 }
 
 /// About as many bytes as the entry will have, index entries left out.
-fn payload_bytes(changes: &[Change]) -> usize {
+pub(super) fn payload_bytes(changes: &[Change]) -> usize {
     let of_change = |change: &Change| {
         let document = change
             .after
@@ -292,7 +292,7 @@ fn payload_bytes(changes: &[Change]) -> usize {
     96 + changes.iter().map(of_change).sum::<usize>()
 }
 
-fn encode(changes: &[Change], multikey: &MultikeyFound, encoder: &mut Encoder<'_>) {
+pub(super) fn encode(changes: &[Change], multikey: &MultikeyFound, encoder: &mut Encoder<'_>) {
     multikey.encode(encoder);
     for change in changes {
         let entries: Vec<IndexChange<'_>> = change
@@ -345,7 +345,12 @@ fn document_key(removed: Option<&Version>) -> DocBuf {
     key.finish()
 }
 
-fn publish(overlay: &Overlay, changes: &mut [Change], position: LogPosition, time: ClusterTime) {
+pub(super) fn publish(
+    overlay: &Overlay,
+    changes: &mut [Change],
+    position: LogPosition,
+    time: ClusterTime,
+) {
     for change in changes {
         // From here on overlay, engine and history share the same bytes.
         change.after = change.after.take().map(|draft| draft.committed_at(time));

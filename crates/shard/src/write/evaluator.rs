@@ -657,12 +657,12 @@ fn note_unique(known: &mut UniqueKeys, at: usize, entries: &[EntryChange]) {
     }
 }
 
-fn keys_of(index: &Index, doc: Doc<'_>) -> Result<Option<DocumentKeys>, Error> {
+pub(super) fn keys_of(index: &Index, doc: Doc<'_>) -> Result<Option<DocumentKeys>, Error> {
     index.definition.keys(doc).map(Some)
 }
 
 /// What changes between two sorted lists of keys.
-fn key_changes(
+pub(super) fn key_changes(
     index: IndexId,
     unique: bool,
     old: Option<DocumentKeys>,

@@ -13,6 +13,7 @@
 //! | `evaluator.rs` | one entry in the making: changes of records with their index entries |
 //! | `append.rs` | from an evaluated entry to the log, and back when it is applied |
 //! | `several.rs` | one entry over several collections |
+//! | `received.rs` | records that a move brings, or takes away again |
 //! | `document.rs` | what a document must be to be stored |
 
 mod append;
@@ -21,6 +22,7 @@ mod document;
 mod evaluator;
 mod latches;
 mod overlay;
+mod received;
 mod several;
 
 pub(crate) use append::{Applier, Companion, NotAppended};
@@ -30,4 +32,5 @@ pub(crate) use latches::{Latches, Stripe};
 pub(crate) use overlay::Overlay;
 #[cfg(test)]
 pub(crate) use overlay::Pending;
+pub(crate) use received::Received;
 pub(crate) use several::{Hold, Searched};

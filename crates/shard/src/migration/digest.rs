@@ -1,0 +1,219 @@
+//! Count and sum of hashes of the documents of a range, from what is stored.
+//!
+//! Both sides keep it while they work, so that nothing is scanned while writes wait:
+//!
+//! ```text
+//!   recipient   + what it puts, - what it replaces or removes        it is the only writer
+//!   donor       scan, stretch by stretch, each of its own snapshot   [ a | b | c |   not yet   ]
+//!               then the log: an entry that is behind the snapshot     time of each
+//!               of the stretch it falls into adds its version and
+//!               takes away the one before it
+//! ```
+//!
+//! The donor's version before an entry is read from history, at the time right before the
+//! entry; times increase along the log. An entry that falls into no stretch yet will be seen
+//! by the scan, because what is read from the log is applied.
+//!
+//! The hash is of record key and document bytes: the same document under another key, or with
+//! its fields in another order, is another. Sums do not depend on the order of anything.
+
+use super::stretch::Stretch;
+use crate::Shard;
+use cluster::migration::Digest;
+use model::Error;
+use model::bson::Doc;
+use model::time::ClusterTime;
+use replication::LogPosition;
+use storage::Direction;
+use storage::entry::{Entry, Operation};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
+
+/// Records that one step of the scan looks at.
+const SCAN_RECORDS: usize = 4096;
+/// Bytes of the log that one step looks at.
+const LOG_BYTES: usize = 4 << 20;
+
+pub(super) const NOTHING: Digest = Digest {
+    documents: 0,
+    sum: 0,
+};
+
+fn hash(key: &[u8], document: &[u8]) -> u128 {
+    xxh3_128_with_seed(document, xxh3_64(key))
+}
+
+pub(super) fn add(digest: &mut Digest, key: &[u8], document: &[u8]) {
+    digest.documents = digest.documents.wrapping_add(1);
+    digest.sum = digest.sum.wrapping_add(hash(key, document));
+}
+
+pub(super) fn take_away(digest: &mut Digest, key: &[u8], document: &[u8]) {
+    digest.documents = digest.documents.wrapping_sub(1);
+    digest.sum = digest.sum.wrapping_sub(hash(key, document));
+}
+
+/// What is stored of a stretch now. The caller sees to it that nothing of it changes.
+pub(super) fn of_stored(shard: &Shard, stretch: &Stretch) -> Result<Digest, Error> {
+    let mut digest = NOTHING;
+    let snapshot = shard.store.snapshot();
+    let records = stretch.records(None);
+    for record in snapshot.scan_records(stretch.collection, records, Direction::Forward) {
+        let record = record.map_err(crate::error::from_storage)?;
+        if stretch.has(record.key(), Doc::from_validated(record.document())) {
+            add(&mut digest, record.key(), record.document());
+        }
+    }
+    Ok(digest)
+}
+
+/// The donor's digest in the making.
+pub(super) struct Follower {
+    stretch: Stretch,
+    digest: Digest,
+    /// What was scanned: the last key of each step, and the time its snapshot shows.
+    scanned: Vec<(Box<[u8]>, ClusterTime)>,
+    /// The time of the last step, if that reached the end.
+    scanned_rest: Option<ClusterTime>,
+    /// The log was followed up to here.
+    followed: LogPosition,
+}
+
+impl Follower {
+    /// Begins behind a position: what came before it the scan will see.
+    pub(super) fn new(stretch: Stretch, after: LogPosition) -> Self {
+        Self {
+            stretch,
+            digest: NOTHING,
+            scanned: Vec::new(),
+            scanned_rest: None,
+            followed: after,
+        }
+    }
+
+    pub(super) fn is_scanned(&self) -> bool {
+        self.scanned_rest.is_some()
+    }
+
+    pub(super) fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Scans a bit; true if that was the last.
+    pub(super) fn scan(&mut self, shard: &Shard) -> Result<bool, Error> {
+        if self.is_scanned() {
+            return Ok(true);
+        }
+        let fault = crate::error::from_storage;
+        let snapshot = shard.store.snapshot();
+        // Exactly what it shows at this time: the snapshot itself may contain a little more.
+        let time = snapshot.time();
+        let shown = snapshot.at(time).map_err(fault)?;
+        let after = self.scanned.last().map(|(key, _)| key.clone());
+        let range = self.stretch.records(after.as_deref());
+        let mut last = None;
+        let mut records = 0;
+        for record in shown.scan_records(self.stretch.collection, range, Direction::Forward) {
+            let record = record.map_err(fault)?;
+            let key = record.key();
+            if self
+                .stretch
+                .has(key, Doc::from_validated(record.document()))
+            {
+                add(&mut self.digest, key, record.document());
+            }
+            records += 1;
+            if records == SCAN_RECORDS {
+                last = Some(Box::from(key));
+                break;
+            }
+        }
+        match last {
+            Some(last) => self.scanned.push((last, time)),
+            None => self.scanned_rest = Some(time),
+        }
+        Ok(self.is_scanned())
+    }
+
+    /// When the part of the stretch was scanned that a key falls into.
+    fn scanned_at(&self, key: &[u8]) -> Option<ClusterTime> {
+        let at = self.scanned.partition_point(|(last, _)| &**last < key);
+        match self.scanned.get(at) {
+            Some((_, time)) => Some(*time),
+            None => self.scanned_rest,
+        }
+    }
+
+    /// Follows the log a bit; true if there was nothing left up to `until`.
+    pub(super) fn follow(&mut self, shard: &Shard, until: LogPosition) -> Result<bool, Error> {
+        if self.followed >= until {
+            return Ok(true);
+        }
+        let entries = shard.log.read(self.followed, LOG_BYTES);
+        for entry in entries.map_err(super::tail::unreadable)? {
+            if entry.position > until {
+                self.followed = until;
+                return Ok(true);
+            }
+            self.entry(shard, &entry)?;
+            self.followed = entry.position;
+        }
+        Ok(self.followed >= until)
+    }
+
+    fn entry(&mut self, shard: &Shard, entry: &replication::Entry) -> Result<(), Error> {
+        let decoded = Entry::decode(&entry.payload).map_err(super::tail::malformed)?;
+        if decoded.header.names.is_none() {
+            return Ok(());
+        }
+        let mut seen: Vec<(&[u8], Option<&[u8]>)> = Vec::new();
+        for operation in decoded.operations() {
+            let (collection, key, document) = match operation.map_err(super::tail::malformed)? {
+                Operation::PutRecord {
+                    collection,
+                    key,
+                    document,
+                    ..
+                } => (collection, key, Some(document)),
+                Operation::DeleteRecord {
+                    collection, key, ..
+                } => (collection, key, None),
+                Operation::IndexEntries { .. }
+                | Operation::PutMeta { .. }
+                | Operation::DeleteMeta { .. }
+                | Operation::DropCollection { .. }
+                | Operation::DropIndex { .. }
+                | Operation::Noop => continue,
+            };
+            let is_here =
+                collection == self.stretch.collection && self.stretch.may_contain_key(key);
+            match self.scanned_at(key) {
+                Some(scanned) if is_here && scanned < entry.time => {}
+                _ => continue,
+            }
+            match seen.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, last)) => *last = document,
+                None => seen.push((key, document)),
+            }
+        }
+        if seen.is_empty() {
+            return Ok(());
+        }
+        let fault = crate::error::from_storage;
+        let before = ClusterTime::from_u64(entry.time.to_u64() - 1);
+        let past = shard.store.snapshot().at(before).map_err(fault)?;
+        for (key, document) in seen {
+            let old = past.get(self.stretch.collection, key).map_err(fault)?;
+            if let Some(old) = old
+                && self.stretch.has(key, Doc::from_validated(old.document()))
+            {
+                take_away(&mut self.digest, key, old.document());
+            }
+            if let Some(document) = document
+                && self.stretch.has(key, Doc::from_validated(document))
+            {
+                add(&mut self.digest, key, document);
+            }
+        }
+        Ok(())
+    }
+}

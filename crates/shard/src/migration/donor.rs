@@ -1,0 +1,659 @@
+//! The donor's side of one move: carries out what `cluster::migration::donor` says.
+//!
+//! ```text
+//!   copying         asks the recipient how far it is; follows its own log for the digest
+//!   writesBlocked   the digest up to the blocking entry is told; the recipient answers when it has it all
+//!   readsBlocked    the config server is asked, until it says what was decided
+//!   committed,      the recipient is told, until it says that it has heard
+//!   aborted
+//! ```
+//!
+//! One task owns it and goes from phase to phase; each is one entry of the log that changes the
+//! document and the ownership together, before anything follows from it.
+//!
+//! | phase | ownership | `config.rangeDeletions` |
+//! | --- | --- | --- |
+//! | copying | owned | the task, pending |
+//! | writes blocked, reads blocked | owned, blocked | |
+//! | committed | lost, under the versions of the decision | the task, to be carried out |
+//! | aborted | owned, not blocked | none |
+//!
+//! A new primary goes on from the document. In *writesBlocked* the digest was lost with the old
+//! primary's memory: it is worked out again if that is quick, else the move is aborted. ⚑ Nothing
+//! is scanned for long while writes wait.
+//!
+//! The log is pinned from the position before the copy on, on this member. If another member has
+//! less of it when it takes over, the recipient is told so, and the move is aborted.
+
+use super::digest::{self, Follower};
+use super::peers::{Failure, ask};
+use super::plan::{DonorState, Fields, Plan, append_range, uuid_value};
+use super::stretch::Stretch;
+use super::{COORDINATORS, put, remove};
+use crate::Shard;
+use crate::catalog::Collection;
+use crate::primary_services::Tenure;
+use crate::sharding::range_deletion::RangeDeletion;
+use crate::sharding::{Applied, BlockLevel, Ownership, Transition};
+use cluster::authority::Outcome;
+use cluster::migration::Digest;
+use cluster::migration::donor::{Event, Phase};
+use model::bson::{DocBuf, DocWriter, Timestamp, ValueRef};
+use model::ids::CollectionId;
+use model::version::{Age, ChunkVersion, PlacementVersion};
+use model::{Code, Error};
+use parking_lot::Mutex;
+use replication::{LogPosition, Pin};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use wire::{Endpoint, Reply};
+
+/// Entries of the log that may be missing on the recipient when writes are blocked.
+const LAG_ENTRIES_MAX: u64 = 200;
+/// How long a recipient that has copied everything may stay further behind.
+const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
+/// How long writes may be blocked before the move is given up.
+const BLOCKED_LIMIT: Duration = Duration::from_secs(10);
+/// Documents that may be scanned while writes are blocked.
+const SCAN_BLOCKED_MAX: u64 = 50_000;
+/// Between two looks at the recipient.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// How long a recipient may take to hear of the end before others are told of it.
+const TELL_LIMIT: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(100);
+const ANSWER_WAIT: Duration = Duration::from_secs(20);
+
+/// How a move ended.
+#[derive(Clone, Debug)]
+pub(super) struct EndedMove {
+    pub(super) outcome: Outcome,
+    pub(super) reason: Option<String>,
+    pub(super) stats: DocBuf,
+}
+
+/// What the steps took.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Steps {
+    pub(super) copying_ms: u64,
+    pub(super) critical_section_us: u64,
+    pub(super) commit_us: u64,
+    pub(super) documents: i64,
+    pub(super) bytes: i64,
+    pub(super) replayed: i64,
+    /// Documents of the range, once they have been counted.
+    pub(super) expected: Option<u64>,
+}
+
+/// What others hold of a running donor.
+pub(super) struct DonorHandle {
+    pub(super) plan: Plan,
+    pub(super) began: Instant,
+    pub(super) collection: Option<CollectionId>,
+    pub(super) stretch: Option<Stretch>,
+    pub(super) abort: watch::Sender<bool>,
+    pub(super) ended: watch::Sender<Option<EndedMove>>,
+    pub(super) phase: Mutex<&'static str>,
+    pub(super) steps: Mutex<Steps>,
+}
+
+pub(super) struct Driver {
+    pub(super) shard: Arc<Shard>,
+    pub(super) tenure: Tenure,
+    pub(super) state: DonorState,
+    pub(super) handle: Arc<DonorHandle>,
+    pub(super) recipient: Arc<dyn Endpoint>,
+    /// Keeps the log that the recipient still needs.
+    pub(super) pin: Option<Pin>,
+    pub(super) follower: Option<Follower>,
+    /// The entry that blocked writes, if this primary wrote it.
+    pub(super) blocked: Option<(Applied, Instant)>,
+    pub(super) reason: Option<String>,
+}
+
+/// A phase was left because the member does not lead any more.
+struct Over;
+
+pub(super) fn phase_name(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Copying { .. } => "copying",
+        Phase::WritesBlocked => "writesBlocked",
+        Phase::ReadsBlocked => "readsBlocked",
+        Phase::Committed(_) => "committed",
+        Phase::Aborted => "aborted",
+    }
+}
+
+impl Driver {
+    pub(super) async fn run(mut self) {
+        // It ends with the tenure; the next primary goes on.
+        let _ = self.drive().await;
+    }
+
+    async fn drive(&mut self) -> Result<(), Over> {
+        loop {
+            *self.handle.phase.lock() = phase_name(&self.state.donor.phase);
+            let event = match self.state.donor.phase {
+                Phase::Copying { since } => self.copying(LogPosition::new(since)).await?,
+                Phase::WritesBlocked => self.finishing().await?,
+                Phase::ReadsBlocked => self.deciding().await?,
+                Phase::Committed(outcome) => self.releasing(outcome).await?,
+                Phase::Aborted => self.releasing(Outcome::Aborted).await?,
+            };
+            let before = self.state.donor.phase;
+            if self.step(event).await? {
+                let outcome = match before {
+                    Phase::Committed(outcome) => outcome,
+                    Phase::Copying { .. }
+                    | Phase::WritesBlocked
+                    | Phase::ReadsBlocked
+                    | Phase::Aborted => Outcome::Aborted,
+                };
+                self.shard.migrations.forget_donor(self.state.plan.id);
+                self.ended(outcome);
+                return Ok(());
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Over> {
+        match self.tenure.is_over() {
+            true => Err(Over),
+            false => Ok(()),
+        }
+    }
+
+    async fn pause(&self, pause: Duration) {
+        tokio::select! {
+            () = self.tenure.ended() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+
+    fn is_to_abort(&self) -> bool {
+        *self.handle.abort.borrow()
+    }
+
+    fn gives_up(&mut self, why: impl Into<String>) -> Event {
+        let why = why.into();
+        tracing::warn!("a move of {} is aborted: {why}", self.state.plan.namespace);
+        self.reason = Some(why);
+        Event::Abort
+    }
+
+    // Copying.
+
+    async fn copying(&mut self, since: LogPosition) -> Result<Event, Over> {
+        let began = Instant::now();
+        let mut scanned_at: Option<Instant> = None;
+        if self.follower.is_none() {
+            let Some(stretch) = self.handle.stretch.clone() else {
+                return Ok(self.gives_up("the collection was dropped"));
+            };
+            self.follower = Some(Follower::new(stretch, self.shard.log.last_applied()));
+        }
+        loop {
+            self.check()?;
+            if self.is_to_abort() {
+                return Ok(self.gives_up("it was asked to end"));
+            }
+            let digested = match self.digest_a_bit() {
+                Ok(digested) => digested,
+                Err(error) => return Ok(self.gives_up(error.message)),
+            };
+            let report = match self.ask_recipient(self.receive(since)).await {
+                Ok(report) => report,
+                Err(Failure::Unreachable(_)) => {
+                    self.pause(PAUSE).await;
+                    continue;
+                }
+                // What is in the way there may go away: a range deletion, another move.
+                Err(Failure::Refused(error))
+                    if error.code == Code::CONFLICTING_OPERATION_IN_PROGRESS
+                        && began.elapsed() < CATCH_UP_LIMIT =>
+                {
+                    self.pause(PAUSE).await;
+                    continue;
+                }
+                Err(Failure::Refused(error)) => {
+                    self.reason = Some(error.message);
+                    return Ok(Event::RecipientCannot);
+                }
+            };
+            let fields = Fields(report.document());
+            if report.document().get_str("phase") != Some("receiving") {
+                let why = report.document().get_str("reason");
+                self.reason = Some(why.unwrap_or("the recipient has given up").to_owned());
+                return Ok(Event::RecipientCannot);
+            }
+            self.note(fields);
+            let copied = fields.count("copied").unwrap_or(0);
+            if fields.flag("scanned") {
+                let since = *scanned_at.get_or_insert_with(Instant::now);
+                let lag = self.shard.log.last_applied().get().saturating_sub(copied);
+                if digested && lag <= LAG_ENTRIES_MAX {
+                    self.handle.steps.lock().copying_ms = began.elapsed().as_millis() as u64;
+                    return Ok(Event::AlmostCaughtUp);
+                }
+                if since.elapsed() > CATCH_UP_LIMIT {
+                    return Ok(self.gives_up(format!(
+                        "the recipient stays {lag} entries of the log behind"
+                    )));
+                }
+            }
+            if digested {
+                self.pause(LOOK_INTERVAL).await;
+            }
+        }
+    }
+
+    /// Works on the digest for a moment; true if only the last entries are missing.
+    fn digest_a_bit(&mut self) -> Result<bool, Error> {
+        let Some(follower) = &mut self.follower else {
+            return Ok(false);
+        };
+        let shard = &self.shard;
+        let until = Instant::now() + LOOK_INTERVAL;
+        tokio::task::block_in_place(|| {
+            loop {
+                let scanned = follower.scan(shard)?;
+                let followed = follower.follow(shard, shard.log.last_applied())?;
+                if scanned {
+                    let documents = follower.digest().documents;
+                    self.handle.steps.lock().expected = Some(documents);
+                }
+                if scanned && followed {
+                    return Ok(true);
+                }
+                if Instant::now() > until {
+                    return Ok(false);
+                }
+            }
+        })
+    }
+
+    fn note(&self, fields: Fields<'_>) {
+        let mut steps = self.handle.steps.lock();
+        steps.documents = fields.long("documents").unwrap_or(steps.documents);
+        steps.bytes = fields.long("bytes").unwrap_or(steps.bytes);
+        steps.replayed = fields.long("replayed").unwrap_or(steps.replayed);
+    }
+
+    async fn ask_recipient(&self, question: DocWriter) -> Result<Reply, Failure> {
+        ask(&*self.recipient, question, ANSWER_WAIT).await
+    }
+
+    /// `_terndbReceive`: with all that the recipient needs to begin.
+    fn receive(&self, since: LogPosition) -> DocWriter {
+        let plan = &self.state.plan;
+        let mut writer = DocWriter::new()
+            .with("_terndbReceive", 1)
+            .with("id", uuid_value(&plan.id))
+            .with("ns", plan.namespace.as_str())
+            .with("uuid", uuid_value(&plan.uuid))
+            .with("key", &plan.key)
+            .with("bounds", &plan.bounds)
+            .with("from", plan.donor.as_str())
+            .with("fromHost", self.shard.connection_string().as_str())
+            .with("since", since.get() as i64)
+            .with("catalogVersion", plan.catalog_version)
+            .with("secondaryThrottle", plan.secondary_throttle)
+            .with("waitForDelete", plan.wait_for_delete);
+        append_range(&mut writer, "range", &plan.range);
+        if let Some(collection) = self.collection() {
+            describe(&collection, &mut writer);
+        }
+        writer
+    }
+
+    fn collection(&self) -> Option<Arc<Collection>> {
+        self.shard.catalog.by_id(self.handle.collection?)
+    }
+
+    // The critical section.
+
+    async fn finishing(&mut self) -> Result<Event, Over> {
+        let began = self
+            .blocked
+            .as_ref()
+            .map_or_else(Instant::now, |(_, at)| *at);
+        let (at, digest) = match self.drained() {
+            Ok(drained) => drained,
+            Err(error) => return Ok(self.gives_up(error.message)),
+        };
+        let event = Event::Drained {
+            at: at.get(),
+            digest,
+        };
+        if self.state.donor.step(event).is_none() {
+            return Ok(self.gives_up("the move is not where it was"));
+        }
+        loop {
+            self.check()?;
+            if self.is_to_abort() {
+                return Ok(self.gives_up("it was asked to end"));
+            }
+            if began.elapsed() > BLOCKED_LIMIT {
+                return Ok(self.gives_up("the recipient did not get ready in time"));
+            }
+            let finish = DocWriter::new()
+                .with("_terndbReceiveFinish", 1)
+                .with("id", uuid_value(&self.state.plan.id))
+                .with("upTo", at.get() as i64)
+                .with("documents", digest.documents as i64)
+                .with("sum", super::copy::binary(&digest.sum.to_be_bytes()));
+            match self.ask_recipient(finish).await {
+                Ok(report) => {
+                    self.note(Fields(report.document()));
+                    match report.document().get_str("phase") {
+                        Some("ready") => return Ok(Event::RecipientReady),
+                        Some("receiving") => {}
+                        _ => {
+                            let why = report.document().get_str("reason");
+                            let why = why.unwrap_or("the recipient has given up");
+                            self.reason = Some(why.to_owned());
+                            return Ok(Event::RecipientCannot);
+                        }
+                    }
+                }
+                Err(Failure::Unreachable(_)) => self.pause(PAUSE).await,
+                Err(Failure::Refused(error)) => {
+                    self.reason = Some(error.message);
+                    return Ok(Event::RecipientCannot);
+                }
+            }
+        }
+    }
+
+    /// The last position that matters, and the digest of what is stored then.
+    fn drained(&mut self) -> Result<(LogPosition, Digest), Error> {
+        tokio::task::block_in_place(|| {
+            if let (Some((applied, _)), Some(follower)) = (&self.blocked, &mut self.follower) {
+                while !follower.follow(&self.shard, applied.position)? {}
+                return Ok((applied.position, follower.digest()));
+            }
+            // The primary that blocked writes is gone, and nothing was written since.
+            let (Some(stretch), Some(id)) = (&self.handle.stretch, self.handle.collection) else {
+                return Err(Error::new(
+                    Code::NAMESPACE_NOT_FOUND,
+                    "the collection was dropped",
+                ));
+            };
+            if self.shard.store.collection_counter(id).items > SCAN_BLOCKED_MAX {
+                return Err(Error::new(
+                    Code::OPERATION_FAILED,
+                    "the primary was lost while writes were blocked",
+                ));
+            }
+            let digest = digest::of_stored(&self.shard, stretch)?;
+            Ok((self.shard.log.last_applied(), digest))
+        })
+    }
+
+    /// Asks the config server until it is known what was decided. ⚑ A lost answer is never
+    /// taken for an abort.
+    async fn deciding(&mut self) -> Result<Event, Over> {
+        let mut settles = false;
+        loop {
+            self.check()?;
+            let plan = &self.state.plan;
+            let began = Instant::now();
+            let decided = match settles || self.is_to_abort() {
+                true => super::settle(&self.shard, plan, ANSWER_WAIT).await,
+                false => self.commit().await,
+            };
+            self.handle.steps.lock().commit_us = began.elapsed().as_micros() as u64;
+            match decided {
+                Ok(outcome) => return Ok(Event::Decided(self.of_this_life(outcome))),
+                Err(Failure::Unreachable(why)) => {
+                    tracing::warn!("a move waits for the config server: {why}");
+                    self.pause(PAUSE).await;
+                }
+                Err(Failure::Refused(error)) => {
+                    self.reason = Some(error.message);
+                    // The protocol's answer to a refusal is to ask for what was decided.
+                    settles = self.state.donor.step(Event::CommitRefused).is_some();
+                    self.pause(LOOK_INTERVAL).await;
+                }
+            }
+        }
+    }
+
+    /// ⚑ A commit that is not newer than what was known when this began is of an earlier life
+    /// of the move.
+    fn of_this_life(&self, outcome: Outcome) -> Outcome {
+        match outcome {
+            Outcome::Committed(version) => match version.age(self.state.plan.known) {
+                Age::Newer | Age::Unknown => outcome,
+                Age::Same | Age::Older => Outcome::Aborted,
+            },
+            Outcome::Aborted => Outcome::Aborted,
+        }
+    }
+
+    async fn commit(&self) -> Result<Outcome, Failure> {
+        let plan = &self.state.plan;
+        let incarnation = plan.known.incarnation;
+        let blocked_at = self.shard.log.latest_time();
+        let mut question = DocWriter::new()
+            .with("_configsvrCommitMove", 1)
+            .with("id", uuid_value(&plan.id))
+            .with("ns", plan.namespace.as_str())
+            .with("uuid", uuid_value(&plan.uuid))
+            .with("from", plan.donor.as_str())
+            .with("to", plan.recipient.as_str())
+            .with("epoch", incarnation.epoch)
+            .with("timestamp", incarnation.began)
+            .with("catalogVersion", plan.catalog_version)
+            .with(
+                "blockedAt",
+                ValueRef::Timestamp(Timestamp {
+                    seconds: blocked_at.seconds(),
+                    increment: blocked_at.increment(),
+                }),
+            );
+        append_range(&mut question, "range", &plan.range);
+        super::ask_config(&self.shard, question, ANSWER_WAIT).await
+    }
+
+    // The end.
+
+    async fn releasing(&mut self, outcome: Outcome) -> Result<Event, Over> {
+        // What the log still held for the recipient is not needed any more.
+        self.pin = None;
+        let began = Instant::now();
+        loop {
+            self.check()?;
+            let released = self.ask_recipient(release(&self.state.plan, outcome)).await;
+            // Whoever waits is told in any case: it is decided.
+            if released.is_err() && began.elapsed() > TELL_LIMIT {
+                self.ended(outcome);
+            }
+            match released {
+                Ok(_) => return Ok(Event::RecipientReleased),
+                Err(failure) => {
+                    tracing::warn!("a recipient does not hear of the end of a move: {failure}");
+                    self.pause(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn ended(&mut self, outcome: Outcome) {
+        if self.handle.ended.borrow().is_some() {
+            return;
+        }
+        let steps = self.handle.steps.lock().clone();
+        let total = self.handle.began.elapsed();
+        self.shard.migrations.count(outcome, &steps, total);
+        let reason = match outcome {
+            Outcome::Committed(_) => None,
+            Outcome::Aborted => self.reason.clone(),
+        };
+        let ended = EndedMove {
+            outcome,
+            reason,
+            stats: describe_steps(&steps, total),
+        };
+        let id = self.state.plan.id;
+        self.shard.migrations.remember(id, ended.clone());
+        self.handle.ended.send_replace(Some(ended));
+    }
+
+    // Writing.
+
+    /// Lets the protocol say what an event leads to, and writes it; true if nothing is left.
+    async fn step(&mut self, event: Event) -> Result<bool, Over> {
+        let Some(transition) = self.state.donor.step(event) else {
+            return Ok(false);
+        };
+        let next = transition.next.map(|donor| DonorState {
+            plan: self.state.plan.clone(),
+            donor,
+            since: self.state.since,
+        });
+        loop {
+            self.check()?;
+            match self.write(next.as_ref()).await {
+                Ok(applied) => {
+                    let Some(next) = next else { return Ok(true) };
+                    self.entered(&next, applied);
+                    self.state = next;
+                    return Ok(false);
+                }
+                Err(error) => {
+                    tracing::warn!("a donor's state is not written: {error}");
+                    self.pause(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn entered(&mut self, next: &DonorState, applied: Applied) {
+        match next.donor.phase {
+            Phase::WritesBlocked => self.blocked = Some((applied, Instant::now())),
+            Phase::Committed(_) | Phase::Aborted => {
+                if let Some((_, since)) = self.blocked.take() {
+                    let took = since.elapsed().as_micros() as u64;
+                    self.handle.steps.lock().critical_section_us = took;
+                }
+            }
+            Phase::Copying { .. } | Phase::ReadsBlocked => {}
+        }
+    }
+
+    async fn write(&self, next: Option<&DonorState>) -> Result<Applied, Error> {
+        let plan = &self.state.plan;
+        let (id, range) = (plan.id, plan.range.clone());
+        let mut documents = Vec::new();
+        match next {
+            Some(next) => {
+                documents.push(put(super::namespace(COORDINATORS), next.document()));
+                match next.donor.phase {
+                    Phase::Committed(_) => {
+                        let now = self.shard.log.latest_time();
+                        documents.push(plan.deletion(false, plan.when_to_clean(), now)?);
+                    }
+                    Phase::Aborted => documents.push(RangeDeletion::delete(id)?),
+                    Phase::Copying { .. } | Phase::WritesBlocked | Phase::ReadsBlocked => {}
+                }
+            }
+            None => documents.push(remove(super::namespace(COORDINATORS), &id)),
+        }
+        let Some(collection) = self.collection() else {
+            super::write_documents(&self.shard, documents).await?;
+            return Ok(Applied {
+                position: self.shard.log.last_applied(),
+                time: self.shard.store.applied_time(),
+            });
+        };
+        let phase = next.map(|next| next.donor.phase);
+        let change = move |known: &Ownership| -> Result<Ownership, Error> {
+            let range = range.clone();
+            Ok(match phase {
+                Some(Phase::WritesBlocked) => known.with_block(id, range, BlockLevel::Writes),
+                Some(Phase::ReadsBlocked) => known.with_block(id, range, BlockLevel::Reads),
+                Some(Phase::Committed(Outcome::Committed(version))) => {
+                    losing(&known.without_block(id), range, version)
+                }
+                Some(Phase::Committed(Outcome::Aborted) | Phase::Aborted) => {
+                    known.without_block(id)
+                }
+                Some(Phase::Copying { .. }) | None => known.clone(),
+            })
+        };
+        let transition = Transition {
+            ownership: Some(Box::new(change)),
+            documents,
+            expect: Vec::new(),
+        };
+        self.shard.transition(collection.id, &transition).await
+    }
+}
+
+/// The ownership of a shard that gave a range away.
+fn losing(
+    known: &Ownership,
+    range: model::range::KeyRange,
+    version: PlacementVersion,
+) -> Ownership {
+    let left = known.losing(range);
+    let chunk = match left.owned.is_empty() {
+        true => ChunkVersion::ZERO,
+        false => version.chunk,
+    };
+    super::with_versions(&left, chunk, version)
+}
+
+fn release(plan: &Plan, outcome: Outcome) -> DocWriter {
+    let mut writer = DocWriter::new()
+        .with("_terndbReceiveRelease", 1)
+        .with("id", uuid_value(&plan.id));
+    match outcome {
+        Outcome::Committed(version) => {
+            writer
+                .append("outcome", "committed")
+                .begin_document("version");
+            version.append_to(&mut writer);
+            writer.end();
+        }
+        Outcome::Aborted => {
+            writer.append("outcome", "aborted");
+        }
+    }
+    writer
+}
+
+/// What a recipient needs to make the same collection.
+fn describe(collection: &Collection, writer: &mut DocWriter) {
+    writer.append("options", &collection.options);
+    if let Some(ownership) = &collection.ownership {
+        writer.append("unique", ownership.unique);
+        writer.begin_document("collectionVersion");
+        ownership.collection_version.append_to(writer);
+        writer.end();
+    }
+    match &collection.clustering {
+        Some(clustering) => writer.append("clustering", &clustering.key),
+        None => writer.append("clustering", ValueRef::Null),
+    };
+    writer.begin_array("indexes");
+    for (_, index) in collection.secondary_indexes() {
+        if index.is_ready() && !index.definition.is_id() {
+            writer.push(&index.definition.spec);
+        }
+    }
+    writer.end();
+}
+
+fn describe_steps(steps: &Steps, total: Duration) -> DocBuf {
+    DocWriter::new()
+        .with("totalMillis", total.as_millis() as i64)
+        .with("cloneMillis", steps.copying_ms as i64)
+        .with("criticalSectionMicros", steps.critical_section_us as i64)
+        .with("commitMicros", steps.commit_us as i64)
+        .with("clonedDocs", steps.documents)
+        .with("clonedBytes", steps.bytes)
+        .with("replayedChanges", steps.replayed)
+        .finish()
+}

@@ -1,0 +1,178 @@
+//! Ranges move from shard to shard while they are read and written.
+//!
+//! ```text
+//!  config server ─ _terndbMoveRange ─► donor ── _terndbReceive, …Finish, …Release ──► recipient
+//!        ▲                              │  ◄── _terndbMoveCopy, …Tail, …Sessions ───────┘ pulls
+//!        └──── _configsvrCommitMove ────┘
+//! ```
+//!
+//! What happens in which order, and why nothing is lost, is decided by `cluster::migration`; here
+//! it is carried out. Each side is one task that owns the move, reads messages, and writes the
+//! move's state document through the log before anything follows from it (`donor.rs`,
+//! `recipient.rs`). A document that is there is a move that runs: whoever becomes primary reads
+//! the documents and goes on (`service.rs`).
+//!
+//! The data path: the recipient scans the range in the order of record keys, then replays the
+//! donor's log from the position before the scan on (`copy.rs`, `tail.rs`, `receive.rs`). Entries
+//! hold post-images, so it converges, whatever the scan saw. What retries are answered from comes
+//! too (`history.rs`). Then writes wait, both sides compare what they hold (`digest.rs`), reads
+//! wait, and the config server decides.
+//!
+//! | file | part |
+//! | --- | --- |
+//! | `service.rs` | which moves run on this primary; how they begin |
+//! | `donor.rs`, `recipient.rs` | the two sides, driven by their documents |
+//! | `plan.rs` | what a move is about; the documents |
+//! | `commands.rs` | what is asked of a shard |
+//! | `stretch.rs` | where the documents of a range lie |
+//! | `copy.rs`, `tail.rs`, `history.rs` | what the donor tells |
+//! | `receive.rs` | what the recipient makes of it |
+//! | `digest.rs` | whether both hold the same |
+//! | `progress.rs`, `report.rs` | how far it is |
+//! | `peers.rs` | how shards reach each other |
+//!
+//! Left out: the log is pinned on the primary of the donor alone; a new primary that has trimmed
+//! more aborts the move. Copying is not slowed down when clients wait longer, except by
+//! `secondaryThrottle`, with which each batch is applied before the next one is asked for.
+
+mod commands;
+mod copy;
+mod digest;
+mod donor;
+mod history;
+mod peers;
+mod plan;
+mod progress;
+mod receive;
+mod recipient;
+mod report;
+mod service;
+mod stretch;
+mod tail;
+
+pub(crate) use commands::{
+    abort_moves, move_copy, move_range, move_sessions, move_tail, receive, receive_finish,
+    receive_release,
+};
+pub use peers::Connect;
+pub(crate) use report::{append_statistics, running_moves};
+pub(crate) use service::{Migrations, run};
+
+use crate::Shard;
+use crate::sharding::{Ownership, StateChange, StateWrite, Transition};
+use cluster::authority::Outcome;
+use model::bson::{DocBuf, DocWriter};
+use model::ids::Uuid;
+use model::version::{Age, ChunkVersion, PlacementVersion};
+use model::{Error, Namespace};
+use peers::{Failure, ask};
+use plan::{Fields, Plan, uuid_value, wrong};
+use std::sync::Arc;
+use std::time::Duration;
+use wire::Endpoint;
+
+const COORDINATORS: &str = "migrationCoordinators";
+const RECIPIENTS: &str = "migrationRecipients";
+
+/// A collection of the shard's own `config` database.
+fn namespace(collection: &str) -> Namespace {
+    Namespace::new("config", collection).expect("the names of state collections are valid")
+}
+
+fn put(namespace: Namespace, document: DocBuf) -> StateWrite {
+    StateWrite {
+        namespace,
+        change: StateChange::Put(document),
+    }
+}
+
+fn remove(namespace: Namespace, id: &Uuid) -> StateWrite {
+    StateWrite {
+        namespace,
+        change: StateChange::Delete(uuid_value(id).to_owned()),
+    }
+}
+
+/// Writes documents of a move whose collection is gone.
+async fn write_documents(shard: &Shard, documents: Vec<StateWrite>) -> Result<(), Error> {
+    let first = shard.ensure_collection(&namespace(COORDINATORS)).await?;
+    let transition = Transition {
+        ownership: None,
+        documents,
+        expect: Vec::new(),
+    };
+    shard.transition(first.id, &transition).await?;
+    Ok(())
+}
+
+/// The ownership under the versions of a decision, or newer ones that are known already: moves
+/// of other ranges may have ended earlier, though they were decided later.
+fn with_versions(known: &Ownership, chunk: ChunkVersion, decided: PlacementVersion) -> Ownership {
+    let is_newer = match decided.age(known.collection_version) {
+        Age::Newer | Age::Unknown => true,
+        Age::Same | Age::Older => false,
+    };
+    let collection = match is_newer {
+        true => decided,
+        false => known.collection_version,
+    };
+    let chunk = match (known.owned.is_empty(), is_newer) {
+        (true, _) => ChunkVersion::ZERO,
+        (false, true) => chunk,
+        (false, false) => chunk.max(known.placement.chunk),
+    };
+    let placement = PlacementVersion {
+        incarnation: collection.incarnation,
+        chunk,
+    };
+    known.with_versions(placement, collection)
+}
+
+/// Asks the config server about a move.
+async fn ask_config(
+    shard: &Shard,
+    question: DocWriter,
+    wait: Duration,
+) -> Result<Outcome, Failure> {
+    let Some(config) = shard.refresh.config() else {
+        let why = "this shard was not told where its config server is";
+        return Err(Failure::Unreachable(why.to_owned()));
+    };
+    let reply = ask(&**config, question, wait).await?;
+    let fields = Fields(reply.document());
+    Ok(match fields.text("outcome")? {
+        "committed" => Outcome::Committed(fields.version("version")?),
+        "aborted" => Outcome::Aborted,
+        _ => return Err(wrong("outcome").into()),
+    })
+}
+
+/// What became of a move; if nothing was decided, it is aborted by this. ⚑
+async fn settle(shard: &Shard, plan: &Plan, wait: Duration) -> Result<Outcome, Failure> {
+    let question = DocWriter::new()
+        .with("_configsvrSettle", 1)
+        .with("operation", uuid_value(&plan.id));
+    ask_config(shard, question, wait).await
+}
+
+impl Shard {
+    /// Says where the config server of the shard's cluster is, and how other shards are reached.
+    /// The first ones count.
+    pub fn join_cluster(&self, config: Arc<dyn Endpoint>, connect: Connect) {
+        self.refresh.set_config(config);
+        self.migrations.shards.reached_by(connect);
+    }
+
+    /// `set/host,host` of this shard.
+    pub(crate) fn connection_string(&self) -> String {
+        let topology = self.replica_set.topology();
+        match &topology.configuration {
+            Some(configuration) => {
+                let members = configuration.members.iter();
+                let hosts: Vec<&str> = members.map(|member| member.host.as_str()).collect();
+                format!("{}/{}", configuration.name, hosts.join(","))
+            }
+            None => self.replica_set.host().to_owned(),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! How far a move is, for `currentOp`, `serverStatus` and the other side.
+
+use model::bson::DocWriter;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Counted while the move runs.
+pub(super) struct Progress {
+    pub(super) began: Instant,
+    pub(super) documents: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    /// Changes that came through the log.
+    pub(super) replayed: AtomicU64,
+    pub(super) scanned: AtomicBool,
+    pub(super) ended: AtomicBool,
+    /// The donor's log is replayed up to here.
+    pub(super) copied_up_to: AtomicU64,
+}
+
+impl Progress {
+    pub(super) fn new(since: u64) -> Self {
+        Self {
+            began: Instant::now(),
+            documents: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            replayed: AtomicU64::new(0),
+            scanned: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            copied_up_to: AtomicU64::new(since),
+        }
+    }
+
+    pub(super) fn copied(&self, documents: u64, bytes: u64) {
+        self.documents.fetch_add(documents, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn replayed(&self, changes: u64, bytes: u64) {
+        self.replayed.fetch_add(changes, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// What the donor is told.
+    pub(super) fn append(&self, writer: &mut DocWriter) {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed) as i64;
+        writer
+            .append("copied", self.copied_up_to.load(Ordering::Acquire) as i64)
+            .append("scanned", self.scanned.load(Ordering::Acquire))
+            .append("documents", count(&self.documents))
+            .append("bytes", count(&self.bytes))
+            .append("replayed", count(&self.replayed));
+    }
+}

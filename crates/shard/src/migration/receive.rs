@@ -1,0 +1,572 @@
+//! The recipient's work: documents, history of sessions, log.
+//!
+//! ```text
+//!   left-overs removed ─► sessions ─► scan ─► log, page by page, from `since` on, until the donor's
+//!                                      │       last entry
+//!     fetch ─► [2 answers] ─► index entries, append ─► [4 entries] ─► applied
+//! ```
+//!
+//! The scan comes in the order of record keys, and entries are appended in that order: the
+//! next answer is fetched while this one is worked out and earlier ones are being applied. So
+//! where the range is one place, a new primary goes on behind the last record that is stored:
+//! nothing else has to be remembered, not even whether the scan was finished. Otherwise it begins
+//! again, and compares.
+//!
+//! One task writes to the range, this one. It keeps the digest as it writes; after a change of
+//! primaries it takes it from what is stored.
+//!
+//! ⚑ A document that would take the place of one that this shard owns, or has an `_id` that one
+//! of them has, ends the move: the range stays where it is.
+
+use super::digest::{self, add, take_away};
+use super::history;
+use super::peers::{Failure, ask};
+use super::plan::{Fields, Plan, uuid_value, wrong};
+use super::progress::Progress;
+use super::stretch::Stretch;
+use super::tail::Place;
+use crate::Shard;
+use crate::catalog::Collection;
+use crate::command::envelope::WriteConcern;
+use crate::operation::Operation;
+use crate::primary_services::Tenure;
+use crate::sharding::{ReceivedChange, StateWrite};
+use crate::write::Received;
+use cluster::migration::Digest;
+use model::bson::{Doc, DocWriter, ValueRef};
+use model::ids::CollectionId;
+use model::key::RecordKey;
+use model::{Code, Error};
+use replication::LogPosition;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use storage::{Direction, Record};
+use tokio::sync::{mpsc, watch};
+use wire::{Endpoint, Reply};
+
+/// What one answer of the donor is to weigh.
+const BATCH_BYTES: i64 = 2 << 20;
+/// Answers that wait to be worked out.
+const FETCHED_MAX: usize = 2;
+/// Entries that are appended and not applied.
+const IN_FLIGHT_MAX: usize = 4;
+/// How long the donor waits for its log to grow before it answers.
+const TAIL_WAIT_MS: i64 = 500;
+const ANSWER_WAIT: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(100);
+/// Records that one entry of a removal has.
+const REMOVED_RECORDS: usize = 1000;
+
+/// What the recipient's driver tells its receiver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Orders {
+    /// Nothing of the range comes behind this position.
+    pub(super) up_to: Option<LogPosition>,
+    pub(super) stop: bool,
+}
+
+/// Why receiving ended.
+pub(super) enum Ended {
+    /// Everything up to the last position is here.
+    Complete(Digest),
+    Failed(Error),
+    /// It was told to, or the tenure is over.
+    Stopped,
+}
+
+pub(super) struct Receiver {
+    pub(super) shard: Arc<Shard>,
+    pub(super) plan: Plan,
+    pub(super) collection: CollectionId,
+    pub(super) stretch: Stretch,
+    pub(super) donor: Arc<dyn Endpoint>,
+    pub(super) orders: watch::Receiver<Orders>,
+    pub(super) progress: Arc<Progress>,
+    pub(super) tenure: Tenure,
+    pub(super) operation: Arc<Operation>,
+    pub(super) since: LogPosition,
+    /// Whether an earlier primary has begun to copy.
+    pub(super) resumes: bool,
+    /// The document that says that nothing of earlier days is left.
+    pub(super) cleared: StateWrite,
+}
+
+/// What ends the work early.
+enum Stop {
+    Stopped,
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+impl Receiver {
+    pub(super) async fn run(mut self) -> Ended {
+        match self.receive().await {
+            Ok(digest) => Ended::Complete(digest),
+            Err(Stop::Stopped) => Ended::Stopped,
+            Err(Stop::Failed(error)) => Ended::Failed(error),
+        }
+    }
+
+    async fn receive(&mut self) -> Result<Digest, Stop> {
+        let mut digest = digest::NOTHING;
+        let mut after = None;
+        if !self.resumes {
+            self.remove_left_overs().await?;
+        } else {
+            digest = tokio::task::block_in_place(|| digest::of_stored(&self.shard, &self.stretch))?;
+            after = self.last_stored()?;
+        }
+        self.sessions(None).await?;
+        self.scan(after, &mut digest).await?;
+        self.progress.scanned.store(true, Ordering::Release);
+        self.follow(&mut digest).await?;
+        Ok(digest)
+    }
+
+    fn check(&self) -> Result<(), Stop> {
+        match self.tenure.is_over() || self.orders.borrow().stop {
+            true => Err(Stop::Stopped),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits a little before the donor is asked again.
+    async fn pause(&self) {
+        tokio::select! {
+            () = self.tenure.ended() => {}
+            () = tokio::time::sleep(PAUSE) => {}
+        }
+    }
+
+    /// Asks the donor until it answers.
+    async fn ask_donor(&self, question: impl Fn() -> DocWriter) -> Result<Reply, Stop> {
+        loop {
+            self.check()?;
+            match ask(&*self.donor, question(), ANSWER_WAIT).await {
+                Ok(reply) => return Ok(reply),
+                Err(Failure::Unreachable(_)) => self.pause().await,
+                Err(Failure::Refused(error)) => return Err(Stop::Failed(error)),
+            }
+        }
+    }
+
+    fn known(&self) -> Result<Arc<Collection>, Error> {
+        self.shard.catalog.by_id(self.collection).ok_or_else(|| {
+            Error::new(
+                Code::NAMESPACE_NOT_FOUND,
+                format!("{} was dropped", self.plan.namespace),
+            )
+        })
+    }
+
+    /// ⚑ Whoever receives a range begins with nothing, and writes down that it does: a new
+    /// primary could not tell what was left behind from what was copied.
+    async fn remove_left_overs(&self) -> Result<(), Stop> {
+        loop {
+            self.check()?;
+            let found = tokio::task::block_in_place(|| self.stored_keys(REMOVED_RECORDS))?;
+            let is_last = found.is_empty();
+            let document = match is_last {
+                true => std::slice::from_ref(&self.cleared),
+                false => &[],
+            };
+            self.write(found, document).await?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removals of what is stored of the range.
+    fn stored_keys(&self, records_max: usize) -> Result<Vec<ReceivedChange>, Error> {
+        let snapshot = self.shard.store.snapshot();
+        let range = self.stretch.records(None);
+        let mut found = Vec::new();
+        for record in snapshot.scan_records(self.collection, range, Direction::Forward) {
+            let record = record.map_err(crate::error::from_storage)?;
+            if self
+                .stretch
+                .has(record.key(), Doc::from_validated(record.document()))
+            {
+                found.push(ReceivedChange {
+                    key: RecordKey::from_bytes(record.key()),
+                    document: None,
+                });
+            }
+            if found.len() == records_max {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Where an earlier primary's scan has come to.
+    fn last_stored(&self) -> Result<Option<Vec<u8>>, Error> {
+        if !self.stretch.is_exact() {
+            return Ok(None);
+        }
+        let snapshot = self.shard.store.snapshot();
+        let range = self.stretch.records(None);
+        let mut backward = snapshot.scan_records(self.collection, range, Direction::Backward);
+        let last = backward.next().transpose();
+        let last = last.map_err(crate::error::from_storage)?;
+        Ok(last.map(|record| record.key().to_vec()))
+    }
+
+    async fn sessions(&self, named: Option<&[Vec<u8>]>) -> Result<(), Stop> {
+        loop {
+            self.check()?;
+            let (donor, id) = (&*self.donor, self.plan.id);
+            let fetched = history::fetch(&self.shard, donor, id, named, &self.operation);
+            match fetched.await {
+                Ok(()) => return Ok(()),
+                Err(Failure::Unreachable(_)) => self.pause().await,
+                Err(Failure::Refused(error)) => return Err(Stop::Failed(error)),
+            }
+        }
+    }
+
+    async fn scan(&mut self, after: Option<Vec<u8>>, digest: &mut Digest) -> Result<(), Stop> {
+        let (fetched, mut answers) = mpsc::channel(FETCHED_MAX);
+        let fetching = self.fetch(after, fetched);
+        let working = async {
+            let mut in_flight = VecDeque::new();
+            while let Some(answer) = answers.recv().await {
+                let answer: Reply = answer?;
+                self.check()?;
+                self.take_documents(&answer, digest, &mut in_flight).await?;
+                let limit = match self.plan.secondary_throttle {
+                    true => 0,
+                    false => IN_FLIGHT_MAX,
+                };
+                while in_flight.len() > limit {
+                    applied(&mut in_flight).await?;
+                }
+            }
+            while !in_flight.is_empty() {
+                applied(&mut in_flight).await?;
+            }
+            Ok(())
+        };
+        let ((), worked) = tokio::join!(fetching, working);
+        worked
+    }
+
+    /// Hands over the donor's documents, answer by answer; the last thing is an error, if
+    /// there is one.
+    async fn fetch(&self, after: Option<Vec<u8>>, fetched: mpsc::Sender<Result<Reply, Stop>>) {
+        let mut after = after;
+        loop {
+            let question = || {
+                let after = after.as_deref().map_or(ValueRef::Null, super::copy::binary);
+                DocWriter::new()
+                    .with("_terndbMoveCopy", 1)
+                    .with("id", uuid_value(&self.plan.id))
+                    .with("after", after)
+                    .with("bytes", BATCH_BYTES)
+            };
+            let answer = self.ask_donor(question).await;
+            let next = match &answer {
+                Ok(reply) => Fields(reply.document()).bytes("next").map(<[u8]>::to_vec),
+                Err(_) => None,
+            };
+            // Who receives has stopped for a reason of his own.
+            if fetched.send(answer).await.is_err() || next.is_none() {
+                return;
+            }
+            after = next;
+        }
+    }
+
+    async fn take_documents(
+        &self,
+        answer: &Reply,
+        digest: &mut Digest,
+        in_flight: &mut VecDeque<replication::Pending>,
+    ) -> Result<(), Stop> {
+        let documents = answer.document().get_array("documents");
+        let documents = documents.ok_or_else(|| wrong("documents"))?;
+        let mut bytes = 0;
+        if !self.resumes && self.stretch.is_exact() {
+            let before = *digest;
+            loop {
+                self.shard
+                    .log
+                    .ready()
+                    .await
+                    .map_err(crate::error::from_log)?;
+                let known = self.known()?;
+                let _gate = known.gate.read().await;
+                let collection = self.known()?;
+                self.check_receiving(&collection)?;
+                *digest = before;
+                let appended = tokio::task::block_in_place(|| {
+                    let mut received = Vec::new();
+                    for document in documents.iter() {
+                        let ValueRef::Document(document) = document else {
+                            return Err(wrong("documents"));
+                        };
+                        received.push(self.received(&collection, document, digest)?);
+                    }
+                    let origin = &self.plan.id.0;
+                    self.shard.append_received(&collection, origin, received)
+                })?;
+                if let Some(pending) = appended {
+                    in_flight.push_back(pending);
+                    break;
+                }
+            }
+            for document in documents.iter() {
+                if let ValueRef::Document(document) = document {
+                    bytes += document.len();
+                }
+            }
+        } else {
+            let collection = self.known()?;
+            let mut changes = Vec::new();
+            for document in documents.iter() {
+                let ValueRef::Document(document) = document else {
+                    return Err(wrong("documents").into());
+                };
+                bytes += document.len();
+                changes.push(ReceivedChange {
+                    key: collection.record_key(document)?,
+                    document: Some(document.to_owned()),
+                });
+            }
+            self.count(&collection, &changes, digest)?;
+            self.write(changes, &[]).await?;
+        }
+        let count = documents.count() as u64;
+        self.progress.copied(count, bytes as u64);
+        let migrations = &self.shard.migrations;
+        migrations
+            .received_documents
+            .fetch_add(count, Ordering::Relaxed);
+        migrations
+            .received_bytes
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A document that is new here.
+    fn received(
+        &self,
+        collection: &Collection,
+        document: Doc<'_>,
+        digest: &mut Digest,
+    ) -> Result<Received, Error> {
+        let key = collection.record_key(document)?;
+        self.check_id(collection, &key, document)?;
+        add(digest, key.as_bytes(), document.as_bytes());
+        Ok(Received {
+            key,
+            before: None,
+            after: Some(Record::draft(document.as_bytes())),
+        })
+    }
+
+    /// Whether an owned document has the `_id` of one that comes.
+    fn check_id(
+        &self,
+        collection: &Collection,
+        key: &RecordKey,
+        document: Doc<'_>,
+    ) -> Result<(), Error> {
+        let Some(ownership) = &collection.ownership else {
+            return Ok(());
+        };
+        let id_index = collection
+            .indexes
+            .first()
+            .filter(|_| !ownership.owned.is_empty());
+        let Some((index, id)) = id_index.and_then(|index| index.id.map(|id| (index, id))) else {
+            return Ok(());
+        };
+        let fault = crate::error::from_storage;
+        let snapshot = self.shard.store.snapshot();
+        for entry in index.definition.keys(document)?.keys {
+            let found = snapshot.first_index_entry_with_prefix(id, &entry.fields);
+            let Some(found) = found.map_err(fault)? else {
+                continue;
+            };
+            let other = RecordKey::from_bytes(found.record_key());
+            if other == *key {
+                continue;
+            }
+            let version = self.shard.latest_received(collection, &other)?;
+            if version.is_some_and(|it| ownership.owns(Doc::from_validated(it.document()))) {
+                return Err(crate::write::unique_violation(collection, index, &entry));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_receiving(&self, collection: &Collection) -> Result<(), Error> {
+        let receives = collection.ownership.as_ref().is_some_and(|ownership| {
+            let mut receiving = ownership.moving.receiving.iter();
+            receiving.any(|received| received.operation == self.plan.id)
+        });
+        match receives {
+            true => Ok(()),
+            false => Err(Error::new(
+                Code::CONFLICTING_OPERATION_IN_PROGRESS,
+                "the range is not received any more",
+            )),
+        }
+    }
+
+    /// Brings the digest up to date with changes that are about to be written.
+    fn count(
+        &self,
+        collection: &Collection,
+        changes: &[ReceivedChange],
+        digest: &mut Digest,
+    ) -> Result<(), Error> {
+        tokio::task::block_in_place(|| {
+            for change in changes {
+                let key = change.key.as_bytes();
+                let before = self.shard.latest_received(collection, &change.key)?;
+                if let Some(before) = before
+                    && self
+                        .stretch
+                        .has(key, Doc::from_validated(before.document()))
+                {
+                    take_away(digest, key, before.document());
+                }
+                if let Some(document) = &change.document {
+                    if collection.clustering.is_some() {
+                        self.check_id(collection, &change.key, document.as_doc())?;
+                    }
+                    add(digest, key, document.as_bytes());
+                }
+            }
+            Ok(())
+        })
+    }
+
+    async fn write(
+        &self,
+        changes: Vec<ReceivedChange>,
+        documents: &[StateWrite],
+    ) -> Result<(), Error> {
+        let (collection, id) = (self.collection, self.plan.id);
+        let concern = WriteConcern::Applied;
+        let written = self
+            .shard
+            .write_received(collection, id, &changes, documents, concern);
+        written.await.map(|_| ())
+    }
+
+    /// Replays the donor's log up to the last position.
+    async fn follow(&mut self, digest: &mut Digest) -> Result<(), Stop> {
+        let mut place = Place {
+            after: self.since,
+            skip: 0,
+        };
+        loop {
+            self.check()?;
+            let up_to = self.orders.borrow_and_update().up_to;
+            if up_to.is_some_and(|up_to| place.after >= up_to) {
+                return Ok(());
+            }
+            let question = || {
+                DocWriter::new()
+                    .with("_terndbMoveTail", 1)
+                    .with("id", uuid_value(&self.plan.id))
+                    .with("from", place.after.get() as i64)
+                    .with("skip", place.skip as i64)
+                    .with("bytes", BATCH_BYTES)
+                    .with("waitMS", TAIL_WAIT_MS)
+            };
+            let mut orders = self.orders.clone();
+            let reply = tokio::select! {
+                reply = self.ask_donor(question) => reply?,
+                // While writes wait nothing comes: perhaps everything is here already.
+                _ = orders.changed() => continue,
+            };
+            let fields = Fields(reply.document());
+            self.replay(reply.document(), digest).await?;
+            self.sessions_of(reply.document()).await?;
+            place = Place {
+                after: LogPosition::new(fields.count("upTo")?),
+                skip: usize::try_from(fields.count("skip")?).map_err(|_| wrong("skip"))?,
+            };
+            let reached = place.after.get();
+            self.progress.copied_up_to.store(reached, Ordering::Release);
+        }
+    }
+
+    async fn replay(&self, reply: Doc<'_>, digest: &mut Digest) -> Result<(), Stop> {
+        let operations = reply.get_array("operations");
+        let collection = self.known()?;
+        let mut changes: Vec<ReceivedChange> = Vec::new();
+        let mut places: HashMap<RecordKey, usize> = HashMap::new();
+        let mut bytes = 0;
+        for operation in operations.ok_or_else(|| wrong("operations"))?.iter() {
+            let ValueRef::Document(operation) = operation else {
+                return Err(wrong("operations").into());
+            };
+            let change = match (operation.get_doc("d"), Fields(operation).bytes("k")) {
+                (Some(document), _) => ReceivedChange {
+                    key: collection.record_key(document)?,
+                    document: Some(document.to_owned()),
+                },
+                (None, Some(key)) => ReceivedChange {
+                    key: RecordKey::from_bytes(key),
+                    document: None,
+                },
+                (None, None) => return Err(wrong("operations").into()),
+            };
+            bytes += operation.len() as u64;
+            // Only what a record is in the end counts.
+            match places.get(&change.key) {
+                Some(&at) => changes[at] = change,
+                None => {
+                    places.insert(change.key.clone(), changes.len());
+                    changes.push(change);
+                }
+            }
+        }
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.count(&collection, &changes, digest)?;
+        self.progress.replayed(changes.len() as u64, bytes);
+        self.write(changes, &[]).await?;
+        Ok(())
+    }
+
+    async fn sessions_of(&self, reply: Doc<'_>) -> Result<(), Stop> {
+        let mut named = Vec::new();
+        for session in reply
+            .get_array("sessions")
+            .iter()
+            .flat_map(|all| all.iter())
+        {
+            match session {
+                ValueRef::Binary { bytes, .. } => named.push(bytes.to_vec()),
+                _ => return Err(wrong("sessions").into()),
+            }
+        }
+        match named.is_empty() {
+            true => Ok(()),
+            false => self.sessions(Some(&named)).await,
+        }
+    }
+}
+
+/// Waits for the oldest entry that is under way.
+async fn applied(in_flight: &mut VecDeque<replication::Pending>) -> Result<(), Error> {
+    match in_flight.pop_front() {
+        Some(pending) => pending.await.map(|_| ()).map_err(crate::error::from_log),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,479 @@
+//! The recipient's side of one move: carries out what `cluster::migration::recipient` says.
+//!
+//! ```text
+//!   messages (_terndbReceive, …Finish, …Release) ─┐
+//!   the receiver has ended (`receive.rs`) ────────┼─► step ─► document, ownership: one entry ─► answers
+//!   nothing was heard for a while ────────────────┘
+//! ```
+//!
+//! One task owns it. Messages wait for their answers in a queue of one each; a message that was
+//! answered in vain comes again.
+//!
+//! | phase | ownership | `config.rangeDeletions` |
+//! | --- | --- | --- |
+//! | receiving, ready | the range is received | the task, pending |
+//! | owner | owned, under the versions of the decision | none |
+//! | aborted | neither: what was copied is dead | the task, to be carried out |
+//!
+//! The document of a move that has ended stays for [`KEPT_MS`], so that messages that are
+//! repeated late are answered for what they are.
+
+use super::peers::Failure;
+use super::plan::{Plan, RecipientState, phase_name, uuid_value};
+use super::progress::Progress;
+use super::receive::{Ended, Orders, Receiver};
+use super::stretch::Stretch;
+use super::{RECIPIENTS, put, remove};
+use crate::Shard;
+use crate::primary_services::Tenure;
+use crate::sharding::range_deletion::{RangeDeletion, WhenToClean};
+use crate::sharding::{Ownership, Transition};
+use cluster::authority::Outcome;
+use cluster::migration::recipient::{Event, Phase};
+use cluster::migration::{Digest, Send, ToAuthority, ToRecipient};
+use model::bson::{DocBuf, DocWriter};
+use model::ids::CollectionId;
+use model::version::{ChunkVersion, PlacementVersion};
+use model::{Code, Error};
+use replication::LogPosition;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use wire::ConnectionInfo;
+
+/// How long a move that has ended is remembered.
+pub(super) const KEPT_MS: i64 = 10 * 60 * 1000;
+/// How long a recipient that is ready waits for the donor before it asks what was decided.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How often a move that has ended is looked at, until it is forgotten.
+const LOOK_BACK: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(100);
+const SETTLE_WAIT: Duration = Duration::from_secs(20);
+/// How long a donor that asks for the end waits in one question.
+const FINISH_WAIT: Duration = Duration::from_secs(5);
+
+/// What a recipient is told or asked.
+pub(super) enum Message {
+    Progress,
+    Finish { up_to: LogPosition, digest: Digest },
+    Release(Outcome),
+}
+
+pub(super) struct Letter {
+    pub(super) message: Message,
+    pub(super) answer: oneshot::Sender<DocBuf>,
+}
+
+/// What others hold of a running recipient.
+pub(super) struct RecipientHandle {
+    pub(super) plan: Plan,
+    pub(super) letters: mpsc::Sender<Letter>,
+    pub(super) progress: Arc<Progress>,
+}
+
+impl RecipientHandle {
+    pub(super) fn has_ended(&self) -> bool {
+        self.progress.ended.load(Ordering::Relaxed)
+    }
+}
+
+pub(super) struct Driver {
+    pub(super) shard: Arc<Shard>,
+    pub(super) tenure: Tenure,
+    pub(super) state: RecipientState,
+    pub(super) collection: Option<CollectionId>,
+    pub(super) progress: Arc<Progress>,
+    pub(super) letters: mpsc::Receiver<Letter>,
+    /// What was found when everything had come, until the donor asks for it.
+    pub(super) found: Option<Digest>,
+}
+
+/// A donor that waits for *ready*.
+struct Finishing {
+    up_to: LogPosition,
+    wanted: Digest,
+    answer: oneshot::Sender<DocBuf>,
+}
+
+impl Driver {
+    pub(super) async fn run(mut self) {
+        let (orders, ordered) = watch::channel(Orders::default());
+        let mut receiver = self.start_receiver(ordered);
+        let mut finishing: Option<Finishing> = None;
+        let mut why: Option<Error> = None;
+        loop {
+            if self.is_forgotten() {
+                let id = self.state.plan.id;
+                let forget = vec![remove(super::namespace(RECIPIENTS), &id)];
+                // What stays is forgotten by the next primary.
+                let _ = super::write_documents(&self.shard, forget).await;
+                break;
+            }
+            tokio::select! {
+                () = self.tenure.ended() => break,
+                letter = self.letters.recv() => match letter {
+                    None => break,
+                    Some(letter) => {
+                        self.read(letter, &orders, &mut finishing, why.as_ref()).await;
+                    }
+                },
+                ended = ended(&mut receiver) => {
+                    receiver = None;
+                    why = self.received(ended, &mut finishing).await;
+                }
+                () = tokio::time::sleep(SILENCE), if self.state.recipient.phase == Phase::Ready => {
+                    self.settle().await;
+                }
+                () = tokio::time::sleep(LOOK_BACK), if self.has_ended() => {}
+                () = tokio::time::sleep(FINISH_WAIT), if finishing.is_some() => {
+                    // Not yet: the donor asks again.
+                    if let Some(waiting) = finishing.take() {
+                        let _ = waiting.answer.send(self.report(None));
+                    }
+                }
+            }
+            if self.has_ended() {
+                self.progress.ended.store(true, Ordering::Relaxed);
+                orders.send_modify(|orders| orders.stop = true);
+            }
+        }
+        orders.send_modify(|orders| orders.stop = true);
+        // It writes, so it is never left in the middle.
+        if let Some(receiver) = receiver {
+            let _ = receiver.await;
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.state.recipient.phase, Phase::Owner | Phase::Aborted)
+    }
+
+    fn is_forgotten(&self) -> bool {
+        self.state
+            .ended_ms
+            .is_some_and(|ended| ended + KEPT_MS < self.shard.clock.now_ms())
+    }
+
+    fn start_receiver(&self, orders: watch::Receiver<Orders>) -> Option<JoinHandle<Ended>> {
+        if !matches!(self.state.recipient.phase, Phase::Receiving { .. }) {
+            return None;
+        }
+        let plan = self.state.plan.clone();
+        let collection = self.shard.catalog.by_id(self.collection?)?;
+        let donor = match self
+            .shard
+            .migrations
+            .shards
+            .get(&plan.donor, &plan.other_host)
+        {
+            Ok(donor) => donor,
+            Err(error) => return Some(tokio::spawn(async move { Ended::Failed(error) })),
+        };
+        let shard = self.shard.clone();
+        let progress = self.progress.clone();
+        let tenure = self.tenure.clone();
+        let since = LogPosition::new(self.state.since);
+        let resumes = self.state.cleared;
+        let mut cleared = self.state.clone();
+        cleared.cleared = true;
+        let cleared = put(super::namespace(RECIPIENTS), cleared.document());
+        Some(tokio::spawn(async move {
+            let described = DocWriter::new()
+                .with("_terndbReceive", 1)
+                .with("id", uuid_value(&plan.id))
+                .with("ns", plan.namespace.as_str())
+                .with("from", plan.donor.as_str())
+                .finish();
+            let connection = Arc::new(ConnectionInfo::in_process(-1));
+            let registered = shard
+                .operations
+                .begin(&connection, described.into_bytes().into());
+            let operation = Arc::clone(&registered);
+            let receiver = Receiver {
+                shard: shard.clone(),
+                stretch: Stretch::new(&collection, &plan.pattern, &plan.range),
+                collection: collection.id,
+                plan,
+                donor,
+                orders,
+                progress,
+                tenure,
+                operation,
+                since,
+                resumes,
+                cleared,
+            };
+            receiver.run().await
+        }))
+    }
+
+    async fn read(
+        &mut self,
+        letter: Letter,
+        orders: &watch::Sender<Orders>,
+        finishing: &mut Option<Finishing>,
+        why: Option<&Error>,
+    ) {
+        let Letter { message, answer } = letter;
+        let id = self.state.plan.id;
+        match message {
+            Message::Progress => {}
+            Message::Finish { up_to, digest } => {
+                if matches!(self.state.recipient.phase, Phase::Receiving { .. }) {
+                    orders.send_modify(|orders| orders.up_to = Some(up_to));
+                    let waiting = Finishing {
+                        up_to,
+                        wanted: digest,
+                        answer,
+                    };
+                    match self.found {
+                        Some(found) => {
+                            let why = self.compare(found, &waiting).await;
+                            let _ = waiting.answer.send(self.report(why.as_ref()));
+                        }
+                        // A donor that asks again has given up waiting for the first answer.
+                        None => *finishing = Some(waiting),
+                    }
+                    return;
+                }
+            }
+            Message::Release(outcome) => {
+                let event = Event::Message(ToRecipient::Release { id, outcome });
+                self.step(event).await;
+            }
+        }
+        let _ = answer.send(self.report(why));
+    }
+
+    /// The receiver has ended.
+    async fn received(&mut self, ended: Ended, finishing: &mut Option<Finishing>) -> Option<Error> {
+        let why = match ended {
+            Ended::Stopped => return None,
+            Ended::Failed(error) => {
+                tracing::warn!(
+                    "a range of {} is not received: {error}",
+                    self.state.plan.namespace
+                );
+                self.step(Event::Failed).await;
+                Some(error)
+            }
+            Ended::Complete(found) => {
+                // Nothing changes any more: writes are blocked, or the move ends.
+                self.found = Some(found);
+                match finishing.as_ref() {
+                    Some(waiting) => self.compare(found, waiting).await,
+                    None => None,
+                }
+            }
+        };
+        if let Some(waiting) = finishing.take() {
+            let _ = waiting.answer.send(self.report(why.as_ref()));
+        }
+        why
+    }
+
+    /// ⚑ Everything is here: is it the same?
+    async fn compare(&mut self, found: Digest, finishing: &Finishing) -> Option<Error> {
+        let (up_to, wanted) = (finishing.up_to.get(), finishing.wanted);
+        let copied = Event::Copied {
+            up_to,
+            digest: found,
+        };
+        let step = self.state.recipient.step(copied, self.state.plan.known);
+        if let Some(next) = step.and_then(|transition| transition.next) {
+            self.state.recipient = next;
+        }
+        self.step(Event::Finish {
+            up_to,
+            wanted,
+            found,
+        })
+        .await;
+        if wanted == found {
+            return None;
+        }
+        let what = format!(
+            "the donor has {} documents with the sum {:032x}, the recipient {} with {:032x}",
+            wanted.documents, wanted.sum, found.documents, found.sum
+        );
+        tracing::error!(
+            "a range of {} differs after it was copied: {what}",
+            self.state.plan.namespace
+        );
+        Some(differs(&what))
+    }
+
+    /// What the donor is told.
+    fn report(&self, why: Option<&Error>) -> DocBuf {
+        let phase = &self.state.recipient.phase;
+        let mut writer = DocWriter::new().with("phase", phase_name(phase));
+        if let (Phase::Aborted, Some(why)) = (phase, why) {
+            writer.append("reason", why.message.as_str());
+        }
+        self.progress.append(&mut writer);
+        writer
+            .append("released", self.has_ended())
+            .append("ok", 1.0);
+        writer.finish()
+    }
+
+    /// Lets the protocol say what an event leads to, and writes it.
+    async fn step(&mut self, event: Event) {
+        let version = committed_version(&event);
+        let known = self.state.plan.known;
+        let Some(transition) = self.state.recipient.step(event, known) else {
+            return;
+        };
+        let Some(next) = transition.next else {
+            return;
+        };
+        if next.phase == self.state.recipient.phase {
+            return;
+        }
+        let mut state = self.state.clone();
+        state.recipient = next;
+        if matches!(state.recipient.phase, Phase::Owner | Phase::Aborted) {
+            state.ended_ms = Some(self.shard.clock.now_ms());
+        }
+        self.write(state, version).await;
+    }
+
+    /// Writes until it is written; what this member may not write any more, the next primary
+    /// works out anew.
+    async fn write(&mut self, state: RecipientState, version: Option<PlacementVersion>) {
+        while !self.tenure.is_over() {
+            match self.try_write(&state, version).await {
+                Ok(()) => {
+                    self.state = state;
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!("a recipient's state is not written: {error}");
+                    tokio::select! {
+                        () = self.tenure.ended() => {}
+                        () = tokio::time::sleep(PAUSE) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn try_write(
+        &self,
+        state: &RecipientState,
+        version: Option<PlacementVersion>,
+    ) -> Result<(), Error> {
+        let plan = &state.plan;
+        let (id, range) = (plan.id, plan.range.clone());
+        let phase = state.recipient.phase;
+        let now = self.shard.log.latest_time();
+        let deletion = match phase {
+            Phase::Receiving { .. } | Phase::Ready => plan.deletion(true, WhenToClean::Now, now)?,
+            Phase::Owner => RangeDeletion::delete(id)?,
+            Phase::Aborted => plan.deletion(false, WhenToClean::Now, now)?,
+        };
+        let documents = vec![
+            put(super::namespace(RECIPIENTS), state.document()),
+            deletion,
+        ];
+        let Some(collection) = self
+            .collection
+            .filter(|id| self.shard.catalog.by_id(*id).is_some())
+        else {
+            return self.write_alone(state).await;
+        };
+        let change = move |known: &Ownership| -> Result<Ownership, Error> {
+            Ok(match phase {
+                Phase::Receiving { .. } | Phase::Ready => known.clone(),
+                Phase::Aborted => known.without_receiving(id),
+                Phase::Owner => owning(known, id, range.clone(), version),
+            })
+        };
+        let transition = Transition {
+            ownership: Some(Box::new(change)),
+            documents,
+            expect: Vec::new(),
+        };
+        self.shard.transition(collection, &transition).await?;
+        Ok(())
+    }
+
+    /// The collection is gone: only the document is left to be changed.
+    async fn write_alone(&self, state: &RecipientState) -> Result<(), Error> {
+        let documents = vec![
+            put(super::namespace(RECIPIENTS), state.document()),
+            RangeDeletion::delete(state.plan.id)?,
+        ];
+        super::write_documents(&self.shard, documents).await
+    }
+
+    /// ⚑ A recipient that said *ready* never aborts on its own: it asks what was decided.
+    async fn settle(&mut self) {
+        let known = self.state.plan.known;
+        let Some(transition) = self.state.recipient.step(Event::Timer, known) else {
+            return;
+        };
+        let settles = |send: &Send| matches!(send, Send::Authority(ToAuthority::Settle { .. }));
+        if !transition.send.iter().any(settles) {
+            return;
+        }
+        match super::settle(&self.shard, &self.state.plan, SETTLE_WAIT).await {
+            Ok(outcome) => self.step(Event::Decided(outcome)).await,
+            Err(Failure::Unreachable(why)) => {
+                tracing::warn!("the config server does not say what became of a move: {why}");
+            }
+            Err(Failure::Refused(error)) => {
+                tracing::warn!("the config server does not say what became of a move: {error}");
+            }
+        }
+    }
+}
+
+fn differs(what: &str) -> Error {
+    let message = format!("donor and recipient do not hold the same documents: {what}");
+    Error::new(Code::OPERATION_FAILED, message)
+}
+
+fn committed_version(event: &Event) -> Option<PlacementVersion> {
+    let outcome = match event {
+        Event::Message(ToRecipient::Release { outcome, .. }) | Event::Decided(outcome) => outcome,
+        Event::Message(_)
+        | Event::Copied { .. }
+        | Event::Finish { .. }
+        | Event::Failed
+        | Event::Timer => return None,
+    };
+    match outcome {
+        Outcome::Committed(version) => Some(*version),
+        Outcome::Aborted => None,
+    }
+}
+
+/// The ownership of a shard that a range was given to.
+fn owning(
+    known: &Ownership,
+    id: model::ids::Uuid,
+    range: model::range::KeyRange,
+    version: Option<PlacementVersion>,
+) -> Ownership {
+    let gained = known.without_receiving(id).gaining(range);
+    let Some(version) = version else {
+        return gained;
+    };
+    // The range itself gets the first of the new major version: see `RoutingTable::moving`.
+    let chunk = ChunkVersion::new(version.chunk.major, 0);
+    super::with_versions(&gained, chunk, version)
+}
+
+/// Waits for a receiver, or for ever.
+async fn ended(receiver: &mut Option<JoinHandle<Ended>>) -> Ended {
+    match receiver {
+        Some(running) => running.await.unwrap_or_else(|failed| {
+            let why = format!("the receiver failed: {failed}");
+            Ended::Failed(Error::new(Code::INTERNAL_ERROR, why))
+        }),
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,104 @@
+//! What a shard tells about its moves: `$currentOp` and `currentOp`, and `shardingStatistics` of
+//! `serverStatus`.
+
+use super::plan::{Plan, uuid_value};
+use crate::Shard;
+use model::bson::{DocBuf, DocWriter};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+fn described(shard: &Shard, side: &str, plan: &Plan, running: Duration) -> DocWriter {
+    let mut writer = DocWriter::new()
+        .with("type", "op")
+        .with("host", &shard.host.name)
+        .with("desc", side)
+        .with("active", true)
+        .with("op", "command")
+        .with("ns", plan.namespace.as_str());
+    writer
+        .begin_document("command")
+        .append("moveRange", plan.namespace.as_str())
+        .append("id", uuid_value(&plan.id))
+        .append("range", &plan.bounds)
+        .append("fromShard", plan.donor.as_str())
+        .append("toShard", plan.recipient.as_str())
+        .end()
+        .append("secs_running", running.as_secs() as i64)
+        .append("microsecs_running", running.as_micros() as i64);
+    writer
+}
+
+fn per_second(bytes: i64, running: Duration) -> i64 {
+    (bytes as f64 / running.as_secs_f64().max(0.001)) as i64
+}
+
+/// The moves that run here, as operations.
+pub(crate) fn running_moves(shard: &Shard) -> Vec<DocBuf> {
+    let mut all = Vec::new();
+    for donor in shard.migrations.donors() {
+        let running = donor.began.elapsed();
+        let steps = donor.steps.lock().clone();
+        let mut writer = described(shard, "MoveRangeDonor", &donor.plan, running);
+        writer
+            .append("phase", *donor.phase.lock())
+            .append("clonedDocs", steps.documents)
+            .append("clonedBytes", steps.bytes)
+            .append("replayedChanges", steps.replayed)
+            .append("bytesPerSecond", per_second(steps.bytes, running));
+        if let Some(expected) = steps.expected {
+            let share = steps.documents as f64 / (expected.max(1) as f64);
+            let percent = (share * 100.0).min(100.0);
+            writer.append("percent", percent);
+            if share > 0.0 && share < 1.0 {
+                let left = running.as_secs_f64() * (1.0 - share) / share;
+                writer.append("estimatedSecondsLeft", left);
+            }
+        }
+        if steps.critical_section_us > 0 {
+            writer.append("criticalSectionMicros", steps.critical_section_us as i64);
+        }
+        all.push(writer.finish());
+    }
+    for recipient in shard.migrations.recipients() {
+        if recipient.has_ended() {
+            continue;
+        }
+        let running = recipient.progress.began.elapsed();
+        let mut writer = described(shard, "MoveRangeRecipient", &recipient.plan, running);
+        recipient.progress.append(&mut writer);
+        let bytes = recipient.progress.bytes.load(Ordering::Relaxed) as i64;
+        writer.append("bytesPerSecond", per_second(bytes, running));
+        all.push(writer.finish());
+    }
+    all
+}
+
+/// What `shardingStatistics` says about moves.
+pub(crate) fn append_statistics(shard: &Shard, writer: &mut DocWriter) {
+    let moves = &shard.migrations;
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as i64;
+    let ms = |counter: &AtomicU64| count(counter) / 1000;
+    writer
+        .append("countDonorMoveChunkStarted", count(&moves.started))
+        .append("countDonorMoveChunkCommitted", count(&moves.committed))
+        .append("countDonorMoveChunkAborted", count(&moves.aborted))
+        .append("totalDonorMoveChunkTimeMillis", ms(&moves.total_us))
+        .append("totalDonorChunkCloneTimeMillis", ms(&moves.copying_us))
+        .append("totalCriticalSectionCommitTimeMillis", ms(&moves.commit_us))
+        .append(
+            "totalCriticalSectionTimeMillis",
+            ms(&moves.critical_section_us),
+        )
+        .append(
+            "totalCriticalSectionTimeMicros",
+            count(&moves.critical_section_us),
+        )
+        .append(
+            "countDocsClonedOnRecipient",
+            count(&moves.received_documents),
+        )
+        .append("countBytesClonedOnRecipient", count(&moves.received_bytes))
+        .append("countDocsClonedOnDonor", count(&moves.documents))
+        .append("countBytesClonedOnDonor", count(&moves.bytes))
+        .append("countRecipientMoveChunkStarted", count(&moves.receptions));
+}

@@ -1,0 +1,603 @@
+//! Which moves run on this primary, and how they begin.
+//!
+//! ```text
+//!   elected ─► documents read, a task for each ─► messages ─► begin ─► task ─► …
+//!   tenure over ─► tasks end between two steps, and are waited for
+//! ```
+//!
+//! Until the documents are read nobody is told that a move does not exist: the answer is that
+//! this member is not the primary yet.
+//!
+//! ⚑ A move begins only where it may: the donor owns the whole range, and no other move of it
+//! runs; the recipient owns nothing of it and receives nothing of it.
+
+use super::donor::{self, DonorHandle, EndedMove, Steps};
+use super::peers::OtherShards;
+use super::plan::{DonorState, Fields, Plan, RecipientState, wrong};
+use super::progress::Progress;
+use super::recipient::{self, Letter, RecipientHandle};
+use super::stretch::Stretch;
+use super::{COORDINATORS, RECIPIENTS, put};
+use crate::Shard;
+use crate::catalog::{Clustering, Collection};
+use crate::command::indexes::choose;
+use crate::ddl::{New, Order};
+use crate::primary_services::Tenure;
+use crate::sharding::range_deletion::WhenToClean;
+use crate::sharding::{Ownership, Transition};
+use cluster::authority::Outcome;
+use cluster::migration::donor::Donor;
+use cluster::migration::recipient::{Recipient, Standing};
+use model::bson::{Doc, DocBuf, ValueRef};
+use model::ids::Uuid;
+use model::range::RangeSet;
+use model::version::{ChunkVersion, PlacementVersion};
+use model::{Code, Error};
+use parking_lot::Mutex;
+use query::index::{IndexDefinition, parse_specification};
+use replication::LogPosition;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use storage::Direction;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+/// Letters that wait for a recipient.
+const LETTERS_MAX: usize = 16;
+/// Moves that ended lately, for those who ask again.
+const ENDED_MAX: usize = 1000;
+
+/// A move that is to begin.
+pub(super) enum Begin {
+    Donor(Box<Plan>, oneshot::Sender<Result<Arc<DonorHandle>, Error>>),
+    Recipient(DocBuf, oneshot::Sender<Result<Arc<RecipientHandle>, Error>>),
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Set while this member is primary and has read its documents.
+    service: Option<mpsc::UnboundedSender<Begin>>,
+    donors: HashMap<Uuid, Arc<DonorHandle>>,
+    recipients: HashMap<Uuid, Arc<RecipientHandle>>,
+    /// Recipients that make their collection ready.
+    beginning: HashSet<Uuid>,
+    ended: VecDeque<(Uuid, EndedMove)>,
+}
+
+/// The moves of this shard.
+#[derive(Default)]
+pub(crate) struct Migrations {
+    pub(super) shards: OtherShards,
+    inner: Mutex<Inner>,
+    pub(super) started: AtomicU64,
+    pub(super) committed: AtomicU64,
+    pub(super) aborted: AtomicU64,
+    pub(super) documents: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) critical_section_us: AtomicU64,
+    pub(super) commit_us: AtomicU64,
+    pub(super) copying_us: AtomicU64,
+    pub(super) total_us: AtomicU64,
+    pub(super) receptions: AtomicU64,
+    pub(super) received_documents: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+}
+
+/// What is known of a move.
+pub(super) enum Known<T> {
+    Runs(Arc<T>),
+    Ended(EndedMove),
+    Unknown,
+}
+
+fn not_primary() -> Error {
+    Error::new(Code::NOT_WRITABLE_PRIMARY, "not primary")
+}
+
+impl Migrations {
+    fn service(&self) -> Result<mpsc::UnboundedSender<Begin>, Error> {
+        self.inner.lock().service.clone().ok_or_else(not_primary)
+    }
+
+    pub(super) fn donor(&self, id: Uuid) -> Result<Known<DonorHandle>, Error> {
+        let inner = self.inner.lock();
+        if inner.service.is_none() {
+            return Err(not_primary());
+        }
+        if let Some(handle) = inner.donors.get(&id) {
+            return Ok(Known::Runs(handle.clone()));
+        }
+        let ended = inner.ended.iter().find(|(other, _)| *other == id);
+        Ok(ended.map_or(Known::Unknown, |(_, ended)| Known::Ended(ended.clone())))
+    }
+
+    pub(super) fn recipient(&self, id: Uuid) -> Result<Option<Arc<RecipientHandle>>, Error> {
+        let inner = self.inner.lock();
+        if inner.service.is_none() {
+            return Err(not_primary());
+        }
+        Ok(inner.recipients.get(&id).cloned())
+    }
+
+    pub(super) fn donors(&self) -> Vec<Arc<DonorHandle>> {
+        self.inner.lock().donors.values().cloned().collect()
+    }
+
+    pub(super) fn recipients(&self) -> Vec<Arc<RecipientHandle>> {
+        self.inner.lock().recipients.values().cloned().collect()
+    }
+
+    /// Whether a recipient has begun to make its collection ready.
+    pub(super) fn is_beginning(&self, id: Uuid) -> bool {
+        self.inner.lock().beginning.contains(&id)
+    }
+
+    pub(super) async fn begin_donor(&self, plan: Plan) -> Result<Arc<DonorHandle>, Error> {
+        let (answer, answered) = oneshot::channel();
+        let begin = Begin::Donor(Box::new(plan), answer);
+        self.service()?.send(begin).map_err(|_| not_primary())?;
+        answered.await.map_err(|_| not_primary())?
+    }
+
+    pub(super) async fn begin_recipient(
+        &self,
+        request: DocBuf,
+    ) -> Result<Arc<RecipientHandle>, Error> {
+        let (answer, answered) = oneshot::channel();
+        let begin = Begin::Recipient(request, answer);
+        self.service()?.send(begin).map_err(|_| not_primary())?;
+        answered.await.map_err(|_| not_primary())?
+    }
+
+    /// A move does not run any more.
+    pub(super) fn forget_donor(&self, id: Uuid) {
+        self.inner.lock().donors.remove(&id);
+    }
+
+    /// Remembers how a move has ended.
+    pub(super) fn remember(&self, id: Uuid, ended: EndedMove) {
+        let mut inner = self.inner.lock();
+        inner.ended.push_back((id, ended));
+        if inner.ended.len() > ENDED_MAX {
+            inner.ended.pop_front();
+        }
+    }
+
+    /// Counts a move that has ended on the donor.
+    pub(super) fn count(&self, outcome: Outcome, steps: &Steps, total: Duration) {
+        let add = |counter: &AtomicU64, number: u64| counter.fetch_add(number, Ordering::Relaxed);
+        match outcome {
+            Outcome::Committed(_) => add(&self.committed, 1),
+            Outcome::Aborted => add(&self.aborted, 1),
+        };
+        add(&self.documents, steps.documents.unsigned_abs());
+        add(&self.bytes, steps.bytes.unsigned_abs());
+        add(&self.critical_section_us, steps.critical_section_us);
+        add(&self.commit_us, steps.commit_us);
+        add(&self.copying_us, steps.copying_ms * 1000);
+        add(&self.total_us, total.as_micros() as u64);
+    }
+}
+
+/// Runs the moves of one tenure.
+pub(crate) async fn run(shard: &Arc<Shard>, tenure: &Tenure) {
+    let mut service = Service {
+        shard: shard.clone(),
+        tenure: tenure.clone(),
+        tasks: JoinSet::new(),
+    };
+    let (begin, mut begun) = mpsc::unbounded_channel();
+    service.resume();
+    shard.migrations.inner.lock().service = Some(begin);
+    loop {
+        tokio::select! {
+            () = tenure.ended() => break,
+            Some(begin) = begun.recv() => service.begin(begin).await,
+            Some(_) = service.tasks.join_next(), if !service.tasks.is_empty() => {}
+        }
+    }
+    *shard.migrations.inner.lock() = Inner::default();
+    begun.close();
+    while service.tasks.join_next().await.is_some() {}
+}
+
+struct Service {
+    shard: Arc<Shard>,
+    tenure: Tenure,
+    tasks: JoinSet<()>,
+}
+
+impl Service {
+    /// Goes on with what the documents say.
+    fn resume(&mut self) {
+        let fault = |error: Error| tracing::error!("a move cannot go on: {error}");
+        for document in self.documents(COORDINATORS) {
+            match DonorState::from_document(document.as_doc()) {
+                Ok(state) => {
+                    if let Err(error) = self.start_donor(state) {
+                        fault(error);
+                    }
+                }
+                Err(error) => fault(error),
+            }
+        }
+        for document in self.documents(RECIPIENTS) {
+            match RecipientState::from_document(document.as_doc()) {
+                Ok(state) => {
+                    let driver = recipient_driver(&self.shard, &self.tenure, state);
+                    self.tasks.spawn(driver);
+                }
+                Err(error) => fault(error),
+            }
+        }
+    }
+
+    fn documents(&self, collection: &str) -> Vec<DocBuf> {
+        let Some(collection) = self.shard.catalog.get(&super::namespace(collection)) else {
+            return Vec::new();
+        };
+        let snapshot = self.shard.store.snapshot();
+        let all = storage::KeyRange::ALL;
+        let records = snapshot.scan_records(collection.id, all, Direction::Forward);
+        let readable = records.filter_map(Result::ok);
+        readable
+            .map(|record| Doc::from_validated(record.document()).to_owned())
+            .collect()
+    }
+
+    async fn begin(&mut self, begin: Begin) {
+        match begin {
+            Begin::Donor(plan, answer) => {
+                let _ = answer.send(self.begin_donor(*plan).await);
+            }
+            Begin::Recipient(request, answer) => {
+                let id = match Fields(request.as_doc()).uuid("id") {
+                    Ok(id) => id,
+                    Err(error) => {
+                        let _ = answer.send(Err(error));
+                        return;
+                    }
+                };
+                let (shard, tenure) = (self.shard.clone(), self.tenure.clone());
+                let migrations = &self.shard.migrations;
+                if let Some(handle) = migrations.inner.lock().recipients.get(&id) {
+                    let _ = answer.send(Ok(handle.clone()));
+                    return;
+                }
+                if !migrations.inner.lock().beginning.insert(id) {
+                    let _ = answer.send(Err(conflict("the recipient begins".to_owned())));
+                    return;
+                }
+                self.tasks.spawn(async move {
+                    let begun = begin_recipient(&shard, &request).await;
+                    let driver = match begun {
+                        Ok(state) => {
+                            let driver = recipient_driver(&shard, &tenure, state);
+                            let known = shard.migrations.inner.lock().recipients.get(&id).cloned();
+                            let _ = answer.send(known.ok_or_else(not_primary));
+                            Some(driver)
+                        }
+                        Err(error) => {
+                            let _ = answer.send(Err(error));
+                            None
+                        }
+                    };
+                    shard.migrations.inner.lock().beginning.remove(&id);
+                    if let Some(driver) = driver {
+                        driver.await;
+                    }
+                });
+            }
+        }
+    }
+
+    async fn begin_donor(&mut self, mut plan: Plan) -> Result<Arc<DonorHandle>, Error> {
+        let shard = self.shard.clone();
+        if let Known::Runs(handle) = shard.migrations.donor(plan.id)? {
+            return Ok(handle);
+        }
+        plan.donor = shard.sharding.shard_name();
+        let collection = shard.catalog.get(&plan.namespace);
+        let collection = collection.filter(|known| known.uuid == plan.uuid);
+        let collection = collection.ok_or_else(|| {
+            Error::new(
+                Code::NAMESPACE_NOT_FOUND,
+                format!("ns does not exist: {}", plan.namespace),
+            )
+        })?;
+        let Some(ownership) = &collection.ownership else {
+            return Err(Error::new(
+                Code::NAMESPACE_NOT_SHARDED,
+                format!("{} is not sharded", plan.namespace),
+            ));
+        };
+        plan.known = ownership.collection_version;
+        shard
+            .migrations
+            .shards
+            .get(&plan.recipient, &plan.other_host)?;
+        let wanted = RangeSet::of([plan.range.clone()]);
+        for other in shard.migrations.donors() {
+            let theirs = RangeSet::of([other.plan.range.clone()]);
+            if other.plan.uuid == plan.uuid && !theirs.intersection(&wanted).is_empty() {
+                return Err(conflict(format!(
+                    "another move of a range of {} runs",
+                    plan.namespace
+                )));
+            }
+        }
+        // The log from before the first document is read on.
+        let since = shard.log.last_applied();
+        let begun = Donor::begin(plan.moved(), since.get());
+        let donor = begun
+            .next
+            .ok_or_else(|| conflict("no move begins".to_owned()))?;
+        let state = DonorState {
+            plan,
+            donor,
+            since: since.get(),
+        };
+        let plan = &state.plan;
+        let check = |known: &Ownership| -> Result<Ownership, Error> {
+            if known.pattern != plan.pattern {
+                return Err(conflict("the shard key is another one".to_owned()));
+            }
+            if !wanted.difference(&known.owned).is_empty() {
+                return Err(Error::new(
+                    Code::ILLEGAL_OPERATION,
+                    format!(
+                        "this shard does not own the whole range of {}",
+                        plan.namespace
+                    ),
+                ));
+            }
+            if !wanted.intersection(&known.moving.undecided()).is_empty() {
+                return Err(conflict("another move of the range runs".to_owned()));
+            }
+            Ok(known.clone())
+        };
+        let transition = Transition {
+            ownership: Some(Box::new(check)),
+            documents: vec![
+                put(super::namespace(COORDINATORS), state.document()),
+                plan.deletion(true, plan.when_to_clean(), shard.log.latest_time())?,
+            ],
+            expect: Vec::new(),
+        };
+        shard.transition(collection.id, &transition).await?;
+        drop(transition);
+        shard.migrations.started.fetch_add(1, Ordering::Relaxed);
+        self.start_donor(state)
+    }
+
+    fn start_donor(&mut self, state: DonorState) -> Result<Arc<DonorHandle>, Error> {
+        let shard = self.shard.clone();
+        let plan = state.plan.clone();
+        let collection = shard.catalog.get(&plan.namespace);
+        let collection = collection.filter(|known| known.uuid == plan.uuid);
+        let stretch = collection
+            .as_ref()
+            .map(|collection| Stretch::new(collection, &plan.pattern, &plan.range));
+        let recipient = shard
+            .migrations
+            .shards
+            .get(&plan.recipient, &plan.other_host)?;
+        // If it is gone the recipient is told so when it asks for it.
+        let pin = shard.log.pin(LogPosition::new(state.since)).ok();
+        let handle = Arc::new(DonorHandle {
+            began: Instant::now(),
+            collection: collection.map(|collection| collection.id),
+            stretch,
+            plan,
+            abort: watch::Sender::new(false),
+            ended: watch::Sender::new(None),
+            phase: Mutex::new(donor::phase_name(&state.donor.phase)),
+            steps: Mutex::default(),
+        });
+        let id = handle.plan.id;
+        shard
+            .migrations
+            .inner
+            .lock()
+            .donors
+            .insert(id, handle.clone());
+        let driver = donor::Driver {
+            shard: shard.clone(),
+            tenure: self.tenure.clone(),
+            state,
+            handle: handle.clone(),
+            recipient,
+            pin,
+            follower: None,
+            blocked: None,
+            reason: None,
+        };
+        let running = handle.clone();
+        self.tasks.spawn(async move {
+            driver.run().await;
+            shard.migrations.inner.lock().donors.remove(&id);
+            drop(running);
+        });
+        Ok(handle)
+    }
+}
+
+fn conflict(why: String) -> Error {
+    Error::new(Code::CONFLICTING_OPERATION_IN_PROGRESS, why)
+}
+
+/// Makes a recipient known, and what drives it.
+fn recipient_driver(
+    shard: &Arc<Shard>,
+    tenure: &Tenure,
+    state: RecipientState,
+) -> impl Future<Output = ()> + Send + use<> {
+    let plan = state.plan.clone();
+    let collection = shard.catalog.get(&plan.namespace);
+    let collection = collection.filter(|known| known.uuid == plan.uuid);
+    let (letters, read) = mpsc::channel::<Letter>(LETTERS_MAX);
+    let progress = Arc::new(Progress::new(state.since));
+    let id = plan.id;
+    let handle = Arc::new(RecipientHandle {
+        plan,
+        letters,
+        progress: progress.clone(),
+    });
+    shard.migrations.inner.lock().recipients.insert(id, handle);
+    let driver = recipient::Driver {
+        shard: shard.clone(),
+        tenure: tenure.clone(),
+        state,
+        collection: collection.map(|collection| collection.id),
+        progress,
+        letters: read,
+        found: None,
+    };
+    let shard = shard.clone();
+    async move {
+        driver.run().await;
+        shard.migrations.inner.lock().recipients.remove(&id);
+    }
+}
+
+/// Makes the collection ready and registers the range, durably.
+async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<RecipientState, Error> {
+    let request = request.as_doc();
+    let fields = Fields(request);
+    let mut plan = Plan::from_receive(request, &shard.sharding.shard_name())?;
+    shard.migrations.shards.get(&plan.donor, &plan.other_host)?;
+    let since = fields.count("since")?;
+    let collection = ready_collection(shard, &plan, request).await?;
+    let Some(ownership) = &collection.ownership else {
+        return Err(conflict(format!("{} is not sharded here", plan.namespace)));
+    };
+    plan.known = ownership.collection_version;
+    // ⚑ What is left of earlier days goes first: into history, so that nobody waits for it.
+    shard.remove_dead(&collection, &plan.range).await?;
+    let begun = Recipient::begin(plan.moved(), since, Standing::Empty);
+    let recipient = begun
+        .and_then(|begun| begun.next)
+        .ok_or_else(|| conflict("no move begins".to_owned()))?;
+    let state = RecipientState {
+        plan,
+        recipient,
+        since,
+        cleared: false,
+        ended_ms: None,
+    };
+    let plan = &state.plan;
+    let check = |known: &Ownership| -> Result<Ownership, Error> {
+        if known.pattern != plan.pattern {
+            return Err(conflict("the shard key is another one".to_owned()));
+        }
+        known.with_receiving(plan.id, plan.range.clone())
+    };
+    let transition = Transition {
+        ownership: Some(Box::new(check)),
+        documents: vec![
+            put(super::namespace(RECIPIENTS), state.document()),
+            plan.deletion(true, WhenToClean::Now, shard.log.latest_time())?,
+        ],
+        expect: Vec::new(),
+    };
+    shard.transition(collection.id, &transition).await?;
+    drop(transition);
+    shard.migrations.receptions.fetch_add(1, Ordering::Relaxed);
+    Ok(state)
+}
+
+/// The collection with the donor's order and all of its indexes, created if it is not there.
+async fn ready_collection(
+    shard: &Arc<Shard>,
+    plan: &Plan,
+    request: Doc<'_>,
+) -> Result<Arc<Collection>, Error> {
+    let fields = Fields(request);
+    let mut indexes: Vec<IndexDefinition> = Vec::new();
+    let listed = request
+        .get_array("indexes")
+        .ok_or_else(|| wrong("indexes"))?;
+    for index in listed.iter() {
+        let ValueRef::Document(index) = index else {
+            return Err(wrong("indexes"));
+        };
+        indexes.push(parse_specification(index, false)?);
+    }
+    let clustering = request.get_doc("clustering").map(Doc::to_owned);
+    let version = fields.version("collectionVersion")?;
+    let new = |indexes, replaces: Option<Arc<Collection>>| -> Result<New, Error> {
+        Ok(New {
+            uuid: plan.uuid,
+            options: fields.doc("options")?.to_owned(),
+            indexes,
+            ownership: Some(Ownership {
+                pattern: plan.pattern.clone(),
+                key: plan.key.clone(),
+                unique: fields.flag("unique"),
+                placement: PlacementVersion {
+                    incarnation: version.incarnation,
+                    chunk: ChunkVersion::ZERO,
+                },
+                collection_version: version,
+                owned: Arc::default(),
+                orphans: false,
+                moving: Arc::default(),
+            }),
+            replaces,
+            order: Order::Like(clustering.clone()),
+        })
+    };
+    loop {
+        let ddl = shard.ddl.lock().await;
+        let Some(collection) = shard.catalog.get(&plan.namespace) else {
+            let indexes = choose(None, &plan.namespace, &indexes)?.new;
+            return shard.create_new(&plan.namespace, new(indexes, None)?).await;
+        };
+        if collection.uuid != plan.uuid {
+            return Err(Error::new(
+                Code::INVALID_UUID,
+                format!("{} is another collection here", plan.namespace),
+            ));
+        }
+        let order = clustering.as_ref().map(|key| Clustering::by(key.as_doc()));
+        let order = order.transpose()?.flatten();
+        if order.as_ref() != collection.clustering.as_deref() {
+            // ⚑ The same order on every shard. What is empty is put into it.
+            let gate = collection.gate.write().await;
+            shard.wait_for_proposed().await?;
+            let owns = collection.ownership.as_ref();
+            let owns = owns.is_some_and(|ownership| !ownership.owned.is_empty());
+            if owns || shard.store.collection_counter(collection.id).items > 0 {
+                return Err(conflict(format!(
+                    "{} has another order on this shard",
+                    plan.namespace
+                )));
+            }
+            let indexes = choose(None, &plan.namespace, &indexes)?.new;
+            let ordered = new(indexes, Some(collection.clone()))?;
+            let created = shard.create_new(&plan.namespace, ordered).await;
+            drop(gate);
+            return created;
+        }
+        let chosen = choose(Some(&collection), &plan.namespace, &indexes)?;
+        if chosen.wait {
+            return Err(conflict(format!(
+                "an index of {} is being built",
+                plan.namespace
+            )));
+        }
+        if chosen.new.is_empty() {
+            return Ok(collection);
+        }
+        let build = shard.begin_indexes(&collection, chosen.new).await?;
+        drop(ddl);
+        if let Some(build) = build {
+            let connection = Arc::new(wire::ConnectionInfo::in_process(-1));
+            let command = request.to_owned().into_bytes().into();
+            let operation = shard.operations.begin(&connection, command);
+            shard.build_indexes(&build, &operation).await?;
+        }
+    }
+}

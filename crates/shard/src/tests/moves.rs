@@ -1,0 +1,9 @@
+//! Ranges move between shards in this process, decided by a config server that is as small as
+//! it can be.
+
+mod basics;
+mod busy;
+mod lost_primaries;
+mod rules;
+mod sessions;
+mod world;

@@ -1,0 +1,117 @@
+//! A range moves to and fro while others write to it as fast as they can.
+
+use super::world::{PATIENCE, World, outcome};
+use differential::value::{Value, get};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Sends a write to whoever owns the document; which shard it was. Clients that talk to shards
+/// themselves find nothing to update where a document is not owned, and are refused an insert.
+async fn write(world: &World, first: usize, command: &str) -> usize {
+    let deadline = Instant::now() + PATIENCE;
+    let mut shard = first;
+    loop {
+        let reply = world.on(shard).run("test", command).await;
+        let error = get(&reply, "writeErrors")
+            .and_then(Value::as_array)
+            .and_then(<[Value]>::first);
+        match error.and_then(|error| error.get("code")) {
+            None => {
+                assert_eq!(get(&reply, "ok"), Some(&Value::Double(1.0)), "{reply:?}");
+                match get(&reply, "n") {
+                    Some(Value::Int32(1)) => return shard,
+                    _ => shard = 1 - shard,
+                }
+            }
+            Some(Value::Int32(13388)) => shard = 1 - shard,
+            Some(_) => panic!("{command}: {reply:?}"),
+        }
+        assert!(Instant::now() < deadline, "{command} is never taken");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// ⚑ Nothing that was acknowledged is lost, and nothing is done twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_and_nothing_doubled_while_a_range_moves() {
+    const WRITERS: i32 = 3;
+    let world = World::new("{x: 1}").await;
+    world
+        .create("{key: {x: 1}, name: 'x_1'}, {key: {n: 1}, name: 'n_1'}")
+        .await;
+    let documents: Vec<String> = (0..600)
+        .map(|x| format!("{{_id: {x}, x: {x}, n: 0}}"))
+        .collect();
+    world.on(0).insert(&documents).await;
+    let done = AtomicBool::new(false);
+    let writer = |number: i32| {
+        let (world, done) = (&world, &done);
+        async move {
+            let mut counts: BTreeMap<i32, i32> = BTreeMap::new();
+            let (mut owner, mut round) = (0, 0);
+            while !done.load(Ordering::SeqCst) {
+                round += 1;
+                // Each writer has documents of its own, so that it knows what they must be.
+                let x = number + WRITERS * (fastrand::i32(0..200));
+                let command = match round % 5 {
+                    0 => format!(
+                        "{{insert: 'c', documents: [{{_id: {}, x: {x}, n: 1}}]}}",
+                        10_000 * (number + 1) + round
+                    ),
+                    _ => format!(
+                        "{{update: 'c', updates: [{{q: {{_id: {x}, x: {x}}}, u: {{$inc: {{n: 1}}}}}}]}}"
+                    ),
+                };
+                owner = write(world, owner, &command).await;
+                match round % 5 {
+                    0 => counts.insert(10_000 * (number + 1) + round, 1),
+                    _ => {
+                        let count = counts.get(&x).copied().unwrap_or(0) + 1;
+                        counts.insert(x, count)
+                    }
+                };
+            }
+            counts
+        }
+    };
+    let mover = async {
+        for turn in 0..6 {
+            let (from, to) = (turn % 2, 1 - turn % 2);
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let reply = world.moves(from, to, "{x: 100}", "{x: 500}").await;
+                if get(&reply, "outcome").is_some() && outcome(&reply) == "committed" {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{reply:?}");
+            }
+        }
+        done.store(true, Ordering::SeqCst);
+    };
+    let (first, second, third, ()) = tokio::join!(writer(0), writer(1), writer(2), mover);
+    let mut expected: BTreeMap<i32, i32> = (0..600).map(|x| (x, 0)).collect();
+    for counts in [first, second, third] {
+        expected.extend(counts);
+    }
+    let mut found = BTreeMap::new();
+    for number in 0..2 {
+        for document in world.shown(number).await {
+            let (Some(Value::Int32(id)), Some(Value::Int32(n))) =
+                (document.get("_id"), document.get("n"))
+            else {
+                panic!("{document:?}");
+            };
+            assert!(found.insert(*id, *n).is_none(), "{id} is there twice");
+        }
+        world.on(number).check_valid("c").await;
+    }
+    let differ: Vec<_> = expected
+        .iter()
+        .map(|(id, n)| (id, Some(n), found.get(id)))
+        .filter(|(_, wanted, found)| wanted != found)
+        .collect();
+    assert!(differ.is_empty(), "{differ:?}");
+    assert_eq!(found.len(), expected.len());
+    world.close().await;
+}

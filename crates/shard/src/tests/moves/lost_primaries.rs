@@ -1,0 +1,95 @@
+//! The primary of either side is lost after every single answer of a move: the next one goes on,
+//! settles, or aborts. Nothing is lost, nothing is there twice, and nobody stays blocked.
+
+use super::world::{PATIENCE, World, outcome};
+use differential::value::Value;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+const DOCUMENTS: i32 = 40;
+
+/// Moves a range while a shard's primary is lost behind so many answers; false if the move ended
+/// before that.
+async fn lose_primary(lost: usize, behind: u32) -> bool {
+    let mut world = World::new("{x: 1}").await;
+    world.create("{key: {x: 1}, name: 'x_1'}").await;
+    let documents: Vec<String> = (0..DOCUMENTS)
+        .map(|x| format!("{{_id: {x}, x: {x}}}"))
+        .collect();
+    world.on(0).insert(&documents).await;
+    world.network.cut_behind(behind);
+    let command = world.command(0, 1, "{x: 10}", "{x: 30}");
+    let was_cut = {
+        let donor = world.on(0);
+        tokio::select! {
+            reply = donor.run("admin", &command) => {
+                assert_eq!(outcome(&reply), "committed", "{reply:?}");
+                false
+            }
+            () = world.network.was_cut.notified() => true,
+        }
+    };
+    if was_cut {
+        world.restart(lost).await;
+    }
+    world.network.mend();
+    // The caller asks again, and moves the range anew if it was not moved.
+    let mut answered = tokio::time::timeout(PATIENCE, world.on(0).run("admin", &command))
+        .await
+        .unwrap_or_else(|_| panic!("shard {lost} lost behind answer {behind}: no end"));
+    let deadline = Instant::now() + PATIENCE;
+    while world.shown(1).await.len() < 20 {
+        assert!(Instant::now() < deadline, "behind {behind}: {answered:?}");
+        answered = world.moves(0, 1, "{x: 10}", "{x: 30}").await;
+    }
+    check(&world, lost, behind).await;
+    world.close().await;
+    was_cut
+}
+
+async fn check(world: &World, lost: usize, behind: u32) {
+    let mut seen = BTreeSet::new();
+    for (number, expected) in [(0, 20), (1, 20)] {
+        let shown = world.shown(number).await;
+        assert_eq!(
+            shown.len(),
+            expected,
+            "shard {number}, {lost} lost behind {behind}"
+        );
+        for document in shown {
+            let Some(Value::Int32(id)) = document.get("_id") else {
+                panic!("{document:?}");
+            };
+            assert!(seen.insert(*id), "{id} twice, {lost} lost behind {behind}");
+        }
+        world.on(number).check_valid("c").await;
+    }
+    assert_eq!(seen.len(), DOCUMENTS as usize);
+    // Nobody is blocked, and only the owner writes.
+    let write = "{update: 'c', updates: [{q: {_id: 15, x: 15}, u: {$set: {y: 1}}}]}";
+    world.on(1).check(&format!("{write} => {{n: 1}}")).await;
+    let write = "{update: 'c', updates: [{q: {_id: 5, x: 5}, u: {$set: {y: 1}}}]}";
+    world.on(0).check(&format!("{write} => {{n: 1}}")).await;
+}
+
+async fn lose_everywhere(lost: usize) {
+    let mut behind = 1;
+    while lose_primary(lost, behind).await {
+        behind += 1;
+        assert!(
+            behind < 60,
+            "a move of so few documents needs fewer messages"
+        );
+    }
+    assert!(behind > 5, "only {behind} answers were lost");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_primary_of_the_donor_ends_what_was_begun() {
+    lose_everywhere(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_primary_of_the_recipient_ends_what_was_begun() {
+    lose_everywhere(1).await;
+}

@@ -1,0 +1,351 @@
+//! Shards that can reach each other, and a config server that decides about moves.
+
+use crate::testing::TestShard;
+use crate::{Connect, ShardHandler};
+use differential::value::{Fields, Value, get};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+use wire::{BoxFuture, CallError, Endpoint, InProcess, Reply, Request};
+
+pub(super) const UUID: &str = "UUID(\"00000000-0000-4000-8000-000000000001\")";
+const EPOCH: &str = "ObjectId(\"00000000000000000000000a\")";
+/// How long anything may take that a test waits for.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Decides moves by their ids; each outcome once.
+pub(super) struct Authority {
+    outcomes: Mutex<BTreeMap<Vec<u8>, Option<u32>>>,
+    major: AtomicU32,
+    /// The version of the collection's catalog.
+    pub(super) catalog: AtomicU64,
+    /// Commits that are not answered, although they are decided.
+    pub(super) answers_lost: AtomicU32,
+}
+
+impl Authority {
+    fn answer(&self, body: Doc<'_>) -> Option<DocBuf> {
+        let command = body.first()?.key().to_owned();
+        let bytes = |name: &str| match body.get(name) {
+            Some(ValueRef::Binary { bytes, .. }) => Some(bytes.to_vec()),
+            _ => None,
+        };
+        let outcome = match command.as_str() {
+            "_configsvrSettle" => {
+                let mut outcomes = self.outcomes.lock();
+                *outcomes.entry(bytes("operation")?).or_insert(None)
+            }
+            "_configsvrCommitMove" => {
+                let catalog = body.get("catalogVersion");
+                let mut outcomes = self.outcomes.lock();
+                let id = bytes("id")?;
+                let known = outcomes.get(&id).copied();
+                let now = self.catalog.load(Ordering::SeqCst) as i64;
+                if known.is_none() && catalog != Some(ValueRef::Int64(now)) {
+                    let refused = DocWriter::new()
+                        .with("ok", 0.0)
+                        .with("code", 96)
+                        .with("errmsg", "options or indexes have changed");
+                    return Some(refused.finish());
+                }
+                *outcomes
+                    .entry(id)
+                    .or_insert_with(|| Some(self.major.fetch_add(1, Ordering::SeqCst) + 1))
+            }
+            _ => {
+                let refused = DocWriter::new().with("ok", 0.0).with("code", 59);
+                return Some(refused.with("errmsg", "no such command").finish());
+            }
+        };
+        let reply = match outcome {
+            None => "{outcome: 'aborted', ok: 1.0}".to_owned(),
+            Some(major) => format!(
+                "{{outcome: 'committed', version: {}, ok: 1.0}}",
+                version(major, 1)
+            ),
+        };
+        Some(document(&reply))
+    }
+
+    pub(super) fn is_decided(&self) -> usize {
+        self.outcomes.lock().len()
+    }
+}
+
+impl Endpoint for Authority {
+    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+        Box::pin(async move {
+            let answer = self.answer(request.body()).expect("a well-formed question");
+            let lost = self
+                .answers_lost
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                    left.checked_sub(1)
+                });
+            match lost {
+                Ok(_) => Err(CallError::OutcomeUnknown("lost".to_owned())),
+                Err(_) => Ok(Reply::from(answer)),
+            }
+        })
+    }
+}
+
+pub(super) fn version(major: u32, minor: u32) -> String {
+    format!("{{e: {EPOCH}, t: Timestamp(5, 0), v: Timestamp({major}, {minor})}}")
+}
+
+pub(super) fn document(text: &str) -> DocBuf {
+    let Ok(Value::Document(fields)) = differential::notation::parse(text) else {
+        panic!("{text} is not a document");
+    };
+    DocBuf::from_bytes(differential::value::encode(&fields)).expect("encoded BSON is valid")
+}
+
+/// An endpoint that can be cut off.
+type Doors = Arc<Mutex<HashMap<String, Arc<dyn Endpoint>>>>;
+
+/// Changes answers on their way.
+pub(super) type Tamper = Box<dyn Fn(&str, DocBuf) -> DocBuf + Send + Sync>;
+
+/// What happens to messages between shards, and to the config server.
+#[derive(Default)]
+pub(super) struct Network {
+    /// Messages that were answered.
+    answered: AtomicU32,
+    /// Behind so many answers nothing comes through any more; zero: everything does.
+    pub(super) cut_after: AtomicU32,
+    pub(super) was_cut: tokio::sync::Notify,
+    pub(super) tamper: Mutex<Option<Tamper>>,
+}
+
+impl Network {
+    fn is_cut(&self) -> bool {
+        let limit = self.cut_after.load(Ordering::SeqCst);
+        limit > 0 && self.answered.load(Ordering::SeqCst) >= limit
+    }
+
+    /// Lets an answer through, unless it is the one that is lost.
+    fn pass(&self, command: &str, reply: Reply) -> Result<Reply, CallError> {
+        self.answered.fetch_add(1, Ordering::SeqCst);
+        if self.is_cut() {
+            self.was_cut.notify_one();
+            return Err(CallError::OutcomeUnknown("cut".to_owned()));
+        }
+        Ok(match &*self.tamper.lock() {
+            Some(tamper) => Reply::from(tamper(command, reply.into_document())),
+            None => reply,
+        })
+    }
+
+    pub(super) fn cut_behind(&self, answers: u32) {
+        self.answered.store(0, Ordering::SeqCst);
+        self.cut_after.store(answers, Ordering::SeqCst);
+    }
+
+    pub(super) fn mend(&self) {
+        self.cut_after.store(0, Ordering::SeqCst);
+    }
+}
+
+struct Door {
+    name: String,
+    doors: Doors,
+    network: Arc<Network>,
+}
+
+impl Endpoint for Door {
+    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+        let endpoint = self.doors.lock().get(&self.name).cloned();
+        Box::pin(async move {
+            let endpoint = endpoint.filter(|_| !self.network.is_cut());
+            let Some(endpoint) = endpoint else {
+                return Err(CallError::NotSent("nobody is there".to_owned()));
+            };
+            let command = request.name().to_owned();
+            let reply = endpoint.call(request).await?;
+            self.network.pass(&command, reply)
+        })
+    }
+}
+
+pub(super) struct World {
+    pub(super) shards: Vec<Option<TestShard>>,
+    background: Vec<Option<JoinHandle<()>>>,
+    doors: Doors,
+    pub(super) authority: Arc<Authority>,
+    pub(super) network: Arc<Network>,
+    moves: AtomicU32,
+    /// The collection's shard key.
+    key: &'static str,
+}
+
+impl World {
+    /// Two shards and a collection `test.c`, all of it on the first.
+    pub(super) async fn new(key: &'static str) -> Self {
+        let mut world = Self {
+            shards: Vec::new(),
+            background: Vec::new(),
+            doors: Doors::default(),
+            authority: Arc::new(Authority {
+                outcomes: Mutex::default(),
+                major: AtomicU32::new(1),
+                catalog: AtomicU64::new(0),
+                answers_lost: AtomicU32::new(0),
+            }),
+            network: Arc::default(),
+            moves: AtomicU32::new(0),
+            key,
+        };
+        let authority: Arc<dyn Endpoint> = world.authority.clone();
+        world.doors.lock().insert("config".to_owned(), authority);
+        for number in 0..2 {
+            let shard = TestShard::open().await;
+            shard
+                .check(&format!(
+                    "admin {{_terndbBecomeShard: 1, shard: 'shard{number}', clusterId: ObjectId(\"0000000000000000000000ff\")}} => {{}}
+                     admin {{_terndbSetDatabase: 1, db: 'test', version: {{uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(3, 0), lastMod: 1}}, primary: {}}} => {{}}",
+                    number == 0
+                ))
+                .await;
+            world.shards.push(None);
+            world.background.push(None);
+            world.enter(number, shard);
+        }
+        world
+    }
+
+    fn enter(&mut self, number: usize, shard: TestShard) {
+        let (doors, network) = (self.doors.clone(), self.network.clone());
+        let connect: Connect = Arc::new(move |name: &str, _: &str| {
+            Arc::new(Door {
+                name: name.to_owned(),
+                doors: doors.clone(),
+                network: network.clone(),
+            })
+        });
+        let config = connect("config", "");
+        shard.shard.join_cluster(config, connect);
+        self.background[number] = Some(shard.shard.spawn_background());
+        let handler = Arc::new(ShardHandler(shard.shard.clone()));
+        let endpoint: Arc<dyn Endpoint> = Arc::new(InProcess::new(handler));
+        self.doors.lock().insert(format!("shard{number}"), endpoint);
+        self.shards[number] = Some(shard);
+    }
+
+    /// Makes the collection on the first shard, which owns all of it.
+    pub(super) async fn create(&self, indexes: &str) {
+        self.create_as(UUID, indexes).await;
+    }
+
+    /// The same for a collection that may be there, under this UUID.
+    pub(super) async fn create_as(&self, uuid: &str, indexes: &str) {
+        let bound = |value: &str| {
+            self.key
+                .replace("\"hashed\"", "1")
+                .replace(": 1", &format!(": {value}"))
+        };
+        let create = format!(
+            "admin {{_terndbCreateSharded: 1, ns: 'test.c', uuid: {uuid}, key: {}, unique: false, options: {{}}, indexes: [{indexes}], placement: {v}, collectionVersion: {v}, owned: [{{min: {}, max: {}}}]}} => {{}}",
+            self.key,
+            bound("MinKey"),
+            bound("MaxKey"),
+            v = version(1, 0),
+        );
+        self.on(0).check(&create).await;
+    }
+
+    pub(super) fn on(&self, number: usize) -> &TestShard {
+        self.shards[number].as_ref().expect("the shard is there")
+    }
+
+    /// Stops a shard and starts it again: its next primary.
+    pub(super) async fn restart(&mut self, number: usize) {
+        self.doors.lock().remove(&format!("shard{number}"));
+        let shard = self.shards[number].take().expect("the shard is there");
+        shard.shard.begin_shutdown();
+        if let Some(background) = self.background[number].take() {
+            background.await.expect("background work ends");
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while Arc::strong_count(&shard.shard) > 1 {
+            assert!(Instant::now() < deadline, "somebody holds the shard");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let shard = shard.reopen().await;
+        self.enter(number, shard);
+    }
+
+    /// The command that moves a range.
+    pub(super) fn command(&self, from: usize, to: usize, min: &str, max: &str) -> String {
+        let number = self.moves.fetch_add(1, Ordering::SeqCst);
+        self.command_of(number, from, to, min, max)
+    }
+
+    pub(super) fn command_of(
+        &self,
+        number: u32,
+        _from: usize,
+        to: usize,
+        min: &str,
+        max: &str,
+    ) -> String {
+        let pattern = document(self.key);
+        let pattern = model::shard_key::ShardKeyPattern::parse(pattern.as_doc()).expect("a key");
+        let (low, high) = (document(min), document(max));
+        let range = pattern
+            .range_of(low.as_doc(), high.as_doc())
+            .expect("bounds");
+        let hex =
+            |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
+        format!(
+            "{{_terndbMoveRange: 1, id: UUID(\"00000000-0000-4000-8000-1{number:011x}\"), ns: 'test.c', uuid: {UUID}, key: {}, range: {{min: Binary(0, \"{}\"), max: Binary(0, \"{}\")}}, bounds: {{min: {min}, max: {max}}}, to: 'shard{to}', toHost: 'shard{to}', catalogVersion: {}L, waitForDelete: false, forceJumbo: false, secondaryThrottle: false}}",
+            self.key,
+            hex(range.min.as_bytes()),
+            hex(range.max.as_bytes()),
+            self.authority.catalog.load(Ordering::SeqCst),
+        )
+    }
+
+    /// Moves a range; what the donor answers.
+    pub(super) async fn moves(&self, from: usize, to: usize, min: &str, max: &str) -> Fields {
+        let command = self.command(from, to, min, max);
+        self.on(from).run("admin", &command).await
+    }
+
+    /// All documents that a shard shows, by `_id`.
+    pub(super) async fn shown(&self, number: usize) -> Vec<Value> {
+        let (id, mut documents) = self
+            .on(number)
+            .batch("{find: 'c', sort: {_id: 1}, batchSize: 100000}")
+            .await;
+        documents.extend(self.on(number).rest(id, 100_000).await);
+        documents
+    }
+
+    pub(super) async fn close(mut self) {
+        for number in 0..self.shards.len() {
+            self.doors.lock().remove(&format!("shard{number}"));
+        }
+        for number in 0..self.shards.len() {
+            if let Some(shard) = &self.shards[number] {
+                shard.shard.begin_shutdown();
+            }
+            if let Some(background) = self.background[number].take() {
+                background.await.expect("background work ends");
+            }
+        }
+    }
+}
+
+pub(super) fn outcome(reply: &Fields) -> &str {
+    match get(reply, "outcome") {
+        Some(Value::String(outcome)) => outcome,
+        _ => panic!(
+            "no outcome: {}",
+            differential::notation::print_fields(reply)
+        ),
+    }
+}
