@@ -107,6 +107,17 @@ impl VerifyError {
                     detail,
                 }
             }
+            // Nobody said who asks.
+            ErrorKind::Command(command)
+                if command.code == UNAUTHORIZED
+                    && command.message.contains("requires authentication") =>
+            {
+                VerifyError::Credentials {
+                    side,
+                    address,
+                    detail,
+                }
+            }
             ErrorKind::Command(command) if command.code == UNAUTHORIZED => VerifyError::Privilege {
                 side,
                 address,

@@ -49,7 +49,7 @@ impl Survey {
         destination: &Cluster,
         settings: &Settings,
     ) -> Result<Survey, VerifyError> {
-        let (on_source, on_destination) = tokio::try_join!(
+        let ((on_source, _), (on_destination, strays)) = tokio::try_join!(
             list(source, settings, false),
             list(destination, settings, true),
         )?;
@@ -74,11 +74,12 @@ impl Survey {
                 }
             }
         }
-        for (name, entry) in &on_destination {
-            if !on_source.contains_key(name) {
-                let extra = one_sided(name, entry, Side::Destination);
-                survey.metadata.push(extra);
-            }
+        let unpaired = on_destination
+            .iter()
+            .filter(|(name, _)| !on_source.contains_key(name));
+        for (name, entry) in unpaired.chain(&strays) {
+            let extra = one_sided(name, entry, Side::Destination);
+            survey.metadata.push(extra);
         }
         Ok(survey)
     }
@@ -150,9 +151,15 @@ impl Survey {
     }
 }
 
-/// The selected namespaces of one side, by their names on the source.
-async fn list(cluster: &Cluster, settings: &Settings, mapped: bool) -> Result<Listed, VerifyError> {
+/// The selected namespaces of one side, by their names on the source; and those of the destination
+/// that have the name of a collection which the mapping calls otherwise there: nobody's counterparts.
+async fn list(
+    cluster: &Cluster,
+    settings: &Settings,
+    mapped: bool,
+) -> Result<(Listed, Listed), VerifyError> {
     let mut found = Listed::new();
+    let mut strays = Listed::new();
     let named = settings.selection.names_databases();
     for database in cluster.databases(named).await? {
         if matches!(database.as_str(), "admin" | "config" | "local") {
@@ -167,6 +174,10 @@ async fn list(cluster: &Cluster, settings: &Settings, mapped: bool) -> Result<Li
             if !settings.verifies(&namespace, &name) {
                 continue;
             }
+            if mapped && settings.mapping.to_destination(&name) != namespace {
+                strays.insert(namespace, entry);
+                continue;
+            }
             let shown = name.to_string();
             if found.insert(name, entry).is_some() {
                 return Err(VerifyError::settings(format!(
@@ -178,7 +189,7 @@ async fn list(cluster: &Cluster, settings: &Settings, mapped: bool) -> Result<Li
     if !mapped {
         check_distinct(&found, settings)?;
     }
-    Ok(found)
+    Ok((found, strays))
 }
 
 fn check_distinct(found: &Listed, settings: &Settings) -> Result<(), VerifyError> {

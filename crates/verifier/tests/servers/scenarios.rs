@@ -500,7 +500,26 @@ async fn names_and_filters(servers: &Servers) -> Result<()> {
     );
     settings.bytes_per_second_max = Some(100_000_000);
     settings.read_concern = Some("local".to_owned());
-    ensure!(verify(settings).await?.outcome == Outcome::Equal);
+    ensure!(verify(settings.clone()).await?.outcome == Outcome::Equal);
+    // What the destination has under a name that the mapping left is nobody's counterpart.
+    insert(&servers.destination, "old", "orders", &documents).await?;
+    for existing in [true, false] {
+        let report = verify(settings.clone()).await?;
+        let found: Vec<(&str, bool)> = report
+            .metadata_mismatches
+            .iter()
+            .map(|one| (one.namespace.as_str(), one.source.is_some()))
+            .collect();
+        let expected: &[_] = match existing {
+            true => &[("old.orders", false)],
+            // It does not stand in for the one that is gone.
+            false => &[("old.orders", true), ("old.orders", false)],
+        };
+        ensure!(found == expected, "{report}");
+        ensure!(report.totals.mismatches() == 0, "{report}");
+        let counterpart = servers.destination.database("new");
+        counterpart.collection::<Document>("orders").drop().await?;
+    }
     Ok(())
 }
 
