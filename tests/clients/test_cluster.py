@@ -16,6 +16,14 @@ from bson.min_key import MinKey
 from server import DEADLINE_S, Process, binary, connect, only_terndb, readme_commands
 
 MONGOSH = os.environ.get("TERNDB_MONGOSH")
+ZONES = """
+sh.addShardToZone("shard1", "north")
+sh.updateZoneKeyRange("tour.nests", { ring: 400 }, { ring: 700 }, "north")
+sh.status()
+sh.getBalancerState()
+sh.removeRangeFromZone("tour.nests", { ring: 400 }, { ring: 700 })
+sh.removeShardFromZone("shard1", "north")
+"""
 
 
 class ClusterProgram(unittest.TestCase):
@@ -175,11 +183,11 @@ class Sharded(ClusterProgram):
         self.assertRegex(printed, r"shard2\s+127.0.0.1:\d+ primary")
         self.assertRegex(printed, r"shop.orders\s+\{.*hashed.*\}\s+6\s+2\s+2\s+2\s+10\s")
 
-    @unittest.skipUnless(MONGOSH, "TERNDB_MONGOSH does not name the shell")
-    def test_mongosh_prints_the_cluster_of_the_readme(self):
+    def type(self, commands: str) -> str:
+        """What the shell prints."""
         printed = subprocess.run(
             [MONGOSH, "--quiet", "--norc", self.server.uri],
-            input=readme_commands("Three shards"),
+            input=commands,
             capture_output=True,
             text=True,
             timeout=2 * DEADLINE_S,
@@ -187,6 +195,26 @@ class Sharded(ClusterProgram):
             env=os.environ | {"NO_COLOR": "1", "MONGOSH_FORCE_DISABLE_TELEMETRY": "1"},
         ).stdout
         self.assertNotRegex(printed, r"MongoServerError|Uncaught|SyntaxError")
+        return printed
+
+    @unittest.skipUnless(MONGOSH, "TERNDB_MONGOSH does not name the shell")
+    def test_mongosh_moves_the_ranges_of_the_readme(self):
+        self.client.admin.command("enableSharding", "tour", primaryShard="shard0")
+        printed = self.type(readme_commands("Move data while it is used") + ZONES)
+        self.assertRegex(printed, r"\b250\b")
+        for shard, documents in (("shard1", 300), ("shard2", 300)):
+            self.assertRegex(printed, rf"shardName: '{shard}',[^}}]*numOwnedDocuments: \D*{documents}\b")
+        for expected in ("'tour.nests'", "tag: 'north'", "'Currently enabled': 'no'", "'Currently running': 'no'"):
+            self.assertIn(expected, printed)
+        # Everywhere once, whoever is asked.
+        rings = [nest["ring"] for nest in self.client.tour.nests.find({}, sort=[("ring", 1)])]
+        self.assertEqual(rings, list(range(1000)))
+        found = self.client.config.changelog.count_documents({"ns": "tour.nests", "what": "moveChunk.from"})
+        self.assertGreaterEqual(found, 1)
+
+    @unittest.skipUnless(MONGOSH, "TERNDB_MONGOSH does not name the shell")
+    def test_mongosh_prints_the_cluster_of_the_readme(self):
+        printed = self.type(readme_commands("Three shards"))
         for expected in (
             "SINGLE_SHARD",
             "shardingVersion",

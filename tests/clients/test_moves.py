@@ -1,0 +1,288 @@
+"""Ranges that move among three shards while they are written and read, and while shards and the config server are
+killed.
+
+A writer, a multi-updater and a reader work at full speed. Every write carries a value of its own, so that afterwards
+it can be told of each one whether it is there, and how often: nothing that was acknowledged is missing, nothing is
+there twice, and what nobody asked for is not there. Scans meet every document once.
+
+An update of many documents is here for the load alone: it may miss a document whose range moves meanwhile, or meet it
+twice, as MongoDB's may (docs/status.md).
+"""
+
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from server import DEADLINE_S, connect, only_terndb, wait_until
+from test_cluster_processes import Role
+
+KEYS = 1000
+BIRDS = 400
+SHARDS = 3
+# As long as the load runs, if moves come to their end by then.
+LOAD_S = 25
+MOVES_WANTED = 6
+
+
+class Ledger:
+    """What was asked for, and what was acknowledged."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.acknowledged, self.unknown = {}, {}
+
+    def note(self, kind: str, value, certain: bool) -> None:
+        with self.lock:
+            (self.acknowledged if certain else self.unknown).setdefault(kind, []).append(value)
+
+    def of(self, kind: str) -> tuple[list, list]:
+        return self.acknowledged.get(kind, []), self.unknown.get(kind, [])
+
+
+@only_terndb
+class Moves(unittest.TestCase):
+    def setUp(self):
+        self.directory = Path(tempfile.mkdtemp(prefix="terndb-moves-"))
+        self.addCleanup(shutil.rmtree, self.directory, True)
+        self.seed = random.randrange(1 << 32)
+        self.chance = random.Random(self.seed)
+        self.config = self.run_role("config", "config")
+        self.config.initiate()
+        self.shards = [self.run_role("shard", f"shard{at}") for at in range(SHARDS)]
+        self.router = self.run_role("router", "router0")
+        self.client = connect(f"mongodb://127.0.0.1:{self.router.port}")
+        self.addCleanup(self.client.close)
+        for shard in self.shards:
+            shard.initiate()
+            self.insist("addShard", shard.connection)
+        self.insist("enableSharding", "fleet", primaryShard="shard0")
+        self.insist("shardCollection", "fleet.birds", key={"k": 1})
+        self.birds = self.client.fleet.birds
+        self.ledger = Ledger()
+        self.done = threading.Event()
+        self.failures = []
+
+    def run_role(self, role: str, name: str) -> Role:
+        config = None if role == "config" else self.config.connection
+        running = Role(role, name, self.directory, config)
+        self.addCleanup(running.errors.close)
+        self.addCleanup(running.stop)
+        return running
+
+    def insist(self, name: str, value, database: str = "admin", **options):
+        """Runs a command until whoever has to carry it out is there."""
+        last = []
+
+        def attempt():
+            try:
+                return self.client[database].command(name, value, **options)
+            except PyMongoError as error:
+                last[:] = [error]
+                return None
+
+        try:
+            return wait_until(attempt, f"{name} {value}")
+        except AssertionError as waited:
+            raise AssertionError(f"{waited}: {last}") from None
+
+    # What goes on at the same time.
+
+    def until_done(self, work):
+        """A thread that repeats something; what surprises it is told at the end."""
+
+        def run():
+            try:
+                while not self.done.is_set():
+                    work()
+            except Exception as surprise:  # noqa: BLE001
+                self.failures.append(repr(surprise))
+                self.done.set()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def write(self):
+        """An insert, and an update of a document that was there from the beginning."""
+        value = self.ledger_value()
+        bird = {"_id": value, "k": self.chance.randrange(KEYS)}
+        self.attempt("insert", (value, bird["k"]), lambda: self.birds.insert_one(bird))
+        number = self.chance.randrange(BIRDS)
+        place = {"_id": number, "k": key_of(number)}
+        value = self.ledger_value()
+        change = {"$push": {"seen": value}}
+        self.attempt("update", (number, value), lambda: self.updated(self.birds.update_one(place, change)))
+
+    def updated(self, result):
+        if result.matched_count != 1:
+            raise AssertionError("a document that is there was not found by a write")
+
+    def update_many(self):
+        low = self.chance.randrange(KEYS)
+        high = min(KEYS, low + self.chance.randrange(1, KEYS // 2))
+        value = self.ledger_value()
+        filter = {"k": {"$gte": low, "$lt": high}, "_id": {"$type": "number"}}
+        change = {"$push": {"many": value}}
+        self.attempt("many", (low, high, value), lambda: self.birds.update_many(filter, change))
+
+    def ledger_value(self) -> str:
+        return f"v{self.chance.getrandbits(64):016x}"
+
+    def attempt(self, kind: str, what, write) -> None:
+        try:
+            write()
+            self.ledger.note(kind, what, certain=True)
+        except PyMongoError:
+            # It may have happened, or not.
+            self.ledger.note(kind, what, certain=False)
+
+    def read(self):
+        """A scan over everything: each of the first documents once, in order."""
+        try:
+            found = list(self.birds.find({"_id": {"$type": "number"}}, {"_id": 1}, sort=[("_id", 1)]))
+        except PyMongoError:
+            return
+        numbers = [bird["_id"] for bird in found]
+        if numbers != list(range(BIRDS)):
+            missing = sorted(set(range(BIRDS)) - set(numbers))
+            doubled = sorted({number for number in numbers if numbers.count(number) > 1})
+            raise AssertionError(f"a scan misses {missing} and has twice {doubled}")
+
+    def move(self):
+        low = self.chance.randrange(KEYS)
+        chunk = self.chunk_of(low)
+        if not chunk:
+            return
+        to = self.chance.choice(self.shards).name
+        bounds = {"min": {"k": low}}
+        above = chunk["max"]["k"]
+        high = low + self.chance.randrange(1, KEYS // 2)
+        # Ever smaller chunks would be moved otherwise.
+        if self.chance.random() < 0.5:
+            bounds = {"min": chunk["min"], "max": chunk["max"]}
+        elif not isinstance(above, int) or high < above:
+            bounds["max"] = {"k": high}
+        before = time.monotonic()
+        try:
+            self.client.admin.command("moveRange", "fleet.birds", toShard=to, **bounds)
+            if chunk["shard"] != to:
+                self.moved.append(time.monotonic() - before)
+        except PyMongoError as error:
+            self.not_moved.append(str(error))
+            # A shard may be down: nobody gains from asking all the time.
+            self.done.wait(0.05)
+
+    def chunk_of(self, key: int):
+        try:
+            uuid = self.client.config.collections.find_one({"_id": "fleet.birds"})["uuid"]
+            filter = {"uuid": uuid, "min.k": {"$lte": key}}
+            below = list(self.client.config.chunks.find(filter).sort("min", -1).limit(1))
+            return below[0] if below else self.client.config.chunks.find_one({"uuid": uuid}, sort=[("min", 1)])
+        except PyMongoError:
+            return None
+
+    def kill(self):
+        if self.done.wait(self.chance.uniform(0.5, 3)):
+            return
+        role = self.chance.choice([*self.shards, self.config])
+        role.stop(signal.SIGKILL)
+        role.start()
+        self.kills += 1
+
+    # The whole.
+
+    def test_nothing_is_lost_or_doubled(self):
+        self.birds.insert_many([{"_id": number, "k": key_of(number)} for number in range(BIRDS)])
+        self.moved, self.not_moved, self.kills = [], [], 0
+        work = [self.write, self.write, self.update_many, self.read, self.move, self.kill]
+        threads = [self.until_done(part) for part in work]
+        until = time.monotonic() + LOAD_S
+        wait_until(
+            lambda: self.done.is_set() or (time.monotonic() > until and len(self.moved) >= MOVES_WANTED),
+            f"{MOVES_WANTED} moves under load",
+            LOAD_S + DEADLINE_S,
+        )
+        self.done.set()
+        for thread in threads:
+            thread.join()
+        told = f"seed {self.seed}, {len(self.moved)} moves, {self.kills} kills, not moved: {self.not_moved[-3:]}"
+        self.assertEqual(self.failures, [], told)
+        self.settle()
+        self.check_contents(told)
+        self.check_cluster(told)
+
+    def settle(self):
+        """Completes when no move is unfinished."""
+
+        def is_settled():
+            try:
+                return self.client.config.terndb_operations.count_documents({"kind": {"$ne": "outcome"}}) == 0
+            except PyMongoError:
+                return False
+
+        wait_until(is_settled, "moves come to their end")
+
+    def check_contents(self, told: str):
+        found = wait_until(lambda: self.everything(), "everything can be read")
+        birds = {}
+        for bird in found:
+            self.assertNotIn(bird["_id"], birds, f"{bird['_id']} is there twice; {told}")
+            birds[bird["_id"]] = bird
+        inserted, maybe = self.ledger.of("insert")
+        missing = [value for value, _ in inserted if value not in birds]
+        self.assertEqual(missing, [], f"inserts are lost; {told}")
+        known = set(range(BIRDS)) | {value for value, _ in inserted} | {value for value, _ in maybe}
+        self.assertEqual([bird for bird in birds if bird not in known], [], told)
+        for value, key in inserted:
+            self.assertEqual(birds[value]["k"], key, told)
+        updated, maybe = self.ledger.of("update")
+        many, maybe_many = self.ledger.of("many")
+        for number in range(BIRDS):
+            seen = birds[number].get("seen", [])
+            self.assertEqual(len(seen), len(set(seen)), f"an update of {number} happened twice; {told}")
+            lost = {value for at, value in updated if at == number} - set(seen)
+            self.assertEqual(lost, set(), f"updates of {number} are lost; {told}")
+            strange = set(seen) - {value for at, value in [*updated, *maybe] if at == number}
+            self.assertEqual(strange, set(), told)
+            seen = birds[number].get("many", [])
+            possible = {value for low, high, value in [*many, *maybe_many] if low <= key_of(number) < high}
+            self.assertEqual(set(seen) - possible, set(), told)
+
+    def everything(self):
+        try:
+            return list(self.birds.find())
+        except PyMongoError:
+            return None
+
+    def check_cluster(self, told: str):
+        reply = self.insist("checkMetadataConsistency", 1)
+        self.assertEqual(reply["cursor"]["firstBatch"], [], told)
+        self.assertTrue(self.insist("validate", "birds", database="fleet")["valid"], told)
+        # Nothing stays where it does not belong.
+        for shard in self.shards:
+            with connect(f"mongodb://127.0.0.1:{shard.port}/?directConnection=true") as server:
+                server.admin.command("setParameter", 1, orphanCleanupDelaySecs=0)
+        self.insist("cleanupOrphaned", "fleet.birds")
+        stored = 0
+        for shard in self.shards:
+            with connect(f"mongodb://127.0.0.1:{shard.port}/?directConnection=true") as server:
+                birds = server.fleet.get_collection("birds", read_concern=ReadConcern("available"))
+                stored += len(list(birds.find({}, {"_id": 1})))
+        self.assertEqual(stored, len(list(self.birds.find({}, {"_id": 1}))), f"orphans are left; {told}")
+
+
+def key_of(number: int) -> int:
+    """The first documents are spread over all keys."""
+    return number * 7 % KEYS
+
+
+if __name__ == "__main__":
+    unittest.main()
