@@ -494,7 +494,7 @@ class WriteConcerns(Program):
             WriteConcern(w=1),
             WriteConcern(w="majority"),
             WriteConcern(w=1, j=True),
-            WriteConcern(w="majority", wtimeout=1000),
+            WriteConcern(w="majority", wtimeout=60_000),
             WriteConcern(w=1, j=False),
         ):
             with self.subTest(concern.document):
