@@ -25,7 +25,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use raft::eraftpb::{HardState, MessageType};
 use raft::{Config, RaftState, RawNode, ReadOnlyOption};
@@ -159,8 +159,7 @@ impl<S: StateMachine> Driver<S> {
     /// The life of the log's thread.
     pub(crate) fn run(mut self) {
         self.reads_apart = true;
-        let tick = Duration::from_millis(self.shared.log.options.tick_ms);
-        let mut next_tick = Instant::now() + tick;
+        let mut next_tick = Instant::now() + self.shared.tick();
         let mut closing_ticks = 0;
         loop {
             // A sole member that was told to rest must notice when its time is over.
@@ -180,6 +179,9 @@ impl<S: StateMachine> Driver<S> {
                 Wake::Finished => break,
             }
             let now = Instant::now();
+            let tick = self.shared.tick();
+            // Ticks may have become shorter since.
+            next_tick = next_tick.min(now + tick);
             if ticking && now >= next_tick {
                 closing_ticks += usize::from(self.shared.is_closing());
                 self.tick();
@@ -393,6 +395,11 @@ impl<S: StateMachine> Driver<S> {
                         from,
                         message.commit
                     ));
+                }
+                if let MessageType::MsgRequestPreVote | MessageType::MsgRequestVote =
+                    message.get_msg_type()
+                {
+                    self.consider_caretaking(from, &message);
                 }
                 if message.get_msg_type() == MessageType::MsgTimeoutNow {
                     if !self.may_stand() {

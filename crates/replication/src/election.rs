@@ -1,14 +1,19 @@
 //! Standing for election: who may, and what is remembered of the elections that were held.
 //!
 //! ```text
-//!   priority 0, or resting      votes, but never asks for votes, and is handed nothing
+//!   resting                     votes, but never asks for votes, and is handed nothing
+//!   priority 0                  the same, except as a caretaker (below)
 //!   otherwise                   asks for votes when nobody leads, or when the leader hands over
 //! ```
 //!
 //! Priorities belong to the state ([`StateMachine::priority`]): they change where the entry that
-//! changes them is applied. They never decide who may be elected by whom, only who asks: so a
-//! majority that can elect anybody is never without a leader for the sake of a priority. A leader
+//! changes them is applied. They never decide who may be elected by whom, only who asks. A leader
 //! hands over to a member with a greater priority when it is told to ([`crate::Group::transfer`]).
+//!
+//! A member with priority 0 may have entries that those lack who are wanted; then it cannot vote
+//! for them, and nobody could be elected. When it has to refuse one of them for that reason it
+//! stands itself, as a *caretaker*: it leads until the others have what they lack, and hands over.
+//! Without somebody wanted who asks for votes it never stands.
 //!
 //! A member that rests was told so, for a time that its own ticks measure.
 
@@ -16,6 +21,7 @@ use std::sync::atomic::Ordering;
 
 use model::time::ClusterTime;
 use raft::StateRole;
+use raft::eraftpb::Message;
 
 use crate::commit::Driver;
 use crate::entry::Term;
@@ -113,6 +119,8 @@ impl Elections {
 pub(crate) struct Standing {
     /// It does not ask for votes before this tick.
     pub rests_until: u64,
+    /// It stands for others before this tick, though it is not wanted itself.
+    caretaker_until: u64,
     /// The leader that handed over to it.
     pub called_by: Option<MemberId>,
     /// Who led last, other than this member.
@@ -128,7 +136,22 @@ impl<S: StateMachine> Driver<S> {
 
     /// Whether it may ask for votes now.
     pub(crate) fn may_stand(&self) -> bool {
-        !self.is_resting() && self.state.priority(self.me()) > 0
+        let is_wanted = self.state.priority(self.me()) > 0;
+        !self.is_resting() && (is_wanted || self.ticks < self.standing.caretaker_until)
+    }
+
+    /// Another asks for a vote: if it is wanted, and lacks what only this one may bring it.
+    pub(crate) fn consider_caretaking(&mut self, from: MemberId, request: &Message) {
+        let raft = &self.node.raft;
+        let own = (raft.raft_log.last_term(), raft.raft_log.last_index());
+        let has_more = own > (request.log_term, request.index);
+        let is_wanted = self.state.priority(from) > 0;
+        let ticks = self.shared.log.options.election_ticks;
+        // Nobody is elected against a leader that was heard of lately.
+        let is_led = raft.leader_id != raft::INVALID_ID && raft.election_elapsed < ticks;
+        if has_more && is_wanted && !is_led {
+            self.standing.caretaker_until = self.ticks + 2 * ticks as u64;
+        }
     }
 
     /// Zero ends the rest.

@@ -38,6 +38,8 @@ use crate::work::Request;
 
 /// How often the age of entries is looked at when nothing else wakes the maintenance.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(30);
+/// Shorter ticks would only keep the loop busy.
+const TICK_MIN: Duration = Duration::from_millis(10);
 
 /// One replicated log and the state it leads to.
 pub struct Group<S: StateMachine> {
@@ -268,11 +270,25 @@ impl<S: StateMachine> Group<S> {
         }
     }
 
+    /// How long a follower that hears nothing waits before it asks for votes (or up to half
+    /// as long again). All else that is measured in ticks, heartbeats among it, changes with
+    /// it. All members should be told the same.
+    pub fn set_election_timeout(&self, timeout: Duration) {
+        let ticks = self.log().options.election_ticks as u32;
+        let tick = (timeout / ticks).max(TICK_MIN);
+        self.handle.shared.set_tick(tick);
+    }
+
+    /// What was told last.
+    pub fn election_timeout(&self) -> Duration {
+        self.handle.shared.tick() * self.log().options.election_ticks as u32
+    }
+
     /// Does not ask for votes for some time, and is handed no leadership. Zero ends that. If it
     /// leads, it leads on.
     pub fn rest(&self, time: Duration) {
-        let tick_ms = u128::from(self.log().options.tick_ms);
-        let ticks = time.as_millis().div_ceil(tick_ms);
+        let tick = self.handle.shared.tick();
+        let ticks = time.as_nanos().div_ceil(tick.as_nanos().max(1));
         let ticks = u64::try_from(ticks).unwrap_or(u64::MAX);
         // A packet that is taken together with the request must find it done.
         let pending = &self.handle.shared.rest_pending;

@@ -70,6 +70,10 @@ pub struct Faults {
     pub forget_votes: bool,
     /// Times are given by the wall clock alone.
     pub time_from_wall: bool,
+    /// Entries leave the log whether the state was synced past them or not.
+    pub trim_unsynced: bool,
+    /// A read before the start of the log begins where the log begins.
+    pub read_over_gaps: bool,
 }
 
 impl Options {

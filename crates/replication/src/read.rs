@@ -34,6 +34,9 @@ impl LogState {
         // place for everybody, wherever the bytes happen to be.
         let first = self.first();
         if after.next() < first {
+            if self.options.faults.read_over_gaps {
+                return self.read_until(first.previous(), applied, bytes_max);
+            }
             return Err(ReadError::TooOld { after, first });
         }
         self.read_until(after, applied, bytes_max)

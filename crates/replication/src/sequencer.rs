@@ -35,7 +35,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use model::time::ClusterTime;
@@ -106,6 +106,8 @@ pub(crate) struct Shared<C> {
     latest_time: AtomicU64,
     /// A rest was asked for that the loop has not heard of yet: it holds already.
     pub rest_pending: AtomicBool,
+    /// How long a tick is, in milliseconds.
+    tick_ms: AtomicU64,
     pub role: watch::Sender<Role>,
     pub members: watch::Sender<Arc<Members>>,
     /// Gone when the group is closed, so that nothing holds the state any longer.
@@ -134,6 +136,7 @@ impl<C> Shared<C> {
             room: Notify::new(),
             latest_time: AtomicU64::new(last_time.to_u64()),
             rest_pending: AtomicBool::new(false),
+            tick_ms: AtomicU64::new(log.options.tick_ms),
             role: watch::Sender::new(Role::Follower {
                 term: members.term,
                 leader: None,
@@ -142,6 +145,15 @@ impl<C> Shared<C> {
             maintenance: Mutex::new(Some(maintenance)),
             log,
         }
+    }
+
+    pub fn tick(&self) -> Duration {
+        Duration::from_millis(self.tick_ms.load(Ordering::Relaxed))
+    }
+
+    pub fn set_tick(&self, tick: Duration) {
+        let ms = u64::try_from(tick.as_millis()).unwrap_or(u64::MAX);
+        self.tick_ms.store(ms.max(1), Ordering::Relaxed);
     }
 
     pub fn propose(

@@ -51,7 +51,7 @@ impl Maintenance {
     /// Trims and prepares. An error is the reason for which the group must stop.
     pub fn pass(&mut self) -> Result<(), String> {
         while let Some((segment, last)) = self.oldest_outside_window() {
-            if last > self.state_synced {
+            if last > self.state_synced && !self.log.options.faults.trim_unsynced {
                 self.state_synced = (self.syncer)()
                     .map_err(|error| format!("syncing the state machine: {error}"))?;
                 if last > self.state_synced {

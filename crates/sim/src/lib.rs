@@ -11,6 +11,7 @@
 //!     ├─ network   packets on their way, who can reach whom
 //!     ├─ machine   one member: disk, state machine, wall clock, what is running
 //!     ├─ client    what was asked and not answered yet
+//!     ├─ session   statements that are sent again until they are answered
 //!     └─ invariant one file each: what must hold after every round
 //! ```
 //!
@@ -25,6 +26,7 @@ pub mod invariant;
 pub mod machine;
 pub mod network;
 mod random;
+pub mod session;
 pub mod world;
 
 pub use random::Random;

@@ -3,6 +3,7 @@
 //! The state machine keeps everything that was applied, and knows how much of it is
 //! durable. Losing the power takes some of the rest, from the end.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -16,6 +17,7 @@ use replication::{
 };
 
 use crate::network::Outbox;
+use crate::session::Statement;
 
 /// One applied entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +40,19 @@ struct Pages {
     durable: usize,
     roles: Vec<Role>,
     installs: u64,
+    resumed: u64,
+    /// Where statements were applied; what lies behind the end was lost since.
+    statements: BTreeMap<Statement, u64>,
+    /// How much each member is wanted as leader; all the same if it is empty.
+    priorities: Vec<u64>,
+    /// Parts of a state that is being received: they outlive the process.
+    incoming: Option<Incoming>,
+}
+
+#[derive(Clone)]
+struct Incoming {
+    copy: CopyId,
+    parts: Vec<Vec<u8>>,
 }
 
 impl Ledger {
@@ -70,8 +85,25 @@ impl Ledger {
         self.pages.lock().installs
     }
 
+    /// How often a copy went on after a restart.
+    pub fn resumed(&self) -> u64 {
+        self.pages.lock().resumed
+    }
+
+    /// Whether a statement has taken effect here.
+    pub fn has(&self, statement: Statement) -> bool {
+        let pages = self.pages.lock();
+        let position = pages.statements.get(&statement);
+        position.is_some_and(|position| *position <= pages.records.len() as u64)
+    }
+
     fn lose_power(&self, kept: u64) {
         let mut pages = self.pages.lock();
+        // Parts are not synced as they come: some of the last ones may be gone.
+        if let Some(incoming) = &mut pages.incoming {
+            let left = kept as usize % (incoming.parts.len() + 1);
+            incoming.parts.truncate(left);
+        }
         let volatile = (pages.records.len() - pages.durable) as u64;
         let left = pages.durable + (kept % (volatile + 1)) as usize;
         pages.records.truncate(left);
@@ -102,6 +134,9 @@ impl StateMachine for Ledger {
             {
                 return Err(format!("{} has another's companion", entry.position).into());
             }
+            if let Some(statement) = Statement::decode(&entry.payload) {
+                pages.statements.insert(statement, entry.position.get());
+            }
             pages.records.push(Record {
                 term: entry.term,
                 time: entry.time,
@@ -116,6 +151,12 @@ impl StateMachine for Ledger {
         self.pages.lock().roles.push(role);
     }
 
+    fn priority(&self, member: MemberId) -> u64 {
+        let priorities = &self.pages.lock().priorities;
+        let place = member.get() as usize - 1;
+        priorities.get(place).copied().unwrap_or(1)
+    }
+
     fn can_be_copied(&self) -> bool {
         true
     }
@@ -127,10 +168,34 @@ impl StateMachine for Ledger {
         }))
     }
 
-    fn begin_install(&mut self, _copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
+    fn begin_install(&mut self, copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
+        self.pages.lock().incoming = Some(Incoming {
+            copy,
+            parts: Vec::new(),
+        });
         Ok(Box::new(Gathered {
+            ledger: self.clone(),
             records: Vec::new(),
         }))
+    }
+
+    fn resume_install(
+        &mut self,
+        copy: CopyId,
+    ) -> Result<Option<(Box<dyn StateInstall>, u64)>, BoxError> {
+        let found = self.pages.lock().incoming.clone();
+        let Some(incoming) = found.filter(|incoming| incoming.copy == copy) else {
+            return Ok(None);
+        };
+        let mut gathered = Gathered {
+            ledger: self.clone(),
+            records: Vec::new(),
+        };
+        for part in &incoming.parts {
+            gathered.take(part)?;
+        }
+        self.pages.lock().resumed += 1;
+        Ok(Some((Box::new(gathered), incoming.parts.len() as u64)))
     }
 
     fn install(
@@ -148,7 +213,16 @@ impl StateMachine for Ledger {
         let mut pages = self.pages.lock();
         pages.durable = gathered.records.len();
         pages.records = gathered.records;
+        let statements = pages
+            .records
+            .iter()
+            .zip(1..)
+            .filter_map(|(record, position)| {
+                Statement::decode(&record.payload).map(|statement| (statement, position))
+            });
+        pages.statements = statements.collect();
         pages.installs += 1;
+        pages.incoming = None;
         Ok(())
     }
 
@@ -244,14 +318,25 @@ fn decode(part: &mut &[u8]) -> Option<Record> {
 
 /// A state that is being received.
 struct Gathered {
+    ledger: Ledger,
     records: Vec<Record>,
 }
 
-impl StateInstall for Gathered {
-    fn add(&mut self, mut part: &[u8]) -> Result<(), BoxError> {
+impl Gathered {
+    fn take(&mut self, mut part: &[u8]) -> Result<(), BoxError> {
         while !part.is_empty() {
             let record = decode(&mut part).ok_or("a part that does not decode")?;
             self.records.push(record);
+        }
+        Ok(())
+    }
+}
+
+impl StateInstall for Gathered {
+    fn add(&mut self, part: &[u8]) -> Result<(), BoxError> {
+        self.take(part)?;
+        if let Some(incoming) = &mut self.ledger.pages.lock().incoming {
+            incoming.parts.push(part.to_vec());
         }
         Ok(())
     }
@@ -281,11 +366,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: Options, priorities: Vec<u64>) -> Self {
+        let ledger = Ledger::default();
+        ledger.pages.lock().priorities = priorities;
         Self {
             member: options.member,
             disk: SimulatedDisk::new(),
-            ledger: Ledger::default(),
+            ledger,
             outbox: Outbox::default(),
             wall_ms: Arc::new(AtomicI64::new(1_700_000_000_000)),
             options,

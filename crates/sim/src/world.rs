@@ -8,16 +8,21 @@
 
 use std::collections::BTreeMap;
 
-use replication::{Beginning, Durability, Error, Faults, GroupId, MemberId, Options, Role};
+use replication::{
+    Beginning, Durability, Error, Faults, GroupId, LogPosition, MemberId, Options, Role,
+    StateMachine,
+};
 
 use crate::client::Clients;
 use crate::invariant::acknowledged::Acknowledged;
 use crate::invariant::leaders::Leaders;
+use crate::invariant::once::Once;
 use crate::invariant::prefixes::Prefixes;
-use crate::invariant::{reads, times};
+use crate::invariant::{reads, tails, times};
 use crate::machine::{Crash, Machine};
 use crate::network::{Network, Weather};
 use crate::random::Random;
+use crate::session::Sessions;
 
 /// What kind of world it is.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +43,12 @@ pub struct Settings {
     pub trims: u64,
     pub weather: Weather,
     pub faults: Faults,
+    /// Clients that send their statements again until they are answered.
+    pub sessions: u64,
+    /// A session's statement is refused after a break in leadership; off only for a test.
+    pub heed_terms: bool,
+    /// Members are wanted more or less as leaders, some not at all.
+    pub priorities: bool,
 }
 
 impl Settings {
@@ -63,6 +74,9 @@ impl Settings {
                 delay_rounds_max: random.below(4),
             },
             faults: Faults::default(),
+            sessions: 3,
+            heed_terms: true,
+            priorities: random.chance(300),
         }
     }
 }
@@ -78,16 +92,30 @@ pub struct Report {
     pub crashes: u64,
     pub reads: u64,
     pub installs: u64,
+    /// Copies of the state that went on after a restart of the receiver.
+    pub resumed: u64,
+    /// Statements of sessions that were acknowledged.
+    pub statements: usize,
+    /// Entries that were read from logs.
+    pub tailed: u64,
     pub rounds: u64,
 }
 
 struct World {
     settings: Settings,
     random: Random,
+    /// Decides about sessions and readers of logs, so that there may be none of them in a
+    /// world that is the same otherwise.
+    guests: Random,
     round: u64,
     machines: BTreeMap<MemberId, Machine>,
     network: Network,
     clients: Clients,
+    sessions: Sessions,
+    once: Once,
+    /// How far each member's log has been read.
+    tails: BTreeMap<MemberId, LogPosition>,
+    tailed: u64,
     acknowledged: Acknowledged,
     leaders: Leaders,
     prefixes: Prefixes,
@@ -132,6 +160,13 @@ pub fn run(seed: u64, settings: Settings) -> Result<Report, String> {
             .values()
             .map(|machine| machine.ledger.installs())
             .sum(),
+        resumed: world
+            .machines
+            .values()
+            .map(|machine| machine.ledger.resumed())
+            .sum(),
+        statements: world.once.count(),
+        tailed: world.tailed,
         rounds: world.round,
     })
 }
@@ -154,17 +189,22 @@ impl World {
             options.message_bytes_max = 1024;
             options.election_seed = Some(seed);
             options.faults = settings.faults;
-            (member, Machine::new(options))
+            (member, Machine::new(options, priorities(seed, settings)))
         });
         let mut network = Network::default();
         network.weather = settings.weather;
         Self {
             settings,
             random: Random::new(seed),
+            guests: Random::new(seed ^ 0x6e57_5000),
             round: 0,
             machines: machines.collect(),
             network,
             clients: Clients::default(),
+            sessions: Sessions::new(settings.sessions, settings.heed_terms),
+            once: Once::default(),
+            tails: BTreeMap::new(),
+            tailed: 0,
             acknowledged: Acknowledged::default(),
             leaders: Leaders::default(),
             prefixes: Prefixes::default(),
@@ -195,7 +235,36 @@ impl World {
         }
         self.work()?;
         self.hear()?;
+        self.tail()?;
         self.look()
+    }
+
+    /// Readers follow the logs, with pauses: some come too late.
+    fn tail(&mut self) -> Result<(), String> {
+        for (member, machine) in &self.machines {
+            let Some(group) = machine.group() else {
+                continue;
+            };
+            if !self.guests.chance(60) {
+                continue;
+            }
+            let reached = self
+                .tails
+                .entry(*member)
+                .or_insert(LogPosition::BEFORE_FIRST);
+            // A member that lost its power may have to apply again what was read.
+            let after = (*reached).min(group.last_applied());
+            match group.read(after, 2000) {
+                Ok(entries) => {
+                    tails::check(*member, &machine.ledger, after, &entries)?;
+                    self.tailed += entries.len() as u64;
+                    *reached = entries.last().map_or(after, |last| last.position);
+                }
+                // It has left the log, or a power cut took it: the reader is told, and begins anew.
+                Err(_) => *reached = group.first_position().previous(),
+            }
+        }
+        Ok(())
     }
 
     fn mix(&mut self, bytes: &[u8]) {
@@ -351,10 +420,19 @@ impl World {
                     self.clients.write(*member, &group, time, bytes, durability);
                 }
             }
+            let ledger = self.machines[member].ledger.clone();
+            let random = &mut self.guests;
+            for statement in self.sessions.ask(*member, &group, &ledger, random) {
+                self.once.note(statement);
+            }
             if self.random.chance(if leads { 150 } else { 10 }) {
                 self.clients.read(*member, &group, position);
             }
             if leads && self.random.chance(self.settings.transfers) {
+                self.clients.transfer(&group);
+            }
+            // A caretaker hands over as soon as it can.
+            if leads && ledger.priority(*member) == 0 {
                 self.clients.transfer(&group);
             }
             if leads && self.settings.joining > 0 && self.random.chance(self.settings.changes) {
@@ -388,6 +466,11 @@ impl World {
                 self.acknowledged.note(applied, answered.payload)?;
             }
         }
+        for (member, machine) in &self.machines {
+            for statement in self.sessions.pass(*member, machine.group()) {
+                self.once.note(statement);
+            }
+        }
         for (member, after) in self.clients.passed() {
             self.reads += 1;
             reads::check(member, &self.machines[&member].ledger, after)?;
@@ -410,6 +493,7 @@ impl World {
         let ledger = &machine.ledger;
         times::check_log(member, ledger, *looked)?;
         self.prefixes.check(member, ledger, *looked)?;
+        self.once.check(member, ledger, *looked)?;
         // Acknowledgements may have come later than what they are about.
         self.acknowledged
             .check_applied(member, ledger, looked.saturating_sub(64))?;
@@ -498,9 +582,23 @@ impl World {
             return Err("nobody leads".to_owned());
         };
         for member in group.members().configuration.members() {
-            self.acknowledged
-                .check_complete(member, &self.machines[&member].ledger)?;
+            let ledger = &self.machines[&member].ledger;
+            self.acknowledged.check_complete(member, ledger)?;
+            self.once.check_complete(member, ledger)?;
         }
         Ok(())
+    }
+}
+
+/// By the place of a member. The first is always wanted, so that somebody can lead wherever
+/// members do not change; where they do, all are wanted.
+fn priorities(seed: u64, settings: Settings) -> Vec<u64> {
+    let mut random = Random::new(seed ^ 0x0071_e5a7);
+    let least = u64::from(settings.joining > 0);
+    match settings.priorities {
+        false => Vec::new(),
+        true => (0..settings.voters + settings.joining)
+            .map(|place| random.below(3).max(least).max(u64::from(place == 0)))
+            .collect(),
     }
 }

@@ -6,12 +6,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use replication::Faults;
 use sim::{Settings, run};
 
+/// Three members, all wanted alike, and nobody who is not needed.
+fn plain(settings: &mut Settings) {
+    settings.voters = 3;
+    settings.joining = 0;
+    settings.priorities = false;
+    settings.sessions = 0;
+}
+
 /// Runs worlds with a fault until something is found to be wrong, and returns what.
 fn first_wrong(faults: Faults, adjust: impl Fn(&mut Settings)) -> Option<(u64, String)> {
     (0..400).find_map(|seed| {
         let mut settings = Settings::from_seed(seed);
-        settings.voters = 3;
-        settings.joining = 0;
+        plain(&mut settings);
         settings.faults = faults;
         adjust(&mut settings);
         match catch_unwind(AssertUnwindSafe(|| run(seed, settings))) {
@@ -33,8 +40,7 @@ fn check(faults: Faults, adjust: impl Fn(&mut Settings), expected: &[&str]) {
     );
     // It was the fault, not the world.
     let mut settings = Settings::from_seed(seed);
-    settings.voters = 3;
-    settings.joining = 0;
+    plain(&mut settings);
     adjust(&mut settings);
     assert!(run(seed, settings).is_ok(), "seed {seed}");
 }
@@ -113,4 +119,59 @@ fn times_increase_whatever_the_clocks_say() {
         adjust,
         &["is not later", "had been acknowledged before"],
     );
+}
+
+#[test]
+fn an_entry_leaves_the_log_when_the_state_was_synced_past_it() {
+    let faults = Faults {
+        trim_unsynced: true,
+        ..Faults::default()
+    };
+    let adjust = |settings: &mut Settings| {
+        stormy(settings);
+        settings.trims = 300;
+    };
+    check(
+        faults,
+        adjust,
+        &["does not start", "stopped by itself", "panicked"],
+    );
+}
+
+#[test]
+fn a_read_before_the_start_of_the_log_is_an_error() {
+    let faults = Faults {
+        read_over_gaps: true,
+        ..Faults::default()
+    };
+    let adjust = |settings: &mut Settings| {
+        stormy(settings);
+        settings.trims = 300;
+    };
+    check(faults, adjust, &["a hole"]);
+}
+
+/// What a session was found to have done holds only while its member leads without a break.
+#[test]
+fn a_statement_is_proposed_in_the_term_of_its_check_out() {
+    let adjust = |settings: &mut Settings| {
+        settings.crashes = 5;
+        settings.partitions = 40;
+        settings.transfers = 100;
+        settings.sessions = 20;
+        settings.heed_terms = false;
+    };
+    let Some((seed, wrong)) = first_wrong(Faults::default(), adjust) else {
+        panic!("nobody misses the rule");
+    };
+    println!("seed {seed}: {wrong}");
+    assert!(wrong.contains("took effect twice"), "seed {seed}: {wrong}");
+    let heeds = |settings: &mut Settings| {
+        adjust(settings);
+        settings.heed_terms = true;
+    };
+    let mut settings = Settings::from_seed(seed);
+    plain(&mut settings);
+    heeds(&mut settings);
+    assert!(run(seed, settings).is_ok(), "seed {seed}");
 }

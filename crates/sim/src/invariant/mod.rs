@@ -2,6 +2,8 @@
 
 pub mod acknowledged;
 pub mod leaders;
+pub mod once;
 pub mod prefixes;
 pub mod reads;
+pub mod tails;
 pub mod times;
