@@ -7,13 +7,17 @@
 mod arithmetic;
 mod calendar;
 mod difference;
+mod distance;
 mod format;
 mod from_parts;
 mod parts;
+mod pieces;
+mod spelling;
 mod text;
 mod truncate;
 mod unit;
 mod zone;
+mod zone_names;
 
 pub(super) use arithmetic::{date_add, date_subtract};
 pub(super) use difference::date_diff;
