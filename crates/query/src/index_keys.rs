@@ -10,6 +10,7 @@
 //!   a, b       {a: [1, 2], b: [3]}            error: parallel arrays
 //!   a.0        {a: [[5], 6]}                  ([5])     by index, not expanded, not multikey
 //!   a.0        {a: [{0: 5}]}                  error: index or name?
+//!   a.0, a.c   {a: [[5], {c: [6]}]}           error: parallel arrays
 //! ```
 //!
 //! The same rules give a document's sort key, which is the least of its keys in
@@ -179,6 +180,12 @@ enum Field<'a, 'p> {
         rest: &'p [Component],
         depth: usize,
     },
+    /// An array that was reached by index: one value, but another array beside it is
+    /// parallel to it.
+    Whole {
+        array: Array<'a>,
+        name: &'p str,
+    },
     /// Stopped at an array, `rest` is what lies behind it.
     AtArray {
         array: Array<'a>,
@@ -196,7 +203,7 @@ fn expand<'a, 'p>(mut fields: Vec<Field<'a, 'p>>, keys: &mut IndexKeys<'a>) -> R
         if let Field::Pending { doc, rest, depth } = *field {
             *field = follow(doc, rest, depth);
         }
-        if let Field::AtArray { array, name, .. } = *field {
+        if let Field::AtArray { array, name, .. } | Field::Whole { array, name } = *field {
             match common {
                 None => common = Some((array, name)),
                 Some((first, _)) if is_same(first, array) => {}
@@ -209,9 +216,13 @@ fn expand<'a, 'p>(mut fields: Vec<Field<'a, 'p>>, keys: &mut IndexKeys<'a>) -> R
             }
         }
     }
-    let Some((array, _)) = common else {
-        push_key(&fields, keys);
-        return Ok(());
+    let is_at_array = |field: &Field<'_, '_>| matches!(field, Field::AtArray { .. });
+    let array = match common {
+        Some((array, _)) if fields.iter().any(is_at_array) => array,
+        Some(_) | None => {
+            push_key(&fields, keys);
+            return Ok(());
+        }
     };
     // Fields that pass the array by index are the same for every element.
     let mut is_expanded = false;
@@ -226,7 +237,7 @@ fn expand<'a, 'p>(mut fields: Vec<Field<'a, 'p>>, keys: &mut IndexKeys<'a>) -> R
                     field
                 }
             },
-            Field::Done(_) | Field::Pending { .. } => field,
+            Field::Done(_) | Field::Whole { .. } | Field::Pending { .. } => field,
         };
         passed.push(field);
     }
@@ -341,9 +352,10 @@ fn pass_by_index<'a, 'p>(field: Field<'a, 'p>) -> Result<Option<Field<'a, 'p>>, 
         ));
     }
     Ok(Some(match element {
-        ValueRef::Array(nested) if behind.is_empty() && nested.is_empty() => {
-            Field::Done(Some(ValueRef::Undefined))
-        }
+        ValueRef::Array(nested) if behind.is_empty() => Field::Whole {
+            array: nested,
+            name: component.name(),
+        },
         _ if behind.is_empty() => Field::Done(Some(element)),
         ValueRef::Document(doc) => Field::Pending {
             doc,
@@ -365,6 +377,8 @@ fn push_key<'a>(fields: &[Field<'a, '_>], keys: &mut IndexKeys<'a>) {
     for field in fields {
         let value = match field {
             Field::Done(value) => *value,
+            Field::Whole { array, .. } if array.is_empty() => Some(ValueRef::Undefined),
+            Field::Whole { array, .. } => Some(ValueRef::Array(*array)),
             Field::Pending { .. } | Field::AtArray { .. } => None,
         };
         any_present |= value.is_some();

@@ -6,7 +6,8 @@
 //! for it; it sorts by the least of them in the order of the pattern. So an
 //! ascending sort goes by the smallest element and a descending one by the
 //! largest, and fields that share an array are taken from the same element.
-//! Missing sorts as null, an empty array as undefined.
+//! Missing sorts as null, an empty array as undefined. Only a sort by `_id` alone compares
+//! arrays as a whole.
 //!
 //! Sorting itself, with limits and spilling, is in [`sorter`].
 //!
@@ -115,6 +116,10 @@ impl SortPattern {
         if self.is_empty() {
             return Ok(Vec::new());
         }
+        if self.is_by_id() {
+            let id = doc.get("_id").unwrap_or(ValueRef::Null);
+            return Ok(vec![id.to_owned()]);
+        }
         Ok(self.least_key(doc)?.0)
     }
 
@@ -132,13 +137,21 @@ impl SortPattern {
                     Some(ValueRef::Document(doc)) => doc.get(component.name()),
                     Some(_) | None => None,
                 };
-                if let Some(ValueRef::Array(_)) = value {
+                if let Some(ValueRef::Array(_)) = value
+                    && !self.is_by_id()
+                {
                     return None;
                 }
             }
             key.push(value.unwrap_or(ValueRef::Null), direction);
         }
         Some(key.finish().0)
+    }
+
+    /// A sort by `_id` alone takes an array there as a whole: stored ids are no arrays, but
+    /// pipelines may put any value there.
+    fn is_by_id(&self) -> bool {
+        matches!(self.paths.as_slice(), [only] if only.as_str() == "_id")
     }
 
     fn least_key(&self, doc: Doc<'_>) -> Result<(Vec<Value>, Vec<u8>), Error> {

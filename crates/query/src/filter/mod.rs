@@ -185,6 +185,12 @@ impl Filter {
         normalize::sort(normalize::optimize(self))
     }
 
+    /// The same, conditions that must all hold by their paths: how MongoDB shows what is left
+    /// to ask of a document that an index has found.
+    pub fn normalized_by_path(self) -> Filter {
+        normalize::by_path(self.normalized())
+    }
+
     /// Which of two conditions comes first where the order is nobody's wish.
     pub(crate) fn usual_order(&self, other: &Filter) -> std::cmp::Ordering {
         normalize::compare(self, other)

@@ -218,6 +218,17 @@ pub(super) fn sort(filter: Filter) -> Filter {
     }
 }
 
+/// Conditions without a path come first; those of one path stay by kind.
+pub(super) fn by_path(filter: Filter) -> Filter {
+    match filter {
+        Filter::And(mut children) => {
+            children.sort_by(|left, right| path(left).cmp(path(right)));
+            Filter::And(children)
+        }
+        other => other,
+    }
+}
+
 fn sort_all(children: Vec<Filter>) -> Vec<Filter> {
     let mut sorted: Vec<Filter> = children.into_iter().map(sort).collect();
     sorted.sort_by(compare);
