@@ -11,6 +11,7 @@
 //!
 //! Left out: what the stages behind a pipeline's search did.
 
+mod expressions;
 mod pipelines;
 mod report;
 mod searches;
@@ -140,6 +141,8 @@ enum Purpose {
         /// `None` removes it.
         change: Option<Change>,
         upsert: bool,
+        /// Which fields of it are returned, if not all.
+        fields: Option<DocBuf>,
     },
     Update {
         multi: bool,
@@ -308,7 +311,8 @@ impl Explained {
 
     fn shape(&self, execution: &Execution) -> Shape<'_> {
         match &self.purpose {
-            Purpose::Find { .. } if self.query.return_key => Shape::Whole,
+            Purpose::Find { .. } if self.query.return_key => Shape::Keyed,
+            Purpose::FindAndModify { .. } => Shape::Keyed,
             Purpose::Find {
                 projection: Some((spec, simple)),
             } => Shape::Projected(spec.as_doc(), *simple),
@@ -332,7 +336,6 @@ impl Explained {
             Purpose::Find { projection: None }
             | Purpose::Update { .. }
             | Purpose::Delete { .. }
-            | Purpose::FindAndModify { .. }
             | Purpose::Aggregate {
                 projection: None, ..
             }
@@ -389,11 +392,12 @@ impl Explained {
             Purpose::FindAndModify { .. } => found,
             _ => 0,
         };
-        match &self.purpose {
+        let changed = match &self.purpose {
             Purpose::Update { upsert, .. }
             | Purpose::FindAndModify {
                 change: Some(_),
                 upsert,
+                ..
             } => Stage::new("UPDATE")
                 .done(
                     DocWriter::new()
@@ -420,6 +424,16 @@ impl Explained {
             | Purpose::Distinct { .. }
             | Purpose::Aggregate { .. }
             | Purpose::Made { .. } => search,
+        };
+        match &self.purpose {
+            Purpose::FindAndModify {
+                fields: Some(fields),
+                ..
+            } => Stage::new("PROJECTION_DEFAULT")
+                .about(DocWriter::new().with("transformBy", fields))
+                .returning(found, changed.works())
+                .over(changed),
+            _ => changed,
         }
     }
 }

@@ -86,7 +86,11 @@ impl Stage {
     pub(crate) fn write(&self, out: &mut DocWriter, with_statistics: bool) {
         out.append("stage", self.name);
         if let Some(filter) = &self.filter {
-            out.append("filter", &filter.clone().normalized().to_document());
+            let filter = match self.name {
+                "FETCH" => filter.clone().normalized_by_path(),
+                _ => filter.clone().normalized(),
+            };
+            out.append("filter", &filter.to_document());
         }
         if with_statistics {
             let need_time = self.works.saturating_sub(self.returned + 1);
@@ -138,6 +142,8 @@ fn narrow(number: u64) -> i32 {
 #[derive(Clone, Copy)]
 pub(crate) enum Shape<'a> {
     Whole,
+    /// Whole, and with what the search knows of them besides.
+    Keyed,
     /// A projection: its specification, and whether it only includes fields.
     Projected(Doc<'a>, bool),
     /// Only their number.
@@ -186,7 +192,8 @@ fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shap
     if plan.needs_sort
         && let Some(pattern) = &query.sort
     {
-        stage = sort_stage(pattern, execution, statistics).over(stage);
+        let is_simple = !covered && !matches!(shape, Shape::Keyed);
+        stage = sort_stage(pattern, execution, statistics, is_simple).over(stage);
     }
     if query.skip > 0 && !counted {
         let below_fetch = stage.name == "FETCH" && stage.filter.is_none() && !plan.needs_sort;
@@ -299,7 +306,13 @@ fn sort_document(pattern: &SortPattern) -> DocBuf {
     spec.finish()
 }
 
-fn sort_stage(pattern: &SortPattern, execution: &Execution, statistics: &Statistics) -> Stage {
+/// A simple sort is one of whole documents and nothing else.
+fn sort_stage(
+    pattern: &SortPattern,
+    execution: &Execution,
+    statistics: &Statistics,
+    is_simple: bool,
+) -> Stage {
     let query = execution.query();
     let mut about = DocWriter::new();
     about
@@ -308,7 +321,7 @@ fn sort_stage(pattern: &SortPattern, execution: &Execution, statistics: &Statist
     if let Some(limit) = query.limit {
         about.append("limitAmount", narrow(limit.saturating_add(query.skip)));
     }
-    about.append("type", "simple");
+    about.append("type", if is_simple { "simple" } else { "default" });
     let returned = match query.limit {
         Some(limit) => statistics.matched.min(limit.saturating_add(query.skip)),
         None => statistics.matched,

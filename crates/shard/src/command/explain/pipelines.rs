@@ -1,5 +1,6 @@
 //! Pipelines: what of them is a search, and how MongoDB writes the rest.
 
+use super::expressions;
 use super::searches::namespace_of;
 use super::{Explained, Purpose};
 use crate::command::arguments::missing;
@@ -123,10 +124,32 @@ fn shown(steps: &[query::pipeline::Step], database: &str) -> Vec<DocBuf> {
                 let target = DocWriter::new().with("db", database).with("coll", name);
                 out.push(DocWriter::new().with("$out", &target.finish()).finish());
             }
+            (PipelineStage::Match(filter), _) => {
+                let filter = filter.clone().normalized().to_document();
+                out.push(DocWriter::new().with("$match", &filter).finish());
+            }
+            (_, Some(ValueRef::Document(spec))) => {
+                out.push(match step.name() {
+                    "$group" => one("$group", &expressions::group(spec)),
+                    "$project" => one("$project", &expressions::project(spec)),
+                    name @ ("$addFields" | "$set") => one(name, &expressions::fields(spec)),
+                    name @ "$replaceRoot" => one(name, &expressions::fields(spec)),
+                    "$replaceWith" => {
+                        let root = expressions::shown(ValueRef::Document(spec));
+                        let root = DocWriter::new().with("newRoot", &root).finish();
+                        one("$replaceRoot", &root)
+                    }
+                    _ => step.spec.clone(),
+                });
+            }
             _ => out.push(step.spec.clone()),
         }
     }
     out
+}
+
+fn one(name: &str, spec: &DocBuf) -> DocBuf {
+    DocWriter::new().with(name, spec).finish()
 }
 
 /// `$count` as the two stages that it stands for.

@@ -148,6 +148,10 @@ impl Explained {
         let purpose = Purpose::FindAndModify {
             change,
             upsert: parsed.upsert,
+            fields: parsed
+                .fields
+                .filter(|fields| !fields.is_empty())
+                .map(Doc::to_owned),
         };
         Ok(Self {
             namespace,
