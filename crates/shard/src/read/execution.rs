@@ -51,8 +51,10 @@ use crate::catalog::Collection;
 use crate::operation::Operation;
 use crate::{Shard, Snapshot};
 use life::Live;
+use model::bson::{Doc, DocBuf, DocWriter};
 use model::range::RangeSet;
 use model::{Code, Error};
+use query::path::Path;
 use query::plan::Access;
 use query::sort::{Sorted, Sorter};
 use std::sync::Arc;
@@ -316,17 +318,27 @@ impl Execution {
                         false => None,
                     };
                     let document = found.into_document();
-                    self.statistics.sorted_bytes += document.as_bytes().len() as u64;
+                    // What is not asked for later need not be kept either; a part of a scan
+                    // goes on from where its documents say.
+                    let kept = match (index_key, &self.query.needed) {
+                        (Some(index_key), _) => Some(index_key),
+                        (None, Some(needed)) if key.is_none() => {
+                            Some(only(document.as_doc(), needed))
+                        }
+                        (None, _) => None,
+                    };
+                    let bytes = kept.as_ref().unwrap_or(&document).as_bytes().len();
+                    self.statistics.sorted_bytes += bytes as u64;
                     let Stage::Collecting(sorter) = &mut self.stage else {
                         continue;
                     };
-                    match (key, index_key, &self.query.sort) {
-                        (Some(key), index_key, _) => {
-                            sorter.push_with_key(key, index_key.unwrap_or(document))?;
+                    match (key, kept, &self.query.sort) {
+                        (Some(key), kept, _) => {
+                            sorter.push_with_key(key, kept.unwrap_or(document))?;
                         }
-                        (None, Some(index_key), Some(pattern)) => {
+                        (None, Some(kept), Some(pattern)) => {
                             let key = pattern.key(document.as_doc())?;
-                            sorter.push_with_key(key.into_bytes(), index_key)?;
+                            sorter.push_with_key(key.into_bytes(), kept)?;
                         }
                         (None, _, _) => sorter.push(document)?,
                     }
@@ -342,4 +354,19 @@ impl Execution {
             }
         }
     }
+}
+
+/// A document without the fields that no path begins with.
+fn only(document: Doc<'_>, needed: &[Path]) -> DocBuf {
+    let mut out = DocWriter::new();
+    for element in document {
+        let begins = |path: &Path| {
+            let first = path.components().first();
+            first.is_some_and(|first| first.name() == element.key())
+        };
+        if needed.iter().any(begins) {
+            out.append_element(&element);
+        }
+    }
+    out.finish()
 }

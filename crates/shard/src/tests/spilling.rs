@@ -152,3 +152,29 @@ async fn ended_operations_leave_no_scratch_files() {
 fn far_away() -> std::time::Instant {
     std::time::Instant::now() + std::time::Duration::from_secs(3600)
 }
+
+/// A sort keeps what is asked for behind it, so that less of it fits where all of it would not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sort_keeps_only_what_is_projected() {
+    let server = filled().await;
+    limit(&server, 300_000).await;
+    let whole = "{aggregate: 'c', pipeline: [{$sort: {n: 1}}], allowDiskUse: false, cursor: {}}";
+    server.check(&format!("{whole} => 292")).await;
+    for command in [
+        "{aggregate: 'c', pipeline: [{$sort: {n: 1}}, {$project: {g: 1}}], allowDiskUse: false, cursor: {batchSize: 2}}",
+        "{find: 'c', sort: {n: 1}, projection: {g: 1}, allowDiskUse: false, batchSize: 2}",
+    ] {
+        let (_, documents) = server.batch(command).await;
+        let shown: Vec<String> = documents.iter().map(print).collect();
+        // The documents with n 0 and n 1, found by what was left out.
+        let second = (0..DOCUMENTS).find(|id| id * 7919 % DOCUMENTS == 1);
+        let second = second.expect("7919 is a prime");
+        assert_eq!(
+            shown,
+            [
+                "{_id: 0, g: 0}".to_owned(),
+                format!("{{_id: {second}, g: 1}}")
+            ]
+        );
+    }
+}
