@@ -16,13 +16,16 @@ use crate::member::{Member, listen, reachable};
 use crate::reach::Reach;
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, select_all};
-use shard::{LogWindow, Membership, ReplicaSetOptions, ShardOptions};
+use shard::{LogWindow, Membership, RecentLog, ReplicaSetOptions, ShardOptions};
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Threads for who computes for long (the shard's `command/apart.rs`). Made as they are
 /// needed; beyond this many, whoever computes holds up the others.
@@ -38,11 +41,20 @@ pub fn run(options: UpOptions) -> Result<()> {
 }
 
 pub fn start_logging(level: LevelFilter) {
-    tracing_subscriber::fmt()
-        .with_max_level(level)
+    let to_stderr = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
+        .with_filter(level);
+    // What `getLog` shows, however little is wanted on standard error.
+    let kept = tracing_subscriber::fmt::layer()
+        .with_writer(|| RecentLog)
+        .with_target(false)
+        .with_ansi(false)
+        .with_filter(level.max(LevelFilter::INFO));
+    tracing_subscriber::registry()
+        .with(to_stderr)
+        .with(kept)
         .init();
 }
 

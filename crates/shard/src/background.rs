@@ -1,5 +1,6 @@
 //! Work that goes on while the shard serves: storage maintenance, expiry of
-//! documents, timeouts of cursors and sessions.
+//! documents, timeouts of cursors and sessions; and the log is told what the set's
+//! configuration says about it.
 //!
 //! One task owns all of it and ends when a shutdown begins; its parent waits for
 //! it. Maintenance is bounded in each pass and may be left at any point; expiry
@@ -25,12 +26,32 @@ impl Shard {
                     () = maintenance(&shard) => {}
                 }
             };
+            let configured = async {
+                tokio::select! {
+                    () = shard.shutdown_begun() => {}
+                    () = obey_settings(&shard) => {}
+                }
+            };
             tokio::join!(
                 maintained,
+                configured,
                 primary_services::run(&shard),
                 session::run(&shard)
             );
         })
+    }
+}
+
+/// Tells the log what the set's configuration says, now and whenever it changes.
+async fn obey_settings(shard: &Arc<Shard>) {
+    let mut changes = shard.replica_set.watch();
+    loop {
+        shard
+            .log
+            .set_election_timeout(shard.replica_set.election_timeout());
+        if changes.changed().await.is_err() {
+            return;
+        }
     }
 }
 

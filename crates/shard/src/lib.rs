@@ -39,7 +39,9 @@ mod oplog;
 mod parameters;
 mod primary_services;
 mod read;
+mod recent_log;
 mod replica_set;
+mod rules;
 mod session;
 mod shard;
 mod sharding;
@@ -52,6 +54,7 @@ mod write;
 
 pub use clock::{Clock, SystemClock};
 pub use migration::Connect;
+pub use recent_log::RecentLog;
 pub use replica_set::waiting_room::{Doorway, WaitingRoom};
 pub use replica_set::{Membership, ReplicaSetOptions};
 pub use shard::{LogWindow, OpenError, Shard, ShardHandler, ShardOptions};

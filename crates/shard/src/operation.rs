@@ -27,6 +27,9 @@ use wire::ConnectionInfo;
 /// How often a computing operation looks whether its client is still there.
 const LOOK_FOR_HANGUP_MS: u64 = 100;
 
+/// How often one that waits does.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Why an operation is to end before its time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Interruption {
@@ -129,6 +132,21 @@ impl Operation {
     pub(crate) async fn interrupted(&self) {
         while self.interruption.get().is_none() {
             self.interrupted.notified().await;
+        }
+    }
+
+    /// Waits for something, unless the operation is to end before that.
+    pub(crate) async fn wait_for<T>(&self, awaited: impl Future<Output = T>) -> Result<T, Error> {
+        let mut awaited = std::pin::pin!(awaited);
+        loop {
+            self.check()?;
+            tokio::select! {
+                biased;
+                done = &mut awaited => return Ok(done),
+                () = self.interrupted() => {}
+                // Clients may hang up, and time limits end.
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use crate::replica_set::primary;
 use crate::replica_set::transport::{self, Peers, member_id};
 use crate::replica_set::waiting_room;
 use crate::replica_set::{Membership, ReplicaSet, Topology};
+use crate::rules::Rules;
 use crate::session::{SessionCache, SessionCatalog};
 use crate::sharding::{
     Ownership, OwnershipKey, OwnershipUpdate, RangeDeleter, Refresh, ShardingState,
@@ -89,6 +90,7 @@ pub struct Shard {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) virtual_collections: Vec<Arc<Collection>>,
     pub(crate) overlay: Arc<Overlay>,
+    pub(crate) rules: Arc<Rules>,
     pub(crate) replica_set: Arc<ReplicaSet>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) latches: Latches,
@@ -180,7 +182,8 @@ impl Shard {
             load_collections(&store, &*clock)?,
             store.applied_time(),
         ));
-        let overlay = Arc::new(Overlay::new());
+        let rules = Arc::new(Rules::default());
+        let overlay = Arc::new(Overlay::new(rules.clone()));
         let peers = Arc::new(Peers::new());
         match &membership {
             // The process knows where all of its members are.
@@ -237,6 +240,7 @@ impl Shard {
             catalog,
             virtual_collections: virtual_collections(),
             overlay,
+            rules,
             replica_set,
             peers,
             latches: Latches::new(),

@@ -99,8 +99,9 @@ impl Joining<'_> {
                 },
             };
             let concern = self.invocation.envelope.write_concern;
+            let operation = Some(self.invocation.operation.as_ref());
             let written = shard
-                .write(collection.id, concern, keys, |evaluator| {
+                .write_statements(collection.id, concern, None, operation, keys, |evaluator| {
                     let mut written = Written::default();
                     let mut bytes = 0;
                     for one in joined {

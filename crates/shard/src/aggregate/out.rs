@@ -98,9 +98,11 @@ pub(super) async fn insert_all(
     loop {
         let collection = shard.ensure_collection(namespace).await?;
         let written = shard
-            .write(
+            .write_statements(
                 collection.id,
                 invocation.envelope.write_concern,
+                None,
+                Some(invocation.operation),
                 &keys,
                 |evaluator| {
                     prepared.iter().try_for_each(|(key, document)| {

@@ -4,6 +4,7 @@ use super::arguments::{arguments, fields};
 use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
 use crate::parameters::{AT_STARTUP, SETTABLE};
+use crate::recent_log::RecentLog;
 use crate::shard::CLOCK_DRIFT_SECONDS_MAX;
 use model::bson::{ArrayBuf, DocWriter, Kind, Value, ValueRef};
 use model::{Code, Error};
@@ -200,8 +201,17 @@ pub(crate) fn get_log(invocation: &Invocation<'_>) -> Answer {
                 .push("startupWarnings")
                 .end();
         }
-        // The log goes to standard error and is not kept in memory.
-        "global" | "startupWarnings" => {
+        "global" => {
+            let (written, lines) = RecentLog.lines();
+            writer
+                .append("totalLinesWritten", written as i32)
+                .begin_array("log");
+            for line in &lines {
+                writer.push(line.as_str());
+            }
+            writer.end();
+        }
+        "startupWarnings" => {
             writer
                 .append("totalLinesWritten", 0)
                 .begin_array("log")

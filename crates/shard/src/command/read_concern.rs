@@ -10,6 +10,7 @@
 use crate::Shard;
 use crate::command::arguments::fields;
 use crate::operation::Operation;
+use crate::rules::Rule;
 use model::bson::{Doc, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error};
@@ -223,7 +224,7 @@ impl Shard {
         time: ClusterTime,
         operation: &Operation,
     ) -> Result<(), Error> {
-        if self.store.applied_time() >= time {
+        if self.store.applied_time() >= time || !self.rules.hold(Rule::ReachTime) {
             return Ok(());
         }
         let latest = self.cluster_time();

@@ -73,8 +73,9 @@ pub(crate) trait VirtualSource: Send {
 
 /// Presents virtual collections as the rest of the shard knows collections.
 pub(crate) fn virtual_collections() -> Vec<Arc<Collection>> {
-    let all: [Arc<dyn VirtualCollection>; 3] = [
+    let all: [Arc<dyn VirtualCollection>; 4] = [
         Arc::new(crate::oplog::Oplog),
+        Arc::new(crate::replica_set::ConfigurationCollection),
         Arc::new(crate::session::Transactions),
         Arc::new(crate::session::Images),
     ];

@@ -18,6 +18,7 @@
 //! The configuration changes through the log: the applier publishes it here.
 
 pub(crate) mod cluster_time;
+mod collection;
 pub(crate) mod configuration;
 mod fields;
 mod identity;
@@ -29,6 +30,7 @@ pub(crate) mod transport;
 pub(crate) mod waiting_room;
 
 use crate::command::default_concerns::ConcernDefaults;
+pub(crate) use collection::ConfigurationCollection;
 use configuration::{Configuration, MemberConfiguration};
 use model::bson::{DocBuf, ObjectId};
 use parking_lot::RwLock;
@@ -36,7 +38,7 @@ use replication::{Beginning, MemberId, Role, Term};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use transport::{Peers, configuration_id, member_id};
 
@@ -192,6 +194,16 @@ impl ReplicaSet {
 
     pub(crate) fn watch(&self) -> watch::Receiver<Topology> {
         self.topology.subscribe()
+    }
+
+    /// How long members wait to hear of a primary before they elect another.
+    pub(crate) fn election_timeout(&self) -> Duration {
+        let configuration = self.configuration();
+        let settings = configuration.as_ref().map(|it| &it.settings);
+        let ms = settings.map_or(configuration::ELECTION_TIMEOUT_MS, |settings| {
+            settings.election_timeout_ms
+        });
+        Duration::from_millis(u64::try_from(ms).unwrap_or(1))
     }
 
     pub(crate) fn configuration(&self) -> Option<Arc<Configuration>> {

@@ -21,8 +21,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// As long as the log waits for a leader to be heard.
-const ELECTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long nothing is tried after a hand-over that failed.
 const REST: Duration = Duration::from_secs(10);
 /// A member that was not heard of for so many ticks is not there.
@@ -65,7 +63,7 @@ async fn step(
         Some((member, since)) if member == successor => since,
         _ => waiting.insert((successor, Instant::now())).1,
     };
-    if since.elapsed() < ELECTION_TIMEOUT * (ahead + 1) {
+    if since.elapsed() < shard.replica_set.election_timeout() * (ahead + 1) {
         return Ok(());
     }
     tracing::info!(

@@ -21,7 +21,7 @@ use wire::ConnectionInfo;
 
 const SESSION: &str = "lsid: {id: UUID(\"00000000-0000-4000-8000-000000000001\")}";
 
-fn session_id() -> SessionId {
+pub(super) fn session_id() -> SessionId {
     let mut id = [0; 16];
     id[6] = 0x40;
     id[8] = 0x80;
@@ -30,14 +30,14 @@ fn session_id() -> SessionId {
 }
 
 /// Leads no longer, until [`lead_again`].
-async fn step_down(server: &TestShard) {
+pub(super) async fn step_down(server: &TestShard) {
     let log = &server.shard.log;
     log.rest(Duration::from_secs(600));
     log.step_down().await.expect("it led");
     assert!(server.shard.replica_set.is_primary(), "nobody has told it");
 }
 
-async fn lead_again(server: &TestShard) {
+pub(super) async fn lead_again(server: &TestShard) {
     let log = &server.shard.log;
     log.rest(Duration::ZERO);
     log.campaign();

@@ -26,6 +26,7 @@ mod range_deletion;
 mod refresh;
 mod replica_set;
 mod retryable;
+mod rules;
 mod sessions;
 mod shard_half;
 mod sharding;

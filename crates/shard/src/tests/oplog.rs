@@ -118,7 +118,7 @@ async fn it_is_read_like_any_collection_and_never_written() {
              local {find: 'oplog.rs', sort: {$natural: -1}, limit: 1, projection: {o: 1}} => {cursor: {firstBatch: [{o: {_id: 3}}], id: 0L}}
              local {find: 'oplog.rs', filter: {op: 'i'}, sort: {'o._id': -1}, skip: 1, limit: 1, projection: {o: 1}} => {cursor: {firstBatch: [{o: {_id: 2}}], id: 0L}}
              local {collStats: 'oplog.rs'} => {ns: 'local.oplog.rs', capped: true, nindexes: 0}
-             local {listCollections: 1} => {cursor: {firstBatch: [{name: 'oplog.rs', options: {capped: true}}]}}
+             local {listCollections: 1} => {cursor: {firstBatch: [{name: 'oplog.rs', options: {capped: true}}, {name: 'system.replset'}]}}
              local {insert: 'oplog.rs', documents: [{_id: 1}]} => 73
              local {delete: 'oplog.rs', deletes: [{q: {}, limit: 0}]} => 73
              local {drop: 'oplog.rs'} => 20

@@ -2,6 +2,7 @@
 
 use crate::ReplicaSetOptions;
 use crate::testing::TestShard;
+use differential::notation::print_fields;
 use differential::value::{Fields, Value, get};
 use std::time::Duration;
 
@@ -173,4 +174,47 @@ async fn default_concerns_hold_and_last() {
         .await
         .check(r#"admin {getDefaultRWConcern: 1} => {defaultReadConcern: {level: "local"}, defaultWriteConcern: {w: 2, wtimeout: 3}}"#)
         .await;
+}
+
+/// The log waits for a primary as long as the configuration says.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_election_timeout_is_the_configured_one() {
+    let server = TestShard::open().await;
+    let background = server.shard.spawn_background();
+    let timeout = || server.shard.log.election_timeout();
+    assert_eq!(timeout(), Duration::from_secs(1));
+    let reply = server.run("admin", "{replSetGetConfig: 1}").await;
+    let Some(Value::Document(config)) = get(&reply, "config") else {
+        panic!("{}", print_fields(&reply));
+    };
+    let mut config = config.clone();
+    for (name, value) in &mut config {
+        match (name.as_str(), value) {
+            ("version", Value::Int32(version)) => *version += 1,
+            ("settings", Value::Document(settings)) => {
+                for (name, value) in settings {
+                    if name == "electionTimeoutMillis" {
+                        assert_eq!(*value, Value::Int32(1000));
+                        *value = Value::Int32(5000);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let reconfigure = format!("{{replSetReconfig: {}}}", print_fields(&config));
+    server.check(&format!("admin {reconfigure} => {{}}")).await;
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while timeout() != Duration::from_secs(5) {
+        assert!(std::time::Instant::now() < deadline, "{:?}", timeout());
+        tokio::task::yield_now().await;
+    }
+    server
+        .check("local {find: 'system.replset', projection: {_id: 1, settings: {electionTimeoutMillis: 1}}} => {cursor: {firstBatch: [{settings: {electionTimeoutMillis: 5000}}]}}")
+        .await;
+    server
+        .check("local {insert: 'system.replset', documents: [{_id: 1}]} => 73")
+        .await;
+    server.shard.begin_shutdown();
+    background.await.expect("it ends");
 }

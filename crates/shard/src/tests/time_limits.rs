@@ -1,9 +1,15 @@
 //! `maxTimeMS`: commands that write end as commands that read do, and a time
-//! limit reaches into the evaluation of one expression over one document.
+//! limit reaches into the evaluation of one expression over one document. Who waits
+//! for another writer can be killed, and ends with its time too.
 
+use crate::catalog::Collection;
 use crate::testing::TestShard;
 use differential::notation::print_fields;
 use differential::value::{Fields, Value, get};
+use model::Namespace;
+use model::bson::ValueRef;
+use model::key::RecordKey;
+use std::sync::Arc;
 
 /// An expression that would take hours over one document.
 const ENDLESS: &str = "{$reduce: {input: {$range: [0, 100000]}, initialValue: 0, in: {$reduce: \
@@ -180,4 +186,96 @@ async fn one_sort_of_an_array_ends_with_its_time() {
         .replace("{$size: [{$ifNull: [{$setEquals: ['$long', '$long']}, []]}]}", expression);
         expires(&server, &command).await;
     }
+}
+
+/// Commands that write the document with the `_id` 1, each in its own way.
+const WRITES: &[&str] = &[
+    "{insert: 'c', documents: [{_id: 1}]}",
+    "{update: 'c', updates: [{q: {_id: 1}, u: {$set: {n: 1}}}]}",
+    "{update: 'c', updates: [{q: {}, u: {$set: {n: 1}}, multi: true}], ordered: false}",
+    "{delete: 'c', deletes: [{q: {_id: 1}, limit: 1}]}",
+    "{findAndModify: 'c', query: {_id: 1}, remove: true}",
+    "{aggregate: 'd', pipeline: [{$merge: 'c'}], cursor: {}}",
+];
+
+/// Lets every write wait until its time is over, and until it is killed.
+async fn check_waiting_ends(server: &Arc<TestShard>) {
+    for write in WRITES {
+        let limited = format!("{}, maxTimeMS: 20}}", &write[..write.len() - 1]);
+        expires(server, &limited).await;
+        let running = tokio::spawn({
+            let (server, write) = (server.clone(), (*write).to_owned());
+            async move { server.run("test", &write).await }
+        });
+        // Whether it already waits or has not come so far: killed, it ends.
+        let operation = loop {
+            match server.shard.operations.all().first() {
+                Some(operation) => break operation.clone(),
+                None => tokio::task::yield_now().await,
+            }
+        };
+        operation.kill();
+        let reply = running.await.expect("a write does not panic");
+        let code = get(&reply, "code");
+        assert_eq!(code, Some(&Value::Int32(11601)), "{write}: {reply:?}");
+    }
+}
+
+async fn with_two_collections() -> Arc<TestShard> {
+    let server = TestShard::open().await;
+    server
+        .check(
+            "{insert: 'c', documents: [{_id: 1}]} => {n: 1}
+             {insert: 'd', documents: [{_id: 1, n: 1}]} => {n: 1}",
+        )
+        .await;
+    Arc::new(server)
+}
+
+fn collection_c(server: &TestShard) -> Arc<Collection> {
+    let namespace = Namespace::new("test", "c").expect("a name");
+    server
+        .shard
+        .catalog
+        .get(&namespace)
+        .expect("it was created")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_waits_for_the_gate_can_end() {
+    let server = with_two_collections().await;
+    let gate = collection_c(&server).gate.clone();
+    let held = gate.write().await;
+    check_waiting_ends(&server).await;
+    drop(held);
+    server
+        .check("{find: 'c', filter: {n: null}} => {cursor: {firstBatch: [{_id: 1}]}}")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_waits_for_a_latch_can_end() {
+    let server = with_two_collections().await;
+    let collection = collection_c(&server);
+    let (held, is_held) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    // Latches are not held over an await: another thread has this one.
+    let holder = std::thread::spawn({
+        let server = server.clone();
+        move || {
+            let key = RecordKey::from_id(ValueRef::Int32(1));
+            let stripe = server.shard.record_stripe(&collection, &key);
+            let latch = server.shard.latches.hold(vec![stripe], || Ok(()));
+            held.send(()).expect("the test waits");
+            let _ = released.recv();
+            drop(latch);
+        }
+    });
+    tokio::task::block_in_place(|| is_held.recv()).expect("it is held");
+    check_waiting_ends(&server).await;
+    drop(release);
+    tokio::task::block_in_place(|| holder.join()).expect("it ends");
+    server
+        .check("{find: 'c', filter: {n: null}} => {cursor: {firstBatch: [{_id: 1}]}}")
+        .await;
 }

@@ -8,6 +8,7 @@ use super::copying::{Parts, Staged, copy_name};
 use super::evaluator::{Change, Description, Evaluator, Refusal, Version};
 use super::latches::Stripe;
 use super::overlay::{Overlay, Pending};
+use super::writer::Writer;
 use crate::catalog::multikey::{self, MultikeyFound};
 use crate::catalog::{Catalog, CatalogKey, Collection};
 use crate::change_stream::Watchers;
@@ -16,6 +17,7 @@ use crate::command::envelope::WriteConcern;
 use crate::operation::{Operation, Operations};
 use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
+use crate::rules::Rule;
 use crate::session::{Retryable, SessionCatalog};
 use crate::sharding::{OwnershipKey, OwnershipPart, OwnershipUpdate, ShardingState};
 use crate::{Shard, Store};
@@ -78,7 +80,7 @@ impl Shard {
 
     /// The same for statements of a session, which the body notes in the
     /// evaluator: the entry then also carries the session's documents. Waits for
-    /// ranges that are blocked, as long as the operation may.
+    /// its turn, and for ranges that are blocked, as long as the operation may.
     pub(crate) async fn write_statements<R>(
         &self,
         collection: CollectionId,
@@ -88,12 +90,20 @@ impl Shard {
         keys: &[RecordKey],
         mut body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<Option<R>, Error> {
+        let writer = Writer {
+            concern,
+            session,
+            operation,
+        };
         let began = std::time::Instant::now();
         let (result, pending) = loop {
             let Some(known) = self.catalog.by_id(collection) else {
                 return Ok(None);
             };
-            let gate = known.gate.read().await;
+            let gate = match known.gate.try_read() {
+                Ok(gate) => gate,
+                Err(_) => writer.wait_for(known.gate.read()).await?,
+            };
             // The catalog that holds now holds until the gate is let go.
             let Some(current) = self.catalog.by_id(collection) else {
                 return Ok(None);
@@ -101,12 +111,13 @@ impl Shard {
             let stripes = keys.iter().map(|key| self.record_stripe(&current, key));
             let stripes = stripes.collect();
             let collections = std::slice::from_ref(&current);
-            let evaluated = self.evaluate(collections, concern, session, stripes, &mut body);
+            let evaluated = self.evaluate_for(collections, writer, stripes, &mut body);
             drop(gate);
             match evaluated {
                 Ok(evaluated) => break evaluated,
                 Err(NotAppended::Busy) => {
-                    self.log.ready().await.map_err(crate::error::from_log)?;
+                    let ready = writer.wait_for(self.log.ready()).await?;
+                    ready.map_err(crate::error::from_log)?;
                 }
                 Err(NotAppended::Blocked) => {
                     let lifted = self.await_other_ownership(collection, &current, operation, began);
@@ -135,24 +146,40 @@ impl Shard {
         }
     }
 
-    /// Evaluates an entry and appends it. The caller holds the gates of all the
-    /// collections, and begins again after [`NotAppended::Busy`].
+    /// Evaluates an entry for nobody in particular: see [`Shard::evaluate_for`].
     pub(crate) fn evaluate<R>(
         &self,
         collections: &[Arc<Collection>],
         concern: WriteConcern,
         session: Option<&Retryable>,
+        wanted: Vec<Stripe>,
+        body: &mut impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
+    ) -> Result<(R, Option<replication::Pending>), NotAppended> {
+        let writer = Writer {
+            concern,
+            session,
+            operation: None,
+        };
+        self.evaluate_for(collections, writer, wanted, body)
+    }
+
+    /// Evaluates an entry and appends it. The caller holds the gates of all the
+    /// collections, and begins again after [`NotAppended::Busy`].
+    fn evaluate_for<R>(
+        &self,
+        collections: &[Arc<Collection>],
+        writer: Writer<'_>,
         mut wanted: Vec<Stripe>,
         body: &mut impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<(R, Option<replication::Pending>), NotAppended> {
         // What is evaluated from here on holds only while this member leads; what a
         // session remembers, since it was checked out.
-        let term = match session {
-            Some(session) => session.term(),
-            None => self.log.leading().map_err(not_appended)?,
+        let term = match writer.session {
+            Some(session) if self.rules.hold(Rule::SessionsOfOneTerm) => session.term(),
+            _ => self.log.leading().map_err(not_appended)?,
         };
         loop {
-            let held = self.latches.hold(wanted);
+            let held = self.latches.hold(wanted, || writer.check())?;
             let mut evaluator = Evaluator::new(
                 &self.store,
                 &self.overlay,
@@ -172,7 +199,7 @@ impl Shard {
             }
             match evaluated {
                 Ok(result) => {
-                    let pending = self.append(evaluator, term, concern, session)?;
+                    let pending = self.append(evaluator, term, writer)?;
                     return Ok((result, pending));
                 }
                 Err(Refusal::Latch(more)) => {
@@ -190,9 +217,11 @@ impl Shard {
         &self,
         evaluator: Evaluator<'_>,
         term: Term,
-        concern: WriteConcern,
-        session: Option<&Retryable>,
+        writer: Writer<'_>,
     ) -> Result<Option<replication::Pending>, NotAppended> {
+        let concern = writer.concern;
+        let remembered = |_: &&Retryable| self.rules.hold(Rule::StoreStatements);
+        let session = writer.session.filter(remembered);
         let Evaluator {
             collections,
             mut changes,
@@ -271,6 +300,12 @@ pub(crate) enum NotAppended {
     /// A move keeps the entry away: wait for another ownership, and evaluate again.
     Blocked,
     Error(Error),
+}
+
+impl From<Error> for NotAppended {
+    fn from(error: Error) -> Self {
+        NotAppended::Error(error)
+    }
 }
 
 /// About as many bytes as the entry will have, index entries left out.

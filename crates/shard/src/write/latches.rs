@@ -17,8 +17,10 @@
 //!   suspended holder could wait for the very thread that waits for it.
 //! - Who waits for long tells the runtime that it blocks: an evaluation may take
 //!   as long as a client's expression wants, and meanwhile the other connections
-//!   need their workers.
+//!   need their workers. Who waits is asked now and then whether it still may: its
+//!   time may be over, or somebody may have killed it.
 
+use model::Error;
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::BuildHasher;
 use std::time::Duration;
@@ -26,6 +28,9 @@ use std::time::Duration;
 const STRIPES: usize = 4096;
 /// Longer than any evaluation without costly expressions.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
+
+/// How often one who waits is asked whether it still may.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Which stripe a key belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -55,21 +60,40 @@ impl Latches {
         Stripe((hash % STRIPES as u64) as u16)
     }
 
-    /// Takes all of `wanted`, in ascending order.
-    pub(crate) fn hold(&self, mut wanted: Vec<Stripe>) -> Held<'_> {
+    /// Takes all of `wanted`, in ascending order. Who has to wait for long gives up
+    /// with the error that `may_wait` answers.
+    pub(crate) fn hold(
+        &self,
+        mut wanted: Vec<Stripe>,
+        may_wait: impl Fn() -> Result<(), Error>,
+    ) -> Result<Held<'_>, Error> {
         wanted.sort_unstable();
         wanted.dedup();
         let guards = wanted
             .iter()
             .map(|stripe| {
                 let latch = &self.stripes[stripe.0 as usize];
-                (latch.try_lock_for(SHORT_WAIT))
-                    .unwrap_or_else(|| tokio::task::block_in_place(|| latch.lock()))
+                match latch.try_lock_for(SHORT_WAIT) {
+                    Some(guard) => Ok(guard),
+                    None => tokio::task::block_in_place(|| wait(latch, &may_wait)),
+                }
             })
-            .collect();
-        Held {
+            .collect::<Result<_, Error>>()?;
+        Ok(Held {
             stripes: wanted,
             _guards: guards,
+        })
+    }
+}
+
+fn wait<'a>(
+    latch: &'a Mutex<()>,
+    may_wait: &impl Fn() -> Result<(), Error>,
+) -> Result<MutexGuard<'a, ()>, Error> {
+    loop {
+        may_wait()?;
+        if let Some(guard) = latch.try_lock_for(LOOK_INTERVAL) {
+            return Ok(guard);
         }
     }
 }

@@ -14,6 +14,7 @@
 //! | `append.rs` | from an evaluated entry to the log, and back when it is applied |
 //! | `several.rs` | one entry over several collections |
 //! | `received.rs` | records that a move brings, or takes away again |
+//! | `writer.rs` | on whose behalf it is written |
 //! | `document.rs` | what a document must be to be stored |
 
 mod append;
@@ -24,6 +25,7 @@ mod latches;
 mod overlay;
 mod received;
 mod several;
+mod writer;
 
 pub(crate) use append::{Applier, Companion, NotAppended};
 pub(crate) use document::{Prepared, check_stored, prepare, prepare_insert};

@@ -8,11 +8,13 @@
 //!
 //! Readers never look here: what they see is applied.
 
+use crate::rules::{Rule, Rules};
 use model::ids::{CollectionId, IndexId};
 use model::key::RecordKey;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SHARDS: usize = 64;
@@ -38,6 +40,7 @@ pub(crate) struct Overlay {
     index_keys: Vec<Mutex<Map<IndexKey, Vec<PendingIndexKey>>>>,
     /// Entries in all maps: zero lets an evaluator skip them.
     entries: AtomicUsize,
+    rules: Arc<Rules>,
 }
 
 /// An index and the encoded fields of one of its keys.
@@ -45,7 +48,7 @@ type IndexKey = (IndexId, Box<[u8]>);
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
 impl Overlay {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(rules: Arc<Rules>) -> Self {
         let hasher = || foldhash::fast::FixedState::with_seed(2);
         Self {
             records: (0..SHARDS)
@@ -55,6 +58,7 @@ impl Overlay {
                 .map(|_| Mutex::new(HashMap::with_hasher(hasher())))
                 .collect(),
             entries: AtomicUsize::new(0),
+            rules,
         }
     }
 
@@ -63,7 +67,7 @@ impl Overlay {
     }
 
     pub(crate) fn record(&self, collection: CollectionId, key: &RecordKey) -> Option<Pending> {
-        if self.is_empty() {
+        if self.is_empty() || !self.rules.hold(Rule::SeeAppended) {
             return None;
         }
         let map = self.records[shard(key.as_bytes())].lock();
@@ -81,6 +85,9 @@ impl Overlay {
     /// Forgets everything: leadership was lost, and what is pending may never be
     /// applied. Nothing may be put here meanwhile.
     pub(crate) fn clear(&self) {
+        if !self.rules.hold(Rule::ForgetAppended) {
+            return;
+        }
         for map in &self.records {
             map.lock().clear();
         }
@@ -188,7 +195,7 @@ mod tests {
 
     #[test]
     fn an_older_entry_does_not_remove_a_newer_version() {
-        let overlay = Overlay::new();
+        let overlay = Overlay::new(Arc::default());
         let id = CollectionId(1);
         let key = RecordKey::from_bytes(b"k");
         overlay.put_record(id, key.clone(), pending(1));
@@ -202,7 +209,7 @@ mod tests {
 
     #[test]
     fn nothing_pending_outlives_leadership() {
-        let overlay = Overlay::new();
+        let overlay = Overlay::new(Arc::default());
         let key = RecordKey::from_bytes(b"k");
         overlay.put_record(CollectionId(1), key.clone(), pending(1));
         overlay.put_index_key(IndexId(1), b"f", b"k", true, 1);
@@ -215,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_unique_key_that_changes_hands_keeps_both_changes() {
-        let overlay = Overlay::new();
+        let overlay = Overlay::new(Arc::default());
         let index = IndexId(1);
         overlay.put_index_key(index, b"f", b"a", false, 1);
         overlay.put_index_key(index, b"f", b"b", true, 2);

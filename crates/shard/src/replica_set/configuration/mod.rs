@@ -46,8 +46,12 @@ pub(crate) struct MemberConfiguration {
     pub(crate) votes: i32,
 }
 
-/// What MongoDB's drivers and tools expect among the settings. The log has its own clock: the
-/// intervals and timeouts are kept and shown.
+/// How long members wait to hear of a primary before they elect another, unless they are told
+/// otherwise. MongoDB waits for ten seconds; a new primary is wanted sooner here.
+pub(crate) const ELECTION_TIMEOUT_MS: i32 = 1000;
+
+/// What MongoDB's drivers and tools expect among the settings. The election timeout is the log's;
+/// heartbeats follow from it, and the other intervals and timeouts are kept and shown.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SetSettings {
     pub(crate) chaining_allowed: bool,
@@ -67,7 +71,7 @@ impl SetSettings {
             chaining_allowed: true,
             heartbeat_interval_ms: 2_000,
             heartbeat_timeout_secs: 10,
-            election_timeout_ms: 10_000,
+            election_timeout_ms: ELECTION_TIMEOUT_MS,
             catch_up_timeout_ms: -1,
             catch_up_takeover_delay_ms: 30_000,
             modes: Vec::new(),

@@ -1,0 +1,42 @@
+//! Rules that a test can switch off, to see that it finds out. Outside of tests they hold.
+
+#[cfg(test)]
+use std::sync::atomic::{AtomicU32, Ordering};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    /// Evaluation sees what was appended and is not applied yet.
+    SeeAppended,
+    /// What was only appended is forgotten with leadership.
+    ForgetAppended,
+    /// An entry of a session is refused after a break in leadership since its check-out.
+    SessionsOfOneTerm,
+    /// A read after a time has an applied entry at or after it.
+    ReachTime,
+    /// What a statement did is stored with what it wrote.
+    StoreStatements,
+}
+
+/// Which rules hold.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    #[cfg(test)]
+    off: AtomicU32,
+}
+
+impl Rules {
+    #[cfg(not(test))]
+    pub(crate) fn hold(&self, _rule: Rule) -> bool {
+        true
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hold(&self, rule: Rule) -> bool {
+        self.off.load(Ordering::SeqCst) & (1 << rule as u32) == 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn switch_off(&self, rule: Rule) {
+        self.off.fetch_or(1 << rule as u32, Ordering::SeqCst);
+    }
+}
