@@ -10,7 +10,9 @@ use differential::generate::{Kind, Plan, as_tables, run_generated};
 use differential::notation::print_fields;
 use differential::report::report;
 use differential::run::{Pair, run_tables};
-use differential::server::{Server, find_mongod, start_cluster, start_mongod, start_terndb};
+use differential::server::{
+    Server, find_mongod, start_cluster, start_members, start_mongod, start_terndb,
+};
 use differential::session::{Session, selected};
 use differential::table::{Table, parse_table, read_folder};
 
@@ -36,6 +38,8 @@ enum Action {
 #[derive(Clone, Copy, ValueEnum)]
 enum Target {
     Terndb,
+    /// The primary of a replica set of three members.
+    Members,
     /// A router over three shards; collections are sharded.
     Cluster,
     /// The oracle's own kind: checks the tables, not TernDB.
@@ -139,6 +143,7 @@ fn run(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     let (oracle, oracle_address) = started(arguments.oracle_uri.as_deref(), start_mongod)?;
     let (target, target_address) = match arguments.target {
         Target::Terndb => started(arguments.target_uri.as_deref(), start_terndb)?,
+        Target::Members => started(arguments.target_uri.as_deref(), start_members)?,
         Target::Cluster => started(arguments.target_uri.as_deref(), start_cluster)?,
         Target::Mongod => started(arguments.target_uri.as_deref(), start_mongod)?,
     };

@@ -130,6 +130,26 @@ pub fn start_cluster() -> anyhow::Result<Server> {
     start_terndb_with(&["--shards", "3"])
 }
 
+/// A replica set of three members in one process; its primary is asked.
+pub fn start_members() -> anyhow::Result<Server> {
+    let mut server = start_terndb_with(&["--members", "3"])?;
+    let hello = encode(&vec![field("hello", 1), field("$db", "admin")]);
+    let deadline = Instant::now() + Duration::from_secs(START_SECONDS_MAX);
+    loop {
+        let mut client = Client::connect(server.address.as_str())?;
+        client.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let reply = decode(client.command_bytes(&hello)?)?;
+        if let Some(Value::String(primary)) = get(&reply, "primary") {
+            server.address = primary.clone();
+            return Ok(server);
+        }
+        if Instant::now() > deadline {
+            bail!("no primary was elected");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// The `terndb` binary with more options of `terndb up`.
 pub fn start_terndb_with(arguments: &[&str]) -> anyhow::Result<Server> {
     let binary = find_terndb()?;

@@ -1,7 +1,8 @@
 //! The tables and a bounded number of random cases, as continuous integration runs them.
 //!
 //! `TERNDB_DIFFERENTIAL_TARGET` says what is compared with the oracle: `terndb` (the default),
-//! `cluster` (a router over three shards, collections sharded) or `mongod`, which checks the tables
+//! `members` (the primary of a set of three), `cluster` (a router over three shards, collections
+//! sharded) or `mongod`, which checks the tables
 //! themselves. `TERNDB_DIFFERENTIAL_CASES` is the number of random
 //! cases. The `terndb` binary is the one beside the tests, or `TERNDB_BINARY`.
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 use differential::generate::{Kind, Plan, run_generated};
 use differential::report::report;
 use differential::run::{Judged, Pair, run_tables};
-use differential::server::{Server, start_cluster, start_mongod, start_terndb};
+use differential::server::{Server, start_cluster, start_members, start_mongod, start_terndb};
 use differential::table::read_folder;
 
 fn check(judged: &[Judged]) {
@@ -30,8 +31,11 @@ fn servers() -> (Server, Server, Pair) {
     let (started, self_check) = match target_kind.as_str() {
         "mongod" => (start_mongod(), true),
         "terndb" => (start_terndb(), false),
+        "members" => (start_members(), false),
         "cluster" => (start_cluster(), false),
-        other => panic!("TERNDB_DIFFERENTIAL_TARGET is {other}: not terndb, cluster or mongod"),
+        other => {
+            panic!("TERNDB_DIFFERENTIAL_TARGET is {other}: not terndb, members, cluster or mongod")
+        }
     };
     let target = started.expect("the target starts");
     let pair = Pair {
