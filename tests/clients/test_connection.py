@@ -242,6 +242,40 @@ class Lives(unittest.TestCase):
                     client.x.c.insert_one({})
                 self.assertEqual(process.stop(number), 0, process.stderr())
 
+    def test_ended_while_it_starts(self):
+        """A signal that comes before the data is open is obeyed, and what is stored stays sound."""
+        process = self.start()
+        with connect(process.uri) as client:
+            client.x.c.insert_many([{"_id": i, "s": "x" * 500} for i in range(20_000)])
+        # Its log is replayed by whoever starts next.
+        process.send(signal.SIGKILL)
+        process.wait()
+        port = process.port
+        for _ in range(3):
+            starting = subprocess.Popen(
+                [binary(), "up", "--port", str(port), "--data", self.data, "--log-level", "warn"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+            def listens():
+                # It listens before it opens the data, and expects signals before it listens.
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    return True
+                except OSError:
+                    return starting.poll() is not None
+
+            wait_until(listens, "the server listens")
+            starting.terminate()
+            errors = starting.communicate(timeout=DEADLINE_S)[1]
+            self.assertEqual(starting.returncode, 0, errors)
+            self.assertNotIn("panicked", errors)
+        with connect(self.start().uri) as client:
+            self.assertEqual(client.x.c.count_documents({}), 20_000)
+            self.assertTrue(client.x.command("validate", "c", full=True)["valid"])
+
     def test_ended_by_command(self):
         process = self.start()
         with connect(process.uri, serverSelectionTimeoutMS=1000) as client:

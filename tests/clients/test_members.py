@@ -61,6 +61,16 @@ class ThreeMembers(unittest.TestCase):
         states = [member["stateStr"] for member in primary.admin.command("replSetGetStatus")["members"]]
         self.assertEqual(sorted(states), ["PRIMARY", "SECONDARY", "SECONDARY"])
 
+    def test_the_configuration_can_be_read_as_a_collection(self):
+        primary, secondaries = self.members()
+        config = primary.admin.command("replSetGetConfig")["config"]
+        for member in [primary, *secondaries]:
+            stored = member.local["system.replset"].find_one()
+            self.assertEqual(stored, config)
+            log = member.admin.command("getLog", "global")
+            self.assertGreaterEqual(log["totalLinesWritten"], len(log["log"]))
+            self.assertTrue(log["log"])
+
     def test_secondaries_refuse_what_belongs_to_the_primary(self):
         _, secondaries = self.members()
         for secondary in secondaries:

@@ -56,6 +56,12 @@ class Shell(unittest.TestCase):
         reading = 'db.getMongo().setReadPref("secondary"); return db.birds.countDocuments()'
         wait_until(lambda: self.evaluate(reading, newcomer) == 500, "it has everything")
 
+        # The shell reads the set's configuration from the collection where MongoDB keeps it.
+        told = self.evaluate("return rs.printSecondaryReplicationInfo()")
+        secondaries = [member.host for member in self.set.members if not member.is_primary()]
+        for host in secondaries:
+            self.assertIn(f"source: {host}", json.dumps(told))
+
         # The newcomer is frozen: stepping down makes the other one primary.
         self.assertEqual(self.evaluate("return rs.freeze(60).ok", newcomer), 1)
         primary = self.set.wait_primary()
