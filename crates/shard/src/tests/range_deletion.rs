@@ -268,3 +268,40 @@ async fn removals_are_seen_by_nobody() {
     let reply = shard.run("test", "{serverStatus: 1}").await;
     assert!(get(&reply, "shardingStatistics").is_some());
 }
+
+/// The service is woken by what is registered, and by its parameters; who waits is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_removes_what_is_due() {
+    let shard = with_documents().await;
+    let background = shard.shard.spawn_background();
+    let now = deletion(&shard, 1, 10, 20);
+    give_away(&shard, &now).await.expect("is registered");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while ownership(&shard).orphans {
+        assert!(std::time::Instant::now() < deadline, "nothing is removed");
+        tokio::task::yield_now().await;
+    }
+    let delayed = RangeDeletion {
+        when: WhenToClean::Delayed,
+        since: shard.shard.log.latest_time(),
+        ..deletion(&shard, 2, 20, 25)
+    };
+    give_away(&shard, &delayed).await.expect("is registered");
+    shard
+        .check("admin {cleanupOrphaned: 'test.c', maxTimeMS: 5} => 50")
+        .await;
+    assert!(ownership(&shard).orphans);
+    let (waited, ()) = tokio::join!(
+        shard.run("admin", "{cleanupOrphaned: 'test.c'}"),
+        shard.check("admin {setParameter: 1, orphanCleanupDelaySecs: 0} => {was: 900}"),
+    );
+    assert_eq!(
+        get(&waited, "ok"),
+        Some(&differential::value::Value::Double(1.0))
+    );
+    assert!(!ownership(&shard).orphans);
+    assert_eq!(stored(&shard), 15);
+    shard.check_valid("c").await;
+    shard.shard.begin_shutdown();
+    background.await.expect("the task ends with the shutdown");
+}
