@@ -132,6 +132,8 @@ class Sharded(ClusterProgram):
         for attempt in range(5):
             name = f"c{attempt}"
             done, told = threading.Event(), []
+            # With its index, so that it can be sharded whether the first document comes before or after.
+            self.client.race[name].create_index([("_id", "hashed")])
 
             def insert():
                 with connect(self.server.uri) as client:
