@@ -40,20 +40,14 @@
 //! Left out: the protocol of moves itself, which gains and loses ranges by transitions.
 
 mod commands;
-// What the protocol of moves uses.
-#[allow(dead_code)]
 mod moving;
-#[allow(dead_code)]
 mod ownership;
-#[allow(dead_code)]
 pub(crate) mod range_deletion;
-#[allow(dead_code)]
 mod received;
 mod refresh;
 mod report;
 mod shard_key_update;
 mod state;
-#[allow(dead_code)]
 mod transition;
 mod version_check;
 mod waiting;
@@ -61,20 +55,18 @@ mod waiting;
 pub(crate) use commands::{
     become_shard, cleanup_orphaned, create_sharded, forget_placement, set_database, set_placement,
 };
-#[allow(unused_imports)]
-pub(crate) use moving::{Block, BlockLevel, Moving, Receiving};
+pub(crate) use moving::BlockLevel;
+#[cfg(test)]
+pub(crate) use moving::Moving;
 pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipPart, OwnershipUpdate};
-#[allow(unused_imports)]
-pub(crate) use range_deletion::{RangeDeleter, RangeDeletion, WhenToClean};
-#[allow(unused_imports)]
+pub(crate) use range_deletion::RangeDeleter;
 pub(crate) use received::ReceivedChange;
 pub(crate) use refresh::Refresh;
 pub(crate) use report::{get_database_version, get_shard_version, sharding_state};
 pub(crate) use shard_key_update::{UpdateStatement, would_leave};
 pub(crate) use state::ShardingState;
-#[allow(unused_imports)]
-pub(crate) use transition::{
-    Applied, Expectation, OwnershipChange, StateChange, StateWrite, Transition,
-};
+#[cfg(test)]
+pub(crate) use transition::Expectation;
+pub(crate) use transition::{Applied, OwnershipChange, StateChange, StateWrite, Transition};
 pub(crate) use version_check::{CheckedRoute, Routed, not_owned};
 pub(crate) use waiting::{is_to_be_read_again, read_again};

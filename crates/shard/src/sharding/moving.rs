@@ -74,6 +74,7 @@ pub(crate) struct Moving {
 }
 
 impl Moving {
+    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }

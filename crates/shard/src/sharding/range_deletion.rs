@@ -34,7 +34,7 @@ use crate::catalog::Collection;
 use crate::command::envelope::WriteConcern;
 use crate::operation::Operation;
 use crate::primary_services::Tenure;
-use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::Uuid;
 use model::key::RecordKey;
 use model::range::{KeyBound, KeyRange, RangeSet};
@@ -566,9 +566,4 @@ pub(super) fn check_registered(
         }
     }
     Ok(())
-}
-
-/// The value that a deletion is found by.
-pub(crate) fn deletion_id(id: Uuid) -> Value {
-    uuid_value(&id).to_owned()
 }

@@ -1,6 +1,7 @@
 //! ⚑ What is not owned is removed, and nothing else ever.
 
-use crate::sharding::{BlockLevel, RangeDeletion, Transition, WhenToClean};
+use crate::sharding::range_deletion::{RangeDeletion, WhenToClean};
+use crate::sharding::{BlockLevel, Transition};
 use crate::testing::TestShard;
 use crate::tests::sharding::{WHOLE, member_of_cluster, placed, sharded};
 use crate::tests::transitions::{MOVE, change, collection, ownership, range, receive, received};
