@@ -66,8 +66,7 @@ impl<'a> Doc<'a> {
     }
 
     pub fn element(self, name: &str) -> Option<Element<'a>> {
-        let name = name.as_bytes();
-        self.iter().find(|element| element.key == name)
+        self.iter().named(&Sought::new(name.as_bytes()))
     }
 
     pub fn first(self) -> Option<Element<'a>> {
@@ -268,6 +267,15 @@ impl<'a> Element<'a> {
         parse_value(self.kind, self.value)
     }
 
+    /// The bytes of a string; `None` for every other kind. Comparing them needs no look
+    /// at the characters, which [`Element::value`] takes.
+    pub fn text_bytes(&self) -> Option<&'a [u8]> {
+        match self.kind {
+            Kind::String => Some(&self.value[4..self.value.len() - 1]),
+            _ => None,
+        }
+    }
+
     /// The encoded value without type byte and key.
     pub fn value_bytes(&self) -> &'a [u8] {
         self.value
@@ -298,21 +306,139 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
+impl<'a> Elements<'a> {
+    /// The next element of this name. Looking for one field is what queries do most: no
+    /// element is made of the others, and the names are compared as numbers.
+    #[inline]
+    fn named(mut self, sought: &Sought<'_>) -> Option<Element<'a>> {
+        loop {
+            let (&tag, rest) = self.rest.split_first().expect(BROKEN);
+            if tag == 0 {
+                return None;
+            }
+            let kind = Kind::from_tag(tag).expect(BROKEN);
+            let (is_it, key_len) = sought.compare(rest);
+            let (key, rest) = (&rest[..key_len], &rest[key_len + 1..]);
+            let (value, rest) = rest.split_at(value_len(kind, rest));
+            if is_it {
+                return Some(Element { kind, key, value });
+            }
+            self.rest = rest;
+        }
+    }
+}
+
+/// A name that is looked for, with its first eight bytes as a number: the zero behind
+/// it is one of them if the name is shorter.
+struct Sought<'n> {
+    name: &'n [u8],
+    word: u64,
+    mask: u64,
+}
+
+impl<'n> Sought<'n> {
+    #[inline]
+    fn new(name: &'n [u8]) -> Self {
+        let bytes = name.iter().take(8).rev();
+        let word = bytes.fold(0, |word, &byte| word << 8 | u64::from(byte));
+        let mask = match name.len() {
+            known @ 0..7 => (1 << ((known + 1) * 8)) - 1,
+            _ => u64::MAX,
+        };
+        Self { name, word, mask }
+    }
+
+    /// Whether the key at the start of `bytes` is this name, and how long the key is.
+    #[inline]
+    fn compare(&self, bytes: &[u8]) -> (bool, usize) {
+        let Some(first) = bytes.first_chunk() else {
+            let length = key_length(bytes);
+            return (bytes[..length] == *self.name, length);
+        };
+        let first = u64::from_le_bytes(*first);
+        match first_zero(first) {
+            // A name with a zero inside is none, whatever lies behind the key.
+            Some(length) => {
+                let is_it = first & self.mask == self.word && length == self.name.len();
+                (is_it, length)
+            }
+            None => {
+                let length = 8 + key_length(&bytes[8..]);
+                (first == self.word && bytes[..length] == *self.name, length)
+            }
+        }
+    }
+}
+
 /// Keys are short: eight bytes at a time beat a call into memchr.
 #[inline]
 fn key_length(bytes: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const TOPS: u64 = 0x8080_8080_8080_8080;
     let mut at = 0;
     while let Some(word) = bytes[at..].first_chunk() {
-        let word = u64::from_le_bytes(*word);
-        // The lowest bit is that of the first byte that is zero.
-        let zeros = word.wrapping_sub(ONES) & !word & TOPS;
-        if zeros != 0 {
-            return at + zeros.trailing_zeros() as usize / 8;
+        if let Some(zero) = first_zero(u64::from_le_bytes(*word)) {
+            return at + zero;
         }
         at += 8;
     }
     let rest = bytes[at..].iter().position(|&byte| byte == 0);
     at + rest.expect(BROKEN)
+}
+
+/// Which of the eight bytes is the first that is zero.
+#[inline]
+fn first_zero(word: u64) -> Option<usize> {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const TOPS: u64 = 0x8080_8080_8080_8080;
+    // The lowest bit is that of the first byte that is zero.
+    let zeros = word.wrapping_sub(ONES) & !word & TOPS;
+    (zeros != 0).then(|| zeros.trailing_zeros() as usize / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::DocWriter;
+    use super::*;
+
+    /// Names of every length around the eight bytes that are compared at once, which
+    /// begin alike, end alike or hold what no key holds.
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let names = [
+            "",
+            "a",
+            "aaaaaa",
+            "aaaaaaa",
+            "aaaaaaaa",
+            "aaaaaaaaa",
+            "aaaaaaab",
+            "aaaaaaaab",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            "é",
+            "z",
+        ];
+        let mut writer = DocWriter::new();
+        for (number, name) in (0i32..).zip(names) {
+            writer.append(name, number);
+        }
+        let doc = writer.finish();
+        for (number, name) in (0i32..).zip(names) {
+            assert_eq!(doc.get(name), Some(ValueRef::Int32(number)), "{name:?}");
+        }
+        for absent in [
+            "b",
+            "aa",
+            "aaaaaaaaaa",
+            "a\0",
+            "a\0\u{1}",
+            "aaaaaaaa\0",
+            "\0",
+            "aaaaaaac",
+            "\u{e9}a",
+        ] {
+            assert_eq!(doc.get(absent), None, "{absent:?}");
+        }
+        // The bytes behind a short key may look like the rest of a name with a zero inside.
+        let doc = DocWriter::new().with("a", i64::from_le_bytes(*b"b\0cdefgh"));
+        assert_eq!(doc.finish().get("a\0b"), None);
+    }
 }

@@ -119,6 +119,20 @@ impl Predicate {
         // The most frequent predicate gets a walk of its own, without the match.
         if let Predicate::Compare(comparison, value) = self {
             let (comparison, value) = (*comparison, value.as_ref());
+            // And of those the most frequent is decided by bytes.
+            if let (Comparison::Equal, ValueRef::String(text)) = (comparison, value)
+                && let [field] = path.components()
+            {
+                match doc.element(field.name()) {
+                    // What is missing equals null at most.
+                    None => return false,
+                    Some(element) => {
+                        if let Some(found) = element.text_bytes() {
+                            return found == text.as_bytes();
+                        }
+                    }
+                }
+            }
             return path.any(doc, LeafArray::Expand, &mut |candidate, position| {
                 let accepted = compare(comparison, candidate, value);
                 if accepted && position.is_some() {
