@@ -7,6 +7,10 @@ use super::{Part, PartAnswer, Sender, VERSION, type_number};
 use crate::member::MemberId;
 use crate::raft_entry::{change_of, read_context};
 
+/// What a message takes without its context and its entries, and an entry without its body.
+const MESSAGE_BYTES: usize = 2 + 8 * 8 + 4 + 4;
+const ENTRY_BYTES: usize = 1 + 4 * 8 + 4;
+
 fn begin(from: &Sender, to: MemberId, what: u8) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     bytes.extend_from_slice(&from.group.0.to_le_bytes());
@@ -35,6 +39,10 @@ pub(crate) fn encode_raft(from: &Sender, message: &Message) -> Option<Vec<u8>> {
     let kind = type_number(message.get_msg_type())?;
     let to = MemberId::checked(message.to)?;
     let mut bytes = begin(from, to, 1);
+    // At once: entries may be megabytes, and growing would copy them again and again.
+    let entry_bytes = |entry: &RaftEntry| ENTRY_BYTES + entry.data.len();
+    let all: usize = message.entries.iter().map(entry_bytes).sum();
+    bytes.reserve(MESSAGE_BYTES + message.context.len() + all);
     bytes.push(kind);
     bytes.push(u8::from(message.reject));
     put(

@@ -9,8 +9,8 @@ use super::statement_ids::StatementIdArguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents};
 use crate::session::{Effect, StatementIds};
-use crate::write::{Prepared, Refusal, prepare};
-use model::bson::{Doc, Kind, MAX_STORED_DEPTH, nesting_depth};
+use crate::write::{Prepared, Refusal, Shape, prepare};
+use model::bson::{Doc, MAX_STORED_DEPTH, nesting_depth};
 use model::key::RecordKey;
 use model::{Error, Namespace};
 use storage::Record;
@@ -79,22 +79,9 @@ fn batch_end(documents: &[Doc<'_>], from: usize) -> usize {
 }
 
 /// Refuses two `_id`s, and what is nested deeper than MongoDB stores.
-fn check_shape(doc: Doc<'_>) -> Result<(), Error> {
-    let mut ids = 0;
-    let mut is_flat = true;
-    for element in doc.iter() {
-        ids += usize::from(element.key_bytes() == b"_id");
-        is_flat &= !matches!(
-            element.kind(),
-            Kind::Document | Kind::Array | Kind::JavaScriptWithScope
-        );
-    }
-    if ids > 1 {
-        return Err(Error::bad_value(
-            "can't have multiple _id fields in one document",
-        ));
-    }
-    if is_flat || nesting_depth(doc) < MAX_STORED_DEPTH {
+fn check_shape(doc: Doc<'_>, shape: &Shape<'_>) -> Result<(), Error> {
+    shape.check_ids()?;
+    if shape.is_flat() || nesting_depth(doc) < MAX_STORED_DEPTH {
         return Ok(());
     }
     Err(Error::new(
@@ -149,7 +136,9 @@ impl Batch<'_> {
                     continue;
                 }
             }
-            match check_shape(*doc).and_then(|()| prepare(shard, *doc)) {
+            let shape = Shape::of(*doc);
+            let checked = check_shape(*doc, &shape);
+            match checked.and_then(|()| prepare(shard, *doc, &shape)) {
                 Ok(document) => prepared.push((first + offset, document)),
                 Err(error) => {
                     refused.push((first + offset, error));

@@ -28,7 +28,7 @@ mod several;
 mod writer;
 
 pub(crate) use append::{Applier, Companion, NotAppended};
-pub(crate) use document::{Prepared, check_stored, prepare, prepare_insert};
+pub(crate) use document::{Prepared, Shape, check_stored, prepare, prepare_insert};
 pub(crate) use evaluator::{Evaluator, Refusal, Version, unique_violation};
 pub(crate) use latches::{Latches, Stripe};
 pub(crate) use overlay::Overlay;
