@@ -1,4 +1,4 @@
-//! The primary of either side is lost after every single answer of a move: the next one goes on,
+//! The primary of either side is lost after each kind of answer of a move, first and second: the next one goes on,
 //! settles, or aborts. Nothing is lost, nothing is there twice, and nobody stays blocked.
 
 use super::world::{PATIENCE, World, outcome};

@@ -113,8 +113,10 @@ pub(super) type Tamper = Box<dyn Fn(&str, DocBuf) -> DocBuf + Send + Sync>;
 /// What happens to messages between shards, and to the config server.
 #[derive(Default)]
 pub(super) struct Network {
-    /// Messages that were answered.
+    /// Messages that were answered. Of those that are sent again and again only the first two
+    /// count: how often a donor asks for progress depends on how fast the machine is.
     answered: AtomicU32,
+    by_command: Mutex<HashMap<String, u32>>,
     /// Behind so many answers nothing comes through any more; zero: everything does.
     pub(super) cut_after: AtomicU32,
     pub(super) was_cut: tokio::sync::Notify,
@@ -129,7 +131,15 @@ impl Network {
 
     /// Lets an answer through, unless it is the one that is lost.
     fn pass(&self, command: &str, reply: Reply) -> Result<Reply, CallError> {
-        self.answered.fetch_add(1, Ordering::SeqCst);
+        let is_first = {
+            let mut answered = self.by_command.lock();
+            let count = answered.entry(command.to_owned()).or_insert(0);
+            *count += 1;
+            *count <= 2
+        };
+        if is_first {
+            self.answered.fetch_add(1, Ordering::SeqCst);
+        }
         if self.is_cut() {
             self.was_cut.notify_one();
             return Err(CallError::OutcomeUnknown("cut".to_owned()));
@@ -142,6 +152,7 @@ impl Network {
 
     pub(super) fn cut_behind(&self, answers: u32) {
         self.answered.store(0, Ordering::SeqCst);
+        self.by_command.lock().clear();
         self.cut_after.store(answers, Ordering::SeqCst);
     }
 
