@@ -15,6 +15,7 @@ use crate::{
     zones,
 };
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::time::ClusterTime;
 use model::{Code, Error};
 use std::future::Future;
 use std::sync::Arc;
@@ -150,6 +151,35 @@ impl ConfigServer {
                 format!("no such command: '{other}'"),
             )),
         }
+    }
+}
+
+impl ConfigServer {
+    /// Ends a reply with the latest time that shards told.
+    fn tell_time(&self, reply: &mut Reply) {
+        let told = self.store.told();
+        if told == ClusterTime::ZERO || reply.document().get("$clusterTime").is_some() {
+            return;
+        }
+        let mut trailer = DocWriter::new();
+        trailer
+            .begin_document("$clusterTime")
+            .append("clusterTime", told)
+            .begin_document("signature")
+            .append(
+                "hash",
+                ValueRef::Binary {
+                    subtype: 0,
+                    bytes: &[0; 20],
+                },
+            )
+            .append("keyId", 0i64)
+            .end()
+            .end()
+            .append("operationTime", told);
+        let trailer = trailer.finish();
+        let bytes = trailer.as_bytes();
+        reply.append_elements(&bytes[4..bytes.len() - 1]);
     }
 }
 
@@ -291,10 +321,12 @@ impl<H: Handler> Handler for ConfigHandler<H> {
         if !request.name().starts_with("_configsvr") {
             return self.documents.handle(connection, request).await;
         }
-        match Box::pin(self.server.answer(&request)).await {
+        let mut reply = match Box::pin(self.server.answer(&request)).await {
             Ok(reply) => Reply::from(reply),
             Err(fault) => Reply::error(&fault.into_error()),
-        }
+        };
+        self.server.tell_time(&mut reply);
+        reply
     }
 
     fn disconnected(&self, connection: &Arc<ConnectionInfo>) {

@@ -20,6 +20,8 @@ pub(crate) struct Store {
     endpoint: Arc<dyn Endpoint>,
     /// The latest time that was seen or given.
     latest: AtomicU64,
+    /// The latest cluster time that a shard told.
+    told: AtomicU64,
 }
 
 impl Store {
@@ -27,6 +29,7 @@ impl Store {
         Self {
             endpoint,
             latest: AtomicU64::new(0),
+            told: AtomicU64::new(0),
         }
     }
 
@@ -39,6 +42,21 @@ impl Store {
     pub(crate) fn time_after(&self, other: ClusterTime) -> ClusterTime {
         self.latest.fetch_max(other.to_u64(), Ordering::AcqRel);
         self.next_time()
+    }
+
+    /// Takes note of the time in a shard's reply.
+    pub(crate) fn observe(&self, reply: Doc<'_>) {
+        let gossip = reply.get_doc("$clusterTime");
+        if let Some(ValueRef::Timestamp(time)) = gossip.and_then(|told| told.get("clusterTime")) {
+            let told = ClusterTime::new(time.seconds, time.increment).to_u64();
+            self.told.fetch_max(told, Ordering::AcqRel);
+        }
+    }
+
+    /// The time that whoever asked for an operation has to know of: ⚑ what shards did for it is not
+    /// later. A snapshot that is taken next shows it, on shards that said nothing since.
+    pub(crate) fn told(&self) -> ClusterTime {
+        ClusterTime::from_u64(self.told.load(Ordering::Acquire))
     }
 
     /// Runs a command on the database `config`.

@@ -223,7 +223,11 @@ impl Tenure {
         command: Doc<'_>,
     ) -> Result<DocBuf, Fault> {
         let link = self.shard(shard)?;
-        ask_endpoint(&*link, shard.as_str(), database, command).await
+        let answered = ask_endpoint(&*link, shard.as_str(), database, command).await;
+        if let Ok(reply) = &answered {
+            self.store.observe(reply.as_doc());
+        }
+        answered
     }
 
     /// Asks a shard what it can be asked again, until it answers or the tenure is over.

@@ -25,6 +25,7 @@
 //! - `shape`: only field names and types are compared.
 //! - `ignore: ["a.b"]`, `only: ["a.b"]`: paths of the reply to leave out, or to compare alone.
 //! - `known: "why"`: the target is expected to differ; agreement is then reported.
+//! - `routed: "why"`: a router over several shards may differ; one server may not.
 
 use crate::notation::{Cursor, print};
 use crate::table::COLLECTION;
@@ -38,6 +39,8 @@ pub struct Row {
     pub effect: Effect,
     pub comparison: Comparison,
     pub known: Option<String>,
+    /// Why the answer of a router may differ.
+    pub routed: Option<String>,
 }
 
 /// One command of a row.
@@ -95,7 +98,7 @@ impl Row {
     pub fn parse(line: usize, text: &str) -> Result<Row, String> {
         let mut cursor = Cursor::new(text);
         let mut comparison = Comparison::default();
-        let (mut ordered, mut known) = (None, None);
+        let (mut ordered, mut known, mut routed) = (None, None, None);
         let mut pairs: Vec<Pair> = Vec::new();
         loop {
             cursor.accept(",");
@@ -107,6 +110,7 @@ impl Row {
                 let first = cursor.value().map_err(|error| error.to_string())?;
                 match key.as_str() {
                     "known" => known = first.as_str().map(str::to_owned),
+                    "routed" => routed = first.as_str().map(str::to_owned),
                     "ignore" => comparison.ignore = strings(&first),
                     "only" => comparison.only = strings(&first),
                     _ => pairs.push(Pair {
@@ -155,6 +159,7 @@ impl Row {
             effect: compiled.effect,
             comparison,
             known,
+            routed,
         })
     }
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::difference::differences;
 use crate::normalize::Normalizer;
 use crate::notation::print;
-use crate::row::Row;
+use crate::row::{Row, Step};
 use crate::session::{Outcome, Session, selected};
-use crate::sharding::{is_about_plans, is_refused_by_routers};
+use crate::sharding::{is_about_plans, is_refused_by_routers, level};
 use crate::table::{Group, Setup, Table};
 use crate::value::{Fields, Value, get};
 
@@ -109,10 +109,14 @@ impl Sessions {
         let lines = match (by_oracle, by_target) {
             (Err(reason), _) => return Verdict::Broken(reason.clone()),
             (Ok(_), Err(reason)) => vec![reason.clone()],
-            (Ok(by_oracle), Ok(by_target)) => self.compare(row, by_oracle, by_target),
+            (Ok(by_oracle), Ok(by_target)) => self.compare(row, by_oracle, by_target, as_it_is),
         };
-        if let (true, Ok(replies)) = (self.cluster && !lines.is_empty(), by_target)
-            && (replies.iter().any(is_refused_by_routers) || is_about_plans(row))
+        if let (true, Ok(by_oracle), Ok(by_target)) =
+            (self.cluster && !lines.is_empty(), by_oracle, by_target)
+            && (row.routed.is_some()
+                || is_about_plans(row)
+                || by_target.iter().any(is_refused_by_routers)
+                || self.compare(row, by_oracle, by_target, level).is_empty())
         {
             return Verdict::NotForRouters;
         }
@@ -125,7 +129,13 @@ impl Sessions {
         }
     }
 
-    fn compare(&self, row: &Row, by_oracle: &[Fields], by_target: &[Fields]) -> Vec<String> {
+    fn compare(
+        &self,
+        row: &Row,
+        by_oracle: &[Fields],
+        by_target: &[Fields],
+        level: fn(&Step, &Fields, &Fields) -> (Fields, Fields),
+    ) -> Vec<String> {
         let now_seconds = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or(Duration::ZERO)
@@ -137,6 +147,7 @@ impl Sessions {
         };
         let mut lines = Vec::new();
         for (index, (oracle, target)) in by_oracle.iter().zip(by_target).enumerate() {
+            let (oracle, target) = &level(&row.steps[index], oracle, target);
             let found = match one_sided_failure(oracle, target) {
                 Some(line) => vec![line],
                 None => differences(
@@ -157,6 +168,11 @@ impl Sessions {
         }
         lines
     }
+}
+
+/// Replies without allowances.
+fn as_it_is(_: &Step, oracle: &Fields, target: &Fields) -> (Fields, Fields) {
+    (oracle.clone(), target.clone())
 }
 
 /// If only one server fails, that alone is worth a line: the rest follows from it.

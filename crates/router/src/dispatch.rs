@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::targeting::documents;
 use crate::{
-    Router, aggregate, catalog, count, ddl, diagnostic, distribution, explain, find,
+    Router, aggregate, arguments, catalog, count, ddl, diagnostic, distribution, explain, find,
     find_and_modify, get_more, hello, statistics,
 };
 use model::error::{Code, Error};
@@ -35,6 +35,9 @@ pub(crate) async fn dispatch(
         Some(dated) if !is_config(&request) => dated,
         Some(_) | None => request,
     };
+    if let Err(error) = arguments::check(&request) {
+        return Reply::error(&error);
+    }
     let answered = match request.name() {
         "find" if !is_config(&request) => find::find(router, &request).await,
         "insert" if !is_config(&request) => write(router, &request, Kind::Insert).await,

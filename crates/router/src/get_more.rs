@@ -30,6 +30,7 @@ pub(crate) async fn get_more(router: &Router, request: &Request) -> Result<Reply
         let message = "BSON field 'getMore.collection' is missing but a required field";
         Error::location(40414, message)
     })?;
+    model::namespace::Namespace::new(request.database(), collection)?;
     let namespace = format!("{}.{collection}", request.database());
     let session = body.get_doc("lsid");
     let mut cursor = router.cursors.check_out(id, &namespace, session)?;

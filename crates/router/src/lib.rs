@@ -23,6 +23,7 @@
 //! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `dispatch.rs` (the commands).
 
 mod aggregate;
+mod arguments;
 mod bulk;
 mod catalog;
 mod change_stream;

@@ -28,6 +28,11 @@ pub(crate) async fn write(
     mut source: Box<dyn Source>,
     stage: &Stage,
 ) -> Result<Reply, Failure> {
+    let concern = command.request.body().get_doc("readConcern");
+    if concern.and_then(|concern| concern.get_str("level")) == Some("linearizable") {
+        let message = "$out and $merge cannot be used with a 'linearizable' read concern level";
+        return Err(Error::new(Code::INVALID_OPTIONS, message).into());
+    }
     match stage {
         Stage::Out(out) => replace(command, &mut *source, out).await?,
         Stage::Merge(merge) => join(command, &mut *source, merge).await?,

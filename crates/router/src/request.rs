@@ -105,12 +105,16 @@ pub(crate) fn with_snapshot_time(request: &Request, clock: &Clock) -> Option<Req
     let body = request.body();
     let concern = body.get_doc("readConcern")?;
     let now = clock.now();
-    let is_open = concern.get_str("level") == Some("snapshot")
-        && concern.get("atClusterTime").is_none()
-        && concern.get("afterClusterTime").is_none();
+    let is_open =
+        concern.get_str("level") == Some("snapshot") && concern.get("atClusterTime").is_none();
     if !is_open || now == ClusterTime::ZERO {
         return None;
     }
+    // Whoever wants to read behind a time reads there, or at what is known by now.
+    let after = match concern.get("afterClusterTime") {
+        None => ClusterTime::ZERO,
+        after => time_of(after)?,
+    };
     let mut writer = DocWriter::new();
     for element in body.iter() {
         if element.key() != "readConcern" {
@@ -119,9 +123,11 @@ pub(crate) fn with_snapshot_time(request: &Request, clock: &Clock) -> Option<Req
         }
         writer.begin_document("readConcern");
         for field in concern.iter() {
-            writer.append_element(&field);
+            if field.key() != "afterClusterTime" {
+                writer.append_element(&field);
+            }
         }
-        writer.append("atClusterTime", now).end();
+        writer.append("atClusterTime", now.max(after)).end();
     }
     Request::from_parts(writer.finish(), request.sequences().to_vec()).ok()
 }

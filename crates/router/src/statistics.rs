@@ -106,8 +106,14 @@ pub(crate) async fn coll_stats(router: &Router, request: &Request) -> Result<Rep
     writer
         .append("maxSize", 0)
         .append("nindexes", index_sizes.len() as i32)
-        .append("nchunks", table.chunk_count() as i32)
-        .begin_document("shards");
+        .append("nchunks", table.chunk_count() as i32);
+    let scale = answers
+        .iter()
+        .find_map(|answered| answered.reply.document().get("scaleFactor"));
+    if let Some(scale) = scale {
+        writer.append("scaleFactor", scale);
+    }
+    writer.begin_document("shards");
     for answered in answers {
         append_answer(&mut writer, answered.shard.as_str(), answered);
     }

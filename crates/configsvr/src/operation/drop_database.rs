@@ -135,8 +135,7 @@ impl DropDatabase {
             tenure.insist(&shard, "admin", no_primary.as_doc()).await?;
             tenure.insist(&shard, &self.name, drop.as_doc()).await?;
         }
-        let reply = DocWriter::new().with("dropped", &self.name).with("ok", 1.0);
-        Ok(Step::Done(reply.finish()))
+        Ok(Step::Done(ok()))
     }
 }
 

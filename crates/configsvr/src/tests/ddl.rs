@@ -164,7 +164,7 @@ async fn collections_and_databases_are_dropped() {
             config! config {find: 'collections', projection: {_id: 1}} => {cursor: {firstBatch: [{_id: 'test.h'}]}}
             # Sharded anew under another key.
             admin {shardCollection: 'test.r', key: {b: 1}} => {}
-            test {dropDatabase: 1} => {dropped: 'test'}
+            test {dropDatabase: 1} => {ok: 1.0}
             test {dropDatabase: 1} => {}
             config {dropDatabase: 1} => 20
             config! config {find: 'collections'} => {cursor: {firstBatch: []}}
