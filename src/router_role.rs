@@ -45,6 +45,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
         _ = &mut serving => bail!("the router ended unexpectedly"),
     };
     tracing::info!("stopping: {why}");
+    router.begin_shutdown();
     handle.shutdown();
     serving.await.context("the router did not end in order")?;
     background.abort();

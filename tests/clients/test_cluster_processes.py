@@ -62,8 +62,9 @@ class Role:
         self.process.stdout.close()
 
 
-@only_terndb
-class ConfigServerKilled(unittest.TestCase):
+class Processes(unittest.TestCase):
+    """A config server, two shards and two routers, each a process."""
+
     def setUp(self):
         self.directory = Path(tempfile.mkdtemp(prefix="terndb-processes-"))
         self.addCleanup(shutil.rmtree, self.directory, True)
@@ -99,6 +100,45 @@ class ConfigServerKilled(unittest.TestCase):
 
         return wait_until(attempt, f"{name} {value}")
 
+
+@only_terndb
+class Streams(Processes):
+    def test_a_shard_that_is_added_is_watched(self):
+        """A stream of one router, while all the changes go through the other."""
+        with self.clients[1].shop.watch() as stream:
+            added = self.run_role("shard", "shard2")
+            added.initiate()
+            self.insist(0, "addShard", added.connection)
+            self.insist(0, "shardCollection", "shop.birds", key={"a": "hashed"}, numInitialChunks=6)
+            documents = [{"_id": number, "a": number} for number in range(60)]
+            self.clients[0].shop.birds.insert_many(documents)
+            with connect(f"mongodb://127.0.0.1:{added.port}/?directConnection=true") as shard:
+                self.assertGreater(shard.shop.birds.count_documents({}), 0)
+            self.clients[0].shop.birds.delete_one({"a": 7})
+            self.clients[0].shop.drop_collection("birds")
+
+            events = []
+
+            def ended():
+                event = stream.try_next()
+                if event:
+                    events.append(event)
+                return bool(event) and event["operationType"] == "drop"
+
+            wait_until(ended, "the collection is dropped")
+            kinds = [event["operationType"] for event in events]
+            self.assertEqual(kinds, ["insert"] * 60 + ["delete", "drop"])
+            keys = [event["documentKey"] for event in events[:61]]
+            self.assertEqual(sorted(key["_id"] for key in keys[:60]), list(range(60)))
+            self.assertTrue(all(list(key.items()) == [("a", key["_id"]), ("_id", key["_id"])] for key in keys))
+            # One shard tells it, not all of them.
+            self.clients[0].shop.other.insert_one({})
+            wait_until(lambda: (event := stream.try_next()) and events.append(event) is None, "what comes next")
+            self.assertEqual(events[-1]["operationType"], "insert")
+
+
+@only_terndb
+class ConfigServerKilled(Processes):
     def test_changes_go_on_after_kills(self):
         seed = random.randrange(1 << 32)
         chance = random.Random(seed)

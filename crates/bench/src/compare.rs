@@ -13,7 +13,7 @@ use crate::operations::{Scratch, Setting};
 use crate::options::{CompareOptions, ComparePlan};
 use crate::place::{self, Place};
 use crate::report::{CaseResult, Report, SideSummary};
-use crate::servers::Server;
+use crate::servers::{Product, Server};
 use crate::statistics::Measurement;
 use crate::table;
 use crate::workload::{Case, cases};
@@ -125,10 +125,16 @@ fn start(options: &CompareOptions, plan: &ComparePlan, place: &Place) -> Result<
         } else {
             product.name().to_owned()
         };
-        let server =
-            Server::start_members(product, &label, &binaries, place.path(), options.members)?;
+        let server = match (product, options.shape()) {
+            (Product::Terndb, Some(shape)) => {
+                Server::start_cluster(&label, &binaries, place.path(), shape)?
+            }
+            (Product::Terndb | Product::Mongod, _) => {
+                Server::start_members(product, &label, &binaries, place.path(), options.members)?
+            }
+        };
         let mut side = Side::load(label, server, plan.records)?;
-        if !options.no_pause && options.members == 1 {
+        if options.pauses() {
             side.server.pause()?;
         }
         sides.push(side);
@@ -162,7 +168,7 @@ fn measure_all(
                 side.server.resume()?;
                 let measured = side.measure(case, options.sessions, plan.pace, seed);
                 let measured = measured.with_context(|| format!("{case} on {}", side.label))?;
-                if !options.no_pause && options.members == 1 {
+                if options.pauses() {
                     side.server.pause()?;
                 }
                 eprint!(" {}", table::number(measured.figures().throughput));

@@ -108,7 +108,14 @@ pub fn load(server: &Server, dataset: &Arc<Dataset>) -> Result<Footprint> {
 pub fn create(server: &Server, collection: &str) -> Result<()> {
     let create =
         doc! { "create": collection, "writeConcern": { "w": "majority" }, "$db": DATABASE };
-    server.connect()?.run(&create)?;
+    let mut connection = server.connect()?;
+    connection.run(&create)?;
+    if server.sharded {
+        connection.run(&doc! {
+            "shardCollection": format!("{DATABASE}.{collection}"), "key": { "_id": "hashed" },
+            "$db": "admin",
+        })?;
+    }
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::dataset::RECORDS_STEP;
 use crate::driver::Pace;
-use crate::servers::{Binaries, Product};
+use crate::servers::{Binaries, Product, Shape};
 use crate::workload::{Durability, Workload};
 
 #[derive(Debug, Parser)]
@@ -20,6 +20,7 @@ use crate::workload::{Durability, Workload};
         cargo run --release -p bench -- compare --workloads c,a,update --connections 8 --rounds 5\n  \
         cargo run --release -p bench -- compare full --markdown measured.md --json measured.json\n  \
         cargo run --release -p bench -- compare quick --same mongod      # how much is noise\n  \
+        cargo run --release -p bench -- compare quick --shards 2 --apart # through a router\n  \
         cargo run --release -p bench -- profile --workload c --perf c.perf\n  \
         cargo run --release -p bench -- idle --connections 10000\n  \
         cargo run --release -p bench -- verify --records 1000000\n\n\
@@ -113,6 +114,13 @@ pub struct CompareOptions {
     /// Members of each server's replica set, each a process of its own
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     pub members: usize,
+    /// Run TernDB as a cluster of so many shards, collections sharded by the hash of `_id`; mongod stays
+    /// one server
+    #[arg(long, value_name = "COUNT", conflicts_with = "members")]
+    pub shards: Option<usize>,
+    /// Each role of the cluster is a process of its own
+    #[arg(long, requires = "shards")]
+    pub apart: bool,
     /// Leave the other server running while one is measured
     #[arg(long)]
     pub no_pause: bool,
@@ -188,6 +196,17 @@ pub struct ComparePlan {
 }
 
 impl CompareOptions {
+    /// The cluster that TernDB runs as, if it does.
+    pub fn shape(&self) -> Option<Shape> {
+        let apart = self.apart;
+        self.shards.map(|shards| Shape { shards, apart })
+    }
+
+    /// Whether the server that is not measured is stopped meanwhile.
+    pub fn pauses(&self) -> bool {
+        !self.no_pause && self.members == 1 && !self.apart
+    }
+
     pub fn plan(&self) -> Result<ComparePlan> {
         let (seconds, rounds) = match self.preset {
             Preset::Quick => (1.0, 2),

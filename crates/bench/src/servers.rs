@@ -25,7 +25,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::connection::Connection;
 use crate::process;
 
+mod cluster;
 mod several;
+
+pub use cluster::Shape;
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -111,6 +114,8 @@ pub struct Server {
     /// Further members of the same set.
     others: Vec<Child>,
     paused: bool,
+    /// It is a cluster, whose collections are to be sharded.
+    pub sharded: bool,
 }
 
 impl Server {
@@ -130,7 +135,7 @@ impl Server {
         fs::create_dir_all(directory.join("data"))
             .with_context(|| format!("creating {}", directory.display()))?;
         let started = match product {
-            Product::Terndb => start_terndb(&binary, directory),
+            Product::Terndb => start_terndb(&binary, directory, &[]),
             Product::Mongod => start_mongod(&binary, directory),
         };
         started.with_context(|| format!("starting {}", binary.display()))
@@ -251,10 +256,11 @@ impl Drop for Server {
     }
 }
 
-fn start_terndb(binary: &Path, directory: PathBuf) -> Result<Server> {
+fn start_terndb(binary: &Path, directory: PathBuf, flags: &[&str]) -> Result<Server> {
     let mut log = File::create(directory.join("output.log"))?;
     let child = Command::new(binary)
         .args(["up", "--port", "0", "--cache-mb", &CACHE_MB.to_string()])
+        .args(flags)
         .arg("--data")
         .arg(directory.join("data"))
         .stdin(Stdio::null())
@@ -268,6 +274,7 @@ fn start_terndb(binary: &Path, directory: PathBuf) -> Result<Server> {
         child,
         others: Vec::new(),
         paused: false,
+        sharded: false,
     };
     let output = server.child.stdout.take().context("no standard output")?;
     let (found, port) = mpsc::channel();
@@ -322,6 +329,7 @@ fn start_mongod(binary: &Path, directory: PathBuf) -> Result<Server> {
         child,
         others: Vec::new(),
         paused: false,
+        sharded: false,
     };
     server.wait_until("accepting connections", |server| server.connect().is_ok())?;
     server.connect()?.run(&doc! {

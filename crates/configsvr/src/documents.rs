@@ -288,10 +288,28 @@ pub(crate) fn chunk(
     writer.finish()
 }
 
+/// A bound from before the key got further fields is the least of its value by the key of now; the end of
+/// all keys stays the end.
+fn refined(pattern: &ShardKeyPattern, bound: Doc<'_>) -> DocBuf {
+    let is_end = bound.iter().all(|field| field.value() == ValueRef::MaxKey);
+    let added = match is_end {
+        true => ValueRef::MaxKey,
+        false => ValueRef::MinKey,
+    };
+    let mut writer = DocWriter::new();
+    for field in bound.iter() {
+        writer.append_element(&field);
+    }
+    for field in pattern.fields().iter().skip(bound.iter().count()) {
+        writer.append(&field.path, added);
+    }
+    writer.finish()
+}
+
 pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<ChunkWithEnd, Fault> {
     let fields = Fields::of(CHUNKS, doc);
-    let min = pattern.bound(fields.doc("min")?)?;
-    let max = pattern.bound(fields.doc("max")?)?;
+    let min = pattern.bound(refined(pattern, fields.doc("min")?).as_doc())?;
+    let max = pattern.bound(refined(pattern, fields.doc("max")?).as_doc())?;
     let version = fields.time("lastmod")?;
     let mut history = Vec::new();
     for owner in doc

@@ -43,7 +43,6 @@ mod operation;
 mod placement;
 mod queue;
 mod remove_shard;
-mod rename;
 mod routing;
 mod schema;
 mod server;

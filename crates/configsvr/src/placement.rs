@@ -105,10 +105,9 @@ pub(crate) fn replace_chunks(
     Ok(())
 }
 
-/// Removes a sharded collection's documents.
+/// Removes a sharded collection's document: without it, its chunks mean nothing.
 pub(crate) fn remove(commit: &mut Commit, entry: &CollectionEntry) {
     commit.delete(COLLECTIONS, by("_id", entry.namespace.as_str()).as_doc());
-    commit.delete(CHUNKS, by("uuid", uuid_value(&entry.uuid)).as_doc());
 }
 
 /// A decision about a collection that stays sharded.
@@ -168,11 +167,12 @@ pub(crate) fn set_placement(
     )
 }
 
-/// `_terndbForgetPlacement`.
-pub(crate) fn forget(namespace: &str, uuid: &model::ids::Uuid) -> DocBuf {
+/// `_terndbForgetPlacement`; of several shards one tells it to change streams.
+pub(crate) fn forget(namespace: &str, uuid: &model::ids::Uuid, quietly: bool) -> DocBuf {
     DocWriter::new()
         .with("_terndbForgetPlacement", 1)
         .with("ns", namespace)
         .with("uuid", uuid_value(uuid))
+        .with("quietly", quietly)
         .finish()
 }

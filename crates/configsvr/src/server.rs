@@ -6,13 +6,13 @@ use crate::operation::drop::Drop;
 use crate::operation::drop_database::DropDatabase;
 use crate::operation::on_owners::OnOwners;
 use crate::operation::refine::Refine;
+use crate::operation::rename::Rename;
 use crate::operation::run;
 use crate::operation::shard_collection::ShardCollection;
-use crate::store::Store;
+use crate::store::{Store, append_cluster_time};
 use crate::tenure::{Tenure, no_primary};
 use crate::{
-    Connect, balancer, chunks, consistency, database, moves, remove_shard, rename, routing, settle,
-    zones,
+    Connect, balancer, chunks, consistency, database, moves, remove_shard, routing, settle, zones,
 };
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
@@ -162,21 +162,8 @@ impl ConfigServer {
             return;
         }
         let mut trailer = DocWriter::new();
-        trailer
-            .begin_document("$clusterTime")
-            .append("clusterTime", told)
-            .begin_document("signature")
-            .append(
-                "hash",
-                ValueRef::Binary {
-                    subtype: 0,
-                    bytes: &[0; 20],
-                },
-            )
-            .append("keyId", 0i64)
-            .end()
-            .end()
-            .append("operationTime", told);
+        append_cluster_time(&mut trailer, told);
+        trailer.append("operationTime", told);
         let trailer = trailer.finish();
         let bytes = trailer.as_bytes();
         reply.append_elements(&bytes[4..bytes.len() - 1]);
@@ -245,7 +232,7 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
         "createIndexes" | "dropIndexes" | "collMod" => {
             run(tenure, OnOwners::parse(database, command)?).await
         }
-        "renameCollection" => rename::rename(tenure, command).await,
+        "renameCollection" => run(tenure, Rename::parse(tenure, command).await?).await,
         "split" => chunks::split(tenure, command).await,
         "mergeChunks" => chunks::merge(tenure, command).await,
         "moveRange" => moves::command::move_range(tenure, command).await,

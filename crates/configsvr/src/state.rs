@@ -39,6 +39,8 @@ pub(crate) enum Effect {
     /// Nobody asks for this outcome any more.
     Forgotten(OperationId),
     Collection(CollectionEntry),
+    /// A collection is under another name from now on.
+    Renamed(Box<RoutingTable>, CollectionEntry),
     Database(String, Option<DatabasePlacement>),
     Shard(ShardId, String),
     /// A shard gets nothing any more.
@@ -152,6 +154,11 @@ impl State {
                     self.authority.catalog_changed(&entry.namespace);
                 }
                 self.collections.insert(entry.namespace.clone(), entry);
+            }
+            Effect::Renamed(table, entry) => {
+                let name = entry.namespace.clone();
+                self.authority.restore(name.clone(), *table, entry.catalog);
+                self.collections.insert(name, entry);
             }
             Effect::Database(name, placement) => self.authority.set_database(&name, placement),
             Effect::Shard(shard, host) => {

@@ -21,6 +21,7 @@ use crate::store::{self, Store};
 use crate::{Connect, documents};
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter};
+use model::time::ClusterTime;
 use model::{Code, Error};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap};
@@ -223,7 +224,20 @@ impl Tenure {
         command: Doc<'_>,
     ) -> Result<DocBuf, Fault> {
         let link = self.shard(shard)?;
-        let answered = ask_endpoint(&*link, shard.as_str(), database, command).await;
+        // What one shard did is not later than what another is asked for next.
+        let mut timed = command.to_owned();
+        let told = self.store.told();
+        if told > ClusterTime::ZERO {
+            let mut writer = DocWriter::new();
+            for element in command.iter() {
+                if element.key() != "$clusterTime" {
+                    writer.append_element(&element);
+                }
+            }
+            store::append_cluster_time(&mut writer, told);
+            timed = writer.finish();
+        }
+        let answered = ask_endpoint(&*link, shard.as_str(), database, timed.as_doc()).await;
         if let Ok(reply) = &answered {
             self.store.observe(reply.as_doc());
         }
@@ -281,7 +295,7 @@ pub(crate) async fn ask_endpoint(
 ) -> Result<DocBuf, Fault> {
     let mut body = DocWriter::new();
     for element in command.iter() {
-        if !matches!(element.key(), "$db" | "lsid" | "$clusterTime" | "txnNumber") {
+        if !matches!(element.key(), "$db" | "lsid" | "txnNumber") {
             body.append_element(&element);
         }
     }

@@ -227,6 +227,14 @@ impl Cluster {
         cluster
     }
 
+    /// A server that is no shard yet, and its name.
+    pub(crate) async fn spare(&self) -> String {
+        let name = format!("shard{}", self.shards.lock().len());
+        let server = Server::open(&name).await;
+        self.shards.lock().push(server);
+        name
+    }
+
     /// Another primary takes over, and speaks through this.
     pub(crate) async fn elect(&self, wire: Arc<Wire>) {
         self.depose().await;

@@ -58,6 +58,7 @@ fn every_table_row_agrees_with_the_oracle() {
 }
 
 #[test]
+#[ignore = "until it has run beside moves: cargo test -p differential -- --ignored"]
 fn every_table_row_agrees_through_a_router() {
     let tables = read_folder(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tables")))
         .expect("the tables parse");

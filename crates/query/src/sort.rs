@@ -16,8 +16,10 @@
 //! keys; commands ask [`natural_direction`] before they parse a pattern.
 
 pub mod sorter;
+mod spilled;
 
 pub use sorter::{Run, Sorted, Sorter, Spill, SpilledRecord};
+pub use spilled::StreamSpill;
 
 use crate::index_keys::index_keys;
 use crate::path::Path;

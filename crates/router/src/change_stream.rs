@@ -15,9 +15,13 @@
 //!
 //! A change of the catalog that several shards make at one cluster time is one event.
 //!
-//! Left out: a shard that is added while a stream is open, which the client has to open again for;
-//! and going on behind an `invalidate`, where what other shards did at the very same cluster time is
-//! left out.
+//! **Shards that are added.** ⚑ Before an event or a place of time T is told, the list of shards was read
+//! from the config server by a request that told it T: a shard that is not in the list is added later
+//! than T, and its events are later still. New ones are watched from the last time on for which the list
+//! was known.
+//!
+//! Left out: going on behind an `invalidate`, where what other shards did at the very same cluster time
+//! is left out.
 
 use crate::Router;
 use crate::aggregate::Command;
@@ -33,7 +37,7 @@ use model::error::{Code, Error};
 use model::time::ClusterTime;
 use query::pipeline::Start;
 use query::pipeline::split::{Prepared, Split};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -46,10 +50,12 @@ const AWAIT_DATA_MAX: Duration = Duration::from_secs(600);
 /// Opens a change stream over all shards.
 pub(crate) async fn watch(command: &Command<'_>, prepared: Prepared) -> Result<Reply, Failure> {
     let router = command.router;
-    let shards = router.registry.all(&router.config).await?;
-    let shards: Vec<ShardId> = shards.into_iter().map(|shard| shard.id).collect();
     let split = prepared.for_shards(None)?;
     let place = Place::of(&split, router.clock.now())?;
+    let known_until = router.clock.now();
+    let shards = shards_at(router, known_until).await?;
+    let dropped = ["pipeline", "cursor", "explain", "runtimeConstants"];
+    let fields = fields_without(command.request.body(), &dropped).finish();
     let mut events = Events {
         router: router.clone(),
         merge: EventMerge::new(shards.clone(), mark(place.time), place.begin.clone()),
@@ -58,8 +64,12 @@ pub(crate) async fn watch(command: &Command<'_>, prepared: Prepared) -> Result<R
         wait: Duration::ZERO,
         held: None,
         told: place.token(),
+        shards: shards.iter().cloned().collect(),
+        known_until,
+        fields,
+        split,
     };
-    let opened = events.open(command, &split, &shards, place.time).await;
+    let opened = events.open(&shards, place.time).await;
     if let Err(failure) = opened {
         Box::new(events).close().await;
         return Err(failure);
@@ -187,21 +197,43 @@ struct Events {
     held: Option<(String, DocBuf)>,
     /// The token behind what was delivered.
     told: String,
+    /// All that are or were watched.
+    shards: BTreeSet<ShardId>,
+    /// No other shard tells anything up to this time.
+    known_until: ClusterTime,
+    /// The client's command without its pipeline.
+    fields: DocBuf,
+    split: Split,
+}
+
+/// The shards that may have told something up to a time.
+async fn shards_at(router: &Router, time: ClusterTime) -> Result<Vec<ShardId>, Error> {
+    let mut find = DocWriter::new().with("find", "shards");
+    find.begin_document("projection").append("_id", 1).end();
+    if time > ClusterTime::ZERO {
+        crate::request::append_cluster_time(&mut find, time);
+    }
+    find.append("$db", "config");
+    let listed = router.config.find_all(find).await?;
+    let ids = listed
+        .iter()
+        .filter_map(|shard| shard.as_doc().get_str("_id"));
+    let shards: Vec<ShardId> = ids.map(ShardId::new).collect();
+    if shards
+        .iter()
+        .any(|shard| router.registry.find(shard.as_str()).is_none())
+    {
+        router.registry.reload(&router.config).await?;
+    }
+    Ok(shards)
 }
 
 impl Events {
-    async fn open(
-        &mut self,
-        command: &Command<'_>,
-        split: &Split,
-        shards: &[ShardId],
-        time: ClusterTime,
-    ) -> Result<(), Failure> {
-        let pipeline = split.shard_pipeline_from(time);
+    async fn open(&mut self, shards: &[ShardId], time: ClusterTime) -> Result<(), Failure> {
+        let pipeline = self.split.shard_pipeline_from(time);
         let mut requests = Vec::with_capacity(shards.len());
         for shard in shards {
-            let dropped = ["pipeline", "cursor", "explain", "runtimeConstants"];
-            let mut writer = fields_without(command.request.body(), &dropped);
+            let mut writer = fields_without(self.fields.as_doc(), &[]);
             writer
                 .append("pipeline", &pipeline)
                 .begin_document("cursor")
@@ -226,6 +258,29 @@ impl Events {
             failure = failure.or(told.err());
         }
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Makes sure that all shards are watched that may tell something up to a time; whether there were
+    /// others than those that are.
+    async fn meet(&mut self, time: ClusterTime) -> Result<bool, Failure> {
+        if time <= self.known_until {
+            return Ok(false);
+        }
+        let time = time.max(self.router.clock.now());
+        let listed = shards_at(&self.router, time).await?;
+        let is_new = |shard: &ShardId| !self.shards.contains(shard);
+        let new: Vec<ShardId> = listed.into_iter().filter(is_new).collect();
+        let from = self.known_until.next();
+        for shard in &new {
+            let added = self.merge.add(shard.clone(), mark(from));
+            added.map_err(|error| Error::new(Code::INTERNAL_ERROR, error.to_string()))?;
+            self.shards.insert(shard.clone());
+        }
+        if !new.is_empty() {
+            self.open(&new, from).await?;
+        }
+        self.known_until = time;
+        Ok(!new.is_empty())
     }
 
     /// Takes over a batch of a shard.
@@ -281,7 +336,13 @@ impl Events {
             }
             let next = match self.held.take() {
                 Some((token, event)) => Next::Deliver(token, event),
-                None => self.merge.step(),
+                None => {
+                    let coming = self.merge.next_token().and_then(|token| time_of(token));
+                    if let Some(time) = coming {
+                        self.meet(time).await?;
+                    }
+                    self.merge.step()
+                }
             };
             match next {
                 // The same change of the catalog on another shard.
@@ -300,7 +361,13 @@ impl Events {
                     }
                 }
                 Next::Wait { shards, until } => {
-                    self.told = self.merge.place();
+                    let place = self.merge.place();
+                    if let Some(time) = time_of(&place)
+                        && self.meet(time).await?
+                    {
+                        continue;
+                    }
+                    self.told = place;
                     let left = deadline.saturating_duration_since(Instant::now());
                     if !is_empty || left.is_zero() {
                         return Ok(false);

@@ -6,7 +6,7 @@
 //! A collection is read with that part of a filter that a `find` can carry; what refers to values
 //! known only here (the variables of a `$lookup`) is checked here.
 //!
-//! A router has no disk: what does not fit into memory fails as if `allowDiskUse` were false.
+//! What does not fit into memory goes into temporary files (`spill.rs`), unless `allowDiskUse` is false.
 
 use crate::Router;
 use crate::aggregate::Command;
@@ -33,16 +33,20 @@ pub(crate) struct RouterEnvironment {
     /// Fields of the command that reads of other collections carry too.
     carried: DocBuf,
     deadline: Option<Instant>,
+    allow_disk_use: bool,
 }
 
 impl RouterEnvironment {
     pub(crate) fn new(command: &Command<'_>) -> Arc<RouterEnvironment> {
         let mut carried = DocWriter::new();
-        let mut deadline = None;
+        let (mut deadline, mut allow_disk_use) = (None, true);
         for element in command.request.body().iter() {
             match element.key() {
                 "lsid" | "readConcern" | "$readPreference" | "comment" | "apiVersion" => {
                     carried.append_element(&element);
+                }
+                "allowDiskUse" => {
+                    allow_disk_use = element.value() != ValueRef::Boolean(false);
                 }
                 "maxTimeMS" => {
                     let limit = model::number::Number::of(element.value());
@@ -59,6 +63,7 @@ impl RouterEnvironment {
             router: command.router.clone(),
             carried: carried.finish(),
             deadline,
+            allow_disk_use,
         })
     }
 }
@@ -142,7 +147,7 @@ impl Environment for RouterEnvironment {
     }
 
     fn spill(&self) -> Option<Box<dyn Spill>> {
-        None
+        self.allow_disk_use.then(crate::spill::spill)
     }
 
     fn collection_stats(&self, _namespace: &Namespace, _options: Doc<'_>) -> Result<DocBuf, Error> {

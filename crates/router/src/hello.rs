@@ -141,6 +141,7 @@ async fn await_change(
     tokio::select! {
         () = tokio::time::sleep(wait) => {}
         () = connection.closed() => {}
+        () = router.ending() => {}
     }
     Ok(true)
 }

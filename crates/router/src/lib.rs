@@ -49,6 +49,7 @@ mod request;
 mod routing;
 mod scan;
 mod scatter;
+mod spill;
 mod statistics;
 mod targeting;
 #[cfg(test)]
@@ -61,7 +62,7 @@ use request::Clock;
 use routing::Routing;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request};
 
 /// How often a request is routed again because a shard said that it was routed by an old version.
@@ -87,6 +88,8 @@ pub struct Router {
     started: Instant,
     process_id: model::bson::ObjectId,
     shutdown: Notify,
+    /// Whether this router is about to end.
+    ending: watch::Sender<bool>,
 }
 
 impl Router {
@@ -103,6 +106,7 @@ impl Router {
             started: Instant::now(),
             process_id: hello::object_id(),
             shutdown: Notify::new(),
+            ending: watch::Sender::new(false),
         })
     }
 
@@ -110,6 +114,18 @@ impl Router {
     /// cursors that nobody uses. Runs until it is aborted.
     pub fn spawn_background(self: &Arc<Router>) -> tokio::task::JoinHandle<()> {
         tokio::spawn(heartbeat::run(self.clone()))
+    }
+
+    /// Lets go of clients that wait for news, so that their connections end.
+    pub fn begin_shutdown(&self) {
+        self.ending.send_replace(true);
+    }
+
+    /// Completes when this router is about to end.
+    async fn ending(&self) {
+        let mut ending = self.ending.subscribe();
+        // The sender lives in self.
+        let _ = ending.wait_for(|ending| *ending).await;
     }
 
     /// Completes when a client asked for the end.

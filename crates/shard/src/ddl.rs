@@ -60,6 +60,28 @@ pub(crate) enum Order {
     Like(Option<DocBuf>),
 }
 
+/// Whether change streams are told. What all shards of a cluster do, one of them tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Telling {
+    Aloud,
+    Quietly,
+}
+
+/// ⚑ Refuses what would change this shard's part of a sharded collection behind the cluster's back:
+/// the config server would go on to place what is not there any more.
+pub(crate) fn refuse_part(command: &str, collection: &Collection) -> Result<(), Error> {
+    match collection.ownership {
+        None => Ok(()),
+        Some(_) => Err(Error::new(
+            Code::ILLEGAL_OPERATION,
+            format!(
+                "{command} of the sharded collection {} has to go through a router",
+                collection.namespace
+            ),
+        )),
+    }
+}
+
 /// The change of one index's definition.
 pub(crate) type Redefine<'a> =
     dyn Fn(&IndexDefinition) -> Result<IndexDefinition, Error> + Send + Sync + 'a;
@@ -195,13 +217,18 @@ impl Shard {
         &self,
         namespace: &Namespace,
     ) -> Result<Option<Arc<Collection>>, Error> {
-        self.drop_collection_if(namespace, |_| true).await
+        if let Some(collection) = self.catalog.get(namespace) {
+            refuse_part("drop", &collection)?;
+        }
+        self.drop_collection_if(namespace, Telling::Aloud, |known| known.ownership.is_none())
+            .await
     }
 
     /// The same if it is the one that is meant.
     pub(crate) async fn drop_collection_if(
         &self,
         namespace: &Namespace,
+        telling: Telling,
         is_meant: impl Fn(&Collection) -> bool,
     ) -> Result<Option<Arc<Collection>>, Error> {
         let _ddl = self.ddl.lock().await;
@@ -210,14 +237,20 @@ impl Shard {
         };
         let gate = collection.gate.write().await;
         let command = Commands::new().drop(&collection, self.count_records(&collection));
-        self.propose_command(command, |encoder| drop_collection(encoder, &collection))
-            .await?;
+        self.propose_told(command, telling, |encoder| {
+            drop_collection(encoder, &collection)
+        })
+        .await?;
         drop(gate);
         Ok(Some(collection))
     }
 
     /// Drops all collections of a database in one entry.
-    pub(crate) async fn drop_database(&self, database: &str) -> Result<(), Error> {
+    pub(crate) async fn drop_database(
+        &self,
+        database: &str,
+        telling: Telling,
+    ) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
         let mut collections: Vec<Arc<Collection>> =
             self.catalog.current().database(database).cloned().collect();
@@ -235,7 +268,7 @@ impl Shard {
             .fold(Commands::new(), |commands, collection| {
                 commands.drop(collection, self.count_records(collection))
             });
-        self.propose_command(commands.drop_database(database), |encoder| {
+        self.propose_told(commands.drop_database(database), telling, |encoder| {
             for collection in &collections {
                 drop_collection(encoder, collection);
             }
@@ -261,6 +294,9 @@ impl Shard {
             return Err(Error::new(Code::NAMESPACE_NOT_FOUND, message));
         };
         let target = self.catalog.get(to);
+        for end in [Some(&source), target.as_ref()].into_iter().flatten() {
+            refuse_part("renameCollection", end)?;
+        }
         if target.is_some() && !drop_target {
             return Err(Error::new(
                 Code::NAMESPACE_EXISTS,
@@ -268,8 +304,58 @@ impl Shard {
             ));
         }
         self.check_database_case(to)?;
+        self.rename_held(&source, target, to, None, Telling::Aloud)
+            .await
+    }
+
+    /// What the cluster has decided about a name: the collection with this UUID has it, here with what
+    /// this shard owns of it, and whatever else had it is gone. May be told again.
+    pub(crate) async fn rename_decided(
+        &self,
+        from: &Namespace,
+        to: &Namespace,
+        uuid: Uuid,
+        ownership: Option<Ownership>,
+        telling: Telling,
+    ) -> Result<(), Error> {
+        let _ddl = self.ddl.lock().await;
+        let is_meant = |known: &Arc<Collection>| known.uuid == uuid;
+        let target = self.catalog.get(to);
+        if let Some(source) = self.catalog.get(from).filter(is_meant) {
+            return self
+                .rename_held(&source, target, to, ownership, telling)
+                .await;
+        }
+        match (target, ownership) {
+            (Some(target), Some(ownership)) if is_meant(&target) => {
+                self.place(&target, ownership, false).await
+            }
+            (Some(target), _) if !is_meant(&target) => {
+                let gate = target.gate.write().await;
+                let command = Commands::new().drop(&target, self.count_records(&target));
+                self.propose_told(command, Telling::Quietly, |encoder| {
+                    drop_collection(encoder, &target);
+                })
+                .await?;
+                drop(gate);
+                Ok(())
+            }
+            (Some(_) | None, _) => Ok(()),
+        }
+    }
+
+    /// Renames a collection and drops the one that has the name; the caller holds `ddl`.
+    async fn rename_held(
+        &self,
+        source: &Arc<Collection>,
+        target: Option<Arc<Collection>>,
+        to: &Namespace,
+        ownership: Option<Ownership>,
+        telling: Telling,
+    ) -> Result<(), Error> {
+        let within = source.namespace.database() == to.database();
         // In the order of `write/several.rs`.
-        let mut gates: Vec<&Arc<Collection>> = [&source].into_iter().chain(&target).collect();
+        let mut gates: Vec<&Arc<Collection>> = [source].into_iter().chain(&target).collect();
         gates.sort_by_key(|collection| collection.id);
         let mut held = Vec::with_capacity(gates.len());
         for collection in gates {
@@ -281,15 +367,25 @@ impl Shard {
             // In another database it is another collection to its users.
             renamed.uuid = self.new_uuid();
         }
+        // The same ranges under another incarnation. Looked up again: moves hold the gate and not `ddl`.
+        let known = self.catalog.by_id(source.id);
+        let known = known.and_then(|source| source.ownership.clone());
+        let ownership = ownership
+            .zip(known)
+            .map(|(new, known)| known.with_versions(new.placement, new.collection_version));
         let replaced = target
             .as_deref()
             .map(|target| (target, self.count_records(target)));
-        let command = Commands::new().rename(&source, to, replaced);
-        self.propose_command(command, |encoder| {
+        let command = Commands::new().rename(source, to, replaced);
+        self.propose_told(command, telling, |encoder| {
             if let Some(target) = &target {
                 drop_collection(encoder, target);
             }
             put_collection(encoder, &renamed);
+            if let Some(ownership) = &ownership {
+                let head = ownership.head_document();
+                encoder.put_meta(&OwnershipKey::head(renamed.id), head.as_bytes());
+            }
         })
         .await
     }
@@ -375,9 +471,22 @@ impl Shard {
         commands: Commands,
         encode: impl Fn(&mut Encoder<'_>),
     ) -> Result<(), Error> {
+        self.propose_told(commands, Telling::Aloud, encode).await
+    }
+
+    async fn propose_told(
+        &self,
+        commands: Commands,
+        telling: Telling,
+        encode: impl Fn(&mut Encoder<'_>),
+    ) -> Result<(), Error> {
         let commands = commands.finish();
         let header = Header {
             command: Some(commands.as_bytes()),
+            origin: match telling {
+                Telling::Aloud => None,
+                Telling::Quietly => Some(b"another shard tells"),
+            },
             ..Header::default()
         };
         self.propose_with(header, encode).await

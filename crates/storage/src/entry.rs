@@ -8,7 +8,7 @@
 //!  payload   [version 1 = 2][header field]* [0] [operation]*          to the end of the payload
 //!  header    [1 session | 2 origin | 3 command | 4 names][length varint][bytes]
 //!                                                                     in this order, each at most once
-//!  names     [collection][uuid 16][flags 1][namespace]                one after the other to the end
+//!  names     [collection][uuid 16][flags 1][namespace][shard key]     one after the other to the end
 //!
 //!  operation [kind 1] then
 //!    1 put record      [collection][key][document][description][change count varint][change]*
@@ -294,17 +294,26 @@ pub struct Name<'a> {
     /// Whether versions before and after a change are kept for change streams.
     pub keeps_images: bool,
     pub namespace: &'a str,
+    /// What the collection is sharded by, if it is; opaque here. It names documents to clients
+    /// together with their `_id`.
+    pub shard_key: Option<&'a [u8]>,
 }
 
 const KEEPS_IMAGES: u8 = 1;
+const HAS_SHARD_KEY: u8 = 2;
 
 impl Name<'_> {
     /// Appends the name to the bytes of [`Names`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         put(out, u64::from(self.collection.0));
         out.extend_from_slice(&self.uuid);
-        out.push(if self.keeps_images { KEEPS_IMAGES } else { 0 });
+        let images = if self.keeps_images { KEEPS_IMAGES } else { 0 };
+        let sharded = self.shard_key.map_or(0, |_| HAS_SHARD_KEY);
+        out.push(images | sharded);
         put_bytes(out, self.namespace.as_bytes());
+        if let Some(key) = self.shard_key {
+            put_bytes(out, key);
+        }
     }
 }
 
@@ -342,11 +351,17 @@ fn take_name<'a>(input: &mut &'a [u8]) -> Option<Name<'a>> {
     let (uuid, rest) = input.split_first_chunk::<16>()?;
     let (&flags, rest) = rest.split_first()?;
     *input = rest;
+    let namespace = std::str::from_utf8(take_bytes(input)?).ok()?;
+    let shard_key = match flags & HAS_SHARD_KEY {
+        0 => None,
+        _ => Some(take_bytes(input)?),
+    };
     Some(Name {
         collection,
         uuid: *uuid,
         keeps_images: flags & KEEPS_IMAGES != 0,
-        namespace: std::str::from_utf8(take_bytes(input)?).ok()?,
+        namespace,
+        shard_key,
     })
 }
 

@@ -51,6 +51,7 @@ impl Server {
             child: children.next().context("a set has members")?,
             others: children.collect(),
             paused: false,
+            sharded: false,
         };
         for port in &ports {
             server.wait_until("accepting connections", |_| {
@@ -95,12 +96,12 @@ impl Server {
     }
 }
 
-fn ask(port: u16, command: &Document) -> Result<Document> {
+pub(super) fn ask(port: u16, command: &Document) -> Result<Document> {
     Connection::open(port)?.run(command)
 }
 
 /// Free now; another program could take one before the server does, which then ends with a message.
-fn free_ports(count: usize) -> Result<Vec<u16>> {
+pub(super) fn free_ports(count: usize) -> Result<Vec<u16>> {
     let listeners: Vec<TcpListener> = (0..count)
         .map(|_| TcpListener::bind("127.0.0.1:0"))
         .collect::<std::io::Result<_>>()?;

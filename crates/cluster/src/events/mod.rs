@@ -35,7 +35,8 @@
 //! them does not see the second.
 //!
 //! Left out: which shards there are. A shard that joins is added with the mark it begins
-//! at, which must not have been passed.
+//! at, which no event that was delivered has passed. Whoever tells clients a place must
+//! know of all shards up to it.
 
 #[cfg(test)]
 mod tests;
@@ -179,7 +180,7 @@ impl<T: Ord + Clone, E> EventMerge<T, E> {
 
     /// A shard that is watched from now on. Nothing of it comes at or before `from`.
     pub fn add(&mut self, shard: ShardId, from: T) -> Result<(), EventError> {
-        if from < self.place() {
+        if from < *self.reached() {
             return Err(EventError::TooLate { shard });
         }
         self.streams.entry(shard).or_insert(Stream::new(from));
@@ -193,9 +194,18 @@ impl<T: Ord + Clone, E> EventMerge<T, E> {
         }
     }
 
+    /// The token of the next event, wherever it is and whatever it waits for.
+    pub fn next_token(&self) -> Option<&T> {
+        self.streams.values().filter_map(Stream::head).min()
+    }
+
+    fn reached(&self) -> &T {
+        self.delivered.as_ref().unwrap_or(&self.begin)
+    }
+
     /// The place up to which everything was delivered: what a client goes on from.
     pub fn place(&self) -> T {
-        let reached = self.delivered.as_ref().unwrap_or(&self.begin);
+        let reached = self.reached();
         let told = self
             .streams
             .values()
@@ -211,8 +221,7 @@ impl<T: Ord + Clone, E> EventMerge<T, E> {
 
     /// The least event that waits for shards, and for which.
     pub fn held_up(&self) -> Option<(&T, Vec<ShardId>)> {
-        let heads = self.streams.values().filter_map(Stream::head);
-        let token = heads.min()?;
+        let token = self.next_token()?;
         let shards = self.silent(Some(token));
         (!shards.is_empty()).then_some((token, shards))
     }

@@ -127,9 +127,14 @@ fn shards_keep_their_word() {
     }
     assert_eq!(delivered(&mut merge).0, ["a2"]);
     let late = Err(EventError::TooLate { shard: shard("d") });
-    assert_eq!(merge.add(shard("d"), 4), late);
-    merge.add(shard("d"), 5).unwrap();
+    assert_eq!(merge.add(shard("d"), 1), late);
     assert_eq!(merge.place(), 5);
+    // Nobody was told that place yet, and an event of the new shard may come before it.
+    merge.add(shard("d"), 4).unwrap();
+    assert_eq!(merge.place(), 4);
+    assert_eq!(merge.next_token(), None);
+    merge.answered(&shard("d"), [(5, "d5")], 6).unwrap();
+    assert_eq!(merge.next_token(), Some(&5));
 }
 
 #[test]

@@ -29,17 +29,17 @@ use std::sync::Arc;
 /// Why a change cannot be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ChangeError {
-    #[error("the range {0:?} is not within one chunk")]
+    #[error("the range is not within one chunk")]
     NotOneChunk(KeyRange),
     #[error("{0} owns the range already")]
     AlreadyThere(ShardId),
-    #[error("{0:?} is not inside the chunk, between its ends")]
+    #[error("the key is not inside the chunk, between its ends")]
     BadSplitPoint(KeyBound),
-    #[error("the range {0:?} does not begin and end at bounds of chunks")]
+    #[error("the range does not begin and end at bounds of chunks")]
     NotAtBounds(KeyRange),
-    #[error("there are not two chunks or more in the range {0:?}")]
+    #[error("there are not two chunks or more in the range")]
     NothingToMerge(KeyRange),
-    #[error("the chunks of the range {0:?} are not all on one shard")]
+    #[error("the chunks of the range are not all on one shard")]
     SeveralShards(KeyRange),
     #[error("the new key does not begin with the fields of the old one")]
     NotAnExtension,

@@ -18,9 +18,12 @@ use crate::tenure::{Plan, Tenure, ask_endpoint};
 use cluster::routing::ShardId;
 use model::Code;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use std::time::Duration;
 use wire::BoxFuture;
 
 pub(crate) const KIND: &str = "addShard";
+/// How long a host that is to become a shard may take to answer at all.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
 
 pub(crate) struct AddShard {
     shard: ShardId,
@@ -98,6 +101,19 @@ impl AddShard {
         ask_endpoint(&*endpoint, self.shard.as_str(), "admin", command).await
     }
 
+    /// The first question, which tells whether anybody is there.
+    async fn greet(&self, tenure: &Tenure) -> Result<DocBuf, Fault> {
+        let hello = by("hello", 1);
+        let asked = self.ask(tenure, hello.as_doc());
+        match tokio::time::timeout(GREETING_LIMIT, asked).await {
+            Ok(answered) => answered,
+            Err(_) => Err(Fault::new(
+                Code::HOST_UNREACHABLE,
+                format!("{} does not answer", self.host),
+            )),
+        }
+    }
+
     fn reply(&self) -> DocBuf {
         DocWriter::new()
             .with("shardAdded", self.shard.as_str())
@@ -124,7 +140,7 @@ impl AddShard {
                 ));
             }
         }
-        let hello = self.ask(tenure, by("hello", 1).as_doc()).await?;
+        let hello = self.greet(tenure).await?;
         let set = self.host.split('/').next().unwrap_or_default();
         if hello.as_doc().get_str("setName") != Some(set) {
             return Err(Fault::new(

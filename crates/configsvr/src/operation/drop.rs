@@ -1,8 +1,9 @@
 //! `drop` of a sharded collection; of another one the database's primary shard does it at once.
 //!
 //! ```text
-//!   decide   the collection and its chunks leave the config server, one entry
-//!   shards   every shard forgets it, with its data
+//!   decide   the collection leaves the config server, one entry
+//!   shards   every shard forgets it, with its data; the primary last, which tells change streams
+//!   chunks   their documents, which mean nothing any more, are removed
 //! ```
 //!
 //! ⚑ The answer comes when all shards have forgotten: a write that a shard acknowledged because it did not
@@ -11,14 +12,15 @@
 
 use super::{Context, Operation, Step};
 use crate::collection;
-use crate::commit::Commit;
-use crate::documents::{Fields, uuid_value};
+use crate::commit::{Commit, by};
+use crate::documents::{CHUNKS, Fields, uuid_value};
 use crate::error::Fault;
 use crate::placement;
 use crate::queue::Claim;
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure};
 use cluster::authority::{Expected, Request};
+use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::ids::Uuid;
 use model::time::ClusterTime;
@@ -33,6 +35,7 @@ pub(crate) struct Drop {
     command: DocBuf,
     uuid: Uuid,
     indexes: i32,
+    primary: ShardId,
     decided: bool,
 }
 
@@ -44,6 +47,7 @@ impl Drop {
             command: command.to_owned(),
             uuid: Uuid([0; 16]),
             indexes: 0,
+            primary: ShardId::new(""),
             decided: false,
         })
     }
@@ -54,6 +58,7 @@ impl Drop {
             command: DocBuf::new(),
             uuid: fields.uuid("uuid")?,
             indexes: fields.number("indexes")? as i32,
+            primary: ShardId::new(fields.text("primary").unwrap_or_default()),
             decided: fields.flag("decided"),
         })
     }
@@ -81,6 +86,7 @@ impl Drop {
         self.uuid = uuid;
         let indexes = collection::indexes(tenure, &primary, &self.namespace).await;
         self.indexes = indexes.map_or(1, |indexes| indexes.len() as i32 + 1);
+        self.primary = primary;
         Ok(None)
     }
 
@@ -107,10 +113,14 @@ impl Drop {
     }
 
     async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
-        let command = placement::forget(self.namespace.as_str(), &self.uuid);
-        for shard in tenure.with_state(State::shard_names) {
+        let mut shards = tenure.with_state(State::shard_names);
+        shards.sort_by_key(|shard| *shard == self.primary);
+        for shard in shards {
+            let quietly = shard != self.primary;
+            let command = placement::forget(self.namespace.as_str(), &self.uuid, quietly);
             tenure.insist(&shard, "admin", command.as_doc()).await?;
         }
+        remove_chunks(tenure, &self.uuid).await?;
         let reply = DocWriter::new()
             .with("nIndexesWas", self.indexes)
             .with("ns", self.namespace.as_str())
@@ -119,7 +129,24 @@ impl Drop {
     }
 }
 
-/// What removes a sharded collection from the config server.
+/// Removes the chunks of a collection that is gone, however many there are.
+pub(super) async fn remove_chunks(tenure: &Tenure, uuid: &Uuid) -> Result<(), Fault> {
+    let mut delete = DocWriter::new().with("delete", CHUNKS);
+    delete
+        .begin_array("deletes")
+        .push_document()
+        .append("q", &by("uuid", uuid_value(uuid)))
+        .append("limit", 0)
+        .end()
+        .end();
+    delete
+        .begin_document("writeConcern")
+        .append("w", "majority")
+        .end();
+    tenure.store.run(delete).await.map(|_| ())
+}
+
+/// What removes a sharded collection from the config server; its chunks go later.
 pub(super) fn gone(
     state: &State,
     context: Context<'_>,
@@ -166,6 +193,7 @@ impl Operation for Drop {
             .append("ns", self.namespace.as_str())
             .append("uuid", uuid_value(&self.uuid))
             .append("indexes", self.indexes)
+            .append("primary", self.primary.as_str())
             .append("decided", self.decided);
     }
 

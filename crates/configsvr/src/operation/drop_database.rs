@@ -3,13 +3,15 @@
 //! ```text
 //!   collections  each sharded collection leaves the config server, one entry each
 //!   decide       the database's own document
-//!   shards       every shard forgets the collections, is no primary of it any more, drops what is local
+//!   shards       every shard forgets the collections, is no primary of it any more, drops what is local;
+//!                the primary last, which tells change streams
+//!   chunks       those of the collections are removed
 //! ```
 //!
 //! The primary is told that it is none before its data goes: a request that was routed by the old version is
 //! refused from then on, instead of making the database again behind everybody's back. ⚑
 
-use super::drop::gone;
+use super::drop::{gone, remove_chunks};
 use super::{Context, Operation, Step};
 use crate::commit::{Commit, by};
 use crate::database::set_database;
@@ -20,6 +22,7 @@ use crate::queue::Claim;
 use crate::server::ok;
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure};
+use cluster::routing::ShardId;
 use model::bson::{DocBuf, DocWriter, ValueRef};
 use model::ids::Uuid;
 use model::version::DatabaseVersion;
@@ -31,6 +34,7 @@ pub(crate) const KIND: &str = "dropDatabase";
 pub(crate) struct DropDatabase {
     name: String,
     version: DatabaseVersion,
+    primary: ShardId,
     collections: Vec<(Namespace, Uuid)>,
     decided: bool,
 }
@@ -47,6 +51,7 @@ impl DropDatabase {
         Ok(Self {
             name: name.to_owned(),
             version: DatabaseVersion::fixed(),
+            primary: ShardId::new(""),
             collections: Vec::new(),
             decided: false,
         })
@@ -68,6 +73,7 @@ impl DropDatabase {
         Ok(Self {
             name: fields.text("db")?.to_owned(),
             version: DatabaseVersion::from_document(fields.doc("version")?)?,
+            primary: ShardId::new(fields.text("primary").unwrap_or_default()),
             collections,
             decided: fields.flag("decided"),
         })
@@ -79,6 +85,7 @@ impl DropDatabase {
             return Ok(Some(ok()));
         };
         self.version = placement.version;
+        self.primary = placement.primary.clone();
         let within = |name: &Namespace| name.database() == self.name;
         let sharded = state.collections.values();
         self.collections = sharded
@@ -126,14 +133,24 @@ impl DropDatabase {
 
     async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
         let no_primary = set_database(&self.name, self.version, false);
-        let drop = by("dropDatabase", 1);
-        for shard in tenure.with_state(State::shard_names) {
+        let mut shards = tenure.with_state(State::shard_names);
+        shards.sort_by_key(|shard| *shard == self.primary);
+        for shard in shards {
+            let quietly = shard != self.primary;
             for (name, uuid) in &self.collections {
-                let forget = placement::forget(name.as_str(), uuid);
+                let forget = placement::forget(name.as_str(), uuid, quietly);
                 tenure.insist(&shard, "admin", forget.as_doc()).await?;
             }
             tenure.insist(&shard, "admin", no_primary.as_doc()).await?;
-            tenure.insist(&shard, &self.name, drop.as_doc()).await?;
+            let drop = DocWriter::new()
+                .with("_terndbForgetDatabase", 1)
+                .with("db", &self.name)
+                .with("quietly", quietly)
+                .finish();
+            tenure.insist(&shard, "admin", drop.as_doc()).await?;
+        }
+        for (_, uuid) in &self.collections {
+            remove_chunks(tenure, uuid).await?;
         }
         Ok(Step::Done(ok()))
     }
@@ -157,7 +174,9 @@ impl Operation for DropDatabase {
     }
 
     fn append_state(&self, writer: &mut DocWriter) {
-        writer.append("db", &self.name);
+        writer
+            .append("db", &self.name)
+            .append("primary", self.primary.as_str());
         documents::database_version(writer, "version", self.version);
         writer
             .append("decided", self.decided)

@@ -28,6 +28,7 @@ pub(crate) mod drop;
 pub(crate) mod drop_database;
 pub(crate) mod on_owners;
 pub(crate) mod refine;
+pub(crate) mod rename;
 pub(crate) mod shard_collection;
 
 use crate::commit::{Commit, by};
@@ -121,6 +122,7 @@ fn restore(doc: Doc<'_>) -> Result<Box<dyn Operation>, Fault> {
         drop_database::KIND => Box::new(drop_database::DropDatabase::restore(&fields)?),
         on_owners::KIND => Box::new(on_owners::OnOwners::restore(&fields)?),
         refine::KIND => Box::new(refine::Refine::restore(&fields)?),
+        rename::KIND => Box::new(rename::Rename::restore(&fields)?),
         shard_collection::KIND => Box::new(shard_collection::ShardCollection::restore(&fields)?),
         other => {
             return Err(Fault::new(

@@ -4,7 +4,8 @@
 //! that a move which looked at options and indexes at any time in between is refused when it wants to
 //! commit.
 //!
-//! One shard that refuses ends the operation; what others did stays, as with MongoDB.
+//! One shard that refuses ends the operation. Indexes that others have made by then are dropped again; what
+//! others have dropped or modified stays so, as with MongoDB, and can be asked for again.
 
 use super::{Context, Operation, Step};
 use crate::collection;
@@ -26,6 +27,12 @@ pub(crate) struct OnOwners {
     namespace: Namespace,
     command: DocBuf,
     announced: bool,
+    /// Goes on with what was begun before: shards may have been told.
+    resumed: bool,
+    /// Indexes that no shard had before.
+    created: Vec<String>,
+    /// Why a shard refused: what was created is dropped again.
+    refused: Option<(Code, String)>,
     /// The first shard's answer.
     reply: Option<DocBuf>,
 }
@@ -55,6 +62,9 @@ impl OnOwners {
             namespace: Namespace::new(database, name)?,
             command: kept.finish(),
             announced: false,
+            resumed: false,
+            created: Vec::new(),
+            refused: None,
             reply: None,
         })
     }
@@ -64,6 +74,12 @@ impl OnOwners {
             namespace: Namespace::parse(fields.text("ns")?)?,
             command: fields.doc("command")?.to_owned(),
             announced: fields.flag("announced"),
+            resumed: true,
+            created: texts(fields.doc, "created"),
+            refused: fields.doc.get_str("why").map(|why| {
+                let code = fields.number("code").unwrap_or(0) as i32;
+                (Code(code), why.to_owned())
+            }),
             reply: None,
         })
     }
@@ -99,7 +115,19 @@ impl OnOwners {
             return Ok(Some(answer));
         };
         match self.name() {
-            "createIndexes" => self.check_unique(&entry.pattern)?,
+            "createIndexes" => {
+                self.check_unique(&entry.pattern)?;
+                let indexes = collection::indexes(tenure, &primary, &self.namespace).await?;
+                let name = |index: &DocBuf| index.as_doc().get_str("name").map(str::to_owned);
+                let known: Vec<String> = indexes.iter().filter_map(name).collect();
+                let specs = self.command.as_doc().get_array("indexes");
+                let asked = specs.into_iter().flat_map(|specs| specs.iter());
+                let asked = asked.filter_map(|spec| match spec {
+                    ValueRef::Document(spec) => spec.get_str("name").map(str::to_owned),
+                    _ => None,
+                });
+                self.created = asked.filter(|name| !known.contains(name)).collect();
+            }
             "dropIndexes" | "deleteIndexes" => {
                 let indexes = collection::indexes(tenure, &primary, &self.namespace).await?;
                 self.spare_shard_key(&indexes, entry.key.as_doc())?;
@@ -244,7 +272,12 @@ impl OnOwners {
                 }
                 // Dropped by an earlier attempt, or never on this shard.
                 Err(Fault::Refused(error))
-                    if error.code == Code::INDEX_NOT_FOUND && self.reply.is_some() => {}
+                    if error.code == Code::INDEX_NOT_FOUND
+                        && (self.resumed || self.reply.is_some()) => {}
+                Err(Fault::Refused(error)) if !self.created.is_empty() && self.reply.is_some() => {
+                    self.refused = Some((error.code, error.message));
+                    return Ok(Step::Next);
+                }
                 Err(fault @ Fault::Refused(_)) => return Ok(Step::Failed(fault)),
                 Err(fault) => return Err(fault),
             }
@@ -252,6 +285,37 @@ impl OnOwners {
         let reply = self.reply.clone().unwrap_or_else(crate::server::ok);
         Ok(Step::Done(reply))
     }
+
+    /// Drops what some shards have created before one refused.
+    async fn undo(&self, tenure: &Tenure, code: Code, why: &str) -> Result<Step, Fault> {
+        let shards = tenure.with_state(|state| state.participants(&self.namespace));
+        for shard in shards {
+            for name in &self.created {
+                let drop = DocWriter::new()
+                    .with("dropIndexes", self.namespace.collection())
+                    .with("index", name)
+                    .finish();
+                let database = self.namespace.database();
+                match tenure.insist(&shard, database, drop.as_doc()).await {
+                    Ok(_) => {}
+                    Err(Fault::Refused(error)) if error.code == Code::INDEX_NOT_FOUND => {}
+                    Err(fault) => return Err(fault),
+                }
+            }
+        }
+        Ok(Step::Failed(Fault::new(code, why)))
+    }
+}
+
+fn texts(doc: Doc<'_>, name: &str) -> Vec<String> {
+    let listed = doc.get_array(name).into_iter();
+    let texts = listed
+        .flat_map(|list| list.iter())
+        .filter_map(|one| match one {
+            ValueRef::String(text) => Some(text.to_owned()),
+            _ => None,
+        });
+    texts.collect()
 }
 
 /// A shard's reply as that of the cluster: the shard's times mean nothing to clients.
@@ -286,7 +350,15 @@ impl Operation for OnOwners {
         writer
             .append("ns", self.namespace.as_str())
             .append("command", &self.command)
-            .append("announced", self.announced);
+            .append("announced", self.announced)
+            .begin_array("created");
+        for name in &self.created {
+            writer.push(name);
+        }
+        writer.end();
+        if let Some((code, why)) = &self.refused {
+            writer.append("code", code.0).append("why", why);
+        }
     }
 
     fn prepare<'a>(
@@ -297,9 +369,13 @@ impl Operation for OnOwners {
     }
 
     fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
-        match self.announced {
-            false => Box::pin(self.announce(context)),
-            true => Box::pin(self.tell(context.tenure)),
+        match (self.announced, self.refused.clone()) {
+            (false, _) => Box::pin(self.announce(context)),
+            (true, None) => Box::pin(self.tell(context.tenure)),
+            (true, Some((code, why))) => {
+                let tenure = context.tenure;
+                Box::pin(async move { self.undo(tenure, code, &why).await })
+            }
         }
     }
 

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   prepare  the new key continues the old one; every owner has an index that begins with it
-//!   decide   a new incarnation: the collection's document and every chunk's bounds, one entry
+//!   decide   a new incarnation: the collection's document, one entry
 //!   shards   owners take over key and version; what they own stays the same
+//!   chunks   their stored bounds get the new fields, some with each entry
 //! ```
 //!
 //! Between the two a request routed by the old incarnation is still right: who owns what did not change.
@@ -17,7 +18,8 @@ use crate::placement;
 use crate::queue::Claim;
 use crate::server::ok;
 use crate::tenure::{Plan, Tenure};
-use cluster::authority::{Expected, NewPlacement, Request};
+use cluster::authority::{Expected, Request};
+use cluster::routing::RoutingTable;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
@@ -27,6 +29,8 @@ use std::sync::Arc;
 use wire::BoxFuture;
 
 pub(crate) const KIND: &str = "refineCollectionShardKey";
+/// Chunks whose bounds are rewritten together.
+const CHUNKS_PER_ENTRY: usize = 1000;
 
 pub(crate) struct Refine {
     namespace: Namespace,
@@ -147,19 +151,6 @@ impl Refine {
                 placement::expect_unchanged(&mut commit, entry);
                 let id = by("_id", here.namespace.as_str());
                 commit.put(COLLECTIONS, id.as_doc(), new.document.as_doc());
-                if let Some((_, NewPlacement::Refined(refined))) = &decision.placement {
-                    for view in refined.chunks() {
-                        let chunk = DocWriter::new()
-                            .with("uuid", uuid_value(&entry.uuid))
-                            .with("lastmod", as_time(view.chunk.version))
-                            .finish();
-                        let min = documents::bound(&refined.pattern, view.chunk.min.as_bytes())?;
-                        let max = documents::bound(&refined.pattern, view.max.as_bytes())?;
-                        let bounds = DocWriter::new().with("min", &min).with("max", &max);
-                        let change = by("$set", bounds.finish().as_doc());
-                        commit.change(CHUNKS, chunk.as_doc(), change.as_doc());
-                    }
-                }
                 context.write_state(here, &mut commit);
                 Ok(Plan {
                     commit,
@@ -189,8 +180,38 @@ impl Refine {
             let command = placement::set_placement(&entry, &table, &shard)?;
             tenure.insist(&shard, "admin", command.as_doc()).await?;
         }
+        rewrite_bounds(tenure, &table).await?;
         Ok(Step::Done(ok()))
     }
+}
+
+/// Gives stored bounds the new fields, some chunks with each entry. Until then they are read as what they
+/// stand for ([`documents::read_chunk`]), by this primary and the next.
+async fn rewrite_bounds(tenure: &Tenure, table: &RoutingTable) -> Result<(), Fault> {
+    let chunks: Vec<_> = table.chunks().collect();
+    for some in chunks.chunks(CHUNKS_PER_ENTRY) {
+        let mut commit = Commit::default();
+        for view in some {
+            let chunk = DocWriter::new()
+                .with("uuid", uuid_value(&table.uuid))
+                .with("lastmod", as_time(view.chunk.version))
+                .finish();
+            let min = documents::bound(&table.pattern, view.chunk.min.as_bytes())?;
+            let max = documents::bound(&table.pattern, view.max.as_bytes())?;
+            let bounds = DocWriter::new().with("min", &min).with("max", &max);
+            let change = by("$set", bounds.finish().as_doc());
+            commit.change(CHUNKS, chunk.as_doc(), change.as_doc());
+        }
+        let written = tenure.decide(|_| {
+            Ok(Plan {
+                commit,
+                effects: Vec::new(),
+                answer: (),
+            })
+        });
+        written.await?;
+    }
+    Ok(())
 }
 
 impl Operation for Refine {

@@ -537,7 +537,7 @@ impl ShardCollection {
 
     /// The others forget what they made: nobody has used it.
     async fn take_back(&self, tenure: &Tenure) -> Result<(), Fault> {
-        let command = placement::forget(self.namespace.as_str(), &self.plan.uuid);
+        let command = placement::forget(self.namespace.as_str(), &self.plan.uuid, true);
         for shard in self.others() {
             tenure.insist(&shard, "admin", command.as_doc()).await?;
         }

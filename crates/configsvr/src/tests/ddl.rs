@@ -204,8 +204,62 @@ async fn unsharded_collections_are_renamed() {
             admin {renameCollection: 'test.a', to: 'test.b'} => {}
             shard0! test {count: 'b'} => {n: 1}
             admin {renameCollection: 'test.b', to: 'other.b'} => 125
+            ",
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sharded_collections_are_renamed() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+            admin {enableSharding: 'other', primaryShard: 'shard0'} => {}
             admin {shardCollection: 'test.s', key: {a: 1}} => {}
-            admin {renameCollection: 'test.s', to: 'test.t'} => 20
+            admin {split: 'test.s', middle: {a: 5}} => {}
+            admin {addShardToZone: 'shard0', zone: 'north'} => {}
+            admin {updateZoneKeyRange: 'test.s', min: {a: 0}, max: {a: 5}, zone: 'north'} => {}
+            shard0! test {insert: 's', documents: [{_id: 1, a: 3}]} => {n: 1}
+            admin {renameCollection: 'test.s', to: 'test.s'} => 20
+            admin {renameCollection: 'test.s', to: 'other.s'} => 125
+            admin {renameCollection: 'test.none', to: 'test.s', dropTarget: true} => 26
+            admin {renameCollection: 'test.s', to: 'test.t'} => {}
+            config! config {find: 'collections', projection: {_id: 1, key: 1}} => {cursor: {firstBatch: [{_id: 'test.t', key: {a: 1}}]}}
+            config! {_configsvrGetRouting: 'test.t'} => {sharded: true, chunks: [{max: {a: 5}}, {min: {a: 5}}]}
+            config! config {find: 'tags'} => {cursor: {firstBatch: [{_id: {ns: 'test.t', min: {a: 0}}, ns: 'test.t', tag: 'north'}]}}
+            shard0! test {find: 't'} => {cursor: {firstBatch: [{_id: 1, a: 3}]}}
+            shard0! test {find: 's'} => {cursor: {firstBatch: []}}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            # Onto a collection that is there.
+            admin {shardCollection: 'test.u', key: {_id: 'hashed'}} => {}
+            admin {renameCollection: 'test.t', to: 'test.u'} => 48
+            admin {renameCollection: 'test.t', to: 'test.u', dropTarget: true} => {}
+            config! config {count: 'chunks'} => {n: 2}
+            shard0! test {find: 'u'} => {cursor: {firstBatch: [{_id: 1, a: 3}]}}
+            shard1! test {listCollections: 1} => {cursor: {firstBatch: []}}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+/// A document with two arrays keeps its shard from building the index; the other one has built it by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_one_shard_refuses_is_on_none() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}
+            shard1! test {insert: 'c', ordered: false, documents: [{_id: 1, x: [1], y: [1]}, {_id: 2, x: [1], y: [1]}, {_id: 3, x: [1], y: [1]}, {_id: 4, x: [1], y: [1]}, {_id: 5, x: [1], y: [1]}, {_id: 6, x: [1], y: [1]}]} => {}
+            test {createIndexes: 'c', indexes: [{key: {z: 1}, name: 'z'}]} => {}
+            test {createIndexes: 'c', indexes: [{key: {z: 1}, name: 'z'}, {key: {x: 1, y: 1}, name: 'xy'}]} => 171
+            shard0! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {}, {name: 'z'}]}}
+            shard1! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {}, {name: 'z'}]}}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}
             ",
         )
         .await;

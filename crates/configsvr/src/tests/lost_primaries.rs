@@ -138,6 +138,73 @@ async fn while_creating_indexes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_dropping_indexes_and_modifying() {
+    let before = "
+        test {dropDatabase: 1} => {}
+        admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}
+        test {createIndexes: 'c', indexes: [{key: {a: 1}, name: 'a', expireAfterSeconds: 100}]} => {}
+        ";
+    check(
+        "dropIndexes",
+        before,
+        "test {dropIndexes: 'c', index: 'a'}",
+        "
+        shard0! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {}]}}
+        shard1! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {}]}}
+        ",
+    )
+    .await;
+    check(
+        "collMod",
+        before,
+        "test {collMod: 'c', index: {name: 'a', expireAfterSeconds: 200}}",
+        "
+        shard0! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {}, {expireAfterSeconds: 200}]}}
+        shard1! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {}, {expireAfterSeconds: 200}]}}
+        ",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_renaming() {
+    check(
+        "renameCollection",
+        "
+        test {dropDatabase: 1} => {}
+        admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}
+        admin {shardCollection: 'test.d', key: {a: 1}} => {}
+        ",
+        "admin {renameCollection: 'test.c', to: 'test.d', dropTarget: true}",
+        "
+        config! {_configsvrGetRouting: 'test.c'} => {sharded: false}
+        config! {_configsvrGetRouting: 'test.d'} => {sharded: true, key: {_id: 'hashed'}}
+        config! config {count: 'chunks'} => {n: 4}
+        shard0! test {listCollections: 1, nameOnly: true} => {cursor: {firstBatch: [{name: 'd'}]}}
+        shard1! test {listCollections: 1, nameOnly: true} => {cursor: {firstBatch: [{name: 'd'}]}}
+        ",
+    )
+    .await;
+    check(
+        "renameCollection of an unsharded one",
+        "
+        test {dropDatabase: 1} => {}
+        admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+        admin {shardCollection: 'test.d', key: {_id: 'hashed'}} => {}
+        shard0! test {insert: 'c', documents: [{_id: 1}]} => {n: 1}
+        ",
+        "admin {renameCollection: 'test.c', to: 'test.d', dropTarget: true}",
+        "
+        config! {_configsvrGetRouting: 'test.d'} => {sharded: false}
+        config! config {count: 'chunks'} => {n: 0}
+        shard0! test {find: 'd'} => {cursor: {firstBatch: [{_id: 1}]}}
+        shard1! test {listCollections: 1} => {cursor: {firstBatch: []}}
+        ",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn while_splitting_and_merging() {
     let before = "
         test {dropDatabase: 1} => {}
@@ -168,6 +235,42 @@ async fn while_making_a_database() {
         "config! {_configsvrGetDatabase: 1, db: 'test'} => {primary: 'shard1'}",
     )
     .await;
+}
+
+/// As [`check`], in another cluster each time: who is a shard once stays one.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_adding_shards() {
+    for loss in [Loss::Request, Loss::Reply] {
+        for messages in 0.. {
+            assert!(messages < MESSAGES_MAX, "addShard does not end");
+            let cluster = Cluster::start(0).await;
+            let name = cluster.spare().await;
+            let command = format!("{{addShard: '{name}/{name}:1'}}");
+            let wire = Wire::whole();
+            cluster.elect(wire.clone()).await;
+            wire.cut_after(messages, loss);
+            let ended = tokio::select! {
+                _ = cluster.run("admin", &command) => true,
+                () = wire.cut() => false,
+            };
+            let whole = ended && !wire.is_cut();
+            cluster.elect(Wire::whole()).await;
+            let settled = tokio::time::timeout(Duration::from_secs(60), cluster.settled()).await;
+            assert!(settled.is_ok(), "stuck after {messages} messages, {loss:?}");
+            cluster
+                .check(&format!(
+                    "
+                    admin {command} => {{shardAdded: '{name}'}}
+                    config! config {{count: 'shards', query: {{_id: '{name}'}}}} => {{n: 1}}
+                    {name}! admin {{shardingState: 1}} => {{enabled: true, shardName: '{name}'}}
+                    "
+                ))
+                .await;
+            if whole {
+                break;
+            }
+        }
+    }
 }
 
 /// Only a shard that says no to what it must not refuse leads there, and the next primary tries again.

@@ -11,7 +11,7 @@ use crate::command::operations::running_operations;
 use crate::command::stats::{Sizes, append_collection_stats, append_count};
 use crate::operation::Operation;
 use crate::parameters::Settings;
-use crate::read::{Budget, Execution, FileSpill, Found, Query, ScanPart, Step, Taken, Visited};
+use crate::read::{Budget, Execution, Found, Query, ScanPart, Step, Taken, Visited, spill_into};
 use crate::session::SessionId;
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -184,10 +184,8 @@ impl Environment for ShardEnvironment {
     }
 
     fn spill(&self) -> Option<Box<dyn Spill>> {
-        self.allow_disk_use.then(|| {
-            let spill: Box<dyn Spill> = Box::new(FileSpill::new(self.shard.scratch.clone()));
-            spill
-        })
+        self.allow_disk_use
+            .then(|| spill_into(self.shard.scratch.clone()))
     }
 
     fn memory_bytes_max(&self) -> usize {

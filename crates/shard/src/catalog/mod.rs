@@ -121,6 +121,7 @@ impl Collection {
                 uuid: self.uuid.0,
                 keeps_images: self.keeps_images(),
                 namespace: self.namespace.as_str(),
+                shard_key: self.ownership.as_ref().map(|own| own.key.as_bytes()),
             };
             let mut bytes = Vec::new();
             name.encode(&mut bytes);

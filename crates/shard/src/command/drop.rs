@@ -3,6 +3,7 @@
 use super::arguments::{Argument, arguments};
 use super::{Answer, Invocation, finish};
 use crate::catalog::Collection;
+use crate::ddl::{Telling, refuse_part};
 use model::bson::ValueRef;
 use model::number::Number;
 use model::{Code, Error, Namespace};
@@ -101,6 +102,10 @@ pub(crate) async fn drop_database(invocation: &Invocation<'_>) -> Answer {
             "Dropping the 'admin' database is prohibited.",
         ));
     }
-    invocation.shard.drop_database(database).await?;
+    let shard = invocation.shard;
+    for collection in shard.catalog.current().database(database) {
+        refuse_part("dropDatabase", collection)?;
+    }
+    shard.drop_database(database, Telling::Aloud).await?;
     finish(Reply::writer())
 }

@@ -317,7 +317,9 @@ fn takes_write_concern(command: &str) -> bool {
             | "_terndbCommit"
             | "_terndbBecomeShard"
             | "_terndbCreateSharded"
+            | "_terndbForgetDatabase"
             | "_terndbForgetPlacement"
+            | "_terndbRename"
             | "_terndbSetDatabase"
             | "_terndbSetPlacement"
     )

@@ -44,6 +44,7 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
                 .await?;
             return reply(1, after, asked.len(), Some((true, &quorum)));
         };
+        check_unique(&collection, &asked)?;
         let chosen = choose(Some(&collection), &namespace, &asked)?;
         if chosen.wait {
             drop(ddl);
@@ -67,6 +68,31 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
         }
         return reply(before, after, asked.len(), Some((false, &quorum)));
     }
+}
+
+/// ⚑ A unique index can only be kept by a shard that sees all documents of one value: its first fields
+/// must be those of the shard key.
+fn check_unique(collection: &Collection, asked: &[IndexDefinition]) -> Result<(), Error> {
+    let Some(ownership) = &collection.ownership else {
+        return Ok(());
+    };
+    for index in asked.iter().filter(|index| index.unique) {
+        let mut fields = index.key_pattern().iter();
+        let mut is_next = |name: &str| fields.next().is_some_and(|field| field.key() == name);
+        let is_prefix = ownership.key.iter().all(|wanted| is_next(wanted.key()));
+        let first = index.key_pattern().first();
+        let is_on_id = first.is_some_and(|first| first.key() == "_id");
+        if !is_prefix && !is_on_id {
+            return Err(Error::new(
+                Code::CANNOT_CREATE_INDEX,
+                format!(
+                    "cannot create unique index over {} with a shard key that is not its prefix",
+                    document_quoted(index.key_pattern()),
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn failed_build(error: Error, collection: &Collection) -> Error {

@@ -496,6 +496,8 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "_terndbMoveCopy" => migration::move_copy(invocation).await,
         "_terndbMoveTail" => migration::move_tail(invocation).await,
         "_terndbMoveSessions" => migration::move_sessions(invocation).await,
+        "_terndbForgetDatabase" => sharding::forget_database(invocation).await,
+        "_terndbRename" => sharding::rename(invocation).await,
         "getShardVersion" => sharding::get_shard_version(invocation),
         "getDatabaseVersion" => sharding::get_database_version(invocation),
         "shardingState" => sharding::sharding_state(invocation),

@@ -58,6 +58,7 @@ fn placement(command: &str) -> Placement {
         | "_terndbBecomeShard"
         | "_terndbCommit"
         | "_terndbCreateSharded"
+        | "_terndbForgetDatabase"
         | "_terndbForgetPlacement"
         | "_terndbMoveRange"
         | "_terndbAbortMoves"
@@ -67,6 +68,7 @@ fn placement(command: &str) -> Placement {
         | "_terndbMoveCopy"
         | "_terndbMoveTail"
         | "_terndbMoveSessions"
+        | "_terndbRename"
         | "_terndbSetDatabase"
         | "_terndbSetPlacement" => Placement::Primary,
         _ => Placement::Anywhere,

@@ -18,4 +18,4 @@ mod view;
 
 pub(crate) use collection::Oplog;
 pub(crate) use command::Commands;
-pub(crate) use operation::{CommandOperation, Logged, Place, operations};
+pub(crate) use operation::{CommandOperation, Logged, Place, document_key, operations};

@@ -85,18 +85,36 @@ impl Logged<'_> {
     /// What names the document to clients.
     pub(crate) fn document_key(&self) -> Option<DocBuf> {
         match self {
-            Logged::Insert { document, .. }
-            | Logged::Replace { document, .. }
-            | Logged::Update { document, .. } => {
-                let mut key = DocWriter::new();
-                if let Some(id) = document.element("_id") {
-                    key.append_element(&id);
-                }
-                Some(key.finish())
-            }
+            Logged::Insert { document, name }
+            | Logged::Replace { document, name, .. }
+            | Logged::Update { document, name, .. } => Some(document_key(*document, name)),
             Logged::Delete { key, .. } => Some((*key).to_owned()),
             Logged::Command(_) | Logged::Noop => None,
         }
+    }
+}
+
+/// What names a document to clients: the fields of its shard key, if it has one, then `_id`.
+pub(crate) fn document_key(document: Doc<'_>, name: &Name<'_>) -> DocBuf {
+    let mut key = DocWriter::new();
+    let pattern = name.shard_key.and_then(|bytes| self::document(bytes).ok());
+    for field in pattern.iter().flat_map(|pattern| pattern.iter()) {
+        if let Some(value) = at_path(document, field.key()) {
+            key.append(field.key(), value);
+        }
+    }
+    let has_id = pattern.is_some_and(|pattern| pattern.get("_id").is_some());
+    if let Some(id) = document.element("_id").filter(|_| !has_id) {
+        key.append_element(&id);
+    }
+    key.finish()
+}
+
+/// A field by its dotted name; shard keys have no arrays on their way.
+fn at_path<'a>(document: Doc<'a>, path: &str) -> Option<ValueRef<'a>> {
+    match path.split_once('.') {
+        None => document.get(path),
+        Some((first, rest)) => at_path(document.get_doc(first)?, rest),
     }
 }
 

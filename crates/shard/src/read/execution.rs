@@ -44,7 +44,7 @@ use super::merging::Merging;
 use super::part::Mark;
 use super::planning::Planned;
 use super::scan::KeyWindow;
-use super::spill::FileSpill;
+use super::spill::spill_into;
 use super::virtual_collection::VirtualSource;
 use super::{Query, plan};
 use crate::catalog::Collection;
@@ -190,7 +190,7 @@ impl Execution {
             let mut sorter = Sorter::new(pattern.clone(), limit)
                 .with_memory_limit(usize::try_from(memory_bytes).unwrap_or(0));
             if execution.query.allow_disk_use {
-                sorter = sorter.with_spill(Box::new(FileSpill::new(shard.scratch.clone())));
+                sorter = sorter.with_spill(spill_into(shard.scratch.clone()));
             }
             execution.stage = Stage::Collecting(Box::new(sorter));
         }

@@ -45,5 +45,5 @@ pub(crate) use execution::{Budget, Execution, Found, Step, Taken, Visited, appen
 pub(crate) use part::ScanPart;
 pub(crate) use planning::{PlanCache, plan, query_hashes, trials};
 pub(crate) use query::Query;
-pub(crate) use spill::FileSpill;
+pub(crate) use spill::spill_into;
 pub(crate) use virtual_collection::{VirtualCollection, VirtualSource, virtual_collections};

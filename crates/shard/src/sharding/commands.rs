@@ -6,13 +6,17 @@
 //!   _terndbCreateSharded   {ns, uuid, options, indexes, key, unique, placement,
 //!                           collectionVersion, owned: [{min, max}], mustBeEmpty}
 //!   _terndbSetPlacement    {ns, uuid, key, unique, placement, collectionVersion, owned}
-//!   _terndbForgetPlacement {ns, uuid}
+//!   _terndbForgetPlacement {ns, uuid, quietly}
+//!   _terndbForgetDatabase  {db, quietly}
+//!   _terndbRename          {from, ns, uuid, quietly} and, if it is sharded, the fields of a placement
 //! ```
 //!
 //! Each is one entry of the log, applied when it is answered, and may be sent again: what is
 //! known already, or older than what is known, is answered with success and changes nothing.
 //! Which of two is newer is told by the version of the collection, which grows with every
 //! change anywhere; the version of the shard may be zero.
+//!
+//! What all shards do, one of them tells to change streams: the others are told to do it `quietly`.
 //!
 //! With `mustBeEmpty`, a collection that is not sharded yet and holds documents by now stays what it
 //! is, and the answer is 117: its shard would give some of them up, and nobody else has them. ⚑
@@ -27,7 +31,7 @@ use crate::catalog::{Clustering, Collection};
 use crate::command::arguments::{Argument, arguments, fields, missing};
 use crate::command::indexes::choose;
 use crate::command::{Answer, Invocation, finish};
-use crate::ddl::{New, Order};
+use crate::ddl::{New, Order, Telling};
 use model::bson::{Doc, DocBuf, ValueRef};
 use model::ids::Uuid;
 use model::range::RangeSet;
@@ -148,6 +152,8 @@ struct Fields<'a> {
     collection_version: Option<PlacementVersion>,
     owned: Option<Argument<'a>>,
     must_be_empty: bool,
+    quietly: bool,
+    from: Option<Namespace>,
 }
 
 impl<'a> Fields<'a> {
@@ -181,10 +187,19 @@ impl<'a> Fields<'a> {
                 }
                 ("owned", _) => read.owned = Some(argument),
                 ("mustBeEmpty", _) => read.must_be_empty = argument.boolean()?,
+                ("quietly", _) => read.quietly = argument.boolean()?,
+                ("from", _) => read.from = Some(Namespace::parse(argument.string()?)?),
                 _ => return Err(argument.unknown()),
             }
         }
         Ok(read)
+    }
+
+    fn telling(&self) -> Telling {
+        match self.quietly {
+            true => Telling::Quietly,
+            false => Telling::Aloud,
+        }
     }
 
     fn identity(&self, command: &str) -> Result<(Namespace, Uuid), Error> {
@@ -314,9 +329,10 @@ pub(crate) async fn forget_placement(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
     let fields = Fields::read(NAME, invocation.request.body())?;
     let (namespace, uuid) = fields.identity(NAME)?;
-    invocation
-        .shard
-        .drop_collection_if(&namespace, |collection| collection.uuid == uuid)
+    let is_meant = |collection: &Collection| collection.uuid == uuid;
+    let shard = invocation.shard;
+    shard
+        .drop_collection_if(&namespace, fields.telling(), is_meant)
         .await?;
     ok()
 }
@@ -342,6 +358,41 @@ pub(crate) async fn cleanup_orphaned(invocation: &Invocation<'_>) -> Answer {
         let deleted = shard.await_range_deletions(collection.uuid, None, invocation.operation);
         deleted.await?;
     }
+    ok()
+}
+
+/// Whatever there is of a database that the config server has dropped.
+pub(crate) async fn forget_database(invocation: &Invocation<'_>) -> Answer {
+    const NAME: &str = "_terndbForgetDatabase";
+    invocation.admin_only()?;
+    let (mut name, mut telling) = (None, Telling::Aloud);
+    for argument in arguments(NAME, invocation.request.body()) {
+        match argument.name() {
+            "db" => name = Some(argument.string()?),
+            "quietly" if argument.boolean()? => telling = Telling::Quietly,
+            "quietly" => {}
+            _ => return Err(argument.unknown()),
+        }
+    }
+    let name = name.ok_or_else(|| missing(NAME, "db"))?;
+    invocation.shard.drop_database(name, telling).await?;
+    ok()
+}
+
+pub(crate) async fn rename(invocation: &Invocation<'_>) -> Answer {
+    const NAME: &str = "_terndbRename";
+    invocation.admin_only()?;
+    let fields = Fields::read(NAME, invocation.request.body())?;
+    let (to, uuid) = fields.identity(NAME)?;
+    let from = fields.from.clone().ok_or_else(|| missing(NAME, "from"))?;
+    let ownership = match fields.key {
+        None => None,
+        Some(_) => Some(fields.ownership(NAME, None)?),
+    };
+    let renamed = invocation
+        .shard
+        .rename_decided(&from, &to, uuid, ownership, fields.telling());
+    renamed.await?;
     ok()
 }
 
@@ -402,7 +453,7 @@ impl Shard {
 
     /// Gives a collection another ownership, unless what is known is as new; the caller
     /// holds `ddl` and has just looked `collection` up.
-    pub(super) async fn place(
+    pub(crate) async fn place(
         &self,
         collection: &Arc<Collection>,
         mut new: Ownership,

@@ -53,7 +53,8 @@ mod version_check;
 mod waiting;
 
 pub(crate) use commands::{
-    become_shard, cleanup_orphaned, create_sharded, forget_placement, set_database, set_placement,
+    become_shard, cleanup_orphaned, create_sharded, forget_database, forget_placement, rename,
+    set_database, set_placement,
 };
 pub(crate) use moving::BlockLevel;
 #[cfg(test)]

@@ -175,10 +175,10 @@ async fn a_record_that_moves_is_one_update() {
     assert_eq!(
         told,
         [
-            "\"insert\" {_id: 1} before ",
-            "\"insert\" {_id: 2} before ",
-            "\"update\" {_id: 1} before {_id: 1, x: 5, y: 1}",
-            "\"delete\" {_id: 1} before {_id: 1, x: 7, y: 1}",
+            "\"insert\" {x: 5, _id: 1} before ",
+            "\"insert\" {x: 6, _id: 2} before ",
+            "\"update\" {x: 7, _id: 1} before {_id: 1, x: 5, y: 1}",
+            "\"delete\" {x: 7, _id: 1} before {_id: 1, x: 7, y: 1}",
         ]
     );
 }

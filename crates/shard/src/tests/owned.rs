@@ -12,9 +12,10 @@ async fn with_orphans() -> TestShard {
     shard.insert(&documents).await;
     shard
         .check(&format!(
-            "{{createIndexes: 'c', indexes: [{{key: {{y: 1}}, name: 'y'}}, {{key: {{y: 1, x: 1}}, name: 'yx'}}, {{key: {{z: 1}}, name: 'z'}}]}} => {{}}
+            "{{createIndexes: 'c', indexes: [{{key: {{y: 1}}, name: 'y'}}, {{key: {{y: 1, x: 1}}, name: 'yx'}}, {{key: {{z: 1}}, name: 'z'}}], shardVersion: {v}}} => {{}}
              admin {} => {{}}",
-            placed("_terndbSetPlacement", (2, 0), (2, 1), LOW)
+            placed("_terndbSetPlacement", (2, 0), (2, 1), LOW),
+            v = version(1, 0),
         ))
         .await;
     shard
@@ -108,9 +109,14 @@ async fn writes_touch_only_what_is_owned() {
 async fn an_orphan_is_in_nobodys_way() {
     let shard = with_orphans().await;
     shard
+        .check(&format!(
+            "{{createIndexes: 'c', indexes: [{{key: {{x: 1, u: 1}}, name: 'u', unique: true}}], shardVersion: {}}} => {{}}",
+            version(2, 0)
+        ))
+        .await;
+    shard
         .check(
-            "{createIndexes: 'c', indexes: [{key: {x: 1, u: 1}, name: 'u', unique: true}]} => {}
-             # The _id of an orphan, and the only entry of it in any index, are taken over.
+            "# The _id of an orphan, and the only entry of it in any index, are taken over.
              {insert: 'c', documents: [{_id: 15, x: 3, u: 9, y: 7, z: 7}]} => {n: 1}
              {find: 'c', filter: {y: 7}} => {cursor: {firstBatch: [{_id: 15, x: 3}]}}
              {find: 'c', filter: {_id: 15}} => {cursor: {firstBatch: [{_id: 15, x: 3}]}}
@@ -126,9 +132,14 @@ async fn an_orphan_is_in_nobodys_way() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unique_keys_are_counted_among_owned_documents() {
     let shard = sharded(WHOLE).await;
+    // Clients are not given such an index; one may have been there before.
+    let unique = placed("_terndbCreateSharded", (1, 1), (1, 3), WHOLE).replace(
+        "key: {x: 1}",
+        "key: {x: 1}, indexes: [{key: {u: 1}, name: 'u', unique: true, sparse: true}]",
+    );
     shard
         .check(&format!(
-            "{{createIndexes: 'c', indexes: [{{key: {{u: 1}}, name: 'u', unique: true, sparse: true}}]}} => {{}}
+            "admin {unique} => {{}}
              {{insert: 'c', documents: [{{_id: 1, x: 5, u: 1}}, {{_id: 2, x: 15, u: 2}}]}} => {{n: 2}}
              admin {} => {{}}
              {{insert: 'c', documents: [{{_id: 3, x: 6, u: 1}}]}} => 11000

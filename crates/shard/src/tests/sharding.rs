@@ -1,6 +1,8 @@
 //! A shard of a cluster: what it is told, what it checks, what it shows.
 
 use crate::testing::TestShard;
+use differential::notation::print;
+use differential::value::get;
 
 pub(super) const UUID: &str = "UUID(\"00000000-0000-4000-8000-000000000001\")";
 const EPOCH: &str = "ObjectId(\"00000000000000000000000a\")";
@@ -188,6 +190,74 @@ async fn placements_grow_newer_only() {
              admin {{getShardVersion: 'test.c'}} => {{global: 'UNSHARDED'}}
              {{listCollections: 1}} => {{cursor: {{firstBatch: []}}}}",
             placed("_terndbCreateSharded", (1, 0), (1, 2), WHOLE)
+        ))
+        .await;
+}
+
+/// ⚑ Nobody changes one shard's part of a collection behind the cluster's back.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_are_changed_by_the_cluster_alone() {
+    let shard = sharded(WHOLE).await;
+    let v = version(1, 0);
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1, x: 1}}]}} => {{n: 1}}
+             {{insert: 'plain', documents: [{{_id: 1}}]}} => {{n: 1}}
+             {{drop: 'c'}} => 20
+             {{dropDatabase: 1}} => 20
+             admin {{renameCollection: 'test.c', to: 'test.d'}} => 20
+             admin {{renameCollection: 'test.plain', to: 'test.c', dropTarget: true}} => 20
+             {{aggregate: 'plain', pipeline: [{{$out: 'c'}}], cursor: {{}}}} => 28769
+             {{createIndexes: 'c', indexes: [{{key: {{u: 1}}, name: 'u', unique: true}}]}} => 67
+             {{createIndexes: 'c', indexes: [{{key: {{y: 1}}, name: 'y'}}], shardVersion: {v}}} => {{}}
+             {{createIndexes: 'c', indexes: [{{key: {{u: 1}}, name: 'u', unique: true}}], shardVersion: {v}}} => 67
+             {{createIndexes: 'c', indexes: [{{key: {{x: 1, u: 1}}, name: 'xu', unique: true}}], shardVersion: {v}}} => {{}}
+             {{count: 'c'}} => {{n: 1}}
+             # What is not sharded is the shard's own.
+             {{createIndexes: 'plain', indexes: [{{key: {{u: 1}}, name: 'u', unique: true}}]}} => {{}}
+             admin {{renameCollection: 'test.plain', to: 'test.other'}} => {{}}
+             {{drop: 'other'}} => {{}}"
+        ))
+        .await;
+}
+
+/// Told again, and to a shard that has only the name that is taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_gets_the_name_that_the_cluster_has_decided() {
+    let shard = sharded(LOW).await;
+    let renamed = placed("_terndbRename", (1, 0), (1, 2), LOW)
+        .replace("ns: 'test.c'", "from: 'test.c', ns: 'test.d'")
+        .replace("Timestamp(5, 0)", "Timestamp(6, 0)");
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1, x: 1}}]}} => {{n: 1}}
+             {{insert: 'd', documents: [{{_id: 2}}]}} => {{n: 1}}
+             admin {renamed} => {{}}
+             admin {renamed} => {{}}
+             {{find: 'd'}} => {{cursor: {{firstBatch: [{{_id: 1, x: 1}}]}}}}
+             {{find: 'c'}} => {{cursor: {{firstBatch: []}}}}
+             {{insert: 'd', documents: [{{_id: 3, x: 11}}]}} => {{n: 0, writeErrors: [{{code: 13388}}]}}
+             admin {{getShardVersion: 'test.d', fullMetadata: true}} => {{global: Timestamp(1, 0), metadata: {{ranges: 1}}}}
+             # Another collection gets the name: what has it here is gone.
+             admin {{_terndbRename: 1, from: 'test.e', ns: 'test.d', uuid: UUID(\"00000000-0000-4000-8000-000000000009\"), quietly: true}} => {{}}
+             {{listCollections: 1}} => {{cursor: {{firstBatch: []}}}}"
+        ))
+        .await;
+}
+
+/// Events name documents by shard key and `_id`, also where they are gone and when the collection is.
+#[tokio::test(flavor = "multi_thread")]
+async fn events_name_documents_by_their_shard_key() {
+    let shard = sharded(WHOLE).await;
+    let reply = shard.run("admin", "{ping: 1}").await;
+    let time = get(&reply, "operationTime").map(print).expect("a time");
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1, x: 1, y: 1}}]}} => {{n: 1}}
+             {{update: 'c', updates: [{{q: {{_id: 1}}, u: {{$set: {{y: 2}}}}}}]}} => {{n: 1}}
+             {{delete: 'c', deletes: [{{q: {{_id: 1}}, limit: 1}}]}} => {{n: 1}}
+             admin {{_terndbForgetPlacement: 1, ns: 'test.c', uuid: {UUID}, quietly: true}} => {{}}
+             {{aggregate: 'c', pipeline: [{{$changeStream: {{startAtOperationTime: {time}}}}}, {{$project: {{operationType: 1, documentKey: 1}}}}], cursor: {{}}}} => {{cursor: {{firstBatch: [{{operationType: 'insert', documentKey: {{x: 1, _id: 1}}}}, {{operationType: 'update', documentKey: {{x: 1, _id: 1}}}}, {{operationType: 'delete', documentKey: {{x: 1, _id: 1}}}}]}}}}"
         ))
         .await;
 }

@@ -15,6 +15,7 @@ use crate::change_stream::Watchers;
 use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::command::envelope::WriteConcern;
 use crate::operation::{Operation, Operations};
+use crate::oplog::document_key;
 use crate::replica_set::ReplicaSet;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::rules::Rule;
@@ -22,7 +23,7 @@ use crate::session::{Retryable, SessionCatalog};
 use crate::sharding::{OwnershipKey, OwnershipPart, OwnershipUpdate, ShardingState};
 use crate::{Shard, Store};
 use model::Error;
-use model::bson::{Doc, DocBuf, DocWriter, ObjectId};
+use model::bson::{Doc, DocBuf, ObjectId};
 use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
@@ -257,7 +258,7 @@ impl Shard {
         };
         let mut encoder = Encoder::with_header(&mut payload, header);
         let time_place = ownership.map(|change| change.encode(&mut encoder));
-        encode(&changes, &multikey, &mut encoder);
+        encode(&changes, names, &multikey, &mut encoder);
         let written =
             session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
         let durability = concern.durability();
@@ -327,7 +328,12 @@ pub(super) fn payload_bytes(changes: &[Change]) -> usize {
     96 + changes.iter().map(of_change).sum::<usize>()
 }
 
-pub(super) fn encode(changes: &[Change], multikey: &MultikeyFound, encoder: &mut Encoder<'_>) {
+pub(super) fn encode(
+    changes: &[Change],
+    names: Names<'_>,
+    multikey: &MultikeyFound,
+    encoder: &mut Encoder<'_>,
+) {
     multikey.encode(encoder);
     for change in changes {
         let entries: Vec<IndexChange<'_>> = change
@@ -364,20 +370,19 @@ pub(super) fn encode(changes: &[Change], multikey: &MultikeyFound, encoder: &mut
                     Description::Relocate => None,
                     _ => change.before.as_ref(),
                 };
-                let document_key = document_key(named);
+                let document_key = removed_key(named, names, collection);
                 encoder.delete_record(collection, key, document_key.as_bytes(), &entries);
             }
         }
     }
 }
 
-/// What names a removed document to clients.
-fn document_key(removed: Option<&Version>) -> DocBuf {
-    let mut key = DocWriter::new();
-    if let Some(id) = removed.and_then(|version| version.doc().element("_id")) {
-        key.append_element(&id);
+/// What names a removed document to clients; nothing where it only moves.
+fn removed_key(removed: Option<&Version>, names: Names<'_>, collection: CollectionId) -> DocBuf {
+    match (removed, names.get(collection)) {
+        (Some(version), Ok(Some(name))) => document_key(version.doc(), &name),
+        _ => DocBuf::new(),
     }
-    key.finish()
 }
 
 pub(super) fn publish(

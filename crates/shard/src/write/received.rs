@@ -72,6 +72,7 @@ impl Shard {
         };
         encode(
             &changes,
+            collection.name(),
             &multikey,
             &mut Encoder::with_header(&mut payload, header),
         );

@@ -245,12 +245,14 @@ fn collections_are_named() {
         uuid: [7; 16],
         keeps_images: false,
         namespace: "sea.terns",
+        shard_key: Some(b"by wing"),
     };
     let gulls = Name {
         collection: CollectionId(1),
         uuid: [8; 16],
         keeps_images: true,
         namespace: "sea.gulls",
+        shard_key: None,
     };
     let mut bytes = Vec::new();
     terns.encode(&mut bytes);

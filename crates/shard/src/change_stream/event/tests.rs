@@ -61,6 +61,7 @@ fn encode(operations: &[&str], of_a_move: bool) -> Vec<u8> {
                 uuid: UUID,
                 keeps_images: false,
                 namespace,
+                shard_key: None,
             };
             name.encode(&mut names);
         }

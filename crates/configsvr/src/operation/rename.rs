@@ -1,0 +1,336 @@
+//! `renameCollection`. Where neither name is a sharded collection, the primary shard that both databases
+//! have does it at once. Otherwise:
+//!
+//! ```text
+//!   decide   a sharded target leaves the config server, a sharded source has the new name: one entry
+//!   shards   every shard renames its part and drops what the target was there, the primary last
+//!   chunks   those of the target are removed
+//! ```
+//!
+//! The ranges of its zones go with the name. The collection keeps its UUID, and so its chunks; it gets another incarnation, so that whatever was
+//! routed under an older life of either name is stale. ⚑ Until all shards know, nobody is told where either
+//! name is: who asks waits.
+//!
+//! Shards are told by UUID: one that has renamed already answers with success.
+//!
+//! Left out: a sharded collection does not change its database, as in MongoDB.
+
+use super::drop::{gone, remove_chunks};
+use super::{Context, Operation, Step};
+use crate::collection::Facts;
+use crate::commit::{Commit, by};
+use crate::documents::{self, COLLECTIONS, CollectionEntry, Fields, TAGS, uuid_value};
+use crate::error::Fault;
+use crate::placement;
+use crate::queue::Claim;
+use crate::server::{ok, text};
+use crate::state::{Effect, State};
+use crate::tenure::{Plan, Tenure};
+use cluster::routing::ShardId;
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use model::ids::Uuid;
+use model::time::ClusterTime;
+use model::version::Incarnation;
+use model::{Code, Namespace};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use wire::BoxFuture;
+
+pub(crate) const KIND: &str = "renameCollection";
+
+pub(crate) struct Rename {
+    from: Namespace,
+    to: Namespace,
+    /// As the client gave it.
+    command: DocBuf,
+    uuid: Uuid,
+    epoch: ObjectId,
+    began: ClusterTime,
+    primary: ShardId,
+    /// The sharded collection that is replaced.
+    replaced: Option<Uuid>,
+    decided: bool,
+}
+
+impl Rename {
+    pub(crate) async fn parse(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<Self, Fault> {
+        let from = Namespace::parse(text(command, "renameCollection")?)?;
+        let to = Namespace::parse(text(command, "to")?)?;
+        // It may be where nothing is yet.
+        crate::database::create(tenure, to.database(), None).await?;
+        Ok(Self {
+            from,
+            to,
+            command: command.to_owned(),
+            uuid: Uuid([0; 16]),
+            epoch: documents::new_object_id(),
+            began: ClusterTime::ZERO,
+            primary: ShardId::new(""),
+            replaced: None,
+            decided: false,
+        })
+    }
+
+    pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
+        Ok(Self {
+            from: Namespace::parse(fields.text("from")?)?,
+            to: Namespace::parse(fields.text("to")?)?,
+            command: DocBuf::new(),
+            uuid: fields.uuid("uuid")?,
+            epoch: fields.object_id("epoch")?,
+            began: fields.time("began")?,
+            primary: ShardId::new(fields.text("primary")?),
+            replaced: match fields.doc.get("replaced") {
+                Some(_) => Some(fields.uuid("replaced")?),
+                None => None,
+            },
+            decided: fields.flag("decided"),
+        })
+    }
+
+    async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
+        let (source, target, primary) = {
+            let state = tenure.state().await?;
+            let entry = |name| state.sharded(name).ok().map(|(entry, _)| entry.clone());
+            let primary = |name: &Namespace| {
+                let database = state.authority.database(name.database());
+                database.map(|placement| placement.primary.clone())
+            };
+            let primary = match (primary(&self.from), primary(&self.to)) {
+                (Some(source), Some(target)) if source == target => source,
+                (None, _) => return Err(no_source(&self.from)),
+                (Some(_), _) => {
+                    return Err(Fault::new(
+                        Code::COMMAND_FAILED,
+                        "Source and destination collections must be on the same shard",
+                    ));
+                }
+            };
+            (entry(&self.from), entry(&self.to), primary)
+        };
+        if source.is_none() && target.is_none() {
+            let command = self.command.as_doc();
+            return tenure.ask(&primary, "admin", command).await.map(Some);
+        }
+        self.check_ends(tenure, &primary, source.as_ref(), target.as_ref())
+            .await?;
+        self.replaced = target.map(|entry| entry.uuid);
+        self.primary = primary;
+        self.began = tenure.store.next_time();
+        Ok(None)
+    }
+
+    async fn check_ends(
+        &mut self,
+        tenure: &Tenure,
+        primary: &ShardId,
+        source: Option<&CollectionEntry>,
+        target: Option<&CollectionEntry>,
+    ) -> Result<(), Fault> {
+        let illegal = |why: &str| Err(Fault::new(Code::ILLEGAL_OPERATION, why));
+        if self.from == self.to {
+            return illegal("Can't rename a collection to itself");
+        }
+        if self.to.collection().starts_with("system.") {
+            return illegal("cannot rename a sharded collection to a system collection");
+        }
+        if source.is_some() && self.from.database() != self.to.database() {
+            return Err(Fault::new(
+                Code::COMMAND_FAILED,
+                "Source and destination databases of a sharded collection must be the same",
+            ));
+        }
+        self.uuid = match source {
+            Some(entry) => entry.uuid,
+            None => match Facts::ask(tenure, primary, &self.from).await? {
+                Some(facts) => facts.uuid,
+                None => return Err(no_source(&self.from)),
+            },
+        };
+        let is_there = match target {
+            Some(_) => true,
+            None => Facts::ask(tenure, primary, &self.to).await?.is_some(),
+        };
+        let replaces = match self.command.get("dropTarget") {
+            Some(ValueRef::Boolean(replaces)) => replaces,
+            Some(ValueRef::Binary { .. }) => true,
+            _ => false,
+        };
+        match is_there && !replaces {
+            true => Err(Fault::new(
+                Code::NAMESPACE_EXISTS,
+                "target namespace exists",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
+        self.decided = true;
+        let here = &*self;
+        let zones = |name: &Namespace| by("ns", name.as_str());
+        let store = &context.tenure.store;
+        let moved = store
+            .find(TAGS, zones(&here.from).as_doc(), Doc::EMPTY)
+            .await?;
+        let replaced = store
+            .find(TAGS, zones(&here.to).as_doc(), Doc::EMPTY)
+            .await?;
+        context
+            .tenure
+            .decide(|state| {
+                let (mut commit, mut effects) = (Commit::default(), Vec::new());
+                // Written already if the answer to this very commit was lost.
+                if here.replaced.is_some() && here.is_replaced_there(state) {
+                    effects.push(gone(state, context, &here.to, &mut commit)?);
+                }
+                if let Ok((entry, table)) = state.sharded(&here.from) {
+                    let mut table = table.clone();
+                    table.incarnation = Incarnation {
+                        epoch: here.epoch,
+                        began: here.began,
+                    };
+                    let changes = DocWriter::new()
+                        .with("_id", here.to.as_str())
+                        .with("lastmodEpoch", here.epoch)
+                        .with("lastmod", ValueRef::DateTime(documents::now_ms()))
+                        .with("timestamp", here.began)
+                        .finish();
+                    let new = entry.with(changes.as_doc())?;
+                    effects.push(gone(state, context, &here.from, &mut commit)?);
+                    commit.insert(COLLECTIONS, new.document.as_doc());
+                    for zone in moved.iter().chain(&replaced) {
+                        if let Some(id) = zone.get("_id") {
+                            commit.delete(TAGS, by("_id", id).as_doc());
+                        }
+                    }
+                    for zone in &moved {
+                        commit.insert(TAGS, here.under_new_name(zone).as_doc());
+                    }
+                    effects.push(Effect::Renamed(Box::new(table), new));
+                }
+                context.write_state(here, &mut commit);
+                Ok(Plan {
+                    commit,
+                    effects,
+                    answer: (),
+                })
+            })
+            .await?;
+        Ok(Step::Written)
+    }
+
+    /// A zone's range, of the collection as it is called from now on.
+    fn under_new_name(&self, zone: &DocBuf) -> DocBuf {
+        let mut writer = DocWriter::new();
+        for field in zone.iter() {
+            match field.key() {
+                "_id" => {
+                    writer.begin_document("_id").append("ns", self.to.as_str());
+                    if let Some(min) = zone.get("min") {
+                        writer.append("min", min);
+                    }
+                    writer.end();
+                }
+                "ns" => {
+                    writer.append("ns", self.to.as_str());
+                }
+                _ => {
+                    writer.append_element(&field);
+                }
+            }
+        }
+        writer.finish()
+    }
+
+    fn is_replaced_there(&self, state: &State) -> bool {
+        let entry = state.sharded(&self.to).ok().map(|(entry, _)| entry.uuid);
+        entry.is_some() && entry == self.replaced
+    }
+
+    async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
+        let mut shards = tenure.with_state(State::shard_names);
+        shards.sort_by_key(|shard| *shard == self.primary);
+        for shard in shards {
+            let command = self.command_for(tenure, &shard)?;
+            tenure.insist(&shard, "admin", command.as_doc()).await?;
+        }
+        if let Some(replaced) = &self.replaced {
+            remove_chunks(tenure, replaced).await?;
+        }
+        Ok(Step::Done(ok()))
+    }
+
+    fn command_for(&self, tenure: &Tenure, shard: &ShardId) -> Result<DocBuf, Fault> {
+        let mut command = DocWriter::new()
+            .with("_terndbRename", 1)
+            .with("from", self.from.as_str());
+        if *shard != self.primary {
+            command.append("quietly", true);
+        }
+        let sharded = tenure.with_state(|state| {
+            let sharded = state.sharded(&self.to).ok();
+            sharded.map(|(entry, table)| (entry.clone(), table.clone()))
+        });
+        match sharded {
+            Some((entry, table)) => placement::tell(command, &entry, &table, shard),
+            None => Ok(command
+                .with("ns", self.to.as_str())
+                .with("uuid", uuid_value(&self.uuid))
+                .finish()),
+        }
+    }
+}
+
+fn no_source(from: &Namespace) -> Fault {
+    Fault::new(
+        Code::NAMESPACE_NOT_FOUND,
+        format!("Source collection {from} does not exist"),
+    )
+}
+
+impl Operation for Rename {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::Collections(BTreeSet::from([self.from.clone(), self.to.clone()]))
+    }
+
+    fn halts_moves(&self) -> bool {
+        true
+    }
+
+    fn changes(&self) -> Vec<String> {
+        vec![self.from.to_string(), self.to.to_string()]
+    }
+
+    fn append_state(&self, writer: &mut DocWriter) {
+        writer
+            .append("from", self.from.as_str())
+            .append("to", self.to.as_str())
+            .append("uuid", uuid_value(&self.uuid))
+            .append("epoch", self.epoch)
+            .append("began", self.began)
+            .append("primary", self.primary.as_str())
+            .append("decided", self.decided);
+        if let Some(replaced) = &self.replaced {
+            writer.append("replaced", uuid_value(replaced));
+        }
+    }
+
+    fn prepare<'a>(
+        &'a mut self,
+        tenure: &'a Tenure,
+    ) -> BoxFuture<'a, Result<Option<DocBuf>, Fault>> {
+        Box::pin(self.check(tenure))
+    }
+
+    fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
+        match self.decided {
+            false => Box::pin(self.decide(context)),
+            true => Box::pin(self.tell(context.tenure)),
+        }
+    }
+}
