@@ -50,13 +50,6 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     let collection = collection.ok_or_else(|| missing("getMore", "collection"))?;
     let namespace = Namespace::new(request.database(), collection)?;
     let shard = invocation.shard;
-    if shard
-        .catalog
-        .get(&namespace)
-        .is_some_and(|known| known.has_blocks())
-    {
-        Box::pin(shard.await_readable(&namespace, invocation.operation)).await?;
-    }
     let mut held = shard
         .cursors
         .check_out(id, &namespace, invocation.operation)?;
@@ -71,6 +64,14 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
         return Err(Error::bad_value(
             "cannot set maxTimeMS on getMore command for a non-awaitData cursor",
         ));
+    }
+    // A cursor on the log reads nothing of a range: it does not wait for one, least of all with
+    // the time it is given to wait for news.
+    let known = shard.catalog.get(&namespace).filter(|_| !awaits);
+    if known.is_some_and(|known| known.has_blocks()) {
+        held.check_in();
+        Box::pin(shard.await_readable(&namespace, invocation.operation)).await?;
+        held = (shard.cursors).check_out(id, &namespace, invocation.operation)?;
     }
     let cursor = held.cursor();
     let at = cursor.at;

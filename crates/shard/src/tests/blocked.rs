@@ -123,6 +123,26 @@ async fn waiting_ends_with_the_time_of_the_operation() {
         .await;
 }
 
+/// A change stream reads the log. What it is given to wait for news it does not spend on waiting for
+/// a range.
+#[tokio::test(flavor = "multi_thread")]
+async fn change_streams_do_not_wait() {
+    let shard = blocked(BlockLevel::Reads).await;
+    let opened = shard
+        .run(
+            "test",
+            "{aggregate: 'c', pipeline: [{$changeStream: {}}], cursor: {}}",
+        )
+        .await;
+    let cursor = get(&opened, "cursor").and_then(|cursor| cursor.get("id"));
+    let Some(Value::Int64(id)) = cursor else {
+        panic!("{opened:?}");
+    };
+    let more = format!("{{getMore: {id}L, collection: 'c', maxTimeMS: 1}}");
+    let reply = shard.run("test", &more).await;
+    assert_eq!(code(&reply), None, "{reply:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_wait_for_a_range_that_is_blocked_for_reads() {
     let table = [
