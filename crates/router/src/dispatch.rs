@@ -9,8 +9,8 @@ use crate::failure::Failure;
 use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::targeting::documents;
 use crate::{
-    Router, aggregate, arguments, catalog, count, ddl, diagnostic, distribution, explain, find,
-    find_and_modify, get_more, hello, statistics,
+    Router, STALE_RETRIES_MAX, aggregate, arguments, catalog, count, ddl, diagnostic, distribution,
+    explain, find, find_and_modify, get_more, hello, statistics,
 };
 use model::error::{Code, Error};
 use std::sync::Arc;
@@ -31,24 +31,57 @@ pub(crate) async fn dispatch(
     if let Err(error) = router.clock.observe_client(request.body()) {
         return Reply::error(&error);
     }
-    let request = match with_snapshot_time(&request, &router.clock) {
-        Some(dated) if !is_config(&request) => dated,
-        Some(_) | None => request,
-    };
     if let Err(error) = arguments::check(&request) {
         return Reply::error(&error);
     }
-    let answered = match request.name() {
-        "find" if !is_config(&request) => find::find(router, &request).await,
-        "insert" if !is_config(&request) => write(router, &request, Kind::Insert).await,
-        "update" if !is_config(&request) => write(router, &request, Kind::Update).await,
-        "delete" if !is_config(&request) => write(router, &request, Kind::Delete).await,
-        "getMore" => get_more::get_more(router, &request).await,
-        _ => Box::pin(rare(router, connection, &request)).await,
+    let dated = match is_config(&request) {
+        true => None,
+        false => with_snapshot_time(&request, &router.clock),
+    };
+    let answered = match dated {
+        None => answer(router, connection, &request).await,
+        Some(dated) => Box::pin(answer_dated(router, connection, &request, dated)).await,
     };
     let mut reply = answered.unwrap_or_else(Failure::into_reply);
     router.clock.tell(&mut reply);
     reply
+}
+
+async fn answer(
+    router: &Arc<Router>,
+    connection: &Arc<ConnectionInfo>,
+    request: &Request,
+) -> Result<Reply, Failure> {
+    match request.name() {
+        "find" if !is_config(request) => find::find(router, request).await,
+        "insert" if !is_config(request) => write(router, request, Kind::Insert).await,
+        "update" if !is_config(request) => write(router, request, Kind::Update).await,
+        "delete" if !is_config(request) => write(router, request, Kind::Delete).await,
+        "getMore" => get_more::get_more(router, request).await,
+        _ => Box::pin(rare(router, connection, request)).await,
+    }
+}
+
+/// Answers a request whose time was chosen here. ⚑ The time may be from before the collection's ranges
+/// came to where they are, of which the router hears only while it routes: then a later one is chosen.
+async fn answer_dated(
+    router: &Arc<Router>,
+    connection: &Arc<ConnectionInfo>,
+    request: &Request,
+    mut dated: Request,
+) -> Result<Reply, Failure> {
+    for _ in 0..STALE_RETRIES_MAX {
+        let answered = answer(router, connection, &dated).await;
+        let is_too_early = matches!(
+            &answered,
+            Err(Failure::Error(error)) if error.code == Code::STALE_CHUNK_HISTORY
+        );
+        match with_snapshot_time(request, &router.clock) {
+            Some(later) if is_too_early => dated = later,
+            Some(_) | None => return answered,
+        }
+    }
+    Err(find::no_progress())
 }
 
 /// Whether a command addresses what the config server keeps.

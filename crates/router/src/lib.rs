@@ -95,13 +95,14 @@ pub struct Router {
 impl Router {
     pub fn new(config: Arc<dyn Endpoint>, connect: Connect, options: RouterOptions) -> Arc<Router> {
         let config = Arc::new(ConfigServer { endpoint: config });
+        let clock: Arc<Clock> = Arc::default();
         Arc::new(Router {
             registry: Registry::new(connect),
-            routing: Routing::new(config.clone()),
+            routing: Routing::new(config.clone(), clock.clone()),
             config,
             cursors: Cursors::default(),
             scans: scan::ScanCounters::default(),
-            clock: Arc::default(),
+            clock,
             options,
             started: Instant::now(),
             process_id: hello::object_id(),

@@ -32,9 +32,14 @@ impl Clock {
     /// Takes note of `$clusterTime` in a reply.
     pub(crate) fn observe(&self, doc: Doc<'_>) {
         if let Some(told) = told(doc) {
-            let mut now = self.0.lock();
-            *now = (*now).max(told);
+            self.raise(told);
         }
+    }
+
+    /// Takes note of a time that something happened at.
+    pub(crate) fn raise(&self, time: ClusterTime) {
+        let mut now = self.0.lock();
+        *now = (*now).max(time);
     }
 
     /// The same for a client, which may not push the cluster's time far ahead of the clocks.
@@ -132,10 +137,13 @@ pub(crate) fn with_snapshot_time(request: &Request, clock: &Clock) -> Option<Req
     Request::from_parts(writer.finish(), request.sequences().to_vec()).ok()
 }
 
-/// The time that a request for a snapshot reads at.
+/// The time that a request for a snapshot reads at; `None` for a concern that shards refuse.
 pub(crate) fn snapshot_time(body: Doc<'_>) -> Option<ClusterTime> {
     let concern = body.get_doc("readConcern")?;
-    time_of(concern.get("atClusterTime"))
+    let time = time_of(concern.get("atClusterTime"))?;
+    let is_snapshot = concern.get_str("level") == Some("snapshot");
+    let is_refused = time == ClusterTime::ZERO || concern.get("afterClusterTime").is_some();
+    (is_snapshot && !is_refused).then_some(time)
 }
 
 /// Whether a client's `$clusterTime` is what it should be, if there is one.

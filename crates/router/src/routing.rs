@@ -4,15 +4,20 @@
 //! first; everybody who needs the answer waits for the same one. Requests for shards that are not
 //! concerned by what is stale go on with the table there is.
 //!
+//! ⚑ Whoever knows a table knows the times at which its ranges came to their owners: a snapshot that
+//! is taken later is not from before them.
+//!
 //! Databases are fetched in the same way: one question at a time for a name. A database that does
 //! not exist is not remembered.
 
 use crate::config::{ConfigServer, Database};
 use crate::failure::Stale;
-use cluster::cache::{Fetch, LookUp, Outcome, Placement, RoutingCache};
+use crate::request::Clock;
+use cluster::cache::{Fetch, Fetched, LookUp, Outcome, Placement, RoutingCache};
 use cluster::routing::ShardId;
 use model::error::{Code, Error};
 use model::namespace::Namespace;
+use model::time::ClusterTime;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,6 +41,7 @@ struct DatabaseEntry {
 
 pub(crate) struct Routing {
     config: Arc<ConfigServer>,
+    clock: Arc<Clock>,
     collections: Arc<Mutex<Collections>>,
     databases: Mutex<HashMap<String, Arc<DatabaseEntry>>>,
 }
@@ -50,9 +56,10 @@ pub(crate) struct Route {
 }
 
 impl Routing {
-    pub(crate) fn new(config: Arc<ConfigServer>) -> Routing {
+    pub(crate) fn new(config: Arc<ConfigServer>, clock: Arc<Clock>) -> Routing {
         Routing {
             config,
+            clock,
             collections: Arc::default(),
             databases: Mutex::default(),
         }
@@ -75,6 +82,7 @@ impl Routing {
                         asked.insert(namespace.clone(), receiver.clone());
                         let question = Question {
                             config: self.config.clone(),
+                            clock: self.clock.clone(),
                             collections: self.collections.clone(),
                             namespace: namespace.clone(),
                         };
@@ -198,6 +206,7 @@ impl Routing {
 /// A question under way.
 struct Question {
     config: Arc<ConfigServer>,
+    clock: Arc<Clock>,
     collections: Arc<Mutex<Collections>>,
     namespace: Namespace,
 }
@@ -206,6 +215,9 @@ impl Question {
     async fn run(self, mut fetch: Fetch, told: watch::Sender<Told>) {
         loop {
             let answer = self.config.routing(self.namespace.as_str(), fetch).await;
+            if let Ok(answer) = &answer {
+                self.clock.raise(latest_change(answer));
+            }
             // The cache keeps a text; who waits is told the error itself.
             let error = answer.as_ref().err().cloned();
             let mut collections = self.collections.lock();
@@ -225,4 +237,14 @@ impl Question {
             return;
         }
     }
+}
+
+/// The latest time at which a range came to its owner.
+fn latest_change(fetched: &Fetched) -> ClusterTime {
+    let latest = match fetched {
+        Fetched::Everything(table) => table.chunks().map(|view| view.chunk.since).max(),
+        Fetched::Changes(chunks) => chunks.iter().map(|(chunk, _)| chunk.since).max(),
+        Fetched::Unsharded => None,
+    };
+    latest.unwrap_or_default()
 }

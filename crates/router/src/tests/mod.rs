@@ -432,7 +432,10 @@ fn a_client_cannot_push_the_time_far_ahead() {
         assert_eq!(int(&reply, "code"), code);
         all(&world, find().finish()).await;
         let asked = world.shards["a"].asked.lock();
-        assert!(asked[0].get("$clusterTime").is_none());
+        let told = asked[0].as_doc().get_doc("$clusterTime").expect("a time");
+        // The latest change of the routing table, which is all that the router heard of.
+        let known = ValueRef::from(ClusterTime::new(3, 0));
+        assert_eq!(told.get("clusterTime"), Some(known));
     });
 }
 
@@ -450,6 +453,25 @@ fn a_snapshot_is_of_one_time_on_all_shards() {
             let concern = asked[0].as_doc().get_doc("readConcern").expect("a concern");
             let at = concern.get("atClusterTime");
             assert_eq!(at, Some(ValueRef::from(ClusterTime::new(1_000, 1))));
+        }
+    });
+}
+
+/// A router learns with a table from when on ranges are where they are.
+#[test]
+fn a_snapshot_is_not_from_before_the_ranges_came_to_their_owners() {
+    run(async {
+        let world = World::new();
+        let concern = DocWriter::new().with("level", "snapshot").finish();
+        let read = find()
+            .with("readConcern", &concern)
+            .with("$clusterTime", &cluster_time(1));
+        all(&world, read.finish()).await;
+        for shard in world.shards.values() {
+            let asked = shard.asked.lock();
+            let concern = asked[0].as_doc().get_doc("readConcern").expect("a concern");
+            let at = concern.get("atClusterTime");
+            assert_eq!(at, Some(ValueRef::from(ClusterTime::new(3, 0))));
         }
     });
 }
