@@ -18,7 +18,7 @@ use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of};
 use crate::{Router, STALE_RETRIES_MAX};
 use cluster::routing::ShardId;
-use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, Kind, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
@@ -262,6 +262,15 @@ async fn find_elastic(
     let (Some(skip), Some(limit), Some(size)) = counts else {
         return Err(router.refusal(request, route, &shards[0]).await);
     };
+    // No shard of a scan would see these.
+    let flags = ["singleBatch", "$_requestResumeToken"].map(|name| body.get(name));
+    if flags
+        .iter()
+        .flatten()
+        .any(|flag| flag.kind() != Kind::Boolean)
+    {
+        return Err(router.refusal(request, route, &shards[0]).await);
+    }
     let Some(table) = route.table() else {
         return Err(no_progress());
     };
