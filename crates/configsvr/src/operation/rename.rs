@@ -134,6 +134,12 @@ impl Rename {
         if self.to.collection().starts_with("system.") {
             return illegal("cannot rename a sharded collection to a system collection");
         }
+        if self.to.collection().contains('$') {
+            let name = self.to.collection();
+            return illegal(&format!(
+                "error with target namespace: Invalid collection name: {name}"
+            ));
+        }
         if source.is_some() && self.from.database() != self.to.database() {
             return Err(Fault::new(
                 Code::COMMAND_FAILED,

@@ -223,6 +223,7 @@ async fn sharded_collections_are_renamed() {
             admin {updateZoneKeyRange: 'test.s', min: {a: 0}, max: {a: 5}, zone: 'north'} => {}
             shard0! test {insert: 's', documents: [{_id: 1, a: 3}]} => {n: 1}
             admin {renameCollection: 'test.s', to: 'test.s'} => 20
+            admin {renameCollection: 'test.s', to: 'test.$x'} => 20
             admin {renameCollection: 'test.s', to: 'other.s'} => 125
             admin {renameCollection: 'test.none', to: 'test.s', dropTarget: true} => 26
             admin {renameCollection: 'test.s', to: 'test.t'} => {}
