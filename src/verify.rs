@@ -10,7 +10,7 @@
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -164,11 +164,11 @@ pub fn run(options: VerifyOptions) -> ExitCode {
 fn verify(options: VerifyOptions) -> Result<u8> {
     let options = options.with_file()?;
     let (report_path, html_path) = (options.report.clone(), options.html.clone());
+    let settings = options.settle()?;
     for path in [&report_path, &html_path].into_iter().flatten() {
         // Before hours of work, not after.
         write_report(path, "")?;
     }
-    let settings = options.settle()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -178,19 +178,25 @@ fn verify(options: VerifyOptions) -> Result<u8> {
         let control = Control::default();
         tokio::spawn(interrupts(control.clone(), settings.writes));
         let report = verifier::verify_controlled(settings, &control).await?;
-        print!("{report}");
         if let Some(path) = &report_path {
             write_report(path, &report.to_json())?;
         }
         if let Some(path) = &html_path {
             write_report(path, &report.to_html())?;
         }
+        // Whoever reads standard output may have gone (`| head`): the verdict stands all the same.
+        let _ = write!(std::io::stdout().lock(), "{report}");
         // Only now: a process that dies before has its report concluded by the next.
         verifier::store::forget(&place).await?;
         anyhow::Ok(report.outcome.exit_code())
     });
     // A question that nobody answers must not keep the process.
     runtime.shutdown_background();
+    if code.is_err() {
+        for path in [&report_path, &html_path].into_iter().flatten() {
+            remove_if_empty(path);
+        }
+    }
     code
 }
 
@@ -226,6 +232,14 @@ fn write_report(path: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("cannot write the report to {}", path.display()))
 }
 
+/// Without a verdict there is no report, rather than one that no program can read.
+fn remove_if_empty(path: &Path) {
+    if std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0) {
+        // It is in nobody's way.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 impl VerifyOptions {
     /// Fills what no flag gave from the configuration file.
     fn with_file(self) -> Result<VerifyOptions> {
@@ -236,6 +250,11 @@ impl VerifyOptions {
         let list = |flags: Vec<String>, file| match flags.is_empty() {
             true => file,
             false => flags,
+        };
+        // Both say where the run is kept, so that either flag stands for both.
+        let (state, meta) = match (&self.state, &self.meta) {
+            (None, None) => (file.state, file.meta),
+            (_, _) => (self.state, self.meta),
         };
         Ok(VerifyOptions {
             from: self.from.or(file.from),
@@ -259,8 +278,8 @@ impl VerifyOptions {
             html: self.html.or(file.html),
             listen: self.listen.or(file.listen),
             wait: self.wait || file.wait,
-            state: self.state.or(file.state),
-            meta: self.meta.or(file.meta),
+            state,
+            meta,
             meta_database: self.meta_database.or(file.meta_database),
             restart: self.restart,
             generation_pause: self.generation_pause.or(file.generation_pause),
@@ -407,6 +426,29 @@ mod tests {
             Place::Directory(DEFAULT_STATE_DIRECTORY.into())
         );
         assert_eq!(settings.writes, Writes::Off);
+    }
+
+    #[test]
+    fn a_flag_for_the_place_wins_over_either_in_the_file() {
+        for kept in ["state = 'kept'", "meta = 'mongodb://kept'"] {
+            let file = format!("{CLUSTERS}{kept}");
+            let flags = VerifyOptions {
+                state: Some("given".into()),
+                ..VerifyOptions::default()
+            };
+            let settings = with_file(&file, flags).unwrap();
+            assert_eq!(settings.place, Place::Directory("given".into()));
+            let flags = VerifyOptions {
+                meta: Some("mongodb://given".to_owned()),
+                ..VerifyOptions::default()
+            };
+            let settings = with_file(&file, flags).unwrap();
+            let expected = Place::Database {
+                uri: "mongodb://given".to_owned(),
+                name: DEFAULT_META_DATABASE.to_owned(),
+            };
+            assert_eq!(settings.place, expected);
+        }
     }
 
     #[test]

@@ -92,6 +92,54 @@ fn exit_codes_and_reports() -> Result<()> {
     Ok(())
 }
 
+/// Whoever started it may go (`| head`), or keep the run in a cluster that is verified: neither shows.
+#[test]
+fn verdicts_do_not_depend_on_who_reads_them_or_where_the_run_is_kept() -> Result<()> {
+    let (source, destination) = (start_mongod()?, start_mongod()?);
+    let from = format!("mongodb://{}", source.address);
+    let to = format!("mongodb://{}", destination.address);
+    insert(&source, &[(1, "Ada"), (2, "Grace")])?;
+    insert(&destination, &[(1, "Ada"), (2, "Grace")])?;
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (state, report) = (path("state"), path("report.json"));
+    let clusters = ["--from", &from, "--to", &to, "--writes-off"];
+    let equal = |output: Output| -> Result<()> {
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        ensure!(output.status.code() == Some(0), "{out}{err}");
+        Ok(())
+    };
+    equal(verify(&[clusters.as_slice(), &["--meta", &to]].concat())?)?;
+    let arguments = [clusters.as_slice(), &["--state", &state]].concat();
+    equal(verify(&arguments)?)?;
+    let (reader, unread) = std::io::pipe()?;
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_terndb"))
+        .arg("verify")
+        .args(arguments)
+        .args(["--report", &report])
+        .stdout(unread)
+        .stderr(Stdio::piped())
+        .spawn()?
+        .wait_with_output()?;
+    equal(output)?;
+    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&report)?)?;
+    ensure!(json["outcome"] == "equal", "{json}");
+    Ok(())
+}
+
+#[test]
+fn a_run_without_a_verdict_leaves_no_report() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let report = folder.path().join("report.json");
+    let report_path = report.to_str().context("a path of text")?;
+    let clusters = ["--from", "a", "--to", "b", "--writes-off"];
+    let output = verify(&[clusters.as_slice(), &["--report", report_path]].concat())?;
+    ensure!(output.status.code() == Some(2), "{}", text(&output.stderr));
+    ensure!(!report.exists());
+    Ok(())
+}
+
 #[test]
 fn mistakes_are_one_sentence_and_exit_code_2() -> Result<()> {
     let cases: [(&[&str], &str); 5] = [

@@ -141,7 +141,10 @@ pub async fn forget(place: &Place) -> Result<(), VerifyError> {
     match place {
         Place::Memory => Ok(()),
         Place::Directory(path) => directory::remove(path),
-        Place::Database { .. } => Store::open(place).await?.clear(b"").await,
+        Place::Database { uri, name } => {
+            Store::open(place).await?.clear(b"").await?;
+            DatabaseStore::open(uri, name).await?.drop_if_empty().await
+        }
     }
 }
 
