@@ -34,14 +34,12 @@ impl Router {
         &self,
         request: &Request,
         namespace: &model::namespace::Namespace,
-        target: impl Fn(&Route) -> Vec<ShardId>,
+        target: impl Fn(&Route) -> Result<Vec<ShardId>, Error>,
         dropped: &[&str],
         append: impl Fn(&mut model::bson::DocWriter),
     ) -> Result<Option<Gathered>, Failure> {
         for _ in 0..STALE_RETRIES_MAX {
-            let routed = self
-                .route_to(namespace, false, |route| Ok(target(route)))
-                .await?;
+            let routed = self.route_to(namespace, false, &target).await?;
             let Some((route, shards)) = routed else {
                 return Ok(None);
             };
@@ -160,8 +158,8 @@ pub(crate) async fn count(router: &Arc<Router>, request: &Request) -> Result<Rep
     let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(0));
     let target = |route: &Route| match malformed {
         // One shard says what is wrong.
-        true => route.all().into_iter().take(1).collect(),
-        false => route.read_targets(&filter),
+        true => Ok(route.all().into_iter().take(1).collect()),
+        false => Ok(route.read_targets(&filter)),
     };
     let dropped = ["skip", "limit"];
     let append = |writer: &mut DocWriter| {
@@ -223,7 +221,7 @@ pub(crate) async fn distinct(router: &Arc<Router>, request: &Request) -> Result<
     if let Some(answers) = elastic.await? {
         return Ok(distinct_reply(answers.iter().map(Piece::document), body));
     }
-    let target = |route: &Route| route.read_targets(&filter);
+    let target = |route: &Route| route.targets_of(&filter, body);
     let gathered = router
         .gather(request, &namespace, target, &[], |_| {})
         .await?;

@@ -11,7 +11,6 @@ use crate::heartbeat::COMPATIBLE_VERSION;
 use crate::routing::Route;
 use crate::scatter::Answered;
 use crate::targeting::{context_of, documents, namespace_of};
-use cluster::routing::ShardId;
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
@@ -61,7 +60,7 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
         Some(split) => Some(shard_half(body, command, split)?),
         None => None,
     };
-    let target = |route: &Route| -> Vec<ShardId> { route.read_targets(&filter) };
+    let target = |route: &Route| Ok(route.read_targets(&filter));
     let gathered = router
         .gather(
             halved.as_ref().unwrap_or(request),

@@ -50,7 +50,7 @@ fn append_answer(writer: &mut DocWriter, name: &str, answered: &Answered) {
 pub(crate) async fn coll_stats(router: &Router, request: &Request) -> Result<Reply, Failure> {
     let namespace = namespace_of_check(request.body(), request.database())?;
     let gathered = router
-        .gather(request, &namespace, Route::all, &[], |_| {})
+        .gather(request, &namespace, |route| Ok(route.all()), &[], |_| {})
         .await?;
     let Some(gathered) = gathered else {
         let message = format!("Database [{}] not found.", request.database());
@@ -211,7 +211,7 @@ pub(crate) async fn data_size(router: &Router, request: &Request) -> Result<Repl
 pub(crate) async fn validate(router: &Router, request: &Request) -> Result<Reply, Failure> {
     let namespace = namespace_of_check(request.body(), request.database())?;
     let gathered = router
-        .gather(request, &namespace, Route::all, &[], |_| {})
+        .gather(request, &namespace, |route| Ok(route.all()), &[], |_| {})
         .await?;
     let Some(mut gathered) = gathered else {
         let message = format!("Collection '{namespace}' does not exist to validate.");

@@ -475,3 +475,27 @@ fn a_snapshot_is_not_from_before_the_ranges_came_to_their_owners() {
         }
     });
 }
+
+#[test]
+fn distinct_at_an_earlier_time_asks_those_who_owned_then() {
+    run(async {
+        let world = World::new();
+        world.move_b_to_c();
+        for (seconds, owner_is_asked) in [(3, true), (4, false)] {
+            world.shards["b"].asked.lock().clear();
+            let concern = DocWriter::new()
+                .with("level", "snapshot")
+                .with("atClusterTime", ClusterTime::new(seconds, 1))
+                .finish();
+            let read = DocWriter::new()
+                .with("distinct", "birds")
+                .with("key", "k")
+                .with("readConcern", &concern)
+                .with("$db", "test");
+            let reply = world.run(read.finish()).await;
+            assert!(reply.get("values").is_some(), "{reply:?}");
+            let is_asked = !world.asked("b").is_empty();
+            assert_eq!(is_asked, owner_is_asked, "at {seconds}");
+        }
+    });
+}

@@ -288,6 +288,15 @@ impl FakeShard {
                 let count = self.documents.lock().len() as i32;
                 Reply::from_writer(Reply::writer().with("n", count).with("ok", 1.0))
             }
+            "distinct" => {
+                let mut writer = Reply::writer();
+                writer.begin_array("values");
+                for document in &*self.documents.lock() {
+                    writer.push(key(document.as_doc()));
+                }
+                writer.end().append("ok", 1.0);
+                Reply::from_writer(writer)
+            }
             "killCursors" => {
                 for id in body.get_array("cursors").expect("cursors").iter() {
                     if let ValueRef::Int64(id) = id {
