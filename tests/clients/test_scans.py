@@ -97,6 +97,12 @@ class Scans(ClusterProgram):
         self.mover.start()
         self.addCleanup(self.mover.stop)
 
+    def tearDown(self):
+        # While ranges still move.
+        super().tearDown()
+        self.mover.stop()
+        super().tearDown()
+
     def numbers(self, cursor, key=lambda found: found["_id"]):
         """All results; now and then it waits until ranges have moved."""
         found = []

@@ -3,7 +3,7 @@
 //!
 //! Each finding is a document `{type, description, details}`, as MongoDB's are. A healthy cluster has none,
 //! after any fault: operations that were interrupted go on before this is answered, because their names are
-//! waited for.
+//! waited for. Moves of ranges are not waited for: what was found while one was decided is looked at again.
 
 use crate::collection::Facts;
 use crate::commit::by;
@@ -16,6 +16,9 @@ use model::Namespace;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// How often a collection is looked at again because a range of it went to another shard meanwhile.
+const LOOKS_MAX: usize = 20;
 
 struct Findings(Vec<DocBuf>);
 
@@ -50,17 +53,9 @@ pub(crate) async fn check(
         all.filter(|name| concerns(name)).cloned().collect()
     };
     for name in names {
-        // Nobody changes it meanwhile.
+        // Nobody but moves changes it meanwhile.
         let _turn = tenure.queue.enter(&Claim::one(&name)).await;
-        let known = {
-            let state = tenure.state().await?;
-            let sharded = state.sharded(&name).ok();
-            sharded.map(|(entry, table)| (entry.clone(), table.clone()))
-        };
-        if let Some((entry, table)) = known {
-            check_stored(tenure, &entry, &table, &mut findings).await?;
-            check_shards(tenure, &entry, &table, &mut findings).await?;
-        }
+        check_collection(tenure, &name, &mut findings).await?;
     }
     if collection.is_none() {
         check_leftovers(tenure, &mut findings).await?;
@@ -78,6 +73,38 @@ pub(crate) async fn check(
         .append("ns", namespace.as_str())
         .end();
     Ok(reply.with("ok", 1.0).finish())
+}
+
+async fn check_collection(
+    tenure: &Tenure,
+    name: &Namespace,
+    findings: &mut Findings,
+) -> Result<(), Fault> {
+    let mut found = Findings(Vec::new());
+    for _ in 0..LOOKS_MAX {
+        found.0.clear();
+        let Some((entry, table)) = known(tenure, name).await? else {
+            return Ok(());
+        };
+        check_stored(tenure, &entry, &table, &mut found).await?;
+        check_shards(tenure, &entry, &table, &mut found).await?;
+        let now = known(tenure, name).await?;
+        let still = now.is_some_and(|(_, now)| now.version() == table.version());
+        if found.0.is_empty() || still {
+            break;
+        }
+    }
+    findings.0.append(&mut found.0);
+    Ok(())
+}
+
+async fn known(
+    tenure: &Tenure,
+    name: &Namespace,
+) -> Result<Option<(CollectionEntry, RoutingTable)>, Fault> {
+    let state = tenure.state().await?;
+    let sharded = state.sharded(name).ok();
+    Ok(sharded.map(|(entry, table)| (entry.clone(), table.clone())))
 }
 
 /// What is in memory is what is stored.
