@@ -1,7 +1,7 @@
 //! The tables and a bounded number of random cases, as continuous integration runs them.
 //!
-//! The tables run against one server and, where that is asked for (`--ignored`), through a router over
-//! three shards, with their collections sharded. `TERNDB_DIFFERENTIAL_TARGET` says what else is compared
+//! The tables run against one server, and through a router over three shards with their collections
+//! sharded. `TERNDB_DIFFERENTIAL_TARGET` says what else is compared
 //! with the oracle: `terndb` (the default), `members` (the primary of a set of three), `cluster`, or
 //! `mongod`, which checks the tables themselves. `TERNDB_DIFFERENTIAL_CASES` is the number of random
 //! cases. The `terndb` binary is the one beside the tests, or `TERNDB_BINARY`.
@@ -58,7 +58,6 @@ fn every_table_row_agrees_with_the_oracle() {
 }
 
 #[test]
-#[ignore = "until it has run beside moves: cargo test -p differential -- --ignored"]
 fn every_table_row_agrees_through_a_router() {
     let tables = read_folder(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tables")))
         .expect("the tables parse");
