@@ -24,6 +24,7 @@ use model::Error;
 use model::bson::Doc;
 use model::time::ClusterTime;
 use replication::LogPosition;
+use std::collections::{BTreeMap, VecDeque};
 use storage::Direction;
 use storage::entry::{Entry, Operation};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
@@ -76,6 +77,8 @@ pub(super) struct Follower {
     scanned_rest: Option<ClusterTime>,
     /// The log was followed up to here.
     followed: LogPosition,
+    /// Changes of the stretch that the recipient may not have: their entry, and how many it has.
+    ahead: VecDeque<(LogPosition, u64)>,
 }
 
 impl Follower {
@@ -87,6 +90,7 @@ impl Follower {
             scanned: Vec::new(),
             scanned_rest: None,
             followed: after,
+            ahead: VecDeque::new(),
         }
     }
 
@@ -96,6 +100,14 @@ impl Follower {
 
     pub(super) fn digest(&self) -> Digest {
         self.digest
+    }
+
+    /// Changes of the stretch behind a position, as far as the log was followed. Whoever is there
+    /// does not go back.
+    pub(super) fn changes_behind(&mut self, position: u64) -> u64 {
+        let is_known = |(at, _): &mut (LogPosition, u64)| at.get() <= position;
+        while self.ahead.pop_front_if(is_known).is_some() {}
+        self.ahead.iter().map(|(_, changes)| changes).sum()
     }
 
     /// Scans a bit; true if that was the last.
@@ -165,7 +177,8 @@ impl Follower {
         if decoded.header.names.is_none() {
             return Ok(());
         }
-        let mut seen: Vec<(&[u8], Option<&[u8]>)> = Vec::new();
+        let mut changes = 0;
+        let mut seen: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
         for operation in decoded.operations() {
             let (collection, key, document) = match operation.map_err(super::tail::malformed)? {
                 Operation::PutRecord {
@@ -186,14 +199,19 @@ impl Follower {
             };
             let is_here =
                 collection == self.stretch.collection && self.stretch.may_contain_key(key);
-            match self.scanned_at(key) {
-                Some(scanned) if is_here && scanned < entry.time => {}
-                _ => continue,
+            if !is_here {
+                continue;
             }
-            match seen.iter_mut().find(|(other, _)| *other == key) {
-                Some((_, last)) => *last = document,
-                None => seen.push((key, document)),
+            changes += 1;
+            if self
+                .scanned_at(key)
+                .is_some_and(|scanned| scanned < entry.time)
+            {
+                seen.insert(key, document);
             }
+        }
+        if changes > 0 {
+            self.ahead.push_back((entry.position, changes));
         }
         if seen.is_empty() {
             return Ok(());

@@ -51,6 +51,8 @@ use wire::{Endpoint, Reply};
 
 /// Entries of the log that may be missing on the recipient when writes are blocked.
 const LAG_ENTRIES_MAX: u64 = 200;
+/// Changes in them. One entry may have a thousand.
+const LAG_CHANGES_MAX: u64 = 1_000;
 /// How long a recipient that has copied everything may stay further behind.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 /// How long writes may be blocked before the move is given up.
@@ -231,13 +233,15 @@ impl Driver {
             if fields.flag("scanned") {
                 let since = *scanned_at.get_or_insert_with(Instant::now);
                 let lag = self.shard.log.last_applied().get().saturating_sub(copied);
-                if digested && lag <= LAG_ENTRIES_MAX {
+                let follower = self.follower.as_mut();
+                let changes = follower.map_or(0, |follower| follower.changes_behind(copied));
+                if digested && lag <= LAG_ENTRIES_MAX && changes <= LAG_CHANGES_MAX {
                     self.handle.steps.lock().copying_ms = began.elapsed().as_millis() as u64;
                     return Ok(Event::AlmostCaughtUp);
                 }
                 if since.elapsed() > CATCH_UP_LIMIT {
                     return Ok(self.gives_up(format!(
-                        "the recipient stays {lag} entries of the log behind"
+                        "the recipient stays {lag} entries of the log and {changes} changes behind"
                     )));
                 }
             }

@@ -393,17 +393,16 @@ impl Receiver {
         let fault = crate::error::from_storage;
         let snapshot = self.shard.store.snapshot();
         for entry in index.definition.keys(document)?.keys {
-            let found = snapshot.first_index_entry_with_prefix(id, &entry.fields);
-            let Some(found) = found.map_err(fault)? else {
-                continue;
-            };
-            let other = RecordKey::from_bytes(found.record_key());
-            if other == *key {
-                continue;
-            }
-            let version = self.shard.latest_received(collection, &other)?;
-            if version.is_some_and(|it| ownership.owns(Doc::from_validated(it.document()))) {
-                return Err(crate::write::unique_violation(collection, index, &entry));
+            // Documents that are not owned may have it too, in front of one that is.
+            for found in snapshot.index_entries_with_prefix(id, &entry.fields) {
+                let other = RecordKey::from_bytes(found.map_err(fault)?.record_key());
+                if other == *key {
+                    continue;
+                }
+                let version = self.shard.latest_received(collection, &other)?;
+                if version.is_some_and(|it| ownership.owns(Doc::from_validated(it.document()))) {
+                    return Err(crate::write::unique_violation(collection, index, &entry));
+                }
             }
         }
         Ok(())

@@ -104,6 +104,10 @@ impl Driver {
         let mut finishing: Option<Finishing> = None;
         let mut why: Option<Error> = None;
         loop {
+            if self.has_ended() {
+                self.progress.ended.store(true, Ordering::Relaxed);
+                orders.send_modify(|orders| orders.stop = true);
+            }
             if self.is_forgotten() {
                 let id = self.state.plan.id;
                 let forget = vec![remove(super::namespace(RECIPIENTS), &id)];
@@ -133,10 +137,6 @@ impl Driver {
                         let _ = waiting.answer.send(self.report(None));
                     }
                 }
-            }
-            if self.has_ended() {
-                self.progress.ended.store(true, Ordering::Relaxed);
-                orders.send_modify(|orders| orders.stop = true);
             }
         }
         orders.send_modify(|orders| orders.stop = true);

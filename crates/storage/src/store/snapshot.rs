@@ -322,13 +322,9 @@ impl<S: EngineSnapshot> Snapshot<S> {
         (prefix.len(), pairs)
     }
 
-    /// The first entry whose fields and record key begin with `fields`: with
-    /// complete fields, the check for a duplicate in a unique index.
-    pub fn first_index_entry_with_prefix(
-        &self,
-        index: IndexId,
-        fields: &[u8],
-    ) -> Result<Option<IndexEntry>> {
+    /// The entries whose fields and record key begin with `fields`: with complete
+    /// fields, those that a unique index must look at before it takes another.
+    pub fn index_entries_with_prefix(&self, index: IndexId, fields: &[u8]) -> IndexScan<S> {
         let end = layout::after_prefix(fields);
         let high = match &end {
             Some(end) => Bound::Excluded(&end[..]),
@@ -336,8 +332,6 @@ impl<S: EngineSnapshot> Snapshot<S> {
         };
         let range = KeyRange::new(Bound::Included(fields), high);
         self.scan_index(index, range, Direction::Forward)
-            .next()
-            .transpose()
     }
 
     /// Whether a scan of this collection would find nothing because it is dropped.

@@ -486,15 +486,13 @@ fn compare_index<E: Engine>(
     })?;
     for field in 0..3 {
         let fields = [field, 0x80];
-        let found = snapshot
-            .first_index_entry_with_prefix(id, &fields)
-            .map_err(|error| error.to_string())?
-            .map(|entry| entry.fields_and_record_key().to_vec());
-        let model = expected
-            .keys()
-            .find(|key| key.starts_with(&fields))
-            .cloned();
-        same("first with prefix", found, model)?;
+        let found: Vec<Vec<u8>> = snapshot
+            .index_entries_with_prefix(id, &fields)
+            .map(|entry| entry.map(|entry| entry.fields_and_record_key().to_vec()))
+            .collect::<storage::Result<_>>()
+            .map_err(|error| error.to_string())?;
+        let model = expected.keys().filter(|key| key.starts_with(&fields));
+        same("with prefix", found, model.cloned().collect())?;
     }
     same(
         "entries",

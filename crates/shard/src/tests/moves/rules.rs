@@ -165,6 +165,36 @@ async fn every_kind_of_key_moves() {
     world.close().await;
 }
 
+/// ⚑ An `_id` is unique among what is owned: also where a document that is not owned has it too.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_that_is_owned_is_met_behind_an_orphan() {
+    let world = filled("{x: 1}", &["{_id: 1, x: 5}".to_owned()]).await;
+    for (from, to) in [(0, 1), (1, 0)] {
+        let reply = world.moves(from, to, "{x: 0}", "{x: 10}").await;
+        assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    }
+    // An orphan with this `_id` is left there, and one that is owned comes behind it.
+    let reply = world.moves(0, 1, "{x: 50}", "{x: 60}").await;
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    world
+        .on(1)
+        .check("{insert: 'c', documents: [{_id: 1, x: 50}]} => {n: 1}")
+        .await;
+    world
+        .on(0)
+        .check(
+            "
+            {delete: 'c', deletes: [{q: {_id: 1}, limit: 1}]} => {n: 1}
+            {insert: 'c', documents: [{_id: 1, x: 100}]} => {n: 1}
+            ",
+        )
+        .await;
+    let reply = world.moves(0, 1, "{x: 100}", "{x: 110}").await;
+    assert_eq!(outcome(&reply), "aborted", "{reply:?}");
+    assert_eq!(world.shown(1).await.len(), 1);
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_range_moves() {
     let world = filled("{x: 1}", &[]).await;
