@@ -178,12 +178,18 @@ class ThreeMembers(unittest.TestCase):
         tags = {member["host"]: member["tags"] for member in config["members"]}
         one_primary = "%s:%s" % self.members()[0].address
         hosts = set(tags)
+        addresses = {(name, int(port)) for name, port in (host.rsplit(":", 1) for host in hosts)}
         self.db.c.insert_one({"_id": 1})
         self.db.get_collection("c", write_concern=WriteConcern(w=3)).insert_one({"_id": 2})
 
         def readers(preference) -> set:
             """Who answers."""
             with pymongo.MongoClient(self.process.uri, localThresholdMS=10_000, heartbeatFrequencyMS=500) as client:
+                # A driver that has not found the primary yet takes another
+                # member where the preference lets it.
+                wait_until(
+                    lambda: client.primary and {client.primary, *client.secondaries} == addresses, "all are found"
+                )
                 c = client["members"].get_collection("c", read_preference=preference)
                 found = set()
                 for _ in range(30):
