@@ -11,9 +11,11 @@ Readiness is what the server says on its standard output. Every wait has a deadl
 
 import atexit
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -51,12 +53,40 @@ def wait_until(condition, what: str, seconds: float = DEADLINE_S):
         time.sleep(0.02)
 
 
+_ports_given: set[int] = set()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports for servers that others must know before they start, or that keep theirs from life to life.
+
+    They lie below those that the system gives away by itself: between two lives of a server, neither a
+    listener that asks for any port nor the near end of a connection can take its port."""
+    lowest_of_system = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    below = range(max(10_000, lowest_of_system - 20_000), lowest_of_system) or range(10_000, 65_536)
+    found: list[int] = []
+    for port in random.SystemRandom().sample(below, len(below)):
+        if len(found) == count:
+            break
+        if port in _ports_given:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+    assert len(found) == count, "no ports are free"
+    _ports_given.update(found)
+    return found
+
+
 class Process:
     """One life of a server process on a data directory."""
 
     def __init__(self, data: Path, *flags: str, port: int = 0):
         self.data = data
-        self.errors = tempfile.TemporaryFile("w+")
+        # The server appends, wherever this end reads.
+        self.errors = tempfile.TemporaryFile("a+")
         self.uri: str | None = None
         self._answered = threading.Event()
         self.process = subprocess.Popen(
@@ -150,13 +180,20 @@ def shared_uri() -> str:
     return _Shared.uri()
 
 
+class Client(pymongo.MongoClient):
+    def close(self) -> None:
+        # A driver says goodbye; nobody waits for a server that is gone.
+        with pymongo.timeout(0.5):
+            super().close()
+
+
 def connect(uri: str | None = None, **options) -> pymongo.MongoClient:
     options = {
-        "serverSelectionTimeoutMS": 20_000,
+        "serverSelectionTimeoutMS": DEADLINE_S * 1000,
         "socketTimeoutMS": 4 * DEADLINE_S * 1000,
         "directConnection": True,
     } | options
-    return pymongo.MongoClient(uri or shared_uri(), **options)
+    return Client(uri or shared_uri(), **options)
 
 
 class Program(unittest.TestCase):

@@ -7,7 +7,6 @@ nothing, no lock is left, and what was acknowledged is there.
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -17,20 +16,14 @@ from pathlib import Path
 
 import pymongo
 
-from server import DEADLINE_S, binary, connect, only_terndb, wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from server import DEADLINE_S, binary, connect, free_ports, only_terndb, wait_until
 
 
 class Role:
     """One role of a cluster, on a port that it keeps over its lives."""
 
     def __init__(self, role: str, name: str, directory: Path, config: str | None):
-        self.name, self.port = name, free_port()
+        self.name, [self.port] = name, free_ports(1)
         self.flags = [role, "--port", str(self.port), "--log-level", "warn"]
         if role != "router":
             self.flags += ["--replica-set", name, "--data", directory / name, "--cache-mb", "32"]
@@ -65,6 +58,9 @@ class Role:
 class Processes(unittest.TestCase):
     """A config server, two shards and two routers, each a process."""
 
+    steps = 0
+    """What `insist` has got done."""
+
     def setUp(self):
         self.directory = Path(tempfile.mkdtemp(prefix="terndb-processes-"))
         self.addCleanup(shutil.rmtree, self.directory, True)
@@ -98,7 +94,9 @@ class Processes(unittest.TestCase):
                     return {"ok": 1.0}
                 return None
 
-        return wait_until(attempt, f"{name} {value}")
+        answer = wait_until(attempt, f"{name} {value}")
+        self.steps += 1
+        return answer
 
 
 @only_terndb
@@ -143,11 +141,17 @@ class ConfigServerKilled(Processes):
         seed = random.randrange(1 << 32)
         chance = random.Random(seed)
         done = threading.Event()
+        self.steps = 0
 
         def kill():
-            while not done.wait(chance.uniform(0.05, 0.5)):
+            # The longer nothing gets done, the longer it lives: on a busy machine its life may be over before
+            # it has begun to work.
+            steps, longest_s = self.steps, 0.5
+            while not done.wait(chance.uniform(0.05, longest_s)):
                 self.config.stop(signal.SIGKILL)
                 self.config.start()
+                longest_s = 0.5 if self.steps > steps else longest_s * 1.5
+                steps = self.steps
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -162,14 +166,20 @@ class ConfigServerKilled(Processes):
             killer.join()
         # A router that heard nothing of all this knows it as well.
         for router in (0, 1):
+            # The last life of the config server finishes what the one before had begun.
+            for name in ("locks", "terndb_operations"):
+                wait_until(lambda: self.is_empty(router, name), f"nothing is left in {name}, seed {seed}")
             reply = self.insist(router, "checkMetadataConsistency", 1)
             self.assertEqual(reply["cursor"]["firstBatch"], [], f"seed {seed}")
-            config = self.clients[router].config
-            self.assertEqual(config.locks.count_documents({}), 0)
-            self.assertEqual(config.terndb_operations.count_documents({}), 0)
             for at in range(rounds):
                 kept = self.clients[router].shop[f"c{at}"].count_documents({})
                 self.assertEqual(kept, 20 if at % 3 else 0, f"seed {seed}, c{at}")
+
+    def is_empty(self, router: int, name: str) -> bool:
+        try:
+            return self.clients[router].config[name].count_documents({}) == 0
+        except pymongo.errors.PyMongoError:
+            return False
 
     def change(self, router: int, name: str):
         self.insist(router, "shardCollection", f"shop.{name}", key={"a": "hashed"})

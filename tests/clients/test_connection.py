@@ -8,7 +8,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 import unittest
 from pathlib import Path
 
@@ -17,7 +16,18 @@ import pymongo
 from pymongo import monitoring
 from pymongo.errors import AutoReconnect, ConnectionFailure, OperationFailure, PyMongoError
 
-from server import DEADLINE_S, Process, Program, binary, connect, facts, only_terndb, shared_uri, wait_until
+from server import (
+    DEADLINE_S,
+    Process,
+    Program,
+    binary,
+    connect,
+    facts,
+    free_ports,
+    only_terndb,
+    shared_uri,
+    wait_until,
+)
 
 # Errors on which drivers retry by themselves: the server says "I am going", or the connection ends.
 GOING_AWAY = {11600, 91, 11602, 189, 10107, 13435, 13436}
@@ -193,7 +203,7 @@ class Monitoring(Program):
         listener = Heartbeats()
         with connect(event_listeners=[listener], heartbeatFrequencyMS=500) as client:
             client.admin.command("ping")
-            self.assertTrue(listener.succeeded_awaited.wait(20))
+            self.assertTrue(listener.succeeded_awaited.wait(DEADLINE_S))
             self.assertEqual(listener.failures, [])
 
 
@@ -221,14 +231,15 @@ class Lives(unittest.TestCase):
         return process
 
     def test_restarted_on_the_same_port(self):
-        first = self.start()
+        [port] = free_ports(1)
+        first = self.start(port=port)
         with connect(first.uri) as client:
             client.x.c.insert_many([{"_id": i, "n": i % 3} for i in range(1000)])
             client.x.c.create_index("n")
             self.assertEqual(first.stop(), 0)
             with self.assertRaises(PyMongoError), pymongo.timeout(0.5):
                 client.x.c.count_documents({})
-            self.start(port=first.port)
+            self.start(port=port)
             # The same client, which learned that the server was gone, finds it again.
             self.assertEqual(client.x.c.count_documents({"n": 1}), 333)
             self.assertEqual(sorted(client.x.c.index_information()), ["_id_", "n_1"])
@@ -244,13 +255,13 @@ class Lives(unittest.TestCase):
 
     def test_ended_while_it_starts(self):
         """A signal that comes before the data is open is obeyed, and what is stored stays sound."""
-        process = self.start()
+        [port] = free_ports(1)
+        process = self.start(port=port)
         with connect(process.uri) as client:
             client.x.c.insert_many([{"_id": i, "s": "x" * 500} for i in range(20_000)])
         # Its log is replayed by whoever starts next.
         process.send(signal.SIGKILL)
         process.wait()
-        port = process.port
         for _ in range(3):
             starting = subprocess.Popen(
                 [binary(), "up", "--port", str(port), "--data", self.data, "--log-level", "warn"],
@@ -278,7 +289,7 @@ class Lives(unittest.TestCase):
 
     def test_ended_by_command(self):
         process = self.start()
-        with connect(process.uri, serverSelectionTimeoutMS=1000) as client:
+        with connect(process.uri) as client:
             client.x.c.insert_one({"_id": 1})
             try:
                 client.admin.command("shutdown")
@@ -294,10 +305,17 @@ class Lives(unittest.TestCase):
         acknowledged, odd = [], []
         begun = threading.Barrier(9)
 
+        def answers(client):
+            try:
+                return client.admin.command("ping")
+            except ConnectionFailure:
+                return None
+
         def insert(worker):
+            # Short, because a worker that looks for a server which is gone waits so long.
             with connect(uri, retryWrites=False, serverSelectionTimeoutMS=500) as client:
-                client.admin.command("ping")
-                begun.wait(DEADLINE_S)
+                wait_until(lambda: answers(client), "the first connection")
+                begun.wait(2 * DEADLINE_S)
                 for i in range(1_000_000):
                     number = worker * 1_000_000 + i
                     try:
@@ -316,7 +334,7 @@ class Lives(unittest.TestCase):
         workers = [threading.Thread(target=insert, args=(w,)) for w in range(8)]
         for worker in workers:
             worker.start()
-        begun.wait(DEADLINE_S)
+        begun.wait(2 * DEADLINE_S)
         wait_until(lambda: len(acknowledged) > 300, "the workers are at work")
         self.assertEqual(process.stop(), 0, process.stderr())
         for worker in workers:
@@ -331,7 +349,8 @@ class Lives(unittest.TestCase):
 
     def test_a_running_scan_does_not_hold_up_the_end(self):
         process = self.start()
-        with connect(process.uri, serverSelectionTimeoutMS=1000) as client:
+        # Once it is gone, nobody looks for it.
+        with connect(process.uri, retryReads=False) as client:
             client.x.c.insert_many([{"_id": i} for i in range(3000)])
             pipeline = [
                 {"$lookup": {"from": "c", "pipeline": [], "as": "a"}},
@@ -353,11 +372,10 @@ class Lives(unittest.TestCase):
             wait_until(
                 lambda: client.admin.command({"currentOp": 1, "command.comment": "long"})["inprog"], "the scan runs"
             )
-            started = time.monotonic()
+            # This has a deadline.
             self.assertEqual(process.stop(), 0, process.stderr())
             thread.join()
             self.assertIsInstance(outcome[0], (ConnectionFailure, OperationFailure))
-            self.assertLess(time.monotonic() - started, 30)
 
     def test_two_thousand_idle_connections(self):
         process = self.start()
@@ -494,9 +512,7 @@ class Starting(unittest.TestCase):
                 self.check(arguments, expected)
 
     def test_a_configuration_file_is_obeyed(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        [port] = free_ports(1)
         file = self.directory / "terndb.toml"
         file.write_text(
             f"port = {port}\nbind = '127.0.0.1'\ndata = '{self.directory}/from-file'\ncache_mb = 64\nlog_level = 'error'\n"

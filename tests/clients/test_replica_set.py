@@ -24,10 +24,12 @@ class OneMember(Program):
 
     def test_read_preferences(self):
         self.db.c.insert_one({"_id": 1})
-        with connect(directConnection=False, serverSelectionTimeoutMS=500) as client:
+        with connect(directConnection=False) as client:
             c = client[self.db.name].c
             for preference in (PrimaryPreferred(), Nearest()):
                 self.assertEqual(c.with_options(read_preference=preference).count_documents({}), 1)
+        with connect(directConnection=False, serverSelectionTimeoutMS=500) as client:
+            c = client[self.db.name].c
             with self.assertRaises(pymongo.errors.ServerSelectionTimeoutError):
                 c.with_options(read_preference=Secondary()).find_one()
 

@@ -9,10 +9,10 @@ import unittest
 from pathlib import Path
 
 from bson import Int64
-from pymongo import MongoClient, ReturnDocument, UpdateOne
+from pymongo import ReturnDocument, UpdateOne
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from server import DEADLINE_S, Process, Program, connect, only_terndb
+from server import DEADLINE_S, Process, Program, connect, free_ports, only_terndb
 
 
 class Proxy:
@@ -43,6 +43,7 @@ class Proxy:
             except OSError:
                 return
             server = socket.create_connection(self.target, DEADLINE_S)
+            server.settimeout(None)
             doomed = threading.Event()
             for source, sink, requests in ((client, server, True), (server, client, False)):
                 threading.Thread(target=self._pass, args=(source, sink, requests, doomed), daemon=True).start()
@@ -137,9 +138,9 @@ class ByHand(Program):
 class Killed(unittest.TestCase):
     def test_a_retry_is_answered_after_kill_9(self):
         with tempfile.TemporaryDirectory() as directory:
-            server = Process(Path(directory))
-            port = server.port
-            client = MongoClient(server.uri, directConnection=True)
+            [port] = free_ports(1)
+            server = Process(Path(directory), port=port)
+            client = connect(server.uri)
             collection = client.test.c
             with client.start_session() as session:
                 commands = [
@@ -154,6 +155,8 @@ class Killed(unittest.TestCase):
                     server.stop(signal.SIGKILL)
                     server.errors.close()
                     server = Process(Path(directory), port=port)
+                    # A read is tried again by the driver, which so notices that the old connection is gone.
+                    collection.find_one()
                     again = client.test.command(command, session=session)
                     for field in ("n", "nModified", "value", "lastErrorObject"):
                         self.assertEqual(first.get(field), again.get(field), command)
@@ -175,7 +178,7 @@ class BrokenConnections(Program):
         address = self.client.address
         self.proxy = Proxy(*address)
         self.addCleanup(self.proxy.close)
-        self.through = MongoClient("127.0.0.1", self.proxy.port, directConnection=True)
+        self.through = connect(f"mongodb://127.0.0.1:{self.proxy.port}")
         self.addCleanup(self.through.close)
         self.collection = self.through[self.db.name].c
         self.through.admin.command("ping")
@@ -207,7 +210,7 @@ class BrokenConnections(Program):
         self.assertEqual(self.proxy.lost, 9)
 
     def test_without_retries_the_program_is_told(self):
-        client = MongoClient("127.0.0.1", self.proxy.port, directConnection=True, retryWrites=False)
+        client = connect(f"mongodb://127.0.0.1:{self.proxy.port}", retryWrites=False)
         self.addCleanup(client.close)
         client.admin.command("ping")
         self.proxy.lose_reply_to(b"\x02insert\0")

@@ -7,10 +7,10 @@ import sys
 import unittest
 from pathlib import Path
 
-from server import DEADLINE_S, only_terndb, wait_until
+from server import DEADLINE_S, free_ports, only_terndb, wait_until
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "failover"))
-from members import Member, ReplicaSet, free_ports  # noqa: E402
+from members import Member, ReplicaSet  # noqa: E402
 
 MONGOSH = os.environ.get("TERNDB_MONGOSH")
 
@@ -43,7 +43,8 @@ class Shell(unittest.TestCase):
         newcomer.start()
         self.set.members.append(newcomer)
         wait_until(newcomer.is_up, "the newcomer answers")
-        self.assertEqual(sorted(self.states().values()), ["PRIMARY", "SECONDARY"])
+        # The primary hears of the other's state by and by.
+        wait_until(lambda: sorted(self.states().values()) == ["PRIMARY", "SECONDARY"], "a primary and a secondary")
         found = self.evaluate(f'''
             db.birds.insertMany([...Array(500).keys()].map(n => ({{_id: n}})));
             const before = rs.conf();
@@ -58,15 +59,16 @@ class Shell(unittest.TestCase):
 
         # The shell reads the set's configuration from the collection where MongoDB keeps it.
         told = self.evaluate("return rs.printSecondaryReplicationInfo()")
-        secondaries = [member.host for member in self.set.members if not member.is_primary()]
-        for host in secondaries:
-            self.assertIn(f"source: {host}", json.dumps(told))
+        primary = self.set.wait_primary()
+        for member in self.set.members:
+            if member is not primary:
+                self.assertIn(f"source: {member.host}", json.dumps(told))
 
         # The newcomer is frozen: stepping down makes the other one primary.
-        self.assertEqual(self.evaluate("return rs.freeze(60).ok", newcomer), 1)
+        self.assertEqual(self.evaluate("return rs.freeze(600).ok", newcomer), 1)
         primary = self.set.wait_primary()
         other = next(m for m in self.set.members if m not in (primary, newcomer))
-        stepped = self.evaluate("try { return rs.stepDown(60, 10).ok } catch (error) { return error.message }", primary)
+        stepped = self.evaluate("try { return rs.stepDown(120, 60).ok } catch (error) { return error.message }", primary)
         self.assertEqual(stepped, 1)
         wait_until(other.is_primary, "the other one is primary")
         self.assertEqual(self.evaluate("return rs.status().members.filter(m => m.self)[0].stateStr", primary), "SECONDARY")

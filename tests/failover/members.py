@@ -9,7 +9,6 @@ Every wait is for something that can be observed, and has a deadline.
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,22 +20,11 @@ from pymongo.errors import PyMongoError
 
 # What these programs share with those of clients.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "clients"))
-from server import DEADLINE_S, binary, wait_until  # noqa: E402
+from server import DEADLINE_S, binary, free_ports, wait_until  # noqa: E402
 
 SET_NAME = "flock"
+ALREADY_INITIALIZED = 23
 KIND = os.environ.get("TERNDB_FAILOVER_KIND", "terndb")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on. Members must know each other's before they start."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class Member:
@@ -92,8 +80,16 @@ class Member:
             "127.0.0.1", self.port, directConnection=True, readPreference="secondaryPreferred", **options
         )
 
+    def tell(self, command, database: str = "admin") -> dict:
+        """The answer to a command of a member that is up, however busy it is."""
+        patience_ms = DEADLINE_S * 1000
+        with self.client(
+            serverSelectionTimeoutMS=patience_ms, connectTimeoutMS=patience_ms, socketTimeoutMS=2 * patience_ms
+        ) as client:
+            return client[database].command(command)
+
     def ask(self, command, database: str = "admin", **options) -> dict | None:
-        """The answer to a command, or nothing if there is none."""
+        """The answer to a command, or nothing if there is none soon."""
         try:
             with self.client(**options) as client:
                 return client[database].command(command)
@@ -106,6 +102,7 @@ class Member:
         return self.ask("ping") is not None
 
     def is_primary(self) -> bool:
+        """Whether it says so, soon."""
         answer = self.ask("hello")
         return bool(answer and answer.get("isWritablePrimary"))
 
@@ -159,15 +156,19 @@ class ReplicaSet:
             if kind == "mongod":
                 config["settings"] = {"electionTimeoutMillis": mongod_election_ms}
             # Members that are still opening refuse at first.
-            wait_until(
-                lambda: self.members[0].ask({"replSetInitiate": config}, socketTimeoutMS=30_000),
-                "the set is initiated",
-            )
+            wait_until(lambda: self.initiate(config), "the set is initiated")
             self.wait_primary()
             wait_until(lambda: self.settled(), "all members are primary or secondary")
         except BaseException:
             self.stop()
             raise
+
+    def initiate(self, config: dict) -> bool:
+        try:
+            return bool(self.members[0].tell({"replSetInitiate": config}))
+        except PyMongoError as refused:
+            # An attempt whose answer was lost may have done it.
+            return getattr(refused, "code", None) == ALREADY_INITIALIZED
 
     @property
     def uri(self) -> str:
@@ -177,7 +178,7 @@ class ReplicaSet:
     def client(self, **options) -> pymongo.MongoClient:
         options = {
             "serverSelectionTimeoutMS": 20_000,
-            "connectTimeoutMS": 1000,
+            "connectTimeoutMS": 2000,
             "socketTimeoutMS": 10_000,
             "heartbeatFrequencyMS": 500,
         } | options
@@ -222,9 +223,7 @@ class ReplicaSet:
             return all(position == positions[0] for position in positions)
 
         wait_until(same_position, "all members have applied the same")
-        answers = [member.ask("dbHash", database, socketTimeoutMS=30_000) for member in self.members]
-        assert all(answers), f"dbHash: {answers}"
-        return [answer["collections"] for answer in answers]
+        return [member.tell("dbHash", database)["collections"] for member in self.members]
 
     def stop(self, keep: bool = False) -> None:
         for member in self.members:
