@@ -288,17 +288,19 @@ class Real:
             stderr=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,
         )
-        self.client = connect(f"mongodb://127.0.0.1:{port}")
+        uri = f"mongodb://127.0.0.1:{port}"
         try:
-            member = {"_id": 0, "host": f"127.0.0.1:{port}"}
-            self.client.admin.command("replSetInitiate", {"_id": "real", "members": [member]})
-            wait_until(lambda: self.client.admin.command("hello")["isWritablePrimary"], "a primary")
+            with connect(uri) as client:
+                member = {"_id": 0, "host": f"127.0.0.1:{port}"}
+                client.admin.command("replSetInitiate", {"_id": "real", "members": [member]})
+                wait_until(lambda: client.admin.command("hello")["isWritablePrimary"], "a primary")
         except BaseException:
             self.end()
             raise
+        # A driver that has seen it before it was the primary would not number its writes.
+        self.client = connect(uri)
 
     def end(self):
-        self.client.close()
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -312,6 +314,7 @@ class SideBySide(Program):
         super().setUpClass()
         real = Real()
         cls.addClassCleanup(real.end)
+        cls.addClassCleanup(real.client.close)
         cls.real = real.client[cls.db.name]
 
     def setUp(self):
