@@ -30,6 +30,8 @@ SHARDS = 3
 # As long as the load runs, if moves come to their end by then.
 LOAD_S = 25
 MOVES_WANTED = 6
+# Reads at one time, beside so many moves.
+SNAPSHOTS, SNAPSHOT_MOVES = 60, 20
 
 
 class Ledger:
@@ -197,7 +199,49 @@ class Moves(unittest.TestCase):
         role.start()
         self.kills += 1
 
+    def read_snapshot(self):
+        """Two reads of one session see everything as it was at one time, whoever owns it now."""
+        with self.client.start_session(snapshot=True) as session:
+            try:
+                first = list(self.birds.find({}, {"_id": 1, "n": 1}, session=session).sort("_id", 1))
+                second = list(self.birds.aggregate([{"$sort": {"_id": 1}}, {"$project": {"n": 1}}], session=session))
+            except PyMongoError as error:
+                # A shard that got its first range just now has no earlier times.
+                self.refused.append(str(error))
+                return
+        if [bird["_id"] for bird in first] != list(range(BIRDS)):
+            missing = set(range(BIRDS)) - {bird["_id"] for bird in first}
+            raise AssertionError(f"{len(first)} documents at one time, without {sorted(missing)}")
+        if first != second:
+            raise AssertionError("two reads at one time differ")
+        self.read_at_one_time += 1
+
+    def count_up(self):
+        """Every document is changed all the time."""
+        number = self.chance.randrange(BIRDS)
+        try:
+            self.birds.update_one({"_id": number, "k": key_of(number)}, {"$inc": {"n": 1}})
+        except PyMongoError:
+            # What was written does not matter here.
+            pass
+
     # The whole.
+
+    def test_snapshots_are_complete(self):
+        """Readers at one time beside endless moves: a range is never nobody's, and never two shards'."""
+        self.birds.insert_many([{"_id": number, "k": key_of(number), "n": 0} for number in range(BIRDS)])
+        self.moved, self.not_moved, self.refused, self.read_at_one_time = [], [], [], 0
+        threads = [self.until_done(part) for part in [self.move, self.read_snapshot, self.read_snapshot, self.count_up]]
+        wait_until(
+            lambda: self.done.is_set() or (len(self.moved) >= SNAPSHOT_MOVES and self.read_at_one_time >= SNAPSHOTS),
+            f"{SNAPSHOTS} snapshots beside {SNAPSHOT_MOVES} moves",
+            LOAD_S + DEADLINE_S,
+        )
+        self.done.set()
+        for thread in threads:
+            thread.join()
+        told = f"seed {self.seed}, {len(self.moved)} moves, {self.read_at_one_time} snapshots, {self.refused[-3:]}"
+        self.assertEqual(self.failures, [], told)
 
     def test_nothing_is_lost_or_doubled(self):
         self.birds.insert_many([{"_id": number, "k": key_of(number)} for number in range(BIRDS)])

@@ -144,8 +144,14 @@ impl ConfigServer {
                 let command = command.ok_or_else(|| missing("command"))?;
                 ddl(&tenure, text(body, "db")?, command).await
             }
-            "_configsvrCommitMove" => moves::commit::answer(&tenure, body).await,
-            "_configsvrSettle" => settle::settle(&tenure, body).await,
+            "_configsvrCommitMove" => {
+                self.store.observe(body);
+                moves::commit::answer(&tenure, body).await
+            }
+            "_configsvrSettle" => {
+                self.store.observe(body);
+                settle::settle(&tenure, body).await
+            }
             other => Err(Fault::new(
                 Code::COMMAND_NOT_FOUND,
                 format!("no such command: '{other}'"),

@@ -1,7 +1,7 @@
 //! `_configsvrSettle {operation}`: what became of an operation whose answer was lost.
 //!
 //! ```text
-//!   => {outcome: "committed", version: {e, t, v}} | {outcome: "aborted"}
+//!   => {outcome: "committed", version: {e, t, v}, validAfter: Timestamp} | {outcome: "aborted"}
 //! ```
 //!
 //! ⚑ If nothing was decided, *aborted* is written before it is answered; a commit that comes later is
@@ -14,6 +14,8 @@ use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure};
 use cluster::authority::{Answer, OperationId, Outcome};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::time::ClusterTime;
+use model::version::PlacementVersion;
 use std::sync::Arc;
 
 /// The kind of a document of which nothing but the outcome is left.
@@ -32,12 +34,12 @@ pub(crate) async fn settle(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf
 pub(crate) fn reply(outcome: Outcome) -> DocBuf {
     let mut reply = DocWriter::new();
     match outcome {
-        Outcome::Committed(version) => {
+        Outcome::Committed { version, since } => {
             reply
                 .append("outcome", "committed")
                 .begin_document("version");
             version.append_to(&mut reply);
-            reply.end();
+            reply.end().append("validAfter", since);
         }
         Outcome::Aborted => {
             reply.append("outcome", "aborted");
@@ -83,6 +85,17 @@ pub(crate) fn plan(state: &State, operation: OperationId) -> Result<Plan<Outcome
     })
 }
 
+/// What a commit adds to the document of its operation.
+pub(crate) fn append_committed(
+    writer: &mut DocWriter,
+    version: PlacementVersion,
+    since: ClusterTime,
+) {
+    writer.begin_document("committed");
+    version.append_to(writer);
+    writer.end().append("validAfter", since);
+}
+
 /// What is left of an operation that has ended.
 pub(crate) fn outcome_document(operation: OperationId, outcome: Outcome) -> DocBuf {
     let mut writer = DocWriter::new()
@@ -90,11 +103,7 @@ pub(crate) fn outcome_document(operation: OperationId, outcome: Outcome) -> DocB
         .with("kind", OUTCOME)
         .with("at", ValueRef::DateTime(now_ms()));
     match outcome {
-        Outcome::Committed(version) => {
-            writer.begin_document("committed");
-            version.append_to(&mut writer);
-            writer.end();
-        }
+        Outcome::Committed { version, since } => append_committed(&mut writer, version, since),
         Outcome::Aborted => {
             writer.append("aborted", true);
         }

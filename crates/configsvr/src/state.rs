@@ -103,7 +103,10 @@ impl State {
         let fields = Fields::of(documents::OPERATIONS, doc);
         let is_over = fields.text("kind")? == settle::OUTCOME;
         let outcome = match (doc.get_doc("committed"), fields.flag("aborted") || is_over) {
-            (Some(version), _) => Outcome::Committed(PlacementVersion::from_document(version)?),
+            (Some(version), _) => Outcome::Committed {
+                version: PlacementVersion::from_document(version)?,
+                since: fields.time("validAfter")?,
+            },
             (None, true) => Outcome::Aborted,
             (None, false) => return Ok(()),
         };

@@ -44,9 +44,9 @@ impl Store {
         self.next_time()
     }
 
-    /// Takes note of the time in a shard's reply.
-    pub(crate) fn observe(&self, reply: Doc<'_>) {
-        let gossip = reply.get_doc("$clusterTime");
+    /// Takes note of the time in what a shard says.
+    pub(crate) fn observe(&self, said: Doc<'_>) {
+        let gossip = said.get_doc("$clusterTime");
         if let Some(ValueRef::Timestamp(time)) = gossip.and_then(|told| told.get("clusterTime")) {
             let told = ClusterTime::new(time.seconds, time.increment).to_u64();
             self.told.fetch_max(told, Ordering::AcqRel);

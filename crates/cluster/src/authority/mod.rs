@@ -46,8 +46,14 @@ pub type OperationId = Uuid;
 /// What became of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Outcome {
-    /// With the version of the collection afterwards.
-    Committed(PlacementVersion),
+    Committed {
+        /// Of the collection afterwards.
+        version: PlacementVersion,
+        /// ⚑ The time from which on it counts. Reads at earlier times see what was there
+        /// before, on every shard and in every routing table: there is one such time,
+        /// chosen here, and everybody is told it.
+        since: ClusterTime,
+    },
     Aborted,
 }
 
@@ -270,7 +276,7 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
     ) -> Result<Answer<N>, Refusal> {
         match self.outcome(operation) {
             Some(Outcome::Aborted) => return Err(Refusal::Aborted),
-            Some(outcome @ Outcome::Committed(_)) => return Ok(Answer::Decided(outcome)),
+            Some(outcome @ Outcome::Committed { .. }) => return Ok(Answer::Decided(outcome)),
             None => {}
         }
         let (placement, version) = match request {
@@ -314,7 +320,10 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
         };
         Ok(Answer::Write(Decision {
             operation,
-            outcome: Outcome::Committed(version),
+            outcome: Outcome::Committed {
+                version,
+                since: now,
+            },
             placement: Some((name.clone(), placement)),
         }))
     }

@@ -92,7 +92,8 @@ fn a_commit_that_arrives_twice_changes_nothing_more() {
     let first = write(&mut authority, 1, moving(0, 10, "A", "B")).unwrap();
     assert_eq!(owner(&authority, 5), "B");
     let version = authority.table(&NAME).unwrap().version();
-    assert_eq!(first, Outcome::Committed(version));
+    let since = ClusterTime::new(100, 0);
+    assert_eq!(first, Outcome::Committed { version, since });
     // Meanwhile it moved back; the late copy of the first message must not undo that.
     write(&mut authority, 2, moving(0, 10, "B", "A")).unwrap();
     let again = write(&mut authority, 1, moving(0, 10, "A", "B")).unwrap();
@@ -193,7 +194,7 @@ fn dropped_collections_can_be_sharded_again() {
     let refused = write(&mut authority, 2, moving(0, 10, "A", "B"));
     assert_eq!(refused, Err(Refusal::NotSharded));
     let version = write(&mut authority, 3, Request::Shard { table: table(2) }).unwrap();
-    let Outcome::Committed(version) = version else {
+    let Outcome::Committed { version, .. } = version else {
         panic!("{version:?}");
     };
     assert_eq!(version.chunk, ChunkVersion::new(1, 2));
@@ -214,8 +215,9 @@ fn refining_keeps_chunks_and_catalog() {
     let before = authority.table(&NAME).unwrap().clone();
     let same = write(&mut authority, 1, refine(&before.pattern));
     assert_eq!(same, Err(Refusal::Change(ChangeError::NotAnExtension)));
-    let Outcome::Committed(version) = write(&mut authority, 2, refine(&longer)).unwrap() else {
-        panic!("refined");
+    let refined = write(&mut authority, 2, refine(&longer)).unwrap();
+    let Outcome::Committed { version, .. } = refined else {
+        panic!("{refined:?}");
     };
     assert_eq!(version.incarnation, incarnation(2));
     assert_eq!(version.chunk, before.version().chunk);
@@ -304,7 +306,7 @@ proptest! {
                 }
                 Err(refusal) => {
                     prop_assert_eq!(before, after, "{}", refusal);
-                    let committed = matches!(told.get(&number), Some(Outcome::Committed(_)));
+                    let committed = matches!(told.get(&number), Some(Outcome::Committed { .. }));
                     prop_assert!(!committed, "a committed move was refused: {refusal}");
                 }
             }

@@ -102,7 +102,7 @@ impl Donor {
                 return Some(Transition::to(self.clone(), [settle]));
             }
             (Phase::ReadsBlocked, Event::Decided(outcome)) => match outcome {
-                Outcome::Committed(_) => Phase::Committed(outcome),
+                Outcome::Committed { .. } => Phase::Committed(outcome),
                 Outcome::Aborted => Phase::Aborted,
             },
             (Phase::Committed(_) | Phase::Aborted, Event::RecipientReleased) => {

@@ -142,10 +142,10 @@ impl Recipient {
             (
                 Phase::Ready,
                 Event::Message(ToRecipient::Release {
-                    outcome: Outcome::Committed(version),
+                    outcome: Outcome::Committed { version, .. },
                     ..
                 })
-                | Event::Decided(Outcome::Committed(version)),
+                | Event::Decided(Outcome::Committed { version, .. }),
             ) => {
                 // An old commit, of a move that has long ended: see the module's header.
                 let phase = match version.age(known) {

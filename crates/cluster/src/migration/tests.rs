@@ -134,7 +134,7 @@ fn version(commits: u32) -> PlacementVersion {
 
 fn commits(outcome: Outcome) -> u32 {
     match outcome {
-        Outcome::Committed(version) => version.chunk.major,
+        Outcome::Committed { version, .. } => version.chunk.major,
         Outcome::Aborted => 0,
     }
 }
@@ -462,7 +462,7 @@ impl Search {
             ToAuthority::Commit { moved } => {
                 let number = number_of(moved.id);
                 match world.outcomes[number] {
-                    Some(outcome @ Outcome::Committed(_)) => {
+                    Some(outcome @ Outcome::Committed { .. }) => {
                         (number, Message::Decided(number, outcome))
                     }
                     Some(Outcome::Aborted) if self.rules.outcomes_are_final => {
@@ -474,7 +474,10 @@ impl Search {
                     _ => {
                         world.authority_owner = taker(number);
                         world.commits += 1;
-                        let committed = Outcome::Committed(version(world.commits));
+                        let committed = Outcome::Committed {
+                            version: version(world.commits),
+                            since: ClusterTime::new(world.commits, 0),
+                        };
                         world.outcomes[number] = Some(committed);
                         (number, Message::Decided(number, committed))
                     }

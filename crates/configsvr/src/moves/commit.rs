@@ -4,7 +4,7 @@
 //! ```text
 //!   {_configsvrCommitMove: 1, id, ns, uuid, range: {min, max}, from, to, epoch, timestamp, catalogVersion,
 //!    blockedAt: Timestamp}
-//!   => {outcome: "committed", version: {e, t, v}} | {outcome: "aborted"}
+//!   => {outcome: "committed", version: {e, t, v}, validAfter: Timestamp} | {outcome: "aborted"}
 //! ```
 //!
 //! ⚑ One entry, by operation id: the chunks and the outcome are written together, under the condition that
@@ -12,7 +12,10 @@
 //! another life or other indexes than the move was begun with, or if the move is none that runs: a late
 //! message of one that has ended changes nothing.
 //!
-//! ⚑ The recipient owns the range from a time on that is later than the donor's blocking entry.
+//! ⚑ The recipient owns the range from a time on (`validAfter`) that is later than the donor's blocking
+//! entry, which is later than all that the recipient has received. It is chosen once, in the entry that
+//! decides, stands in the history of the chunks and in the outcome, and is what donor and recipient count
+//! from, however late they hear of it: a read at any time finds exactly one owner.
 
 use super::Move;
 use super::state::read_range;
@@ -86,7 +89,15 @@ async fn commit(tenure: &Tenure, asked: Asked, blocked_at: ClusterTime) -> Resul
             format!("no such move of {} runs", asked.namespace),
         )
     })?;
-    let now = tenure.store.time_after(blocked_at);
+    // ⚑ Later than what is known of the range so far, too: owners follow each other in time.
+    let known = {
+        let state = tenure.state().await?;
+        let chunks = state.sharded(&moved.namespace)?.1.overlapping(&moved.range);
+        chunks.map(|view| view.chunk.since).max()
+    };
+    let now = tenure
+        .store
+        .time_after(blocked_at.max(known.unwrap_or(blocked_at)));
     let bounds = bounds_of(tenure, &moved, now).await?;
     tenure
         .decide(|state| plan(state, &moved, &asked, &bounds, now))
@@ -158,11 +169,11 @@ fn plan(
     if let Some((_, NewPlacement::Changes(changes))) = &decision.placement {
         placement::replace_chunks(&mut commit, table, changes, bounds)?;
     }
-    if let Outcome::Committed(version) = decision.outcome {
+    if let Outcome::Committed { version, since } = decision.outcome {
         let mut change = DocWriter::new();
-        change.begin_document("$set").begin_document("committed");
-        version.append_to(&mut change);
-        change.end().end();
+        change.begin_document("$set");
+        settle::append_committed(&mut change, version, since);
+        change.end();
         commit.change(OPERATIONS, id.as_doc(), change.finish().as_doc());
     }
     let details = moved.described().finish();

@@ -14,7 +14,7 @@
 //! ([`halt`]): each is settled, which is final, before the first effect of the change. ⚑
 //!
 //! **One document is the whole story**: `config.terndb_operations` has `{_id, kind: "moveRange", ..}`, the
-//! decision adds `committed: {e, t, v}` or `aborted: true` to it, and when the move has ended the document is
+//! decision adds `committed: {e, t, v}` and `validAfter`, or `aborted: true`, to it, and when the move has ended the document is
 //! cut down to the outcome. A new primary registers what it finds before it serves, and asks the donors again.
 //!
 //! Left out: outcomes are kept [`OUTCOMES_KEPT_MS`], not until every message of the move is known to be gone.
@@ -154,7 +154,7 @@ async fn drive(tenure: &Tenure, moved: &Move) -> Result<DocBuf, Fault> {
         Err(_) => Doc::EMPTY,
     };
     let ended = match (outcome, &answered) {
-        (Outcome::Committed(_), _) => Ok(stats.to_owned()),
+        (Outcome::Committed { .. }, _) => Ok(stats.to_owned()),
         (Outcome::Aborted, Err(fault)) => Err(fault.clone()),
         (Outcome::Aborted, Ok(reply)) => Err(Fault::new(
             Code::OPERATION_FAILED,

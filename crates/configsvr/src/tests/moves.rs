@@ -2,6 +2,8 @@
 
 use crate::fake_donor::Manner;
 use crate::testing::{Cluster, Wire};
+use differential::notation::print;
+use differential::value::{Fields, Value, get};
 
 /// A collection in three chunks of shard0: below 0, up to 10, and above.
 const BIRDS: &str = "
@@ -226,4 +228,53 @@ async fn a_lost_primary_does_not_end_a_move() {
             ",
         )
         .await;
+}
+
+/// ⚑ The time from which on a move counts is chosen once: the history of the chunk, the outcome and every answer
+/// about it have the same, and it is later than the donor's block and than the owners before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_counts_from_one_time() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    let mut before = (7, 7);
+    for (to, elected) in [("shard1", false), ("shard0", true), ("shard1", true)] {
+        let command =
+            format!("{{moveRange: 'test.birds', min: {{a: 0}}, max: {{a: 10}}, toShard: '{to}'}}");
+        let moved = cluster.run("admin", &command).await;
+        assert_eq!(get(&moved, "ok"), Some(&Value::Double(1.0)), "{moved:?}");
+        if elected {
+            cluster.elect(Wire::whole()).await;
+        }
+        let find = "{find: 'chunks', filter: {min: {a: 0}}}";
+        let chunk = first(&cluster.run("config! config", find).await);
+        let history = chunk.get("history").and_then(Value::as_array);
+        let latest = history
+            .and_then(|history| history.first())
+            .expect("an owner");
+        let Some(Value::Timestamp(seconds, increment)) = latest.get("validAfter") else {
+            panic!("{chunk:?}");
+        };
+        let time = (*seconds, *increment);
+        assert!(time > before, "{time:?} is not behind {before:?}");
+        before = time;
+        let find = format!(
+            "{{find: 'terndb_operations', filter: {{validAfter: Timestamp({seconds}, {increment})}}}}"
+        );
+        let outcome = first(&cluster.run("config! config", &find).await);
+        let id = print(outcome.get("_id").expect("an id"));
+        let settled = format!(
+            "config! {{_configsvrSettle: 1, operation: {id}}} => {{outcome: 'committed', validAfter: Timestamp({seconds}, {increment})}}"
+        );
+        cluster.check(&settled).await;
+    }
+}
+
+/// The first document of a reply.
+fn first(reply: &Fields) -> Value {
+    let cursor = get(reply, "cursor");
+    let batch = cursor.and_then(|cursor| cursor.get("firstBatch"));
+    let first = batch
+        .and_then(Value::as_array)
+        .and_then(|batch| batch.first());
+    first.unwrap_or_else(|| panic!("{reply:?}")).clone()
 }

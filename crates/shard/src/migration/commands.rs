@@ -4,7 +4,7 @@
 //! answered for as long as it is remembered.
 
 use super::donor::EndedMove;
-use super::plan::{Fields, Plan, wrong};
+use super::plan::{Fields, Plan, append_outcome, wrong};
 use super::recipient::{Letter, Message};
 use super::service::Known;
 use super::tail::{Place, await_growth};
@@ -84,18 +84,7 @@ fn no_such_move(id: Uuid) -> Error {
 
 fn told(ended: &EndedMove) -> Answer {
     let mut writer = Reply::writer();
-    match ended.outcome {
-        Outcome::Committed(version) => {
-            writer
-                .append("outcome", "committed")
-                .begin_document("version");
-            version.append_to(&mut writer);
-            writer.end();
-        }
-        Outcome::Aborted => {
-            writer.append("outcome", "aborted");
-        }
-    }
+    append_outcome(&mut writer, ended.outcome);
     if let Some(reason) = &ended.reason {
         writer.append("reason", reason.as_str());
     }
@@ -130,7 +119,7 @@ pub(crate) async fn move_range(invocation: &Invocation<'_>) -> Answer {
             return Err(over());
         }
     };
-    if plan.wait_for_delete && matches!(ended.outcome, Outcome::Committed(_)) {
+    if plan.wait_for_delete && matches!(ended.outcome, Outcome::Committed { .. }) {
         let deleted = invocation.shard.await_range_deletions(
             plan.uuid,
             Some(&plan.range),
@@ -237,11 +226,7 @@ pub(crate) async fn receive_release(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
     let fields = Fields(invocation.request.body());
     let id = fields.uuid("id")?;
-    let outcome = match fields.text("outcome")? {
-        "committed" => Outcome::Committed(fields.version("version")?),
-        "aborted" => Outcome::Aborted,
-        _ => return Err(wrong("outcome")),
-    };
+    let outcome = fields.outcome()?;
     match deliver(invocation, id, Message::Release(outcome)).await {
         Some(answer) => answer,
         // Of a move that is forgotten here: it has ended.

@@ -27,7 +27,7 @@
 
 use super::digest::{self, Follower};
 use super::peers::{Failure, ask};
-use super::plan::{DonorState, Fields, Plan, append_range, uuid_value};
+use super::plan::{DonorState, Fields, Plan, append_outcome, append_range, uuid_value};
 use super::stretch::Stretch;
 use super::{COORDINATORS, put, remove};
 use crate::Shard;
@@ -38,7 +38,7 @@ use crate::sharding::{Applied, BlockLevel, Ownership, Transition};
 use cluster::authority::Outcome;
 use cluster::migration::Digest;
 use cluster::migration::donor::{Event, Phase};
-use model::bson::{DocBuf, DocWriter, Timestamp, ValueRef};
+use model::bson::{DocBuf, DocWriter, ValueRef};
 use model::ids::CollectionId;
 use model::version::{Age, ChunkVersion, PlacementVersion};
 use model::{Code, Error};
@@ -284,7 +284,7 @@ impl Driver {
     }
 
     async fn ask_recipient(&self, question: DocWriter) -> Result<Reply, Failure> {
-        ask(&*self.recipient, question, ANSWER_WAIT).await
+        ask(&self.shard, &*self.recipient, question, ANSWER_WAIT).await
     }
 
     /// `_terndbReceive`: with all that the recipient needs to begin.
@@ -350,7 +350,12 @@ impl Driver {
                 Ok(report) => {
                     self.note(Fields(report.document()));
                     match report.document().get_str("phase") {
-                        Some("ready") => return Ok(Event::RecipientReady),
+                        Some("ready") => {
+                            return Ok(match self.follows(Fields(report.document())) {
+                                Ok(()) => Event::RecipientReady,
+                                Err(error) => self.gives_up(error.message),
+                            });
+                        }
                         Some("receiving") => {}
                         _ => {
                             let why = report.document().get_str("reason");
@@ -367,6 +372,13 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// ⚑ What blocks reads here is later than the last entry by which the recipient got
+    /// anything of the range. So whatever time the config server chooses behind the block,
+    /// the recipient has all of it then.
+    fn follows(&self, ready: Fields<'_>) -> Result<(), Error> {
+        self.shard.observe_time(ready.time("readyAt")?)
     }
 
     /// The last position that matters, and the digest of what is stored then.
@@ -427,7 +439,7 @@ impl Driver {
     /// of the move.
     fn of_this_life(&self, outcome: Outcome) -> Outcome {
         match outcome {
-            Outcome::Committed(version) => match version.age(self.state.plan.known) {
+            Outcome::Committed { version, .. } => match version.age(self.state.plan.known) {
                 Age::Newer | Age::Unknown => outcome,
                 Age::Same | Age::Older => Outcome::Aborted,
             },
@@ -449,13 +461,7 @@ impl Driver {
             .with("epoch", incarnation.epoch)
             .with("timestamp", incarnation.began)
             .with("catalogVersion", plan.catalog_version)
-            .with(
-                "blockedAt",
-                ValueRef::Timestamp(Timestamp {
-                    seconds: blocked_at.seconds(),
-                    increment: blocked_at.increment(),
-                }),
-            );
+            .with("blockedAt", blocked_at);
         append_range(&mut question, "range", &plan.range);
         super::ask_config(&self.shard, question, ANSWER_WAIT).await
     }
@@ -491,7 +497,7 @@ impl Driver {
         let total = self.handle.began.elapsed();
         self.shard.migrations.count(outcome, &steps, total);
         let reason = match outcome {
-            Outcome::Committed(_) => None,
+            Outcome::Committed { .. } => None,
             Outcome::Aborted => self.reason.clone(),
         };
         let ended = EndedMove {
@@ -555,7 +561,7 @@ impl Driver {
                 documents.push(put(super::namespace(COORDINATORS), next.document()));
                 match next.donor.phase {
                     Phase::Committed(_) => {
-                        let now = self.shard.log.latest_time();
+                        let now = self.shard.cluster_time();
                         documents.push(plan.deletion(false, plan.when_to_clean(), now)?);
                     }
                     Phase::Aborted => documents.push(RangeDeletion::delete(id)?),
@@ -572,12 +578,16 @@ impl Driver {
             });
         };
         let phase = next.map(|next| next.donor.phase);
+        let counts_from = match phase {
+            Some(Phase::Committed(Outcome::Committed { since, .. })) => Some(since),
+            Some(_) | None => None,
+        };
         let change = move |known: &Ownership| -> Result<Ownership, Error> {
             let range = range.clone();
             Ok(match phase {
                 Some(Phase::WritesBlocked) => known.with_block(id, range, BlockLevel::Writes),
                 Some(Phase::ReadsBlocked) => known.with_block(id, range, BlockLevel::Reads),
-                Some(Phase::Committed(Outcome::Committed(version))) => {
+                Some(Phase::Committed(Outcome::Committed { version, .. })) => {
                     losing(&known.without_block(id), range, version)
                 }
                 Some(Phase::Committed(Outcome::Aborted) | Phase::Aborted) => {
@@ -588,6 +598,7 @@ impl Driver {
         };
         let transition = Transition {
             ownership: Some(Box::new(change)),
+            counts_from,
             documents,
             expect: Vec::new(),
         };
@@ -613,18 +624,7 @@ fn release(plan: &Plan, outcome: Outcome) -> DocWriter {
     let mut writer = DocWriter::new()
         .with("_terndbReceiveRelease", 1)
         .with("id", uuid_value(&plan.id));
-    match outcome {
-        Outcome::Committed(version) => {
-            writer
-                .append("outcome", "committed")
-                .begin_document("version");
-            version.append_to(&mut writer);
-            writer.end();
-        }
-        Outcome::Aborted => {
-            writer.append("outcome", "aborted");
-        }
-    }
+    append_outcome(&mut writer, outcome);
     writer
 }
 

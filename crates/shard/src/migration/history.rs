@@ -135,7 +135,7 @@ pub(super) async fn fetch(
                 question.append("after", after);
             }
         }
-        let reply = ask(donor, question, ANSWER_WAIT).await?;
+        let reply = ask(shard, donor, question, ANSWER_WAIT).await?;
         let reply = reply.document();
         let sessions = reply
             .get_array("sessions")

@@ -66,7 +66,7 @@ use model::ids::Uuid;
 use model::version::{Age, ChunkVersion, PlacementVersion};
 use model::{Error, Namespace};
 use peers::{Failure, ask};
-use plan::{Fields, Plan, uuid_value, wrong};
+use plan::{Fields, Plan, uuid_value};
 use std::sync::Arc;
 use std::time::Duration;
 use wire::Endpoint;
@@ -99,7 +99,7 @@ async fn write_documents(shard: &Shard, documents: Vec<StateWrite>) -> Result<()
     let transition = Transition {
         ownership: None,
         documents,
-        expect: Vec::new(),
+        ..Transition::default()
     };
     shard.transition(first.id, &transition).await?;
     Ok(())
@@ -138,13 +138,8 @@ async fn ask_config(
         let why = "this shard was not told where its config server is";
         return Err(Failure::Unreachable(why.to_owned()));
     };
-    let reply = ask(&**config, question, wait).await?;
-    let fields = Fields(reply.document());
-    Ok(match fields.text("outcome")? {
-        "committed" => Outcome::Committed(fields.version("version")?),
-        "aborted" => Outcome::Aborted,
-        _ => return Err(wrong("outcome").into()),
-    })
+    let reply = ask(shard, &**config, question, wait).await?;
+    Ok(Fields(reply.document()).outcome()?)
 }
 
 /// What became of a move; if nothing was decided, it is aborted by this. ⚑

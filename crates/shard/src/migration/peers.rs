@@ -3,6 +3,7 @@
 //! Who is asked may be down, or between two primaries: that passes, and the same question is
 //! asked again. Every question of a move may be asked twice. A refusal is an answer.
 
+use crate::Shard;
 use model::bson::{DocBuf, DocWriter, ValueRef};
 use model::{Code, Error};
 use parking_lot::Mutex;
@@ -64,12 +65,14 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Asks, and waits so long for the answer.
+/// Asks, and waits so long for the answer. Both tell each other the time.
 pub(super) async fn ask(
+    shard: &Shard,
     endpoint: &dyn Endpoint,
-    question: DocWriter,
+    mut question: DocWriter,
     wait: Duration,
 ) -> Result<Reply, Failure> {
+    shard.gossip(&mut question);
     let question: DocBuf = question.with("$db", "admin").finish();
     let request = Request::from_parts(question, Vec::new())?;
     let reply = match tokio::time::timeout(wait, endpoint.call(request)).await {
@@ -78,6 +81,7 @@ pub(super) async fn ask(
         Err(_) => return Err(Failure::Unreachable("no answer in time".to_owned())),
     };
     let document = reply.document();
+    shard.hear_time(document);
     if document.get("ok") == Some(ValueRef::Double(1.0)) {
         return Ok(reply);
     }

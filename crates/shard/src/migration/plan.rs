@@ -8,6 +8,7 @@
 //!     since: long, phase: "copying" | "writesBlocked" | "readsBlocked" | "committed" | "aborted"
 //!                       | "receiving" | "ready" | "owner" | "aborted",
 //!     version: {e, t, v},              committed: of the collection from then on
+//!     validAfter: Timestamp,           committed: the time from which on the recipient owns the range
 //!     cleared: bool,                   receiving: nothing of earlier days is left in the range
 //!     endedAt: date }                  ended on the recipient
 //! ```
@@ -122,6 +123,48 @@ impl<'a> Fields<'a> {
     pub(super) fn version(self, name: &str) -> Result<PlacementVersion, Error> {
         PlacementVersion::from_document(self.doc(name)?)
     }
+
+    pub(super) fn time(self, name: &str) -> Result<ClusterTime, Error> {
+        match self.0.get(name) {
+            Some(ValueRef::Timestamp(time)) => Ok(ClusterTime::new(time.seconds, time.increment)),
+            _ => Err(wrong(name)),
+        }
+    }
+
+    /// What was decided of a move, as [`append_outcome`] writes it.
+    pub(super) fn outcome(self) -> Result<Outcome, Error> {
+        match self.text("outcome")? {
+            "committed" => self.committed(),
+            "aborted" => Ok(Outcome::Aborted),
+            _ => Err(wrong("outcome")),
+        }
+    }
+
+    fn committed(self) -> Result<Outcome, Error> {
+        Ok(Outcome::Committed {
+            version: self.version("version")?,
+            since: self.time("validAfter")?,
+        })
+    }
+}
+
+/// `outcome`, and the version and time of a commit.
+pub(super) fn append_outcome(writer: &mut DocWriter, outcome: Outcome) {
+    match outcome {
+        Outcome::Committed { version, since } => {
+            writer.append("outcome", "committed");
+            append_committed(writer, version, since);
+        }
+        Outcome::Aborted => {
+            writer.append("outcome", "aborted");
+        }
+    }
+}
+
+fn append_committed(writer: &mut DocWriter, version: PlacementVersion, since: ClusterTime) {
+    writer.begin_document("version");
+    version.append_to(writer);
+    writer.end().append("validAfter", since);
 }
 
 pub(super) fn wrong(name: &str) -> Error {
@@ -236,18 +279,18 @@ pub(super) struct DonorState {
 impl DonorState {
     pub(super) fn document(&self) -> DocBuf {
         let mut writer = self.plan.document().with("since", self.since as i64);
-        let (phase, version) = match self.donor.phase {
+        let (phase, committed) = match self.donor.phase {
             donor::Phase::Copying { .. } => ("copying", None),
             donor::Phase::WritesBlocked => ("writesBlocked", None),
             donor::Phase::ReadsBlocked => ("readsBlocked", None),
-            donor::Phase::Committed(Outcome::Committed(version)) => ("committed", Some(version)),
+            donor::Phase::Committed(Outcome::Committed { version, since }) => {
+                ("committed", Some((version, since)))
+            }
             donor::Phase::Committed(Outcome::Aborted) | donor::Phase::Aborted => ("aborted", None),
         };
         writer.append("phase", phase);
-        if let Some(version) = version {
-            writer.begin_document("version");
-            version.append_to(&mut writer);
-            writer.end();
+        if let Some((version, since)) = committed {
+            append_committed(&mut writer, version, since);
         }
         writer.finish()
     }
@@ -260,7 +303,7 @@ impl DonorState {
             "copying" => donor::Phase::Copying { since },
             "writesBlocked" => donor::Phase::WritesBlocked,
             "readsBlocked" => donor::Phase::ReadsBlocked,
-            "committed" => donor::Phase::Committed(Outcome::Committed(fields.version("version")?)),
+            "committed" => donor::Phase::Committed(fields.committed()?),
             "aborted" => donor::Phase::Aborted,
             _ => return Err(wrong("phase")),
         };

@@ -149,7 +149,7 @@ impl Receiver {
     async fn ask_donor(&self, question: impl Fn() -> DocWriter) -> Result<Reply, Stop> {
         loop {
             self.check()?;
-            match ask(&*self.donor, question(), ANSWER_WAIT).await {
+            match ask(&self.shard, &*self.donor, question(), ANSWER_WAIT).await {
                 Ok(reply) => return Ok(reply),
                 Err(Failure::Unreachable(_)) => self.pause().await,
                 Err(Failure::Refused(error)) => return Err(Stop::Failed(error)),

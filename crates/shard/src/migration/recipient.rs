@@ -33,6 +33,7 @@ use cluster::migration::recipient::{Event, Phase};
 use cluster::migration::{Digest, Send, ToAuthority, ToRecipient};
 use model::bson::{DocBuf, DocWriter};
 use model::ids::CollectionId;
+use model::time::ClusterTime;
 use model::version::{ChunkVersion, PlacementVersion};
 use model::{Code, Error};
 use replication::LogPosition;
@@ -312,6 +313,10 @@ impl Driver {
         if let (Phase::Aborted, Some(why)) = (phase, why) {
             writer.append("reason", why.message.as_str());
         }
+        if *phase == Phase::Ready {
+            // Nothing of the range was received later.
+            writer.append("readyAt", self.shard.cluster_time());
+        }
         self.progress.append(&mut writer);
         writer
             .append("released", self.has_ended())
@@ -321,7 +326,7 @@ impl Driver {
 
     /// Lets the protocol say what an event leads to, and writes it.
     async fn step(&mut self, event: Event) {
-        let version = committed_version(&event);
+        let committed = committed(&event);
         let known = self.state.plan.known;
         let Some(transition) = self.state.recipient.step(event, known) else {
             return;
@@ -337,14 +342,14 @@ impl Driver {
         if matches!(state.recipient.phase, Phase::Owner | Phase::Aborted) {
             state.ended_ms = Some(self.shard.clock.now_ms());
         }
-        self.write(state, version).await;
+        self.write(state, committed).await;
     }
 
     /// Writes until it is written; what this member may not write any more, the next primary
     /// works out anew.
-    async fn write(&mut self, state: RecipientState, version: Option<PlacementVersion>) {
+    async fn write(&mut self, state: RecipientState, committed: Option<Committed>) {
         while !self.tenure.is_over() {
-            match self.try_write(&state, version).await {
+            match self.try_write(&state, committed).await {
                 Ok(()) => {
                     self.state = state;
                     return;
@@ -363,7 +368,7 @@ impl Driver {
     async fn try_write(
         &self,
         state: &RecipientState,
-        version: Option<PlacementVersion>,
+        committed: Option<Committed>,
     ) -> Result<(), Error> {
         let plan = &state.plan;
         let (id, range) = (plan.id, plan.range.clone());
@@ -388,11 +393,14 @@ impl Driver {
             Ok(match phase {
                 Phase::Receiving { .. } | Phase::Ready => known.clone(),
                 Phase::Aborted => known.without_receiving(id),
-                Phase::Owner => owning(known, id, range.clone(), version),
+                Phase::Owner => owning(known, id, range.clone(), committed),
             })
         };
         let transition = Transition {
             ownership: Some(Box::new(change)),
+            counts_from: committed
+                .filter(|_| phase == Phase::Owner)
+                .map(|committed| committed.since),
             documents,
             expect: Vec::new(),
         };
@@ -436,7 +444,14 @@ fn differs(what: &str) -> Error {
     Error::new(Code::OPERATION_FAILED, message)
 }
 
-fn committed_version(event: &Event) -> Option<PlacementVersion> {
+/// A decision by which the range is this shard's.
+#[derive(Clone, Copy)]
+struct Committed {
+    version: PlacementVersion,
+    since: ClusterTime,
+}
+
+fn committed(event: &Event) -> Option<Committed> {
     let outcome = match event {
         Event::Message(ToRecipient::Release { outcome, .. }) | Event::Decided(outcome) => outcome,
         Event::Message(_)
@@ -445,8 +460,8 @@ fn committed_version(event: &Event) -> Option<PlacementVersion> {
         | Event::Failed
         | Event::Timer => return None,
     };
-    match outcome {
-        Outcome::Committed(version) => Some(*version),
+    match *outcome {
+        Outcome::Committed { version, since } => Some(Committed { version, since }),
         Outcome::Aborted => None,
     }
 }
@@ -456,10 +471,10 @@ fn owning(
     known: &Ownership,
     id: model::ids::Uuid,
     range: model::range::KeyRange,
-    version: Option<PlacementVersion>,
+    committed: Option<Committed>,
 ) -> Ownership {
     let gained = known.without_receiving(id).gaining(range);
-    let Some(version) = version else {
+    let Some(Committed { version, .. }) = committed else {
         return gained;
     };
     // The range itself gets the first of the new major version: see `RoutingTable::moving`.

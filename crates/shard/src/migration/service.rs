@@ -169,7 +169,7 @@ impl Migrations {
     pub(super) fn count(&self, outcome: Outcome, steps: &Steps, total: Duration) {
         let add = |counter: &AtomicU64, number: u64| counter.fetch_add(number, Ordering::Relaxed);
         match outcome {
-            Outcome::Committed(_) => add(&self.committed, 1),
+            Outcome::Committed { .. } => add(&self.committed, 1),
             Outcome::Aborted => add(&self.aborted, 1),
         };
         add(&self.documents, steps.documents.unsigned_abs());
@@ -364,7 +364,7 @@ impl Service {
                 put(super::namespace(COORDINATORS), state.document()),
                 plan.deletion(true, plan.when_to_clean(), shard.log.latest_time())?,
             ],
-            expect: Vec::new(),
+            ..Transition::default()
         };
         shard.transition(collection.id, &transition).await?;
         drop(transition);
@@ -500,7 +500,7 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
             put(super::namespace(RECIPIENTS), state.document()),
             plan.deletion(true, WhenToClean::Now, shard.log.latest_time())?,
         ],
-        expect: Vec::new(),
+        ..Transition::default()
     };
     shard.transition(collection.id, &transition).await?;
     drop(transition);

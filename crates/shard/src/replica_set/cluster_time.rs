@@ -1,7 +1,8 @@
 //! `$clusterTime` and `operationTime`: how far time has come, gossiped with every command.
 //!
 //! What a client sends pushes this member's clock, within a bound (`maxAcceptableLogicalClockDriftSecs`), so
-//! that a client that goes from one server to another takes the order of its own operations along. Every
+//! that a client that goes from one server to another takes the order of its own operations along. So do
+//! servers that ask each other, in the question and in the answer. Every
 //! reply tells the latest time known here, and the time of the last entry that the answer can have seen.
 //!
 //! ```text
@@ -13,7 +14,7 @@
 
 use super::fields::{missing, wrong_type};
 use crate::Shard;
-use model::bson::{Doc, ValueRef};
+use model::bson::{Doc, DocWriter, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use wire::Reply;
@@ -75,6 +76,22 @@ impl Shard {
         self.log.latest_time().max(self.store.applied_time())
     }
 
+    /// Ends a question to another server of the cluster with what the time is.
+    pub(crate) fn gossip(&self, question: &mut DocWriter) {
+        let time = self.cluster_time();
+        if time > ClusterTime::ZERO {
+            append_to(question, time);
+        }
+    }
+
+    /// Takes the time in another server's answer into account. One that is too far ahead says
+    /// nothing that is needed.
+    pub(crate) fn hear_time(&self, reply: Doc<'_>) {
+        if let Some(Ok(time)) = reply.get("$clusterTime").map(parse) {
+            let _ = self.observe_time(time);
+        }
+    }
+
     /// Ends a reply with what the time is.
     pub(crate) fn tell_time(&self, reply: &mut Reply) {
         // In this order: the second can only have grown meanwhile.
@@ -85,6 +102,23 @@ impl Shard {
             reply.append_elements(&trailer(cluster, operation));
         }
     }
+}
+
+fn append_to(writer: &mut DocWriter, time: ClusterTime) {
+    writer
+        .begin_document("$clusterTime")
+        .append("clusterTime", time)
+        .begin_document("signature")
+        .append(
+            "hash",
+            ValueRef::Binary {
+                subtype: 0,
+                bytes: &[0; HASH_BYTES],
+            },
+        )
+        .append("keyId", 0i64)
+        .end()
+        .end();
 }
 
 /// ```text
@@ -117,34 +151,15 @@ const TRAILER: [u8; 125] = *b"\x03$clusterTime\0\x58\0\0\0\
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::bson::{DocBuf, DocWriter, Timestamp};
+    use model::bson::DocBuf;
 
     #[test]
     fn the_trailer_is_what_a_writer_writes() {
         let (cluster, operation) = (ClusterTime::new(7, 9), ClusterTime::new(5, 0x0102_0304));
-        let stamp = |time: ClusterTime| {
-            ValueRef::Timestamp(Timestamp {
-                seconds: time.seconds(),
-                increment: time.increment(),
-            })
-        };
         let mut writer = DocWriter::new();
-        writer
-            .append("ok", 1.0)
-            .begin_document("$clusterTime")
-            .append("clusterTime", stamp(cluster))
-            .begin_document("signature")
-            .append(
-                "hash",
-                ValueRef::Binary {
-                    subtype: 0,
-                    bytes: &[0; HASH_BYTES],
-                },
-            )
-            .append("keyId", 0i64)
-            .end()
-            .end()
-            .append("operationTime", stamp(operation));
+        writer.append("ok", 1.0);
+        append_to(&mut writer, cluster);
+        writer.append("operationTime", operation);
         let expected = writer.finish();
         let mut reply = Reply::ok();
         reply.append_elements(&trailer(cluster, operation));

@@ -15,10 +15,27 @@
 //! ([`fill_in_time`]), and `since` and `until` are absent where they are that time.
 //!
 //! *Past* ownerships are kept as differences, the latest last: before `until` the shard did not
-//! own what it gained then, and owned what it lost. ⚑ A range that was blocked for reads when it
-//! was lost counts as lost from the block on: its new owner may have taken writes ever since. What is older than the window of history is
+//! own what it gained then, and owned what it lost. What is older than the window of history is
 //! dropped; `knownSince` is the earliest time that is still known. ⚑ A read at an earlier time
 //! is refused: it would see another time's ranges.
+//!
+//! ⚑ *One time for everybody.* A move is decided together with the time `S` from which on the
+//! recipient owns the range; donor, recipient and the chunk's history in routing tables all use it
+//! as `until`, whenever they come to know of it:
+//!
+//! ```text
+//!   recipient   last received R ┐                                 ┌ S ┄ first own entry G
+//!   donor                       └─► reads blocked B ─► decided: S ┤
+//!                                                                 └ S ┄ range lost L
+//!   time T      ─────────── donor ───────────────────────────────►│◄─── recipient ───────
+//! ```
+//!
+//! `R < B < S`: the donor writes its block after it has heard of `R`, the config server chooses `S`
+//! behind the block. `S < L` and `S < G`: whoever hears of the decision takes note of its time before
+//! it writes. So for `T < S` the donor answers, in whose range nothing has changed since the block;
+//! for `T >= S` the recipient, which has had all of it since `R`. In `[B, ..)` the donor lets reads
+//! wait until it is decided. Changes of other ranges may come between; times of one key always
+//! increase along `past`.
 //!
 //! *Dead* ranges are not owned and may hold documents of earlier days, until a range deletion
 //! has been there.

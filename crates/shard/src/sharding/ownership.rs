@@ -173,13 +173,15 @@ impl Ownership {
     }
 
     /// This ownership as it follows another one: what it loses dies, and what was owned before
-    /// is remembered for reads at earlier times, as far back as `start`. `None` before a
-    /// collection's first ownership: all that is stored was its own then.
+    /// is remembered for reads at earlier times, as far back as `start`. It counts from a time
+    /// on that is not later than its entry's, or from that one. `None` before a collection's
+    /// first ownership: all that is stored was its own then.
     pub(crate) fn following(
         mut self,
         known: Option<&Ownership>,
         is_empty: bool,
         start: ClusterTime,
+        counts_from: Option<ClusterTime>,
     ) -> Ownership {
         let whole = KeyRange::new(KeyBound::new(&self.pattern.least()), KeyBound::after_all());
         let known = known.filter(|known| self.pattern.extends(&known.pattern));
@@ -205,23 +207,11 @@ impl Ownership {
         };
         let dead = moving.dead.union(&lost).union(&abandoned);
         moving.dead = dead.difference(&self.owned);
-        let mut lost_now = lost;
-        for block in known.iter().flat_map(|known| &known.moving.blocks) {
-            let blocked = RangeSet::of([block.range.clone()]).intersection(&lost_now);
-            if block.level == BlockLevel::Reads && !blocked.is_empty() {
-                lost_now = lost_now.difference(&blocked);
-                moving.past.push(Earlier {
-                    until: block.since,
-                    gained: RangeSet::new(),
-                    lost: blocked,
-                });
-            }
-        }
-        if !gained.is_empty() || !lost_now.is_empty() {
+        if !gained.is_empty() || !lost.is_empty() {
             moving.past.push(Earlier {
-                until: None,
+                until: counts_from,
                 gained,
-                lost: lost_now,
+                lost,
             });
         }
         moving.forget_before(start);

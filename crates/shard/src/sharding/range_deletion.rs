@@ -350,7 +350,7 @@ impl Shard {
                 Ok(known.without_dead(range.clone()))
             })),
             documents: removal,
-            expect: Vec::new(),
+            ..Transition::default()
         };
         self.transition(collection.id, &ended).await?;
         self.counters

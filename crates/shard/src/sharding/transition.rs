@@ -12,7 +12,8 @@
 //! they are first written to.
 //!
 //! What a change of ranges implies (dead ranges, earlier ownerships, whether there are orphans)
-//! is worked out here: [`Ownership::following`].
+//! is worked out here: [`Ownership::following`]. A change that was decided elsewhere counts from a time that
+//! was decided with it (`moving.rs`).
 
 use super::moving::fill_in_time;
 use super::ownership::{Ownership, OwnershipKey};
@@ -63,6 +64,8 @@ pub(crate) type ChangeOwnership<'a> =
 pub(crate) struct Transition<'a> {
     /// The ownership that follows; `None`: it stays. May run several times.
     pub(crate) ownership: Option<Box<ChangeOwnership<'a>>>,
+    /// The time from which on the change of ranges counts, if it is not that of the entry.
+    pub(crate) counts_from: Option<ClusterTime>,
     pub(crate) documents: Vec<StateWrite>,
     pub(crate) expect: Vec<Expectation<'a>>,
 }
@@ -131,6 +134,11 @@ impl Shard {
         collection: CollectionId,
         transition: &Transition<'_>,
     ) -> Result<Applied, Error> {
+        if let Some(time) = transition.counts_from {
+            // ⚑ The entry is later: else documents could be gone before the time from which on
+            // they are somebody else's.
+            self.observe_time(time)?;
+        }
         let written = transition.documents.iter().map(|write| &write.namespace);
         let expected = transition.expect.iter().map(|expect| &expect.namespace);
         let state: BTreeSet<Namespace> = written.chain(expected).cloned().collect();
@@ -194,7 +202,9 @@ impl Shard {
             }
             (Some(_), None) => return Err(not_sharded(held)),
             (Some(change), Some(known)) => {
-                let new = change(known)?.following(Some(known), false, self.history_start());
+                let start = self.history_start();
+                let counts_from = transition.counts_from;
+                let new = change(known)?.following(Some(known), false, start, counts_from);
                 check_registered(&transition.documents, held, &new)?;
                 (new != **known).then(|| OwnershipChange::new(changed, Some(known), &new))
             }
@@ -227,7 +237,7 @@ impl Shard {
         is_empty: bool,
     ) -> Result<(), Error> {
         let known = collection.ownership.as_deref();
-        let new = new.following(known, is_empty, self.history_start());
+        let new = new.following(known, is_empty, self.history_start(), None);
         let change = OwnershipChange::new(collection.id, known, &new);
         let collections = std::slice::from_ref(collection);
         let mut body = |evaluator: &mut Evaluator<'_>| {

@@ -1,6 +1,6 @@
 //! ⚑ Who needs a range that is blocked waits, and goes on with the ownership that holds then.
 
-use crate::sharding::{BlockLevel, Ownership};
+use crate::sharding::{BlockLevel, Ownership, Transition};
 use crate::testing::TestShard;
 use crate::tests::sharding::{LOW, WHOLE, placed, sharded, version};
 use crate::tests::transitions::{MOVE, change, collection, ownership, range, receive, received};
@@ -219,17 +219,28 @@ async fn an_earlier_time_has_its_ranges() {
     shard
         .check("{insert: 'c', documents: [{_id: 70, x: 70}]} => {n: 1}")
         .await;
-    let between = time(shard.shard.store.applied_time());
-    let given = change(&shard, |known| {
-        Ok(known.without_block(MOVE).losing(moving.clone()))
-    });
-    let given = given.await.expect("is applied");
+    let decided = shard.shard.store.applied_time();
+    shard
+        .check("{insert: 'c', documents: [{_id: 71, x: 71}]} => {n: 1}")
+        .await;
+    let lost = Transition {
+        ownership: Some(Box::new(|known: &Ownership| {
+            Ok(known.without_block(MOVE).losing(moving.clone()))
+        })),
+        counts_from: Some(decided),
+        ..Transition::default()
+    };
+    let given = shard.shard.transition(collection(&shard).id, &lost).await;
+    let given = given.expect("is applied");
+    drop(lost);
+    let earlier = time(model::time::ClusterTime::from_u64(decided.to_u64() - 1));
     let check = async |shard: &TestShard| {
         shard.check(&count(&before, 10)).await;
-        // Lost from the block on: another shard has written since.
-        shard.check(&count(&time(blocked.time), 7)).await;
-        shard.check(&count(&between, 8)).await;
-        shard.check(&count(&time(given.time), 8)).await;
+        // Lost from the time on that was decided, not from the block nor from the entry.
+        shard.check(&count(&time(blocked.time), 10)).await;
+        shard.check(&count(&earlier, 10)).await;
+        shard.check(&count(&time(decided), 8)).await;
+        shard.check(&count(&time(given.time), 9)).await;
     };
     check(&shard).await;
     let kept = (ownership(&shard).at(blocked.time)).map(|then| then.owned.as_slice().to_vec());

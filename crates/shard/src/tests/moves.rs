@@ -6,4 +6,5 @@ mod busy;
 mod lost_primaries;
 mod rules;
 mod sessions;
+mod times;
 mod world;

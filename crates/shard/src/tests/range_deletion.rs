@@ -34,7 +34,7 @@ async fn give_away(shard: &TestShard, deletion: &RangeDeletion) -> Result<(), Er
     let transition = Transition {
         ownership: Some(Box::new(move |known| Ok(known.losing(range.clone())))),
         documents: vec![deletion.put()?],
-        expect: Vec::new(),
+        ..Transition::default()
     };
     let id = collection(shard).id;
     shard.shard.transition(id, &transition).await.map(|_| ())

@@ -89,7 +89,7 @@ async fn blocks_and_documents_are_there_after_a_restart_and_in_a_copy() {
             Ok(known.with_block(MOVE, blocked.clone(), BlockLevel::Reads))
         })),
         documents: vec![put(1, "blocked")],
-        expect: Vec::new(),
+        ..Transition::default()
     };
     let id = collection(&shard).id;
     let applied = shard.shard.transition(id, &transition).await;

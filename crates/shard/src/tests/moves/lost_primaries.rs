@@ -65,6 +65,7 @@ async fn check(world: &World, lost: usize, behind: u32) {
         world.on(number).check_valid("c").await;
     }
     assert_eq!(seen.len(), DOCUMENTS as usize);
+    world.check_owners(&[5, 15]);
     // Nobody is blocked, and only the owner writes.
     let write = "{update: 'c', updates: [{q: {_id: 15, x: 15}, u: {$set: {y: 1}}}]}";
     world.on(1).check(&format!("{write} => {{n: 1}}")).await;

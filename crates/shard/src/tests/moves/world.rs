@@ -4,6 +4,7 @@ use crate::testing::TestShard;
 use crate::{Connect, ShardHandler};
 use differential::value::{Fields, Value, get};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::time::ClusterTime;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,9 +18,14 @@ const EPOCH: &str = "ObjectId(\"00000000000000000000000a\")";
 /// How long anything may take that a test waits for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The major number of the version that a move led to, and the time from which on it counts.
+type Commit = (u32, ClusterTime);
+
 /// Decides moves by their ids; each outcome once.
 pub(super) struct Authority {
-    outcomes: Mutex<BTreeMap<Vec<u8>, Option<u32>>>,
+    outcomes: Mutex<BTreeMap<Vec<u8>, Option<Commit>>>,
+    /// How far behind a donor's block the time of a decision is.
+    pub(super) later: AtomicU64,
     major: AtomicU32,
     /// The version of the collection's catalog.
     pub(super) catalog: AtomicU64,
@@ -52,9 +58,17 @@ impl Authority {
                         .with("errmsg", "options or indexes have changed");
                     return Some(refused.finish());
                 }
-                *outcomes
-                    .entry(id)
-                    .or_insert_with(|| Some(self.major.fetch_add(1, Ordering::SeqCst) + 1))
+                let blocked = match body.get("blockedAt") {
+                    Some(ValueRef::Timestamp(time)) => {
+                        ClusterTime::new(time.seconds, time.increment)
+                    }
+                    _ => return None,
+                };
+                let later = self.later.load(Ordering::SeqCst);
+                *outcomes.entry(id).or_insert_with(|| {
+                    let major = self.major.fetch_add(1, Ordering::SeqCst) + 1;
+                    Some((major, ClusterTime::from_u64(blocked.to_u64() + later)))
+                })
             }
             _ => {
                 let refused = DocWriter::new().with("ok", 0.0).with("code", 59);
@@ -63,9 +77,11 @@ impl Authority {
         };
         let reply = match outcome {
             None => "{outcome: 'aborted', ok: 1.0}".to_owned(),
-            Some(major) => format!(
-                "{{outcome: 'committed', version: {}, ok: 1.0}}",
-                version(major, 1)
+            Some((major, since)) => format!(
+                "{{outcome: 'committed', version: {}, validAfter: Timestamp({}, {}), ok: 1.0}}",
+                version(major, 1),
+                since.seconds(),
+                since.increment()
             ),
         };
         Some(document(&reply))
@@ -73,6 +89,12 @@ impl Authority {
 
     pub(super) fn is_decided(&self) -> usize {
         self.outcomes.lock().len()
+    }
+
+    /// The times from which on commits count.
+    pub(super) fn times(&self) -> Vec<ClusterTime> {
+        let outcomes = self.outcomes.lock();
+        outcomes.values().flatten().map(|(_, time)| *time).collect()
     }
 }
 
@@ -202,6 +224,7 @@ impl World {
             doors: Doors::default(),
             authority: Arc::new(Authority {
                 outcomes: Mutex::default(),
+                later: AtomicU64::new(1),
                 major: AtomicU32::new(1),
                 catalog: AtomicU64::new(0),
                 answers_lost: AtomicU32::new(0),
@@ -334,6 +357,51 @@ impl World {
             .await;
         documents.extend(self.on(number).rest(id, 100_000).await);
         documents
+    }
+
+    /// How many documents a shard shows at a time.
+    pub(super) async fn count_at(&self, number: usize, time: ClusterTime) -> usize {
+        let command = format!(
+            "{{find: 'c', batchSize: 100000, readConcern: {{level: 'snapshot', atClusterTime: Timestamp({}, {})}}}}",
+            time.seconds(),
+            time.increment()
+        );
+        let (_, documents) = self.on(number).batch(&command).await;
+        documents.len()
+    }
+
+    /// ⚑ At the times around each commit, and at what follows, every document is shown by one
+    /// shard: what the first two show.
+    pub(super) async fn check_times(&self, documents: usize) -> Vec<(usize, usize)> {
+        let mut shown = Vec::new();
+        for time in self.authority.times() {
+            for time in [time.to_u64() - 1, time.to_u64(), time.to_u64() + 1] {
+                let time = ClusterTime::from_u64(time);
+                let counts = (self.count_at(0, time).await, self.count_at(1, time).await);
+                assert_eq!(counts.0 + counts.1, documents, "{counts:?} at {time:?}");
+                shown.push(counts);
+            }
+        }
+        shown
+    }
+
+    /// ⚑ The same by what is known of owners: after a restart earlier times cannot be read.
+    pub(super) fn check_owners(&self, keys: &[i32]) {
+        let times = self.authority.times().into_iter();
+        for time in times.flat_map(|time| [time.to_u64() - 1, time.to_u64(), time.to_u64() + 1]) {
+            let time = ClusterTime::from_u64(time);
+            for x in keys {
+                let document = document(&format!("{{x: {x}}}"));
+                let owners = (self.shards.iter().flatten()).filter(|shard| {
+                    let name = model::Namespace::new("test", "c").expect("a name");
+                    let collection = shard.shard.catalog.get(&name).expect("it is there");
+                    let ownership = collection.ownership.as_ref().expect("it is sharded");
+                    let then = ownership.at(time).expect("it is known");
+                    then.owns(document.as_doc())
+                });
+                assert_eq!(owners.count(), 1, "owners of {x} at {time:?}");
+            }
+        }
     }
 
     pub(super) async fn close(mut self) {
