@@ -220,7 +220,8 @@ impl Ownership {
         self
     }
 
-    /// What was owned at a time: the ownership to read that time with.
+    /// What was owned at a time: the ownership to read that time with. ⚑ Documents are told
+    /// apart in any case: dead ones that are removed by now were there at that time.
     pub(crate) fn at(&self, time: ClusterTime) -> Result<Ownership, Error> {
         let owned = self.moving.owned_at(&self.owned, time).ok_or_else(|| {
             Error::new(
@@ -228,13 +229,12 @@ impl Ownership {
                 format!("the ranges that this shard owned at {time:?} are not known any more"),
             )
         })?;
-        let changed = owned != *self.owned;
         Ok(Ownership {
-            owned: match changed {
-                true => Arc::new(owned),
-                false => self.owned.clone(),
+            owned: match owned == *self.owned {
+                true => self.owned.clone(),
+                false => Arc::new(owned),
             },
-            orphans: self.orphans || changed,
+            orphans: true,
             ..self.clone()
         })
     }
