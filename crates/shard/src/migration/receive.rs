@@ -16,7 +16,8 @@
 //! primaries it takes it from what is stored.
 //!
 //! ⚑ A document that would take the place of one that this shard owns, or has an `_id` that one
-//! of them has, ends the move: the range stays where it is.
+//! of them has, ends the move: the range stays where it is. So does one that is inserted at the
+//! same moment and comes first; one that comes later is refused.
 
 use super::digest::{self, add, take_away};
 use super::history;
@@ -26,15 +27,15 @@ use super::progress::Progress;
 use super::stretch::Stretch;
 use super::tail::Place;
 use crate::Shard;
-use crate::catalog::Collection;
+use crate::catalog::{Collection, Index};
 use crate::command::envelope::WriteConcern;
 use crate::operation::Operation;
 use crate::primary_services::Tenure;
 use crate::sharding::{ReceivedChange, StateWrite};
 use crate::write::Received;
 use cluster::migration::Digest;
-use model::bson::{Doc, DocWriter, ValueRef};
-use model::ids::CollectionId;
+use model::bson::{Array, Doc, DocWriter, ValueRef};
+use model::ids::{CollectionId, IndexId};
 use model::key::RecordKey;
 use model::{Code, Error};
 use replication::LogPosition;
@@ -313,13 +314,14 @@ impl Receiver {
                         let ValueRef::Document(document) = document else {
                             return Err(wrong("documents"));
                         };
-                        received.push(self.received(&collection, document, digest)?);
+                        received.push(received_anew(&collection, document, digest)?);
                     }
                     let origin = &self.plan.id.0;
                     self.shard.append_received(&collection, origin, received)
                 })?;
                 if let Some(pending) = appended {
                     in_flight.push_back(pending);
+                    tokio::task::block_in_place(|| self.check_ids(&collection, documents))?;
                     break;
                 }
             }
@@ -356,56 +358,76 @@ impl Receiver {
         Ok(())
     }
 
-    /// A document that is new here.
-    fn received(
-        &self,
-        collection: &Collection,
-        document: Doc<'_>,
-        digest: &mut Digest,
-    ) -> Result<Received, Error> {
-        let key = collection.record_key(document)?;
-        self.check_id(collection, &key, document)?;
-        add(digest, key.as_bytes(), document.as_bytes());
-        Ok(Received {
-            key,
-            before: None,
-            after: Some(Record::draft(document.as_bytes())),
-        })
-    }
-
-    /// Whether an owned document has the `_id` of one that comes.
-    fn check_id(
-        &self,
-        collection: &Collection,
-        key: &RecordKey,
-        document: Doc<'_>,
-    ) -> Result<(), Error> {
-        let Some(ownership) = &collection.ownership else {
+    /// ⚑ Whether somebody else's document has the `_id` of one that has come, which is appended
+    /// by now. Who inserts looks for the `_id` and appends with a latch held: those who looked
+    /// before are waited for, and those who look afterwards find what has come.
+    fn check_ids(&self, collection: &Collection, documents: Array<'_>) -> Result<(), Error> {
+        let Some((index, id)) = self.id_index(collection) else {
             return Ok(());
         };
-        let id_index = collection
-            .indexes
-            .first()
-            .filter(|_| !ownership.owned.is_empty());
-        let Some((index, id)) = id_index.and_then(|index| index.id.map(|id| (index, id))) else {
-            return Ok(());
-        };
-        let fault = crate::error::from_storage;
-        let snapshot = self.shard.store.snapshot();
-        for entry in index.definition.keys(document)?.keys {
-            // Documents that are not owned may have it too, in front of one that is.
-            for found in snapshot.index_entries_with_prefix(id, &entry.fields) {
-                let other = RecordKey::from_bytes(found.map_err(fault)?.record_key());
-                if other == *key {
-                    continue;
-                }
-                let version = self.shard.latest_received(collection, &other)?;
-                if version.is_some_and(|it| ownership.owns(Doc::from_validated(it.document()))) {
+        for document in documents.iter() {
+            let ValueRef::Document(document) = document else {
+                continue;
+            };
+            let key = collection.record_key(document)?;
+            for entry in index.definition.keys(document)?.keys {
+                self.shard.await_evaluations(id, &entry.fields)?;
+                if self.is_taken(collection, id, &key, &entry.fields)? {
                     return Err(crate::write::unique_violation(collection, index, &entry));
                 }
             }
         }
         Ok(())
+    }
+
+    /// The index on `_id`, where records have another order and others may have documents.
+    fn id_index<'a>(&self, collection: &'a Collection) -> Option<(&'a Index, IndexId)> {
+        let ownership = collection.ownership.as_ref()?;
+        let mut receiving = ownership.moving.receiving.iter();
+        let is_alone = ownership.owned.is_empty()
+            && receiving.all(|received| received.operation == self.plan.id);
+        let index = collection.indexes.first().filter(|_| !is_alone)?;
+        index.id.map(|id| (&**index, id))
+    }
+
+    /// Whether a document that is owned, or that another move brings, has an `_id`: in what is
+    /// appended, or in the engine.
+    fn is_taken(
+        &self,
+        collection: &Collection,
+        id: IndexId,
+        key: &RecordKey,
+        fields: &[u8],
+    ) -> Result<bool, Error> {
+        let Some(ownership) = &collection.ownership else {
+            return Ok(false);
+        };
+        let counts = |other: &RecordKey| -> Result<bool, Error> {
+            if other == key {
+                return Ok(false);
+            }
+            let version = self.shard.latest_received(collection, other)?;
+            Ok(version.is_some_and(|version| {
+                let document = Doc::from_validated(version.document());
+                ownership.owns(document)
+                    || ownership.is_received_except(Some(self.plan.id), document)
+            }))
+        };
+        // In this order: what is applied meanwhile is found in the engine.
+        for (other, present) in self.shard.overlay.index_key(id, fields) {
+            if present && counts(&RecordKey::from_bytes(&other))? {
+                return Ok(true);
+            }
+        }
+        // Documents that are not owned may have it too, in front of one that is.
+        let snapshot = self.shard.store.snapshot();
+        for found in snapshot.index_entries_with_prefix(id, fields) {
+            let found = found.map_err(crate::error::from_storage)?;
+            if counts(&RecordKey::from_bytes(found.record_key()))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn check_receiving(&self, collection: &Collection) -> Result<(), Error> {
@@ -441,9 +463,6 @@ impl Receiver {
                     take_away(digest, key, before.document());
                 }
                 if let Some(document) = &change.document {
-                    if collection.clustering.is_some() {
-                        self.check_id(collection, &change.key, document.as_doc())?;
-                    }
                     add(digest, key, document.as_bytes());
                 }
             }
@@ -560,6 +579,21 @@ impl Receiver {
             false => self.sessions(Some(&named)).await,
         }
     }
+}
+
+/// A document that is new here.
+fn received_anew(
+    collection: &Collection,
+    document: Doc<'_>,
+    digest: &mut Digest,
+) -> Result<Received, Error> {
+    let key = collection.record_key(document)?;
+    add(digest, key.as_bytes(), document.as_bytes());
+    Ok(Received {
+        key,
+        before: None,
+        after: Some(Record::draft(document.as_bytes())),
+    })
 }
 
 /// Waits for the oldest entry that is under way.

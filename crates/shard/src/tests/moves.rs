@@ -3,6 +3,7 @@
 
 mod basics;
 mod busy;
+mod ids;
 mod lost_primaries;
 mod rules;
 mod sessions;

@@ -703,7 +703,7 @@ pub(super) fn record_stripe(latches: &Latches, collection: u32, key: &RecordKey)
     latches.stripe(u64::from(collection), key.as_bytes())
 }
 
-fn index_stripe(latches: &Latches, index: IndexId, fields: &[u8]) -> Stripe {
+pub(super) fn index_stripe(latches: &Latches, index: IndexId, fields: &[u8]) -> Stripe {
     // Another number space than collections have.
     latches.stripe(u64::from(index.0) | 1 << 40, fields)
 }

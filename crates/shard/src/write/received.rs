@@ -7,20 +7,21 @@
 //! Nobody else writes to a range that is being received: it is not owned here, and no range
 //! deletion may touch it. So no latches are needed, and one task appends all changes of a
 //! move, in order. Unlike an evaluator this one does not ask who owns a document, which is
-//! the point, and it checks no unique index: who receives a range does, see
-//! `migration/receive.rs`.
+//! the point, and it checks no unique index: who receives a range does, when it is appended,
+//! see `migration/receive.rs`.
 //!
 //! Entries carry index entries and both images in memory like any other, so that applying
 //! them looks nothing up, and say in their header which move they are of: change streams and
 //! the view of the log leave them out. ⚑
 
 use super::append::{Companion, NotAppended, encode, not_appended, payload_bytes, publish};
-use super::evaluator::{Change, Description, Version, key_changes, keys_of};
+use super::evaluator::{Change, Description, Version, index_stripe, key_changes, keys_of};
 use crate::Shard;
 use crate::catalog::Collection;
 use crate::catalog::multikey::MultikeyFound;
 use model::Error;
 use model::bson::Doc;
+use model::ids::IndexId;
 use model::key::RecordKey;
 use replication::Durability;
 use storage::Record;
@@ -48,6 +49,12 @@ impl Shard {
         self.store
             .latest(collection.id, key.as_bytes())
             .map_err(crate::error::from_storage)
+    }
+
+    /// Waits for those who are evaluating a change of a unique key: what they do is appended.
+    pub(crate) fn await_evaluations(&self, index: IndexId, fields: &[u8]) -> Result<(), Error> {
+        let stripe = index_stripe(&self.latches, index, fields);
+        self.latches.hold(vec![stripe], || Ok(())).map(drop)
     }
 
     /// Appends changes of records of one collection, each key once, as one entry. The caller
