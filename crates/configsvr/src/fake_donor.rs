@@ -18,6 +18,8 @@ pub(crate) enum Manner {
     CommitsWithOtherCatalog,
     /// Says that it cannot.
     Refuses,
+    /// The same for ranges without a lower bound; commits others at once.
+    RefusesLowest,
     /// Copies until it is told otherwise, or until moves of the collection are to end.
     Copies,
 }
@@ -113,7 +115,12 @@ impl FakeDonor {
             let decided = decided.await.expect("the sender lives in self");
             decided.manner
         };
-        if manner == Manner::Refuses {
+        let bounds = field(&asked, "bounds");
+        let lowest = match bounds.get("min") {
+            Some(Value::Document(min)) => min.iter().any(|(_, value)| *value == Value::MinKey),
+            _ => false,
+        };
+        if manner == Manner::Refuses || (manner == Manner::RefusesLowest && lowest) {
             let error = model::Error::new(model::Code::OPERATION_FAILED, "no disk space");
             return Ok(Reply::error(&error));
         }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A shard takes part in one move of a round; whoever calls says which are busy. What is proposed lies within
-//! one chunk and within one zone, so it may be a part of a chunk.
+//! one chunk and within one zone, so it may be a part of a chunk. What was tried in vain goes to another shard, and
+//! other ranges go first.
 //!
 //! Left out: how large single chunks are. The caller cuts a piece of the usual size out of a chunk that it
 //! takes for larger.
@@ -56,6 +57,9 @@ pub struct Proposal {
     pub reason: Reason,
 }
 
+/// Moves that were tried in vain: where a range begins, and where it was to go.
+pub type Refused = BTreeSet<(KeyBound, ShardId)>;
+
 /// A part of a chunk that lies in one zone, or in none.
 struct Piece<'a> {
     range: KeyRange,
@@ -69,41 +73,17 @@ pub fn choose(
     loads: &[Load],
     zones: &[Zone],
     chunk_bytes: u64,
+    refused: &Refused,
     busy: &mut BTreeSet<ShardId>,
 ) -> Vec<Proposal> {
-    let by_name: BTreeMap<&ShardId, &Load> = loads.iter().map(|load| (&load.shard, load)).collect();
-    let mut proposals = Vec::new();
-    // What must move, before what could.
-    for reason in [Reason::Draining, Reason::ZoneViolation] {
-        for view in table.chunks() {
-            let Some(load) = by_name.get(&view.chunk.shard) else {
-                continue;
-            };
-            if busy.contains(&load.shard) || (reason == Reason::Draining && !load.draining) {
-                continue;
-            }
-            let misplaced = pieces(view, zones).into_iter().find(|piece| match reason {
-                Reason::Draining => true,
-                Reason::ZoneViolation | Reason::Imbalance => !may_own(load, piece.zone),
-            });
-            let Some(piece) = misplaced else {
-                continue;
-            };
-            let target = least(loads, piece.zone, busy);
-            if let Some(target) = target.filter(|target| target.shard != *piece.owner) {
-                proposals.push(propose(&piece, &target.shard, reason, busy));
-            }
-        }
-    }
-    let kinds: BTreeSet<Option<&str>> = zones
-        .iter()
-        .map(|zone| Some(zone.name.as_str()))
-        .chain([None])
-        .collect();
-    for kind in kinds {
-        even_out(table, loads, zones, kind, chunk_bytes, busy, &mut proposals);
-    }
-    proposals
+    let choice = Choice {
+        table,
+        loads,
+        zones,
+        chunk_bytes,
+        refused,
+    };
+    choice.proposals(busy)
 }
 
 /// Whether nothing has to move: the first reason why something has.
@@ -113,40 +93,109 @@ pub fn violation(
     zones: &[Zone],
     chunk_bytes: u64,
 ) -> Option<Reason> {
-    let proposals = choose(table, loads, zones, chunk_bytes, &mut BTreeSet::new());
+    let (none, mut busy) = (Refused::new(), BTreeSet::new());
+    let proposals = choose(table, loads, zones, chunk_bytes, &none, &mut busy);
     proposals.first().map(|proposal| proposal.reason)
 }
 
-fn even_out(
-    table: &RoutingTable,
-    loads: &[Load],
-    zones: &[Zone],
-    zone: Option<&str>,
+/// What is known when it is chosen.
+struct Choice<'a> {
+    table: &'a RoutingTable,
+    loads: &'a [Load],
+    zones: &'a [Zone],
     chunk_bytes: u64,
-    busy: &mut BTreeSet<ShardId>,
-    proposals: &mut Vec<Proposal>,
-) {
-    let Some(target) = least(loads, zone, busy) else {
-        return;
-    };
-    let piece_of = |shard: &ShardId| {
-        let own = table.chunks().filter(|view| view.chunk.shard == *shard);
-        own.flat_map(|view| pieces(view, zones))
-            .find(|piece| piece.zone == zone)
-    };
-    let mut donors: Vec<&Load> = loads
-        .iter()
-        .filter(|load| load.shard != target.shard && !busy.contains(&load.shard))
-        .collect();
-    donors.sort_by_key(|load| std::cmp::Reverse(load.bytes));
-    for donor in donors {
-        if donor.bytes.saturating_sub(target.bytes) < TOLERANCE * chunk_bytes {
-            return;
+    refused: &'a Refused,
+}
+
+impl<'a> Choice<'a> {
+    fn proposals(&self, busy: &mut BTreeSet<ShardId>) -> Vec<Proposal> {
+        let loads = self.loads.iter().map(|load| (&load.shard, load));
+        let by_name: BTreeMap<&ShardId, &Load> = loads.collect();
+        let mut proposals = Vec::new();
+        // What must move, before what could.
+        for reason in [Reason::Draining, Reason::ZoneViolation] {
+            for view in self.table.chunks() {
+                let Some(load) = by_name.get(&view.chunk.shard) else {
+                    continue;
+                };
+                if busy.contains(&load.shard) || (reason == Reason::Draining && !load.draining) {
+                    continue;
+                }
+                let misplaced = pieces(view, self.zones)
+                    .into_iter()
+                    .filter(|piece| match reason {
+                        Reason::Draining => true,
+                        Reason::ZoneViolation | Reason::Imbalance => !may_own(load, piece.zone),
+                    });
+                let found = misplaced
+                    .filter_map(|piece| {
+                        let target = self.least(piece.zone, Some(&piece), busy)?;
+                        (target.shard != *piece.owner).then_some((piece, target))
+                    })
+                    .next();
+                if let Some((piece, target)) = found {
+                    proposals.push(propose(&piece, &target.shard, reason, busy));
+                }
+            }
         }
-        if let Some(piece) = piece_of(&donor.shard) {
-            proposals.push(propose(&piece, &target.shard, Reason::Imbalance, busy));
-            return;
+        let zones = self.zones.iter().map(|zone| Some(zone.name.as_str()));
+        let kinds: BTreeSet<Option<&str>> = zones.chain([None]).collect();
+        for kind in kinds {
+            self.even_out(kind, busy, &mut proposals);
         }
+        proposals
+    }
+
+    fn even_out(
+        &self,
+        zone: Option<&str>,
+        busy: &mut BTreeSet<ShardId>,
+        proposals: &mut Vec<Proposal>,
+    ) {
+        let Some(target) = self.least(zone, None, busy) else {
+            return;
+        };
+        let piece_of = |shard: &ShardId| {
+            let chunks = self.table.chunks();
+            let own = chunks.filter(|view| view.chunk.shard == *shard);
+            own.flat_map(|view| pieces(view, self.zones))
+                .find(|piece| piece.zone == zone && !self.is_refused(piece, target))
+        };
+        let mut donors: Vec<&Load> = self
+            .loads
+            .iter()
+            .filter(|load| load.shard != target.shard && !busy.contains(&load.shard))
+            .collect();
+        donors.sort_by_key(|load| std::cmp::Reverse(load.bytes));
+        for donor in donors {
+            if donor.bytes.saturating_sub(target.bytes) < TOLERANCE * self.chunk_bytes {
+                return;
+            }
+            if let Some(piece) = piece_of(&donor.shard) {
+                proposals.push(propose(&piece, &target.shard, Reason::Imbalance, busy));
+                return;
+            }
+        }
+    }
+
+    /// Who has least of those that may have more, and did not refuse the piece.
+    fn least(
+        &self,
+        zone: Option<&str>,
+        piece: Option<&Piece<'_>>,
+        busy: &BTreeSet<ShardId>,
+    ) -> Option<&'a Load> {
+        let may = self.loads.iter().filter(|load| {
+            may_own(load, zone)
+                && !busy.contains(&load.shard)
+                && !piece.is_some_and(|piece| self.is_refused(piece, load))
+        });
+        may.min_by_key(|load| (load.bytes, load.shard.clone()))
+    }
+
+    fn is_refused(&self, piece: &Piece<'_>, load: &Load) -> bool {
+        !self.refused.is_empty()
+            && (self.refused).contains(&(piece.range.min.clone(), load.shard.clone()))
     }
 }
 
@@ -167,14 +216,6 @@ fn propose(
 
 fn may_own(load: &Load, zone: Option<&str>) -> bool {
     !load.draining && zone.is_none_or(|zone| load.zones.iter().any(|name| name == zone))
-}
-
-/// Who has least of those that may have more.
-fn least<'a>(loads: &'a [Load], zone: Option<&str>, busy: &BTreeSet<ShardId>) -> Option<&'a Load> {
-    let may = loads
-        .iter()
-        .filter(|load| may_own(load, zone) && !busy.contains(&load.shard));
-    may.min_by_key(|load| (load.bytes, load.shard.clone()))
 }
 
 /// A chunk cut at the bounds of zones.

@@ -40,7 +40,16 @@ fn load(shard: &str, bytes: u64) -> Load {
 }
 
 fn chosen(table: &RoutingTable, loads: &[Load], zones: &[Zone]) -> Vec<(String, Reason)> {
-    let proposals = choose(table, loads, zones, 10, &mut BTreeSet::new());
+    chosen_without(table, loads, zones, &Refused::new())
+}
+
+fn chosen_without(
+    table: &RoutingTable,
+    loads: &[Load],
+    zones: &[Zone],
+    refused: &Refused,
+) -> Vec<(String, Reason)> {
+    let proposals = choose(table, loads, zones, 10, refused, &mut BTreeSet::new());
     let shown = proposals.into_iter().map(|proposal| {
         assert_ne!(proposal.from, proposal.to);
         (
@@ -88,7 +97,8 @@ fn zones_keep_what_is_theirs() {
     let mut loads = [load("A", 0), load("B", 0)];
     loads[1].zones = vec!["north".to_owned()];
     // A part of a chunk.
-    let proposals = choose(&all_on_a, &loads, &[zone(3, 7)], 10, &mut BTreeSet::new());
+    let (none, mut busy) = (Refused::new(), BTreeSet::new());
+    let proposals = choose(&all_on_a, &loads, &[zone(3, 7)], 10, &none, &mut busy);
     assert_eq!(proposals.len(), 1);
     assert_eq!(proposals[0].range, KeyRange::new(at(3), at(7)));
     assert_eq!(proposals[0].reason, Reason::ZoneViolation);
@@ -104,4 +114,33 @@ fn zones_keep_what_is_theirs() {
         violation(&all_on_b, &loads, &[], 10),
         Some(Reason::Imbalance)
     );
+}
+
+#[test]
+fn what_nobody_takes_does_not_keep_others() {
+    let all_on_a = table(&["A"]);
+    let mut loads = [load("A", 0), load("B", 10), load("C", 20)];
+    loads[0].draining = true;
+    let first = all_on_a.whole().min;
+    let mut refused = Refused::from([(first.clone(), ShardId::new("B"))]);
+    let moved = |refused: &Refused| {
+        let proposals = choose(&all_on_a, &loads, &[], 10, refused, &mut BTreeSet::new());
+        let moved = proposals.into_iter();
+        moved
+            .map(|proposal| (proposal.range.min, proposal.to.to_string()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(moved(&refused), [(first.clone(), "C".to_owned())]);
+    refused.insert((first, ShardId::new("C")));
+    assert_eq!(moved(&refused), [(at(0), "B".to_owned())]);
+    // The same for what would only be better elsewhere.
+    loads[0] = load("A", 100);
+    assert_eq!(
+        chosen_without(&all_on_a, &loads, &[], &refused),
+        of("A to B", Reason::Imbalance)
+    );
+    for key in [0, 10, 20] {
+        refused.insert((at(key), ShardId::new("B")));
+    }
+    assert_eq!(chosen_without(&all_on_a, &loads, &[], &refused), []);
 }

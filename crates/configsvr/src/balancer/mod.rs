@@ -7,6 +7,9 @@
 //! It is **off until somebody starts it** (`balancerStart`); MongoDB's is on. Moves have to prove themselves
 //! first. Off or on, it empties shards that are being removed. While it has nothing to do it sends nothing.
 //!
+//! What could not be moved is remembered, so that other ranges and other shards come first; when nothing else is
+//! left to be tried, it is forgotten and tried again after the pause.
+//!
 //! Sizes come from `collStats` of every shard. A chunk that is taken for larger than the chunk size, by what
 //! its shard has and in how many chunks, gives a piece of that size; the commit of the move cuts it off.
 
@@ -21,11 +24,12 @@ use crate::moves::{self, command::Wanted};
 use crate::state::State;
 use crate::tenure::Tenure;
 use crate::zones;
-use cluster::balance::{Load, Proposal, Reason, Zone, choose};
+use cluster::balance::{Load, Proposal, Reason, Refused, Zone, choose};
 use cluster::routing::{RoutingTable, ShardId};
 use model::Namespace;
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::number::Number;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -45,6 +49,8 @@ pub(crate) struct Balancer {
     woken: Notify,
     rounds: AtomicI64,
     in_round: AtomicBool,
+    /// What was tried in vain.
+    refused: Mutex<BTreeMap<Namespace, Refused>>,
 }
 
 impl Balancer {
@@ -65,7 +71,10 @@ pub(crate) async fn run(tenure: Arc<Tenure>) -> Result<(), Fault> {
                 tenure.balancer.in_round.store(false, Ordering::Release);
                 tenure.balancer.rounds.fetch_add(1, Ordering::AcqRel);
                 match moved {
-                    Ok(0) => Some(PAUSE_IDLE),
+                    Ok(0) => {
+                        tenure.balancer.refused.lock().clear();
+                        Some(PAUSE_IDLE)
+                    }
                     Ok(_) => Some(PAUSE_BUSY),
                     Err(fault) => {
                         tracing::info!("a round of the balancer ended early: {fault}");
@@ -92,7 +101,7 @@ fn has_work(state: &State) -> bool {
     state.balances || state.authority.shards().any(|(_, usable)| !usable)
 }
 
-/// How many moves were made.
+/// How many moves were tried.
 async fn round(tenure: &Arc<Tenure>) -> Result<usize, Fault> {
     let (balances, collections) = {
         let state = tenure.state().await?;
@@ -102,10 +111,18 @@ async fn round(tenure: &Arc<Tenure>) -> Result<usize, Fault> {
     let mut busy = BTreeSet::new();
     let mut moving = JoinSet::new();
     for name in collections {
-        let Some(view) = View::of(tenure, &name).await? else {
-            continue;
+        let view = match View::of(tenure, &name).await {
+            Ok(Some(view)) => view,
+            Ok(None) => continue,
+            Err(_) if tenure.is_over() => break,
+            // A shard that does not answer is in the way of this collection, not of others.
+            Err(fault) => {
+                tracing::info!("the balancer passes {name} over: {fault}");
+                continue;
+            }
         };
-        for proposal in view.proposals(&mut busy) {
+        let refused = tenure.balancer.refused.lock().get(&name).cloned();
+        for proposal in view.proposals(&refused.unwrap_or_default(), &mut busy) {
             let may = match proposal.reason {
                 Reason::Draining => true,
                 Reason::ZoneViolation | Reason::Imbalance => balances && view.may_be_balanced(),
@@ -116,20 +133,26 @@ async fn round(tenure: &Arc<Tenure>) -> Result<usize, Fault> {
                 continue;
             }
             let range = piece::of(tenure, &view, &proposal).await;
+            let tried = (name.clone(), (range.min.clone(), proposal.to.clone()));
             let wanted = Wanted::exactly(name.clone(), range, &proposal.to);
             let here = tenure.clone();
-            moving.spawn(async move { moves::run(&here, wanted).await });
+            moving.spawn(async move { (moves::run(&here, wanted).await, tried) });
         }
     }
-    let mut moved = 0;
+    let mut ended_moves = 0;
     while let Some(ended) = moving.join_next().await {
+        ended_moves += 1;
         match ended {
-            Ok(Ok(_)) => moved += 1,
-            Ok(Err(fault)) => tracing::info!("the balancer could not move a range: {fault}"),
+            Ok((Ok(_), _)) => {}
+            Ok((Err(fault), (name, what))) => {
+                tracing::info!("the balancer could not move a range of {name}: {fault}");
+                let mut refused = tenure.balancer.refused.lock();
+                refused.entry(name).or_default().insert(what);
+            }
             Err(ended) => tracing::warn!("a move of the balancer did not end: {ended}"),
         }
     }
-    Ok(moved)
+    Ok(ended_moves)
 }
 
 /// A collection as the balancer sees it.
@@ -186,8 +209,9 @@ impl View {
         }))
     }
 
-    fn proposals(&self, busy: &mut BTreeSet<ShardId>) -> Vec<Proposal> {
-        choose(&self.table, &self.loads, &self.zones, CHUNK_BYTES, busy)
+    fn proposals(&self, refused: &Refused, busy: &mut BTreeSet<ShardId>) -> Vec<Proposal> {
+        let zones = &self.zones;
+        choose(&self.table, &self.loads, zones, CHUNK_BYTES, refused, busy)
     }
 
     fn may_be_balanced(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Zones, the balancer, and shards that leave; ranges are moved by a donor that copies nothing.
 
+use crate::fake_donor::Manner;
 use crate::testing::{Cluster, Wire};
 use std::time::Duration;
 
@@ -116,4 +117,35 @@ async fn shards_leave_when_nothing_is_left_on_them() {
             ",
         )
         .await;
+}
+
+/// A range that cannot be moved does not keep the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_takes_is_left_for_later() {
+    let cluster = Cluster::start(3).await;
+    cluster.donor.behaves(Manner::RefusesLowest);
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard1'} => {}
+            admin {shardCollection: 'test.h', key: {_id: 'hashed'}, numInitialChunks: 9} => {}
+            config! config {count: 'chunks', query: {shard: 'shard0'}} => {n: 3}
+            admin {removeShard: 'shard0'} => {state: 'started'}
+            ",
+        )
+        .await;
+    let left = "{count: 'chunks', query: {shard: 'shard0'}}";
+    until(&cluster, "config! config", left, "n", "1").await;
+    cluster
+        .check("admin {removeShard: 'shard0'} => {state: 'ongoing', remaining: {chunks: 1L}}")
+        .await;
+    cluster.donor.behaves(Manner::Commits);
+    until(
+        &cluster,
+        "admin",
+        "{removeShard: 'shard0'}",
+        "state",
+        "\"completed\"",
+    )
+    .await;
 }
