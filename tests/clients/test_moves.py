@@ -3,7 +3,8 @@ killed.
 
 A writer, a multi-updater and a reader work at full speed. Every write carries a value of its own, so that afterwards
 it can be told of each one whether it is there, and how often: nothing that was acknowledged is missing, nothing is
-there twice, and what nobody asked for is not there. Scans meet every document once.
+there twice, and what nobody asked for is not there. Scans meet every document once, and reads at one time see all of
+that time. The same with shards of several members, whose primaries change.
 
 An update of many documents is here for the load alone: it may miss a document whose range moves meanwhile, or meet it
 twice, as MongoDB's may (docs/status.md).
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
+from pymongo.write_concern import WriteConcern
 
 from server import DEADLINE_S, connect, only_terndb, wait_until
 from test_cluster_processes import Role
@@ -32,6 +34,8 @@ LOAD_S = 25
 MOVES_WANTED = 6
 # Reads at one time, beside so many moves.
 SNAPSHOTS, SNAPSHOT_MOVES = 60, 20
+# New primaries of shards with several members.
+CHANGES_WANTED = 5
 
 
 class Ledger:
@@ -58,7 +62,7 @@ class Moves(unittest.TestCase):
         self.chance = random.Random(self.seed)
         self.config = self.run_role("config", "config")
         self.config.initiate()
-        self.shards = [self.run_role("shard", f"shard{at}") for at in range(SHARDS)]
+        self.shards = self.run_shards()
         self.router = self.run_role("router", "router0")
         self.client = connect(f"mongodb://127.0.0.1:{self.router.port}")
         self.addCleanup(self.client.close)
@@ -67,14 +71,17 @@ class Moves(unittest.TestCase):
             self.insist("addShard", shard.connection)
         self.insist("enableSharding", "fleet", primaryShard="shard0")
         self.insist("shardCollection", "fleet.birds", key={"k": 1})
-        self.birds = self.client.fleet.birds
+        self.birds = self.client.fleet.get_collection("birds", write_concern=WriteConcern("majority"))
         self.ledger = Ledger()
         self.done = threading.Event()
         self.failures = []
 
-    def run_role(self, role: str, name: str) -> Role:
+    def run_shards(self):
+        return [self.run_role("shard", f"shard{at}") for at in range(SHARDS)]
+
+    def run_role(self, role: str, name: str, directory: Path | None = None) -> Role:
         config = None if role == "config" else self.config.connection
-        running = Role(role, name, self.directory, config)
+        running = Role(role, name, directory or self.directory, config)
         self.addCleanup(running.errors.close)
         self.addCleanup(running.stop)
         return running
@@ -306,21 +313,108 @@ class Moves(unittest.TestCase):
         except PyMongoError:
             return None
 
+    def servers(self):
+        """The primary of each shard."""
+        for shard in self.shards:
+            with connect(f"mongodb://127.0.0.1:{shard.port}/?directConnection=true") as server:
+                yield server
+
     def check_cluster(self, told: str):
         reply = self.insist("checkMetadataConsistency", 1)
         self.assertEqual(reply["cursor"]["firstBatch"], [], told)
         self.assertTrue(self.insist("validate", "birds", database="fleet")["valid"], told)
         # Nothing stays where it does not belong.
-        for shard in self.shards:
-            with connect(f"mongodb://127.0.0.1:{shard.port}/?directConnection=true") as server:
-                server.admin.command("setParameter", 1, orphanCleanupDelaySecs=0)
+        for server in self.servers():
+            server.admin.command("setParameter", 1, orphanCleanupDelaySecs=0)
         self.insist("cleanupOrphaned", "fleet.birds")
         stored = 0
-        for shard in self.shards:
-            with connect(f"mongodb://127.0.0.1:{shard.port}/?directConnection=true") as server:
-                birds = server.fleet.get_collection("birds", read_concern=ReadConcern("available"))
-                stored += len(list(birds.find({}, {"_id": 1})))
+        for server in self.servers():
+            birds = server.fleet.get_collection("birds", read_concern=ReadConcern("available"))
+            stored += len(list(birds.find({}, {"_id": 1})))
         self.assertEqual(stored, len(list(self.birds.find({}, {"_id": 1}))), f"orphans are left; {told}")
+
+
+class Set:
+    """A shard of three members, of which one leads."""
+
+    def __init__(self, name: str, members: list[Role]):
+        self.name, self.members = name, members
+
+    @property
+    def connection(self) -> str:
+        return f"{self.name}/" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+    def initiate(self) -> None:
+        members = [{"_id": at, "host": f"127.0.0.1:{member.port}"} for at, member in enumerate(self.members)]
+        with connect(f"mongodb://127.0.0.1:{self.members[0].port}") as server:
+            server.admin.command("replSetInitiate", {"_id": self.name, "members": members})
+        self.primary()
+
+    def primary(self) -> Role:
+        def leads(member: Role) -> bool:
+            try:
+                with connect(f"mongodb://127.0.0.1:{member.port}", serverSelectionTimeoutMS=1000) as server:
+                    return server.admin.command("hello")["isWritablePrimary"]
+            except PyMongoError:
+                return False
+
+        return wait_until(lambda: next(filter(leads, self.members), None), f"{self.name} has a primary")
+
+    @property
+    def port(self) -> int:
+        return self.primary().port
+
+
+@only_terndb
+class MovesAmongMembers(Moves):
+    """The same with shards of three members, whose primaries are killed or step down."""
+
+    test_snapshots_are_complete = None
+    test_nothing_is_lost_or_doubled = None
+
+    def run_shards(self):
+        directories = [self.directory / f"member{at}" for at in range(3)]
+        for directory in directories:
+            directory.mkdir()
+        return [
+            Set(name, [self.run_role("shard", name, directory) for directory in directories])
+            for name in ["shard0", "shard1"]
+        ]
+
+    def change_primary(self):
+        if self.done.wait(self.chance.uniform(1, 4)):
+            return
+        primary = self.chance.choice(self.shards).primary()
+        if self.chance.random() < 0.5:
+            primary.stop(signal.SIGKILL)
+            primary.start()
+        else:
+            try:
+                with connect(f"mongodb://127.0.0.1:{primary.port}") as server:
+                    server.admin.command("replSetStepDown", 10)
+            except PyMongoError:
+                # It leads no more, or nobody could take over.
+                return
+        self.changes += 1
+
+    def test_primaries_change_during_moves(self):
+        self.birds.insert_many([{"_id": number, "k": key_of(number)} for number in range(BIRDS)])
+        self.moved, self.not_moved, self.changes = [], [], 0
+        work = [self.write, self.update_many, self.read, self.move, self.change_primary]
+        threads = [self.until_done(part) for part in work]
+        wait_until(
+            lambda: self.done.is_set() or (len(self.moved) >= MOVES_WANTED and self.changes >= CHANGES_WANTED),
+            f"{MOVES_WANTED} moves while {CHANGES_WANTED} primaries change",
+            LOAD_S + 2 * DEADLINE_S,
+        )
+        self.done.set()
+        for thread in threads:
+            thread.join()
+        told = f"seed {self.seed}, {len(self.moved)} moves, {self.changes} changes, not moved: {self.not_moved[-3:]}"
+        self.assertEqual(self.failures, [], told)
+        self.settle()
+        self.check_contents(told)
+        self.check_cluster(told)
 
 
 def key_of(number: int) -> int:

@@ -1,13 +1,13 @@
 //! Work that goes on while the shard serves: storage maintenance, expiry of
 //! documents, timeouts of cursors and sessions; and the log is told what the set's
-//! configuration says about it.
+//! configuration says about it, and what moves need of it.
 //!
 //! One task owns all of it and ends when a shutdown begins; its parent waits for
 //! it. Maintenance is bounded in each pass and may be left at any point; expiry
 //! writes, so it is never left in the middle but looks for the shutdown itself.
 
 use crate::cursor::IDLE_TIMEOUT;
-use crate::{Shard, primary_services, session};
+use crate::{Shard, migration, primary_services, session};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -74,6 +74,7 @@ async fn maintenance(shard: &Arc<Shard>) {
     loop {
         ticks.tick().await;
         shard.cursors.close_idle(idle_clock(shard));
+        tokio::task::block_in_place(|| migration::keep_log(shard));
         let maintained = tokio::task::block_in_place(|| {
             let now = shard.log.latest_time();
             shard.store.maintain(now, MAINTENANCE_BUDGET)

@@ -22,8 +22,9 @@
 //! primary's memory: it is worked out again if that is quick, else the move is aborted. ⚑ Nothing
 //! is scanned for long while writes wait.
 //!
-//! The log is pinned from the position before the copy on, on this member. If another member has
-//! less of it when it takes over, the recipient is told so, and the move is aborted.
+//! The log is pinned from the position before the copy on, here and on the other members
+//! (`pins.rs`). If one has less of it when it takes over, because it got a copy of the state
+//! meanwhile, the recipient is told so, and the move is aborted.
 
 use super::digest::{self, Follower};
 use super::peers::{Failure, ask};

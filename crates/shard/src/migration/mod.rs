@@ -30,9 +30,9 @@
 //! | `digest.rs` | whether both hold the same |
 //! | `progress.rs`, `report.rs` | how far it is |
 //! | `peers.rs` | how shards reach each other |
+//! | `pins.rs` | what members keep of the log |
 //!
-//! Left out: the log is pinned on the primary of the donor alone; a new primary that has trimmed
-//! more aborts the move. Copying is not slowed down when clients wait longer, except by
+//! Left out: copying is not slowed down when clients wait longer, except by
 //! `secondaryThrottle`, with which each batch is applied before the next one is asked for.
 
 mod commands;
@@ -41,6 +41,7 @@ mod digest;
 mod donor;
 mod history;
 mod peers;
+mod pins;
 mod plan;
 mod progress;
 mod receive;
@@ -55,13 +56,16 @@ pub(crate) use commands::{
     receive_release,
 };
 pub use peers::Connect;
+pub(crate) use pins::keep_log;
+#[cfg(test)]
+pub(crate) use pins::kept_log;
 pub(crate) use report::{append_statistics, running_moves};
 pub(crate) use service::{Migrations, run};
 
 use crate::Shard;
 use crate::sharding::{Ownership, StateChange, StateWrite, Transition};
 use cluster::authority::Outcome;
-use model::bson::{DocBuf, DocWriter};
+use model::bson::{Doc, DocBuf, DocWriter};
 use model::ids::Uuid;
 use model::version::{Age, ChunkVersion, PlacementVersion};
 use model::{Error, Namespace};
@@ -69,6 +73,7 @@ use peers::{Failure, ask};
 use plan::{Fields, Plan, uuid_value};
 use std::sync::Arc;
 use std::time::Duration;
+use storage::Direction;
 use wire::Endpoint;
 
 const COORDINATORS: &str = "migrationCoordinators";
@@ -91,6 +96,20 @@ fn remove(namespace: Namespace, id: &Uuid) -> StateWrite {
         namespace,
         change: StateChange::Delete(uuid_value(id).to_owned()),
     }
+}
+
+/// The documents of one side's moves.
+fn documents(shard: &Shard, collection: &str) -> Vec<DocBuf> {
+    let Some(collection) = shard.catalog.get(&namespace(collection)) else {
+        return Vec::new();
+    };
+    let snapshot = shard.store.snapshot();
+    let all = storage::KeyRange::ALL;
+    let records = snapshot.scan_records(collection.id, all, Direction::Forward);
+    let readable = records.filter_map(Result::ok);
+    readable
+        .map(|record| Doc::from_validated(record.document()).to_owned())
+        .collect()
 }
 
 /// Writes documents of a move whose collection is gone.

@@ -13,6 +13,7 @@
 
 use super::donor::{self, DonorHandle, EndedMove, Steps};
 use super::peers::OtherShards;
+use super::pins::Pins;
 use super::plan::{DonorState, Fields, Plan, RecipientState, wrong};
 use super::progress::Progress;
 use super::recipient::{self, Letter, RecipientHandle};
@@ -40,7 +41,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use storage::Direction;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
@@ -70,6 +70,7 @@ struct Inner {
 #[derive(Default)]
 pub(crate) struct Migrations {
     pub(super) shards: OtherShards,
+    pub(super) pins: Pins,
     inner: Mutex<Inner>,
     pub(super) started: AtomicU64,
     pub(super) committed: AtomicU64,
@@ -213,7 +214,7 @@ impl Service {
     /// Goes on with what the documents say.
     fn resume(&mut self) {
         let fault = |error: Error| tracing::error!("a move cannot go on: {error}");
-        for document in self.documents(COORDINATORS) {
+        for document in super::documents(&self.shard, COORDINATORS) {
             match DonorState::from_document(document.as_doc()) {
                 Ok(state) => {
                     if let Err(error) = self.start_donor(state) {
@@ -223,7 +224,7 @@ impl Service {
                 Err(error) => fault(error),
             }
         }
-        for document in self.documents(RECIPIENTS) {
+        for document in super::documents(&self.shard, RECIPIENTS) {
             match RecipientState::from_document(document.as_doc()) {
                 Ok(state) => {
                     let driver = recipient_driver(&self.shard, &self.tenure, state);
@@ -232,19 +233,6 @@ impl Service {
                 Err(error) => fault(error),
             }
         }
-    }
-
-    fn documents(&self, collection: &str) -> Vec<DocBuf> {
-        let Some(collection) = self.shard.catalog.get(&super::namespace(collection)) else {
-            return Vec::new();
-        };
-        let snapshot = self.shard.store.snapshot();
-        let all = storage::KeyRange::ALL;
-        let records = snapshot.scan_records(collection.id, all, Direction::Forward);
-        let readable = records.filter_map(Result::ok);
-        readable
-            .map(|record| Doc::from_validated(record.document()).to_owned())
-            .collect()
     }
 
     async fn begin(&mut self, begin: Begin) {

@@ -2,6 +2,7 @@
 //! settles, or aborts. Nothing is lost, nothing is there twice, and nobody stays blocked.
 
 use super::world::{PATIENCE, World, outcome};
+use crate::migration::{keep_log, kept_log};
 use differential::value::Value;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -93,4 +94,33 @@ async fn a_new_primary_of_the_donor_ends_what_was_begun() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_primary_of_the_recipient_ends_what_was_begun() {
     lose_everywhere(1).await;
+}
+
+/// ⚑ A member keeps what a move needs of the log, whether it leads or not: the document of the move says what that is.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_kept_as_long_as_a_move_needs_it() {
+    let world = World::new("{x: 1}").await;
+    world.create("").await;
+    world.on(0).insert(&["{_id: 1, x: 15}".to_owned()]).await;
+    let before = world.on(0).shard.log.last_applied();
+    let kept = || {
+        keep_log(&world.on(0).shard);
+        kept_log(&world.on(0).shard)
+    };
+    assert_eq!(kept(), []);
+    world.network.cut_behind(1);
+    let command = world.command(0, 1, "{x: 10}", "{x: 30}");
+    let moved = world.on(0).run("admin", &command);
+    let looked = async {
+        world.network.was_cut.notified().await;
+        let kept = kept();
+        world.network.mend();
+        kept
+    };
+    let (reply, kept_meanwhile) = tokio::join!(moved, looked);
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    assert_eq!(kept_meanwhile.len(), 1);
+    assert!(kept_meanwhile[0] >= before);
+    assert_eq!(kept(), []);
+    world.close().await;
 }
