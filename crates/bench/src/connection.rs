@@ -31,6 +31,12 @@ impl Connection {
         })
     }
 
+    /// For commands that may take longer than requests do.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<()> {
+        self.client.set_read_timeout(Some(timeout))?;
+        Ok(())
+    }
+
     /// Sends a request and returns the body of its reply.
     pub fn exchange(&mut self, request: &mut Request) -> Result<&[u8]> {
         self.last_request_id = self.last_request_id.wrapping_add(1);

@@ -151,12 +151,12 @@ pub fn user_value_offsets(template: &[u8]) -> Vec<usize> {
 
 /// Random letters and digits; a value is a slice at a random place, which costs one copy.
 #[derive(Debug)]
-struct TextPool(Vec<u8>);
+pub struct TextPool(Vec<u8>);
 
 impl TextPool {
     const BYTES: usize = 256 * 1024;
 
-    fn new() -> TextPool {
+    pub fn new() -> TextPool {
         let mut random = Rng::with_seed(0x7e57);
         TextPool(
             (0..TextPool::BYTES)
@@ -165,7 +165,7 @@ impl TextPool {
         )
     }
 
-    fn slice(&self, random: &mut Rng) -> &[u8] {
+    pub fn slice(&self, random: &mut Rng) -> &[u8] {
         let start = random.usize(..TextPool::BYTES - FIELD_BYTES);
         &self.0[start..start + FIELD_BYTES]
     }

@@ -5,6 +5,8 @@
 //!  cargo run --release -p bench -- profile --workload c            one workload, for a profiler
 //!  cargo run --release -p bench -- idle --connections 10000        memory of idle connections
 //!  cargo run --release -p bench -- verify --records 1000000        speed of `terndb verify`
+//!  cargo run --release -p bench -- moves                           moves of ranges between shards
+//!  cargo run --release -p bench -- scans                           scans through a router, while ranges move
 //!  cargo run --release -p bench -- help compare                    all options
 //! ```
 //!
@@ -29,9 +31,10 @@
 //! | `command`, `reply`, `connection`, `operations` | requests patched in place, replies checked |
 //! | `loading`, `driver` | filling a server; one measurement |
 //! | `statistics`, `report`, `table` | figures and how they are printed |
-//! | `compare`, `profile`, `idle`, `verify` | the four commands |
+//! | `compare`, `profile`, `idle`, `verify`, `moves`, `scans` | the commands |
+//! | `ranges` | the collection of the last two |
 //!
-//! Left out: several machines, open-loop (fixed rate) load, TLS and compression.
+//! Left out: several machines, open-loop (fixed rate) load except beside moves, TLS and compression.
 
 mod command;
 mod compare;
@@ -40,13 +43,16 @@ mod dataset;
 mod driver;
 mod idle;
 mod loading;
+mod moves;
 mod operations;
 mod options;
 mod place;
 mod process;
 mod profile;
+mod ranges;
 mod reply;
 mod report;
+mod scans;
 mod servers;
 mod statistics;
 mod table;
@@ -66,6 +72,8 @@ fn main() -> ExitCode {
         Command::Profile(options) => profile::run(&options),
         Command::Idle(options) => idle::run(&options),
         Command::Verify(options) => verify::run(&options),
+        Command::Moves(options) => moves::run(&options),
+        Command::Scans(options) => scans::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

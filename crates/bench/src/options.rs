@@ -23,7 +23,9 @@ use crate::workload::{Durability, Workload};
         cargo run --release -p bench -- compare quick --shards 2 --apart # through a router\n  \
         cargo run --release -p bench -- profile --workload c --perf c.perf\n  \
         cargo run --release -p bench -- idle --connections 10000\n  \
-        cargo run --release -p bench -- verify --records 1000000\n\n\
+        cargo run --release -p bench -- verify --records 1000000\n  \
+        cargo run --release -p bench -- moves --megabytes 300\n  \
+        cargo run --release -p bench -- scans\n\n\
         mongod 6.0.5 is looked for at --mongod-binary, $TERNDB_MONGOD, ~/.cache/terndb/mongod;\n\
         terndb at --terndb-binary, else beside this program."
 )]
@@ -42,6 +44,10 @@ pub enum Command {
     Idle(IdleOptions),
     /// Compare two servers with `terndb verify` and say how fast, and on whose CPU
     Verify(VerifyOptions),
+    /// Move ranges between shards: rate, what clients notice, how long writes wait, removal
+    Moves(MovesOptions),
+    /// Scan a sharded collection at rest and while its ranges move
+    Scans(ScansOptions),
 }
 
 #[derive(Debug, Args)]
@@ -183,6 +189,70 @@ pub struct VerifyOptions {
     pub servers: ServerOptions,
 }
 
+/// What `bench moves` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MovesPart {
+    /// The engine alone, `mongod` to `mongod`, shard to shard; removal of what was moved
+    Rate,
+    /// Clients beside a move, and without one
+    Latency,
+    /// Many small moves under updates of what they move
+    Critical,
+}
+
+#[derive(Debug, Args)]
+pub struct MovesOptions {
+    /// How much a move is about
+    #[arg(long, default_value_t = 1_000)]
+    pub megabytes: u64,
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    #[arg(long, value_delimiter = ',', value_enum)]
+    pub parts: Option<Vec<MovesPart>>,
+    /// Documents at once from `mongod` to `mongod`: the best of these is taken
+    #[arg(long, value_delimiter = ',', default_values_t = [500, 1_000, 4_000, 10_000])]
+    pub batches: Vec<u64>,
+    /// Reads, and as many updates, each second beside a move
+    #[arg(long, default_value_t = 500)]
+    pub rate: u64,
+    /// Updates each second while writes are blocked
+    #[arg(long, default_value_t = 5_000)]
+    pub updates: u64,
+    /// Connections of each kind of client
+    #[arg(long, default_value_t = 8)]
+    pub connections: usize,
+    /// Moves of small ranges
+    #[arg(long, default_value_t = 100)]
+    pub small_moves: usize,
+    /// The engine's bulk load, an example of the storage crate [default: beside this program]
+    #[arg(long, value_name = "PATH")]
+    pub engine: Option<PathBuf>,
+    /// Leave `mongod` out
+    #[arg(long)]
+    pub alone: bool,
+    #[command(flatten)]
+    pub servers: ServerOptions,
+}
+
+#[derive(Debug, Args)]
+pub struct ScansOptions {
+    /// How much is scanned
+    #[arg(long, default_value_t = 300)]
+    pub megabytes: u64,
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    #[arg(long, default_value_t = 2)]
+    pub shards: usize,
+    /// Documents in each batch; 0 leaves it to the server
+    #[arg(long, default_value_t = 1_000)]
+    pub batch: u64,
+    /// Leave `mongod` out
+    #[arg(long)]
+    pub alone: bool,
+    #[command(flatten)]
+    pub servers: ServerOptions,
+}
+
 /// The options of a comparison, with the preset filled in and checked.
 #[derive(Debug)]
 pub struct ComparePlan {
@@ -288,7 +358,11 @@ mod tests {
         let all = ["bench", "compare"].iter().chain(arguments);
         match Options::try_parse_from(all)?.command {
             Command::Compare(options) => options.plan(),
-            Command::Profile(_) | Command::Idle(_) | Command::Verify(_) => {
+            Command::Profile(_)
+            | Command::Idle(_)
+            | Command::Verify(_)
+            | Command::Moves(_)
+            | Command::Scans(_) => {
                 unreachable!("compare was asked for")
             }
         }

@@ -62,6 +62,11 @@ impl CpuReading {
     }
 }
 
+/// The CPU time of several processes so far.
+pub fn cpu_of(pids: impl Iterator<Item = u32>) -> Result<Vec<CpuReading>> {
+    pids.map(CpuReading::of).collect()
+}
+
 /// The fields behind the name, which may itself hold spaces and brackets: the first is field 3.
 fn fields_of_stat(stat: &str) -> Result<Vec<&str>> {
     let (_, after_name) = stat.rsplit_once(')').context("an odd /proc/PID/stat")?;

@@ -199,6 +199,16 @@ impl Batch<'_> {
         Ok(count)
     }
 
+    /// The documents, as they came.
+    pub fn documents(&self) -> Result<Vec<Vec<u8>>> {
+        let mut elements = elements(self.documents)?;
+        let mut documents = Vec::new();
+        while let Some(element) = elements.next()? {
+            documents.push(element.nested()?.to_vec());
+        }
+        Ok(documents)
+    }
+
     /// The `_id` of the first document, where that is a string.
     pub fn first_key(&self) -> Result<&[u8]> {
         let first = elements(self.documents)?

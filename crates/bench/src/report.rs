@@ -58,7 +58,8 @@ fn range(spread: Option<Spread>) -> String {
     spread.map_or_else(|| "-".to_owned(), text)
 }
 
-fn with_range(spread: Option<Spread>) -> String {
+/// Its median, and what it lies between.
+pub fn with_range(spread: Option<Spread>) -> String {
     if spread.is_none_or(|spread| spread.min == spread.max) {
         return shown(spread, number);
     }

@@ -116,6 +116,8 @@ pub struct Server {
     paused: bool,
     /// It is a cluster, whose collections are to be sharded.
     pub sharded: bool,
+    /// Where the shards of a cluster listen, if each is a process of its own.
+    shard_ports: Vec<u16>,
 }
 
 impl Server {
@@ -147,6 +149,12 @@ impl Server {
 
     pub fn connect(&self) -> Result<Connection> {
         Connection::open(self.port).with_context(|| self.ending())
+    }
+
+    /// A connection to a shard of a cluster, past its router.
+    pub fn connect_to_shard(&self, shard: usize) -> Result<Connection> {
+        let port = self.shard_ports.get(shard);
+        Connection::open(*port.context("there is no such shard")?).with_context(|| self.ending())
     }
 
     pub fn data_directory(&self) -> PathBuf {
@@ -275,6 +283,7 @@ fn start_terndb(binary: &Path, directory: PathBuf, flags: &[&str]) -> Result<Ser
         others: Vec::new(),
         paused: false,
         sharded: false,
+        shard_ports: Vec::new(),
     };
     let output = server.child.stdout.take().context("no standard output")?;
     let (found, port) = mpsc::channel();
@@ -330,6 +339,7 @@ fn start_mongod(binary: &Path, directory: PathBuf) -> Result<Server> {
         others: Vec::new(),
         paused: false,
         sharded: false,
+        shard_ports: Vec::new(),
     };
     server.wait_until("accepting connections", |server| server.connect().is_ok())?;
     server.connect()?.run(&doc! {

@@ -2,23 +2,33 @@
 //! for trying out the engine's settings:
 //!
 //! `cargo run --release -p storage --example load -- documents=300000 bytes=1000 memtable_mb=32`
+//!
+//! `indexes=2 ordered=1 entry_documents=2000 only_load=1` is what a recipient of a range would load if
+//! nothing but the engine took time: documents in the order of their keys, with index entries, in
+//! large entries.
 
 use std::time::{Duration, Instant};
 
-use model::ids::CollectionId;
+use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
-use storage::entry::{Description, Encoder};
+use storage::entry::{Description, Encoder, IndexAction, IndexChange};
 use storage::{
     Before, Committed, Direction, FjallEngine, FjallOptions, KeyRange, Record, Store, StoreOptions,
 };
 
 const COLLECTION: CollectionId = CollectionId(5);
-const ENTRY_DOCUMENTS: u64 = 100;
 
-/// Something like an encoded "user00012345678901234567": scattered.
-fn key(number: u64) -> Vec<u8> {
-    let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    format!("user{mixed:020}").into_bytes()
+fn mixed(number: u64) -> u64 {
+    number.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// Something like an encoded "user00012345678901234567": scattered, or in order.
+fn key(number: u64, ordered: bool) -> Vec<u8> {
+    let shown = match ordered {
+        true => number,
+        false => mixed(number),
+    };
+    format!("user{shown:020}").into_bytes()
 }
 
 /// Letters and digits that hardly compress, as in the benchmark's documents.
@@ -57,6 +67,9 @@ fn argument(name: &str, otherwise: u64) -> u64 {
 fn main() {
     let documents = argument("documents", 200_000);
     let bytes = argument("bytes", 1_000) as usize;
+    let entry_documents = argument("entry_documents", 100).max(1);
+    let indexes = argument("indexes", 0) as u32;
+    let ordered = argument("ordered", 0) == 1;
     let defaults = FjallOptions::default();
     let options = FjallOptions {
         cache_bytes: 512 << 20,
@@ -80,22 +93,42 @@ fn main() {
 
     let (cpu, started) = (cpu_seconds(), Instant::now());
     let mut longest = Duration::ZERO;
-    for entry in 0..documents / ENTRY_DOCUMENTS {
+    for entry in 0..documents.div_ceil(entry_documents) {
         let time = ClusterTime::new(1_000, 1 + entry as u32);
         let mut payload = Vec::new();
         let mut encoder = Encoder::new(&mut payload);
         let mut after = Vec::new();
-        for number in entry * ENTRY_DOCUMENTS..(entry + 1) * ENTRY_DOCUMENTS {
+        for number in entry * entry_documents..documents.min((entry + 1) * entry_documents) {
             let at = (number as usize * 7919) % (texts.len() - bytes);
             let record = Record::draft(&texts[at..at + bytes]).committed_at(time);
-            let found = store.latest(COLLECTION, &key(number)).expect("read");
-            assert!(found.is_none(), "keys are unique");
+            let key = key(number, ordered);
+            if !ordered {
+                let found = store.latest(COLLECTION, &key).expect("read");
+                assert!(found.is_none(), "keys are unique");
+            }
+            // Each index has an order of its own.
+            let fields: Vec<[u8; 9]> = (0..indexes)
+                .map(|index| {
+                    let mut fields = [index as u8; 9];
+                    fields[1..].copy_from_slice(&mixed(number + u64::from(index)).to_be_bytes());
+                    fields
+                })
+                .collect();
+            let changes: Vec<IndexChange<'_>> = fields
+                .iter()
+                .zip(0..indexes)
+                .map(|(fields, index)| IndexChange {
+                    index: IndexId(10 + index),
+                    fields,
+                    action: IndexAction::Add { type_bits: &[] },
+                })
+                .collect();
             encoder.put_record(
                 COLLECTION,
-                &key(number),
+                &key,
                 record.document(),
                 Description::Insert,
-                &[],
+                &changes,
             );
             after.push(record);
         }
@@ -126,9 +159,13 @@ fn main() {
     }
     let settled = (cpu_seconds() - cpu) * 1e6 / documents as f64;
     println!(
-        "load      {each:6.2} µs CPU, settled {settled:6.2} µs, {wall:.1} s, longest apply {longest:?}, {} MB",
+        "load      {each:6.2} µs CPU, settled {settled:6.2} µs, {wall:.1} s, {:.0} MB/s, longest apply {longest:?}, {} MB",
+        (documents * bytes as u64) as f64 / 1e6 / wall,
         store.storage_bytes() / 1_000_000
     );
+    if argument("only_load", 0) == 1 {
+        return;
+    }
 
     for round in ["cold", "warm", "warm"] {
         let cpu = cpu_seconds();
@@ -145,7 +182,7 @@ fn main() {
     }
     let cpu = cpu_seconds();
     for number in 0..documents {
-        let key = key(number.wrapping_mul(7919) % documents);
+        let key = key(number.wrapping_mul(7919) % documents, ordered);
         assert!(
             store.latest(COLLECTION, &key).expect("read").is_some(),
             "it was put"

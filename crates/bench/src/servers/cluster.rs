@@ -64,6 +64,7 @@ fn start_apart(binary: &Path, directory: std::path::PathBuf, shards: usize) -> R
         others,
         paused: false,
         sharded: true,
+        shard_ports: groups[1..].to_vec(),
     };
     for (at, port) in groups.iter().enumerate() {
         let member = doc! { "_id": 0, "host": format!("127.0.0.1:{port}") };

@@ -52,6 +52,7 @@ impl Server {
             others: children.collect(),
             paused: false,
             sharded: false,
+            shard_ports: Vec::new(),
         };
         for port in &ports {
             server.wait_until("accepting connections", |_| {

@@ -1,0 +1,316 @@
+//! `bench scans`: the whole of a sharded collection through a router, at rest and while ranges move.
+//!
+//! ```text
+//!   at rest      mongod │ shards read directly, one after the other │ through the router
+//!   under moves  through the router, while a range after the other goes on to the next shard
+//!   positions    how large a resume token is; what a batch costs from a cursor that is open (getMore)
+//!                and from a position (find with $_resumeAfter), with one document each
+//! ```
+//!
+//! One client, one scan at a time, the same size of batches everywhere. Every scan is counted and its
+//! `_id`s are added up: each document must have come once, also under moves. Scans of the three ways take
+//! turns, so that what slows the machine slows all of them. A shard that is read directly shows what it
+//! owns.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bson::{Document, doc};
+
+use crate::command::Request;
+use crate::connection::Connection;
+use crate::dataset::DATABASE;
+use crate::options::ScansOptions;
+use crate::place::{self, Place};
+use crate::ranges::{self, COLLECTION, Cluster, Cpu};
+use crate::reply;
+use crate::report::with_range;
+use crate::servers::{Product, Server, Shape};
+use crate::statistics::Spread;
+use crate::table::{Table, number, time};
+
+/// Ranges for each shard.
+const RANGES_EACH: u64 = 4;
+/// Batches of one document whose cost is measured.
+const SMALL_BATCHES: u64 = 1_000;
+/// Scans beside moves in each round.
+const SCANS_BESIDE: usize = 3;
+
+/// What one scan took.
+#[derive(Clone, Copy)]
+struct Scanned {
+    elapsed: Duration,
+    cpu: Duration,
+}
+
+/// What came in a scan.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Seen {
+    documents: u64,
+    ids: f64,
+}
+
+pub fn run(options: &ScansOptions) -> Result<()> {
+    place::raise_open_files();
+    place::warn_if_busy();
+    let place = Place::new(&options.servers)?;
+    let bytes = ranges::document_bytes()?;
+    let records = options.megabytes * 1_000_000 / bytes;
+    let megabytes = (records * bytes) as f64 / 1e6;
+    let all = Seen {
+        documents: records,
+        ids: (records * (records - 1) / 2) as f64,
+    };
+    let binaries = options.servers.binaries();
+    let shape = Shape {
+        shards: options.shards,
+        apart: true,
+    };
+    let server = Server::start_cluster("cluster", &binaries, place.path(), shape)?;
+    let mut cluster = Cluster::new(&server)?;
+    eprintln!("cluster: loading {records} documents");
+    ranges::load(&server, records)?;
+    let ranges = spread(&mut cluster, records, options.shards)?;
+    let mut mongod = match options.alone {
+        true => None,
+        false => {
+            let mongod = Server::start(Product::Mongod, "mongod", &binaries, place.path())?;
+            eprintln!("mongod: loading");
+            ranges::load(&mongod, records)?;
+            Some(mongod)
+        }
+    };
+    let mut by_way: [Vec<Scanned>; 4] = Default::default();
+    let mut moves = 0;
+    for _ in 0..options.rounds {
+        if let Some(mongod) = &mut mongod {
+            mongod.resume()?;
+            by_way[0].push(scan(mongod, &mut [mongod.connect()?], options, all)?);
+            mongod.pause()?;
+        }
+        let shards = 0..options.shards;
+        let direct = shards.map(|shard| server.connect_to_shard(shard));
+        let mut direct: Vec<Connection> = direct.collect::<Result<_>>()?;
+        by_way[1].push(scan(&server, &mut direct, options, all)?);
+        by_way[2].push(scan(&server, &mut [server.connect()?], options, all)?);
+        let (scans, moved) = scan_beside_moves(&server, &ranges, options, all)?;
+        by_way[3].extend(scans);
+        moves += moved;
+        cluster.check_count(records)?;
+    }
+    let mut table = Table::new(1, &["", "MB/s", "CPU µs per document"]);
+    let names = [
+        "mongod",
+        "shards directly",
+        "through the router",
+        "through the router, ranges moving",
+    ];
+    for (name, scans) in names.iter().zip(&by_way) {
+        let rate = scans
+            .iter()
+            .map(|scan| megabytes / scan.elapsed.as_secs_f64());
+        let cpu = scans
+            .iter()
+            .map(|scan| scan.cpu.as_secs_f64() * 1e6 / records as f64);
+        table.push(vec![
+            (*name).to_owned(),
+            with_range(Spread::of(rate)),
+            with_range(Spread::of(cpu)),
+        ]);
+    }
+    println!("{}", place::machine());
+    print!("{}", table.text());
+    println!("{moves} ranges moved meanwhile");
+    positions(&server, records)?;
+    println!("{}", counters(&mut cluster)?);
+    drop(cluster);
+    server.stop()?;
+    if let Some(mut mongod) = mongod {
+        mongod.resume()?;
+        mongod.stop()?;
+    }
+    place.clear()
+}
+
+/// Splits the collection, and gives each shard its share; returns where the ranges begin.
+fn spread(cluster: &mut Cluster<'_>, records: u64, shards: usize) -> Result<Vec<Option<u64>>> {
+    let count = RANGES_EACH * shards as u64;
+    let mut ranges = vec![None];
+    for at in 1..count {
+        cluster.split(at * records / count)?;
+        ranges.push(Some(at * records / count));
+    }
+    for shard in 0..shards {
+        cluster.set_parameter(shard, "orphanCleanupDelaySecs", 0)?;
+    }
+    for (at, range) in ranges.iter().enumerate() {
+        let to = at % shards;
+        if cluster.owner(range.unwrap_or(0))? != to {
+            cluster.move_range(*range, to)?;
+        }
+    }
+    for shard in 0..shards {
+        cluster.await_deletions(shard)?;
+    }
+    ranges::wait_until_quiet(cluster.server)?;
+    Ok(ranges)
+}
+
+/// One scan, over these connections one after the other.
+fn scan(
+    server: &Server,
+    connections: &mut [Connection],
+    options: &ScansOptions,
+    all: Seen,
+) -> Result<Scanned> {
+    let before = Cpu::of(server)?;
+    let begin = Instant::now();
+    let mut seen = Seen::default();
+    for connection in connections {
+        scan_one(connection, options.batch, &mut seen)?;
+    }
+    ensure!(
+        seen == all,
+        "a scan found {} documents with a sum of {} instead of {} with {}",
+        seen.documents,
+        seen.ids,
+        all.documents,
+        all.ids
+    );
+    Ok(Scanned {
+        elapsed: begin.elapsed(),
+        cpu: Cpu::of(server)?.since(&before),
+    })
+}
+
+fn sized(mut command: Document, batch: u64) -> Result<Request> {
+    if batch > 0 {
+        command.insert("batchSize", i32::try_from(batch)?);
+    }
+    command.insert("$db", DATABASE);
+    Request::new(&command)
+}
+
+fn scan_one(connection: &mut Connection, batch: u64, seen: &mut Seen) -> Result<()> {
+    let mut request = sized(doc! { "find": COLLECTION }, batch)?;
+    loop {
+        let found = reply::expect_batch(connection.exchange(&mut request)?)?;
+        seen.documents += found.count()?;
+        seen.ids += found.sum("_id")?;
+        if found.cursor == 0 {
+            return Ok(());
+        }
+        let cursor = found.cursor;
+        request = sized(doc! { "getMore": cursor, "collection": COLLECTION }, batch)?;
+    }
+}
+
+/// Some scans, while a range after the other goes to the next shard. CPU has the moves in it.
+fn scan_beside_moves(
+    server: &Server,
+    ranges: &[Option<u64>],
+    options: &ScansOptions,
+    all: Seen,
+) -> Result<(Vec<Scanned>, u64)> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let moving = scope.spawn(|| keep_moving(server, ranges, options.shards, &stop));
+        let scans = (0..SCANS_BESIDE)
+            .map(|_| scan(server, &mut [server.connect()?], options, all))
+            .collect::<Result<Vec<_>>>();
+        stop.store(true, Ordering::Relaxed);
+        match moving.join() {
+            Ok(moved) => Ok((scans?, moved?)),
+            Err(_) => bail!("the thread that moves ranges panicked"),
+        }
+    })
+}
+
+fn keep_moving(
+    server: &Server,
+    ranges: &[Option<u64>],
+    shards: usize,
+    stop: &AtomicBool,
+) -> Result<u64> {
+    let mut cluster = Cluster::new(server)?;
+    let mut moved = 0;
+    for range in ranges.iter().cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let owner = cluster.owner(range.unwrap_or(0))?;
+        cluster.move_range(*range, (owner + 1) % shards)?;
+        moved += 1;
+    }
+    Ok(moved)
+}
+
+/// How large a position is, and what a batch costs that begins at one.
+fn positions(server: &Server, records: u64) -> Result<()> {
+    let mut connection = server.connect()?;
+    let find = doc! {
+        "find": COLLECTION, "hint": { "$natural": 1 }, "$_requestResumeToken": true, "$db": DATABASE,
+    };
+    let mut first = find.clone();
+    first.insert("batchSize", i32::try_from(records / 2)?);
+    let reply = connection.run(&first)?;
+    let cursor = reply.get_document("cursor")?;
+    let token = cursor.get_document("postBatchResumeToken");
+    let token = token.context("a resume token")?.clone();
+    println!("a position: {} bytes of BSON", token.to_vec()?.len());
+    let mut close = doc! { "killCursors": COLLECTION, "$db": DATABASE };
+    close.insert("cursors", vec![cursor.get_i64("id")?]);
+    connection.run(&close)?;
+
+    let mut table = Table::new(1, &["a batch of one document", "CPU µs", "p50"]);
+    let mut resume = find;
+    resume.insert("$_resumeAfter", token);
+    resume.insert("batchSize", 1);
+    resume.insert("singleBatch", true);
+    let mut request = Request::new(&resume)?;
+    let from_position = small_batches(server, |_| {
+        let batch = reply::expect_batch(connection.exchange(&mut request)?)?;
+        ensure!(batch.count()? == 1, "a batch of one document");
+        Ok(())
+    })?;
+    let open = sized(doc! { "find": COLLECTION }, 1)?;
+    let mut request = open;
+    let from_cursor = small_batches(server, |_| {
+        let cursor = reply::expect_batch(connection.exchange(&mut request)?)?.cursor;
+        request = sized(doc! { "getMore": cursor, "collection": COLLECTION }, 1)?;
+        Ok(())
+    })?;
+    for (name, (cpu, typical)) in [
+        ("from an open cursor", from_cursor),
+        ("from a position", from_position),
+    ] {
+        table.push(vec![name.to_owned(), number(cpu), time(typical)]);
+    }
+    print!("{}", table.text());
+    Ok(())
+}
+
+/// Server CPU of each, and the usual latency, in microseconds.
+fn small_batches(
+    server: &Server,
+    mut perform: impl FnMut(u64) -> Result<()>,
+) -> Result<(f64, f64)> {
+    let before = Cpu::of(server)?;
+    let mut latencies = Vec::new();
+    for turn in 0..SMALL_BATCHES {
+        let begin = Instant::now();
+        perform(turn)?;
+        latencies.push(begin.elapsed().as_secs_f64() * 1e6);
+    }
+    let cpu = Cpu::of(server)?.since(&before).as_secs_f64() * 1e6 / SMALL_BATCHES as f64;
+    let typical = Spread::of(latencies).map_or(f64::NAN, |spread| spread.median);
+    Ok((cpu, typical))
+}
+
+/// What the router counted.
+fn counters(cluster: &mut Cluster<'_>) -> Result<String> {
+    let status = cluster.run(&doc! { "serverStatus": 1, "$db": "admin" })?;
+    let statistics = status.get_document("shardingStatistics")?;
+    Ok(statistics.get_document("elasticScans")?.to_string())
+}
