@@ -1,13 +1,11 @@
 """Ranges that move among three shards while they are written and read, and while shards and the config server are
 killed.
 
-A writer, a multi-updater and a reader work at full speed. Every write carries a value of its own, so that afterwards
-it can be told of each one whether it is there, and how often: nothing that was acknowledged is missing, nothing is
-there twice, and what nobody asked for is not there. Scans meet every document once, and reads at one time see all of
-that time. The same with shards of several members, whose primaries change.
-
-An update of many documents is here for the load alone: it may miss a document whose range moves meanwhile, or meet it
-twice, as MongoDB's may (docs/status.md).
+A writer, a multi-updater, one who deletes many and a reader work at full speed. Every write carries a value of its
+own, so that afterwards it can be told of each one whether it is there, and how often: nothing that was acknowledged is
+missing, nothing is there twice, and what nobody asked for is not there. Scans meet every document once, and so do
+updates and deletes of many documents, which also count them; reads at one time see all of that time. The same with
+shards of several members, whose primaries change.
 """
 
 import random
@@ -28,6 +26,7 @@ from test_cluster_processes import Role
 
 KEYS = 1000
 BIRDS = 400
+FLOCK = 20
 SHARDS = 3
 # As long as the load runs, if moves come to their end by then.
 LOAD_S = 25
@@ -125,14 +124,15 @@ class Moves(unittest.TestCase):
         bird = {"_id": value, "k": self.chance.randrange(KEYS)}
         self.attempt("insert", (value, bird["k"]), lambda: self.birds.insert_one(bird))
         number = self.chance.randrange(BIRDS)
-        place = {"_id": number, "k": key_of(number)}
+        # Without the shard key all shards are asked.
+        place = {"_id": number} if self.chance.random() < 0.5 else {"_id": number, "k": key_of(number)}
         value = self.ledger_value()
         change = {"$push": {"seen": value}}
         self.attempt("update", (number, value), lambda: self.updated(self.birds.update_one(place, change)))
 
     def updated(self, result):
         if result.matched_count != 1:
-            raise AssertionError("a document that is there was not found by a write")
+            raise AssertionError(f"one document was found {result.matched_count} times by a write")
 
     def update_many(self):
         low = self.chance.randrange(KEYS)
@@ -140,7 +140,31 @@ class Moves(unittest.TestCase):
         value = self.ledger_value()
         filter = {"k": {"$gte": low, "$lt": high}, "_id": {"$type": "number"}}
         change = {"$push": {"many": value}}
-        self.attempt("many", (low, high, value), lambda: self.birds.update_many(filter, change))
+        there = sum(low <= key_of(number) < high for number in range(BIRDS))
+
+        def write():
+            result = self.birds.update_many(filter, change)
+            if (result.matched_count, result.modified_count) != (there, there):
+                raise AssertionError(f"of {there} documents an update of many found {result.raw_result}")
+
+        self.attempt("many", (low, high, value), write)
+
+    def delete_many(self):
+        """Inserts some documents all over the keys, and deletes them by another field."""
+        flock = self.ledger_value()
+        birds = [{"_id": f"{flock}-{at}", "k": self.chance.randrange(KEYS), "flock": flock} for at in range(FLOCK)]
+        try:
+            self.birds.insert_many(birds)
+        except PyMongoError:
+            self.ledger.note("flock", flock, certain=False)
+            return
+
+        def write():
+            result = self.birds.delete_many({"flock": flock})
+            if result.deleted_count != FLOCK:
+                raise AssertionError(f"of {FLOCK} documents {result.deleted_count} were deleted")
+
+        self.attempt("flock", flock, write)
 
     def ledger_value(self) -> str:
         return f"v{self.chance.getrandbits(64):016x}"
@@ -253,7 +277,7 @@ class Moves(unittest.TestCase):
     def test_nothing_is_lost_or_doubled(self):
         self.birds.insert_many([{"_id": number, "k": key_of(number)} for number in range(BIRDS)])
         self.moved, self.not_moved, self.kills = [], [], 0
-        work = [self.write, self.write, self.update_many, self.read, self.move, self.kill]
+        work = [self.write, self.write, self.update_many, self.delete_many, self.read, self.move, self.kill]
         threads = [self.until_done(part) for part in work]
         until = time.monotonic() + LOAD_S
         wait_until(
@@ -283,8 +307,14 @@ class Moves(unittest.TestCase):
 
     def check_contents(self, told: str):
         found = wait_until(lambda: self.everything(), "everything can be read")
+        gone, maybe = self.ledger.of("flock")
+        left = [bird for bird in found if bird.get("flock") in gone]
+        self.assertEqual(left, [], f"what was deleted is there; {told}")
         birds = {}
         for bird in found:
+            if "flock" in bird:
+                self.assertIn(bird["flock"], maybe, told)
+                continue
             self.assertNotIn(bird["_id"], birds, f"{bird['_id']} is there twice; {told}")
             birds[bird["_id"]] = bird
         inserted, maybe = self.ledger.of("insert")
@@ -304,6 +334,9 @@ class Moves(unittest.TestCase):
             strange = set(seen) - {value for at, value in [*updated, *maybe] if at == number}
             self.assertEqual(strange, set(), told)
             seen = birds[number].get("many", [])
+            self.assertEqual(len(seen), len(set(seen)), f"an update of many met {number} twice; {told}")
+            lost = {value for low, high, value in many if low <= key_of(number) < high} - set(seen)
+            self.assertEqual(lost, set(), f"updates of many missed {number}; {told}")
             possible = {value for low, high, value in [*many, *maybe_many] if low <= key_of(number) < high}
             self.assertEqual(set(seen) - possible, set(), told)
 

@@ -9,6 +9,7 @@
 //! - [`routing`]: which shard owns which range of a sharded collection, now and at
 //!   earlier times, and how the table changes.
 //! - [`authority`]: the one place where placement is decided, once and for all.
+//! - [`broadcast`]: a write over several shards that changes each document once.
 //! - [`bulk`]: a batch of writes that goes to several shards.
 //! - [`events`]: change streams of several shards as one.
 //! - [`balance`]: which ranges should move, and where to.
@@ -18,6 +19,7 @@
 
 pub mod authority;
 pub mod balance;
+pub mod broadcast;
 pub mod bulk;
 pub mod cache;
 pub mod events;

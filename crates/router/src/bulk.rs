@@ -4,6 +4,10 @@
 //! their replies read. A batch that goes to one shard as a whole passes through as bytes, its
 //! reply too.
 //!
+//! Statements about many documents of a sharded collection, or about one that only its `_id` names, go
+//! alone: `broadcast.rs`. One that may insert is tried as it is without that first, and sent as a part
+//! if it matched nothing.
+//!
 //! Retryable writes: a part of a batch names the statement ids of its statements (`stmtIds`), so
 //! that a statement keeps its id whatever part it travels in, and a retry finds it.
 //!
@@ -12,18 +16,22 @@
 //! of its statements fails, since nobody knows what became of it.
 
 use crate::Router;
+use crate::broadcast::{Statement, without_upsert};
 use crate::failure::{Failure, Stale};
 use crate::request::fields_without;
 use crate::routing::Route;
 use crate::scatter::Answered;
-use crate::targeting::{context_of, namespace_of};
-use cluster::bulk::{BulkWrite, Effect, Limits, Part, Summary, WriteFault};
+use crate::targeting::{context_of, namespace_of, with_constants};
+use cluster::broadcast::Totals;
+use cluster::bulk::{BulkWrite, Effect, Goes, Limits, Part, Round, Summary, WriteFault};
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
 use query::context::QueryContext;
+use query::filter::Filter;
+use query::plan::shard_key_ranges;
 use std::collections::BTreeSet;
 use wire::protocol::WRITE_BATCH_COUNT_MAX;
 use wire::{Reply, Request, Sequence};
@@ -42,7 +50,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn statements_field(self) -> &'static str {
+    pub(crate) fn statements_field(self) -> &'static str {
         match self {
             Kind::Insert => "documents",
             Kind::Update => "updates",
@@ -53,9 +61,9 @@ impl Kind {
 
 /// What is put together besides the effects.
 #[derive(Default)]
-struct Gathered {
-    concern_errors: Vec<(ShardId, DocBuf)>,
-    retried: Vec<i32>,
+pub(crate) struct Gathered {
+    pub(crate) concern_errors: Vec<(ShardId, DocBuf)>,
+    pub(crate) retried: Vec<i32>,
 }
 
 pub(crate) async fn write(
@@ -127,8 +135,20 @@ struct Targets {
 
 struct Target {
     shards: Result<Vec<ShardId>, WriteFault>,
+    /// It goes by itself.
+    is_alone: bool,
     /// The document with an `_id`, if it had none and is routed by it.
     document: Option<DocBuf>,
+}
+
+impl Target {
+    fn goes(&self, upserts: bool) -> Result<Goes, WriteFault> {
+        match &self.shards {
+            Ok(_) if self.is_alone && !upserts => Ok(Goes::Alone),
+            Ok(shards) => Ok(Goes::To(shards.clone())),
+            Err(fault) => Err(fault.clone()),
+        }
+    }
 }
 
 impl Targets {
@@ -145,7 +165,13 @@ impl Targets {
                 Kind::Delete => route.delete_targets(complete, &batch.context),
             };
             let shards = shards.map_err(fault);
-            Target { shards, document }
+            let count = shards.as_ref().map_or(0, Vec::len);
+            let is_alone = route.table().is_some() && batch.goes_alone(*statement, count);
+            Target {
+                shards,
+                is_alone,
+                document,
+            }
         };
         let of: Vec<Target> = batch.statements.iter().map(target).collect();
         let named = of.iter().filter_map(|target| target.shards.as_ref().ok());
@@ -165,12 +191,29 @@ impl Batch<'_> {
         let mut gathered = Gathered::default();
         let mut first_round = true;
         let mut targets = self.targets(namespace, None).await?;
+        // Statements of many documents that found none, and may insert one.
+        let mut upserting = BTreeSet::new();
         loop {
-            let parts = bulk.next_round(|at| targets.of[at].shards.clone());
+            let round = bulk.next_round(|at| targets.of[at].goes(upserting.contains(&at)));
             let Targets { route, .. } = &targets;
-            if parts.is_empty() {
-                break;
-            }
+            let parts = match round {
+                Round::Over => break,
+                Round::Parts(parts) => parts,
+                Round::Alone(at) => {
+                    let totals = self.alone(&targets, at, first_round, &mut gathered).await?;
+                    let is_upsert = self.kind == Kind::Update && is(self.statements[at], "upsert");
+                    match totals {
+                        Some(totals) if is_upsert && totals == Totals::default() => {
+                            upserting.insert(at);
+                            bulk.alone_ended(None);
+                        }
+                        totals => bulk.alone_ended(totals),
+                    }
+                    first_round = false;
+                    targets = self.targets(namespace, Some(targets)).await?;
+                    continue;
+                }
+            };
             let whole = parts.len() == 1
                 && parts[0].statements.len() == self.statements.len()
                 && targets.of.iter().all(|target| target.document.is_none());
@@ -215,6 +258,51 @@ impl Batch<'_> {
             targets = self.targets(namespace, Some(targets)).await?;
         }
         Ok(self.reply(bulk.summary(), gathered))
+    }
+
+    /// Whether a statement is one of `broadcast.rs`, given how many shards it concerns. One about
+    /// many documents is refused in a retryable write, by whoever is asked.
+    fn goes_alone(&self, statement: Doc<'_>, shards: usize) -> bool {
+        let is_multi = match self.kind {
+            Kind::Insert => return false,
+            Kind::Update => is(statement, "multi"),
+            Kind::Delete => !is(statement, "limit"),
+        };
+        match is_multi {
+            true => self.statement_ids.is_none(),
+            false => shards > 1,
+        }
+    }
+
+    /// Carries out a statement over several shards; `None` if it has to be routed anew.
+    async fn alone(
+        &self,
+        targets: &Targets,
+        at: usize,
+        is_first: bool,
+        gathered: &mut Gathered,
+    ) -> Result<Option<Totals>, Failure> {
+        let given = self.statements[at];
+        let (Some(table), Ok(shards)) = (targets.route.table(), &targets.of[at].shards) else {
+            return Ok(None);
+        };
+        let query = given.get_doc("q").unwrap_or(Doc::EMPTY);
+        let context = with_constants(given, &self.context);
+        let filter = Filter::parse(query, &context)?.optimized();
+        let plain = is(given, "upsert").then(|| without_upsert(given));
+        let statement = Statement {
+            router: self.router,
+            request: self.request,
+            kind: self.kind,
+            namespace: &targets.route.namespace,
+            statement: plain.as_ref().map_or(given, DocBuf::as_doc),
+            id: self.statement_ids.as_ref().map(|ids| ids[at]),
+            now_ms: self.context.now_ms,
+            is_first,
+        };
+        let wanted = shard_key_ranges(&filter, &table.pattern);
+        let run = statement.run(table.clone(), wanted, shards.clone(), gathered);
+        Box::pin(run).await
     }
 
     /// Where every statement goes, by a table that is not stale for any of these shards. What was
@@ -505,11 +593,15 @@ fn with_id(route: &Route, document: Doc<'_>) -> Option<DocBuf> {
     Some(writer.finish())
 }
 
-fn elements<'a>(reply: Doc<'a>, name: &str) -> impl Iterator<Item = Doc<'a>> {
+pub(crate) fn elements<'a>(reply: Doc<'a>, name: &str) -> impl Iterator<Item = Doc<'a>> {
     reply
         .get_array(name)
         .into_iter()
         .flat_map(crate::targeting::documents)
+}
+
+fn is(statement: Doc<'_>, name: &str) -> bool {
+    statement.get(name).is_some_and(model::number::is_truthy)
 }
 
 fn index(doc: Doc<'_>) -> Option<usize> {
@@ -519,7 +611,7 @@ fn index(doc: Doc<'_>) -> Option<usize> {
     }
 }
 
-fn fault_of(error: Doc<'_>) -> WriteFault {
+pub(crate) fn fault_of(error: Doc<'_>) -> WriteFault {
     let code = match error.get("code") {
         Some(ValueRef::Int32(code)) => code,
         _ => Code::UNKNOWN_ERROR.0,
@@ -537,7 +629,7 @@ fn fault_of(error: Doc<'_>) -> WriteFault {
     fault
 }
 
-fn fault(error: Error) -> WriteFault {
+pub(crate) fn fault(error: Error) -> WriteFault {
     let mut fault = WriteFault::new(error.code.0, error.message);
     fault.details = error.details;
     fault

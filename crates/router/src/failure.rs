@@ -69,7 +69,7 @@ impl Stale {
         }
     }
 
-    fn error(&self) -> Error {
+    pub(crate) fn error(&self) -> Error {
         match self {
             Stale::Collection { shard, .. } => Error::new(
                 Code::STALE_CONFIG,

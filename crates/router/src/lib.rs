@@ -13,17 +13,19 @@
 //!
 //! What must hold:
 //! - **A statement is sent again only to a shard that said that it did not carry it out.** A lost
-//!   reply is told to the client, whose driver retries with the same statement ids.
+//!   reply is told to the client, whose driver retries with the same statement ids. Statements over
+//!   several shards have a name of their own, by which they are asked for again (`broadcast.rs`).
 //! - **Never half an answer.** If one shard of several does not answer, the command fails.
 //! - **Versions travel with every routed request**; who is older refreshes, and the request is
 //!   routed again, at most [`STALE_RETRIES_MAX`] times.
 //!
 //! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
-//! `targeting.rs` (where requests go), `bulk.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
+//! `targeting.rs` (where requests go), `bulk.rs`, `broadcast.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
 //! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `dispatch.rs` (the commands).
 
 mod aggregate;
 mod arguments;
+mod broadcast;
 mod bulk;
 mod catalog;
 mod change_stream;
@@ -83,6 +85,7 @@ pub struct Router {
     routing: Routing,
     cursors: Cursors,
     scans: scan::ScanCounters,
+    slots: broadcast::Slots,
     clock: Arc<Clock>,
     options: RouterOptions,
     started: Instant,
@@ -102,6 +105,7 @@ impl Router {
             config,
             cursors: Cursors::default(),
             scans: scan::ScanCounters::default(),
+            slots: broadcast::Slots::default(),
             clock,
             options,
             started: Instant::now(),

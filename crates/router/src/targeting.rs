@@ -240,7 +240,7 @@ fn replacement_of(statement: Doc<'_>) -> Option<Doc<'_>> {
 }
 
 /// The context of a statement with constants (`c`) for its pipeline.
-fn with_constants(statement: Doc<'_>, context: &QueryContext) -> QueryContext {
+pub(crate) fn with_constants(statement: Doc<'_>, context: &QueryContext) -> QueryContext {
     let mut context = context.clone();
     for element in statement.get_doc("c").iter().flat_map(|doc| doc.iter()) {
         let variable = (element.key().to_owned(), element.value().to_owned());

@@ -23,6 +23,7 @@
 
 mod aggregate;
 mod background;
+mod broadcast;
 mod catalog;
 mod change_stream;
 mod clock;

@@ -1,5 +1,6 @@
 //! The shard itself: opened from a directory, closed in good order.
 
+use crate::broadcast::Broadcasts;
 use crate::catalog::multikey;
 use crate::catalog::{Catalog, CatalogKey, Collection, NextIds};
 use crate::change_stream::Watchers;
@@ -109,6 +110,8 @@ pub struct Shard {
     pub(crate) range_deleter: RangeDeleter,
     /// Ranges that come and go.
     pub(crate) migrations: Migrations,
+    /// Parts in writes over several shards.
+    pub(crate) broadcasts: Broadcasts,
     pub(crate) parameters: Parameters,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -255,6 +258,7 @@ impl Shard {
             refresh: Refresh::default(),
             range_deleter: RangeDeleter::default(),
             migrations: Migrations::default(),
+            broadcasts: Broadcasts::default(),
             parameters,
             clock,
             host: Host::look_up(),

@@ -12,6 +12,10 @@
 //! *Ordered*: a round is the longest run of statements that go to one and the same
 //! shard, or a single statement that goes to several; nothing after a failure is sent.
 //!
+//! A statement about many documents of a sharded collection goes *alone*: it is an operation of its
+//! own over all shards ([`crate::broadcast`]), in its turn if the batch is ordered, behind all parts if
+//! it is not.
+//!
 //! Invariants:
 //! - **A statement is sent to a shard once more only if that shard said that it did
 //!   not carry it out**, because it was routed by a stale version. What a shard has
@@ -26,6 +30,7 @@
 //! Left to the shell: targeting (it has the routing table), encoding, retries of lost
 //! connections with the statement ids of the session, waiting for write concerns.
 
+use crate::broadcast::Totals;
 use crate::routing::ShardId;
 use model::bson::DocBuf;
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,6 +78,25 @@ pub struct Part {
     pub statements: Vec<usize>,
 }
 
+/// Where a statement goes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Goes {
+    To(Vec<ShardId>),
+    /// Carried out by itself, over all shards that it concerns.
+    Alone,
+}
+
+/// What is to be done next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Round {
+    /// Sent together, answered one by one.
+    Parts(Vec<Part>),
+    /// One statement, by its place in the batch.
+    Alone(usize),
+    /// The batch has ended.
+    Over,
+}
+
 /// What became of one statement on one shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect<U> {
@@ -109,6 +133,8 @@ pub struct BulkWrite<U> {
     begin: usize,
     /// What was sent and not answered yet, by shard.
     under_way: BTreeMap<ShardId, Vec<usize>>,
+    /// The statement that is carried out by itself.
+    alone: Option<usize>,
     progress: bool,
     rounds_without_progress: u32,
 }
@@ -158,21 +184,24 @@ impl<U: Clone> BulkWrite<U> {
             statements,
             begin: 0,
             under_way: BTreeMap::new(),
+            alone: None,
             progress: true,
             rounds_without_progress: 0,
         }
     }
 
-    /// What goes out next; empty when the batch has ended. `target` says which shards
+    /// What goes out next. `target` says which shards
     /// a statement concerns, by the routing table that holds now, or why it cannot be
     /// routed. All parts of a round go out together; the next round begins when all
     /// of them are answered.
     pub fn next_round(
         &mut self,
-        mut target: impl FnMut(usize) -> Result<Vec<ShardId>, WriteFault>,
-    ) -> Vec<Part> {
-        assert!(self.under_way.is_empty(), "the last round is not answered");
+        mut target: impl FnMut(usize) -> Result<Goes, WriteFault>,
+    ) -> Round {
+        let is_answered = self.under_way.is_empty() && self.alone.is_none();
+        assert!(is_answered, "the last round is not answered");
         self.count_progress();
+        let mut first_alone = None;
         let mut parts = Parts::new(self.limits);
         let ended_well = |statement: &Statement<U>| {
             statement.state == State::Ended && statement.faults.is_empty()
@@ -187,7 +216,14 @@ impl<U: Clone> BulkWrite<U> {
                 continue;
             }
             let shards = match target(at) {
-                Ok(shards) => self.still_to_do(at, shards),
+                Ok(Goes::To(shards)) => self.still_to_do(at, shards),
+                Ok(Goes::Alone) => {
+                    first_alone.get_or_insert(at);
+                    if self.ordered {
+                        break;
+                    }
+                    continue;
+                }
                 Err(fault) => {
                     // In its turn: what stands before it is sent first.
                     if self.ordered && !parts.is_empty() {
@@ -222,12 +258,32 @@ impl<U: Clone> BulkWrite<U> {
                 break;
             }
         }
+        if parts.is_empty() {
+            self.alone = first_alone;
+            return first_alone.map_or(Round::Over, Round::Alone);
+        }
         self.under_way = parts.of_shards;
         let sent = self.under_way.iter().map(|(shard, statements)| Part {
             shard: shard.clone(),
             statements: statements.clone(),
         });
-        sent.collect()
+        Round::Parts(sent.collect())
+    }
+
+    /// What became of the statement that went alone; `None` if it is to be targeted again.
+    pub fn alone_ended(&mut self, totals: Option<Totals>) {
+        let Some(at) = self.alone.take() else {
+            return;
+        };
+        let Some(totals) = totals else {
+            return;
+        };
+        self.progress = true;
+        let statement = &mut self.statements[at];
+        statement.matched += totals.matched;
+        statement.modified += totals.modified;
+        statement.faults.extend(totals.faults);
+        statement.state = State::Ended;
     }
 
     /// A shard's answer: the effect of each statement of its part, in order.

@@ -23,6 +23,18 @@ fn routed(to: &'static [&'static str]) -> impl Fn(usize) -> Result<Vec<ShardId>,
     }
 }
 
+/// The next round, if it is one of parts.
+fn parts_of(
+    bulk: &mut BulkWrite<u32>,
+    target: impl Fn(usize) -> Result<Vec<ShardId>, WriteFault>,
+) -> Vec<Part> {
+    match bulk.next_round(|at| target(at).map(Goes::To)) {
+        Round::Parts(parts) => parts,
+        Round::Over => Vec::new(),
+        Round::Alone(at) => panic!("{at} goes alone"),
+    }
+}
+
 fn shown(parts: &[Part]) -> String {
     let parts = parts
         .iter()
@@ -50,10 +62,10 @@ fn batch(ordered: bool, statements: usize) -> BulkWrite<u32> {
 fn unordered_goes_out_at_once() {
     let to = routed(&["A", "B", "A", "AB"]);
     let mut bulk = batch(false, 4);
-    assert_eq!(shown(&bulk.next_round(&to)), "A[0, 2, 3] B[1, 3]");
+    assert_eq!(shown(&parts_of(&mut bulk, &to)), "A[0, 2, 3] B[1, 3]");
     bulk.answered(&shard("B"), vec![failed(11000), done()]);
     bulk.answered(&shard("A"), vec![done(), done(), done()]);
-    assert_eq!(shown(&bulk.next_round(&to)), "");
+    assert_eq!(shown(&parts_of(&mut bulk, &to)), "");
     let summary = bulk.summary();
     assert_eq!((summary.n, summary.modified), (4, 4));
     assert_eq!(summary.errors.len(), 1);
@@ -65,7 +77,7 @@ fn ordered_goes_out_in_runs() {
     let to = routed(&["A", "A", "B", "AB", "A"]);
     let mut bulk = batch(true, 5);
     for expected in ["A[0, 1]", "B[2]", "A[3] B[3]", "A[4]", ""] {
-        let parts = bulk.next_round(&to);
+        let parts = parts_of(&mut bulk, &to);
         assert_eq!(shown(&parts), expected);
         for part in parts {
             bulk.answered(&part.shard, vec![done(); part.statements.len()]);
@@ -78,9 +90,9 @@ fn ordered_goes_out_in_runs() {
 fn ordered_ends_with_the_first_failure() {
     let to = routed(&["A", "A", "A", "B"]);
     let mut bulk = batch(true, 4);
-    bulk.next_round(&to);
+    parts_of(&mut bulk, &to);
     bulk.answered(&shard("A"), vec![done(), failed(11000), Effect::NotDone]);
-    assert_eq!(shown(&bulk.next_round(&to)), "");
+    assert_eq!(shown(&parts_of(&mut bulk, &to)), "");
     let summary = bulk.summary();
     assert_eq!(summary.n, 1);
     assert_eq!(summary.errors[0].0, 1);
@@ -91,13 +103,13 @@ fn ordered_ends_with_the_first_failure() {
 #[test]
 fn a_stale_answer_of_one_shard_does_not_repeat_another() {
     let mut bulk = batch(false, 1);
-    bulk.next_round(routed(&["AB"]));
+    parts_of(&mut bulk, routed(&["AB"]));
     bulk.answered(&shard("A"), vec![done()]);
     bulk.answered(&shard("B"), vec![Effect::NotDone]);
     // Meanwhile the range of B went to C.
-    assert_eq!(shown(&bulk.next_round(routed(&["AC"]))), "C[0]");
+    assert_eq!(shown(&parts_of(&mut bulk, routed(&["AC"]))), "C[0]");
     bulk.answered(&shard("C"), vec![done()]);
-    assert_eq!(shown(&bulk.next_round(routed(&["AC"]))), "");
+    assert_eq!(shown(&parts_of(&mut bulk, routed(&["AC"]))), "");
     assert_eq!(bulk.summary().n, 2);
 }
 
@@ -107,7 +119,7 @@ fn a_batch_that_gets_nowhere_ends() {
         let mut bulk = batch(ordered, 2);
         let mut rounds = 0;
         loop {
-            let parts = bulk.next_round(routed(&["A", "A"]));
+            let parts = parts_of(&mut bulk, routed(&["A", "A"]));
             if parts.is_empty() {
                 break;
             }
@@ -128,13 +140,58 @@ fn what_cannot_be_routed_fails_in_its_turn() {
         _ => Ok(vec![shard("A")]),
     };
     let mut bulk = batch(true, 3);
-    assert_eq!(shown(&bulk.next_round(unroutable)), "A[0]");
+    assert_eq!(shown(&parts_of(&mut bulk, unroutable)), "A[0]");
     bulk.answered(&shard("A"), vec![done()]);
-    assert_eq!(shown(&bulk.next_round(unroutable)), "");
+    assert_eq!(shown(&parts_of(&mut bulk, unroutable)), "");
     assert_eq!(bulk.summary().errors[0].0, 1);
 
     let mut bulk = batch(false, 3);
-    assert_eq!(shown(&bulk.next_round(unroutable)), "A[0, 2]");
+    assert_eq!(shown(&parts_of(&mut bulk, unroutable)), "A[0, 2]");
+}
+
+/// In its turn, or behind all others.
+#[test]
+fn what_goes_alone_waits_for_parts() {
+    let goes = |at: usize| match at {
+        1 | 3 => Ok(Goes::Alone),
+        _ => Ok(Goes::To(vec![shard("A")])),
+    };
+    let check = |ordered: bool, expected: &[&str]| {
+        let mut bulk = batch(ordered, 4);
+        let mut rounds = Vec::new();
+        loop {
+            match bulk.next_round(goes) {
+                Round::Parts(parts) => {
+                    rounds.push(shown(&parts));
+                    bulk.answered(&shard("A"), vec![done(); parts[0].statements.len()]);
+                }
+                Round::Alone(at) => {
+                    rounds.push(format!("{at}"));
+                    bulk.alone_ended(Some(Totals {
+                        matched: 5,
+                        modified: 3,
+                        faults: Vec::new(),
+                    }));
+                }
+                Round::Over => break,
+            }
+        }
+        assert_eq!(rounds, expected);
+        let summary = bulk.summary();
+        assert_eq!((summary.n, summary.modified), (12, 8));
+    };
+    check(true, &["A[0]", "1", "A[2]", "3"]);
+    check(false, &["A[0, 2]", "1", "3"]);
+
+    let mut bulk = batch(true, 4);
+    parts_of(&mut bulk, routed(&["A", "A", "A", "A"]));
+    bulk.answered(&shard("A"), vec![done(), Effect::NotDone, done(), done()]);
+    assert_eq!(bulk.next_round(goes), Round::Alone(1));
+    bulk.alone_ended(Some(Totals {
+        faults: vec![WriteFault::new(11000, "taken")],
+        ..Totals::default()
+    }));
+    assert_eq!(bulk.next_round(goes), Round::Over);
 }
 
 #[test]
@@ -146,7 +203,7 @@ fn parts_stay_within_limits() {
     let mut bulk: BulkWrite<u32> = BulkWrite::new(false, limits, [60, 60, 10, 10, 900]);
     let mut rounds = Vec::new();
     loop {
-        let parts = bulk.next_round(routed(&["A"; 5]));
+        let parts = parts_of(&mut bulk, routed(&["A"; 5]));
         if parts.is_empty() {
             break;
         }
@@ -160,7 +217,7 @@ fn parts_stay_within_limits() {
 fn several_faults_of_one_statement_become_one() {
     let check = |a: i32, b: i32, expected: i32| {
         let mut bulk = batch(false, 1);
-        bulk.next_round(routed(&["AB"]));
+        parts_of(&mut bulk, routed(&["AB"]));
         bulk.answered(&shard("A"), vec![failed(a)]);
         bulk.answered(&shard("B"), vec![failed(b)]);
         assert_eq!(bulk.summary().errors[0].1.code, expected);
@@ -172,7 +229,7 @@ fn several_faults_of_one_statement_become_one() {
 #[test]
 fn upserts_keep_their_place() {
     let mut bulk = batch(false, 3);
-    bulk.next_round(routed(&["A", "B", "B"]));
+    parts_of(&mut bulk, routed(&["A", "B", "B"]));
     bulk.answered(&shard("A"), vec![done()]);
     let upserted = Effect::Done {
         matched: 0,
@@ -203,7 +260,7 @@ proptest! {
         let mut refusals = refusals.into_iter();
         let mut carried_out: Vec<(usize, ShardId)> = Vec::new();
         loop {
-            let parts = bulk.next_round(|at| {
+            let parts = parts_of(&mut bulk, |at| {
                 Ok(targets[at].iter().map(|name| shard(NAMES[*name])).collect())
             });
             if parts.is_empty() {

@@ -353,16 +353,12 @@ pub(crate) fn append_part(
     }
     writer.begin_document("_terndbScan");
     if let Asked::These(ranges) = &question.asked {
-        writer.begin_array("ranges");
-        for range in ranges.iter() {
-            writer.push(binary(range.min.as_bytes()));
-            writer.push(binary(range.max.as_bytes()));
-        }
+        append_ranges(writer, "ranges", ranges);
         let uuid = ValueRef::Binary {
             subtype: 4,
             bytes: &base.uuid.0,
         };
-        writer.end().append("uuid", uuid);
+        writer.append("uuid", uuid);
     }
     if let Some(place) = &question.after {
         writer.append("after", binary(place));
@@ -373,11 +369,20 @@ pub(crate) fn append_part(
     writer.end();
 }
 
+pub(crate) fn append_ranges(writer: &mut DocWriter, name: &str, ranges: &RangeSet) {
+    writer.begin_array(name);
+    for range in ranges.iter() {
+        writer.push(binary(range.min.as_bytes()));
+        writer.push(binary(range.max.as_bytes()));
+    }
+    writer.end();
+}
+
 fn binary(bytes: &[u8]) -> ValueRef<'_> {
     ValueRef::Binary { subtype: 0, bytes }
 }
 
-fn code_of(reply: &Reply) -> Code {
+pub(crate) fn code_of(reply: &Reply) -> Code {
     match reply.document().get("code") {
         Some(ValueRef::Int32(code)) => Code(code),
         _ => Code(0),
@@ -386,7 +391,7 @@ fn code_of(reply: &Reply) -> Code {
 
 /// Errors that say nothing about the query: another member, or the same one a moment later, may
 /// answer it.
-fn is_passing(code: Code) -> bool {
+pub(crate) fn is_passing(code: Code) -> bool {
     matches!(
         code,
         Code::CURSOR_NOT_FOUND

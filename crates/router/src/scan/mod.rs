@@ -22,9 +22,8 @@ mod asking;
 mod locating;
 mod source;
 
-pub(crate) use asking::Piece;
-#[cfg(test)]
-pub(crate) use asking::ranges_of;
+pub(crate) use asking::{Piece, append_ranges, code_of, is_passing, ranges_of, version};
+pub(crate) use locating::owners;
 pub(crate) use source::ScanSource;
 
 use crate::Router;

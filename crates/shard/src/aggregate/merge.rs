@@ -255,6 +255,7 @@ impl Joining<'_> {
             upsert: false,
             images: None,
             statement: 0,
+            part: None,
         }
         .run()
         .await

@@ -3,9 +3,10 @@
 use super::arguments::{arguments, fields, missing, refuse_duplicates};
 use super::modify::{Action, Modification, Outcome, Selection};
 use super::statement_ids::StatementIdArguments;
-use super::update::is_fatal;
+use super::update::{is_alone, is_fatal};
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
+use crate::broadcast::Part;
 use crate::session::refuse_multi;
 use model::bson::{Doc, Value, ValueRef};
 use model::number::Number;
@@ -18,6 +19,7 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
     let mut listed = None;
     let mut ids = StatementIdArguments::default();
     let mut variables = None;
+    let mut part = None;
     for argument in arguments("delete", invocation.request.body()) {
         match argument.name() {
             "ordered" if argument.is_null() => {}
@@ -26,11 +28,13 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
             "stmtId" => ids.first(&argument)?,
             "stmtIds" => ids.listed(&argument)?,
             "let" => variables = argument.optional_doc()?,
+            "_terndbBroadcast" => part = Some(Part::read(argument.doc()?)?),
             _ => return Err(argument.unknown()),
         }
     }
     let statements = batch_documents(invocation, "delete", "deletes", listed)?;
     is_batch_size(statements.len())?;
+    is_alone(part.as_ref(), statements.len())?;
     let ids = ids.of_batch(statements.len())?;
     // One statement that cannot be read refuses them all.
     let statements = statements
@@ -59,12 +63,18 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
             }
         }
         let outcome = match let_variables(invocation, variables) {
-            Ok(context) => statement.run(invocation, &namespace, context, id).await,
+            Ok(context) => {
+                let part = part.as_ref();
+                statement
+                    .run(invocation, &namespace, context, id, part)
+                    .await
+            }
             Err(error) => Err(error),
         };
         match outcome {
             Ok(outcome) => {
                 outcomes.succeeded(outcome.matched);
+                outcomes.left_behind(outcome.left);
                 invocation.shard.counters.deleted(outcome.matched);
             }
             Err(error) if is_fatal(&error) => return Err(error),
@@ -126,6 +136,7 @@ impl<'a> Statement<'a> {
         namespace: &Namespace,
         context: QueryContext,
         id: i32,
+        part: Option<&Part>,
     ) -> Result<Outcome, Error> {
         let selection = Selection::parse(self.filter, self.hint, context)?;
         Modification {
@@ -137,6 +148,7 @@ impl<'a> Statement<'a> {
             upsert: false,
             images: None,
             statement: id,
+            part,
         }
         .run()
         .await

@@ -122,6 +122,7 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
             false => ImageKind::Before,
         }),
         statement,
+        part: None,
     }
     .run()
     .await?;

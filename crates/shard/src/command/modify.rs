@@ -11,6 +11,7 @@
 
 use super::Invocation;
 use crate::Shard;
+use crate::broadcast::{self, LeftBehind, Part};
 use crate::catalog::Collection;
 use crate::read::Candidates;
 use crate::session::{Effect, Image, ImageKind};
@@ -26,7 +27,7 @@ use query::update::{Update, UpdateMoment};
 use std::sync::Arc;
 
 /// Candidates that one log entry takes in a change of many documents.
-const ENTRY_DOCUMENTS_MAX: usize = 128;
+pub(crate) const ENTRY_DOCUMENTS_MAX: usize = 128;
 /// How often an upsert that lost a race to another insert starts over.
 const UPSERT_ATTEMPTS: usize = 10;
 
@@ -76,6 +77,8 @@ pub(crate) struct Outcome {
     pub(crate) upserted: Option<DocBuf>,
     /// The one document of a single change, where images were asked for.
     pub(crate) changed: Option<Changed>,
+    /// What other shards have to do, of a write over several.
+    pub(crate) left: Option<Box<LeftBehind>>,
 }
 
 /// One statement under way.
@@ -91,10 +94,15 @@ pub(crate) struct Modification<'a> {
     pub(crate) images: Option<ImageKind>,
     /// Which statement of a retryable write this is.
     pub(crate) statement: i32,
+    /// Which part this shard has, in a write over several.
+    pub(crate) part: Option<&'a Part>,
 }
 
 impl Modification<'_> {
     pub(crate) async fn run(&self) -> Result<Outcome, Error> {
+        if let Some(part) = self.part {
+            return Box::pin(broadcast::walk(self, part)).await;
+        }
         let shard = self.invocation.shard;
         for _ in 0..UPSERT_ATTEMPTS {
             let mut outcome = Outcome::default();
@@ -233,7 +241,7 @@ impl Modification<'_> {
         Ok(evaluated)
     }
 
-    fn evaluate_one(
+    pub(crate) fn evaluate_one(
         &self,
         evaluator: &mut Evaluator<'_>,
         key: &RecordKey,
@@ -396,9 +404,9 @@ pub(crate) fn moment<'m>(
 }
 
 #[derive(Default)]
-struct Evaluated {
-    matched: i64,
-    modified: i64,
+pub(crate) struct Evaluated {
+    pub(crate) matched: i64,
+    pub(crate) modified: i64,
     changed: Option<Changed>,
-    error: Option<Error>,
+    pub(crate) error: Option<Error>,
 }

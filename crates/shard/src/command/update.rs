@@ -8,6 +8,7 @@ use super::modify::{Action, Modification, Outcome, Selection};
 use super::statement_ids::StatementIdArguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
+use crate::broadcast::Part;
 use crate::session::{Effect, incompatible, refuse_multi};
 use model::bson::{Array, Doc, Kind, Value, ValueRef};
 use model::{Code, Error, Namespace};
@@ -21,6 +22,7 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
     let mut listed = None;
     let mut ids = StatementIdArguments::default();
     let mut variables = None;
+    let mut part = None;
     for argument in arguments("update", invocation.request.body()) {
         match argument.name() {
             "ordered" => ordered = argument.boolean()?,
@@ -31,11 +33,13 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
                 argument.loose_boolean()?;
             }
             "let" => variables = argument.optional_doc()?,
+            "_terndbBroadcast" => part = Some(Part::read(argument.doc()?)?),
             _ => return Err(argument.unknown()),
         }
     }
     let statements = batch_documents(invocation, "update", "updates", listed)?;
     is_batch_size(statements.len())?;
+    is_alone(part.as_ref(), statements.len())?;
     let ids = ids.of_batch(statements.len())?;
     let context = let_variables(invocation, variables)?;
     let statements = statements
@@ -64,7 +68,10 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
                 continue;
             }
         }
-        match statement.run(invocation, &namespace, &context, id).await {
+        match statement
+            .run(invocation, &namespace, &context, id, part.as_ref())
+            .await
+        {
             Ok(outcome) => {
                 let upserted = outcome.upserted.as_ref();
                 outcomes.succeeded(outcome.matched + upserted.map_or(0, |_| 1));
@@ -72,6 +79,7 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
                 if let Some(id) = upserted.and_then(|document| document.get("_id")) {
                     outcomes.upserted(index, id.to_owned());
                 }
+                outcomes.left_behind(outcome.left);
                 invocation.shard.counters.updated(outcome.modified);
             }
             Err(error) if is_fatal(&error) => return Err(error),
@@ -83,6 +91,14 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
         Box::pin(invocation.shard.sync_what_was_found(concern)).await?;
     }
     WriteReply::from(outcomes).finish(invocation)
+}
+
+/// A write over several shards is one statement.
+pub(super) fn is_alone(part: Option<&Part>, statements: usize) -> Result<(), Error> {
+    match part {
+        Some(_) if statements != 1 => Err(Error::bad_value("a part of a write is one statement")),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// What the statement answered when it was executed.
@@ -184,6 +200,7 @@ impl<'a> Statement<'a> {
         namespace: &Namespace,
         context: &QueryContext,
         id: i32,
+        part: Option<&Part>,
     ) -> Result<Outcome, Error> {
         let mut context = context.clone();
         if let Some(constants) = self.constants {
@@ -222,6 +239,7 @@ impl<'a> Statement<'a> {
             upsert: self.upsert,
             images: None,
             statement: id,
+            part,
         }
         .run()
         .await

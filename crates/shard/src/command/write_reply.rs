@@ -1,6 +1,7 @@
 //! Outcomes of the statements of a write command, and the reply they make.
 
 use super::{Answer, Invocation, finish};
+use crate::broadcast::LeftBehind;
 use crate::replica_set::election_id;
 use model::bson::{DocWriter, Value};
 use model::{Code, Error};
@@ -30,6 +31,8 @@ pub(crate) struct Statements {
     errors: Vec<(usize, Error)>,
     /// Statements that were answered from history.
     retried: Vec<i32>,
+    /// Of a write over several shards, what others have to do.
+    left: Option<Box<LeftBehind>>,
 }
 
 impl Statements {
@@ -41,7 +44,12 @@ impl Statements {
             upserted: Vec::new(),
             errors: Vec::new(),
             retried: Vec::new(),
+            left: None,
         }
+    }
+
+    pub(crate) fn left_behind(&mut self, left: Option<Box<LeftBehind>>) {
+        self.left = left;
     }
 
     /// Whether the batch left everything as it was.
@@ -157,6 +165,9 @@ impl WriteReply {
         }
         if let Some(modified) = statements.modified {
             writer.append("nModified", count(modified));
+        }
+        if let Some(left) = &statements.left {
+            writer.append("broadcast", &left.to_document());
         }
         finish(writer)
     }

@@ -18,6 +18,7 @@
 //! | `distinct.rs` | the values of an index's first field |
 //! | `candidates.rs` | record keys for updates and deletes |
 //! | `part.rs` | a part of a scan over several shards, and places that any shard knows |
+//! | `record_order.rs` | keys for writes over several shards, in their own order |
 //! | `spill.rs` | sorted runs on disk |
 //! | `stages.rs` | plans as explain shows them |
 //! | `virtual_collection.rs` | collections whose documents are made, not stored |
@@ -34,6 +35,7 @@ mod merging;
 mod part;
 mod planning;
 mod query;
+mod record_order;
 mod scan;
 mod spill;
 pub(crate) mod stages;
@@ -42,8 +44,9 @@ mod virtual_collection;
 pub(crate) use candidates::Candidates;
 pub(crate) use distinct::DistinctScan;
 pub(crate) use execution::{Budget, Execution, Found, Step, Taken, Visited, append_ranges};
-pub(crate) use part::ScanPart;
+pub(crate) use part::{ScanPart, ranges_of};
 pub(crate) use planning::{PlanCache, plan, query_hashes, trials};
 pub(crate) use query::Query;
+pub(crate) use record_order::{Further, RecordOrder, Sought};
 pub(crate) use spill::spill_into;
 pub(crate) use virtual_collection::{VirtualCollection, VirtualSource, virtual_collections};

@@ -98,7 +98,7 @@ fn malformed(what: &str) -> Error {
     Error::bad_value(format!("_terndbScan is malformed: {what}"))
 }
 
-fn ranges_of(bounds: Array<'_>) -> Result<RangeSet, Error> {
+pub(crate) fn ranges_of(bounds: Array<'_>) -> Result<RangeSet, Error> {
     let mut bounds = bounds.iter().map(|bound| match bound {
         ValueRef::Binary { bytes, .. } => Ok(KeyBound::new(bytes)),
         _ => Err(malformed("ranges")),

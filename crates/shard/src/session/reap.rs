@@ -51,6 +51,9 @@ impl Shard {
                 break;
             }
         }
+        if self.log.leading().is_ok() {
+            self.forget_broadcasts().await?;
+        }
         let mut statistics = self.session_cache.statistics.lock();
         statistics.reap = JobStatistics {
             count: statistics.reap.count + 1,

@@ -214,6 +214,11 @@ impl CheckedRoute {
     pub(crate) fn namespace(&self) -> &Namespace {
         &self.namespace
     }
+
+    /// What is owned by the version that came with the request.
+    pub(crate) fn owned(&self) -> &Arc<RangeSet> {
+        &self.owned
+    }
 }
 
 fn agrees(received: PlacementVersion, known: PlacementVersion) -> bool {

@@ -3,6 +3,7 @@
 mod administration;
 mod apart;
 mod blocked;
+mod broadcast;
 mod catalog;
 mod change_streams;
 mod clustered;

@@ -89,13 +89,28 @@ impl Shard {
         session: Option<&Retryable>,
         operation: Option<&Operation>,
         keys: &[RecordKey],
-        mut body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
+        body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<Option<R>, Error> {
         let writer = Writer {
             concern,
             session,
             operation,
+            term: None,
         };
+        self.write_as(writer, collection, keys, body).await
+    }
+
+    /// The same on behalf of whoever it is.
+    pub(crate) async fn write_as<R>(
+        &self,
+        writer: Writer<'_>,
+        collection: CollectionId,
+        keys: &[RecordKey],
+        mut body: impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
+    ) -> Result<Option<R>, Error> {
+        let Writer {
+            session, operation, ..
+        } = writer;
         let began = std::time::Instant::now();
         let (result, pending) = loop {
             let Some(known) = self.catalog.by_id(collection) else {
@@ -160,6 +175,7 @@ impl Shard {
             concern,
             session,
             operation: None,
+            term: None,
         };
         self.evaluate_for(collections, writer, wanted, body)
     }
@@ -175,8 +191,9 @@ impl Shard {
     ) -> Result<(R, Option<replication::Pending>), NotAppended> {
         // What is evaluated from here on holds only while this member leads; what a
         // session remembers, since it was checked out.
-        let term = match writer.session {
-            Some(session) if self.rules.hold(Rule::SessionsOfOneTerm) => session.term(),
+        let term = match (writer.session, writer.term) {
+            (Some(session), _) if self.rules.hold(Rule::SessionsOfOneTerm) => session.term(),
+            (None, Some(term)) => term,
             _ => self.log.leading().map_err(not_appended)?,
         };
         loop {
@@ -231,9 +248,10 @@ impl Shard {
             image,
             ownership,
             origin,
+            progress,
             ..
         } = evaluator;
-        if changes.is_empty() && ownership.is_none() {
+        if changes.is_empty() && ownership.is_none() && progress.is_none() {
             return Ok(None);
         }
         let mut payload = Vec::with_capacity(payload_bytes(&changes));
@@ -259,6 +277,9 @@ impl Shard {
         let mut encoder = Encoder::with_header(&mut payload, header);
         let time_place = ownership.map(|change| change.encode(&mut encoder));
         encode(&changes, names, &multikey, &mut encoder);
+        if let Some((key, document)) = &progress {
+            encoder.put_meta(key, document.as_bytes());
+        }
         let written =
             session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
         let durability = concern.durability();

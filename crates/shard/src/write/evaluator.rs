@@ -140,6 +140,8 @@ pub(crate) struct Evaluator<'s> {
     pub(super) ownership: Option<OwnershipChange>,
     /// The move or range deletion that makes the entry.
     pub(super) origin: Option<Vec<u8>>,
+    /// How far a write over several shards has come with this entry, and under which key.
+    pub(super) progress: Option<(Vec<u8>, DocBuf)>,
     /// The move whose documents are stored.
     receiving: Option<Uuid>,
     /// Latches that a unique index needs and nobody holds yet.
@@ -183,6 +185,7 @@ impl<'s> Evaluator<'s> {
             image: None,
             ownership: None,
             origin: None,
+            progress: None,
             receiving: None,
             changed_elsewhere: Vec::new(),
             missing: Vec::new(),
@@ -233,6 +236,11 @@ impl<'s> Evaluator<'s> {
     /// Marks the entry as made by a move or a range deletion: hidden from change streams.
     pub(crate) fn set_origin(&mut self, origin: &[u8]) {
         self.origin = Some(origin.to_vec());
+    }
+
+    /// The entry also says how far a write over several shards has come: `broadcast/`.
+    pub(crate) fn keep_progress(&mut self, key: Vec<u8>, document: DocBuf) {
+        self.progress = Some((key, document));
     }
 
     pub(crate) fn keep_image(&mut self, image: Image) {

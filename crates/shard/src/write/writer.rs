@@ -4,15 +4,18 @@ use crate::command::envelope::WriteConcern;
 use crate::operation::Operation;
 use crate::session::Retryable;
 use model::Error;
+use replication::Term;
 
 /// On whose behalf something is written.
 #[derive(Clone, Copy)]
-pub(super) struct Writer<'a> {
-    pub(super) concern: WriteConcern,
+pub(crate) struct Writer<'a> {
+    pub(crate) concern: WriteConcern,
     /// The session whose statements they are, if they are retryable.
-    pub(super) session: Option<&'a Retryable>,
+    pub(crate) session: Option<&'a Retryable>,
     /// Who is not made to wait any longer once it is killed or out of time.
-    pub(super) operation: Option<&'a Operation>,
+    pub(crate) operation: Option<&'a Operation>,
+    /// The term that what is known of earlier writes is from: an entry of another one is refused.
+    pub(crate) term: Option<Term>,
 }
 
 impl Writer<'_> {

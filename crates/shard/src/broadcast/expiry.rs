@@ -1,0 +1,55 @@
+//! Progress of operations that nobody goes on with is removed when it is old: its router has ended.
+//! Routers that live write over what they left.
+
+use super::progress::{ProgressKey, written_at};
+use crate::Shard;
+use model::Error;
+use model::bson::Doc;
+
+/// A request that is as late as this is not recognised any more.
+const LIFETIME_MS: i64 = 60 * 60 * 1000;
+
+impl Shard {
+    pub(crate) async fn forget_broadcasts(&self) -> Result<(), Error> {
+        let cutoff_ms = self.clock.now_ms().saturating_sub(LIFETIME_MS);
+        let old = tokio::task::block_in_place(|| self.broadcasts_before(cutoff_ms))?;
+        for key in old {
+            // Whoever works on it writes it anew.
+            let Some(_held) = self.broadcasts.try_hold(key) else {
+                continue;
+            };
+            let bytes = key.encode();
+            let stored = self.store.get_meta(&bytes);
+            if let Some(stored) = stored.map_err(crate::error::from_storage)?
+                && is_before(&stored, cutoff_ms)
+            {
+                self.propose_catalog(|encoder| encoder.delete_meta(&bytes))
+                    .await?;
+            }
+            if self.is_shutting_down() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn broadcasts_before(&self, cutoff_ms: i64) -> Result<Vec<ProgressKey>, Error> {
+        let snapshot = self.store.snapshot();
+        let mut found = Vec::new();
+        for pair in snapshot.scan_meta(ProgressKey::PREFIX) {
+            let (key, value) = pair.map_err(crate::error::from_storage)?;
+            if let Some(key) = ProgressKey::parse(&key)
+                && is_before(&value, cutoff_ms)
+            {
+                found.push(key);
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What cannot be read is old.
+fn is_before(stored: &[u8], cutoff_ms: i64) -> bool {
+    let written = Doc::from_bytes(stored).ok().and_then(written_at);
+    written.is_none_or(|written| written < cutoff_ms)
+}

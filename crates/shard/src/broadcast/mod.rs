@@ -1,0 +1,198 @@
+//! This shard's part in a write over several shards that changes each document once, while ranges
+//! move and members fail over. The protocol is `cluster::broadcast`; here it is carried out.
+//!
+//! ```text
+//!   update, delete with  _terndbBroadcast: {slot, number, stream, again, ranges: [min, max, ..], uuid, after}
+//!     slot, number   the operation; numbers of a slot grow
+//!     stream         which part of it
+//!     again          it was sent before, and may arrive twice
+//!     ranges, uuid   encoded bounds as binary, and of which collection; absent: what the version says
+//!     after          the record key up to which all is done
+//!
+//!   reply   n, nModified, writeErrors as ever, and
+//!           broadcast: {left: [{ranges: [min, max, ..], after}], version: {e, t, v}}   if something was left
+//!
+//!   hold (slot, stream) ─► progress? ─► search, in the order of record keys ─► 128 keys ─┐
+//!                                          ▲    ▲                                        ▼
+//!                        other ranges: leave    └── one entry: writes and progress ◄── gate, latches
+//! ```
+//!
+//! Progress is a document of the meta space (`progress.rs`), put by the entry whose writes it counts;
+//! nobody else sees it, not change streams, not moves. It belongs to the shard, not to a range: what goes
+//! with a range is the place that the router is told.
+//!
+//! What must hold:
+//! - One request at a time has a stream ([`Broadcasts`]). Who takes it over from one whose entry nobody
+//!   waited for, or repeats a request, first lets the log catch up, then reads the progress.
+//! - ⚑ Entries are of the term in which progress was read: another primary may have gone on meanwhile.
+//! - A batch is evaluated under the collection's gate, and only for ranges that are owned then. Where
+//!   one of them is blocked it waits, as any write does; where it is blocked for reads too, also if
+//!   nothing of it was found: what is there by now may be on another shard.
+//! - A retryable statement keeps no progress: the session's history, which moves with the range, says
+//!   what was done. Its part is limited to its ranges all the same, and told what it left.
+//!
+//! Progress is removed an hour after it was last written, with the sessions (`expiry.rs`).
+
+mod expiry;
+mod progress;
+mod walk;
+
+pub(crate) use walk::walk;
+
+use progress::ProgressKey;
+
+use crate::operation::Operation;
+use crate::read::append_ranges;
+use cluster::broadcast::Left;
+use model::Error;
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::ids::Uuid;
+use model::range::RangeSet;
+use model::version::PlacementVersion;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::sync::OwnedMutexGuard;
+
+/// What a router asks of this shard.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    key: ProgressKey,
+    number: u64,
+    again: bool,
+    ranges: Option<RangeSet>,
+    uuid: Option<Uuid>,
+    after: Option<Vec<u8>>,
+}
+
+impl Part {
+    pub(crate) fn read(spec: Doc<'_>) -> Result<Part, Error> {
+        let (mut slot, mut number, mut stream) = (None, None, None);
+        let (mut again, mut ranges, mut uuid, mut after) = (false, None, None, None);
+        for field in spec.iter() {
+            match (field.key(), field.value()) {
+                ("slot", ValueRef::Binary { bytes, .. }) => slot = bytes.try_into().ok().map(Uuid),
+                ("number", ValueRef::Int64(given)) => number = u64::try_from(given).ok(),
+                ("stream", ValueRef::Int32(given)) => stream = u32::try_from(given).ok(),
+                ("again", ValueRef::Boolean(given)) => again = given,
+                ("ranges", ValueRef::Array(bounds)) => {
+                    ranges = Some(crate::read::ranges_of(bounds)?)
+                }
+                ("uuid", ValueRef::Binary { bytes, .. }) => uuid = bytes.try_into().ok().map(Uuid),
+                ("after", ValueRef::Binary { bytes, .. }) => after = Some(bytes.to_vec()),
+                (name, _) => return Err(malformed(name)),
+            }
+        }
+        Ok(Part {
+            key: ProgressKey {
+                slot: slot.ok_or_else(|| malformed("slot"))?,
+                stream: stream.ok_or_else(|| malformed("stream"))?,
+            },
+            number: number.ok_or_else(|| malformed("number"))?,
+            again,
+            ranges,
+            uuid,
+            after,
+        })
+    }
+}
+
+fn malformed(what: &str) -> Error {
+    Error::bad_value(format!("_terndbBroadcast is malformed: {what}"))
+}
+
+/// What a part leaves to others.
+#[derive(Clone, Debug)]
+pub(crate) struct LeftBehind {
+    pub(crate) left: Vec<Left>,
+    /// By which version, if the collection is known here.
+    pub(crate) version: Option<PlacementVersion>,
+}
+
+impl LeftBehind {
+    pub(crate) fn to_document(&self) -> DocBuf {
+        let mut writer = DocWriter::new();
+        append_left(&mut writer, &self.left);
+        if let Some(version) = self.version {
+            writer.begin_document("version");
+            version.append_to(&mut writer);
+            writer.end();
+        }
+        writer.finish()
+    }
+}
+
+fn append_left(writer: &mut DocWriter, all: &[Left]) {
+    writer.begin_array("left");
+    for left in all {
+        writer.push_document();
+        append_ranges(writer, "ranges", &left.ranges);
+        if let Some(bytes) = &left.after {
+            writer.append("after", ValueRef::Binary { subtype: 0, bytes });
+        }
+        writer.end();
+    }
+    writer.end();
+}
+
+/// Streams that requests work on.
+#[derive(Default)]
+pub(crate) struct Broadcasts {
+    held: Mutex<HashMap<ProgressKey, Arc<tokio::sync::Mutex<Settled>>>>,
+}
+
+/// Whether all that was appended of a stream is applied, as far as this member knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Settled {
+    Yes,
+    /// An entry was on its way when its writer gave up.
+    No,
+}
+
+/// A stream that nobody else works on.
+struct Held<'a> {
+    all: &'a Broadcasts,
+    key: ProgressKey,
+    settled: OwnedMutexGuard<Settled>,
+}
+
+impl Broadcasts {
+    async fn hold(&self, key: ProgressKey, operation: &Operation) -> Result<Held<'_>, Error> {
+        let stream = {
+            let mut held = self.held.lock();
+            let new = || Arc::new(tokio::sync::Mutex::new(Settled::Yes));
+            held.entry(key).or_insert_with(new).clone()
+        };
+        let settled = operation.wait_for(stream.lock_owned()).await?;
+        Ok(Held {
+            all: self,
+            key,
+            settled,
+        })
+    }
+
+    /// The same unless somebody works on it.
+    fn try_hold(&self, key: ProgressKey) -> Option<Held<'_>> {
+        let stream = {
+            let mut held = self.held.lock();
+            let new = || Arc::new(tokio::sync::Mutex::new(Settled::Yes));
+            held.entry(key).or_insert_with(new).clone()
+        };
+        Some(Held {
+            all: self,
+            key,
+            settled: stream.try_lock_owned().ok()?,
+        })
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut held = self.all.held.lock();
+        // The map and this guard, and nobody who waits.
+        let is_last = Arc::strong_count(OwnedMutexGuard::mutex(&self.settled)) == 2;
+        if is_last && *self.settled == Settled::Yes {
+            held.remove(&self.key);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Parts in writes over several shards: repeated, late, after a restart, with ranges that are elsewhere.
+
+use crate::testing::TestShard;
+use crate::tests::sharding::{HIGH, WHOLE, placed, sharded};
+use differential::notation::print;
+use differential::value::{Fields, Value, get};
+use model::bson::DocWriter;
+use model::shard_key::ShardKeyPattern;
+
+/// The bound before `{x: 10}`, or an end.
+fn bound(x: Option<i32>, is_min: bool) -> String {
+    let key = DocWriter::new().with("x", 1).finish();
+    let pattern = ShardKeyPattern::parse(key.as_doc()).expect("a pattern");
+    let bytes = match (x, is_min) {
+        (Some(x), _) => {
+            let doc = DocWriter::new().with("x", x).finish();
+            pattern.key_of(doc.as_doc()).expect("a key")
+        }
+        (None, true) => pattern.least(),
+        (None, false) => vec![0xFF],
+    };
+    print(&Value::Binary(0, bytes))
+}
+
+fn whole() -> String {
+    format!("[{}, {}]", bound(None, true), bound(None, false))
+}
+
+fn low() -> String {
+    format!("[{}, {}]", bound(None, true), bound(Some(10), false))
+}
+
+/// A part of operation `number`, and what else is said of it.
+fn part(number: i64, more: &str) -> String {
+    let slot = print(&Value::Binary(4, vec![3; 16]));
+    format!("{{slot: {slot}, number: {number}L, stream: 0, {more}}}")
+}
+
+/// Marks the documents that a filter selects.
+fn mark(filter: &str, part: &str) -> String {
+    format!(
+        "{{update: 'c', updates: [{{q: {filter}, u: {{$inc: {{n: 1}}}}, multi: true}}], _terndbBroadcast: {part}}}"
+    )
+}
+
+/// With documents whose `x` is 0 to `count` - 1.
+async fn filled(count: i32) -> TestShard {
+    let shard = sharded(WHOLE).await;
+    let documents: Vec<String> = (0..count)
+        .map(|x| format!("{{_id: {}, x: {x}, y: {}}}", count - x, x % 7))
+        .collect();
+    shard.insert(&documents).await;
+    shard
+}
+
+async fn place(shard: &TestShard, major: u32, owned: &str) {
+    let command = placed("_terndbSetPlacement", (major, 0), (major, 0), owned);
+    shard.check(&format!("admin {command} => {{}}")).await;
+}
+
+/// How many documents were marked so often.
+async fn marked(shard: &TestShard, times: i32) -> Value {
+    let reply = shard
+        .run("test", &format!("{{count: 'c', query: {{n: {times}}}}}"))
+        .await;
+    get(&reply, "n").expect("a count").clone()
+}
+
+fn left(reply: &Fields) -> usize {
+    let left = get(reply, "broadcast").and_then(|broadcast| broadcast.get("left"));
+    left.and_then(Value::as_array).map_or(0, <[Value]>::len)
+}
+
+/// ⚑ A request that is sent again finds what it has done, also after a restart; another number is
+/// another operation.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_request_does_nothing_twice() {
+    let mut shard = filled(300).await;
+    for filter in ["{}", "{x: {$gte: 0}}", "{y: {$lt: 100}}"] {
+        let number = match filter {
+            "{}" => 1,
+            "{x: {$gte: 0}}" => 2,
+            _ => 3,
+        };
+        if number == 3 {
+            shard
+                .check("{createIndexes: 'c', indexes: [{key: {y: 1}, name: 'y'}]} => {}")
+                .await;
+        }
+        let first = part(number, &format!("ranges: {}", whole()));
+        let again = part(number, &format!("again: true, ranges: {}", whole()));
+        let script = format!("{} => {{n: 300, nModified: 300}}", mark(filter, &first));
+        shard.check(&script).await;
+        let script = format!("{} => {{n: 300, nModified: 300}}", mark(filter, &again));
+        shard.check(&script).await;
+        shard = shard.reopen().await;
+        shard.check(&script).await;
+        assert_eq!(marked(&shard, number as i32).await, Value::Int32(300));
+    }
+    // A late one of an operation that is over.
+    let late = part(2, &format!("ranges: {}", whole()));
+    let reply = shard.run("test", &mark("{}", &late)).await;
+    let errors = get(&reply, "writeErrors")
+        .and_then(Value::as_array)
+        .expect("errors");
+    assert_eq!(errors[0].get("code"), Some(&Value::Int32(96)));
+    assert_eq!(marked(&shard, 3).await, Value::Int32(300));
+}
+
+/// ⚑ What is not owned is left, with its place; what was not asked for is not touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_is_asked_for_and_owned_is_written() {
+    let shard = filled(20).await;
+    let reply = shard
+        .run("test", &mark("{}", &part(1, &format!("ranges: {}", low()))))
+        .await;
+    assert_eq!(get(&reply, "n"), Some(&Value::Int32(10)));
+    assert_eq!(left(&reply), 0);
+    place(&shard, 3, HIGH).await;
+    let reply = shard
+        .run(
+            "test",
+            &mark("{}", &part(2, &format!("ranges: {}", whole()))),
+        )
+        .await;
+    assert_eq!(get(&reply, "n"), Some(&Value::Int32(10)));
+    assert_eq!(left(&reply), 1);
+    place(&shard, 4, WHOLE).await;
+    assert_eq!(marked(&shard, 1).await, Value::Int32(20));
+    // From behind a record: `x` 4 and what comes before is done.
+    let document = DocWriter::new().with("_id", 16).with("x", 4).finish();
+    let collection = crate::tests::transitions::collection(&shard);
+    let key = collection.record_key(document.as_doc()).expect("a key");
+    let after = print(&Value::Binary(0, key.as_bytes().to_vec()));
+    let rest = part(3, &format!("ranges: {}, after: {after}", whole()));
+    shard
+        .check(&format!(
+            "{} => {{n: 15, nModified: 15}}",
+            mark("{}", &rest)
+        ))
+        .await;
+    assert_eq!(marked(&shard, 2).await, Value::Int32(15));
+}
+
+/// ⚑ Who answers a request that was sent before leaves that in the log: the earlier one comes when the
+/// range has been elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_request_is_fenced_off() {
+    let shard = filled(20).await;
+    place(&shard, 3, HIGH).await;
+    let ranges = format!("ranges: {}", low());
+    let again = part(1, &format!("again: true, {ranges}"));
+    let reply = shard.run("test", &mark("{}", &again)).await;
+    assert_eq!(
+        (get(&reply, "n"), left(&reply)),
+        (Some(&Value::Int32(0)), 1)
+    );
+    place(&shard, 4, WHOLE).await;
+    let reply = shard.run("test", &mark("{}", &part(1, &ranges))).await;
+    assert_eq!(
+        (get(&reply, "n"), left(&reply)),
+        (Some(&Value::Int32(0)), 1)
+    );
+    assert_eq!(marked(&shard, 1).await, Value::Int32(0));
+}
+
+/// What came before an error stays, once, and a repeated request gets the same error.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_is_kept() {
+    let shard = filled(20).await;
+    shard
+        .check(
+            "{createIndexes: 'c', indexes: [{key: {x: 1, m: 1}, name: 'm', unique: true}]} => {}",
+        )
+        .await;
+    let update = |more: &str| {
+        let part = part(1, &format!("{more} ranges: {}", whole()));
+        format!(
+            "{{update: 'c', updates: [{{q: {{}}, u: [{{$set: {{n: {{$add: [{{$ifNull: ['$n', 0]}}, 1]}}, m: {{$divide: [1, {{$subtract: ['$x', 5]}}]}}}}}}], multi: true}}], _terndbBroadcast: {part}}}"
+        )
+    };
+    for more in ["", "again: true,"] {
+        let reply = shard.run("test", &update(more)).await;
+        let errors = get(&reply, "writeErrors")
+            .and_then(Value::as_array)
+            .expect("errors");
+        assert_eq!(errors.len(), 1, "{reply:?}");
+        assert_eq!(marked(&shard, 1).await, Value::Int32(5));
+        assert_eq!(marked(&shard, 2).await, Value::Int32(0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deletes_and_single_documents() {
+    let shard = filled(20).await;
+    let ranges = format!("ranges: {}", whole());
+    let delete = |filter: &str, limit: i32, part: &str| {
+        format!(
+            "{{delete: 'c', deletes: [{{q: {filter}, limit: {limit}}}], _terndbBroadcast: {part}}}"
+        )
+    };
+    let (first, again) = (part(1, &ranges), part(1, &format!("again: true, {ranges}")));
+    for part in [&first, &again] {
+        let script = format!("{} => {{n: 3}}", delete("{y: 0}", 0, part));
+        shard.check(&script).await;
+    }
+    let (first, again) = (part(2, &ranges), part(2, &format!("again: true, {ranges}")));
+    for part in [&first, &again] {
+        let script = format!("{} => {{n: 1}}", delete("{_id: 3}", 1, part));
+        shard.check(&script).await;
+    }
+    shard.check("{count: 'c'} => {n: 16}").await;
+    shard
+        .check(&format!(
+            "{} => {{n: 0}}",
+            delete("{_id: 3}", 1, &part(3, &ranges))
+        ))
+        .await;
+}
+
+/// Progress goes when nobody has written it for long.
+#[tokio::test(flavor = "multi_thread")]
+async fn old_progress_is_removed() {
+    let shard = filled(5).await;
+    let first = part(1, &format!("ranges: {}", low()));
+    shard
+        .check(&format!("{} => {{n: 5}}", mark("{}", &first)))
+        .await;
+    let prefix = b"broadcast/";
+    let kept = || shard.shard.store.snapshot().scan_meta(prefix).count();
+    assert_eq!(kept(), 1);
+    shard
+        .check("admin {reapLogicalSessionCacheNow: 1} => {}")
+        .await;
+    assert_eq!(kept(), 1);
+    shard.clock.advance_minutes(61);
+    shard
+        .check("admin {reapLogicalSessionCacheNow: 1} => {}")
+        .await;
+    assert_eq!(kept(), 0);
+}
+
+/// Malformed parts are refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_parts() {
+    let shard = filled(3).await;
+    for bad in ["{}", "{slot: 1}", "{number: 1L, stream: 0}"] {
+        shard.check(&format!("{} => 2", mark("{}", bad))).await;
+    }
+    let neither = part(1, "again: false");
+    let reply = shard.run("test", &mark("{}", &neither)).await;
+    assert!(get(&reply, "writeErrors").is_some(), "{reply:?}");
+}
