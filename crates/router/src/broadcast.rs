@@ -53,10 +53,12 @@ struct Slot {
     number: u64,
 }
 
-/// A slot in use.
+/// A slot in use. One whose operation did not come to its end is not used again: a shard may still be
+/// at work on it.
 struct Taken<'a> {
     slots: &'a Slots,
     slot: Slot,
+    has_ended: bool,
 }
 
 impl Slots {
@@ -68,13 +70,19 @@ impl Slots {
         };
         let mut slot = free.unwrap_or_else(new);
         slot.number += 1;
-        Taken { slots: self, slot }
+        Taken {
+            slots: self,
+            slot,
+            has_ended: false,
+        }
     }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.slots.0.lock().push(self.slot);
+        if self.has_ended {
+            self.slots.0.lock().push(self.slot);
+        }
     }
 }
 
@@ -196,6 +204,7 @@ impl Run<'_> {
                 }
             }
         }
+        self.slot.has_ended = true;
         let mut totals = self.operation.totals().clone();
         if let (Some((matched, modified)), 0, Some(id)) =
             (self.retried, totals.matched, self.statement.id)

@@ -230,13 +230,12 @@ impl World {
         let mut all = Vec::new();
         let mut add = |next: World| all.push(next);
         if self.left.moves > 0 {
-            for at in 0..RANGES {
-                let mut next = self.clone();
-                next.left.moves -= 1;
-                next.owners[at] = 1 - next.owners[at];
-                next.version += 1;
-                add(next);
-            }
+            // The first range; the other one is there to be disturbed.
+            let mut next = self.clone();
+            next.left.moves -= 1;
+            next.owners[0] = 1 - next.owners[0];
+            next.version += 1;
+            add(next);
         }
         if self.left.crashes > 0 {
             for shard in 0..SHARDS.len() {
