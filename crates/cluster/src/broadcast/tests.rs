@@ -584,7 +584,7 @@ const CRASHES: Bounds = Bounds {
     operations: 1,
 };
 const REUSE: Bounds = Bounds {
-    moves: 0,
+    moves: 1,
     crashes: 0,
     resends: 1,
     operations: 2,
