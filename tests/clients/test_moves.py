@@ -73,6 +73,7 @@ class Moves(unittest.TestCase):
         self.birds = self.client.fleet.get_collection("birds", write_concern=WriteConcern("majority"))
         self.ledger = Ledger()
         self.done = threading.Event()
+        self.addCleanup(self.done.set)
         self.failures = []
 
     def run_shards(self):
@@ -286,7 +287,7 @@ class Moves(unittest.TestCase):
         wait_until(
             lambda: self.done.is_set() or (time.monotonic() > self.until and len(self.moved) >= MOVES_WANTED),
             f"{MOVES_WANTED} moves under load",
-            LOAD_S + DEADLINE_S,
+            LOAD_S + 2 * DEADLINE_S,
         )
         self.done.set()
         for thread in threads:

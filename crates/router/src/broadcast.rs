@@ -138,7 +138,7 @@ impl Statement<'_> {
             retried: None,
             told: None,
         };
-        run.to_the_end(gathered).await
+        run.carry_out(gathered).await
     }
 
     /// The client's own limit, or ours.
@@ -154,7 +154,7 @@ impl Statement<'_> {
 }
 
 impl Run<'_> {
-    async fn to_the_end(mut self, gathered: &mut Gathered) -> Result<Option<Totals>, Failure> {
+    async fn carry_out(mut self, gathered: &mut Gathered) -> Result<Option<Totals>, Failure> {
         let patience = self.statement.patience();
         let mut deadline = Instant::now() + patience;
         let mut pause = PAUSE_MIN;

@@ -35,7 +35,7 @@ pub(crate) async fn walk(modification: &Modification<'_>, part: &Part) -> Result
             progress,
             term: None,
         };
-        walk.to_the_end().await?;
+        walk.carry_out().await?;
         return walk.outcome();
     }
     let operation = invocation.operation;
@@ -57,7 +57,7 @@ pub(crate) async fn walk(modification: &Modification<'_>, part: &Part) -> Result
         progress,
         term: Some(term),
     };
-    walk.to_the_end().await?;
+    walk.carry_out().await?;
     if part.again && stored.as_ref() != Some(&walk.progress) {
         walk.fence(term).await?;
     }
@@ -123,7 +123,7 @@ impl Walk<'_> {
     }
 
     /// Searches and writes until there is nothing left to do.
-    async fn to_the_end(&mut self) -> Result<(), Error> {
+    async fn carry_out(&mut self) -> Result<(), Error> {
         while !self.progress.ended {
             let collection = self.collection();
             let none = Arc::new(RangeSet::new());
