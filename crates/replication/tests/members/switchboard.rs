@@ -205,7 +205,8 @@ impl Switchboard {
         let mut options = Options::new(GroupId(5));
         options.member = id;
         options.beginning = beginning;
-        options.tick_ms = 10;
+        // As a server has it. Quicker ones would elect others while a busy machine holds a leader up.
+        options.tick_ms = 100;
         options.segment_bytes = 4096;
         adjust(&mut options);
         let journal = Journal::default();
@@ -256,7 +257,7 @@ pub fn begin(board: &Switchboard, count: u64, adjust: impl Fn(&mut Options)) -> 
 
 /// Waits until something is there.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(found) = look() {
             return found;

@@ -28,7 +28,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
         .enable_all()
         .build()
         .expect("a runtime")
-        .block_on(async { tokio::time::timeout(Duration::from_secs(20), future).await })
+        .block_on(async { tokio::time::timeout(Duration::from_secs(60), future).await })
         .expect("in time")
 }
 

@@ -18,7 +18,7 @@ mod sharded;
 
 use anyhow::{Context, Result};
 use bson::{Bson, Document};
-use differential::server::{Server, start_mongod, start_terndb, start_terndb_with};
+use differential::server::{Server, start_members, start_mongod, start_terndb, start_terndb_with};
 use mongodb::Client;
 use mongodb::options::SelectionCriteria;
 use std::collections::BTreeSet;
@@ -40,8 +40,8 @@ fn on_runtime(test: impl Future<Output = Result<()>>) -> Result<()> {
 enum Kind {
     MongoDb,
     TernDb,
-    /// So many members of a replica set.
-    TernDbMembers(&'static str),
+    /// Three members of a replica set.
+    TernDbMembers,
     /// A router over so many shards.
     TernDbSharded(&'static str),
 }
@@ -51,7 +51,7 @@ impl Kind {
         match self {
             Kind::MongoDb => start_mongod(),
             Kind::TernDb => start_terndb(),
-            Kind::TernDbMembers(members) => start_terndb_with(&["--members", members]),
+            Kind::TernDbMembers => start_members(),
             Kind::TernDbSharded(shards) => start_terndb_with(&["--shards", shards]),
         }
     }

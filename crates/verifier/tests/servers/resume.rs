@@ -65,8 +65,7 @@ struct Child<'a> {
 }
 
 impl Child<'_> {
-    /// Runs for a while and is killed; says whether it came to its end before.
-    fn run_and_kill(&self, after: Duration) -> Result<bool> {
+    fn start(&self) -> Result<std::process::Child> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["--exact", "resume::child", "--ignored", "--nocapture"])
@@ -81,7 +80,12 @@ impl Child<'_> {
         if let Some(meta) = &self.meta {
             command.env("TERNDB_VERIFY_META", meta);
         }
-        let mut child = command.spawn()?;
+        Ok(command.spawn()?)
+    }
+
+    /// Runs for a while and is killed; says whether it came to its end before.
+    fn run_and_kill(&self, after: Duration) -> Result<bool> {
+        let mut child = self.start()?;
         std::thread::sleep(after);
         if let Some(status) = child.try_wait()? {
             ensure!(status.success(), "the run failed: {status}");
@@ -239,7 +243,9 @@ async fn other_settings(servers: &Servers) -> Result<()> {
         writes: "off",
         changes: "stream",
     };
-    child.run_and_kill(Duration::from_millis(1000))?;
+    // To its end, so that it surely has begun: what it was asked is kept until it is forgotten.
+    let ended = child.start()?.wait()?;
+    ensure!(ended.success(), "{ended}");
     let mut settings = servers.live_settings("written");
     settings.place = Place::Directory(child.state.to_owned());
     let refused = |settings: Settings, expected: &'static str| async move {

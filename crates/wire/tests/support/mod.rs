@@ -58,7 +58,7 @@ impl Handler for Script {
             }
             "compute" => {
                 self.holding.fetch_add(1, Ordering::SeqCst);
-                let deadline = Instant::now() + Duration::from_secs(20);
+                let deadline = Instant::now() + DEADLINE;
                 while !connection.look_for_hangup() && Instant::now() < deadline {
                     std::thread::yield_now();
                 }
@@ -172,7 +172,7 @@ impl TestServer {
     }
 }
 
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 pub fn connect(address: SocketAddr) -> Client {
     let client = Client::connect(address).unwrap();
