@@ -242,6 +242,12 @@ class _Refused:
         return True
 
 
+def for_shell(uri: str) -> str:
+    """By itself the shell looks for a server of this machine for two seconds only."""
+    whole = uri if "/" in uri.removeprefix("mongodb://") else f"{uri}/"
+    return f"{whole}{'&' if '?' in whole else '?'}serverSelectionTimeoutMS={DEADLINE_S * 1000}"
+
+
 def readme_commands(section: str) -> str:
     """What a section of the README has its readers type into the shell."""
     text = (ROOT / "README.md").read_text()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pymongo
 from bson.min_key import MinKey
 
-from server import DEADLINE_S, Process, binary, connect, only_terndb, readme_commands
+from server import DEADLINE_S, Process, binary, connect, for_shell, only_terndb, readme_commands
 
 MONGOSH = os.environ.get("TERNDB_MONGOSH")
 ZONES = """
@@ -188,7 +188,7 @@ class Sharded(ClusterProgram):
     def type(self, commands: str) -> str:
         """What the shell prints."""
         printed = subprocess.run(
-            [MONGOSH, "--quiet", "--norc", self.server.uri],
+            [MONGOSH, "--quiet", "--norc", for_shell(self.server.uri)],
             input=commands,
             capture_output=True,
             text=True,

@@ -9,7 +9,7 @@ import re
 import subprocess
 import unittest
 
-from server import DEADLINE_S, ROOT, Program, readme_commands, shared_uri
+from server import DEADLINE_S, ROOT, Program, for_shell, readme_commands, shared_uri
 
 MONGOSH = os.environ.get("TERNDB_MONGOSH")
 
@@ -26,7 +26,7 @@ class Shell(Program):
 
     def run_shell(self, arguments, typed: str = "") -> str:
         done = subprocess.run(
-            [MONGOSH, "--quiet", "--norc", f"{shared_uri()}/{self.db.name}", *arguments],
+            [MONGOSH, "--quiet", "--norc", for_shell(f"{shared_uri()}/{self.db.name}"), *arguments],
             input=typed,
             capture_output=True,
             text=True,

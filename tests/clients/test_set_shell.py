@@ -7,7 +7,7 @@ import sys
 import unittest
 from pathlib import Path
 
-from server import DEADLINE_S, free_ports, only_terndb, wait_until
+from server import DEADLINE_S, for_shell, free_ports, only_terndb, wait_until
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "failover"))
 from members import Member, ReplicaSet  # noqa: E402
@@ -26,7 +26,7 @@ class Shell(unittest.TestCase):
         """The value of a script, on the primary or on one member."""
         uri = f"mongodb://{member.host}/?directConnection=true" if member else self.set.uri
         done = subprocess.run(
-            [MONGOSH, "--quiet", "--norc", uri, "--eval", f"EJSON.stringify((() => {{ {script} }})())"],
+            [MONGOSH, "--quiet", "--norc", for_shell(uri), "--eval", f"EJSON.stringify((() => {{ {script} }})())"],
             capture_output=True,
             text=True,
             timeout=2 * DEADLINE_S,

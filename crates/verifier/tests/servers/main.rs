@@ -100,6 +100,8 @@ impl Servers {
         let mut settings = Settings::new(&self.from, &self.to);
         settings.selection.include = vec![Pattern::parse(database).expect("a database's name")];
         settings.read_preference = self.reads_from.clone();
+        // A machine that is busy with other tests may take its time.
+        settings.connect_timeout = Duration::from_secs(60);
         settings
     }
 
