@@ -11,7 +11,7 @@ use verifier::{Outcome, verify};
 #[test]
 fn secondaries_are_read() -> Result<()> {
     on_runtime(async {
-        let (source, destination) = (Kind::TernDbMembers, Kind::TernDb);
+        let (source, destination) = (Kind::TernDbMembers, Kind::TernDbMembers);
         let mut servers = Servers::start(source, destination).await?;
         let documents: Vec<Document> = (0..500).map(|n| doc! {"_id": n}).collect();
         servers.insert_both("read", "c", &documents).await?;
