@@ -253,7 +253,7 @@ fn positions(server: &Server, records: u64) -> Result<()> {
         "find": COLLECTION, "hint": { "$natural": 1 }, "$_requestResumeToken": true, "$db": DATABASE,
     };
     let mut first = find.clone();
-    first.insert("batchSize", i32::try_from(records / 2)?);
+    first.insert("batchSize", i32::try_from(records.min(1_000) / 2)?);
     let reply = connection.run(&first)?;
     let cursor = reply.get_document("cursor")?;
     let token = cursor.get_document("postBatchResumeToken");
