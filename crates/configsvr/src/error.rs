@@ -93,6 +93,7 @@ impl From<Refusal> for Fault {
             Refusal::OtherIncarnation => Code::STALE_EPOCH,
             Refusal::CatalogChanged => Code::CONFLICTING_OPERATION_IN_PROGRESS,
             Refusal::NotTheOwner(_) => Code::OPERATION_FAILED,
+            Refusal::OtherDatabase(_) => Code::STALE_DB_VERSION,
             Refusal::NoSuchShard(_) => Code::SHARD_NOT_FOUND,
             Refusal::AlreadySharded => Code::ALREADY_INITIALIZED,
             Refusal::Change(change) => match change {

@@ -55,6 +55,16 @@ fn field(fields: &Fields, name: &str) -> Value {
     get(fields, name).cloned().unwrap_or(Value::Null)
 }
 
+fn commit_of_primary(asked: &Fields, shard: &str) -> Fields {
+    let mut commit = vec![("_configsvrCommitPrimary".to_owned(), Value::Int32(1))];
+    for name in ["id", "db", "version", "to"] {
+        commit.push((name.to_owned(), field(asked, name)));
+    }
+    commit.push(("from".to_owned(), Value::String(shard.to_owned())));
+    commit.push(("blockedAt".to_owned(), Value::Timestamp(7, 7)));
+    commit
+}
+
 impl FakeDonor {
     /// From now on this is the primary of the config server.
     pub(crate) fn meets(&self, config: Arc<dyn Endpoint>) {
@@ -91,7 +101,7 @@ impl FakeDonor {
                 self.state.send_modify(|state| state.halted = true);
                 Some(Ok(Reply::ok()))
             }
-            "_terndbMoveRange" => Some(self.moves(shard, request).await),
+            "_terndbMoveRange" | "_terndbMovePrimary" => Some(self.moves(shard, request).await),
             _ => None,
         }
     }
@@ -104,6 +114,32 @@ impl FakeDonor {
         let request = Request::from_parts(body, Vec::new()).expect("a command");
         let reply = config.call(request).await?;
         Ok(decode(reply.document().as_bytes()).expect("a reply is valid BSON"))
+    }
+
+    async fn commit_of_range(
+        &self,
+        asked: &Fields,
+        shard: &str,
+        manner: Manner,
+    ) -> Result<Fields, CallError> {
+        let routing = vec![("_configsvrGetRouting".to_owned(), field(asked, "ns"))];
+        let routing = self.ask(routing).await?;
+        let version = field(&routing, "version");
+        let part = |name: &str| version.get(name).cloned().unwrap_or(Value::Null);
+        let catalog = match (manner, field(asked, "catalogVersion")) {
+            (Manner::CommitsWithOtherCatalog, _) => Value::Int64(77),
+            (_, catalog) => catalog,
+        };
+        let mut commit = vec![("_configsvrCommitMove".to_owned(), Value::Int32(1))];
+        for name in ["id", "ns", "uuid", "range", "to"] {
+            commit.push((name.to_owned(), field(asked, name)));
+        }
+        commit.push(("from".to_owned(), Value::String(shard.to_owned())));
+        commit.push(("epoch".to_owned(), part("e")));
+        commit.push(("timestamp".to_owned(), part("t")));
+        commit.push(("catalogVersion".to_owned(), catalog));
+        commit.push(("blockedAt".to_owned(), Value::Timestamp(7, 7)));
+        Ok(commit)
     }
 
     async fn moves(&self, shard: &str, request: &Request) -> Result<Reply, CallError> {
@@ -127,23 +163,10 @@ impl FakeDonor {
         let lost = |reply: &Fields| CallError::OutcomeUnknown(print_fields(reply));
         let mut outcome = Vec::new();
         if manner != Manner::Copies {
-            let routing = vec![("_configsvrGetRouting".to_owned(), field(&asked, "ns"))];
-            let routing = self.ask(routing).await?;
-            let version = field(&routing, "version");
-            let part = |name: &str| version.get(name).cloned().unwrap_or(Value::Null);
-            let catalog = match (manner, field(&asked, "catalogVersion")) {
-                (Manner::CommitsWithOtherCatalog, _) => Value::Int64(77),
-                (_, catalog) => catalog,
+            let commit = match request.name() {
+                "_terndbMovePrimary" => commit_of_primary(&asked, shard),
+                _ => self.commit_of_range(&asked, shard, manner).await?,
             };
-            let mut commit = vec![("_configsvrCommitMove".to_owned(), Value::Int32(1))];
-            for name in ["id", "ns", "uuid", "range", "to"] {
-                commit.push((name.to_owned(), field(&asked, name)));
-            }
-            commit.push(("from".to_owned(), Value::String(shard.to_owned())));
-            commit.push(("epoch".to_owned(), part("e")));
-            commit.push(("timestamp".to_owned(), part("t")));
-            commit.push(("catalogVersion".to_owned(), catalog));
-            commit.push(("blockedAt".to_owned(), Value::Timestamp(7, 7)));
             outcome = self.ask(commit).await?;
         }
         if get(&outcome, "outcome").is_none() {

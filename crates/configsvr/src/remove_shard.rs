@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Ranges are moved away by the balancer, for this also while it is stopped. Databases whose primary it is
-//! have to be dropped: it is not removed before.
+//! have to be dropped or moved by the operator (`movePrimary`): it is not removed before.
 
 use crate::commit::{Commit, by};
 use crate::documents::SHARDS;

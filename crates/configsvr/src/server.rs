@@ -4,6 +4,7 @@ use crate::error::Fault;
 use crate::operation::add_shard::AddShard;
 use crate::operation::drop::Drop;
 use crate::operation::drop_database::DropDatabase;
+use crate::operation::move_primary::{self, MovePrimary};
 use crate::operation::on_owners::OnOwners;
 use crate::operation::refine::Refine;
 use crate::operation::rename::Rename;
@@ -148,6 +149,10 @@ impl ConfigServer {
                 self.store.observe(body);
                 moves::commit::answer(&tenure, body).await
             }
+            "_configsvrCommitPrimary" => {
+                self.store.observe(body);
+                move_primary::commit(&tenure, body).await
+            }
             "_configsvrSettle" => {
                 self.store.observe(body);
                 settle::settle(&tenure, body).await
@@ -186,6 +191,7 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
         "shardcollection" => "shardCollection",
         "deleteIndexes" => "dropIndexes",
         "movechunk" => "moveChunk",
+        "moveprimary" => "movePrimary",
         "removeshard" => "removeShard",
         name => name,
     };
@@ -201,6 +207,7 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
             | "mergeChunks"
             | "moveRange"
             | "moveChunk"
+            | "movePrimary"
             | "setAllowMigrations"
             | "removeShard"
             | "addShardToZone"
@@ -243,6 +250,7 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
         "mergeChunks" => chunks::merge(tenure, command).await,
         "moveRange" => moves::command::move_range(tenure, command).await,
         "moveChunk" => moves::command::move_chunk(tenure, command).await,
+        "movePrimary" => run(tenure, MovePrimary::parse(command)?).await,
         "setAllowMigrations" => moves::command::set_allow(tenure, command).await,
         "removeShard" => remove_shard::remove(tenure, command).await,
         "addShardToZone" => zones::change_shard(tenure, "addShardToZone", command).await,

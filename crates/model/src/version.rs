@@ -197,6 +197,20 @@ impl DatabaseVersion {
         }
     }
 
+    /// As the outcome of a move of the primary tells it, where collections have placements: the same
+    /// life, under a number that grows with each move.
+    pub fn as_placement(self) -> PlacementVersion {
+        let mut epoch = [0; 12];
+        epoch.copy_from_slice(&self.uuid.0[..12]);
+        PlacementVersion {
+            incarnation: Incarnation {
+                epoch: ObjectId(epoch),
+                began: self.began,
+            },
+            chunk: ChunkVersion::new(self.last_modified, 0),
+        }
+    }
+
     /// Whether it is that of a database that never moves.
     pub fn is_fixed(self) -> bool {
         self == Self::fixed()

@@ -70,9 +70,9 @@ pub(crate) enum Telling {
 /// ⚑ Refuses what would change this shard's part of a sharded collection behind the cluster's back:
 /// the config server would go on to place what is not there any more.
 pub(crate) fn refuse_part(command: &str, collection: &Collection) -> Result<(), Error> {
-    match collection.ownership {
-        None => Ok(()),
-        Some(_) => Err(Error::new(
+    match collection.is_sharded() {
+        false => Ok(()),
+        true => Err(Error::new(
             Code::ILLEGAL_OPERATION,
             format!(
                 "{command} of the sharded collection {} has to go through a router",
@@ -95,7 +95,7 @@ impl Shard {
         if let Some(collection) = self.catalog.get(namespace) {
             return Ok(collection);
         }
-        let _ddl = self.ddl.lock().await;
+        let _ddl = self.ddl_in(namespace.database()).await?;
         match self.catalog.get(namespace) {
             Some(collection) => Ok(collection),
             None => {
@@ -220,7 +220,8 @@ impl Shard {
         if let Some(collection) = self.catalog.get(namespace) {
             refuse_part("drop", &collection)?;
         }
-        self.drop_collection_if(namespace, Telling::Aloud, |known| known.ownership.is_none())
+        let ddl = self.ddl_in(namespace.database()).await?;
+        self.drop_held(ddl, namespace, Telling::Aloud, |known| !known.is_sharded())
             .await
     }
 
@@ -231,7 +232,17 @@ impl Shard {
         telling: Telling,
         is_meant: impl Fn(&Collection) -> bool,
     ) -> Result<Option<Arc<Collection>>, Error> {
-        let _ddl = self.ddl.lock().await;
+        let ddl = self.ddl.lock().await;
+        self.drop_held(ddl, namespace, telling, is_meant).await
+    }
+
+    async fn drop_held(
+        &self,
+        _ddl: tokio::sync::MutexGuard<'_, ()>,
+        namespace: &Namespace,
+        telling: Telling,
+        is_meant: impl Fn(&Collection) -> bool,
+    ) -> Result<Option<Arc<Collection>>, Error> {
         let Some(collection) = self.catalog.get(namespace).filter(|known| is_meant(known)) else {
             return Ok(None);
         };
@@ -284,7 +295,7 @@ impl Shard {
         drop_target: bool,
     ) -> Result<(), Error> {
         let within = from.database() == to.database();
-        let _ddl = self.ddl.lock().await;
+        let _ddl = self.ddl_in(from.database()).await?;
         let Some(source) = self.catalog.get(from) else {
             let message = if within {
                 format!("Source collection {from} does not exist")
@@ -397,7 +408,7 @@ impl Shard {
         namespace: &Namespace,
         choose: impl Fn(&Collection) -> Result<Vec<String>, Error>,
     ) -> Result<Option<Arc<Collection>>, Error> {
-        let _ddl = self.ddl.lock().await;
+        let _ddl = self.ddl_in(namespace.database()).await?;
         let Some(collection) = self.catalog.get(namespace) else {
             return Ok(None);
         };

@@ -24,9 +24,10 @@
 //! its way any more. Until then they cost a few bytes each.
 //!
 //! Databases have a primary shard each, which has their unsharded collections; here it
-//! is said which, and which version of that holds.
+//! is said which, and which version of that holds. Moving it is decided as a range is: by operation id,
+//! if the database is still where it was ([`Authority::decide_primary`]).
 //!
-//! Left out so far: zones, resharding, moves of a database's primary.
+//! Left out so far: zones, resharding.
 
 use crate::routing::{ChangeError, ChunkWithEnd, RefreshError, RoutingTable, ShardId};
 use model::ids::Uuid;
@@ -70,6 +71,8 @@ pub enum Refusal {
     CatalogChanged,
     #[error("{0} does not own the range")]
     NotTheOwner(ShardId),
+    #[error("the database {0} is not what it was when its move began")]
+    OtherDatabase(String),
     #[error("there is no shard {0}, or it is being removed")]
     NoSuchShard(ShardId),
     #[error("the collection is sharded already")]
@@ -326,6 +329,43 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
             },
             placement: Some((name.clone(), placement)),
         }))
+    }
+
+    /// Works out what the move of a database's primary would write now: the database from then on, and the
+    /// decision. Nothing but the decision if it was decided before.
+    pub fn decide_primary(
+        &self,
+        operation: OperationId,
+        name: &str,
+        before: &DatabasePlacement,
+        to: &ShardId,
+        now: ClusterTime,
+    ) -> Result<(Answer<N>, DatabasePlacement), Refusal> {
+        let after = DatabasePlacement {
+            primary: to.clone(),
+            version: before.version.moved(),
+        };
+        let outcome = Outcome::Committed {
+            version: after.version.as_placement(),
+            since: now,
+        };
+        match self.outcome(operation) {
+            Some(Outcome::Aborted) => return Err(Refusal::Aborted),
+            Some(outcome @ Outcome::Committed { .. }) => {
+                return Ok((Answer::Decided(outcome), after));
+            }
+            None => {}
+        }
+        self.check_usable(to)?;
+        if self.database(name) != Some(before) {
+            return Err(Refusal::OtherDatabase(name.to_owned()));
+        }
+        let decision = Decision {
+            operation,
+            outcome,
+            placement: None,
+        };
+        Ok((Answer::Write(decision), after))
     }
 
     /// What became of an operation; if nothing did, it is aborted by what this returns.

@@ -313,3 +313,44 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_primary_moves_once_and_only_from_where_it_was() {
+    let mut authority: Authority<&str> = Authority::default();
+    let [here, there, leaving] = ["here", "there", "leaving"].map(ShardId::new);
+    authority.set_shard(here.clone(), true);
+    authority.set_shard(there.clone(), true);
+    authority.set_shard(leaving.clone(), false);
+    let now = ClusterTime::new(7, 1);
+    let before = authority.new_database(&here, Uuid([9; 16]), now).unwrap();
+    authority.set_database("db", Some(before.clone()));
+    let [first, second, aborted] = [1, 2, 3].map(|id| Uuid([id; 16]));
+    let to = |id, to| authority.decide_primary(id, "db", &before, to, now);
+    assert_eq!(
+        to(first, &leaving).unwrap_err(),
+        Refusal::NoSuchShard(leaving.clone())
+    );
+    let (answer, after) = to(first, &there).unwrap();
+    assert_eq!(after.version, before.version.moved());
+    let Answer::Write(decision) = answer else {
+        panic!("it is decided now");
+    };
+    let Answer::Write(abort) = authority.settle(aborted) else {
+        panic!("it is decided now");
+    };
+    authority.apply(abort).unwrap();
+    authority.apply(decision).unwrap();
+    authority.set_database("db", Some(after.clone()));
+    let outcome = Outcome::Committed {
+        version: after.version.as_placement(),
+        since: now,
+    };
+    let to = |id| authority.decide_primary(id, "db", &before, &there, now.next());
+    assert!(matches!(to(first), Ok((Answer::Decided(found), _)) if found == outcome));
+    assert_eq!(to(aborted).unwrap_err(), Refusal::Aborted);
+    // A message of another move that was begun before.
+    assert_eq!(
+        to(second).unwrap_err(),
+        Refusal::OtherDatabase("db".to_owned())
+    );
+}

@@ -13,7 +13,7 @@
 use super::{Context, Operation, Step};
 use crate::collection;
 use crate::commit::{Commit, by};
-use crate::documents::{CHUNKS, Fields, uuid_value};
+use crate::documents::{CHUNKS, Fields, TAGS, uuid_value};
 use crate::error::Fault;
 use crate::placement;
 use crate::queue::Claim;
@@ -100,6 +100,7 @@ impl Drop {
                 // Gone already if the answer to this very commit was lost.
                 if state.sharded(&here.namespace).is_ok() {
                     effects.push(gone(state, context, &here.namespace, &mut commit)?);
+                    forget_zones(&mut commit, &here.namespace);
                 }
                 context.write_state(here, &mut commit);
                 Ok(Plan {
@@ -169,6 +170,11 @@ pub(super) fn gone(
         Box::new(placement::decision(answer)?),
         None,
     ))
+}
+
+/// The zones of a collection's ranges go with it: another one of that name begins without.
+pub(super) fn forget_zones(commit: &mut Commit, name: &Namespace) {
+    commit.delete(TAGS, by("ns", name.as_str()).as_doc());
 }
 
 impl Operation for Drop {

@@ -11,7 +11,7 @@
 //! The primary is told that it is none before its data goes: a request that was routed by the old version is
 //! refused from then on, instead of making the database again behind everybody's back. ⚑
 
-use super::drop::{gone, remove_chunks};
+use super::drop::{forget_zones, gone, remove_chunks};
 use super::{Context, Operation, Step};
 use crate::commit::{Commit, by};
 use crate::database::set_database;
@@ -103,6 +103,7 @@ impl DropDatabase {
                     let (mut commit, mut effects) = (Commit::default(), Vec::new());
                     if state.sharded(name).is_ok() {
                         effects.push(gone(state, context, name, &mut commit)?);
+                        forget_zones(&mut commit, name);
                     }
                     context.write_state(self, &mut commit);
                     Ok(Plan {

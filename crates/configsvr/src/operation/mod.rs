@@ -26,6 +26,7 @@
 pub(crate) mod add_shard;
 pub(crate) mod drop;
 pub(crate) mod drop_database;
+pub(crate) mod move_primary;
 pub(crate) mod on_owners;
 pub(crate) mod refine;
 pub(crate) mod rename;
@@ -84,6 +85,11 @@ pub(crate) trait Operation: Send + Sync {
     /// Takes the next step. Whatever it did before may have been done already.
     fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>>;
 
+    /// What stays of the state document when the operation has ended: its outcome, if others ask for it.
+    fn remains(&self, _id: OperationId) -> Option<DocBuf> {
+        None
+    }
+
     /// Writes and effects that go with the last entry.
     fn last_words(&self, _tenure: &Tenure, _commit: &mut Commit) -> Result<Vec<Effect>, Fault> {
         Ok(Vec::new())
@@ -120,6 +126,7 @@ fn restore(doc: Doc<'_>) -> Result<Box<dyn Operation>, Fault> {
         add_shard::KIND => Box::new(add_shard::AddShard::restore(&fields)?),
         drop::KIND => Box::new(drop::Drop::restore(&fields)?),
         drop_database::KIND => Box::new(drop_database::DropDatabase::restore(&fields)?),
+        move_primary::KIND => Box::new(move_primary::MovePrimary::restore(&fields)?),
         on_owners::KIND => Box::new(on_owners::OnOwners::restore(&fields)?),
         refine::KIND => Box::new(refine::Refine::restore(&fields)?),
         rename::KIND => Box::new(rename::Rename::restore(&fields)?),
@@ -322,11 +329,14 @@ async fn write_state(context: Context<'_>, operation: &dyn Operation) -> Result<
         .await
 }
 
-/// Removes the state document and the locks.
+/// Removes the state document, but for what remains of it, and the locks.
 async fn finish(context: Context<'_>, operation: &dyn Operation) -> Result<(), Fault> {
     let mut commit = Commit::default();
     let id = by("_id", uuid_value(&context.id));
-    commit.delete(OPERATIONS, id.as_doc());
+    match operation.remains(context.id) {
+        Some(outcome) => commit.put(OPERATIONS, id.as_doc(), outcome.as_doc()),
+        None => commit.delete(OPERATIONS, id.as_doc()),
+    };
     for name in operation.claim().names() {
         commit.delete(LOCKS, by("_id", name.as_str()).as_doc());
         let what = format!("{}.end", operation.kind());

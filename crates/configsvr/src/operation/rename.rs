@@ -15,7 +15,7 @@
 //!
 //! Left out: a sharded collection does not change its database, as in MongoDB.
 
-use super::drop::{gone, remove_chunks};
+use super::drop::{forget_zones, gone, remove_chunks};
 use super::{Context, Operation, Step};
 use crate::collection::Facts;
 use crate::commit::{Commit, by};
@@ -189,6 +189,7 @@ impl Rename {
                 // Written already if the answer to this very commit was lost.
                 if here.replaced.is_some() && here.is_replaced_there(state) {
                     effects.push(gone(state, context, &here.to, &mut commit)?);
+                    forget_zones(&mut commit, &here.to);
                 }
                 if let Ok((entry, table)) = state.sharded(&here.from) {
                     let mut table = table.clone();

@@ -149,3 +149,22 @@ async fn what_nobody_takes_is_left_for_later() {
     )
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn zones_of_a_collection_go_with_it() {
+    let cluster = Cluster::start(1).await;
+    let made = "
+        admin {addShardToZone: 'shard0', zone: 'north'} => {}
+        admin {shardCollection: 'test.birds', key: {a: 1}} => {}
+        admin {updateZoneKeyRange: 'test.birds', min: {a: 1}, max: {a: 5}, zone: 'north'} => {}
+        config! config {count: 'tags'} => {n: 1}
+        ";
+    for gone in ["test {drop: 'birds'}", "test {dropDatabase: 1}"] {
+        cluster.check(made).await;
+        cluster
+            .check(&format!(
+                "{gone} => {{}}\nconfig! config {{count: 'tags'}} => {{n: 0}}"
+            ))
+            .await;
+    }
+}

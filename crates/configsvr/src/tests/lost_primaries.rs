@@ -322,3 +322,24 @@ async fn while_moving_a_range() {
     )
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_moving_a_primary() {
+    check(
+        "movePrimary",
+        "
+        test {dropDatabase: 1} => {}
+        admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+        admin {shardCollection: 'test.c', key: {a: 1}} => {}
+        ",
+        "admin {movePrimary: 'test', to: 'shard1'}",
+        "
+        config! {_configsvrGetDatabase: 1, db: 'test'} => {primary: 'shard1', version: {lastMod: 2}}
+        shard1! admin {getDatabaseVersion: 'test'} => {dbVersion: {lastMod: 2}}
+        shard0! admin {getDatabaseVersion: 'test'} => {dbVersion: {lastMod: 2}}
+        shard1! test {insert: 'plain', documents: [{}]} => {n: 1}
+        shard1! test {listCollections: 1, filter: {name: 'c'}, nameOnly: true} => {cursor: {firstBatch: [{name: 'c'}]}}
+        ",
+    )
+    .await;
+}

@@ -278,3 +278,50 @@ fn first(reply: &Fields) -> Value {
         .and_then(|batch| batch.first());
     first.unwrap_or_else(|| panic!("{reply:?}")).clone()
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn primaries_move_as_asked_or_not_at_all() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+            test {movePrimary: 'test', to: 'shard1'} => 13
+            admin {movePrimary: 'test'} => 40414
+            admin {movePrimary: 'test', to: 1} => 14
+            admin {movePrimary: 'test', to: ''} => 72
+            admin {movePrimary: 'test', to: 'shard7'} => 70
+            admin {movePrimary: 'none', to: 'shard1'} => 26
+            admin {movePrimary: 'config', to: 'shard1'} => 72
+            admin {movePrimary: 'test', to: 'shard1', from: 'shard0'} => 40415
+            admin {movePrimary: 'test', to: 'shard0'} => {}
+            config! {_configsvrGetDatabase: 1, db: 'test'} => {primary: 'shard0', version: {lastMod: 1}}
+            ",
+        )
+        .await;
+    cluster.donor.behaves(Manner::Refuses);
+    cluster
+        .check(
+            "
+            admin {movePrimary: 'test', to: 'shard1'} => 96
+            config! {_configsvrGetDatabase: 1, db: 'test'} => {primary: 'shard0', version: {lastMod: 1}}
+            config! config {count: 'locks'} => {n: 0}
+            config! config {count: 'terndb_operations', query: {kind: 'outcome', aborted: true}} => {n: 1}
+            ",
+        )
+        .await;
+    cluster.donor.behaves(Manner::Commits);
+    cluster
+        .check(
+            "
+            admin {movePrimary: 'test', to: 'shard1/shard1:1'} => {}
+            config! config {find: 'databases'} => {cursor: {firstBatch: [{_id: 'test', primary: 'shard1', version: {lastMod: 2}}]}}
+            admin {removeShard: 'shard1'} => {state: 'started', dbsToMove: ['test']}
+            admin {removeShard: 'shard1'} => {state: 'ongoing', dbsToMove: ['test'], remaining: {dbs: 1L}}
+            admin {movePrimary: 'test', to: 'shard0'} => {}
+            admin {removeShard: 'shard1'} => {state: 'completed'}
+            admin {movePrimary: 'test', to: 'shard1'} => 70
+            ",
+        )
+        .await;
+}

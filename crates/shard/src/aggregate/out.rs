@@ -26,7 +26,7 @@ pub(crate) async fn write_out(
     let shard = invocation.shard;
     shard.check_writable(target, "$out")?;
     if let Some(target) = shard.catalog.get(target)
-        && target.ownership.is_some()
+        && target.is_sharded()
     {
         return Err(Error::location(
             28769,
@@ -36,7 +36,7 @@ pub(crate) async fn write_out(
     let name = format!("tmp.agg_out.{}", shard.new_uuid());
     let hidden = Namespace::new(target.database(), &name)?;
     {
-        let _ddl = shard.ddl.lock().await;
+        let _ddl = shard.ddl_in(target.database()).await?;
         let (options, indexes) = match shard.catalog.get(target) {
             Some(replaced) => (
                 replaced.options.clone(),

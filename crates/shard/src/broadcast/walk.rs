@@ -20,9 +20,10 @@ use storage::entry::{Encoder, Header};
 pub(crate) async fn walk(modification: &Modification<'_>, part: &Part) -> Result<Outcome, Error> {
     let invocation = modification.invocation;
     let shard = invocation.shard;
-    let asked = match (&part.ranges, &invocation.route) {
+    let owned = invocation.route.as_ref().and_then(|route| route.owned());
+    let asked = match (&part.ranges, owned) {
         (Some(ranges), _) => Arc::new(ranges.clone()),
-        (None, Some(route)) => route.owned().clone(),
+        (None, Some(owned)) => owned.clone(),
         (None, None) => return Err(malformed("it says neither a version nor ranges")),
     };
     // The history of a session says more than progress would.

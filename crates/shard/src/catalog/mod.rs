@@ -121,7 +121,7 @@ impl Collection {
                 uuid: self.uuid.0,
                 keeps_images: self.keeps_images(),
                 namespace: self.namespace.as_str(),
-                shard_key: self.ownership.as_ref().map(|own| own.key.as_bytes()),
+                shard_key: self.sharded_ownership().map(|own| own.key.as_bytes()),
             };
             let mut bytes = Vec::new();
             name.encode(&mut bytes);
@@ -136,6 +136,15 @@ impl Collection {
             .get_doc("changeStreamPreAndPostImages")
             .and_then(|images| images.get("enabled"))
             == Some(ValueRef::Boolean(true))
+    }
+
+    /// What this shard owns of it, if it is sharded.
+    pub(crate) fn sharded_ownership(&self) -> Option<&Arc<Ownership>> {
+        self.ownership.as_ref().filter(|known| !known.unsharded)
+    }
+
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.sharded_ownership().is_some()
     }
 
     /// Whether documents may be stored here that belong to another shard.
@@ -274,6 +283,10 @@ impl Catalog {
             };
             let mut collection = known.copy();
             collection.ownership = Ownership::updated(known.ownership.as_ref(), &update)?;
+            if known.ownership.is_some() && collection.ownership.is_none() {
+                // It has come here with its database: what it was before is not known here.
+                collection.since = time;
+            }
             version.put(collection);
         }
         self.current.store(Arc::new(version));

@@ -26,7 +26,7 @@ pub(crate) async fn create(invocation: &Invocation<'_>) -> Answer {
     let options = parse(invocation, &namespace)?;
     check_target(&namespace)?;
     let shard = invocation.shard;
-    let _ddl = shard.ddl.lock().await;
+    let _ddl = shard.ddl_in(namespace.database()).await?;
     if shard.catalog.get(&namespace).is_some() {
         return Err(Error::new(
             Code::NAMESPACE_EXISTS,

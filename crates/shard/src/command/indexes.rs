@@ -35,7 +35,7 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
     let shard = invocation.shard;
     loop {
         let catalog_change = shard.catalog.changed();
-        let ddl = shard.ddl.lock().await;
+        let ddl = shard.ddl_in(namespace.database()).await?;
         let Some(collection) = shard.catalog.get(&namespace) else {
             let new = choose(None, &namespace, &asked)?.new;
             let after = new.len() + 1;
@@ -73,7 +73,7 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
 /// ⚑ A unique index can only be kept by a shard that sees all documents of one value: its first fields
 /// must be those of the shard key.
 fn check_unique(collection: &Collection, asked: &[IndexDefinition]) -> Result<(), Error> {
-    let Some(ownership) = &collection.ownership else {
+    let Some(ownership) = collection.sharded_ownership() else {
         return Ok(());
     };
     for index in asked.iter().filter(|index| index.unique) {

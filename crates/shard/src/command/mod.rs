@@ -109,22 +109,49 @@ impl Invocation<'_> {
     /// hold what the request was checked against.
     pub(crate) fn check_route(&self, collection: &Collection) -> Result<(), Error> {
         match &self.route {
-            Some(route) => route.check(&self.shard.sharding, Some(collection)),
+            Some(route) => route.check(
+                &self.shard.sharding,
+                self.request.database(),
+                Some(collection),
+            ),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses to go on if the request was routed by a database that is not here any more.
+    pub(crate) fn check_database_route(&self) -> Result<(), Error> {
+        match &self.route {
+            Some(route @ CheckedRoute::Database(_)) => {
+                let database = self.request.database();
+                route.check(&self.shard.sharding, database, None)
+            }
+            Some(CheckedRoute::Ranges { .. }) | None => Ok(()),
         }
     }
 
     /// The same for what a command has read: it read with what held from its beginning
     /// to its end.
     fn check_route_of_read(&self) -> Result<(), Error> {
-        let reads = matches!(
-            self.request.name(),
-            "find" | "aggregate" | "count" | "distinct" | "explain"
-        );
+        let reads = match (&self.route, self.request.name()) {
+            (Some(CheckedRoute::Ranges { .. }), name) => {
+                matches!(
+                    name,
+                    "find" | "aggregate" | "count" | "distinct" | "explain"
+                )
+            }
+            (Some(CheckedRoute::Database(_)), name) => {
+                only_reads(self.request)
+                    || matches!(name, "listCollections" | "listIndexes" | "collStats")
+            }
+            (None, _) => false,
+        };
         match &self.route {
             Some(route) if reads => {
-                let now = self.shard.catalog.get(route.namespace());
-                route.check(&self.shard.sharding, now.as_deref())
+                let now = route
+                    .namespace()
+                    .and_then(|name| self.shard.catalog.get(name));
+                let database = self.request.database();
+                route.check(&self.shard.sharding, database, now.as_deref())
             }
             _ => Ok(()),
         }
@@ -373,16 +400,24 @@ async fn check_routed(
     routed: &Routed,
     operation: &Operation,
 ) -> Result<Option<CheckedRoute>, Error> {
-    let stale = match shard.check_routed(request, routed) {
+    let mut stale = match shard.check_routed(request, routed) {
         Err(stale) => stale,
         checked => return checked,
     };
-    // Boxed: it is rare, and connections need not reserve room for it.
-    let refreshed = Box::pin(shard.refresh_for(request, routed)).await;
-    let waited = Box::pin(shard.await_version(request, routed, operation)).await?;
-    match refreshed || waited {
-        true => shard.check_routed(request, routed),
-        false => Err(stale),
+    loop {
+        // Boxed: it is rare, and connections need not reserve room for it.
+        let refreshed = Box::pin(shard.refresh_for(request, routed)).await;
+        let waited = Box::pin(shard.await_version(request, routed, operation)).await?;
+        if refreshed || waited {
+            stale = match shard.check_routed(request, routed) {
+                Err(stale) => stale,
+                checked => return checked,
+            };
+        }
+        // What was waited for may be what there is to ask for.
+        if !waited {
+            return Err(stale);
+        }
     }
 }
 
@@ -488,6 +523,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "_terndbSetPlacement" => sharding::set_placement(invocation).await,
         "_terndbForgetPlacement" => sharding::forget_placement(invocation).await,
         "cleanupOrphaned" => sharding::cleanup_orphaned(invocation).await,
+        "_terndbMovePrimary" => migration::move_primary(invocation).await,
         "_terndbMoveRange" => migration::move_range(invocation).await,
         "_terndbAbortMoves" => migration::abort_moves(invocation).await,
         "_terndbReceive" => migration::receive(invocation).await,

@@ -106,9 +106,17 @@ impl Modification<'_> {
         let shard = self.invocation.shard;
         for _ in 0..UPSERT_ATTEMPTS {
             let mut outcome = Outcome::default();
-            if let Some(collection) = shard.catalog.get(self.namespace) {
-                self.change(&collection, &mut outcome).await?;
-            }
+            let collection = shard.catalog.get(self.namespace);
+            let changed = match &collection {
+                Some(collection) => self.change(collection, &mut outcome).await,
+                None => Ok(()),
+            };
+            changed
+                .and_then(|()| self.check_not_given_away(collection.as_deref()))
+                .map_err(|error| match outcome.matched > 0 {
+                    true => killed_halfway(error, self.namespace),
+                    false => error,
+                })?;
             if outcome.matched > 0 || !self.upsert {
                 return Ok(outcome);
             }
@@ -147,6 +155,21 @@ impl Modification<'_> {
                 .iter()
                 .any(|(path, _)| path.as_str() == field.key())
         })
+    }
+
+    /// ⚑ What was not found may have gone to another shard with its database.
+    fn check_not_given_away(&self, collection: Option<&Collection>) -> Result<(), Error> {
+        let is_here = collection.is_some_and(|seen| {
+            let now = self.invocation.shard.catalog.by_id(seen.id);
+            now.is_some_and(|now| {
+                let ownership = now.ownership.as_ref();
+                !ownership.is_some_and(|it| it.unsharded && it.owned.is_empty())
+            })
+        });
+        match is_here {
+            true => Ok(()),
+            false => self.invocation.check_database_route(),
+        }
     }
 
     async fn change(
@@ -274,7 +297,7 @@ impl Modification<'_> {
                 let after = update.apply(doc, moment, &self.selection.context)?;
                 if let Some(after) = &after {
                     check_stored(after.as_doc())?;
-                    if let Some(ownership) = &evaluator.collection().ownership {
+                    if let Some(ownership) = evaluator.collection().sharded_ownership() {
                         let statement = UpdateStatement {
                             filter: &self.selection.filter,
                             multi: self.multi,
@@ -401,6 +424,18 @@ pub(crate) fn moment<'m>(
             increment: time.increment(),
         },
     }
+}
+
+/// The error for a statement that has changed some documents of a collection when that went to another
+/// shard with its database. Whoever routed it must not begin again: some were changed.
+fn killed_halfway(error: Error, namespace: &Namespace) -> Error {
+    if error.code != Code::STALE_DB_VERSION {
+        return error;
+    }
+    Error::new(
+        Code::QUERY_PLAN_KILLED,
+        format!("{namespace} moved to another shard with its database while it was written to"),
+    )
 }
 
 #[derive(Default)]

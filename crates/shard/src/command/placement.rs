@@ -60,6 +60,7 @@ fn placement(command: &str) -> Placement {
         | "_terndbCreateSharded"
         | "_terndbForgetDatabase"
         | "_terndbForgetPlacement"
+        | "_terndbMovePrimary"
         | "_terndbMoveRange"
         | "_terndbAbortMoves"
         | "_terndbReceive"

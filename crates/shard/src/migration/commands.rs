@@ -3,6 +3,7 @@
 //! All of it may be asked again, and late: a move that runs is joined, one that has ended is
 //! answered for as long as it is remembered.
 
+use super::database::DatabasePlan;
 use super::donor::EndedMove;
 use super::plan::{Fields, Plan, append_outcome, wrong};
 use super::recipient::{Letter, Message};
@@ -32,6 +33,7 @@ impl Plan {
         let key = fields.doc("key")?;
         Ok(Self {
             id: fields.uuid("id")?,
+            part_of: None,
             namespace: Namespace::parse(fields.text("ns")?)?,
             uuid: fields.uuid("uuid")?,
             pattern: ShardKeyPattern::parse(key)?,
@@ -54,6 +56,7 @@ impl Plan {
         let key = fields.doc("key")?;
         Ok(Self {
             id: fields.uuid("id")?,
+            part_of: fields.uuid("partOf").ok(),
             namespace: Namespace::parse(fields.text("ns")?)?,
             uuid: fields.uuid("uuid")?,
             pattern: ShardKeyPattern::parse(key)?,
@@ -128,6 +131,31 @@ pub(crate) async fn move_range(invocation: &Invocation<'_>) -> Answer {
         deleted.await?;
     }
     told(&ended)
+}
+
+/// `_terndbMovePrimary {id, db, version, to, toHost}`: the same for the primary of a database.
+pub(crate) async fn move_primary(invocation: &Invocation<'_>) -> Answer {
+    invocation.admin_only()?;
+    let plan = DatabasePlan::from_command(invocation.request.body())?;
+    let migrations = &invocation.shard.migrations;
+    let handle = match migrations.database(plan.id)? {
+        Known::Runs(handle) => handle,
+        Known::Ended(ended) => return told(&ended),
+        Known::Unknown => migrations.begin_database(plan).await?,
+    };
+    let mut ended = handle.ended.subscribe();
+    drop(handle);
+    tokio::select! {
+        ended = ended.wait_for(Option::is_some) => match ended {
+            Ok(ended) => told(ended.as_ref().ok_or_else(over)?),
+            Err(_) => Err(over()),
+        },
+        () = invocation.shard.shutdown_begun() => Err(over()),
+        () = invocation.operation.interrupted() => {
+            invocation.operation.check()?;
+            Err(over())
+        }
+    }
 }
 
 /// `_terndbAbortMoves {ns, uuid}`: waits until no move of the collection can be committed.

@@ -22,10 +22,15 @@
 //! primary's memory: it is worked out again if that is quick, else the move is aborted. ⚑ Nothing
 //! is scanned for long while writes wait.
 //!
+//! A part of a move of a database's primary (`database.rs`) waits for the others before it blocks writes,
+//! and before it blocks reads; what became of it it is told. It has an ownership, and there is no task to
+//! delete a range: the collection is dropped when it is given away.
+//!
 //! The log is pinned from the position before the copy on, here and on the other members
 //! (`pins.rs`). If one has less of it when it takes over, because it got a copy of the state
 //! meanwhile, the recipient is told so, and the move is aborted.
 
+use super::database::{DatabaseHandle, Reached, Stage};
 use super::digest::{self, Follower};
 use super::peers::{Failure, ask};
 use super::plan::{DonorState, Fields, Plan, append_outcome, append_range, uuid_value};
@@ -33,6 +38,7 @@ use super::stretch::Stretch;
 use super::{COORDINATORS, put, remove};
 use crate::Shard;
 use crate::catalog::Collection;
+use crate::ddl::Telling;
 use crate::primary_services::Tenure;
 use crate::sharding::range_deletion::RangeDeletion;
 use crate::sharding::{Applied, BlockLevel, Ownership, Transition};
@@ -98,6 +104,11 @@ pub(super) struct DonorHandle {
     pub(super) ended: watch::Sender<Option<EndedMove>>,
     pub(super) phase: Mutex<&'static str>,
     pub(super) steps: Mutex<Steps>,
+    /// The move of a database's primary that it is a part of, while that runs.
+    pub(super) whole: Option<Arc<DatabaseHandle>>,
+    pub(super) reached: watch::Sender<Reached>,
+    /// The collection as it was when this began.
+    pub(super) described: DocBuf,
 }
 
 pub(super) struct Driver {
@@ -174,7 +185,28 @@ impl Driver {
     }
 
     fn is_to_abort(&self) -> bool {
+        let is_over =
+            |whole: &Arc<DatabaseHandle>| whole.stage() == Stage::Decided(Outcome::Aborted);
+        let whole = self.handle.whole.as_ref();
         *self.handle.abort.borrow()
+            || whole.is_some_and(is_over)
+            || (whole.is_none() && self.state.plan.part_of.is_some())
+    }
+
+    /// Tells how far this part is, and waits until all may go on; false if it is to be aborted.
+    async fn await_others(&self, reached: Reached, wanted: Stage) -> Result<bool, Over> {
+        let Some(whole) = &self.handle.whole else {
+            return Ok(!self.is_to_abort());
+        };
+        self.handle.reached.send_replace(reached);
+        let mut stage = whole.stage.subscribe();
+        let mut abort = self.handle.abort.subscribe();
+        tokio::select! {
+            _ = stage.wait_for(|now| *now == wanted || matches!(now, Stage::Decided(_))) => {}
+            _ = abort.wait_for(|abort| *abort) => {}
+            () = self.tenure.ended() => return Err(Over),
+        }
+        Ok(!self.is_to_abort())
     }
 
     fn gives_up(&mut self, why: impl Into<String>) -> Event {
@@ -236,7 +268,20 @@ impl Driver {
                 let lag = self.shard.log.last_applied().get().saturating_sub(copied);
                 let follower = self.follower.as_mut();
                 let changes = follower.map_or(0, |follower| follower.changes_behind(copied));
-                if digested && lag <= LAG_ENTRIES_MAX && changes <= LAG_CHANGES_MAX {
+                let is_close = digested && lag <= LAG_ENTRIES_MAX && changes <= LAG_CHANGES_MAX;
+                if let (Some(whole), true) = (&self.handle.whole, is_close) {
+                    self.handle.reached.send_replace(Reached::CaughtUp);
+                    let mut stage = whole.stage.subscribe();
+                    if *stage.borrow_and_update() == Stage::Copying {
+                        scanned_at = None;
+                        tokio::select! {
+                            _ = stage.changed() => {}
+                            () = self.pause(PAUSE) => {}
+                        }
+                        continue;
+                    }
+                }
+                if is_close {
                     self.handle.steps.lock().copying_ms = began.elapsed().as_millis() as u64;
                     return Ok(Event::AlmostCaughtUp);
                 }
@@ -305,8 +350,18 @@ impl Driver {
             .with("secondaryThrottle", plan.secondary_throttle)
             .with("waitForDelete", plan.wait_for_delete);
         append_range(&mut writer, "range", &plan.range);
-        if let Some(collection) = self.collection() {
-            describe(&collection, &mut writer);
+        match &plan.part_of {
+            Some(whole) => {
+                writer.append("partOf", uuid_value(whole));
+                for element in self.handle.described.iter() {
+                    writer.append_element(&element);
+                }
+            }
+            None => {
+                if let Some(collection) = self.collection() {
+                    describe(&collection, plan, &mut writer);
+                }
+            }
         }
         writer
     }
@@ -352,9 +407,13 @@ impl Driver {
                     self.note(Fields(report.document()));
                     match report.document().get_str("phase") {
                         Some("ready") => {
-                            return Ok(match self.follows(Fields(report.document())) {
-                                Ok(()) => Event::RecipientReady,
-                                Err(error) => self.gives_up(error.message),
+                            if let Err(error) = self.follows(Fields(report.document())) {
+                                return Ok(self.gives_up(error.message));
+                            }
+                            let others = self.await_others(Reached::Ready, Stage::BlockReads);
+                            return Ok(match others.await? {
+                                true => Event::RecipientReady,
+                                false => self.gives_up("it was asked to end"),
                             });
                         }
                         Some("receiving") => {}
@@ -410,7 +469,21 @@ impl Driver {
     /// Asks the config server until it is known what was decided. ⚑ A lost answer is never
     /// taken for an abort.
     async fn deciding(&mut self) -> Result<Event, Over> {
-        let mut settles = false;
+        let mut settles = self.state.plan.part_of.is_some();
+        if let Some(whole) = self.handle.whole.clone() {
+            self.handle.reached.send_replace(Reached::ReadsBlocked);
+            let mut stage = whole.stage.subscribe();
+            // Nobody but the whole asks, and nobody but it is to end.
+            let decided = tokio::select! {
+                stage = stage.wait_for(|now| matches!(now, Stage::Decided(_))) => {
+                    stage.map(|stage| *stage)
+                }
+                () = self.tenure.ended() => return Err(Over),
+            };
+            if let Ok(Stage::Decided(outcome)) = decided {
+                return Ok(Event::Decided(outcome));
+            }
+        }
         loop {
             self.check()?;
             let plan = &self.state.plan;
@@ -525,7 +598,11 @@ impl Driver {
         });
         loop {
             self.check()?;
-            match self.write(next.as_ref()).await {
+            let written = match self.drop_given_away(next.is_none()).await {
+                Ok(()) => self.write(next.as_ref()).await,
+                Err(error) => Err(error),
+            };
+            match written {
                 Ok(applied) => {
                     let Some(next) = next else { return Ok(true) };
                     self.entered(&next, applied);
@@ -553,6 +630,22 @@ impl Driver {
         }
     }
 
+    /// The collection that went with its database is dropped, once its new owner knows that it has it.
+    async fn drop_given_away(&self, has_ended: bool) -> Result<(), Error> {
+        let plan = &self.state.plan;
+        let is_given_away = matches!(self.state.donor.phase, Phase::Committed(_));
+        if !has_ended || !is_given_away || plan.part_of.is_none() {
+            return Ok(());
+        }
+        let is_meant = |known: &Collection| {
+            let ownership = known.ownership.as_ref();
+            Some(known.id) == self.handle.collection
+                && ownership.is_some_and(|it| it.is_dead_copy())
+        };
+        let dropped = (self.shard).drop_collection_if(&plan.namespace, Telling::Quietly, is_meant);
+        dropped.await.map(|_| ())
+    }
+
     async fn write(&self, next: Option<&DonorState>) -> Result<Applied, Error> {
         let plan = &self.state.plan;
         let (id, range) = (plan.id, plan.range.clone());
@@ -561,6 +654,7 @@ impl Driver {
             Some(next) => {
                 documents.push(put(super::namespace(COORDINATORS), next.document()));
                 match next.donor.phase {
+                    _ if plan.part_of.is_some() => {}
                     Phase::Committed(_) => {
                         let now = self.shard.cluster_time();
                         documents.push(plan.deletion(false, plan.when_to_clean(), now)?);
@@ -597,9 +691,19 @@ impl Driver {
                 Some(Phase::Copying { .. }) | None => known.clone(),
             })
         };
+        let first = match plan.part_of {
+            Some(_) => Some(Ownership::of_unsharded(plan.known, true)?),
+            None => None,
+        };
         let transition = Transition {
             ownership: Some(Box::new(change)),
             counts_from,
+            forgets_ownership: first.is_some()
+                && matches!(
+                    phase,
+                    Some(Phase::Aborted | Phase::Committed(Outcome::Aborted))
+                ),
+            first,
             documents,
             expect: Vec::new(),
         };
@@ -630,9 +734,13 @@ fn release(plan: &Plan, outcome: Outcome) -> DocWriter {
 }
 
 /// What a recipient needs to make the same collection.
-fn describe(collection: &Collection, writer: &mut DocWriter) {
+pub(super) fn describe(collection: &Collection, plan: &Plan, writer: &mut DocWriter) {
     writer.append("options", &collection.options);
-    if let Some(ownership) = &collection.ownership {
+    if plan.part_of.is_some() {
+        writer.begin_document("collectionVersion");
+        plan.known.append_to(writer);
+        writer.end();
+    } else if let Some(ownership) = &collection.ownership {
         writer.append("unique", ownership.unique);
         writer.begin_document("collectionVersion");
         ownership.collection_version.append_to(writer);

@@ -22,6 +22,7 @@
 //! | --- | --- |
 //! | `service.rs` | which moves run on this primary; how they begin |
 //! | `donor.rs`, `recipient.rs` | the two sides, driven by their documents |
+//! | `database.rs` | all unsharded collections of a database together |
 //! | `plan.rs` | what a move is about; the documents |
 //! | `commands.rs` | what is asked of a shard |
 //! | `stretch.rs` | where the documents of a range lie |
@@ -37,6 +38,7 @@
 
 mod commands;
 mod copy;
+mod database;
 mod digest;
 mod donor;
 mod history;
@@ -52,8 +54,8 @@ mod stretch;
 mod tail;
 
 pub(crate) use commands::{
-    abort_moves, move_copy, move_range, move_sessions, move_tail, receive, receive_finish,
-    receive_release,
+    abort_moves, move_copy, move_primary, move_range, move_sessions, move_tail, receive,
+    receive_finish, receive_release,
 };
 pub use peers::Connect;
 pub(crate) use pins::keep_log;
@@ -163,9 +165,13 @@ async fn ask_config(
 
 /// What became of a move; if nothing was decided, it is aborted by this. ⚑
 async fn settle(shard: &Shard, plan: &Plan, wait: Duration) -> Result<Outcome, Failure> {
+    settle_operation(shard, plan.operation(), wait).await
+}
+
+async fn settle_operation(shard: &Shard, id: Uuid, wait: Duration) -> Result<Outcome, Failure> {
     let question = DocWriter::new()
         .with("_configsvrSettle", 1)
-        .with("operation", uuid_value(&plan.id));
+        .with("operation", uuid_value(&id));
     ask_config(shard, question, wait).await
 }
 

@@ -5,6 +5,7 @@
 //!   config.migrationRecipients     on the recipient
 //!   { _id: UUID, nss, collectionUuid, donorShardId, recipientShardId, range: {min, max},
 //!     key, encodedRange: {min, max}, known: {e, t, v}, otherHost, catalogVersion, secondaryThrottle, waitForDelete,
+//!     partOf: UUID,                    of the move of a database's primary, if it is a part of one
 //!     since: long, phase: "copying" | "writesBlocked" | "readsBlocked" | "committed" | "aborted"
 //!                       | "receiving" | "ready" | "owner" | "aborted",
 //!     version: {e, t, v},              committed: of the collection from then on
@@ -41,6 +42,8 @@ use model::{Code, Error, Namespace};
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) id: Uuid,
+    /// The move of a database's primary that this is a part of: its outcome is this one's.
+    pub(super) part_of: Option<Uuid>,
     pub(super) namespace: Namespace,
     pub(super) uuid: Uuid,
     pub(super) key: DocBuf,
@@ -183,6 +186,11 @@ pub(super) fn append_range(writer: &mut DocWriter, name: &str, range: &KeyRange)
 }
 
 impl Plan {
+    /// By which its outcome is known.
+    pub(super) fn operation(&self) -> Uuid {
+        self.part_of.unwrap_or(self.id)
+    }
+
     pub(super) fn moved(&self) -> Move {
         Move {
             id: self.id,
@@ -206,6 +214,9 @@ impl Plan {
         writer.begin_document("known");
         self.known.append_to(&mut writer);
         writer.end();
+        if let Some(whole) = &self.part_of {
+            writer.append("partOf", uuid_value(whole));
+        }
         writer
             .with("otherHost", self.other_host.as_str())
             .with("catalogVersion", self.catalog_version)
@@ -218,6 +229,7 @@ impl Plan {
         let key = fields.doc("key")?;
         Ok(Self {
             id: fields.uuid("_id")?,
+            part_of: fields.uuid("partOf").ok(),
             namespace: Namespace::parse(fields.text("nss")?)?,
             uuid: fields.uuid("collectionUuid")?,
             pattern: ShardKeyPattern::parse(key)?,

@@ -15,6 +15,9 @@
 //! | owner | owned, under the versions of the decision | none |
 //! | aborted | neither: what was copied is dead | the task, to be carried out |
 //!
+//! A part of a move of a database's primary has a collection of its own: it is dropped if the move is
+//! aborted, and has no ownership any more, like any collection that is not sharded, when it has come.
+//!
 //! The document of a move that has ended stays for [`KEPT_MS`], so that messages that are
 //! repeated late are answered for what they are.
 
@@ -25,6 +28,8 @@ use super::receive::{Ended, Orders, Receiver};
 use super::stretch::Stretch;
 use super::{RECIPIENTS, put, remove};
 use crate::Shard;
+use crate::catalog::Collection;
+use crate::ddl::Telling;
 use crate::primary_services::Tenure;
 use crate::sharding::range_deletion::{RangeDeletion, WhenToClean};
 use crate::sharding::{Ownership, Transition};
@@ -48,6 +53,8 @@ use wire::ConnectionInfo;
 pub(super) const KEPT_MS: i64 = 10 * 60 * 1000;
 /// How long a recipient that is ready waits for the donor before it asks what was decided.
 const SILENCE: Duration = Duration::from_secs(5);
+/// The same for a part of a whole: the others have to get ready too.
+const SILENCE_OF_PARTS: Duration = Duration::from_secs(30);
 /// How often a move that has ended is looked at, until it is forgotten.
 const LOOK_BACK: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
@@ -104,6 +111,11 @@ impl Driver {
         let mut receiver = self.start_receiver(ordered);
         let mut finishing: Option<Finishing> = None;
         let mut why: Option<Error> = None;
+        let silence = match self.state.plan.part_of {
+            Some(_) => SILENCE_OF_PARTS,
+            None => SILENCE,
+        };
+        self.drop_copy().await;
         loop {
             if self.has_ended() {
                 self.progress.ended.store(true, Ordering::Relaxed);
@@ -128,7 +140,7 @@ impl Driver {
                     receiver = None;
                     why = self.received(ended, &mut finishing).await;
                 }
-                () = tokio::time::sleep(SILENCE), if self.state.recipient.phase == Phase::Ready => {
+                () = tokio::time::sleep(silence), if self.state.recipient.phase == Phase::Ready => {
                     self.settle().await;
                 }
                 () = tokio::time::sleep(LOOK_BACK), if self.has_ended() => {}
@@ -352,6 +364,7 @@ impl Driver {
             match self.try_write(&state, committed).await {
                 Ok(()) => {
                     self.state = state;
+                    self.drop_copy().await;
                     return;
                 }
                 Err(error) => {
@@ -365,6 +378,23 @@ impl Driver {
         }
     }
 
+    /// The copy of a collection whose database stays where it is. What is left is dropped before the next
+    /// attempt.
+    async fn drop_copy(&self) {
+        let plan = &self.state.plan;
+        if plan.part_of.is_none() || self.state.recipient.phase != Phase::Aborted {
+            return;
+        }
+        let is_copy = |known: &Collection| {
+            let ownership = known.ownership.as_ref();
+            Some(known.id) == self.collection && ownership.is_some_and(|it| it.is_dead_copy())
+        };
+        let dropped = (self.shard).drop_collection_if(&plan.namespace, Telling::Quietly, is_copy);
+        if let Err(error) = dropped.await {
+            tracing::warn!("a copy of {} is not dropped yet: {error}", plan.namespace);
+        }
+    }
+
     async fn try_write(
         &self,
         state: &RecipientState,
@@ -375,14 +405,15 @@ impl Driver {
         let phase = state.recipient.phase;
         let now = self.shard.log.latest_time();
         let deletion = match phase {
-            Phase::Receiving { .. } | Phase::Ready => plan.deletion(true, WhenToClean::Now, now)?,
-            Phase::Owner => RangeDeletion::delete(id)?,
-            Phase::Aborted => plan.deletion(false, WhenToClean::Now, now)?,
+            _ if plan.part_of.is_some() => None,
+            Phase::Receiving { .. } | Phase::Ready => {
+                Some(plan.deletion(true, WhenToClean::Now, now)?)
+            }
+            Phase::Owner => Some(RangeDeletion::delete(id)?),
+            Phase::Aborted => Some(plan.deletion(false, WhenToClean::Now, now)?),
         };
-        let documents = vec![
-            put(super::namespace(RECIPIENTS), state.document()),
-            deletion,
-        ];
+        let mut documents = vec![put(super::namespace(RECIPIENTS), state.document())];
+        documents.extend(deletion);
         let Some(collection) = self
             .collection
             .filter(|id| self.shard.catalog.by_id(*id).is_some())
@@ -401,8 +432,10 @@ impl Driver {
             counts_from: committed
                 .filter(|_| phase == Phase::Owner)
                 .map(|committed| committed.since),
+            forgets_ownership: plan.part_of.is_some() && phase == Phase::Owner,
             documents,
             expect: Vec::new(),
+            ..Transition::default()
         };
         self.shard.transition(collection, &transition).await?;
         Ok(())

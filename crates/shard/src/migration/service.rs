@@ -11,6 +11,7 @@
 //! ⚑ A move begins only where it may: the donor owns the whole range, and no other move of it
 //! runs; the recipient owns nothing of it and receives nothing of it.
 
+use super::database::{self, DATABASES, DatabaseHandle, DatabasePlan, Reached, description};
 use super::donor::{self, DonorHandle, EndedMove, Steps};
 use super::peers::OtherShards;
 use super::pins::Pins;
@@ -22,7 +23,7 @@ use super::{COORDINATORS, RECIPIENTS, put};
 use crate::Shard;
 use crate::catalog::{Clustering, Collection};
 use crate::command::indexes::choose;
-use crate::ddl::{New, Order};
+use crate::ddl::{New, Order, Telling};
 use crate::primary_services::Tenure;
 use crate::sharding::range_deletion::WhenToClean;
 use crate::sharding::{Ownership, Transition};
@@ -51,6 +52,10 @@ const ENDED_MAX: usize = 1000;
 
 /// A move that is to begin.
 pub(super) enum Begin {
+    Database(
+        Box<DatabasePlan>,
+        oneshot::Sender<Result<Arc<DatabaseHandle>, Error>>,
+    ),
     Donor(Box<Plan>, oneshot::Sender<Result<Arc<DonorHandle>, Error>>),
     Recipient(DocBuf, oneshot::Sender<Result<Arc<RecipientHandle>, Error>>),
 }
@@ -60,6 +65,7 @@ struct Inner {
     /// Set while this member is primary and has read its documents.
     service: Option<mpsc::UnboundedSender<Begin>>,
     donors: HashMap<Uuid, Arc<DonorHandle>>,
+    databases: HashMap<Uuid, Arc<DatabaseHandle>>,
     recipients: HashMap<Uuid, Arc<RecipientHandle>>,
     /// Recipients that make their collection ready.
     beginning: HashSet<Uuid>,
@@ -112,6 +118,28 @@ impl Migrations {
         }
         let ended = inner.ended.iter().find(|(other, _)| *other == id);
         Ok(ended.map_or(Known::Unknown, |(_, ended)| Known::Ended(ended.clone())))
+    }
+
+    pub(super) fn database(&self, id: Uuid) -> Result<Known<DatabaseHandle>, Error> {
+        let inner = self.inner.lock();
+        if inner.service.is_none() {
+            return Err(not_primary());
+        }
+        if let Some(handle) = inner.databases.get(&id) {
+            return Ok(Known::Runs(handle.clone()));
+        }
+        let ended = inner.ended.iter().find(|(other, _)| *other == id);
+        Ok(ended.map_or(Known::Unknown, |(_, ended)| Known::Ended(ended.clone())))
+    }
+
+    pub(super) async fn begin_database(
+        &self,
+        plan: DatabasePlan,
+    ) -> Result<Arc<DatabaseHandle>, Error> {
+        let (answer, answered) = oneshot::channel();
+        let begin = Begin::Database(Box::new(plan), answer);
+        self.service()?.send(begin).map_err(|_| not_primary())?;
+        answered.await.map_err(|_| not_primary())?
     }
 
     pub(super) fn recipient(&self, id: Uuid) -> Result<Option<Arc<RecipientHandle>>, Error> {
@@ -214,6 +242,13 @@ impl Service {
     /// Goes on with what the documents say.
     fn resume(&mut self) {
         let fault = |error: Error| tracing::error!("a move cannot go on: {error}");
+        let mut databases = Vec::new();
+        for document in super::documents(&self.shard, DATABASES) {
+            match DatabasePlan::from_document(document.as_doc()) {
+                Ok(plan) => databases.push(self.enter_database(plan)),
+                Err(error) => fault(error),
+            }
+        }
         for document in super::documents(&self.shard, COORDINATORS) {
             match DonorState::from_document(document.as_doc()) {
                 Ok(state) => {
@@ -223,6 +258,9 @@ impl Service {
                 }
                 Err(error) => fault(error),
             }
+        }
+        for handle in databases {
+            self.start_database(handle);
         }
         for document in super::documents(&self.shard, RECIPIENTS) {
             match RecipientState::from_document(document.as_doc()) {
@@ -237,6 +275,9 @@ impl Service {
 
     async fn begin(&mut self, begin: Begin) {
         match begin {
+            Begin::Database(plan, answer) => {
+                let _ = answer.send(self.begin_database(*plan).await);
+            }
             Begin::Donor(plan, answer) => {
                 let _ = answer.send(self.begin_donor(*plan).await);
             }
@@ -287,6 +328,7 @@ impl Service {
             return Ok(handle);
         }
         plan.donor = shard.sharding.shard_name();
+        let is_part = plan.part_of.is_some();
         let collection = shard.catalog.get(&plan.namespace);
         let collection = collection.filter(|known| known.uuid == plan.uuid);
         let collection = collection.ok_or_else(|| {
@@ -295,13 +337,22 @@ impl Service {
                 format!("ns does not exist: {}", plan.namespace),
             )
         })?;
-        let Some(ownership) = &collection.ownership else {
-            return Err(Error::new(
-                Code::NAMESPACE_NOT_SHARDED,
-                format!("{} is not sharded", plan.namespace),
-            ));
+        let first = match (is_part, collection.sharded_ownership()) {
+            (false, Some(ownership)) => {
+                plan.known = ownership.collection_version;
+                None
+            }
+            (true, None) => Some(Ownership::of_unsharded(plan.known, true)?),
+            (true, Some(_)) => {
+                return Err(conflict(format!("{} is sharded by now", plan.namespace)));
+            }
+            (false, None) => {
+                return Err(Error::new(
+                    Code::NAMESPACE_NOT_SHARDED,
+                    format!("{} is not sharded", plan.namespace),
+                ));
+            }
         };
-        plan.known = ownership.collection_version;
         shard
             .migrations
             .shards
@@ -346,12 +397,15 @@ impl Service {
             }
             Ok(known.clone())
         };
+        let mut documents = vec![put(super::namespace(COORDINATORS), state.document())];
+        if !is_part {
+            let now = shard.log.latest_time();
+            documents.push(plan.deletion(true, plan.when_to_clean(), now)?);
+        }
         let transition = Transition {
             ownership: Some(Box::new(check)),
-            documents: vec![
-                put(super::namespace(COORDINATORS), state.document()),
-                plan.deletion(true, plan.when_to_clean(), shard.log.latest_time())?,
-            ],
+            first,
+            documents,
             ..Transition::default()
         };
         shard.transition(collection.id, &transition).await?;
@@ -372,6 +426,11 @@ impl Service {
             .migrations
             .shards
             .get(&plan.recipient, &plan.other_host)?;
+        let described = collection.as_ref().map(|known| description(known, &plan));
+        let whole = plan.part_of.and_then(|whole| {
+            let inner = shard.migrations.inner.lock();
+            inner.databases.get(&whole).cloned()
+        });
         // If it is gone the recipient is told so when it asks for it.
         let pin = shard.log.pin(LogPosition::new(state.since)).ok();
         let handle = Arc::new(DonorHandle {
@@ -383,6 +442,9 @@ impl Service {
             ended: watch::Sender::new(None),
             phase: Mutex::new(donor::phase_name(&state.donor.phase)),
             steps: Mutex::default(),
+            whole,
+            reached: watch::Sender::new(Reached::Copying),
+            described: described.unwrap_or_default(),
         });
         let id = handle.plan.id;
         shard
@@ -409,6 +471,69 @@ impl Service {
             drop(running);
         });
         Ok(handle)
+    }
+}
+
+impl Service {
+    async fn begin_database(
+        &mut self,
+        mut plan: DatabasePlan,
+    ) -> Result<Arc<DatabaseHandle>, Error> {
+        let shard = self.shard.clone();
+        if let Known::Runs(handle) = shard.migrations.database(plan.id)? {
+            return Ok(handle);
+        }
+        plan.donor = shard.sharding.shard_name();
+        let known = shard.sharding.database(&plan.name);
+        if !known.is_some_and(|known| known.primary && known.version == plan.version) {
+            return Err(Error::new(
+                Code::ILLEGAL_OPERATION,
+                format!(
+                    "this shard is not the primary of {} by that version",
+                    plan.name
+                ),
+            ));
+        }
+        let is_there = |inner: &Inner| inner.databases.values().any(|it| it.plan.name == plan.name);
+        if is_there(&shard.migrations.inner.lock()) {
+            return Err(conflict(format!(
+                "the primary of {} moves already",
+                plan.name
+            )));
+        }
+        let (recipient, host) = (&plan.recipient, &plan.other_host);
+        shard.migrations.shards.get(recipient, host)?;
+        let begun = vec![put(super::namespace(DATABASES), plan.document())];
+        super::write_documents(&shard, begun).await?;
+        let handle = self.enter_database(plan);
+        self.start_database(handle.clone());
+        Ok(handle)
+    }
+
+    fn enter_database(&mut self, plan: DatabasePlan) -> Arc<DatabaseHandle> {
+        let handle = DatabaseHandle::new(plan);
+        let mut inner = self.shard.migrations.inner.lock();
+        inner.databases.insert(handle.plan.id, handle.clone());
+        handle
+    }
+
+    /// Its parts are known.
+    fn start_database(&mut self, handle: Arc<DatabaseHandle>) {
+        let shard = self.shard.clone();
+        let id = handle.plan.id;
+        let mut parts = shard.migrations.donors();
+        parts.retain(|part| part.plan.part_of == Some(id));
+        let driver = database::Driver {
+            shard: shard.clone(),
+            tenure: self.tenure.clone(),
+            handle,
+            parts,
+            reason: None,
+        };
+        self.tasks.spawn(async move {
+            driver.run().await;
+            shard.migrations.inner.lock().databases.remove(&id);
+        });
     }
 }
 
@@ -457,13 +582,19 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
     let mut plan = Plan::from_receive(request, &shard.sharding.shard_name())?;
     shard.migrations.shards.get(&plan.donor, &plan.other_host)?;
     let since = fields.count("since")?;
-    let collection = ready_collection(shard, &plan, request).await?;
+    let is_part = plan.part_of.is_some();
+    let collection = match is_part {
+        true => new_collection(shard, &plan, request).await?,
+        false => ready_collection(shard, &plan, request).await?,
+    };
     let Some(ownership) = &collection.ownership else {
         return Err(conflict(format!("{} is not sharded here", plan.namespace)));
     };
     plan.known = ownership.collection_version;
     // ⚑ What is left of earlier days goes first: into history, so that nobody waits for it.
-    shard.remove_dead(&collection, &plan.range).await?;
+    if !is_part {
+        shard.remove_dead(&collection, &plan.range).await?;
+    }
     let begun = Recipient::begin(plan.moved(), since, Standing::Empty);
     let recipient = begun
         .and_then(|begun| begun.next)
@@ -482,12 +613,14 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
         }
         known.with_receiving(plan.id, plan.range.clone())
     };
+    let mut documents = vec![put(super::namespace(RECIPIENTS), state.document())];
+    if !is_part {
+        let now = shard.log.latest_time();
+        documents.push(plan.deletion(true, WhenToClean::Now, now)?);
+    }
     let transition = Transition {
         ownership: Some(Box::new(check)),
-        documents: vec![
-            put(super::namespace(RECIPIENTS), state.document()),
-            plan.deletion(true, WhenToClean::Now, shard.log.latest_time())?,
-        ],
+        documents,
         ..Transition::default()
     };
     shard.transition(collection.id, &transition).await?;
@@ -496,13 +629,7 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
     Ok(state)
 }
 
-/// The collection with the donor's order and all of its indexes, created if it is not there.
-async fn ready_collection(
-    shard: &Arc<Shard>,
-    plan: &Plan,
-    request: Doc<'_>,
-) -> Result<Arc<Collection>, Error> {
-    let fields = Fields(request);
+fn listed_indexes(request: Doc<'_>) -> Result<Vec<IndexDefinition>, Error> {
     let mut indexes: Vec<IndexDefinition> = Vec::new();
     let listed = request
         .get_array("indexes")
@@ -513,6 +640,65 @@ async fn ready_collection(
         };
         indexes.push(parse_specification(index, false)?);
     }
+    Ok(indexes)
+}
+
+/// A collection that comes with its database. What an earlier attempt left under its name is dropped.
+async fn new_collection(
+    shard: &Arc<Shard>,
+    plan: &Plan,
+    request: Doc<'_>,
+) -> Result<Arc<Collection>, Error> {
+    let fields = Fields(request);
+    let indexes = listed_indexes(request)?;
+    let indexes = choose(None, &plan.namespace, &indexes)?.new;
+    if let Some(known) = shard.catalog.get(&plan.namespace) {
+        let is_copy = |known: &Collection| {
+            let ownership = known.ownership.as_ref();
+            ownership.is_some_and(|it| it.is_dead_copy())
+        };
+        let comes = known.ownership.as_ref();
+        let comes = comes.is_some_and(|it| !it.moving.receiving.is_empty());
+        if known.uuid == plan.uuid && comes {
+            return Err(conflict(format!("{} comes already", plan.namespace)));
+        }
+        if known.uuid != plan.uuid || !is_copy(&known) {
+            return Err(Error::new(
+                Code::NAMESPACE_EXISTS,
+                format!("{} is there on the recipient already", plan.namespace),
+            ));
+        }
+        let dropped = shard.drop_collection_if(&plan.namespace, Telling::Quietly, |now| {
+            now.id == known.id && is_copy(now)
+        });
+        dropped.await?;
+    }
+    let new = New {
+        uuid: plan.uuid,
+        options: fields.doc("options")?.to_owned(),
+        indexes,
+        ownership: Some(Ownership::of_unsharded(
+            fields.version("collectionVersion")?,
+            false,
+        )?),
+        replaces: None,
+        order: Order::Like(None),
+    };
+    let _ddl = shard.ddl.lock().await;
+    if shard.catalog.get(&plan.namespace).is_some() {
+        return Err(conflict(format!("{} is made by another", plan.namespace)));
+    }
+    shard.create_new(&plan.namespace, new).await
+}
+
+/// The collection with the donor's order and all of its indexes, created if it is not there.
+async fn ready_collection(
+    shard: &Arc<Shard>,
+    plan: &Plan,
+    request: Doc<'_>,
+) -> Result<Arc<Collection>, Error> {
+    let fields = Fields(request);
+    let indexes = listed_indexes(request)?;
     let clustering = request.get_doc("clustering").map(Doc::to_owned);
     let version = fields.version("collectionVersion")?;
     let new = |indexes, replaces: Option<Arc<Collection>>| -> Result<New, Error> {
@@ -532,6 +718,7 @@ async fn ready_collection(
                 owned: Arc::default(),
                 orphans: false,
                 moving: Arc::default(),
+                unsharded: false,
             }),
             replaces,
             order: Order::Like(clustering.clone()),

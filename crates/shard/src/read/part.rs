@@ -79,7 +79,7 @@ impl ScanPart {
     /// Whether nothing of what is asked for can be here: it is another collection, or none
     /// of a cluster.
     pub(crate) fn is_elsewhere(&self, collection: Option<&Collection>) -> bool {
-        let known = collection.filter(|known| known.ownership.is_some());
+        let known = collection.filter(|known| known.is_sharded());
         let same = known.is_some_and(|known| self.uuid.is_none_or(|uuid| uuid == known.uuid));
         self.ranges.is_some() && !same
     }

@@ -183,9 +183,9 @@ pub(crate) fn rejected(execution: &Execution, shape: Shape<'_>) -> Vec<Stage> {
 fn tree(execution: &Execution, plan: &Plan, statistics: &Statistics, shape: Shape<'_>) -> Stage {
     let query = execution.query();
     let counted = matches!(shape, Shape::Counted);
-    let mut stage = match execution.collection().ownership {
-        None => access_stage(execution.planned(), plan, statistics, counted),
-        Some(_) => sharding_filter(execution.planned(), plan, statistics, counted),
+    let mut stage = match execution.collection().is_sharded() {
+        false => access_stage(execution.planned(), plan, statistics, counted),
+        true => sharding_filter(execution.planned(), plan, statistics, counted),
     };
     let covered = matches!(&plan.access, Access::Index(access) if access.covered);
     let matched = statistics.matched;

@@ -104,18 +104,26 @@ pub(crate) async fn set_database(invocation: &Invocation<'_>) -> Answer {
     let database = KnownDatabase {
         version: version.ok_or_else(|| missing(NAME, "version"))?,
         primary: primary.ok_or_else(|| missing(NAME, "primary"))?,
+        moving: None,
     };
     invocation.shard.set_database(name, database).await?;
     ok()
 }
 
 impl Shard {
-    pub(super) async fn set_database(
+    pub(crate) async fn set_database(
         &self,
         name: &str,
         database: KnownDatabase,
     ) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
+        // ⚑ It has its collections, or it is not their home.
+        if database.primary && self.is_arriving(name) {
+            return Err(Error::new(
+                Code::LOCK_TIMEOUT,
+                format!("collections of {name} are still to come"),
+            ));
+        }
         if let Some(known) = self.sharding.known().databases.get(name) {
             let news = match database.version.age(known.version) {
                 Age::Older => false,
@@ -232,6 +240,7 @@ impl<'a> Fields<'a> {
             orphans: false,
             owned,
             moving: known.map_or_else(Arc::default, |known| known.moving.clone()),
+            unsharded: false,
         })
     }
 }

@@ -59,13 +59,13 @@ pub(crate) use commands::{
 pub(crate) use moving::BlockLevel;
 #[cfg(test)]
 pub(crate) use moving::Moving;
-pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipPart, OwnershipUpdate};
+pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipPart, OwnershipUpdate, whole};
 pub(crate) use range_deletion::RangeDeleter;
 pub(crate) use received::ReceivedChange;
 pub(crate) use refresh::Refresh;
 pub(crate) use report::{get_database_version, get_shard_version, sharding_state};
 pub(crate) use shard_key_update::{UpdateStatement, would_leave};
-pub(crate) use state::ShardingState;
+pub(crate) use state::{KnownDatabase, MovingDatabase, ShardingState, StateKey};
 #[cfg(test)]
 pub(crate) use transition::Expectation;
 pub(crate) use transition::{Applied, OwnershipChange, StateChange, StateWrite, Transition};

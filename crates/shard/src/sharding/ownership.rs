@@ -3,13 +3,16 @@
 //! ```text
 //!   meta key  "sharding/ownership/" + collection id as 8 hex digits
 //!   value     { key: document, unique: bool, placement: {e, t, v}, collectionVersion: {e, t, v},
-//!               orphans: bool }
+//!               orphans: bool, unsharded: true }         the last one only where it is so
 //!   meta key  "sharding/owned/" + collection id as 8 hex digits
 //!   value     { ranges: [min, max, min, max, ..] }    encoded bounds as binary, ascending
 //! ```
 //!
 //! Several documents: a split changes the versions and leaves the ranges alone, of which there
 //! may be many. What moves add is in `moving.rs`.
+//!
+//! A collection that is not sharded has an ownership only while the primary of its database moves: it is
+//! one range then, given away or received whole (`migration/database.rs`). Nobody works out keys for it.
 //!
 //! *Orphans* are documents that are stored here and not owned. There are none until ranges
 //! are given away or received, because what is not owned cannot be written; as long as there
@@ -46,6 +49,8 @@ pub(crate) struct Ownership {
     /// Whether documents may be stored here that are not owned.
     pub(crate) orphans: bool,
     pub(crate) moving: Arc<Moving>,
+    /// The collection is not sharded; it moves with its database.
+    pub(crate) unsharded: bool,
 }
 
 /// A change of the stored documents; what is not mentioned stays.
@@ -89,6 +94,11 @@ impl OwnershipKey {
     }
 }
 
+/// All keys of a pattern.
+pub(crate) fn whole(pattern: &ShardKeyPattern) -> KeyRange {
+    KeyRange::new(KeyBound::new(&pattern.least()), KeyBound::after_all())
+}
+
 fn parse(key: &[u8], prefix: &str) -> Option<CollectionId> {
     let digits = std::str::from_utf8(key.strip_prefix(prefix.as_bytes())?).ok()?;
     u32::from_str_radix(digits, 16).ok().map(CollectionId)
@@ -98,10 +108,40 @@ impl Ownership {
     /// Whether a document belongs to this shard. One whose key cannot be worked out has
     /// no place in any range.
     pub(crate) fn owns(&self, document: Doc<'_>) -> bool {
+        if self.unsharded {
+            return !self.owned.is_empty();
+        }
         match self.pattern.key_of(document) {
             Ok(key) => self.owned.contains(&key),
             Err(_) => false,
         }
+    }
+
+    /// That of a collection which is not sharded: all of it, or nothing.
+    pub(crate) fn of_unsharded(version: PlacementVersion, owns: bool) -> Result<Self, Error> {
+        let key = DocWriter::new().with("_id", 1).finish();
+        let pattern = ShardKeyPattern::parse(key.as_doc())?;
+        let owned = match owns {
+            true => RangeSet::of([whole(&pattern)]),
+            false => RangeSet::new(),
+        };
+        Ok(Self {
+            pattern,
+            key,
+            unique: false,
+            placement: version,
+            collection_version: version,
+            owned: Arc::new(owned),
+            orphans: false,
+            moving: Arc::default(),
+            unsharded: true,
+        })
+    }
+
+    /// Whether it is what is left here of a collection that lives elsewhere. ⚑ One that comes again is not:
+    /// documents of earlier moves are read again by a new primary.
+    pub(crate) fn is_dead_copy(&self) -> bool {
+        self.unsharded && self.owned.is_empty() && self.moving.receiving.is_empty()
     }
 
     /// Whether a document that is stored here must not be seen.
@@ -113,6 +153,9 @@ impl Ownership {
     pub(crate) fn blocks_writes(&self, document: Doc<'_>) -> bool {
         if self.moving.blocks.is_empty() {
             return false;
+        }
+        if self.unsharded {
+            return true;
         }
         match self.pattern.key_of(document) {
             Ok(key) => (self.moving.blocks.iter()).any(|block| block.range.contains(&key)),
@@ -126,6 +169,9 @@ impl Ownership {
             return false;
         }
         let blocked = self.moving.blocked_for_reads(at);
+        if self.unsharded {
+            return !blocked.is_empty();
+        }
         match self.pattern.key_of(document) {
             Ok(key) => blocked.contains(&key),
             Err(_) => false,
@@ -135,6 +181,9 @@ impl Ownership {
     /// Whether an operation receives the range of a document.
     pub(crate) fn receives(&self, operation: Uuid, document: Doc<'_>) -> bool {
         let receiving = &self.moving.receiving;
+        if self.unsharded {
+            return receiving.iter().any(|it| it.operation == operation);
+        }
         match self.pattern.key_of(document) {
             Ok(key) => receiving
                 .iter()
@@ -148,6 +197,9 @@ impl Ownership {
         let receiving = &self.moving.receiving;
         if receiving.is_empty() {
             return false;
+        }
+        if self.unsharded {
+            return (receiving.iter()).any(|it| Some(it.operation) != operation);
         }
         match self.pattern.key_of(document) {
             Ok(key) => receiving.iter().any(|received| {
@@ -183,7 +235,7 @@ impl Ownership {
         start: ClusterTime,
         counts_from: Option<ClusterTime>,
     ) -> Ownership {
-        let whole = KeyRange::new(KeyBound::new(&self.pattern.least()), KeyBound::after_all());
+        let whole = whole(&self.pattern);
         let known = known.filter(|known| self.pattern.extends(&known.pattern));
         let before = match known {
             Some(known) => known.owned_by(&self.pattern),
@@ -355,6 +407,9 @@ impl Ownership {
         writer.end().begin_document("collectionVersion");
         self.collection_version.append_to(&mut writer);
         writer.end().append("orphans", self.orphans);
+        if self.unsharded {
+            writer.append("unsharded", true);
+        }
         writer.finish()
     }
 
@@ -387,6 +442,7 @@ impl Ownership {
             orphans: flag("orphans")?,
             owned,
             moving,
+            unsharded: head.get("unsharded") == Some(ValueRef::Boolean(true)),
         })
     }
 

@@ -215,6 +215,10 @@ impl Ownership {
 
     /// The same for one document: whether it lies in the range and is nobody's.
     pub(crate) fn is_dead(&self, range: &KeyRange, document: Doc<'_>) -> bool {
+        // It goes as a whole.
+        if self.unsharded {
+            return false;
+        }
         match self.pattern.key_of(document) {
             Ok(key) => {
                 range.contains(&key)

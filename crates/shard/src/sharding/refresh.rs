@@ -76,7 +76,7 @@ impl Shard {
     }
 
     fn ownership_of(&self, namespace: &Namespace) -> Option<Arc<Ownership>> {
-        self.catalog.get(namespace)?.ownership.clone()
+        self.catalog.get(namespace)?.sharded_ownership().cloned()
     }
 
     fn knows_less_of(&self, database: &str, received: DatabaseVersion) -> bool {
@@ -97,19 +97,15 @@ impl Shard {
             .ok_or_else(|| malformed("version"))?;
         let version = DatabaseVersion::from_document(version)?;
         let here = reply.get_str("primary") == Some(self.sharding.shard_name().as_str());
-        let arrives = self
-            .sharding
-            .known()
-            .databases
-            .get(name)
-            .is_some_and(|known| known.version.uuid == version.uuid && !known.primary);
-        if here && arrives {
-            // Its collections have to come with it.
+        // ⚑ It was decided when all of its collections were ready here, so those that are left are on
+        // their way, and if none is, all have come.
+        if here && self.is_arriving(name) {
             return Ok(());
         }
         let database = KnownDatabase {
             version,
             primary: here,
+            moving: None,
         };
         self.set_database(name, database).await
     }
@@ -273,6 +269,7 @@ impl Told {
             owned: Arc::new(before),
             orphans: known.orphans,
             moving: known.moving.clone(),
+            unsharded: false,
         })
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn get_shard_version(invocation: &Invocation<'_>) -> Answer {
     let namespace = Namespace::parse(first_string(invocation)?)?;
     let shard = invocation.shard;
     let collection = shard.catalog.get(&namespace);
-    let ownership = collection.and_then(|known| known.ownership.clone());
+    let ownership = collection.and_then(|known| known.sharded_ownership().cloned());
     let mut writer = Reply::writer();
     writer
         .append("configServer", "")
@@ -105,7 +105,7 @@ pub(crate) fn sharding_state(invocation: &Invocation<'_>) -> Answer {
             .append("clusterId", identity.cluster)
             .begin_document("versions");
         for collection in shard.catalog.current().collections() {
-            if let Some(ownership) = &collection.ownership {
+            if let Some(ownership) = collection.sharded_ownership() {
                 writer.append(
                     collection.namespace.as_str(),
                     timestamp(ownership.placement.chunk),

@@ -4,18 +4,26 @@
 //!   meta key  "sharding/identity"
 //!   value     { shard: string, clusterId: ObjectId }
 //!   meta key  "sharding/database/" + name
-//!   value     { version: {uuid, timestamp, lastMod}, primary: bool }
+//!   value     { version: {uuid, timestamp, lastMod}, primary: bool,
+//!               moving: { operation: UUID, reads: bool } }        while its primary is about to move
 //! ```
+//!
+//! ⚑ *Moving* is data like blocks of ranges: a new primary closes what its predecessor closed. At first
+//! collections are neither made nor changed nor dropped; with `reads`, whatever was routed by the
+//! database's version waits, also for collections that are not there.
 //!
 //! A server that is part of no cluster has none of this, and takes requests as they come.
 
 use crate::Store;
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use model::ids::Uuid;
 use model::version::DatabaseVersion;
 use model::{Code, Error};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 const DATABASE_PREFIX: &str = "sharding/database/";
 
@@ -68,6 +76,16 @@ pub(crate) struct KnownDatabase {
     pub(crate) version: DatabaseVersion,
     /// Whether its unsharded collections are here.
     pub(crate) primary: bool,
+    /// Its primary is about to be another one.
+    pub(crate) moving: Option<MovingDatabase>,
+}
+
+/// A database whose primary is being decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MovingDatabase {
+    pub(crate) operation: Uuid,
+    /// Not only changes of its collections wait.
+    pub(crate) reads: bool,
 }
 
 impl KnownDatabase {
@@ -76,6 +94,17 @@ impl KnownDatabase {
         writer.begin_document("version");
         self.version.append_to(&mut writer);
         writer.end().append("primary", self.primary);
+        if let Some(moving) = self.moving {
+            let operation = ValueRef::Binary {
+                subtype: 4,
+                bytes: &moving.operation.0,
+            };
+            writer
+                .begin_document("moving")
+                .append("operation", operation)
+                .append("reads", moving.reads)
+                .end();
+        }
         writer.finish()
     }
 
@@ -84,9 +113,28 @@ impl KnownDatabase {
             (Some(version), Some(ValueRef::Boolean(primary))) => Ok(Self {
                 version: DatabaseVersion::from_document(version)?,
                 primary,
+                moving: doc.get_doc("moving").map(moving).transpose()?,
             }),
             _ => Err(damaged("database")),
         }
+    }
+
+    /// Whether requests that were routed by its version have to wait.
+    pub(crate) fn keeps_away(&self) -> bool {
+        self.moving.is_some_and(|moving| moving.reads)
+    }
+}
+
+fn moving(doc: Doc<'_>) -> Result<MovingDatabase, Error> {
+    match (doc.get("operation"), doc.get("reads")) {
+        (Some(ValueRef::Binary { bytes, .. }), Some(ValueRef::Boolean(reads))) => {
+            let operation = bytes.try_into().map(Uuid);
+            Ok(MovingDatabase {
+                operation: operation.map_err(|_| damaged("database"))?,
+                reads,
+            })
+        }
+        _ => Err(damaged("database")),
     }
 }
 
@@ -99,13 +147,25 @@ pub(crate) struct Known {
 
 pub(crate) struct ShardingState {
     known: ArcSwap<Known>,
+    changed: Notify,
 }
 
 impl ShardingState {
     pub(crate) fn load(store: &Store) -> Result<Self, Error> {
         Ok(Self {
             known: ArcSwap::from_pointee(read(store)?),
+            changed: Notify::new(),
         })
+    }
+
+    /// Completes at the first change after this call.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
+    }
+
+    /// What is known of a database.
+    pub(crate) fn database(&self, name: &str) -> Option<KnownDatabase> {
+        self.known.load().databases.get(name).copied()
     }
 
     pub(crate) fn known(&self) -> arc_swap::Guard<Arc<Known>> {
@@ -150,12 +210,14 @@ impl ShardingState {
             }
         }
         self.known.store(Arc::new(known));
+        self.changed.notify_waiters();
         Ok(true)
     }
 
     /// Reads everything anew: the state was installed from another member.
     pub(crate) fn reload(&self, store: &Store) -> Result<(), Error> {
         self.known.store(Arc::new(read(store)?));
+        self.changed.notify_waiters();
         Ok(())
     }
 }

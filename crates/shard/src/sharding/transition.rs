@@ -66,6 +66,10 @@ pub(crate) struct Transition<'a> {
     pub(crate) ownership: Option<Box<ChangeOwnership<'a>>>,
     /// The time from which on the change of ranges counts, if it is not that of the entry.
     pub(crate) counts_from: Option<ClusterTime>,
+    /// What is changed where there is no ownership: of a collection that moves with its database.
+    pub(crate) first: Option<Ownership>,
+    /// There is none from then on. What `ownership` says does not count.
+    pub(crate) forgets_ownership: bool,
     pub(crate) documents: Vec<StateWrite>,
     pub(crate) expect: Vec<Expectation<'a>>,
 }
@@ -81,7 +85,8 @@ pub(crate) struct Applied {
 #[derive(Clone, Debug)]
 pub(crate) struct OwnershipChange {
     collection: CollectionId,
-    head: DocBuf,
+    /// `None`: it is gone.
+    head: Option<DocBuf>,
     ranges: Option<DocBuf>,
     moving: DocBuf,
 }
@@ -97,9 +102,19 @@ impl OwnershipChange {
         let keeps_ranges = known.is_some_and(|known| *known.owned == *new.owned);
         Self {
             collection: id,
-            head: new.head_document(),
+            head: Some(new.head_document()),
             ranges: (!keeps_ranges).then(|| new.ranges_document()),
             moving: new.moving.to_document(),
+        }
+    }
+
+    /// From then on the collection has none.
+    fn gone(id: CollectionId) -> Self {
+        Self {
+            collection: id,
+            head: None,
+            ranges: None,
+            moving: DocBuf::new(),
         }
     }
 
@@ -107,10 +122,16 @@ impl OwnershipChange {
     /// memory holds (`write/append.rs`).
     pub(crate) fn encode(&self, encoder: &mut Encoder<'_>) -> TimePlace {
         let id = self.collection;
+        let Some(head) = &self.head else {
+            encoder.delete_meta(&OwnershipKey::moving(id));
+            encoder.delete_meta(&OwnershipKey::head(id));
+            encoder.delete_meta(&OwnershipKey::ranges(id));
+            return TimePlace { at: 0, len: 0 };
+        };
         encoder.put_meta(&OwnershipKey::moving(id), self.moving.as_bytes());
         let len = self.moving.as_bytes().len();
         let at = encoder.position() - len;
-        encoder.put_meta(&OwnershipKey::head(id), self.head.as_bytes());
+        encoder.put_meta(&OwnershipKey::head(id), head.as_bytes());
         if let Some(ranges) = &self.ranges {
             encoder.put_meta(&OwnershipKey::ranges(id), ranges.as_bytes());
         }
@@ -120,7 +141,9 @@ impl OwnershipChange {
 
 impl TimePlace {
     pub(crate) fn fill_in(&self, payload: &mut [u8], time: ClusterTime) {
-        if let Some(document) = payload.get_mut(self.at..self.at + self.len) {
+        if self.len > 0
+            && let Some(document) = payload.get_mut(self.at..self.at + self.len)
+        {
             fill_in_time(document, time);
         }
     }
@@ -194,7 +217,12 @@ impl Shard {
         let stripes = self.stripes(collections, &keys);
         let held = collections.iter().find(|held| held.id == changed);
         let held = held.ok_or_else(|| gone(changed))?;
-        let following = match (&transition.ownership, &held.ownership) {
+        let known = held.ownership.as_deref().or(transition.first.as_ref());
+        let following = match (&transition.ownership, known) {
+            _ if transition.forgets_ownership => {
+                let gone = || OwnershipChange::gone(changed);
+                held.ownership.is_some().then(gone)
+            }
             (None, None) => None,
             (None, Some(known)) => {
                 check_registered(&transition.documents, held, known)?;
@@ -206,7 +234,8 @@ impl Shard {
                 let counts_from = transition.counts_from;
                 let new = change(known)?.following(Some(known), false, start, counts_from);
                 check_registered(&transition.documents, held, &new)?;
-                (new != **known).then(|| OwnershipChange::new(changed, Some(known), &new))
+                let before = held.ownership.as_deref();
+                (new != *known).then(|| OwnershipChange::new(changed, before, &new))
             }
         };
         self.append_held(collections, stripes, &mut |evaluator| {

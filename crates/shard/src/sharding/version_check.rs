@@ -14,6 +14,7 @@
 //! A request is checked before it runs. Between that and its end ownership may change: writes
 //! look again where they are evaluated, reads when they are done ([`CheckedRoute`]).
 
+use super::state::KnownDatabase;
 use super::{Ownership, ShardingState};
 use crate::Shard;
 use crate::catalog::Collection;
@@ -34,10 +35,15 @@ pub(crate) struct Routed {
 
 /// What a request was found to agree with.
 #[derive(Debug)]
-pub(crate) struct CheckedRoute {
-    namespace: Namespace,
-    received: PlacementVersion,
-    owned: Arc<RangeSet>,
+pub(crate) enum CheckedRoute {
+    /// With the ranges of a sharded collection.
+    Ranges {
+        namespace: Namespace,
+        received: PlacementVersion,
+        owned: Arc<RangeSet>,
+    },
+    /// With the version of a database whose unsharded collections are here.
+    Database(DatabaseVersion),
 }
 
 impl Routed {
@@ -124,14 +130,16 @@ impl Shard {
         if let Some(received) = routed.database {
             self.check_database(request.database(), received)?;
         }
+        let by_database = routed.database.filter(|version| !version.is_fixed());
+        let by_database = by_database.map(CheckedRoute::Database);
         let (Some(received), Some(namespace)) = (routed.shard, namespace_of(request)) else {
-            return Ok(None);
+            return Ok(by_database);
         };
         let collection = self.catalog.get(&namespace);
-        let ownership = collection.and_then(|known| known.ownership.clone());
+        let ownership = collection.and_then(|known| known.sharded_ownership().cloned());
         let Some(ownership) = ownership else {
             if received.is_ignored() || received.is_unsharded() {
-                return Ok(None);
+                return Ok(by_database);
             }
             return Err(stale_config(&self.sharding, &namespace, received, None));
         };
@@ -150,7 +158,7 @@ impl Shard {
         if received.is_ignored() && routed.ranges.is_none() {
             return Ok(None);
         }
-        Ok(Some(CheckedRoute {
+        Ok(Some(CheckedRoute::Ranges {
             namespace,
             received,
             owned: ownership.owned.clone(),
@@ -163,6 +171,10 @@ impl Shard {
         }
         let known = self.sharding.known();
         match known.databases.get(name) {
+            // Who waits is let in again when it is decided.
+            Some(database) if database.version == received && database.keeps_away() => {
+                Err(stale_database(name, Some(received), Some(database.version)))
+            }
             Some(database) if database.version == received && database.primary => Ok(()),
             Some(database) if database.version != received => {
                 Err(stale_database(name, Some(received), Some(database.version)))
@@ -173,7 +185,10 @@ impl Shard {
 
     /// Refuses a new unsharded collection where its database does not live.
     pub(crate) fn check_home(&self, namespace: &Namespace) -> Result<(), Error> {
-        let name = namespace.database();
+        self.check_lives_here(namespace.database())
+    }
+
+    pub(super) fn check_lives_here(&self, name: &str) -> Result<(), Error> {
         if matches!(name, "admin" | "config" | "local") {
             return Ok(());
         }
@@ -191,33 +206,64 @@ impl Shard {
 
 impl CheckedRoute {
     /// Whether what the request was checked against still holds for this catalog entry.
+    ///
+    /// ⚑ A database that has gone is known to have gone before its collections are given up: whoever finds
+    /// nothing of them, and the same version afterwards, has looked in time.
     pub(crate) fn check(
         &self,
         sharding: &ShardingState,
+        database: &str,
         collection: Option<&Collection>,
     ) -> Result<(), Error> {
+        let (namespace, received, owned) = match self {
+            CheckedRoute::Database(received) => return still_here(sharding, database, *received),
+            CheckedRoute::Ranges {
+                namespace,
+                received,
+                owned,
+            } => (namespace, *received, owned),
+        };
         let ownership = collection.and_then(|known| known.ownership.as_ref());
         match ownership {
-            Some(now) if Arc::ptr_eq(&now.owned, &self.owned) => Ok(()),
+            Some(now) if Arc::ptr_eq(&now.owned, owned) => Ok(()),
             now => {
                 let wanted = now.map(|ownership| ownership.placement);
-                Err(stale_config(
-                    sharding,
-                    &self.namespace,
-                    self.received,
-                    wanted,
-                ))
+                Err(stale_config(sharding, namespace, received, wanted))
             }
         }
     }
 
-    pub(crate) fn namespace(&self) -> &Namespace {
-        &self.namespace
+    /// The sharded collection that it is about.
+    pub(crate) fn namespace(&self) -> Option<&Namespace> {
+        match self {
+            CheckedRoute::Ranges { namespace, .. } => Some(namespace),
+            CheckedRoute::Database(_) => None,
+        }
     }
 
-    /// What is owned by the version that came with the request.
-    pub(crate) fn owned(&self) -> &Arc<RangeSet> {
-        &self.owned
+    /// What is owned by the version that came with the request, if that was of a sharded collection.
+    pub(crate) fn owned(&self) -> Option<&Arc<RangeSet>> {
+        match self {
+            CheckedRoute::Ranges { owned, .. } => Some(owned),
+            CheckedRoute::Database(_) => None,
+        }
+    }
+}
+
+fn still_here(
+    sharding: &ShardingState,
+    name: &str,
+    received: DatabaseVersion,
+) -> Result<(), Error> {
+    let known = sharding.database(name);
+    let is_here =
+        |known: &KnownDatabase| known.version == received && known.primary && !known.keeps_away();
+    match known {
+        Some(known) if is_here(&known) => Ok(()),
+        known => {
+            let wanted = known.map(|known| known.version);
+            Err(stale_database(name, Some(received), wanted))
+        }
     }
 }
 
@@ -239,6 +285,11 @@ pub(crate) fn not_owned(
     namespace: &Namespace,
     ownership: &Ownership,
 ) -> Error {
+    if ownership.unsharded {
+        let name = namespace.database();
+        let known = sharding.database(name).map(|known| known.version);
+        return stale_database(name, None, known);
+    }
     let received = PlacementVersion::IGNORED;
     stale_config(sharding, namespace, received, Some(ownership.placement))
 }

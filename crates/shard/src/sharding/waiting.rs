@@ -25,7 +25,7 @@ use model::bson::DocWriter;
 use model::ids::CollectionId;
 use model::range::RangeSet;
 use model::time::ClusterTime;
-use model::version::Age;
+use model::version::{Age, DatabaseVersion};
 use model::{Code, Error, Namespace};
 use query::filter::Filter;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ impl<'a> Patience<'a> {
         }
     }
 
-    fn check(&self, namespace: &Namespace) -> Result<(), Error> {
+    fn check(&self, what: &str) -> Result<(), Error> {
         if let Some(operation) = self.operation {
             operation.check()?;
         }
@@ -135,10 +135,7 @@ impl<'a> Patience<'a> {
             true => Ok(()),
             false => Err(Error::new(
                 Code::EXCEEDED_TIME_LIMIT,
-                format!(
-                    "a range of {namespace} is being moved, and it could not be found out in \
-                     time who owns it"
-                ),
+                format!("{what} is being moved, and it could not be found out in time who owns it"),
             )),
         }
     }
@@ -185,6 +182,13 @@ impl Shard {
         routed: &Routed,
         operation: &Operation,
     ) -> Result<bool, Error> {
+        if let Some(received) = routed.database()
+            && self
+                .await_database(request.database(), received, operation)
+                .await?
+        {
+            return Ok(true);
+        }
         let (Some(received), Some(namespace)) = (routed.shard(), namespace_of(request)) else {
             return Ok(false);
         };
@@ -192,7 +196,7 @@ impl Shard {
             return Ok(false);
         };
         let is_behind = |now: &Collection| {
-            now.ownership.as_ref().is_some_and(|known| {
+            now.sharded_ownership().is_some_and(|known| {
                 !received.is_ignored()
                     && received.age(known.placement) == Age::Newer
                     && received.chunk.major != known.placement.chunk.major
@@ -206,6 +210,89 @@ impl Shard {
         self.await_ownership(seen.id, &namespace, &is_behind, Some(operation), began)
             .await?;
         Ok(true)
+    }
+
+    /// Waits while it is being decided whether a database stays here, or while its collections are
+    /// arriving for a request that knows that they do; false if neither is so.
+    async fn await_database(
+        &self,
+        name: &str,
+        received: DatabaseVersion,
+        operation: &Operation,
+    ) -> Result<bool, Error> {
+        let waits = || match self.sharding.database(name) {
+            Some(known) if known.version == received => known.keeps_away(),
+            Some(known) if received.age(known.version) != Age::Newer => false,
+            Some(_) | None => self.is_arriving(name),
+        };
+        if !waits() {
+            return Ok(false);
+        }
+        self.await_while(name, &waits, Some(operation)).await?;
+        Ok(true)
+    }
+
+    /// Whether collections are on their way here with their database.
+    pub(crate) fn is_arriving(&self, database: &str) -> bool {
+        let catalog = self.catalog.current();
+        catalog.database(database).any(|collection| {
+            let ownership = collection.ownership.as_ref();
+            ownership.is_some_and(|it| it.unsharded && !it.moving.receiving.is_empty())
+        })
+    }
+
+    /// The right to change collections of a database, once it is not about to move.
+    pub(crate) async fn ddl_in(
+        &self,
+        database: &str,
+    ) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
+        let moves = || {
+            let known = self.sharding.database(database);
+            known.is_some_and(|known| known.moving.is_some())
+        };
+        loop {
+            let held = self.ddl.lock().await;
+            if !moves() {
+                return Ok(held);
+            }
+            drop(held);
+            self.await_while(database, &moves, None).await?;
+            // It may live elsewhere from now on.
+            self.check_lives_here(database)?;
+        }
+    }
+
+    async fn await_while(
+        &self,
+        database: &str,
+        waits: &(dyn Fn() -> bool + Sync),
+        operation: Option<&Operation>,
+    ) -> Result<(), Error> {
+        let began = operation.map_or_else(Instant::now, |operation| operation.started);
+        let patience = Patience::of(operation, began);
+        self.counters.waited_for_move();
+        let mut role = self.log.role();
+        let leads = role.borrow_and_update().is_leader();
+        loop {
+            let mut known = std::pin::pin!(self.sharding.changed());
+            known.as_mut().enable();
+            let mut catalog = std::pin::pin!(self.catalog.changed());
+            catalog.as_mut().enable();
+            if !waits() {
+                return Ok(());
+            }
+            tokio::select! {
+                () = known => {}
+                () = catalog => {}
+                () = patience.ends() => {}
+                _ = role.changed() => {
+                    if leads && !role.borrow_and_update().is_leader() {
+                        return Ok(());
+                    }
+                }
+            }
+            patience.check(&format!("the primary of {database}"))?;
+        }
     }
 
     /// For what was read without a snapshot: refuses it if another ownership may hold in it,
@@ -251,7 +338,7 @@ impl Shard {
                     }
                 }
             }
-            patience.check(namespace)?;
+            patience.check(&format!("a range of {namespace}"))?;
         }
     }
 }

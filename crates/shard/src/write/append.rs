@@ -582,7 +582,9 @@ fn changes_memory(payload: &[u8]) -> bool {
         Ok(entry) if entry.header.names.is_none() => true,
         // Beside records only ownership changes, and it comes first.
         Ok(entry) => match entry.operations().next() {
-            Some(Ok(entry::Operation::PutMeta { key, .. })) => OwnershipKey::parse(key).is_some(),
+            Some(Ok(
+                entry::Operation::PutMeta { key, .. } | entry::Operation::DeleteMeta { key },
+            )) => OwnershipKey::parse(key).is_some(),
             _ => false,
         },
         // Whoever applies it says what is wrong with it.

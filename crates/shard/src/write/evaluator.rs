@@ -557,11 +557,17 @@ impl<'s> Evaluator<'s> {
         let Some(ownership) = &self.collection.ownership else {
             return Ok(());
         };
-        let key = ownership.pattern.key_of(document)?;
-        if ownership.owned.contains(&key) {
+        let is_owned = match ownership.unsharded {
+            true => !ownership.owned.is_empty(),
+            false => {
+                let key = ownership.pattern.key_of(document)?;
+                ownership.owned.contains(&key)
+            }
+        };
+        if is_owned {
             return Ok(());
         }
-        Err(Refusal::Error(match is_update {
+        Err(Refusal::Error(match is_update && !ownership.unsharded {
             true => would_leave(),
             false => not_owned(self.sharding, &self.collection.namespace, ownership),
         }))

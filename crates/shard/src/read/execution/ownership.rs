@@ -186,6 +186,7 @@ impl Execution {
     /// without being owned is told apart from now on.
     pub(super) fn check_ownership(&mut self) -> Result<(), Error> {
         let is_read = self.query.part.is_some() && matches!(self.stage, Stage::Sorted(_));
+        self.check_not_given_away()?;
         if self.collection.ownership.is_none() || self.query.at.is_some() || is_read {
             return Ok(());
         }
@@ -214,6 +215,26 @@ impl Execution {
             self.collection = Arc::new(collection);
         }
         Ok(())
+    }
+}
+
+impl Execution {
+    /// ⚑ The error for a cursor on a collection that has gone to another shard with its database: what is
+    /// still stored is not what is there now.
+    fn check_not_given_away(&self) -> Result<(), Error> {
+        let Some(now) = self.shard.catalog.by_id(self.collection.id) else {
+            return Ok(());
+        };
+        match &now.ownership {
+            Some(now) if now.unsharded && now.owned.is_empty() => Err(Error::new(
+                Code::QUERY_PLAN_KILLED,
+                format!(
+                    "{} has moved to another shard with its database",
+                    self.collection.namespace
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 }
 
