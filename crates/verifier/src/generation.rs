@@ -14,6 +14,7 @@ use crate::cluster::CollectionSize;
 use crate::collections::Records;
 use crate::element::Value;
 use crate::error::VerifyError;
+use crate::lane::Weight;
 use crate::namespace::Namespace;
 use crate::partition::{Sampling, sampling};
 use crate::plan::Plan;
@@ -96,6 +97,7 @@ async fn open_pair(shared: &Shared, pairing: &Pairing, collection: u32) -> Pair 
         source: pairing.source.clone(),
         destination: pairing.destination.clone(),
         size,
+        weight: Weight::new(size.bytes / size.documents.max(1)),
         collection,
         has_ids: pairing.time_field.is_none(),
         tally: shared

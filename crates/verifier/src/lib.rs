@@ -45,6 +45,7 @@ mod follow;
 mod generation;
 pub mod hashing;
 mod html;
+mod lane;
 mod ledger;
 pub mod merge;
 pub mod metadata;

@@ -291,15 +291,22 @@ impl Scan {
 impl Running<'_> {
     /// Compares a part that is read in stored order.
     pub async fn compare_natural(&mut self) -> Result<(), VerifyError> {
+        let (lane, pair) = (self.lane.clone(), self.task.pair.clone());
+        lane.enter_if_heavy(&pair.weight).await;
         let mut scan = self.open_scan().await?;
         let (sender, mut batches) = mpsc::channel(1);
         let reading = async move {
-            loop {
+            while let Ok(room) = sender.reserve().await {
                 let read = scan.next().await;
+                if let Ok(Some(batch)) = &read {
+                    pair.weight.saw(batch);
+                }
                 let more = matches!(read, Ok(Some(_)));
-                if sender.send(read).await.is_err() || !more {
+                room.send(read);
+                if !more {
                     return;
                 }
+                lane.enter_if_heavy(&pair.weight).await;
             }
         };
         let reader = crate::scan::AbortOnDrop(tokio::spawn(reading));

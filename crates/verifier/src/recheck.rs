@@ -33,11 +33,13 @@ impl Shared {
     /// How many documents of a pair to look up at once.
     pub fn looked_up_at_once(pair: &Pair) -> usize {
         let documents = pair.size.batch_documents().min(LOOKED_UP_DOCUMENTS_MAX);
+        let documents = documents.min(pair.weight.held_at_once());
         usize::try_from(documents).unwrap_or(1)
     }
 
     /// Looks at documents on both sides.
     pub async fn look(&self, pair: &Pair, ids: &[Value]) -> Result<Vec<Looked>, VerifyError> {
+        let _in_lane = self.lanes.enter_look_if_heavy(&pair.weight).await;
         let (source, destination) = tokio::try_join!(
             self.look_up(pair, Side::Source, ids),
             self.look_up(pair, Side::Destination, ids),
@@ -82,6 +84,7 @@ impl Shared {
             .await?;
         let mut found = Found::new();
         while let Some(batch) = documents.next().await? {
+            pair.weight.saw(&batch);
             for document in batch.documents() {
                 let id =
                     id_of(document).map_err(|Malformed| cluster.malformed("look up documents"))?;

@@ -40,6 +40,7 @@ use crate::error::VerifyError;
 use crate::follow::follow;
 use crate::generation::Pairs;
 use crate::hashing;
+use crate::lane::Lanes;
 use crate::ledger::Ledger;
 use crate::merge::Side;
 use crate::natural::Nodes;
@@ -171,6 +172,7 @@ impl Run {
             status,
             started: Instant::now(),
             nodes: Nodes::default(),
+            lanes: Lanes::default(),
         });
         Ok(Run {
             shared,

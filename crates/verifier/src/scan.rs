@@ -8,12 +8,13 @@
 //!
 //! A task that fails is run again from the start. Mismatches are noted as they are found, which can
 //! be done twice; the counts are handed out when the task ends. Its queues hold one batch, and a
-//! reader waits while its queue is full.
+//! reader waits with reading while its queue is full.
 
 use crate::cluster::{Cluster, CollectionSize};
 use crate::digest::FastMap;
 use crate::element::{Malformed, Value, ValueRef};
 use crate::error::VerifyError;
+use crate::lane::{Lanes, TaskLane, Weight};
 use crate::ledger::{Judged, Ledger};
 use crate::merge::{Batch, Merge, Need, Side, id_of};
 use crate::namespace::Namespace;
@@ -55,6 +56,7 @@ pub struct Shared {
     /// When this process began to work on it.
     pub started: Instant,
     pub nodes: Nodes,
+    pub lanes: Lanes,
 }
 
 /// A collection on both sides.
@@ -63,6 +65,7 @@ pub struct Pair {
     pub destination: Namespace,
     /// Of the source; what batches are sized by.
     pub size: CollectionSize,
+    pub weight: Weight,
     /// The number of its record.
     pub collection: u32,
     /// Whether its documents can be looked up by `_id`.
@@ -139,6 +142,7 @@ pub struct Running<'a> {
     /// Those that were found on both sides: where the order of two streams is not the one we
     /// think, a document can be a suspect once from each.
     seen: HashSet<u64>,
+    pub lane: TaskLane,
     pub counts: Counts,
 }
 
@@ -150,6 +154,7 @@ impl Task {
             shared,
             suspects: Vec::new(),
             seen: HashSet::new(),
+            lane: shared.lanes.for_task(),
             counts: Counts::default(),
         };
         let whole = match &shared.hash {
@@ -217,14 +222,20 @@ impl Running<'_> {
         let filter = partition_filter(partition, cluster.across_types);
         let filter = both(filter, self.shared.settings.filter.as_deref());
         let shared = self.shared.clone();
+        let lane = self.lane.clone();
         let (sender, batches) = mpsc::channel(1);
         let running = tokio::spawn(async move {
             let batch_documents = pair.size.batch_documents();
+            // `_id`s and hashes are small, whatever they stand for.
+            let lane = (reading == Reading::Whole).then_some((&lane, &pair.weight));
+            if let Some((lane, weight)) = lane {
+                lane.enter_if_heavy(weight).await;
+            }
             let opened = cluster
                 .find_sorted(pair.namespace(side), &filter, batch_documents, &reading)
                 .await;
             match opened {
-                Ok(documents) => read_all(documents, &shared.pace, &sender).await,
+                Ok(documents) => read_all(documents, &shared.pace, &sender, lane).await,
                 // Nobody listens any more if the task has ended; then nobody need know.
                 Err(error) => drop(sender.send(Err(error)).await),
             }
@@ -357,18 +368,32 @@ impl Running<'_> {
     }
 }
 
-async fn read_all(mut documents: Documents, pace: &Pace, sender: &mpsc::Sender<Read>) {
-    loop {
+async fn read_all(
+    mut documents: Documents,
+    pace: &Pace,
+    sender: &mpsc::Sender<Read>,
+    lane: Option<(&TaskLane, &Weight)>,
+) {
+    // Only when there is room for it: a batch that waited beside its queue would be one more to hold.
+    // A closed queue means that the task has ended.
+    while let Ok(room) = sender.reserve().await {
         let read = documents.next().await;
         let bytes = match &read {
-            Ok(Some(batch)) => Some(batch.document_bytes()),
+            Ok(Some(batch)) => {
+                if let Some((_, weight)) = lane {
+                    weight.saw(batch);
+                }
+                Some(batch.document_bytes())
+            }
             Ok(None) | Err(_) => None,
         };
-        // A closed queue means that the task has ended.
-        let sent = sender.send(read).await;
-        let (Ok(()), Some(bytes)) = (sent, bytes) else {
+        room.send(read);
+        let Some(bytes) = bytes else {
             return;
         };
+        if let Some((lane, weight)) = lane {
+            lane.enter_if_heavy(weight).await;
+        }
         tokio::time::sleep(pace.charge(bytes, Instant::now())).await;
     }
 }

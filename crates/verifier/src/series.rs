@@ -69,6 +69,7 @@ impl Running<'_> {
         let (shared, name) = (self.shared.clone(), pair.source.to_string());
         // There is one task: what an earlier try of it noted is stale.
         shared.ledger.forget(&shared.store, &name).await?;
+        self.lane.enter_if_heavy(&pair.weight).await;
         let mut source = self.open_series(Side::Source, time_field).await?;
         let mut destination = self.open_series(Side::Destination, time_field).await?;
         loop {
@@ -127,6 +128,8 @@ impl Running<'_> {
                 return Ok(());
             };
             self.count(from.side, &batch);
+            self.task.pair.weight.saw(&batch);
+            self.lane.enter_if_heavy(&self.task.pair.weight).await;
             self.pay(&batch).await;
             from.batch = Some(batch);
             from.position = 0;
