@@ -16,6 +16,8 @@ use std::borrow::Cow;
 const LISTED_MAX: usize = 20;
 /// How much of one value is shown.
 const SHOWN_CHARACTERS_MAX: usize = 200;
+/// Larger values are shown as bytes: decoded, they can take many times the memory.
+const DECODED_BYTES_MAX: usize = 64 * 1024;
 
 /// One place where two documents differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,7 +138,8 @@ fn field_order(document: &[u8]) -> Result<Shown, Malformed> {
 
 /// A value as extended JSON, cut to a bounded length.
 pub fn show(value: ValueRef<'_>) -> Shown {
-    let decoded = decode(value).map(|decoded| match decoded {
+    let small = Some(value).filter(|value| value.bytes.len() <= DECODED_BYTES_MAX);
+    let decoded = small.and_then(decode).map(|decoded| match decoded {
         // Plain text reads better than escaped text in an object.
         bson::Bson::String(text) => format!("{text:?}"),
         decoded => decoded.into_canonical_extjson().to_string(),
@@ -174,7 +177,7 @@ fn show_bytes(value: ValueRef<'_>) -> Shown {
         text.push_str(&format!("{byte:02x}"));
     }
     if value.bytes.len() > SHOWN_CHARACTERS_MAX / 2 {
-        text.push('…');
+        text.push_str(&format!("… ({} bytes)", value.bytes.len()));
     }
     Shown {
         kind: type_name(value.kind).into(),
@@ -304,5 +307,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(found.len(), LISTED_MAX);
+        let large = doc! {"a": "x".repeat(DECODED_BYTES_MAX)}.to_vec().unwrap();
+        let found = differences(Comparison::Bytes, &large, &doc! {}.to_vec().unwrap()).unwrap();
+        let shown = &found[0].source.as_ref().unwrap();
+        assert_eq!(shown.kind, "string");
+        assert!(shown.value.starts_with("bytes ") && shown.value.ends_with("(65541 bytes)"));
     }
 }

@@ -1,6 +1,6 @@
 //! Looking documents up by `_id` on both sides: the second look of a scan, and every later one.
 //!
-//! Only this gives verdicts. Both sides are read at the same time, after whatever cluster time is
+//! Only this gives verdicts. Both sides are read at the same time (large documents one by one), after whatever cluster time is
 //! known of them, and what is found is matched by the exact bytes of the `_id`.
 
 use crate::compare::{Verdict, judge};
@@ -39,11 +39,14 @@ impl Shared {
 
     /// Looks at documents on both sides.
     pub async fn look(&self, pair: &Pair, ids: &[Value]) -> Result<Vec<Looked>, VerifyError> {
-        let _in_lane = self.lanes.enter_look_if_heavy(&pair.weight).await;
-        let (source, destination) = tokio::try_join!(
-            self.look_up(pair, Side::Source, ids),
-            self.look_up(pair, Side::Destination, ids),
-        )?;
+        let in_lane = self.lanes.enter_look_if_heavy(&pair.weight).await;
+        let source = self.look_up(pair, Side::Source, ids);
+        let destination = self.look_up(pair, Side::Destination, ids);
+        let (source, destination) = match in_lane {
+            // Receiving takes twice the memory of having: one side at a time.
+            Some(_) => (source.await?, destination.await?),
+            None => tokio::try_join!(source, destination)?,
+        };
         let judged = ids.iter().map(|id| {
             let (one, other) = (found(&source, id), found(&destination, id));
             self.judge(id, one, other)
