@@ -4,6 +4,7 @@
 //! Writes wait for a majority, and are tried again when a connection breaks: making the same change
 //! twice is the same as making it once, as long as nobody else writes to the run.
 
+use super::lease::{Lease, release};
 use super::{Change, Entry, failed};
 use crate::error::VerifyError;
 use bson::spec::BinarySubtype;
@@ -23,6 +24,7 @@ pub struct DatabaseStore {
     client: Client,
     name: String,
     entries: Collection<Document>,
+    lease: Lease,
 }
 
 impl DatabaseStore {
@@ -37,7 +39,9 @@ impl DatabaseStore {
             Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
         let client = Client::with_options(options).map_err(|e| failed(&place, e))?;
         let entries = client.database(name).collection(COLLECTION);
+        let lease = Lease::take(&client, &entries, &place).await?;
         let store = DatabaseStore {
+            lease,
             place,
             client,
             name: name.to_owned(),
@@ -91,6 +95,7 @@ impl DatabaseStore {
     }
 
     pub async fn write(&self, changes: Vec<Change>) -> Result<(), VerifyError> {
+        self.lease.check(&self.place)?;
         let of_one_kind = |left: &Change, right: &Change| {
             matches!(left, Change::Put(_, _)) == matches!(right, Change::Put(_, _))
         };
@@ -152,6 +157,7 @@ impl DatabaseStore {
     /// Leaves nothing behind that a later run would take for a collection of one side alone. A
     /// collection of the same name that also holds something of somebody else's stays.
     pub async fn drop_if_empty(&self) -> Result<(), VerifyError> {
+        release(&self.entries, &self.place).await?;
         let any = self.entries.find_one(doc! {}).await;
         if any.map_err(|e| failed(&self.place, e))?.is_none() {
             // A user who may not drop it leaves an empty collection, which is no reason to fail.

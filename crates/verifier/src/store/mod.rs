@@ -12,6 +12,7 @@
 
 mod database;
 mod directory;
+mod lease;
 
 use crate::error::VerifyError;
 use database::DatabaseStore;
