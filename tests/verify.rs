@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use differential::server::{Server, start_mongod};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn verify(arguments: &[&str]) -> Result<Output> {
@@ -20,11 +20,15 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn insert(server: &Server, documents: &[(i32, &str)]) -> Result<()> {
+    insert_into(server, "shop", documents)
+}
+
+fn insert_into(server: &Server, database: &str, documents: &[(i32, &str)]) -> Result<()> {
     let documents: Vec<bson::Document> = documents
         .iter()
         .map(|(id, name)| bson::doc! {"_id": id, "name": name})
         .collect();
-    let command = bson::doc! {"insert": "people", "documents": documents, "$db": "shop"};
+    let command = bson::doc! {"insert": "people", "documents": documents, "$db": database};
     let mut client = wire::client::Client::connect(server.address.as_str())?;
     let reply = client.command_bytes(&command.to_vec()?)?;
     let reply = bson::Document::from_reader(reply)?;
@@ -178,22 +182,11 @@ fn mistakes_are_one_sentence_and_exit_code_2() -> Result<()> {
     Ok(())
 }
 
-/// A run while clusters are written: stopped by a signal, resumed, and ended by word that writes are off.
-#[test]
-fn a_stopped_run_goes_on() -> Result<()> {
-    let (source, destination) = (start_mongod()?, start_mongod()?);
-    insert(&source, &[(1, "Ada")])?;
-    insert(&destination, &[(1, "Ada")])?;
-    let from = format!("mongodb://{}", source.address);
-    let to = format!("mongodb://{}", destination.address);
-    let folder = tempfile::tempdir()?;
-    let state = folder.path().join("state");
-    let html = folder.path().join("report.html");
-    let state_text = state.to_str().context("a path of text")?;
-    let mut arguments = vec!["--from", &from, "--to", &to, "--state", state_text];
+/// A run that goes on, once it has scanned the one collection; and what else it says.
+fn start_and_scan(arguments: &[&str]) -> Result<(Child, Lines<BufReader<ChildStderr>>)> {
     let mut running = Command::new(env!("CARGO_BIN_EXE_terndb"))
         .arg("verify")
-        .args(&arguments)
+        .args(arguments)
         .args(["--listen", "127.0.0.1:0"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -212,6 +205,151 @@ fn a_stopped_run_goes_on() -> Result<()> {
         ensure!(Instant::now() < deadline, "{}", progress(address)?);
         std::thread::sleep(Duration::from_millis(20));
     }
+    Ok((running, lines))
+}
+
+fn refused(arguments: &[&str], expected: &str) -> Result<()> {
+    let output = verify(arguments)?;
+    let shown = text(&output.stderr);
+    ensure!(output.status.code() == Some(2), "{arguments:?}: {shown}");
+    ensure!(
+        shown.contains(expected) && shown.lines().count() == 1,
+        "{expected}: {shown}"
+    );
+    Ok(())
+}
+
+/// A second process is sent away while the first lives, and goes on with its run when it was killed.
+#[test]
+fn one_process_at_a_time_works_on_a_run() -> Result<()> {
+    let (source, destination) = (start_mongod()?, start_mongod()?);
+    insert(&source, &[(1, "Ada")])?;
+    insert(&destination, &[(1, "Ada")])?;
+    let from = format!("mongodb://{}", source.address);
+    let to = format!("mongodb://{}", destination.address);
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join("state").display().to_string();
+    for kept in [["--state", &state], ["--meta", &to]] {
+        let arguments = [["--from", &from], ["--to", &to], kept].concat();
+        let (mut running, _lines) = start_and_scan(&arguments)?;
+        let owner = match kept[0] {
+            "--meta" => format!("in use by process {} on ", running.id()),
+            _ => "in use by another process".to_owned(),
+        };
+        refused(&arguments, &owner)?;
+        refused(&[arguments.as_slice(), &["--restart"]].concat(), &owner)?;
+        ensure!(running.try_wait()?.is_none(), "it goes on");
+        insert(&source, &[(2, "Grace")])?;
+        running.kill()?;
+        running.wait()?;
+        let output = verify(&[arguments.as_slice(), &["--writes-off"]].concat())?;
+        let shown = text(&output.stdout) + &text(&output.stderr);
+        ensure!(output.status.code() == Some(1), "{shown}");
+        ensure!(
+            shown.contains("DIFFERENT: 1 document (1 missing"),
+            "{shown}"
+        );
+        insert(&destination, &[(2, "Grace")])?;
+        delete_again(&[&source, &destination])?;
+    }
+    Ok(())
+}
+
+fn delete_again(servers: &[&Server]) -> Result<()> {
+    let delete = bson::doc! {"q": {"_id": 2}, "limit": 1};
+    let command = bson::doc! {"delete": "people", "deletes": [delete], "$db": "shop"};
+    for server in servers {
+        let mut client = wire::client::Client::connect(server.address.as_str())?;
+        client.command_bytes(&command.to_vec()?)?;
+    }
+    Ok(())
+}
+
+/// Under another spelling of its address as well. A mistake leaves nothing in the way of the next try.
+#[test]
+fn a_cluster_is_compared_with_itself_only_under_other_names() -> Result<()> {
+    let server = start_mongod()?;
+    insert(&server, &[(1, "Ada")])?;
+    let from = format!("mongodb://{}", server.address);
+    let to = format!("mongodb://{}/?appName=another", server.address);
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join("state").display().to_string();
+    let arguments = [
+        "--from",
+        &from,
+        "--to",
+        &to,
+        "--writes-off",
+        "--quiet",
+        "--state",
+        &state,
+    ];
+    let with = |more: &[&'static str]| [arguments.as_slice(), more].concat();
+    refused(&arguments, "shop.people would be compared with itself")?;
+    refused(&with(&["--include", "nothing"]), "no collection matches")?;
+    let renamed = ["--include", "shop", "--map", "shop=copy"];
+    let output = verify(&with(&renamed))?;
+    let shown = text(&output.stdout) + &text(&output.stderr);
+    ensure!(output.status.code() == Some(1), "{shown}");
+    ensure!(shown.contains("and 1 other thing ("), "{shown}");
+    insert_into(&server, "copy", &[(1, "Ada")])?;
+    let output = verify(&with(&renamed))?;
+    let shown = text(&output.stdout) + &text(&output.stderr);
+    ensure!(output.status.code() == Some(0), "{shown}");
+    Ok(())
+}
+
+#[test]
+fn damaged_state_is_named_and_can_be_given_up() -> Result<()> {
+    let (source, destination) = (start_mongod()?, start_mongod()?);
+    insert(&source, &[(1, "Ada")])?;
+    insert(&destination, &[(1, "Ada")])?;
+    let from = format!("mongodb://{}", source.address);
+    let to = format!("mongodb://{}", destination.address);
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join("state");
+    let state_text = state.display().to_string();
+    let arguments = ["--from", &from, "--to", &to, "--state", &state_text];
+    let (mut running, _lines) = start_and_scan(&arguments)?;
+    running.kill()?;
+    running.wait()?;
+    for file in std::fs::read_dir(state.join("run"))? {
+        let file = file?;
+        if file.file_type()?.is_file() {
+            std::fs::write(file.path(), "not what it was")?;
+        }
+    }
+    let last = ["--writes-off"];
+    refused(
+        &[arguments.as_slice(), &last].concat(),
+        "begin anew with --restart",
+    )?;
+    let output = verify(&[arguments.as_slice(), &last, &["--restart"]].concat())?;
+    ensure!(output.status.code() == Some(0), "{}", text(&output.stderr));
+    let file = folder.path().join("file");
+    std::fs::write(&file, "")?;
+    let file = file.display().to_string();
+    let arguments = ["--from", &from, "--to", &to, "--state", &file];
+    refused(
+        &arguments,
+        "name a directory that can be written to with --state",
+    )
+}
+
+/// A run while clusters are written: stopped by a signal, resumed, and ended by word that writes are off.
+#[test]
+fn a_stopped_run_goes_on() -> Result<()> {
+    let (source, destination) = (start_mongod()?, start_mongod()?);
+    insert(&source, &[(1, "Ada")])?;
+    insert(&destination, &[(1, "Ada")])?;
+    let from = format!("mongodb://{}", source.address);
+    let to = format!("mongodb://{}", destination.address);
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join("state");
+    let html = folder.path().join("report.html");
+    let state_text = state.to_str().context("a path of text")?;
+    let mut arguments = vec!["--from", &from, "--to", &to, "--state", state_text];
+    let (mut running, lines) = start_and_scan(&arguments)?;
     // A change that only a resumed run can find without reading everything again.
     insert(&source, &[(2, "Grace")])?;
     let signal = Command::new("kill")

@@ -158,6 +158,11 @@ impl Cluster {
         })
     }
 
+    /// Whether the URI wants one member of a set, whatever others there are.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.options.direct_connection == Some(true)
+    }
+
     /// The databases' names.
     ///
     /// Those that a user may not see would count as absent, so that a user who may not see all is

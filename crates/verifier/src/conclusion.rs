@@ -4,7 +4,7 @@ use crate::error::VerifyError;
 use crate::ledger::Ledger;
 use crate::merge::Side;
 use crate::record::{CollectionRecord, DefinitionChange, RunRecord, collection_of_key, decode};
-use crate::report::{CollectionReport, Counts, Outcome, Report, Unverified};
+use crate::report::{CollectionReport, Counts, Outcome, Report, Unverified, counted};
 use crate::scan::Shared;
 use crate::survey::Survey;
 use std::sync::atomic::Ordering;
@@ -59,7 +59,8 @@ impl Shared {
         (count > 0).then(|| Unverified {
             namespace: "everything".to_owned(),
             why: format!(
-                "the {side} was changed {count} times after writes were said to be off: stop them, and verify again"
+                "the {side} was changed {} after writes were said to be off: stop them, and verify again",
+                counted(count, "time", "times"),
             ),
         })
     }

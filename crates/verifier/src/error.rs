@@ -4,7 +4,7 @@
 //! next step. Credentials never appear in it.
 
 use crate::merge::Side;
-use mongodb::error::{Error as DriverError, ErrorKind};
+use mongodb::error::{CommandError, Error as DriverError, ErrorKind};
 
 const UNAUTHORIZED: i32 = 13;
 const AUTHENTICATION_FAILED: i32 = 18;
@@ -164,6 +164,37 @@ impl VerifyError {
         }
     }
 
+    /// Puts a driver's error about the place where a run is kept into words.
+    pub fn of_meta(place: &str, error: &DriverError) -> VerifyError {
+        let detail = detail(error);
+        let unauthorized = |error: &CommandError| error.code == UNAUTHORIZED;
+        let advice = match error.kind.as_ref() {
+            ErrorKind::Authentication { .. } => {
+                "check user, password and authSource in the URI of --meta"
+            }
+            ErrorKind::Command(error)
+                if unauthorized(error) && error.message.contains("requires authentication") =>
+            {
+                "give user and password in the URI of --meta"
+            }
+            ErrorKind::Command(error) if unauthorized(error) => {
+                "grant its user the role readWrite on that database"
+            }
+            ErrorKind::ServerSelection { .. } | ErrorKind::DnsResolve { .. } => {
+                how_to_reach(&detail)
+            }
+            ErrorKind::InvalidArgument { .. } | ErrorKind::InvalidTlsConfig { .. } => {
+                "the URI of --meta has the form mongodb://user:password@host:port/?option=value"
+            }
+            // Other kinds, which the driver may add to.
+            _ => "start again with the same options to go on when it works",
+        };
+        VerifyError::State {
+            place: place.to_owned(),
+            detail: format!("{detail}: {advice}"),
+        }
+    }
+
     /// Whether the same request may succeed on another try.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -184,6 +215,8 @@ impl VerifyError {
 fn how_to_reach(detail: &str) -> &'static str {
     if detail.contains("certificate") {
         "name the file of the authority that signed it with tlsCAFile in its URI, and the host as the certificate names it"
+    } else if detail.contains("suitable for criteria") {
+        "no member that is up is what --read-preference or the URI asks for: name another preference, or start such a member"
     } else if detail.contains("unexpected end of file") {
         "if the server requires TLS, add tls=true to its URI"
     } else {
@@ -235,6 +268,10 @@ mod tests {
         );
         check("I/O error: unexpected end of file", "tls=true");
         check("I/O error: Connection refused (os error 111)", "runs");
+        check(
+            "Server selection timeout: None of the available servers suitable for criteria ReadPreference(Secondary { options: None })",
+            "--read-preference",
+        );
     }
 
     #[test]

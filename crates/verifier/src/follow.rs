@@ -158,7 +158,13 @@ fn is_refused(error: &DriverError) -> bool {
 fn stream_failed(cluster: &Cluster, error: &DriverError) -> VerifyError {
     match code_of(error) {
         Some(HISTORY_LOST) => cluster.history_lost(),
-        _ => cluster.failed(ACTION, error),
+        _ => match cluster.failed(ACTION, error) {
+            // The stream is over all databases, whatever is included.
+            VerifyError::Privilege { detail, .. } => cluster.no_changes(format!(
+                "its user may not watch all databases ({detail}): grant it the role readAnyDatabase"
+            )),
+            other => other,
+        },
     }
 }
 

@@ -11,6 +11,7 @@
 //! order        groups of types, a hint        store, record      what outlives the process
 //! partition    cutting the order of _id       survey, sharding   what both sides have
 //! range_query  filters for a partition        plan, scan         tasks: two readers, one comparator
+//!                                             identity           whether both are one cluster
 //!                                             hashing            what to hash documents with
 //!                                             natural, series    tasks of other kinds
 //! merge        the comparator                 recheck            documents looked up by _id
@@ -45,6 +46,7 @@ mod follow;
 mod generation;
 pub mod hashing;
 mod html;
+mod identity;
 mod lane;
 mod ledger;
 pub mod merge;

@@ -4,6 +4,7 @@
 //! rates and the time left; a log gets a line now and then. The counts are for people: a task that
 //! is run again counts again here. The report counts for itself.
 
+use crate::report::counted;
 use crate::scan::Shared;
 use crate::settings::Display;
 use crate::status::{Control, Phase};
@@ -145,7 +146,8 @@ fn line(tally: &Tally, elapsed: Duration) -> String {
         false => String::new(),
     };
     format!(
-        "{read} of about {expected} documents, {rate:.0} per second, {:.1} MB/s{left}",
+        "{read} of about {}, {rate:.0} per second, {:.1} MB/s{left}",
+        counted(expected, "document", "documents"),
         bytes / 1e6
     )
 }

@@ -202,7 +202,8 @@ impl fmt::Display for Report {
         let shown = self.mismatches.len().min(TERMINAL_MISMATCHES_MAX) as u64;
         if self.totals.mismatches() > shown {
             let rest = self.totals.mismatches() - shown;
-            writeln!(f, "… and {rest} more mismatches (see --report)")?;
+            let rest = counted(rest, "more mismatch", "more mismatches");
+            writeln!(f, "… and {rest} (see --report)")?;
         }
         for one in self.definition_changes.iter().take(TERMINAL_CHANGES_MAX) {
             let to = one.to.as_ref().map(|to| format!(" to {to}"));
@@ -261,7 +262,8 @@ impl Report {
             let duplicates = one.counts.duplicates;
             if duplicates > 0 {
                 let name = &one.namespace;
-                writeln!(f, "{name}: {duplicates} _ids are there more than once")?;
+                let ids = counted(duplicates, "_id is", "_ids are");
+                writeln!(f, "{name}: {ids} there more than once")?;
             }
         }
         Ok(())
@@ -272,7 +274,8 @@ impl Report {
         let pairs = counts.source_documents.max(counts.destination_documents);
         let rate = pairs as f64 / self.seconds.max(0.001);
         let in_time = format!(
-            "{pairs} documents in {:.1} s, {rate:.0} per second",
+            "{} in {:.1} s, {rate:.0} per second",
+            documents(pairs),
             self.seconds
         );
         match self.outcome {
@@ -283,13 +286,17 @@ impl Report {
             ),
             Outcome::Different => writeln!(
                 f,
-                "DIFFERENT: {} documents ({} missing, {} extra, {} content, {} repeated) and {} other things ({in_time})",
-                counts.mismatches(),
+                "DIFFERENT: {} ({} missing, {} extra, {} content, {} repeated) and {} ({in_time})",
+                documents(counts.mismatches()),
                 counts.missing,
                 counts.extra,
                 counts.content,
                 counts.repeated,
-                self.metadata_mismatches.len(),
+                counted(
+                    self.metadata_mismatches.len() as u64,
+                    "other thing",
+                    "other things"
+                ),
             ),
             Outcome::Unknown => writeln!(
                 f,
@@ -301,6 +308,16 @@ impl Report {
             ),
         }
     }
+}
+
+fn documents(count: u64) -> String {
+    counted(count, "document", "documents")
+}
+
+/// A number of things in words.
+pub fn counted(count: u64, one: &str, several: &str) -> String {
+    let what = if count == 1 { one } else { several };
+    format!("{count} {what}")
 }
 
 fn show_mismatch(f: &mut fmt::Formatter<'_>, one: &DocumentMismatch) -> fmt::Result {

@@ -40,6 +40,7 @@ use crate::error::VerifyError;
 use crate::follow::follow;
 use crate::generation::Pairs;
 use crate::hashing;
+use crate::identity::Identity;
 use crate::lane::Lanes;
 use crate::ledger::Ledger;
 use crate::merge::Side;
@@ -121,6 +122,8 @@ impl Run {
             Cluster::connect(Side::Source, &settings),
             Cluster::connect(Side::Destination, &settings),
         )?;
+        let (one, other) = tokio::try_join!(Identity::ask(&source), Identity::ask(&destination))?;
+        settings.same_cluster = one.is_same(&other);
         let now = moment(&source, &destination).await?;
         for cluster in [&source, &destination] {
             if let Some(time) = now.get(cluster.side as usize).copied().flatten() {
@@ -197,8 +200,10 @@ impl Run {
             let (shared, display) = (self.shared.clone(), self.shared.settings.display);
             tokio::spawn(progress::show(shared, display, self.control.clone()))
         };
+        let shared = self.shared.clone();
         let ended = tokio::select! {
             ended = self.generations() => ended,
+            error = shared.store.until_lost() => Err(error),
             Some(broken) = beside.join_next() => Err(match broken {
                 Ok(error) => error,
                 Err(panicked) => VerifyError::settings(format!(
@@ -215,6 +220,7 @@ impl Run {
             .shared
             .report(&self.survey, begun.elapsed(), &self.record);
         let report = report.await?;
+        self.shared.store.confirm().await?;
         self.shared.status.ended.store(true, Ordering::SeqCst);
         Ok(report)
     }
@@ -260,10 +266,13 @@ impl Run {
         let mut again = false;
         if self.survey.is_fresh {
             let shared = &self.shared;
-            let made = survey_with_retries(shared).await?;
-            if self.surveyed.is_none() && !self.resumed {
-                made.check_includes(&shared.settings)?;
+            let first = self.surveyed.is_none() && !self.resumed;
+            let made = look_at_both(shared, first).await;
+            if let (Err(_), true) = (&made, first) {
+                // Nothing was done yet: whoever asks again, for something else, is not held up by it.
+                shared.store.clear(b"").await?;
             }
+            let made = made?;
             self.surveyed = Some(Instant::now());
             self.survey = made;
             status.set_metadata(self.survey.metadata.clone());
@@ -387,6 +396,18 @@ impl Shared {
             }
         }
     }
+}
+
+/// A survey that can be worked with; the first also of what was asked for.
+async fn look_at_both(shared: &Shared, first: bool) -> Result<Survey, VerifyError> {
+    let made = survey_with_retries(shared).await?;
+    if shared.settings.same_cluster {
+        made.check_distinct_sides(&shared.settings)?;
+    }
+    if first {
+        made.check_includes(&shared.settings)?;
+    }
+    Ok(made)
 }
 
 async fn survey_with_retries(shared: &Shared) -> Result<Survey, VerifyError> {

@@ -46,6 +46,8 @@ pub struct Settings {
     pub wait: bool,
     /// The least time between two generations.
     pub generation_pause: Duration,
+    /// Whether both sides turned out to be one cluster, within which names differ.
+    pub same_cluster: bool,
     /// None decides by the server's version. Given, it is for both sides.
     pub across_types: Option<AcrossTypes>,
     /// None decides by the server's version.
@@ -121,6 +123,7 @@ impl Settings {
             listen: None,
             wait: false,
             generation_pause: DEFAULT_GENERATION_PAUSE,
+            same_cluster: false,
             across_types: None,
             has_sample_rate: None,
         }
@@ -129,7 +132,9 @@ impl Settings {
     /// Whether a namespace, and what it is called on the source, is to be verified.
     pub fn verifies(&self, namespace: &Namespace, on_source: &Namespace) -> bool {
         let ours = match &self.place {
-            Place::Database { name, .. } => *name == namespace.database,
+            Place::Database { name, .. } => {
+                *name == namespace.database && crate::store::is_ours(&namespace.collection)
+            }
             Place::Memory | Place::Directory(_) => false,
         };
         !ours && !namespace.is_internal() && self.selection.selects(on_source)

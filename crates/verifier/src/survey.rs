@@ -77,6 +77,11 @@ impl Survey {
         let unpaired = on_destination
             .iter()
             .filter(|(name, _)| !on_source.contains_key(name));
+        // Within one cluster these are what the source has under its own names.
+        let strays = match settings.same_cluster {
+            true => Listed::new(),
+            false => strays,
+        };
         for (name, entry) in unpaired.chain(&strays) {
             let extra = one_sided(name, entry, Side::Destination);
             survey.metadata.push(extra);
@@ -143,6 +148,11 @@ impl Survey {
             ));
         }
         Ok(())
+    }
+
+    /// Everything that is selected on either side, by its name on the source.
+    pub fn names(&self) -> impl Iterator<Item = &Namespace> {
+        self.names.iter()
     }
 
     /// Whether the name was there when the survey was made, on one side at least.

@@ -172,9 +172,12 @@ fn detail(difference: &Difference) -> String {
         Some(shown) => format!("{} ({})", shown.value, shown.kind),
         None => "nothing".to_owned(),
     };
+    let path = match difference.path.as_str() {
+        "" => "the document",
+        path => path,
+    };
     format!(
-        "{}: {} on the source, {} on the destination",
-        difference.path,
+        "{path}: {} on the source, {} on the destination",
         side(&difference.source),
         side(&difference.destination)
     )

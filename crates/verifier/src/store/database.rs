@@ -1,28 +1,28 @@
-//! Runs in a collection of a server: `{_id: key, v: value}`.
+//! Runs in a collection of a server: `{_id: key, v: value}`, under a name that is the owner's alone
+//! (see `lease`).
 //!
 //! Keys are hexadecimal text, because text sorts as we need it and binary values sort by length.
 //! Writes wait for a majority, and are tried again when a connection breaks: making the same change
-//! twice is the same as making it once, as long as nobody else writes to the run.
+//! twice is the same as making it once, because nobody else writes to the run.
 
-use super::lease::{Lease, release};
+use super::lease::Lease;
 use super::{Change, Entry, failed};
 use crate::error::VerifyError;
 use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, Document, doc};
 use futures_util::TryStreamExt;
+use mongodb::error::Error as DriverError;
 use mongodb::options::{ClientOptions, ReadConcern, ReadPreference, SelectionCriteria};
-use mongodb::{Client, Collection};
+use mongodb::{Client, Collection, Database};
 use std::ops::Bound;
 use std::time::Duration;
 
-const COLLECTION: &str = "state";
 const CHANGES_AT_ONCE: usize = 1000;
 const ATTEMPTS: u32 = 6;
 
 pub struct DatabaseStore {
     place: String,
-    client: Client,
-    name: String,
+    database: Database,
     entries: Collection<Document>,
     lease: Lease,
 }
@@ -30,25 +30,21 @@ pub struct DatabaseStore {
 impl DatabaseStore {
     pub async fn open(uri: &str, name: &str) -> Result<DatabaseStore, VerifyError> {
         let place = format!("{}, database {name}", crate::cluster::shown_address(uri));
-        let mut options = ClientOptions::parse(uri)
-            .await
-            .map_err(|e| failed(&place, e))?;
+        let wrong = |error: DriverError| VerifyError::of_meta(&place, &error);
+        let mut options = ClientOptions::parse(uri).await.map_err(wrong)?;
         options.server_selection_timeout = Some(Duration::from_secs(10));
         options.read_concern = Some(ReadConcern::majority());
         options.selection_criteria =
             Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
-        let client = Client::with_options(options).map_err(|e| failed(&place, e))?;
-        let entries = client.database(name).collection(COLLECTION);
-        let lease = Lease::take(&client, &entries, &place).await?;
-        let store = DatabaseStore {
-            lease,
+        let client = Client::with_options(options).map_err(wrong)?;
+        let database = client.database(name);
+        let lease = Lease::take(&database, &place).await?;
+        Ok(DatabaseStore {
+            entries: database.collection(&lease.entries()),
             place,
-            client,
-            name: name.to_owned(),
-            entries,
-        };
-        store.get(b"").await?;
-        Ok(store)
+            database,
+            lease,
+        })
     }
 
     pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, VerifyError> {
@@ -56,7 +52,7 @@ impl DatabaseStore {
             .entries
             .find_one(doc! {"_id": hexadecimal(key)})
             .await
-            .map_err(|e| failed(&self.place, e))?;
+            .map_err(|error| self.broken(&error))?;
         found.map(|entry| self.value_of(entry)).transpose()
     }
 
@@ -80,12 +76,12 @@ impl DatabaseStore {
             .sort(doc! {"_id": 1})
             .limit(i64::try_from(entries_max).unwrap_or(i64::MAX))
             .await
-            .map_err(|e| failed(&self.place, e))?;
+            .map_err(|error| self.broken(&error))?;
         let mut page = Vec::new();
         while let Some(entry) = cursor
             .try_next()
             .await
-            .map_err(|e| failed(&self.place, e))?
+            .map_err(|error| self.broken(&error))?
         {
             let key = entry.get_str("_id").ok().and_then(bytes_of);
             let key = key.ok_or_else(|| self.damaged())?;
@@ -95,7 +91,7 @@ impl DatabaseStore {
     }
 
     pub async fn write(&self, changes: Vec<Change>) -> Result<(), VerifyError> {
-        self.lease.check(&self.place)?;
+        self.lease.check()?;
         let of_one_kind = |left: &Change, right: &Change| {
             matches!(left, Change::Put(_, _)) == matches!(right, Change::Put(_, _))
         };
@@ -124,46 +120,46 @@ impl DatabaseStore {
             });
         }
         let statements: Vec<Bson> = statements.into_iter().map(Bson::Document).collect();
+        let entries = self.entries.name();
         let mut command = match puts {
-            true => doc! {"update": COLLECTION, "updates": statements},
-            false => doc! {"delete": COLLECTION, "deletes": statements},
+            true => doc! {"update": entries, "updates": statements},
+            false => doc! {"delete": entries, "deletes": statements},
         };
         command.insert("ordered", true);
         command.insert("writeConcern", doc! {"w": "majority"});
         let mut delay = Duration::from_millis(100);
         let mut attempt = 1;
         loop {
-            let answer = self
-                .client
-                .database(&self.name)
-                .run_command(command.clone())
-                .await;
-            let why = match answer {
+            let why = match self.database.run_command(command.clone()).await {
                 Ok(reply) => match (reply.get("writeErrors"), reply.get("writeConcernError")) {
                     (None, None) => return Ok(()),
-                    (Some(error), _) | (None, Some(error)) => error.to_string(),
+                    (Some(error), _) | (None, Some(error)) => {
+                        failed(&self.place, error.to_string())
+                    }
                 },
-                Err(error) => error.to_string(),
+                Err(error) => self.broken(&error),
             };
             if attempt == ATTEMPTS {
-                return Err(failed(&self.place, why));
+                return Err(why);
             }
+            self.lease.check()?;
             attempt += 1;
             tokio::time::sleep(delay).await;
             delay *= 2;
         }
     }
 
-    /// Leaves nothing behind that a later run would take for a collection of one side alone. A
-    /// collection of the same name that also holds something of somebody else's stays.
-    pub async fn drop_if_empty(&self) -> Result<(), VerifyError> {
-        release(&self.entries, &self.place).await?;
-        let any = self.entries.find_one(doc! {}).await;
-        if any.map_err(|e| failed(&self.place, e))?.is_none() {
-            // A user who may not drop it leaves an empty collection, which is no reason to fail.
-            let _ = self.entries.drop().await;
-        }
-        Ok(())
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Leaves nothing behind that a later run would take for a collection of one side alone.
+    pub async fn remove(self) -> Result<(), VerifyError> {
+        self.lease.remove_all().await
+    }
+
+    fn broken(&self, error: &DriverError) -> VerifyError {
+        VerifyError::of_meta(&self.place, error)
     }
 
     fn value_of(&self, entry: Document) -> Result<Vec<u8>, VerifyError> {

@@ -31,14 +31,15 @@ impl DirectoryStore {
         let in_place = path.join("run");
         if !in_place.exists() {
             let creating = path.join("creating");
+            let wrong = |error| unusable(path, &error);
             if creating.exists() {
-                std::fs::remove_dir_all(&creating).map_err(|e| failed(path.display(), e))?;
+                std::fs::remove_dir_all(&creating).map_err(wrong)?;
             }
-            std::fs::create_dir_all(path).map_err(|e| failed(path.display(), e))?;
+            std::fs::create_dir_all(path).map_err(wrong)?;
             let (database, keyspace) = open_engine(&creating, path)?;
             drop(keyspace);
             drop(database);
-            std::fs::rename(&creating, &in_place).map_err(|e| failed(path.display(), e))?;
+            std::fs::rename(&creating, &in_place).map_err(wrong)?;
         }
         let (database, keyspace) = open_engine(&in_place, path)?;
         Ok(DirectoryStore {
@@ -86,18 +87,38 @@ impl DirectoryStore {
     }
 
     fn failed(&self, error: fjall::Error) -> VerifyError {
-        failed(self.path.display(), error)
+        engine_failed(&self.path, &error)
     }
 }
 
-fn open_engine(engine: &Path, shown: &Path) -> Result<(Database, Keyspace), VerifyError> {
-    let wrong = |error: fjall::Error| match error {
-        fjall::Error::Locked => failed(
-            shown.display(),
-            "it is in use by another process: wait for it, or name another directory with --state",
+/// A directory that cannot be made or changed.
+fn unusable(path: &Path, error: &std::io::Error) -> VerifyError {
+    let advice = "name a directory that can be written to with --state";
+    failed(path.display(), format!("{error}: {advice}"))
+}
+
+fn engine_failed(path: &Path, error: &fjall::Error) -> VerifyError {
+    let detail = match error {
+        fjall::Error::Locked => {
+            "it is in use by another process: wait for it, or name another directory with --state"
+                .to_owned()
+        }
+        fjall::Error::Io(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return unusable(path, error);
+        }
+        fjall::Error::Io(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            format!("{error}: make room, and start again with the same options to go on")
+        }
+        // Whatever else it is, files are not as the engine left them.
+        damaged => format!(
+            "its files are damaged ({damaged}): begin anew with --restart, or name another directory with --state"
         ),
-        error => failed(shown.display(), error),
     };
+    failed(path.display(), detail)
+}
+
+fn open_engine(engine: &Path, shown: &Path) -> Result<(Database, Keyspace), VerifyError> {
+    let wrong = |error: fjall::Error| engine_failed(shown, &error);
     let database = Database::builder(engine)
         .cache_size(CACHE_BYTES)
         .worker_threads(1)
@@ -112,10 +133,14 @@ fn open_engine(engine: &Path, shown: &Path) -> Result<(Database, Keyspace), Veri
 pub fn remove(path: &Path) -> Result<(), VerifyError> {
     let run = path.join("run");
     if run.exists() {
+        // Not under another process. One whose files are damaged is removed, and nobody has that open.
+        if let Err(fjall::Error::Locked) = Database::builder(&run).open() {
+            return Err(engine_failed(path, &fjall::Error::Locked));
+        }
         // Renamed first: what is half removed must not be taken for a run.
         let gone = path.join("creating");
-        std::fs::rename(&run, &gone).map_err(|e| failed(path.display(), e))?;
-        std::fs::remove_dir_all(&gone).map_err(|e| failed(path.display(), e))?;
+        std::fs::rename(&run, &gone).map_err(|error| unusable(path, &error))?;
+        std::fs::remove_dir_all(&gone).map_err(|error| unusable(path, &error))?;
     }
     // Fails if somebody keeps other things there, which is no harm.
     let _ = std::fs::remove_dir(path);

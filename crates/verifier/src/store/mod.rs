@@ -14,6 +14,8 @@ mod database;
 mod directory;
 mod lease;
 
+pub use lease::is_ours;
+
 use crate::error::VerifyError;
 use database::DatabaseStore;
 use directory::DirectoryStore;
@@ -121,6 +123,24 @@ impl Store {
         }
     }
 
+    /// Makes sure that all that was read belongs to a run which no other process had taken over by
+    /// then. Between the last read and a verdict.
+    pub async fn confirm(&self) -> Result<(), VerifyError> {
+        match self {
+            Store::Memory(_) | Store::Directory(_) => Ok(()),
+            Store::Database(database) => database.lease().confirm().await,
+        }
+    }
+
+    /// Waits until another process is known to have taken the run over.
+    pub async fn until_lost(&self) -> VerifyError {
+        match self {
+            // Nobody can: one is ours alone, the other is locked.
+            Store::Memory(_) | Store::Directory(_) => std::future::pending().await,
+            Store::Database(database) => database.lease().until_lost().await,
+        }
+    }
+
     /// Removes everything whose key begins so.
     pub async fn clear(&self, prefix: &[u8]) -> Result<(), VerifyError> {
         const AT_ONCE: usize = 5000;
@@ -143,8 +163,8 @@ pub async fn forget(place: &Place) -> Result<(), VerifyError> {
         Place::Memory => Ok(()),
         Place::Directory(path) => directory::remove(path),
         Place::Database { uri, name } => {
-            Store::open(place).await?.clear(b"").await?;
-            DatabaseStore::open(uri, name).await?.drop_if_empty().await
+            let store = DatabaseStore::open(uri, name).await?;
+            store.remove().await
         }
     }
 }

@@ -7,6 +7,7 @@ mod api;
 mod come_and_gone;
 mod cut_connections;
 mod ids;
+mod lease;
 mod live;
 mod mixed_clusters;
 mod planted;

@@ -113,7 +113,7 @@ fn killed_runs_go_on() -> Result<()> {
 
 /// Runs that are killed so often, a third of the times in each way to run and to keep state.
 pub async fn on_any_servers(servers: &Servers, kills: u64) -> Result<()> {
-    one_process_at_a_time(servers).await.context("lease")?;
+    crate::lease::on_any_servers(servers).await?;
     while_nobody_writes(servers, kills / 3)
         .await
         .context("writes off")?;
@@ -127,60 +127,6 @@ pub async fn on_any_servers(servers: &Servers, kills: u64) -> Result<()> {
             .await
             .context(database)?;
     }
-    Ok(())
-}
-
-/// A lease keeps a second process off a run in a database, as long as its owner lives and renews it.
-pub async fn one_process_at_a_time(servers: &Servers) -> Result<()> {
-    let name = "verify_lease";
-    let state = servers.destination.database(name).collection("state");
-    let place = Place::Database {
-        uri: servers.to.clone(),
-        name: name.to_owned(),
-    };
-    let own = {
-        let _store = verifier::store::Store::open(&place).await?;
-        let own: Option<Document> = state.find_one(doc! {"_id": "~lease"}).await?;
-        own.context("a lease")?
-    };
-    let renewed = own.get_datetime("renewed")?.timestamp_millis();
-    let (here, mut ended) = (own.get_str("host")?, Command::new("true").spawn()?);
-    let gone = i64::from(ended.id());
-    ended.wait()?;
-    let parent = i64::from(std::os::unix::process::parent_id());
-    let (now, hour) = (renewed, 3_600_000);
-    // In an hour, because a slow machine must not make a lease lapse.
-    let cases = [
-        ("elsewhere", 1, now + hour, false),
-        ("elsewhere", 1, now - hour, true),
-        (here, parent, now + hour, false),
-        (here, parent, now - hour, true),
-        (here, gone, now + hour, true),
-        (here, i64::from(std::process::id()), now + hour, true),
-    ];
-    for (host, pid, renewed, opens) in cases {
-        let renewed = bson::DateTime::from_millis(renewed);
-        let held = doc! {"_id": "~lease", "host": host, "pid": pid, "renewed": renewed};
-        state.replace_one(doc! {"_id": "~lease"}, held).await?;
-        let opened = verifier::store::Store::open(&place).await;
-        match opened {
-            Ok(_) => ensure!(opens, "{host} {pid} has it"),
-            Err(error) => {
-                let text = error.to_string();
-                ensure!(
-                    !opens && text.contains(&format!("in use by process {pid} on {host}")),
-                    text
-                );
-            }
-        }
-    }
-    verifier::store::forget(&place).await?;
-    let left = servers
-        .destination
-        .database(name)
-        .list_collection_names()
-        .await?;
-    ensure!(left.is_empty(), "{left:?}");
     Ok(())
 }
 
