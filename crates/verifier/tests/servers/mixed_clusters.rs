@@ -1,6 +1,6 @@
 //! TernDB as source, as destination, and as both: everything that it must do as well as MongoDB.
 
-use crate::{Kind, Servers, live, on_runtime, planted, resume, scenarios};
+use crate::{Kind, Servers, lease, live, on_runtime, planted, resume, scenarios};
 use anyhow::{Context, Result};
 
 #[test]
@@ -27,6 +27,7 @@ async fn check(source: Kind, destination: Kind) -> Result<()> {
         scenarios::hashes(&servers).await.context("hashes")?;
     }
     live::on_any_servers(&mut servers).await?;
+    lease::on_any_servers(&servers).await?;
     resume::on_any_servers(&servers, KILLS).await
 }
 

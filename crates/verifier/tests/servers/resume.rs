@@ -113,7 +113,6 @@ fn killed_runs_go_on() -> Result<()> {
 
 /// Runs that are killed so often, a third of the times in each way to run and to keep state.
 pub async fn on_any_servers(servers: &Servers, kills: u64) -> Result<()> {
-    crate::lease::on_any_servers(servers).await?;
     while_nobody_writes(servers, kills / 3)
         .await
         .context("writes off")?;
