@@ -78,13 +78,17 @@ impl Lease {
                 first = held.get_i64("first").unwrap_or(first);
                 token = token.max(held.get_i64("token").unwrap_or_default() + 1);
                 // Only if it is still what was judged: of two who find it free one gets it.
-                let replaced = match is_free(&held, now) {
-                    true => {
+                let mut judged = doc! {"_id": KEY, "token": held.get("token")};
+                let replaced = match why_free(&held, now) {
+                    Some(why) => {
+                        if why == Free::Lapsed {
+                            judged.insert("renewed", held.get("renewed"));
+                        }
                         let mine = owner(first, token, now);
-                        let replaced = owners(database).replace_one(held.clone(), mine).await;
+                        let replaced = owners(database).replace_one(judged, mine).await;
                         replaced.map_err(broken)?.matched_count
                     }
-                    false => 0,
+                    None => 0,
                 };
                 if replaced == 0 {
                     return Err(in_use(place, &held));
@@ -264,12 +268,18 @@ fn machine() -> String {
     format!("{} {}", boot.trim(), container.display())
 }
 
+/// Why a lease may be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Free {
+    /// Its process is gone, or is this one, whose earlier handle may still renew it.
+    Gone,
+    /// It was not renewed; its owner may be about to.
+    Lapsed,
+}
+
 /// Whether somebody's lease may be taken.
-fn is_free(held: &Document, now: DateTime) -> bool {
+fn why_free(held: &Document, now: DateTime) -> Option<Free> {
     let mine = owner(0, 0, now);
-    let renewed = held.get_datetime("renewed");
-    let lapsed = renewed
-        .is_ok_and(|renewed| now.timestamp_millis() - renewed.timestamp_millis() > LAPSES_AFTER_MS);
     let same = |field: &str| held.get(field) == mine.get(field);
     let pid = held.get_i64("pid").ok();
     let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
@@ -277,7 +287,12 @@ fn is_free(held: &Document, now: DateTime) -> bool {
         Some(pid) => same("pid") || rustix::process::test_kill_process(pid) == Err(Errno::SRCH),
         None => true,
     };
-    lapsed || (same("host") && same("machine") && gone)
+    if same("host") && same("machine") && gone {
+        return Some(Free::Gone);
+    }
+    let renewed = held.get_datetime("renewed").ok()?;
+    let age_ms = now.timestamp_millis() - renewed.timestamp_millis();
+    (age_ms > LAPSES_AFTER_MS).then_some(Free::Lapsed)
 }
 
 fn token_of(collection: &str) -> Option<i64> {
