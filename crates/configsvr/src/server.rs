@@ -125,6 +125,7 @@ impl ConfigServer {
     async fn answer(&self, request: &Request) -> Result<DocBuf, Fault> {
         let tenure = self.tenure().await?;
         let body = request.body();
+        self.store.has_come_to(body).await?;
         match request.name() {
             "_configsvrGetRouting" => routing::answer(&tenure, body).await,
             "_configsvrGetDatabase" => {
@@ -166,15 +167,15 @@ impl ConfigServer {
 }
 
 impl ConfigServer {
-    /// Ends a reply with the latest time that shards told.
+    /// Ends a reply with the latest time that shards told, and the config time.
     fn tell_time(&self, reply: &mut Reply) {
-        let told = self.store.told();
-        if told == ClusterTime::ZERO || reply.document().get("$clusterTime").is_some() {
-            return;
-        }
         let mut trailer = DocWriter::new();
-        append_cluster_time(&mut trailer, told);
-        trailer.append("operationTime", told);
+        let told = self.store.told();
+        if told > ClusterTime::ZERO && reply.document().get("$clusterTime").is_none() {
+            append_cluster_time(&mut trailer, told);
+            trailer.append("operationTime", told);
+        }
+        trailer.append("$configTime", self.store.config_time());
         let trailer = trailer.finish();
         let bytes = trailer.as_bytes();
         reply.append_elements(&bytes[4..bytes.len() - 1]);

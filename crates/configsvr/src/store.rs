@@ -6,6 +6,7 @@
 
 use crate::commit::Commit;
 use crate::error::Fault;
+use crate::tenure::no_primary;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error};
@@ -22,6 +23,8 @@ pub(crate) struct Store {
     latest: AtomicU64,
     /// The latest cluster time that a shard told.
     told: AtomicU64,
+    /// How far this member's log has come, as far as was seen.
+    applied: AtomicU64,
 }
 
 impl Store {
@@ -30,6 +33,7 @@ impl Store {
             endpoint,
             latest: AtomicU64::new(0),
             told: AtomicU64::new(0),
+            applied: AtomicU64::new(0),
         }
     }
 
@@ -59,6 +63,29 @@ impl Store {
         ClusterTime::from_u64(self.told.load(Ordering::Acquire))
     }
 
+    /// The config time: what is told to others comes from a log that has come this far.
+    pub(crate) fn config_time(&self) -> ClusterTime {
+        ClusterTime::from_u64(self.applied.load(Ordering::Acquire))
+    }
+
+    /// ⚑ Refuses whoever has seen more of the config server than this member has: it was deposed,
+    /// and what it knows is of yesterday.
+    pub(crate) async fn has_come_to(&self, request: Doc<'_>) -> Result<(), Fault> {
+        let Some(ValueRef::Timestamp(time)) = request.get("$configTime") else {
+            return Ok(());
+        };
+        let wanted = ClusterTime::new(time.seconds, time.increment);
+        if self.config_time() < wanted {
+            // The log may have come further with nothing said.
+            self.run_on("admin", DocWriter::new().with("ping", 1))
+                .await?;
+        }
+        match self.config_time() < wanted {
+            true => Err(no_primary()),
+            false => Ok(()),
+        }
+    }
+
     /// Runs a command on the database `config`.
     pub(crate) async fn run(&self, command: DocWriter) -> Result<DocBuf, Fault> {
         self.run_on("config", command).await
@@ -69,6 +96,7 @@ impl Store {
         if let Some(ValueRef::Timestamp(time)) = reply.get("operationTime") {
             let seen = ClusterTime::new(time.seconds, time.increment).to_u64();
             self.latest.fetch_max(seen, Ordering::AcqRel);
+            self.applied.fetch_max(seen, Ordering::AcqRel);
         }
         Ok(reply)
     }

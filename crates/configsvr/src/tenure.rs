@@ -225,18 +225,18 @@ impl Tenure {
     ) -> Result<DocBuf, Fault> {
         let link = self.shard(shard)?;
         // What one shard did is not later than what another is asked for next.
-        let mut timed = command.to_owned();
+        let mut writer = DocWriter::new();
+        for element in command.iter() {
+            if !matches!(element.key(), "$clusterTime" | "$configTime") {
+                writer.append_element(&element);
+            }
+        }
         let told = self.store.told();
         if told > ClusterTime::ZERO {
-            let mut writer = DocWriter::new();
-            for element in command.iter() {
-                if element.key() != "$clusterTime" {
-                    writer.append_element(&element);
-                }
-            }
             store::append_cluster_time(&mut writer, told);
-            timed = writer.finish();
         }
+        writer.append("$configTime", self.store.config_time());
+        let timed = writer.finish();
         let answered = ask_endpoint(&*link, shard.as_str(), database, timed.as_doc()).await;
         if let Ok(reply) = &answered {
             self.store.observe(reply.as_doc());

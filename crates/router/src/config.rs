@@ -11,6 +11,7 @@ use model::ids::Uuid;
 use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
 use model::version::{ChunkVersion, DatabaseVersion, PlacementVersion};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use wire::{Endpoint, Reply, Request};
 
@@ -23,9 +24,19 @@ pub(crate) struct Database {
 
 pub(crate) struct ConfigServer {
     pub(crate) endpoint: Arc<dyn Endpoint>,
+    /// How far the config server's log had come when it was heard last. ⚑ A member that has not
+    /// come as far was deposed, and is not believed.
+    seen: Mutex<ClusterTime>,
 }
 
 impl ConfigServer {
+    pub(crate) fn new(endpoint: Arc<dyn Endpoint>) -> Self {
+        Self {
+            endpoint,
+            seen: Mutex::default(),
+        }
+    }
+
     /// Sends a command and passes its error on.
     pub(crate) async fn run(&self, command: DocWriter) -> Result<DocBuf, Error> {
         let request = Request::from_parts(command.finish(), Vec::new())?;
@@ -37,10 +48,29 @@ impl ConfigServer {
     }
 
     pub(crate) async fn call(&self, request: Request) -> Result<Reply, Error> {
-        self.endpoint.call(request).await.map_err(|error| {
+        let reply = self.endpoint.call(request).await.map_err(|error| {
             let message = format!("the config server: {error}");
             Error::new(Code::HOST_UNREACHABLE, message)
-        })
+        })?;
+        if let Some(time) = time_of(reply.document().get("$configTime")) {
+            let mut seen = self.seen.lock();
+            *seen = (*seen).max(time);
+        }
+        Ok(reply)
+    }
+
+    /// Asks the config server itself, rather than its documents.
+    async fn ask(&self, mut command: DocWriter) -> Result<DocBuf, Error> {
+        self.append_time(&mut command);
+        self.run(command.with("$db", "admin")).await
+    }
+
+    /// Whoever answers must have seen what this router has.
+    pub(crate) fn append_time(&self, command: &mut DocWriter) {
+        let seen = *self.seen.lock();
+        if seen > ClusterTime::ZERO {
+            command.append("$configTime", seen);
+        }
     }
 
     /// All documents of a `find`.
@@ -82,7 +112,7 @@ impl ConfigServer {
             }
             false => command,
         };
-        let reply = self.run(command.with("$db", "admin")).await?;
+        let reply = self.ask(command).await?;
         let reply = reply.as_doc();
         let primary = reply
             .get_str("primary")
@@ -111,8 +141,7 @@ impl ConfigServer {
                 append_version(&mut command, "at", found.version);
                 command.append("from", found.chunks.len() as i64);
             }
-            command.append("$db", "admin");
-            let reply = self.run(command).await?;
+            let reply = self.ask(command).await?;
             let reply = reply.as_doc();
             if reply.get("sharded") != Some(ValueRef::Boolean(true)) {
                 return Ok(Fetched::Unsharded);
@@ -237,7 +266,12 @@ pub(crate) fn error_of(reply: Doc<'_>) -> Error {
     for element in reply.iter() {
         let told = matches!(
             element.key(),
-            "ok" | "code" | "codeName" | "errmsg" | "$clusterTime" | "operationTime"
+            "ok" | "code"
+                | "codeName"
+                | "errmsg"
+                | "$clusterTime"
+                | "$configTime"
+                | "operationTime"
         );
         if !told {
             details.append_element(&element);

@@ -31,6 +31,7 @@ pub(crate) async fn forward(router: &Router, request: &Request) -> Result<Reply,
         }
     }
     router.clock.append_to(&mut command);
+    router.config.append_time(&mut command);
     command.append("$db", "admin");
     let sent = Request::from_parts(command.finish(), Vec::new())?;
     let reply = router.config.call(sent).await?;
@@ -43,7 +44,13 @@ pub(crate) async fn forward(router: &Router, request: &Request) -> Result<Reply,
     {
         router.registry.reload(&router.config).await?;
     }
-    Ok(reply)
+    let mut for_client = DocWriter::new();
+    for element in reply.document().iter() {
+        if element.key() != "$configTime" {
+            for_client.append_element(&element);
+        }
+    }
+    Ok(Reply::from(for_client.finish()))
 }
 
 /// Forgets what a command may have changed, whether it succeeded or not.

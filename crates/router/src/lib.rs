@@ -97,7 +97,7 @@ pub struct Router {
 
 impl Router {
     pub fn new(config: Arc<dyn Endpoint>, connect: Connect, options: RouterOptions) -> Arc<Router> {
-        let config = Arc::new(ConfigServer { endpoint: config });
+        let config = Arc::new(ConfigServer::new(config));
         let clock: Arc<Clock> = Arc::default();
         Arc::new(Router {
             registry: Registry::new(connect),

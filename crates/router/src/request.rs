@@ -171,7 +171,7 @@ pub(crate) fn fields_without(body: Doc<'_>, dropped: &[&str]) -> DocWriter {
         let name = element.key();
         let ours = matches!(
             name,
-            "shardVersion" | "databaseVersion" | "routedBy" | "$clusterTime"
+            "shardVersion" | "databaseVersion" | "routedBy" | "$clusterTime" | "$configTime"
         );
         if !ours && !dropped.contains(&name) {
             writer.append_element(&element);

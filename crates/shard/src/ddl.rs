@@ -27,7 +27,7 @@ use crate::Shard;
 use crate::catalog::multikey;
 use crate::catalog::{CatalogKey, Clustering, Collection, Index, IndexState, NextIds};
 use crate::oplog::Commands;
-use crate::sharding::{Ownership, OwnershipKey};
+use crate::sharding::{CONFIG_TIME_KEY, Ownership, OwnershipKey};
 use crate::write::Companion;
 use model::bson::DocBuf;
 use model::ids::{CollectionId, IndexId, Uuid};
@@ -510,7 +510,11 @@ impl Shard {
     ) -> Result<(), Error> {
         loop {
             let mut payload = Vec::new();
-            encode(&mut Encoder::with_header(&mut payload, header));
+            let mut encoder = Encoder::with_header(&mut payload, header);
+            encode(&mut encoder);
+            if let Some(time) = self.sharding.config_time.to_store() {
+                encoder.put_meta(CONFIG_TIME_KEY, time.as_bytes());
+            }
             let proposed = self
                 .log
                 .propose(Durability::Synced, payload, |_, _, _| Companion::empty());

@@ -2,6 +2,33 @@
 
 use crate::testing::{Cluster, Wire};
 
+/// ⚑ A member that has come less far than whoever asks was deposed, and tells nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_seen_more_is_not_answered() {
+    let cluster = Cluster::start(1).await;
+    let made = "{_configsvrCreateDatabase: 1, db: 'a'}";
+    let reply = cluster.run("config!", made).await;
+    let told = reply.iter().find(|(name, _)| name == "$configTime");
+    let Some((_, differential::value::Value::Timestamp(seconds, increment))) = told else {
+        panic!("{reply:?} tells no config time");
+    };
+    let later = seconds + 3600;
+    cluster
+        .check(&format!(
+            "config! {{_configsvrGetDatabase: 1, db: 'a', $configTime: Timestamp({seconds}, {increment})}} => {{primary: 'shard0'}}
+             config! {{_configsvrGetDatabase: 1, db: 'a', $configTime: Timestamp({later}, 1)}} => 10107
+             config! {{_configsvrGetRouting: 'a.x', $configTime: Timestamp({later}, 1)}} => 10107"
+        ))
+        .await;
+    // Whoever comes next has come as far.
+    cluster.elect(Wire::whole()).await;
+    cluster
+        .check(&format!(
+            "config! {{_configsvrGetDatabase: 1, db: 'a', $configTime: Timestamp({seconds}, {increment})}} => {{primary: 'shard0'}}"
+        ))
+        .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn shards_are_added_once() {
     let cluster = Cluster::start(2).await;

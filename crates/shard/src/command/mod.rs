@@ -332,6 +332,9 @@ async fn answer(
     if let Some(session) = envelope.session {
         attach_session(shard, operation, session, &envelope)?;
     }
+    if request.name().starts_with("_terndb") {
+        shard.sharding.config_time.observe(request.body());
+    }
     if let Some(time) = envelope.cluster_time {
         shard.observe_time(time)?;
     }

@@ -152,14 +152,16 @@ fn with_versions(known: &Ownership, chunk: ChunkVersion, decided: PlacementVersi
 /// Asks the config server about a move.
 async fn ask_config(
     shard: &Shard,
-    question: DocWriter,
+    mut question: DocWriter,
     wait: Duration,
 ) -> Result<Outcome, Failure> {
     let Some(config) = shard.refresh.config() else {
         let why = "this shard was not told where its config server is";
         return Err(Failure::Unreachable(why.to_owned()));
     };
+    shard.sharding.config_time.append_to(&mut question);
     let reply = ask(shard, &**config, question, wait).await?;
+    shard.sharding.config_time.observe(reply.document());
     Ok(Fields(reply.document()).outcome()?)
 }
 

@@ -30,6 +30,7 @@
 //! | `range_deletion.rs` | removing what is left of ranges that are not owned |
 //! | `transition.rs` | one entry that changes ownership and state documents |
 //! | `state.rs` | identity and databases, as values and as stored |
+//! | `config_time.rs` | how far the config server must have come, to be believed |
 //! | `waiting.rs` | waiting for ranges whose owner is being decided |
 //! | `version_check.rs` | what travels with a routed request, and its errors |
 //! | `shard_key_update.rs` | what an update may do to a shard key |
@@ -40,6 +41,7 @@
 //! Left out: the protocol of moves itself, which gains and loses ranges by transitions.
 
 mod commands;
+mod config_time;
 mod moving;
 mod ownership;
 pub(crate) mod range_deletion;
@@ -56,6 +58,7 @@ pub(crate) use commands::{
     become_shard, cleanup_orphaned, create_sharded, forget_database, forget_placement, rename,
     set_database, set_placement,
 };
+pub(crate) use config_time::CONFIG_TIME_KEY;
 pub(crate) use moving::BlockLevel;
 #[cfg(test)]
 pub(crate) use moving::Moving;

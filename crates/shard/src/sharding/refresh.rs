@@ -10,8 +10,9 @@
 //! yet to come. One question at a time: who waited for another's looks again first. A shard
 //! that is not primary, or knows no config server, asks nobody.
 
+use super::config_time::ConfigTime;
 use super::ownership::Ownership;
-use super::state::KnownDatabase;
+use super::state::{KnownDatabase, ShardingState};
 use super::version_check::{Routed, namespace_of};
 use crate::Shard;
 use model::bson::{Doc, DocWriter, ValueRef};
@@ -90,7 +91,7 @@ impl Shard {
         let question = DocWriter::new()
             .with("_configsvrGetDatabase", 1)
             .with("db", name);
-        let reply = ask(config, question).await?;
+        let reply = ask(config, &self.sharding.config_time, question).await?;
         let reply = reply.as_doc();
         let version = reply
             .get_doc("version")
@@ -116,8 +117,8 @@ impl Shard {
         namespace: &Namespace,
         known: &Ownership,
     ) -> Result<(), Error> {
-        let Some(told) = Told::ask(config, namespace, known, &self.sharding.shard_name()).await?
-        else {
+        let told = Told::ask(config, &self.sharding, namespace, known).await?;
+        let Some(told) = told else {
             return Ok(());
         };
         let Some(new) = told.adopted(known) else {
@@ -151,10 +152,11 @@ impl Told {
     /// All pages of the answer; none if the collection is not sharded.
     async fn ask(
         config: &dyn Endpoint,
+        sharding: &ShardingState,
         namespace: &Namespace,
         known: &Ownership,
-        shard: &str,
     ) -> Result<Option<Told>, Error> {
+        let shard = sharding.shard_name();
         let mut since = known.collection_version;
         let mut told: Option<Told> = None;
         loop {
@@ -164,7 +166,7 @@ impl Told {
             question.begin_document("since");
             since.append_to(&mut question);
             question.end();
-            let reply = ask(config, question).await?;
+            let reply = ask(config, &sharding.config_time, question).await?;
             let reply = reply.as_doc();
             if reply.get("sharded") != Some(ValueRef::Boolean(true)) {
                 return Ok(None);
@@ -178,7 +180,7 @@ impl Told {
                 page.others = before.others;
                 page.highest = before.highest;
             }
-            let last = page.take_chunks(reply, shard)?;
+            let last = page.take_chunks(reply, &shard)?;
             let more = reply.get("more") == Some(ValueRef::Boolean(true));
             let next = PlacementVersion {
                 incarnation: page.version.incarnation,
@@ -274,7 +276,12 @@ impl Told {
     }
 }
 
-async fn ask(config: &dyn Endpoint, question: DocWriter) -> Result<model::bson::DocBuf, Error> {
+async fn ask(
+    config: &dyn Endpoint,
+    time: &ConfigTime,
+    mut question: DocWriter,
+) -> Result<model::bson::DocBuf, Error> {
+    time.append_to(&mut question);
     let unreachable = |why: String| Error::new(Code::HOST_UNREACHABLE, why);
     let question = question.with("$db", "admin").finish();
     let request = Request::from_parts(question, Vec::new())
@@ -285,7 +292,10 @@ async fn ask(config: &dyn Endpoint, question: DocWriter) -> Result<model::bson::
     };
     let reply = reply.document().to_owned();
     match reply.get("ok") {
-        Some(ValueRef::Double(1.0)) => Ok(reply),
+        Some(ValueRef::Double(1.0)) => {
+            time.observe(reply.as_doc());
+            Ok(reply)
+        }
         _ => Err(unreachable(
             "the config server refuses to answer".to_owned(),
         )),

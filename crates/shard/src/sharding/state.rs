@@ -6,6 +6,8 @@
 //!   meta key  "sharding/database/" + name
 //!   value     { version: {uuid, timestamp, lastMod}, primary: bool,
 //!               moving: { operation: UUID, reads: bool } }        while its primary is about to move
+//!   meta key  "sharding/configTime"
+//!   value     { time: Timestamp }, see `config_time.rs`
 //! ```
 //!
 //! ⚑ *Moving* is data like blocks of ranges: a new primary closes what its predecessor closed. At first
@@ -14,6 +16,7 @@
 //!
 //! A server that is part of no cluster has none of this, and takes requests as they come.
 
+use super::config_time::{CONFIG_TIME_KEY, ConfigTime};
 use crate::Store;
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
@@ -148,14 +151,18 @@ pub(crate) struct Known {
 pub(crate) struct ShardingState {
     known: ArcSwap<Known>,
     changed: Notify,
+    pub(crate) config_time: ConfigTime,
 }
 
 impl ShardingState {
     pub(crate) fn load(store: &Store) -> Result<Self, Error> {
-        Ok(Self {
+        let state = Self {
             known: ArcSwap::from_pointee(read(store)?),
             changed: Notify::new(),
-        })
+            config_time: ConfigTime::default(),
+        };
+        state.config_time.load(store)?;
+        Ok(state)
     }
 
     /// Completes at the first change after this call.
@@ -187,15 +194,15 @@ impl ShardingState {
     /// Takes over a document of an applied entry; false if it is none of these. Called by
     /// the log's loop only.
     pub(crate) fn applied(&self, key: &[u8], value: Option<&[u8]>) -> Result<bool, Error> {
+        if let (CONFIG_TIME_KEY, Some(value)) = (key, value) {
+            self.config_time.stored(document(value)?);
+            return Ok(true);
+        }
         let database = StateKey::parse_database(key);
         if key != StateKey::IDENTITY && database.is_none() {
             return Ok(false);
         }
-        let document = value.map(|value| {
-            Doc::from_bytes(value)
-                .map_err(|fault| Error::new(Code::INVALID_BSON, fault.to_string()))
-        });
-        let document = document.transpose()?;
+        let document = value.map(document).transpose()?;
         let mut known = Known::clone(&self.known.load());
         match (database, document) {
             (None, document) => {
@@ -218,31 +225,30 @@ impl ShardingState {
     pub(crate) fn reload(&self, store: &Store) -> Result<(), Error> {
         self.known.store(Arc::new(read(store)?));
         self.changed.notify_waiters();
-        Ok(())
+        self.config_time.load(store)
     }
 }
 
 fn read(store: &Store) -> Result<Known, Error> {
     let snapshot = store.snapshot();
-    let document = |bytes: &[u8]| {
-        Doc::from_bytes(bytes)
-            .map(|doc| doc.to_owned())
-            .map_err(|fault| Error::new(Code::INVALID_BSON, fault.to_string()))
-    };
     let mut known = Known::default();
     let identity = snapshot
         .get_meta(StateKey::IDENTITY)
         .map_err(crate::error::from_storage)?;
     if let Some(bytes) = identity {
-        known.identity = Some(Identity::from_document(document(&bytes)?.as_doc())?);
+        known.identity = Some(Identity::from_document(document(&bytes)?)?);
     }
     for pair in snapshot.scan_meta(StateKey::DATABASES) {
         let (key, value) = pair.map_err(crate::error::from_storage)?;
         let name = StateKey::parse_database(&key).ok_or_else(|| damaged("name"))?;
-        let database = KnownDatabase::from_document(document(&value)?.as_doc())?;
+        let database = KnownDatabase::from_document(document(&value)?)?;
         known.databases.insert(name.to_owned(), database);
     }
     Ok(known)
+}
+
+pub(super) fn document(bytes: &[u8]) -> Result<Doc<'_>, Error> {
+    Doc::from_bytes(bytes).map_err(|fault| Error::new(Code::INVALID_BSON, fault.to_string()))
 }
 
 fn damaged(what: &str) -> Error {

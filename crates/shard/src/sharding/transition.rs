@@ -15,6 +15,7 @@
 //! is worked out here: [`Ownership::following`]. A change that was decided elsewhere counts from a time that
 //! was decided with it (`moving.rs`).
 
+use super::config_time::CONFIG_TIME_KEY;
 use super::moving::fill_in_time;
 use super::ownership::{Ownership, OwnershipKey};
 use super::range_deletion::check_registered;
@@ -89,6 +90,7 @@ pub(crate) struct OwnershipChange {
     head: Option<DocBuf>,
     ranges: Option<DocBuf>,
     moving: DocBuf,
+    config_time: Option<DocBuf>,
 }
 
 /// Where the time of the entry belongs in its payload.
@@ -98,13 +100,14 @@ pub(crate) struct TimePlace {
 }
 
 impl OwnershipChange {
-    pub(crate) fn new(id: CollectionId, known: Option<&Ownership>, new: &Ownership) -> Self {
+    fn new(shard: &Shard, id: CollectionId, known: Option<&Ownership>, new: &Ownership) -> Self {
         let keeps_ranges = known.is_some_and(|known| *known.owned == *new.owned);
         Self {
             collection: id,
             head: Some(new.head_document()),
             ranges: (!keeps_ranges).then(|| new.ranges_document()),
             moving: new.moving.to_document(),
+            config_time: shard.sharding.config_time.to_store(),
         }
     }
 
@@ -134,6 +137,9 @@ impl OwnershipChange {
         encoder.put_meta(&OwnershipKey::head(id), head.as_bytes());
         if let Some(ranges) = &self.ranges {
             encoder.put_meta(&OwnershipKey::ranges(id), ranges.as_bytes());
+        }
+        if let Some(time) = &self.config_time {
+            encoder.put_meta(CONFIG_TIME_KEY, time.as_bytes());
         }
         TimePlace { at, len }
     }
@@ -235,7 +241,7 @@ impl Shard {
                 let new = change(known)?.following(Some(known), false, start, counts_from);
                 check_registered(&transition.documents, held, &new)?;
                 let before = held.ownership.as_deref();
-                (new != *known).then(|| OwnershipChange::new(changed, before, &new))
+                (new != *known).then(|| OwnershipChange::new(self, changed, before, &new))
             }
         };
         self.append_held(collections, stripes, &mut |evaluator| {
@@ -267,7 +273,7 @@ impl Shard {
     ) -> Result<(), Error> {
         let known = collection.ownership.as_deref();
         let new = new.following(known, is_empty, self.history_start(), None);
-        let change = OwnershipChange::new(collection.id, known, &new);
+        let change = OwnershipChange::new(self, collection.id, known, &new);
         let collections = std::slice::from_ref(collection);
         let mut body = |evaluator: &mut Evaluator<'_>| {
             evaluator.change_ownership(change.clone());

@@ -2,10 +2,11 @@
 //! nothing of its ranges.
 
 use crate::testing::TestShard;
-use crate::tests::sharding::{LOW, UUID, WHOLE, sharded, version};
+use crate::tests::sharding::{LOW, UUID, WHOLE, placed, sharded, version};
 use differential::notation::parse;
 use differential::value::{Value, encode};
 use model::bson::DocBuf;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use wire::{BoxFuture, CallError, Endpoint, Reply, Request};
@@ -14,6 +15,8 @@ use wire::{BoxFuture, CallError, Endpoint, Reply, Request};
 struct Config {
     answers: Vec<String>,
     asked: AtomicUsize,
+    /// `$configTime` of the last question.
+    told: Mutex<Option<String>>,
 }
 
 impl Config {
@@ -21,6 +24,7 @@ impl Config {
         Arc::new(Self {
             answers: answers.iter().map(|text| (*text).to_owned()).collect(),
             asked: AtomicUsize::new(0),
+            told: Mutex::new(None),
         })
     }
 
@@ -30,8 +34,10 @@ impl Config {
 }
 
 impl Endpoint for Config {
-    fn call(&self, _request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
         let at = self.asked.fetch_add(1, Ordering::SeqCst);
+        let time = request.body().get("$configTime");
+        *self.told.lock() = time.map(|time| format!("{time:?}"));
         let answer = self.answers.get(at.min(self.answers.len() - 1));
         Box::pin(async move {
             let Some(answer) = answer else {
@@ -60,11 +66,59 @@ fn routing(version_of_all: (u32, u32), chunks: &str, more: bool) -> String {
 
 async fn joined(owned: &str, answers: &[&str]) -> (TestShard, Arc<Config>) {
     let shard = sharded(owned).await;
+    let config = join(&shard, answers);
+    (shard, config)
+}
+
+fn join(shard: &TestShard, answers: &[&str]) -> Arc<Config> {
     let config = Config::new(answers);
     let nobody = config.clone();
     let connect: crate::Connect = Arc::new(move |_: &str, _: &str| nobody.clone());
     shard.shard.join_cluster(config.clone(), connect);
-    (shard, config)
+    config
+}
+
+/// ⚑ What was done because of the config server is stored with how far it had come then: whoever
+/// is primary next believes no member of it that has come less far.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_config_time_of_what_was_done_outlives_the_primary() {
+    let database = "{uuid: UUID(\"00000000-0000-4000-8000-0000000000dd\"), timestamp: Timestamp(7, 0), lastMod: 1}";
+    let away = "{ok: 0.0, code: 91, errmsg: 'away'}";
+    let (shard, config) = joined(LOW, &[away]).await;
+    let ask = format!("{{find: 'c', shardVersion: {}}} => 13388", version(9, 0));
+    let set = |time: &str, name: &str| {
+        format!(
+            "admin {{_terndbSetDatabase: 1, db: '{name}', version: {database}, primary: true, $configTime: {time}}} => {{}}"
+        )
+    };
+    let ownership = placed("_terndbSetPlacement", (1, 1), (1, 3), LOW)
+        .replace("key: {x: 1}", "key: {x: 1}, $configTime: Timestamp(90, 1)");
+    let ownership = format!("admin {ownership} => {{}}");
+    shard.check(&set("Timestamp(70, 3)", "seven")).await;
+    // Seen, and nothing done.
+    shard.check(&set("Timestamp(80, 1)", "seven")).await;
+    // Only the config server is believed.
+    shard
+        .check("{find: 'c', $configTime: Timestamp(99, 1)} => {}")
+        .await;
+    shard.check(&ask).await;
+    let seen = |seconds, increment| {
+        let time = model::bson::Timestamp { seconds, increment };
+        Some(format!("{:?}", model::bson::ValueRef::Timestamp(time)))
+    };
+    assert_eq!(*config.told.lock(), seen(80, 1));
+
+    let shard = shard.reopen().await;
+    let config = join(&shard, &[away]);
+    shard.check(&ask).await;
+    assert_eq!(*config.told.lock(), seen(70, 3));
+
+    // A change of what is owned stores it too.
+    shard.check(&ownership).await;
+    let shard = shard.reopen().await;
+    let config = join(&shard, &[away]);
+    shard.check(&ask).await;
+    assert_eq!(*config.told.lock(), seen(90, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
