@@ -19,7 +19,7 @@ use crate::up::StopSignals;
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, select_all, try_join_all};
 use model::bson::{DocBuf, DocWriter};
-use router::{Router, RouterHandler, RouterOptions};
+use router::{Router, RouterOptions};
 use shard::{LogWindow, Membership, ReplicaSetOptions, ShardOptions};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use wire::{Endpoint, Request, Server, ServerOptions};
+use wire::{Endpoint, Request, Running};
 
 const CONFIG: &str = "config";
 /// How long the config server may take to decide its first things: members have to elect a primary.
@@ -75,10 +75,10 @@ pub async fn serve(settings: UpSettings) -> Result<()> {
     let options = RouterOptions { host: host.clone() };
     let router = Router::new(config, reach.connect(), options);
     let background = router.spawn_background();
-    let handler = Arc::new(RouterHandler(router.clone()));
-    let server = Server::new(handler, ServerOptions::default());
-    let handle = server.handle();
-    let mut serving = tokio::spawn(server.serve(vec![front]));
+    let Running {
+        handle,
+        task: mut serving,
+    } = router.serve(front);
     announce(&settings, address, &host, &connections)?;
 
     let ended = async {

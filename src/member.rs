@@ -20,7 +20,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use wire::{Endpoint, Handler, InProcess, Server, ServerHandle, ServerOptions};
+use wire::{
+    BoxedHandler, Endpoint, Handler, InProcess, Running, Server, ServerHandle, ServerOptions,
+};
 
 /// How long running commands may take to finish after the signal to stop.
 const FINISH: Duration = Duration::from_secs(5);
@@ -43,14 +45,13 @@ struct Deciding {
 }
 
 /// What a member is asked through.
-type ConfigDoor = ConfigHandler<ShardHandler>;
+type ConfigDoor = ConfigHandler<BoxedHandler>;
 
 /// A listener whose server does not know yet which member it is.
 pub struct Newcomer<H> {
     room: Arc<WaitingRoom>,
     doorway: Arc<Doorway<H>>,
-    handle: ServerHandle,
-    serving: JoinHandle<()>,
+    running: Running,
 }
 
 impl Member {
@@ -67,9 +68,9 @@ impl Member {
         if let Some(config) = config {
             shard.join_cluster(config, reach.connect());
         }
-        let handler = Arc::new(ShardHandler(shard.clone()));
-        reach.add(&set.host, Arc::new(InProcess::new(handler.clone())));
-        Ok(Member::serve(listener, shard, handler, None))
+        reach.add(&set.host, shard.endpoint());
+        let running = shard.serve(listener);
+        Ok(Member::begin(shard, running, None))
     }
 
     /// Opens the data of a member of the config server, and serves.
@@ -84,23 +85,17 @@ impl Member {
         let (door, deciding) = config_server(&shard, reach);
         let handler = Arc::new(door);
         reach.add(&set.host, Arc::new(InProcess::new(handler.clone())));
-        Ok(Member::serve(listener, shard, handler, Some(deciding)))
+        let running = Server::new(handler, ServerOptions::default()).spawn(vec![listener]);
+        Ok(Member::begin(shard, running, Some(deciding)))
     }
 
-    fn serve<H: Handler>(
-        listener: TcpListener,
-        shard: Arc<Shard>,
-        handler: Arc<H>,
-        deciding: Option<Deciding>,
-    ) -> Member {
-        let server = Server::new(handler, ServerOptions::default());
-        let handle = server.handle();
-        shard.attach_server(handle.clone());
+    fn begin(shard: Arc<Shard>, running: Running, deciding: Option<Deciding>) -> Member {
+        shard.attach_server(running.handle.clone());
         Member {
             background: shard.spawn_background(),
-            serving: tokio::spawn(server.serve(vec![listener])),
+            serving: running.task,
             shard,
-            handle,
+            handle: running.handle,
             deciding,
         }
     }
@@ -161,16 +156,16 @@ impl Member {
 }
 
 impl<H: Handler> Newcomer<H> {
-    /// Listens, and waits to be told.
-    pub fn start(listener: TcpListener, set: &ReplicaSetOptions) -> Result<Self> {
+    fn begin(
+        set: &ReplicaSetOptions,
+        serve: impl FnOnce(Arc<Doorway<H>>) -> Running,
+    ) -> Result<Self> {
         let room = Arc::new(WaitingRoom::new(&set.name, &set.host)?);
         let doorway = Arc::new(Doorway::new(room.clone()));
-        let server = Server::new(doorway.clone(), ServerOptions::default());
         Ok(Newcomer {
+            running: serve(doorway.clone()),
             room,
             doorway,
-            handle: server.handle(),
-            serving: tokio::spawn(server.serve(vec![listener])),
         })
     }
 
@@ -187,29 +182,28 @@ impl<H: Handler> Newcomer<H> {
     }
 
     fn become_member(self, shard: Arc<Shard>, inside: H, deciding: Option<Deciding>) -> Member {
-        shard.attach_server(self.handle.clone());
-        let background = shard.spawn_background();
+        let member = Member::begin(shard, self.running, deciding);
         self.doorway.open(inside);
         self.room.settle();
-        Member {
-            shard,
-            handle: self.handle,
-            serving: self.serving,
-            background,
-            deciding,
-        }
+        member
     }
 
     /// Ends without ever having been a member.
     pub async fn stop(self) -> Result<()> {
-        self.handle.shutdown();
-        self.serving
+        self.running.handle.shutdown();
+        self.running
+            .task
             .await
             .context("the server did not end in order")
     }
 }
 
 impl Newcomer<ShardHandler> {
+    /// Listens, and waits to be told.
+    pub fn start(listener: TcpListener, set: &ReplicaSetOptions) -> Result<Self> {
+        Self::begin(set, |doorway| doorway.serve(listener))
+    }
+
     /// Opens the data and serves, on the same listener.
     pub async fn enter(
         self,
@@ -229,6 +223,13 @@ impl Newcomer<ShardHandler> {
 }
 
 impl Newcomer<ConfigDoor> {
+    /// Listens, and waits to be told.
+    pub fn start_config(listener: TcpListener, set: &ReplicaSetOptions) -> Result<Self> {
+        Self::begin(set, |doorway| {
+            Server::new(doorway, ServerOptions::default()).spawn(vec![listener])
+        })
+    }
+
     /// The same for a member of the config server.
     pub async fn enter_config(
         self,
@@ -245,10 +246,8 @@ impl Newcomer<ConfigDoor> {
 
 /// The config server in front of a member, which follows the member's leadership from now on.
 fn config_server(shard: &Arc<Shard>, reach: &Reach) -> (ConfigDoor, Deciding) {
-    let documents: Arc<dyn Endpoint> =
-        Arc::new(InProcess::new(Arc::new(ShardHandler(shard.clone()))));
-    let server = ConfigServer::new(documents, reach.connect());
-    let door = ConfigHandler::new(server.clone(), ShardHandler(shard.clone()));
+    let server = ConfigServer::new(shard.endpoint(), reach.connect());
+    let door = ConfigHandler::new(server.clone(), shard.boxed_handler());
     let (stop, stopped) = watch::channel(false);
     let shard = shard.clone();
     let running = tokio::spawn(async move {

@@ -7,11 +7,10 @@ use crate::member::{listen, reachable};
 use crate::reach::Reach;
 use crate::up::{StopSignals, runtime, start_logging};
 use anyhow::{Context, Result, bail};
-use router::{Router, RouterHandler, RouterOptions};
+use router::{Router, RouterOptions};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use wire::{Server, ServerOptions};
+use wire::Running;
 
 pub fn run(options: UpOptions) -> Result<()> {
     let settings = options.settle()?;
@@ -34,10 +33,10 @@ async fn serve(settings: UpSettings) -> Result<()> {
     let options = RouterOptions { host: host.clone() };
     let router = Router::new(reach.set(config), reach.connect(), options);
     let background = router.spawn_background();
-    let handler = Arc::new(RouterHandler(router.clone()));
-    let server = Server::new(handler, ServerOptions::default());
-    let handle = server.handle();
-    let mut serving = tokio::spawn(server.serve(vec![listener]));
+    let Running {
+        handle,
+        task: mut serving,
+    } = router.serve(listener);
     announce(&host, config)?;
     let why = tokio::select! {
         why = signals.received() => why,

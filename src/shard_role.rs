@@ -107,7 +107,7 @@ async fn begin(
             Ok(Some(member.await?))
         }
         Part::Config => {
-            let newcomer = Newcomer::start(listener, set)?;
+            let newcomer = Newcomer::start_config(listener, set)?;
             announce(set, WAITING)?;
             let Some(membership) = told(&newcomer, options, signals).await? else {
                 newcomer.stop().await?;

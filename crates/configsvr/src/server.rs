@@ -22,7 +22,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request};
+use wire::{BoxFuture, ConnectionInfo, Endpoint, Handler, Reply, Request};
 
 /// How long a command waits for a primary that has just been elected to be ready.
 const READY_LIMIT: Duration = Duration::from_secs(10);
@@ -89,7 +89,9 @@ impl ConfigServer {
     async fn begin(&self) {
         let mut pause = FIRST_PAUSE;
         loop {
-            match Tenure::begin(self.store.clone(), self.connect.clone()).await {
+            let tenure: BoxFuture<'_, _> =
+                Box::pin(Tenure::begin(self.store.clone(), self.connect.clone()));
+            match tenure.await {
                 Ok(tenure) => {
                     self.serving.send_replace(Serving::Yes(tenure));
                     return;
@@ -121,8 +123,13 @@ impl ConfigServer {
         let _ = serving.wait_for(|now| matches!(now, Serving::Yes(_))).await;
     }
 
-    /// Answers a command that is the config server's own.
-    async fn answer(&self, request: &Request) -> Result<DocBuf, Fault> {
+    /// Answers a command that is the config server's own. Boxed, so that whoever serves does not
+    /// compile all of it again.
+    fn answer<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<DocBuf, Fault>> {
+        Box::pin(self.answered(request))
+    }
+
+    async fn answered(&self, request: &Request) -> Result<DocBuf, Fault> {
         let tenure = self.tenure().await?;
         let body = request.body();
         self.store.has_come_to(body).await?;
@@ -323,7 +330,7 @@ impl<H: Handler> Handler for ConfigHandler<H> {
         if !request.name().starts_with("_configsvr") {
             return self.documents.handle(connection, request).await;
         }
-        let mut reply = match Box::pin(self.server.answer(&request)).await {
+        let mut reply = match self.server.answer(&request).await {
             Ok(reply) => Reply::from(reply),
             Err(fault) => Reply::error(&fault.into_error()),
         };

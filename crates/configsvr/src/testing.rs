@@ -13,7 +13,7 @@ use differential::notation::{parse, print, print_fields};
 use differential::value::{Fields, Value, decode, encode, get};
 use model::bson::DocBuf;
 use parking_lot::Mutex;
-use shard::{LogWindow, ReplicaSetOptions, Shard, ShardHandler, ShardOptions};
+use shard::{LogWindow, ReplicaSetOptions, Shard, ShardOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -158,7 +158,7 @@ impl Server {
     }
 
     fn endpoint(&self) -> Arc<dyn Endpoint> {
-        Arc::new(InProcess::new(Arc::new(ShardHandler(self.shard.clone()))))
+        self.shard.endpoint()
     }
 }
 
@@ -268,8 +268,7 @@ impl Cluster {
             to: self.documents.endpoint(),
         });
         let server = ConfigServer::new(documents, connect);
-        let handler =
-            ConfigHandler::new(server.clone(), ShardHandler(self.documents.shard.clone()));
+        let handler = ConfigHandler::new(server.clone(), self.documents.shard.boxed_handler());
         let (leads, leadership) = watch::channel(Some(self.term.fetch_add(1, Ordering::SeqCst)));
         let running = tokio::spawn(server.clone().run(leadership, std::future::pending()));
         let handler: Arc<dyn Endpoint> = Arc::new(InProcess::new(Arc::new(handler)));

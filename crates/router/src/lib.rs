@@ -64,8 +64,9 @@ use request::Clock;
 use routing::Routing;
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
-use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request};
+use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request, Running, Server, ServerOptions};
 
 /// How often a request is routed again because a shard said that it was routed by an old version.
 pub(crate) const STALE_RETRIES_MAX: u32 = 10;
@@ -124,6 +125,13 @@ impl Router {
     /// Lets go of clients that wait for news, so that their connections end.
     pub fn begin_shutdown(&self) {
         self.ending.send_replace(true);
+    }
+
+    /// Answers whoever connects, in a task of its own. The body of an async function is compiled
+    /// where it is run: this way all that the router does is compiled here, once.
+    pub fn serve(self: &Arc<Self>, listener: TcpListener) -> Running {
+        let handler = Arc::new(RouterHandler(self.clone()));
+        Server::new(handler, ServerOptions::default()).spawn(vec![listener])
     }
 
     /// Completes when this router is about to end.

@@ -43,6 +43,7 @@ mod read;
 mod recent_log;
 mod replica_set;
 mod rules;
+mod serving;
 mod session;
 mod shard;
 mod sharding;

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use wire::{ConnectionInfo, Handler, Request, Server, ServerHandle, ServerOptions};
+use wire::{ConnectionInfo, Handler, Request, ServerHandle};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 struct Member {
     shard: Arc<Shard>,
-    handler: ShardHandler,
+    handler: wire::BoxedHandler,
     connection: Arc<ConnectionInfo>,
     server: ServerHandle,
     tasks: Vec<JoinHandle<()>>,
@@ -57,7 +57,7 @@ impl Member {
             .expect("it joins its set");
         let background = shard.spawn_background();
         Member {
-            handler: ShardHandler(shard.clone()),
+            handler: shard.boxed_handler(),
             shard,
             connection: Arc::new(ConnectionInfo::in_process(1)),
             server,
@@ -119,12 +119,10 @@ async fn founders(count: usize) -> Vec<Member> {
         };
         let shard = tokio::task::block_in_place(|| Shard::open_member(&options(&data), membership))
             .expect("an empty directory opens");
-        let server = Server::new(
-            Arc::new(ShardHandler(shard.clone())),
-            ServerOptions::default(),
-        );
-        let handle = server.handle();
-        let serving = tokio::spawn(server.serve(vec![listener]));
+        let wire::Running {
+            handle,
+            task: serving,
+        } = shard.serve(listener);
         members.push(Member::start(shard, host, data, handle, serving).await);
     }
     members
@@ -274,9 +272,10 @@ async fn a_member_is_added_and_removed() {
     let (listener, host) = listener().await;
     let room = Arc::new(WaitingRoom::new("flock", &host).expect("a host"));
     let doorway: Arc<Doorway<ShardHandler>> = Arc::new(Doorway::new(room.clone()));
-    let server = Server::new(doorway.clone(), ServerOptions::default());
-    let handle = server.handle();
-    let serving = tokio::spawn(server.serve(vec![listener]));
+    let wire::Running {
+        handle,
+        task: serving,
+    } = doorway.clone().serve(listener);
 
     let mut configuration = patient_configuration(first).await;
     let version = configuration.get_i32("version").expect("a version");

@@ -3,13 +3,13 @@
 
 use bson::{Bson, Document, doc};
 use model::bson::DocBuf;
-use shard::{Shard, ShardHandler, ShardOptions};
+use shard::{Shard, ShardOptions};
 use std::sync::Arc;
 use tempfile::TempDir;
 use wire::{ConnectionInfo, Handler, Request};
 
 struct World {
-    handler: ShardHandler,
+    handler: wire::BoxedHandler,
     connection: Arc<ConnectionInfo>,
     _data: TempDir,
 }
@@ -25,7 +25,7 @@ impl World {
         })
         .expect("an empty directory opens");
         Self {
-            handler: ShardHandler(shard),
+            handler: shard.boxed_handler(),
             connection: Arc::new(ConnectionInfo::in_process(1)),
             _data: data,
         }

@@ -2,15 +2,13 @@
 //! each with the flag that says whether another follows.
 
 use bson::{Document, doc};
-use shard::{Shard, ShardHandler, ShardOptions};
+use shard::{Shard, ShardOptions};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use wire::client::Client;
 use wire::protocol::{FLAG_EXHAUST_ALLOWED, FLAG_MORE_TO_COME};
-use wire::{Server, ServerOptions};
 
 fn encode(mut command: Document) -> Vec<u8> {
     command.insert("$db", "test");
@@ -119,11 +117,12 @@ async fn a_get_more_streams_all_batches() {
         parameters: Vec::new(),
     })
     .expect("an empty directory opens");
-    let server = Server::new(Arc::new(ShardHandler(shard)), ServerOptions::default());
-    let handle = server.handle();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let serving = tokio::spawn(server.serve(vec![listener]));
+    let wire::Running {
+        handle,
+        task: serving,
+    } = shard.serve(listener);
     tokio::task::spawn_blocking(move || streams(address))
         .await
         .expect("the client's checks hold");

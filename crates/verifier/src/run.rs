@@ -56,6 +56,7 @@ use crate::status::{Control, Phase, Status};
 use crate::store::Store;
 use crate::survey::Survey;
 use crate::time::{ClusterTime, now_ms};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -75,10 +76,17 @@ pub async fn verify(settings: Settings) -> Result<Report, VerifyError> {
 }
 
 /// As [`verify`], for whoever wants to say something to the run meanwhile.
-pub async fn verify_controlled(
+///
+/// Boxed, because the body of an async function is compiled where it is run: this way the run, and
+/// with it most of the driver, is compiled in this crate and not again by whoever calls it.
+pub fn verify_controlled(
     settings: Settings,
     control: &Control,
-) -> Result<Report, VerifyError> {
+) -> Pin<Box<dyn Future<Output = Result<Report, VerifyError>> + Send + '_>> {
+    Box::pin(run(settings, control))
+}
+
+async fn run(settings: Settings, control: &Control) -> Result<Report, VerifyError> {
     settings.check()?;
     let api = Api {
         control: control.clone(),

@@ -37,4 +37,4 @@ pub use frame::{CloseReason, Rejection, parse_request};
 pub use metrics::{CompressionSnapshot, MetricsSnapshot};
 pub use reply::Reply;
 pub use request::{Documents, Request, Sequence};
-pub use server::{Handler, Server, ServerHandle, ServerOptions};
+pub use server::{BoxedHandler, Handler, Running, Server, ServerHandle, ServerOptions};

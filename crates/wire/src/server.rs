@@ -20,9 +20,10 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 use crate::connection::{ConnectionInfo, Origin};
+use crate::endpoint::BoxFuture;
 use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -44,6 +45,50 @@ pub trait Handler: Send + Sync + 'static {
     /// The connection has ended, after the last command on it: its cursors and its state can go.
     fn disconnected(&self, connection: &Arc<ConnectionInfo>) {
         let _ = connection;
+    }
+}
+
+/// A handler whose futures are boxed, for those whose callers should not contain them.
+#[derive(Clone)]
+pub struct BoxedHandler(Arc<dyn AnswersBoxed>);
+
+trait AnswersBoxed: Send + Sync + 'static {
+    fn handle<'a>(
+        &'a self,
+        connection: &'a Arc<ConnectionInfo>,
+        request: Request,
+    ) -> BoxFuture<'a, Reply>;
+
+    fn disconnected(&self, connection: &Arc<ConnectionInfo>);
+}
+
+impl<H: Handler> AnswersBoxed for H {
+    fn handle<'a>(
+        &'a self,
+        connection: &'a Arc<ConnectionInfo>,
+        request: Request,
+    ) -> BoxFuture<'a, Reply> {
+        Box::pin(Handler::handle(self, connection, request))
+    }
+
+    fn disconnected(&self, connection: &Arc<ConnectionInfo>) {
+        Handler::disconnected(self, connection);
+    }
+}
+
+impl BoxedHandler {
+    pub fn new(handler: impl Handler) -> BoxedHandler {
+        BoxedHandler(Arc::new(handler))
+    }
+}
+
+impl Handler for BoxedHandler {
+    async fn handle(&self, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
+        self.0.handle(connection, request).await
+    }
+
+    fn disconnected(&self, connection: &Arc<ConnectionInfo>) {
+        self.0.disconnected(connection);
     }
 }
 
@@ -110,6 +155,12 @@ impl ServerHandle {
     }
 }
 
+/// A server that runs in a task of its own.
+pub struct Running {
+    pub handle: ServerHandle,
+    pub task: JoinHandle<()>,
+}
+
 /// A server that is about to run.
 pub struct Server<H> {
     handler: Arc<H>,
@@ -131,6 +182,14 @@ impl<H: Handler> Server<H> {
     pub fn handle(&self) -> ServerHandle {
         ServerHandle {
             shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// [`Server::serve`] in a task of its own.
+    pub fn spawn(self, listeners: Vec<TcpListener>) -> Running {
+        Running {
+            handle: self.handle(),
+            task: tokio::spawn(self.serve(listeners)),
         }
     }
 
