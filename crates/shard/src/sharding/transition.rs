@@ -112,12 +112,13 @@ impl OwnershipChange {
     }
 
     /// From then on the collection has none.
-    fn gone(id: CollectionId) -> Self {
+    fn gone(shard: &Shard, id: CollectionId) -> Self {
         Self {
             collection: id,
             head: None,
             ranges: None,
             moving: DocBuf::new(),
+            config_time: shard.sharding.config_time.to_store(),
         }
     }
 
@@ -129,6 +130,7 @@ impl OwnershipChange {
             encoder.delete_meta(&OwnershipKey::moving(id));
             encoder.delete_meta(&OwnershipKey::head(id));
             encoder.delete_meta(&OwnershipKey::ranges(id));
+            self.encode_config_time(encoder);
             return TimePlace { at: 0, len: 0 };
         };
         encoder.put_meta(&OwnershipKey::moving(id), self.moving.as_bytes());
@@ -138,10 +140,14 @@ impl OwnershipChange {
         if let Some(ranges) = &self.ranges {
             encoder.put_meta(&OwnershipKey::ranges(id), ranges.as_bytes());
         }
+        self.encode_config_time(encoder);
+        TimePlace { at, len }
+    }
+
+    fn encode_config_time(&self, encoder: &mut Encoder<'_>) {
         if let Some(time) = &self.config_time {
             encoder.put_meta(CONFIG_TIME_KEY, time.as_bytes());
         }
-        TimePlace { at, len }
     }
 }
 
@@ -226,7 +232,7 @@ impl Shard {
         let known = held.ownership.as_deref().or(transition.first.as_ref());
         let following = match (&transition.ownership, known) {
             _ if transition.forgets_ownership => {
-                let gone = || OwnershipChange::gone(changed);
+                let gone = || OwnershipChange::gone(self, changed);
                 held.ownership.is_some().then(gone)
             }
             (None, None) => None,
