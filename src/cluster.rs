@@ -15,11 +15,12 @@
 use crate::configuration::UpSettings;
 use crate::member::{Member, listen, reachable};
 use crate::reach::Reach;
+use crate::router_role::router_options;
 use crate::up::StopSignals;
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, select_all, try_join_all};
 use model::bson::{DocBuf, DocWriter};
-use router::{Router, RouterOptions};
+use router::Router;
 use shard::{LogWindow, Membership, ReplicaSetOptions, ShardOptions};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -72,7 +73,7 @@ pub async fn serve(settings: UpSettings) -> Result<()> {
         .host
         .clone()
         .unwrap_or_else(|| reachable(address).to_string());
-    let options = RouterOptions { host: host.clone() };
+    let options = router_options(&settings, &host)?;
     let router = Router::new(config, reach.connect(), options);
     let background = router.spawn_background();
     let Running {

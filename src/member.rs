@@ -66,7 +66,7 @@ impl Member {
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
         if let Some(config) = config {
-            shard.join_cluster(config, reach.connect());
+            join_cluster(&shard, config, &set.host, reach);
         }
         reach.add(&set.host, shard.endpoint());
         let running = shard.serve(listener);
@@ -82,7 +82,7 @@ impl Member {
         reach: &Reach,
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
-        let (door, deciding) = config_server(&shard, reach);
+        let (door, deciding) = config_server(&shard, set, reach);
         let handler = Arc::new(door);
         reach.add(&set.host, Arc::new(InProcess::new(handler.clone())));
         let running = Server::new(handler, ServerOptions::default()).spawn(vec![listener]);
@@ -215,7 +215,7 @@ impl Newcomer<ShardHandler> {
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
         if let Some(config) = config {
-            shard.join_cluster(config, reach.connect());
+            join_cluster(&shard, config, &set.host, reach);
         }
         let inside = ShardHandler(shard.clone());
         Ok(self.become_member(shard, inside, None))
@@ -239,13 +239,28 @@ impl Newcomer<ConfigDoor> {
         reach: &Reach,
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
-        let (inside, deciding) = config_server(&shard, reach);
+        let (inside, deciding) = config_server(&shard, set, reach);
         Ok(self.become_member(shard, inside, Some(deciding)))
     }
 }
 
+/// A shard knows its config server, the other shards, and where the cluster keeps its sessions.
+fn join_cluster(shard: &Shard, config: Arc<dyn Endpoint>, host: &str, reach: &Reach) {
+    shard.join_cluster(config.clone(), reach.connect());
+    let routed = reach.routed(config.clone(), host);
+    shard.keep_sessions_in_cluster(config, routed, false);
+}
+
 /// The config server in front of a member, which follows the member's leadership from now on.
-fn config_server(shard: &Arc<Shard>, reach: &Reach) -> (ConfigDoor, Deciding) {
+fn config_server(
+    shard: &Arc<Shard>,
+    set: &ReplicaSetOptions,
+    reach: &Reach,
+) -> (ConfigDoor, Deciding) {
+    // Whichever member decides.
+    let config = reach.of_member(&set.name, &set.host);
+    let routed = reach.routed(config.clone(), &set.host);
+    shard.keep_sessions_in_cluster(config, routed, true);
     let server = ConfigServer::new(shard.endpoint(), reach.connect());
     let door = ConfigHandler::new(server.clone(), shard.boxed_handler());
     let (stop, stopped) = watch::channel(false);

@@ -2,11 +2,12 @@
 //! elsewhere.
 
 use parking_lot::RwLock;
+use router::{Router, RouterHandler, RouterOptions};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use wire::{
-    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, ReplicaSet, ReplicaSetTimes,
-    Reply, Request,
+    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, InProcess, ReplicaSet,
+    ReplicaSetTimes, Reply, Request,
 };
 
 /// How a shard is reached: by its name and its connection string.
@@ -45,6 +46,18 @@ impl Reach {
             connection: connection.to_owned(),
             found: OnceLock::new(),
         })
+    }
+
+    /// The set that one of its members belongs to, whoever else does by then.
+    pub fn of_member(&self, name: &str, host: &str) -> Arc<dyn Endpoint> {
+        let times = ReplicaSetTimes::default();
+        Arc::new(ReplicaSet::new(name, vec![host], self.dial(), times))
+    }
+
+    /// A router of a role's own, for what it keeps in the cluster.
+    pub fn routed(&self, config: Arc<dyn Endpoint>, host: &str) -> Arc<dyn Endpoint> {
+        let router = Router::new(config, self.connect(), RouterOptions::new(host));
+        Arc::new(InProcess::new(Arc::new(RouterHandler(router))))
     }
 
     pub fn connect(&self) -> Connect {

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use router::{Router, RouterOptions};
 use std::io::Write;
 use std::net::SocketAddr;
+use std::time::Duration;
 use wire::Running;
 
 pub fn run(options: UpOptions) -> Result<()> {
@@ -30,7 +31,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
         .clone()
         .unwrap_or_else(|| reachable(address).to_string());
     let reach = Reach::default();
-    let options = RouterOptions { host: host.clone() };
+    let options = router_options(&settings, &host)?;
     let router = Router::new(reach.set(config), reach.connect(), options);
     let background = router.spawn_background();
     let Running {
@@ -50,6 +51,32 @@ async fn serve(settings: UpSettings) -> Result<()> {
     background.abort();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Of the parameters, those about sessions concern a router.
+pub fn router_options(settings: &UpSettings, host: &str) -> Result<RouterOptions> {
+    let mut options = RouterOptions::new(host);
+    let mut disabled = false;
+    for (name, value) in &settings.parameters {
+        match name.as_str() {
+            "logicalSessionRefreshMillis" => {
+                let millis: u64 = value
+                    .parse()
+                    .ok()
+                    .filter(|millis| *millis > 0)
+                    .with_context(|| format!("{name} is {value:?}, but must be a whole number"))?;
+                options.session_refresh = Some(Duration::from_millis(millis));
+            }
+            "disableLogicalSessionCacheRefresh" => {
+                disabled = matches!(value.as_str(), "true" | "1");
+            }
+            _ => {}
+        }
+    }
+    if disabled {
+        options.session_refresh = None;
+    }
+    Ok(options)
 }
 
 fn announce(host: &str, config: &str) -> Result<()> {

@@ -13,6 +13,7 @@
 //! - [`bulk`]: a batch of writes that goes to several shards.
 //! - [`events`]: change streams of several shards as one.
 //! - [`balance`]: which ranges should move, and where to.
+//! - [`sessions`]: the collection of sessions in use.
 //! - [`cache`]: what a router or shard knows of it, and when it asks again.
 //!
 //! Not here yet: resharding, two-phase commit.
@@ -26,3 +27,4 @@ pub mod events;
 pub mod migration;
 pub mod routing;
 pub mod scan;
+pub mod sessions;

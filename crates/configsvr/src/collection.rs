@@ -80,6 +80,18 @@ pub(crate) async fn indexes(
     Ok(indexes)
 }
 
+/// Removes the sessions that a shard kept for itself, before it was one or before the cluster had a
+/// collection for all.
+pub(crate) async fn drop_sessions(tenure: &Tenure, shard: &ShardId) -> Result<(), Fault> {
+    let drop = cluster::sessions::command("drop").finish();
+    let database = cluster::sessions::DATABASE;
+    match tenure.insist(shard, database, drop.as_doc()).await {
+        Ok(_) => Ok(()),
+        Err(Fault::Refused(error)) if error.code == Code::NAMESPACE_NOT_FOUND => Ok(()),
+        Err(fault) => Err(fault),
+    }
+}
+
 /// Every document that a command's cursor gives.
 pub(crate) async fn ask_all(
     tenure: &Tenure,

@@ -24,6 +24,7 @@
 //! | `moves` | ranges that go from shard to shard |
 //! | `balancer`, `zones`, `remove_shard` | which ones should, and what is said about that |
 //! | `routing`, `database` | what routers and shards ask for |
+//! | `sessions` | the collection in which the cluster keeps its sessions |
 //! | `chunks`, `rename`, `settle` | what is decided in one entry |
 //! | `consistency` | whether it all fits together |
 
@@ -46,6 +47,7 @@ mod remove_shard;
 mod routing;
 mod schema;
 mod server;
+mod sessions;
 mod settle;
 mod state;
 mod store;

@@ -13,7 +13,8 @@ use crate::operation::shard_collection::ShardCollection;
 use crate::store::{Store, append_cluster_time};
 use crate::tenure::{Tenure, no_primary};
 use crate::{
-    Connect, balancer, chunks, consistency, database, moves, remove_shard, routing, settle, zones,
+    Connect, balancer, chunks, consistency, database, moves, remove_shard, routing, sessions,
+    settle, zones,
 };
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
@@ -165,6 +166,7 @@ impl ConfigServer {
                 self.store.observe(body);
                 settle::settle(&tenure, body).await
             }
+            "_configsvrSessionsCollection" => sessions::answer(&tenure, body).await,
             other => Err(Fault::new(
                 Code::COMMAND_NOT_FOUND,
                 format!("no such command: '{other}'"),

@@ -91,7 +91,7 @@ impl Store {
         self.run_on("config", command).await
     }
 
-    async fn run_on(&self, database: &str, command: DocWriter) -> Result<DocBuf, Fault> {
+    pub(crate) async fn run_on(&self, database: &str, command: DocWriter) -> Result<DocBuf, Fault> {
         let reply = call(&*self.endpoint, command.with("$db", database).finish()).await?;
         if let Some(ValueRef::Timestamp(time)) = reply.get("operationTime") {
             let seen = ClusterTime::new(time.seconds, time.increment).to_u64();

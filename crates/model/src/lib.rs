@@ -15,6 +15,7 @@ mod natural;
 pub mod number;
 pub mod order;
 pub mod range;
+pub mod session_id;
 pub mod shard_key;
 pub mod text;
 pub mod time;
@@ -22,3 +23,4 @@ pub mod version;
 
 pub use error::{Code, Error};
 pub use namespace::Namespace;
+pub use session_id::SessionId;

@@ -10,6 +10,7 @@
 //! nobody used for ten minutes are closed, here and on the shards.
 
 use crate::merge::Merge;
+use model::SessionId;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::error::{Code, Error};
 use parking_lot::Mutex;
@@ -39,8 +40,14 @@ pub(crate) struct Cursor {
 }
 
 enum Slot {
-    Idle { cursor: Cursor, since: Instant },
-    Busy { killed: bool },
+    Idle {
+        cursor: Cursor,
+        since: Instant,
+    },
+    Busy {
+        killed: bool,
+        session: Option<SessionId>,
+    },
 }
 
 #[derive(Default)]
@@ -106,7 +113,11 @@ impl Cursors {
             let asked = session.and_then(|session| session.get("id"));
             check_session(id, opened.is_some(), asked.is_some(), opened == asked)?;
         }
-        match std::mem::replace(slot, Slot::Busy { killed: false }) {
+        let busy = Slot::Busy {
+            killed: false,
+            session: cursor.session_id(),
+        };
+        match std::mem::replace(slot, busy) {
             Slot::Idle { cursor, .. } => Ok(cursor),
             Slot::Busy { .. } => Err(not_found(id)),
         }
@@ -116,11 +127,11 @@ impl Cursors {
     pub(crate) fn check_in(&self, id: i64, cursor: Cursor) -> Option<Cursor> {
         let mut slots = self.slots.lock();
         match slots.get(&id) {
-            Some(Slot::Busy { killed: false }) => {
+            Some(Slot::Busy { killed: false, .. }) => {
                 slots.insert(id, idle(cursor));
                 None
             }
-            Some(Slot::Busy { killed: true } | Slot::Idle { .. }) | None => {
+            Some(Slot::Busy { killed: true, .. } | Slot::Idle { .. }) | None => {
                 slots.remove(&id);
                 Some(cursor)
             }
@@ -141,11 +152,30 @@ impl Cursors {
                 Some(Slot::Idle { cursor, .. }) => Some(Some(cursor)),
                 Some(Slot::Busy { .. }) | None => Some(None),
             },
-            Slot::Busy { killed } => {
+            Slot::Busy { killed, .. } => {
                 *killed = true;
                 Some(None)
             }
         }
+    }
+
+    /// Ends the cursors of sessions; idle ones are handed out to be closed.
+    pub(crate) fn kill_of_sessions(&self, is_meant: &dyn Fn(&SessionId) -> bool) -> Vec<Cursor> {
+        let is_meant = |session: &Option<SessionId>| session.as_ref().is_some_and(is_meant);
+        let mut slots = self.slots.lock();
+        let mut meant = Vec::new();
+        for (id, slot) in slots.iter_mut() {
+            match slot {
+                Slot::Idle { cursor, .. } if is_meant(&cursor.session_id()) => meant.push(*id),
+                Slot::Busy { killed, session } if is_meant(session) => *killed = true,
+                Slot::Idle { .. } | Slot::Busy { .. } => {}
+            }
+        }
+        let taken = meant.into_iter().filter_map(|id| match slots.remove(&id) {
+            Some(Slot::Idle { cursor, .. }) => Some(cursor),
+            Some(Slot::Busy { .. }) | None => None,
+        });
+        taken.collect()
     }
 
     /// Takes out what nobody used for too long.
@@ -202,6 +232,11 @@ impl Cursors {
 }
 
 impl Cursor {
+    fn session_id(&self) -> Option<SessionId> {
+        let session = self.session.as_ref()?;
+        SessionId::parse("lsid", session.as_doc()).ok()
+    }
+
     /// Ends what is open on shards.
     pub(crate) async fn close(self) {
         match self.source {

@@ -1,7 +1,6 @@
-//! Commands about the server itself, and sessions.
+//! Commands about the server itself, and what is told to everybody.
 //!
-//! What a router has no answer of its own for, the config server's answer stands for. Sessions are
-//! known wherever they were used, so what ends or prolongs them goes everywhere.
+//! What a router has no answer of its own for, the config server's answer stands for.
 
 use crate::Router;
 use crate::failure::{Failure, is_ok};

@@ -10,8 +10,9 @@ use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::targeting::documents;
 use crate::{
     Router, STALE_RETRIES_MAX, aggregate, arguments, catalog, count, ddl, diagnostic, distribution,
-    explain, find, find_and_modify, get_more, hello, statistics,
+    explain, find, find_and_modify, get_more, hello, session, statistics,
 };
+use model::bson::ValueRef;
 use model::error::{Code, Error};
 use std::sync::Arc;
 use wire::{ConnectionInfo, Reply, Request};
@@ -34,12 +35,17 @@ pub(crate) async fn dispatch(
     if let Err(error) = arguments::check(&request) {
         return Reply::error(&error);
     }
-    let dated = match is_config(&request) {
+    router.sessions.note(request.body());
+    let of_config = match is_of_config(router, &request).await {
+        Ok(of_config) => of_config,
+        Err(error) => return Reply::error(&error),
+    };
+    let dated = match of_config {
         true => None,
         false => with_snapshot_time(&request, &router.clock),
     };
     let answered = match dated {
-        None => answer(router, connection, &request).await,
+        None => answer(router, connection, &request, of_config).await,
         Some(dated) => Box::pin(answer_dated(router, connection, &request, dated)).await,
     };
     let mut reply = answered.unwrap_or_else(Failure::into_reply);
@@ -51,14 +57,15 @@ async fn answer(
     router: &Arc<Router>,
     connection: &Arc<ConnectionInfo>,
     request: &Request,
+    of_config: bool,
 ) -> Result<Reply, Failure> {
     match request.name() {
-        "find" if !is_config(request) => find::find(router, request).await,
-        "insert" if !is_config(request) => write(router, request, Kind::Insert).await,
-        "update" if !is_config(request) => write(router, request, Kind::Update).await,
-        "delete" if !is_config(request) => write(router, request, Kind::Delete).await,
+        "find" if !of_config => find::find(router, request).await,
+        "insert" if !of_config => write(router, request, Kind::Insert).await,
+        "update" if !of_config => write(router, request, Kind::Update).await,
+        "delete" if !of_config => write(router, request, Kind::Delete).await,
         "getMore" => get_more::get_more(router, request).await,
-        _ => Box::pin(rare(router, connection, request)).await,
+        _ => Box::pin(rare(router, connection, request, of_config)).await,
     }
 }
 
@@ -71,7 +78,7 @@ async fn answer_dated(
     mut dated: Request,
 ) -> Result<Reply, Failure> {
     for _ in 0..STALE_RETRIES_MAX {
-        let answered = answer(router, connection, &dated).await;
+        let answered = answer(router, connection, &dated, false).await;
         let is_too_early = matches!(
             &answered,
             Err(Failure::Error(error)) if error.code == Code::STALE_CHUNK_HISTORY
@@ -84,9 +91,18 @@ async fn answer_dated(
     Err(find::no_progress())
 }
 
-/// Whether a command addresses what the config server keeps.
-fn is_config(request: &Request) -> bool {
-    is_internal(request.database())
+/// Whether a command addresses what the config server keeps. Of its databases, sessions are spread over
+/// the shards, once there is a collection for them.
+async fn is_of_config(router: &Router, request: &Request) -> Result<bool, Error> {
+    if !is_internal(request.database()) {
+        return Ok(false);
+    }
+    let first = request.body().first().map(|first| first.value());
+    let names_sessions = request.database() == cluster::sessions::DATABASE
+        && first == Some(ValueRef::String(cluster::sessions::COLLECTION));
+    let is_routed =
+        names_sessions && request.name() != "drop" && session::are_sharded(router).await?;
+    Ok(!is_routed)
 }
 
 fn is_internal(database: &str) -> bool {
@@ -120,8 +136,9 @@ async fn rare(
     router: &Arc<Router>,
     connection: &Arc<ConnectionInfo>,
     request: &Request,
+    of_config: bool,
 ) -> Result<Reply, Failure> {
-    if is_config(request) && is_data(request) && !is_about_cluster(request) {
+    if of_config && is_data(request) && !is_about_cluster(request) {
         refuse_to_config(request)?;
         return diagnostic::ask_config(router, request).await;
     }
@@ -166,6 +183,7 @@ async fn rare(
         name if is_ddl(name) => ddl::forward(router, request).await,
 
         "serverStatus" => diagnostic::server_status(router, request).await,
+        name if is_about_sessions(name) => session::answer(router, request).await,
         name if is_for_everybody(name) => diagnostic::tell_everybody(router, request).await,
         name if is_answered_by_config(name) => diagnostic::ask_config(router, request).await,
         "shutdown" => {
@@ -269,20 +287,23 @@ fn is_ddl(name: &str) -> bool {
     )
 }
 
-/// What concerns every member of the cluster: sessions, and what is durable.
-fn is_for_everybody(name: &str) -> bool {
+fn is_about_sessions(name: &str) -> bool {
     matches!(
         name,
-        "refreshSessions"
+        "startSession"
+            | "refreshSessions"
             | "endSessions"
             | "killSessions"
             | "killAllSessions"
             | "killAllSessionsByPattern"
             | "refreshLogicalSessionCacheNow"
             | "reapLogicalSessionCacheNow"
-            | "fsync"
-            | "fsyncUnlock"
     )
+}
+
+/// What concerns every member of the cluster.
+fn is_for_everybody(name: &str) -> bool {
+    matches!(name, "fsync" | "fsyncUnlock")
 }
 
 /// Commands that say the same wherever they are asked.
@@ -310,7 +331,6 @@ fn is_answered_by_config(name: &str) -> bool {
             | "setDefaultRWConcern"
             | "setFeatureCompatibilityVersion"
             | "setParameter"
-            | "startSession"
             | "top"
             | "usersInfo"
             | "availableQueryOptions"

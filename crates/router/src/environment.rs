@@ -166,8 +166,8 @@ impl Environment for RouterEnvironment {
         }
     }
 
-    fn local_sessions(&self, _whose: SessionsOf) -> Result<Vec<DocBuf>, Error> {
-        Err(not_here("$listLocalSessions"))
+    fn local_sessions(&self, whose: SessionsOf) -> Result<Vec<DocBuf>, Error> {
+        Ok(self.router.sessions.describe(whose))
     }
 
     fn random_below(&self, bound: u64) -> u64 {

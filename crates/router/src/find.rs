@@ -129,7 +129,7 @@ impl Router {
         let body = request.body();
         let kept = Cursor {
             namespace: cursor.get_str("ns").unwrap_or_default().to_owned(),
-            session: None,
+            session: body.get_doc("lsid").map(Doc::to_owned),
             no_timeout: body.get("noCursorTimeout") == Some(ValueRef::Boolean(true)),
             source: Source::Passed {
                 member: answered.member,

@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use wire::{ConnectionInfo, Reply, Request};
 
 const MAX_WIRE_VERSION: i32 = 17;
-const SESSION_TIMEOUT_MINUTES: i32 = 30;
 /// A router's topology never changes.
 const TOPOLOGY_COUNTER: i64 = 0;
 const AWAIT_MAX: Duration = Duration::from_secs(60 * 60);
@@ -53,7 +52,10 @@ pub(crate) async fn hello(
             wire::protocol::WRITE_BATCH_COUNT_MAX as i32,
         )
         .append("localTime", ValueRef::DateTime(now_ms()))
-        .append("logicalSessionTimeoutMinutes", SESSION_TIMEOUT_MINUTES)
+        .append(
+            "logicalSessionTimeoutMinutes",
+            router.sessions.timeout_minutes(),
+        )
         .append("connectionId", connection.id() as i32)
         .append("maxWireVersion", MAX_WIRE_VERSION)
         .append("minWireVersion", 0);

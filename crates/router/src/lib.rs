@@ -21,7 +21,7 @@
 //!
 //! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
 //! `targeting.rs` (where requests go), `bulk.rs`, `broadcast.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
-//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `dispatch.rs` (the commands).
+//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `session.rs`, `dispatch.rs` (the commands).
 
 mod aggregate;
 mod arguments;
@@ -51,6 +51,7 @@ mod request;
 mod routing;
 mod scan;
 mod scatter;
+mod session;
 mod spill;
 mod statistics;
 mod targeting;
@@ -63,7 +64,7 @@ use registry::Registry;
 use request::Clock;
 use routing::Routing;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request, Running, Server, ServerOptions};
@@ -78,6 +79,20 @@ pub type Connect = Arc<dyn Fn(&str, &str) -> Arc<dyn Endpoint> + Send + Sync>;
 pub struct RouterOptions {
     /// Where clients reach this router: its name in `config.mongos`.
     pub host: String,
+    /// How often sessions are written to the cluster's collection; `None`: never.
+    pub session_refresh: Option<Duration>,
+}
+
+impl RouterOptions {
+    /// MongoDB's default.
+    pub const SESSION_REFRESH: Duration = Duration::from_secs(300);
+
+    pub fn new(host: impl Into<String>) -> RouterOptions {
+        RouterOptions {
+            host: host.into(),
+            session_refresh: Some(RouterOptions::SESSION_REFRESH),
+        }
+    }
 }
 
 pub struct Router {
@@ -85,6 +100,7 @@ pub struct Router {
     registry: Registry,
     routing: Routing,
     cursors: Cursors,
+    sessions: session::Sessions,
     scans: scan::ScanCounters,
     slots: broadcast::Slots,
     clock: Arc<Clock>,
@@ -105,6 +121,7 @@ impl Router {
             routing: Routing::new(config.clone(), clock.clone()),
             config,
             cursors: Cursors::default(),
+            sessions: session::Sessions::new(),
             scans: scan::ScanCounters::default(),
             slots: broadcast::Slots::default(),
             clock,
@@ -116,10 +133,13 @@ impl Router {
         })
     }
 
-    /// Reads which shards there are, keeps looking, says that this router lives, and closes
-    /// cursors that nobody uses. Runs until it is aborted.
+    /// Reads which shards there are, keeps looking, says that this router lives, closes
+    /// cursors that nobody uses, and refreshes sessions. Runs until it is aborted.
     pub fn spawn_background(self: &Arc<Router>) -> tokio::task::JoinHandle<()> {
-        tokio::spawn(heartbeat::run(self.clone()))
+        let (alive, sessions) = (self.clone(), self.clone());
+        tokio::spawn(async move {
+            tokio::join!(heartbeat::run(alive), session::run(sessions));
+        })
     }
 
     /// Lets go of clients that wait for news, so that their connections end.

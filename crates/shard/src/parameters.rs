@@ -96,11 +96,6 @@ impl Settings {
         })
     }
 
-    /// How long a session lives that nobody uses.
-    pub(crate) fn session_lifetime_ms(&self) -> i64 {
-        i64::from(self.session_timeout_minutes) * 60_000
-    }
-
     /// Changes one parameter; its name must be one of [`SETTABLE`] or [`AT_STARTUP`].
     pub(crate) fn set(&mut self, name: &str, value: ValueRef<'_>) -> Result<(), Error> {
         let truth = model::number::is_truthy(value);

@@ -20,7 +20,7 @@ use crate::replica_set::transport::{self, Peers, member_id};
 use crate::replica_set::waiting_room;
 use crate::replica_set::{Membership, ReplicaSet, Topology};
 use crate::rules::Rules;
-use crate::session::{SessionCache, SessionCatalog};
+use crate::session::{SessionCache, SessionCatalog, SessionHome};
 use crate::sharding::{
     Ownership, OwnershipKey, OwnershipUpdate, RangeDeleter, Refresh, ShardingState,
 };
@@ -103,6 +103,7 @@ pub struct Shard {
     pub(crate) plan_cache: PlanCache,
     pub(crate) sessions: Arc<SessionCatalog>,
     pub(crate) session_cache: SessionCache,
+    pub(crate) session_home: SessionHome,
     /// Who this shard is in its cluster.
     pub(crate) sharding: Arc<ShardingState>,
     /// Where to ask about it.
@@ -254,6 +255,7 @@ impl Shard {
             plan_cache: PlanCache::new(),
             sessions,
             session_cache: SessionCache::new(),
+            session_home: SessionHome::default(),
             sharding,
             refresh: Refresh::default(),
             range_deleter: RangeDeleter::default(),

@@ -101,6 +101,17 @@ impl AddShard {
         ask_endpoint(&*endpoint, self.shard.as_str(), "admin", command).await
     }
 
+    async fn drop_sessions(&self, tenure: &Tenure) -> Result<(), Fault> {
+        let endpoint = tenure.reach(self.shard.as_str(), &self.host);
+        let drop = cluster::sessions::command("drop").finish();
+        let database = cluster::sessions::DATABASE;
+        match ask_endpoint(&*endpoint, self.shard.as_str(), database, drop.as_doc()).await {
+            Ok(_) => Ok(()),
+            Err(Fault::Refused(error)) if error.code == Code::NAMESPACE_NOT_FOUND => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+
     /// The first question, which tells whether anybody is there.
     async fn greet(&self, tenure: &Tenure) -> Result<DocBuf, Fault> {
         let hello = by("hello", 1);
@@ -202,6 +213,8 @@ impl AddShard {
             .finish();
         match self.ask(tenure, command.as_doc()).await {
             Ok(_) => {
+                // From now on it keeps its sessions in the cluster.
+                self.drop_sessions(tenure).await?;
                 self.joined = true;
                 Ok(Step::Next)
             }

@@ -96,9 +96,13 @@ impl OnOwners {
             let state = tenure.state().await?;
             let sharded = state.sharded(&self.namespace).ok();
             let database = state.authority.database(self.namespace.database());
+            // The sessions collection is in a database that no shard is the primary of.
+            let owner = sharded.and_then(|(_, table)| table.shards().first());
             (
                 sharded.map(|(entry, _)| entry.clone()),
-                database.map(|placement| placement.primary.clone()),
+                database
+                    .map(|placement| placement.primary.clone())
+                    .or(owner.map(|part| part.shard.clone())),
             )
         };
         let Some(primary) = primary else {

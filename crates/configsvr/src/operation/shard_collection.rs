@@ -13,6 +13,8 @@
 //! written after it was found to be empty. From its consent on the operation only goes forward, and who
 //! asks for routing waits until it is decided.
 //!
+//! The cluster's sessions collection is sharded in the same way (`sessions.rs`).
+//!
 //! An empty collection with a hashed key gets two chunks on each shard, or `numInitialChunks`; every other
 //! one begins with one chunk on the primary shard of its database.
 
@@ -169,12 +171,30 @@ impl ShardCollection {
             ));
         }
         Ok(Self {
-            namespace,
-            key: key.to_owned(),
-            pattern,
             unique,
             initial_chunks,
             has_simple_collation,
+            ..Self::new(namespace, key.to_owned(), pattern)
+        })
+    }
+
+    /// The cluster's sessions collection, which no client asks for.
+    pub(crate) fn of_sessions(namespace: &Namespace, lifetime_seconds: i64) -> Result<Self, Fault> {
+        let key = by("_id", 1);
+        let pattern = ShardKeyPattern::parse(key.as_doc())?;
+        let mut operation = Self::new(namespace.clone(), key, pattern);
+        operation.plan.indexes = vec![cluster::sessions::index(lifetime_seconds)];
+        Ok(operation)
+    }
+
+    fn new(namespace: Namespace, key: DocBuf, pattern: ShardKeyPattern) -> Self {
+        Self {
+            namespace,
+            key,
+            pattern,
+            unique: false,
+            initial_chunks: None,
+            has_simple_collation: true,
             plan: Placing {
                 uuid: documents::new_uuid(),
                 epoch: documents::new_object_id(),
@@ -186,7 +206,7 @@ impl ShardCollection {
                 owners: Vec::new(),
             },
             phase: Phase::Index,
-        })
+        }
     }
 
     pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
@@ -258,7 +278,11 @@ impl ShardCollection {
     }
 
     fn table(&self, entry: &CollectionEntry) -> Result<RoutingTable, Fault> {
-        let bounds = hashed_bounds(&entry.pattern, self.plan.owners.len())?;
+        let count = self.plan.owners.len();
+        let bounds = match self.is_of_sessions() {
+            true => crate::sessions::bounds(&entry.pattern, count)?,
+            false => hashed_bounds(&entry.pattern, count)?,
+        };
         let chunks = initial_chunks(&entry.pattern, &bounds, &self.plan.owners, self.plan.began);
         let pattern = entry.pattern.clone();
         Ok(RoutingTable::full(
@@ -293,6 +317,9 @@ impl ShardCollection {
                 };
             }
         }
+        if self.is_of_sessions() {
+            return self.place_sessions(tenure).await;
+        }
         let database =
             crate::database::create_in_turn(tenure, self.namespace.database(), None).await?;
         self.plan.primary = database.primary.clone();
@@ -310,6 +337,27 @@ impl ShardCollection {
         }
         self.choose_index(exists, is_empty)?;
         self.plan.owners = self.first_owners(tenure, is_empty)?;
+        self.plan.began = tenure.store.next_time();
+        Ok(None)
+    }
+
+    fn is_of_sessions(&self) -> bool {
+        self.namespace.as_str() == cluster::sessions::NAMESPACE
+    }
+
+    /// Its database is the config server's, but no part of it is there: all shards are alike.
+    async fn place_sessions(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
+        let shards = usable_shards(tenure);
+        let Some(first) = shards.first() else {
+            return Err(Fault::new(Code::SHARD_NOT_FOUND, "No shards found"));
+        };
+        self.plan.primary = first.clone();
+        for shard in &shards {
+            collection::drop_sessions(tenure, shard).await?;
+        }
+        let (count, chunks) = (shards.len() as u64, crate::sessions::CHUNKS);
+        let owner = |chunk: u64| shards[(chunk * count / chunks) as usize].clone();
+        self.plan.owners = (0..chunks).map(owner).collect();
         self.plan.began = tenure.store.next_time();
         Ok(None)
     }
@@ -433,10 +481,7 @@ impl ShardCollection {
         if !is_empty || !first_hashed {
             return Ok(vec![self.plan.primary.clone()]);
         }
-        let shards: Vec<ShardId> = tenure.with_state(|state| {
-            let usable = state.authority.shards().filter(|(_, usable)| *usable);
-            usable.map(|(shard, _)| shard.clone()).collect()
-        });
+        let shards = usable_shards(tenure);
         let count = shards.len() as u64;
         let limit = (count * CHUNKS_PER_SHARD_MAX).min(CHUNKS_MAX);
         let chunks = self.initial_chunks.unwrap_or(2 * count);
@@ -590,6 +635,13 @@ impl ShardCollection {
             .await?;
         Ok(Step::Written)
     }
+}
+
+fn usable_shards(tenure: &Tenure) -> Vec<ShardId> {
+    tenure.with_state(|state| {
+        let usable = state.authority.shards().filter(|(_, usable)| *usable);
+        usable.map(|(shard, _)| shard.clone()).collect()
+    })
 }
 
 /// Writes chunks that nobody looks at before the collection's own document is there.

@@ -17,38 +17,78 @@ async fn check(name: &str, before: &str, operation: &str, after: &str) {
         let mut messages = 0;
         loop {
             cluster.check(before).await;
-            // The messages by which a primary begins are not those of the operation.
-            let wire = Wire::whole();
-            cluster.elect(wire.clone()).await;
-            wire.cut_after(messages, loss);
-            let (head, command) = operation.split_at(operation.find('{').unwrap_or(0));
-            let ran = cluster.run(head.trim(), command);
-            // It never ends by itself if the wire was cut in the middle.
-            let ended = tokio::select! {
-                _ = ran => true,
-                () = wire.cut() => false,
-            };
-            let whole = ended && !wire.is_cut();
-            cluster.elect(Wire::whole()).await;
-            let settled = cluster.settled();
-            let settled = tokio::time::timeout(Duration::from_secs(60), settled).await;
-            assert!(
-                settled.is_ok(),
-                "{name}: stuck after {messages} messages, {loss:?}"
-            );
-            cluster
-                .check("admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}")
-                .await;
-            // Whatever came of it, it can be asked for again.
-            cluster.run(head.trim(), command).await;
-            cluster.check(after).await;
-            if whole {
+            if lose(&cluster, name, (messages, loss), operation, after).await {
                 break;
             }
             messages += 1;
             assert!(messages < MESSAGES_MAX, "{name} does not end");
         }
         assert!(messages > 0, "{name} needs no messages");
+    }
+}
+
+/// Runs `operation` cut after so many messages; whether it needed no more.
+async fn lose(
+    cluster: &Cluster,
+    name: &str,
+    (messages, loss): (i64, Loss),
+    operation: &str,
+    after: &str,
+) -> bool {
+    // The messages by which a primary begins are not those of the operation.
+    let wire = Wire::whole();
+    cluster.elect(wire.clone()).await;
+    wire.cut_after(messages, loss);
+    let (head, command) = operation.split_at(operation.find('{').unwrap_or(0));
+    let ran = cluster.run(head.trim(), command);
+    // It never ends by itself if the wire was cut in the middle.
+    let ended = tokio::select! {
+        _ = ran => true,
+        () = wire.cut() => false,
+    };
+    let whole = ended && !wire.is_cut();
+    cluster.elect(Wire::whole()).await;
+    let settled = cluster.settled();
+    let settled = tokio::time::timeout(Duration::from_secs(60), settled).await;
+    assert!(
+        settled.is_ok(),
+        "{name}: stuck after {messages} messages, {loss:?}"
+    );
+    cluster
+        .check("admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}")
+        .await;
+    // Whatever came of it, it can be asked for again.
+    cluster.run(head.trim(), command).await;
+    cluster.check(after).await;
+    whole
+}
+
+/// The sessions collection is made once in the life of a cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_making_the_sessions_collection() {
+    const NAME: &str = "the sessions collection";
+    for loss in [Loss::Request, Loss::Reply] {
+        for messages in 0.. {
+            assert!(messages < MESSAGES_MAX, "{NAME} is not made");
+            let cluster = Cluster::start(2).await;
+            // What a shard kept before it was asked.
+            let kept =
+                "shard1! config {insert: 'system.sessions', documents: [{_id: 1}]} => {n: 1}";
+            cluster.check(kept).await;
+            let operation = "config! {_configsvrSessionsCollection: 1, setUp: true}";
+            let after = "
+                config! {_configsvrSessionsCollection: 1, setUp: true} => {exists: true}
+                config! {_configsvrSessionsCollection: 1} => {exists: true, timeoutMinutes: 30}
+                config! {_configsvrGetRouting: 'config.system.sessions'} => {sharded: true, key: {_id: 1}}
+                shard0! config {count: 'system.sessions'} => {n: 0}
+                shard1! config {count: 'system.sessions'} => {n: 0}
+                shard1! config {listIndexes: 'system.sessions'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'lsidTTLIndex', expireAfterSeconds: 1800}]}}
+            ";
+            if lose(&cluster, NAME, (messages, loss), operation, after).await {
+                assert!(messages > 0, "{NAME} needs no messages");
+                break;
+            }
+        }
     }
 }
 

@@ -217,9 +217,7 @@ impl World {
             .collect();
         let reached = shards.clone();
         let connect: Connect = Arc::new(move |id, _| reached[id].clone());
-        let options = RouterOptions {
-            host: "router:1".to_owned(),
-        };
+        let options = RouterOptions::new("router:1");
         World {
             handler: RouterHandler(Router::new(Arc::new(Names), connect, options)),
             shards,

@@ -439,9 +439,7 @@ fn router(
 ) -> RouterHandler {
     let reached = shards.clone();
     let connect: Connect = Arc::new(move |id, _| reached[id].clone());
-    let options = RouterOptions {
-        host: "router:1".to_owned(),
-    };
+    let options = RouterOptions::new("router:1");
     RouterHandler(Router::new(config.clone(), connect, options))
 }
 

@@ -44,7 +44,9 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
 
 fn check_droppable(namespace: &Namespace) -> Result<(), Error> {
     let name = namespace.collection();
-    if name.starts_with("system.") && name != "system.profile" && name != "system.views" {
+    let may_go = matches!(name, "system.profile" | "system.views")
+        || namespace.as_str() == cluster::sessions::NAMESPACE;
+    if name.starts_with("system.") && !may_go {
         return Err(Error::new(
             Code::ILLEGAL_OPERATION,
             format!("can't drop system collection {namespace}"),

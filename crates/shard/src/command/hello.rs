@@ -60,11 +60,7 @@ pub(crate) async fn hello(invocation: &Invocation<'_>) -> Answer {
         &mut writer,
         invocation.connection,
         invocation.shard.clock.now_ms(),
-        invocation
-            .shard
-            .parameters
-            .current()
-            .session_timeout_minutes,
+        invocation.shard.session_timeout_minutes(),
     );
     if let Some(compressors) = compressors {
         writer.begin_array("compression");

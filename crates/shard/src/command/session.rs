@@ -27,10 +27,7 @@ pub(crate) fn start_session(invocation: &Invocation<'_>) -> Answer {
             },
         )
         .end();
-    writer.append(
-        "timeoutMinutes",
-        shard.parameters.current().session_timeout_minutes,
-    );
+    writer.append("timeoutMinutes", shard.session_timeout_minutes());
     finish(writer)
 }
 

@@ -2,12 +2,12 @@
 //!
 //! | file | part |
 //! | --- | --- |
-//! | `id.rs` | the name of a session |
 //! | `catalog.rs` | check-out: one operation of a session at a time |
 //! | `history.rs` | what the latest transaction number has executed |
 //! | `document.rs` | the same as it is stored, written with the write itself |
 //! | `header.rs` | what the log's entries say of their session |
 //! | `cache.rs` | which sessions are in use |
+//! | `home.rs` | where the sessions collection is: here, or sharded over a cluster |
 //! | `refresh.rs` | their way to `config.system.sessions`, and their expiry |
 //! | `reap.rs` | what is kept for retries goes when its session has gone |
 //! | `arrival.rs` | history that comes with a range from another shard |
@@ -20,7 +20,7 @@ mod catalog;
 mod document;
 mod header;
 mod history;
-mod id;
+mod home;
 mod reap;
 mod refresh;
 mod retry;
@@ -32,7 +32,8 @@ pub(crate) use catalog::{Forgotten, SessionCatalog};
 pub(crate) use document::{SessionKey, Stored};
 pub(crate) use header::statement_of;
 pub(crate) use history::{Effect, Executed, Image, ImageKind, join};
-pub(crate) use id::SessionId;
+pub(crate) use home::SessionHome;
+pub(crate) use model::SessionId;
 pub(crate) use refresh::{describe, run};
 pub(crate) use retry::{Retryable, StatementIds, incompatible, refuse_multi};
 pub(crate) use views::{Images, Transactions};

@@ -32,12 +32,10 @@ impl Shard {
     pub(crate) async fn reap_sessions(self: &Arc<Self>) -> Result<usize, Error> {
         let began = Instant::now();
         let now_ms = self.clock.now_ms();
-        let lifetime_ms = self.parameters.current().session_lifetime_ms();
-        let cutoff_ms = now_ms.saturating_sub(lifetime_ms);
-        for id in self.sessions.idle_since(cutoff_ms) {
-            if self.is_session_gone(id)? {
-                self.sessions.remove_idle(id, cutoff_ms);
-            }
+        let cutoff_ms = now_ms.saturating_sub(self.session_lifetime_ms());
+        let idle = self.sessions.idle_since(cutoff_ms).into_iter();
+        for id in self.sessions_gone(idle.collect()).await? {
+            self.sessions.remove_idle(id, cutoff_ms);
         }
         let mut reaped = 0;
         let old = match self.log.leading() {
@@ -45,6 +43,7 @@ impl Shard {
             // What the leader deletes is deleted here too.
             Err(_) => Vec::new(),
         };
+        let old: Vec<SessionId> = self.sessions_gone(old).await?.into_iter().collect();
         for portion in old.chunks(PORTION) {
             reaped += self.delete_sessions(portion, cutoff_ms, now_ms).await?;
             if self.is_shutting_down() {
@@ -64,9 +63,16 @@ impl Shard {
         Ok(reaped)
     }
 
-    /// Whether nobody knows a session any more.
-    fn is_session_gone(&self, id: SessionId) -> Result<bool, Error> {
-        Ok(!self.session_cache.contains(id) && !self.is_session_stored(id)?)
+    /// Sessions that nobody knows any more.
+    async fn sessions_gone(&self, mut asked: Vec<SessionId>) -> Result<BTreeSet<SessionId>, Error> {
+        asked.retain(|id| !self.session_cache.contains(*id));
+        self.sessions_not_kept(&asked).await
+    }
+
+    /// Whether a session that was gone is used again, as far as is known here.
+    fn is_session_back(&self, id: SessionId) -> Result<bool, Error> {
+        let is_stored = self.cluster_sessions().is_none() && self.is_session_stored(id)?;
+        Ok(self.session_cache.contains(id) || is_stored)
     }
 
     fn sessions_written_before(&self, time_ms: i64) -> Result<Vec<SessionId>, Error> {
@@ -77,7 +83,7 @@ impl Shard {
             let Some(id) = SessionKey::parse(&key) else {
                 continue;
             };
-            if Stored::decode(&value)?.last.wall_ms <= time_ms && self.is_session_gone(id)? {
+            if Stored::decode(&value)?.last.wall_ms <= time_ms {
                 found.push(id);
             }
         }
@@ -105,7 +111,7 @@ impl Shard {
             };
             let stored = Stored::decode(&value)?;
             let is_old = stored.last.wall_ms <= cutoff_ms && !checked_out.is_unsettled();
-            if !is_old || !self.is_session_gone(id)? {
+            if !is_old || self.is_session_back(id)? {
                 continue;
             }
             keys.push(SessionKey::session(id));

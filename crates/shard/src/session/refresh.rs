@@ -8,30 +8,27 @@
 //! 4. Cursors of ended and expired sessions are closed.
 //!
 //! The collection is an ordinary one, written through ordinary commands; an index
-//! on `lastUse` lets its documents expire. Only the leader writes it: the others tell it which
+//! on `lastUse` lets its documents expire. In a cluster it is sharded, and every member writes it through
+//! routing (`home.rs`). In a set of its own only the leader writes it: the others tell it which
 //! sessions they have seen and which were ended, and it takes them for its own. If it cannot be
 //! written, or the leader is not reached, ended sessions are kept for the next time and nothing is
 //! taken for expired.
 //!
-//! What a follower has told the leader is in the collection one refresh of the leader later. So its
+//! In such a set, what a follower has told the leader is in the collection one refresh of the leader later. So its
 //! cache forgets only what was not used for as long as sessions live.
 
 use super::SessionId;
 use super::cache::JobStatistics;
+use super::home::{ClusterSessions, namespace};
 use crate::{Shard, command};
+use cluster::sessions::{self, INDEX, PORTION, removals, upserts};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use model::key::RecordKey;
-use model::{Code, Error, Namespace};
+use model::{Code, Error};
 use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wire::{ConnectionInfo, Reply, Request};
-
-const COLLECTION: &str = "system.sessions";
-const INDEX: &str = "lsidTTLIndex";
-/// Sessions that one command writes.
-const PORTION: usize = 1000;
+use wire::{ConnectionInfo, Request};
 
 /// Runs until a shutdown begins.
 pub(crate) async fn run(shard: &Arc<Shard>) {
@@ -46,11 +43,18 @@ pub(crate) async fn run(shard: &Arc<Shard>) {
             () = shard.shutdown_begun() => return,
             () = tokio::time::sleep(interval) => {}
         }
-        if let Err(error) = shard.refresh_sessions().await {
-            tracing::warn!("sessions were not refreshed: {error}");
-        }
-        if let Err(error) = shard.reap_sessions().await {
-            tracing::warn!("sessions were not reaped: {error}");
+        for (done, outcome) in [
+            ("refreshed", shard.refresh_sessions().await),
+            ("reaped", shard.reap_sessions().await.map(|_| ())),
+        ] {
+            match outcome {
+                Ok(()) => {}
+                // The config server makes it before long.
+                Err(error) if error.code == Code::NAMESPACE_NOT_SHARDED => {
+                    tracing::info!("sessions were not {done}: {error}");
+                }
+                Err(error) => tracing::warn!("sessions were not {done}: {error}"),
+            }
         }
     }
 }
@@ -60,14 +64,19 @@ impl Shard {
         let began = Instant::now();
         let now_ms = self.clock.now_ms();
         let ended = self.session_cache.take_ended();
-        let leads = self.log.leading().is_ok();
+        let cluster = self.cluster_sessions();
+        let writes = cluster.is_some() || self.log.leading().is_ok();
         let mut used = self.sessions_to_refresh(&ended);
-        if !leads {
+        if !writes {
             used.extend(self.sessions_not_stored(&ended, now_ms)?);
         }
-        let written = match leads {
-            true => self.write_sessions(&used, &ended, now_ms).await,
-            false => self.tell_primary(&used, &ended).await,
+        let written = match (cluster, writes) {
+            (Some(cluster), _) => {
+                self.write_cluster_sessions(cluster, &used, &ended, now_ms)
+                    .await
+            }
+            (None, true) => self.write_sessions(&used, &ended, now_ms).await,
+            (None, false) => self.tell_primary(&used, &ended).await,
         };
         if let Err(error) = written {
             for id in ended {
@@ -80,12 +89,12 @@ impl Shard {
             self.session_cache.remove(*id, now_ms);
             gone.insert(*id);
         }
-        let unused_since_ms = match leads {
+        let unused_since_ms = match writes {
             // What came while this was written belongs to the next time.
             true => now_ms - 1,
-            false => now_ms.saturating_sub(self.parameters.current().session_lifetime_ms()),
+            false => now_ms.saturating_sub(self.session_lifetime_ms()),
         };
-        gone.extend(self.remove_expired(&used, unused_since_ms)?);
+        gone.extend(self.remove_expired(&used, unused_since_ms).await?);
         let closed = self.cursors.kill_of_sessions(&|id| gone.contains(id));
         self.session_cache.refreshed_at(now_ms);
         let mut statistics = self.session_cache.statistics.lock();
@@ -144,7 +153,7 @@ impl Shard {
         ended: &BTreeSet<SessionId>,
         now_ms: i64,
     ) -> Result<Vec<SessionId>, Error> {
-        let lifetime_ms = self.parameters.current().session_lifetime_ms();
+        let lifetime_ms = self.session_lifetime_ms();
         let mut found = Vec::new();
         for (id, last_use) in self.session_cache.all() {
             let is_alive = last_use > now_ms.saturating_sub(lifetime_ms);
@@ -171,69 +180,64 @@ impl Shard {
         }
         let ended: Vec<SessionId> = ended.iter().copied().collect();
         for portion in ended.chunks(PORTION) {
-            self.run_command(deletes(portion)).await?;
+            self.run_command(removals(portion)).await?;
+        }
+        Ok(())
+    }
+
+    /// The same where the collection is sharded.
+    async fn write_cluster_sessions(
+        &self,
+        cluster: &ClusterSessions,
+        used: &BTreeSet<SessionId>,
+        ended: &BTreeSet<SessionId>,
+        now_ms: i64,
+    ) -> Result<(), Error> {
+        self.check_cluster_sessions(cluster).await?;
+        let used: Vec<SessionId> = used.iter().copied().collect();
+        for portion in used.chunks(PORTION) {
+            self.run_routed(cluster, upserts(portion, now_ms)).await?;
+        }
+        let ended: Vec<SessionId> = ended.iter().copied().collect();
+        for portion in ended.chunks(PORTION) {
+            self.run_routed(cluster, removals(portion)).await?;
         }
         Ok(())
     }
 
     /// Makes the collection and its index, or gives the index another time.
     async fn ensure_sessions_collection(self: &Arc<Self>) -> Result<(), Error> {
-        let minutes = self.parameters.current().session_timeout_minutes;
-        let seconds = i64::from(minutes) * 60;
-        let index = |writer: &mut DocWriter| {
-            writer
-                .append("name", INDEX)
-                .append("expireAfterSeconds", seconds);
-        };
+        let seconds = i64::from(self.session_timeout_minutes()) * 60;
         if let Some(collection) = self.catalog.get(&namespace()?)
             && let Some(known) = collection.index_by_name(INDEX)
         {
             if known.definition.expire_after_seconds == Some(seconds) {
                 return Ok(());
             }
-            let mut command = begin("collMod");
-            command.begin_document("index");
-            index(&mut command);
-            command.end();
-            return self.run_command(command).await;
+            return self.run_command(sessions::set_lifetime(seconds)).await;
         }
-        let mut command = begin("createIndexes");
-        command.begin_array("indexes").push_document();
-        command.begin_document("key").append("lastUse", 1).end();
-        index(&mut command);
-        command.end().end();
+        let mut command = sessions::command("createIndexes");
+        command
+            .begin_array("indexes")
+            .push(&sessions::index(seconds))
+            .end();
         self.run_command(command).await
     }
 
     /// Removes sessions from the cache that have expired from the collection.
-    fn remove_expired(
+    async fn remove_expired(
         &self,
         used: &BTreeSet<SessionId>,
         unused_since_ms: i64,
     ) -> Result<Vec<SessionId>, Error> {
-        let mut expired = Vec::new();
-        for (id, last_use) in self.session_cache.all() {
-            if last_use <= unused_since_ms
-                && !used.contains(&id)
-                && !self.is_session_stored(id)?
-                && self.session_cache.remove(id, last_use)
-            {
-                expired.push(id);
-            }
-        }
-        Ok(expired)
-    }
-
-    /// Whether `config.system.sessions` has a session.
-    pub(super) fn is_session_stored(&self, id: SessionId) -> Result<bool, Error> {
-        let Some(collection) = self.catalog.get(&namespace()?) else {
-            return Ok(false);
-        };
-        let mut key = DocWriter::new();
-        id.append_fields(&mut key);
-        let key = RecordKey::from_id(ValueRef::Document(key.finish().as_doc()));
-        let stored = self.store.latest(collection.id, key.as_bytes());
-        Ok(stored.map_err(crate::error::from_storage)?.is_some())
+        let mut unused = self.session_cache.all();
+        unused.retain(|(id, last_use)| *last_use <= unused_since_ms && !used.contains(id));
+        let asked: Vec<SessionId> = unused.iter().map(|(id, _)| *id).collect();
+        let missing = self.sessions_not_kept(&asked).await?;
+        let expired = unused.into_iter().filter(|(id, last_use)| {
+            missing.contains(id) && self.session_cache.remove(*id, *last_use)
+        });
+        Ok(expired.map(|(id, _)| id).collect())
     }
 
     /// Runs a command of the server's own on the sessions collection.
@@ -243,58 +247,18 @@ impl Shard {
     ) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send>> {
         let shard = self.clone();
         Box::pin(async move {
-            let body = command.with("$db", "config").finish();
+            let body = command.with("$db", sessions::DATABASE).finish();
             let request = Request::from_parts(body, Vec::new())
                 .map_err(|fault| Error::new(Code::INTERNAL_ERROR, fault.to_string()))?;
             let connection = Arc::new(ConnectionInfo::in_process(0));
             let reply = command::dispatch(&shard, &connection, &request).await;
-            check(&reply)
+            check(reply.document())
         })
     }
 }
 
-fn namespace() -> Result<Namespace, Error> {
-    Namespace::new("config", COLLECTION)
-}
-
-fn begin(command: &str) -> DocWriter {
-    DocWriter::new().with(command, COLLECTION)
-}
-
-fn upserts(sessions: &[SessionId], now_ms: i64) -> DocWriter {
-    let mut command = begin("update");
-    command.append("ordered", false).begin_array("updates");
-    for id in sessions {
-        command.push_document().begin_document("q");
-        id.append(&mut command, "_id");
-        command
-            .end()
-            .begin_document("u")
-            .begin_document("$set")
-            .append("lastUse", ValueRef::DateTime(now_ms))
-            .end()
-            .end()
-            .append("upsert", true)
-            .end();
-    }
-    command.end();
-    command
-}
-
-fn deletes(sessions: &[SessionId]) -> DocWriter {
-    let mut command = begin("delete");
-    command.append("ordered", false).begin_array("deletes");
-    for id in sessions {
-        command.push_document().begin_document("q");
-        id.append(&mut command, "_id");
-        command.end().append("limit", 1).end();
-    }
-    command.end();
-    command
-}
-
-fn check(reply: &Reply) -> Result<(), Error> {
-    let reply: Doc<'_> = reply.document();
+/// The error in a reply, or the first one of its writes.
+pub(super) fn check(reply: Doc<'_>) -> Result<(), Error> {
     let first_error = reply
         .get_array("writeErrors")
         .and_then(|errors| errors.get(0))

@@ -1,12 +1,118 @@
 //! Logical sessions: in use, refreshed, ended, expired, killed, reaped.
 
+use crate::ShardHandler;
 use crate::testing::TestShard;
 use differential::notation::print_fields;
 use differential::value::{Value, get};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use wire::{BoxFuture, CallError, Endpoint, InProcess, Reply, Request};
 
 const FIRST: &str = r#"lsid: {id: UUID("00000000-0000-4000-8000-000000000001")}"#;
 const SECOND: &str = r#"lsid: {id: UUID("00000000-0000-4000-8000-000000000002")}"#;
+
+/// Where a cluster keeps its sessions, as a config server tells it.
+struct Config {
+    exists: AtomicBool,
+}
+
+impl Endpoint for Config {
+    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+        assert_eq!(request.name(), "_configsvrSessionsCollection");
+        // Only the config server's primary says so.
+        assert_eq!(request.body().get("setUp"), None);
+        let reply = Reply::writer()
+            .with("exists", self.exists.load(Ordering::SeqCst))
+            .with("timeoutMinutes", 60)
+            .with("ok", 1.0);
+        Box::pin(async move { Ok(Reply::from_writer(reply)) })
+    }
+}
+
+/// A shard of a cluster whose sessions are in a collection elsewhere: the shard, and elsewhere.
+async fn shard_of_a_cluster() -> (TestShard, TestShard, Arc<Config>) {
+    let (shard, elsewhere) = (TestShard::open().await, TestShard::open().await);
+    shard
+        .check("admin {_terndbBecomeShard: 1, shard: 'shard0', clusterId: ObjectId('0102030405060708090a0b0c')} => {}")
+        .await;
+    let config = Arc::new(Config {
+        exists: AtomicBool::new(false),
+    });
+    let door = ShardHandler(elsewhere.shard.clone());
+    let routed = Arc::new(InProcess::new(Arc::new(door)));
+    let told = config.clone();
+    shard.shard.keep_sessions_in_cluster(told, routed, false);
+    (shard, elsewhere, config)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_keeps_its_sessions_in_the_cluster() {
+    let (shard, elsewhere, config) = shard_of_a_cluster().await;
+    shard
+        .check(&format!(
+            "config {{find: 'transactions', {FIRST}}} => {{}}\nconfig {{find: 'transactions', {SECOND}}} => {{}}"
+        ))
+        .await;
+    // ⚑ Nobody but the config server makes the collection, and without it nobody is gone.
+    shard
+        .check("admin {refreshLogicalSessionCacheNow: 1} => 118")
+        .await;
+    assert_eq!((local(&shard).await, stored(&shard).await), (2, 0));
+    config.exists.store(true, Ordering::SeqCst);
+    refresh(&shard).await;
+    assert_eq!((local(&shard).await, stored(&elsewhere).await), (2, 2));
+    assert_eq!(stored(&shard).await, 0);
+    // The lifetime is the config server's.
+    shard
+        .check("admin {hello: 1} => {logicalSessionTimeoutMinutes: 60}")
+        .await;
+    // One is ended here, the other expires there.
+    shard
+        .check(&format!("admin {{endSessions: {}}} => {{}}", listed(FIRST)))
+        .await;
+    shard.clock.advance_minutes(1);
+    refresh(&shard).await;
+    assert_eq!((local(&shard).await, stored(&elsewhere).await), (1, 1));
+    elsewhere
+        .check("config {delete: 'system.sessions', deletes: [{q: {}, limit: 0}]} => {n: 1}")
+        .await;
+    refresh(&shard).await;
+    assert_eq!(local(&shard).await, 0);
+}
+
+/// ⚑ What a session wrote last is kept as long as the cluster's collection has it, or cannot be asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_reaps_what_the_cluster_has_forgotten() {
+    let (shard, elsewhere, config) = shard_of_a_cluster().await;
+    config.exists.store(true, Ordering::SeqCst);
+    shard
+        .check(&format!(
+            "admin {{_terndbSetDatabase: 1, db: 'test', version: {{uuid: UUID('00000000-0000-4000-8000-0000000000dd'), timestamp: Timestamp(1, 1), lastMod: 1}}, primary: true}} => {{}}\n\
+             {{insert: 'c', documents: [{{_id: 1}}], {FIRST}, txnNumber: 5L}} => {{n: 1}}"
+        ))
+        .await;
+    refresh(&shard).await;
+    for minutes in [59, 2] {
+        shard.clock.advance_minutes(minutes);
+        reap(&shard).await;
+        assert_eq!((documents(&shard), stored(&elsewhere).await), (1, 1));
+    }
+    elsewhere
+        .check("config {delete: 'system.sessions', deletes: [{q: {}, limit: 0}]} => {n: 1}")
+        .await;
+    // The member that knows it still believes in it.
+    reap(&shard).await;
+    assert_eq!(documents(&shard), 1);
+    refresh(&shard).await;
+    config.exists.store(false, Ordering::SeqCst);
+    shard
+        .check("admin {reapLogicalSessionCacheNow: 1} => 118")
+        .await;
+    assert_eq!(documents(&shard), 1);
+    config.exists.store(true, Ordering::SeqCst);
+    reap(&shard).await;
+    assert_eq!(documents(&shard), 0);
+}
 
 /// The list form of one of these.
 fn listed(session: &str) -> String {

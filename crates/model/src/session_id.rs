@@ -4,9 +4,9 @@
 //! Nobody is logged in yet, so the digest is that of no user, unless a client
 //! names another one.
 
-use model::bson::{Doc, DocWriter, ValueRef};
-use model::ids::NO_USER_DIGEST;
-use model::{Code, Error};
+use crate::bson::{Doc, DocWriter, ValueRef};
+use crate::ids::NO_USER_DIGEST;
+use crate::{Code, Error};
 use std::fmt;
 
 const ID_BYTES: usize = 16;
@@ -14,14 +14,14 @@ const USER_BYTES: usize = 32;
 
 /// What clients call `lsid`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct SessionId {
+pub struct SessionId {
     id: [u8; ID_BYTES],
     user: [u8; USER_BYTES],
 }
 
 impl SessionId {
     /// A session of nobody in particular.
-    pub(crate) fn new(id: [u8; ID_BYTES]) -> Self {
+    pub fn new(id: [u8; ID_BYTES]) -> Self {
         Self {
             id,
             user: NO_USER_DIGEST,
@@ -29,7 +29,7 @@ impl SessionId {
     }
 
     /// Reads `{id, uid}`; `path` names the document in errors.
-    pub(crate) fn parse(path: &str, session: Doc<'_>) -> Result<Self, Error> {
+    pub fn parse(path: &str, session: Doc<'_>) -> Result<Self, Error> {
         let (mut id, mut user, mut internal) = (None, None, None);
         for element in session.iter() {
             let name = element.key();
@@ -109,18 +109,18 @@ impl SessionId {
         })
     }
 
-    pub(crate) fn user(&self) -> &[u8] {
+    pub fn user(&self) -> &[u8] {
         &self.user
     }
 
     /// Appends `{id, uid}` to a document.
-    pub(crate) fn append(&self, writer: &mut DocWriter, name: &str) {
+    pub fn append(&self, writer: &mut DocWriter, name: &str) {
         writer.begin_document(name);
         self.append_fields(writer);
         writer.end();
     }
 
-    pub(crate) fn append_fields(&self, writer: &mut DocWriter) {
+    pub fn append_fields(&self, writer: &mut DocWriter) {
         writer
             .append(
                 "id",
@@ -140,7 +140,7 @@ impl SessionId {
 
     /// The bytes by which the session is stored: without a user they are few
     /// enough for a key that the engine keeps inline.
-    pub(super) fn key_bytes(&self) -> ([u8; ID_BYTES + USER_BYTES], usize) {
+    pub fn key_bytes(&self) -> ([u8; ID_BYTES + USER_BYTES], usize) {
         let mut bytes = [0; ID_BYTES + USER_BYTES];
         bytes[..ID_BYTES].copy_from_slice(&self.id);
         if self.user == NO_USER_DIGEST {
@@ -150,7 +150,7 @@ impl SessionId {
         (bytes, ID_BYTES + USER_BYTES)
     }
 
-    pub(crate) fn from_key_bytes(bytes: &[u8]) -> Option<Self> {
+    pub fn from_key_bytes(bytes: &[u8]) -> Option<Self> {
         let (id, user) = bytes.split_at_checked(ID_BYTES)?;
         let user = match user.len() {
             0 => NO_USER_DIGEST,
