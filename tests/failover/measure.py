@@ -1,9 +1,9 @@
 """How long a driver waits for its next acknowledged write when the primary is killed.
 
-    python tests/failover/measure.py [rounds] [kind ...]
+    python tests/failover/measure.py [rounds] [kind[:electionTimeoutMillis] ...]
 
-Three members on this machine, each kind of server with its own defaults: the real `mongod` calls an
-election after ten seconds of silence. A driver with retryable writes inserts with `w: "majority"` one
+Three members on this machine, each kind of server with its own defaults where nothing is said: the real
+`mongod` calls an election after ten seconds of silence, TernDB after one. A driver with retryable writes inserts with `w: "majority"` one
 document after the other. The time is from kill -9 to the acknowledgement of a write that was begun
 after it.
 """
@@ -71,14 +71,16 @@ def failover_s(replica_set: ReplicaSet) -> float:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     kinds = sys.argv[2:] or ["mongod", "terndb"]
-    for kind in kinds:
-        replica_set = ReplicaSet(3, kind=kind, mongod_election_ms=DEFAULT_ELECTION_MS)
+    for name in kinds:
+        kind, _, election_ms = name.partition(":")
+        default = DEFAULT_ELECTION_MS if kind == "mongod" else None
+        replica_set = ReplicaSet(3, kind=kind, election_ms=int(election_ms) if election_ms else default)
         try:
             times = [failover_s(replica_set) for _ in range(rounds)]
         finally:
             replica_set.stop()
         shown = ", ".join(f"{seconds:.2f}" for seconds in times)
-        print(f"{kind:8} median {statistics.median(times):.2f} s, {min(times):.2f} to {max(times):.2f} ({shown})")
+        print(f"{name:12} median {statistics.median(times):.2f} s, {min(times):.2f} to {max(times):.2f} ({shown})")
 
 
 if __name__ == "__main__":

@@ -133,9 +133,10 @@ class ReplicaSet:
     """Members that know each other, initiated."""
 
     def __init__(
-        self, count: int = 3, kind: str = KIND, mongod_election_ms: int = 2000, network: Network | None = None
+        self, count: int = 3, kind: str = KIND, election_ms: int | None = None, network: Network | None = None
     ):
-        """The real server waits ten seconds by default, which would make every failover a long wait.
+        """Without a time, members call an election after what is their default. The real server's are ten
+        seconds, which would make every failover a long wait: two, then.
 
         With a network, members reach each other through it (clients do not)."""
         self.root = Path(tempfile.mkdtemp(prefix="terndb-failover-"))
@@ -153,8 +154,10 @@ class ReplicaSet:
                 "_id": SET_NAME,
                 "members": [{"_id": member.number, "host": member.host} for member in self.members],
             }
-            if kind == "mongod":
-                config["settings"] = {"electionTimeoutMillis": mongod_election_ms}
+            if election_ms is None and kind == "mongod":
+                election_ms = 2000
+            if election_ms is not None:
+                config["settings"] = {"electionTimeoutMillis": election_ms}
             # Members that are still opening refuse at first.
             wait_until(lambda: self.initiate(config), "the set is initiated")
             self.wait_primary()
