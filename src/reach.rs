@@ -2,7 +2,7 @@
 //! elsewhere.
 
 use parking_lot::RwLock;
-use router::{Router, RouterHandler, RouterOptions};
+use router::{Router, RouterOptions};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use wire::{
@@ -57,7 +57,7 @@ impl Reach {
     /// A router of a role's own, for what it keeps in the cluster.
     pub fn routed(&self, config: Arc<dyn Endpoint>, host: &str) -> Arc<dyn Endpoint> {
         let router = Router::new(config, self.connect(), RouterOptions::new(host));
-        Arc::new(InProcess::new(Arc::new(RouterHandler(router))))
+        router.endpoint()
     }
 
     pub fn connect(&self) -> Connect {

@@ -67,7 +67,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
-use wire::{ConnectionInfo, Endpoint, Handler, Reply, Request, Running, Server, ServerOptions};
+use wire::{
+    ConnectionInfo, Endpoint, Handler, InProcess, Reply, Request, Running, Server, ServerOptions,
+};
 
 /// How often a request is routed again because a shard said that it was routed by an old version.
 pub(crate) const STALE_RETRIES_MAX: u32 = 10;
@@ -152,6 +154,11 @@ impl Router {
     pub fn serve(self: &Arc<Self>, listener: TcpListener) -> Running {
         let handler = Arc::new(RouterHandler(self.clone()));
         Server::new(handler, ServerOptions::default()).spawn(vec![listener])
+    }
+
+    /// The router for those who share its process.
+    pub fn endpoint(self: &Arc<Self>) -> Arc<dyn Endpoint> {
+        Arc::new(InProcess::new(Arc::new(RouterHandler(self.clone()))))
     }
 
     /// Completes when this router is about to end.

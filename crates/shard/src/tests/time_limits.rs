@@ -137,9 +137,9 @@ async fn an_expression_of_a_cursor_ends_with_the_get_more() {
     let server = opened().await;
     let second = format!("{{$cond: [{{$eq: ['$_id', 1]}}, 1, {ENDLESS}]}}");
     for command in [
-        format!("{{find: 'c', filter: {{$expr: {second}}}, batchSize: 1, maxTimeMS: 500}}"),
+        format!("{{find: 'c', filter: {{$expr: {second}}}, batchSize: 1, maxTimeMS: 2000}}"),
         format!(
-            "{{aggregate: 'c', pipeline: [{{$set: {{n: {second}}}}}], cursor: {{batchSize: 1}}, maxTimeMS: 500}}"
+            "{{aggregate: 'c', pipeline: [{{$set: {{n: {second}}}}}], cursor: {{batchSize: 1}}, maxTimeMS: 2000}}"
         ),
     ] {
         let (id, documents) = server.batch(&command).await;
