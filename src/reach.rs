@@ -6,8 +6,8 @@ use router::{Router, RouterOptions};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use wire::{
-    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, InProcess, ReplicaSet,
-    ReplicaSetTimes, Reply, Request,
+    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, ReplicaSet, ReplicaSetTimes,
+    Reply, Request,
 };
 
 /// How a shard is reached: by its name and its connection string.
