@@ -46,6 +46,8 @@ pub(crate) struct Batch {
     start: usize,
     documents: u64,
     documents_max: u64,
+    /// Bytes that the reply will carry beside the documents.
+    beside: usize,
 }
 
 impl Batch {
@@ -57,6 +59,7 @@ impl Batch {
             writer,
             documents: 0,
             documents_max: documents_max.unwrap_or(u64::MAX),
+            beside: 0,
         }
     }
 
@@ -70,12 +73,22 @@ impl Batch {
 
     /// Appends a document, unless it does not fit.
     pub(crate) fn offer(&mut self, document: Doc<'_>) -> bool {
-        let bytes = self.writer.len() - self.start + document.len() + 16;
+        self.offer_with(document, 0)
+    }
+
+    /// [`Batch::offer`] for a document whose place comes with it elsewhere in the reply, and once
+    /// more if it is the last one.
+    pub(crate) fn offer_with(&mut self, document: Doc<'_>, place: usize) -> bool {
+        let beside = self.beside + 2 * place;
+        let bytes = self.writer.len() - self.start + beside + document.len() + 16;
         if self.is_full() || (self.documents > 0 && bytes > BATCH_BYTES_MAX) {
             return false;
         }
         self.writer.push(document);
         self.documents += 1;
+        if place > 0 {
+            self.beside += place + 16;
+        }
         true
     }
 

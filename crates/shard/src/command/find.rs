@@ -320,19 +320,23 @@ impl FindSource {
             Step::Ended if self.execution.is_ended() => return Ok(Some(Filled::Ended)),
             Step::Ended => return Ok(Some(Filled::Dry)),
         };
-        let is_taken = match (self.execution.query().return_key, &self.projection) {
+        let query = self.execution.query();
+        let has_place = query.part.as_ref().is_some_and(|part| part.places);
+        let place = has_place.then(|| self.execution.place(false, 0).encode());
+        let beside = place.as_ref().map_or(0, Vec::len);
+        let is_taken = match (query.return_key, &self.projection) {
             (true, _) => {
                 let key = self.execution.index_key(&found)?.unwrap_or_default();
-                batch.offer(key.as_doc())
+                batch.offer_with(key.as_doc(), beside)
             }
-            (false, Some(projection)) => batch.offer(projection.apply(found.document())?.as_doc()),
-            (false, None) => batch.offer(found.document()),
+            (false, Some(projection)) => {
+                let projected = projection.apply(found.document())?;
+                batch.offer_with(projected.as_doc(), beside)
+            }
+            (false, None) => batch.offer_with(found.document(), beside),
         };
         if is_taken {
-            let query = self.execution.query();
-            if query.part.as_ref().is_some_and(|part| part.places) {
-                self.places.push(self.execution.place(false, 0).encode());
-            }
+            self.places.extend(place);
             return Ok(None);
         }
         self.execution.put_back(found);

@@ -280,3 +280,24 @@ async fn a_place_holds_with_its_plan_only() {
     let lost = ask(&two.a, &open(other, &whole(), first.place.as_ref())).await;
     assert_eq!(lost.err(), Some(Value::Int32(175)));
 }
+
+/// What comes beside the documents counts: a reply with places fits into a message all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn places_count_as_part_of_the_reply() {
+    let shard = sharded(WHOLE).await;
+    // Their places are as long as the documents: they hold what is sorted by.
+    let documents: Vec<String> = (0..320)
+        .map(|x| format!("{{_id: {x}, x: {x}, long: '{}'}}", "y".repeat(60_000)))
+        .collect();
+    for some in documents.chunks(160) {
+        shard.insert(some).await;
+    }
+    let find = format!(
+        "{{find: 'c', sort: {{long: 1}}, batchSize: 1000, _terndbScan: {{ranges: {}, uuid: {UUID}, places: true}}}}",
+        whole()
+    );
+    let reply = shard.run("test", &find).await;
+    let bytes = differential::value::encode(&reply).len();
+    assert!(bytes > 15 << 20, "{bytes} bytes are no full batch");
+    assert!(bytes <= 16 << 20, "{bytes} bytes do not fit");
+}
