@@ -10,7 +10,7 @@ use crate::operation::refine::Refine;
 use crate::operation::rename::Rename;
 use crate::operation::run;
 use crate::operation::shard_collection::ShardCollection;
-use crate::store::{Store, append_cluster_time};
+use crate::store::Store;
 use crate::tenure::{Tenure, no_primary};
 use crate::{
     Connect, balancer, chunks, consistency, database, moves, remove_shard, routing, sessions,
@@ -181,7 +181,7 @@ impl ConfigServer {
         let mut trailer = DocWriter::new();
         let told = self.store.told();
         if told > ClusterTime::ZERO && reply.document().get("$clusterTime").is_none() {
-            append_cluster_time(&mut trailer, told);
+            told.append_to(&mut trailer);
             trailer.append("operationTime", told);
         }
         trailer.append("$configTime", self.store.config_time());

@@ -223,21 +223,3 @@ pub(crate) fn cursor_batch(reply: Doc<'_>, into: &mut Vec<DocBuf>) -> Result<i64
         _ => Err(malformed()),
     }
 }
-
-/// `$clusterTime`, with the dummy signature of servers without authentication.
-pub(crate) fn append_cluster_time(writer: &mut DocWriter, time: ClusterTime) {
-    writer
-        .begin_document("$clusterTime")
-        .append("clusterTime", time)
-        .begin_document("signature")
-        .append(
-            "hash",
-            ValueRef::Binary {
-                subtype: 0,
-                bytes: &[0; 20],
-            },
-        )
-        .append("keyId", 0i64)
-        .end()
-        .end();
-}

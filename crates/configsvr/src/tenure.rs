@@ -233,7 +233,7 @@ impl Tenure {
         }
         let told = self.store.told();
         if told > ClusterTime::ZERO {
-            store::append_cluster_time(&mut writer, told);
+            told.append_to(&mut writer);
         }
         writer.append("$configTime", self.store.config_time());
         let timed = writer.finish();

@@ -5,6 +5,7 @@
 //! to log entries when they are appended and increase along each log. This file
 //! holds the value only; the clock that advances it belongs to the log.
 
+use crate::bson::{DocWriter, ValueRef};
 use std::fmt;
 
 /// A point in the cluster's logical time.
@@ -22,6 +23,25 @@ impl ClusterTime {
 
     pub const fn new(seconds: u32, increment: u32) -> Self {
         Self { seconds, increment }
+    }
+
+    /// Appends the field `$clusterTime` of a message, with the dummy signature of servers without
+    /// authentication.
+    pub fn append_to(self, message: &mut DocWriter) {
+        message
+            .begin_document("$clusterTime")
+            .append("clusterTime", self)
+            .begin_document("signature")
+            .append(
+                "hash",
+                ValueRef::Binary {
+                    subtype: 0,
+                    bytes: &[0; 20],
+                },
+            )
+            .append("keyId", 0i64)
+            .end()
+            .end();
     }
 
     pub const fn seconds(self) -> u32 {

@@ -211,7 +211,7 @@ async fn shards_at(router: &Router, time: ClusterTime) -> Result<Vec<ShardId>, E
     let mut find = DocWriter::new().with("find", "shards");
     find.begin_document("projection").append("_id", 1).end();
     if time > ClusterTime::ZERO {
-        crate::request::append_cluster_time(&mut find, time);
+        time.append_to(&mut find);
     }
     find.append("$db", "config");
     let listed = router.config.find_all(find).await?;
@@ -479,7 +479,7 @@ fn note(time: ClusterTime) -> Result<Request, Error> {
     let mut note = DocWriter::new().with("appendOplogNote", 1);
     note.begin_document("data").end();
     note.append("maxClusterTime", time);
-    crate::request::append_cluster_time(&mut note, time);
+    time.append_to(&mut note);
     note.append("$db", "admin");
     Request::from_parts(note.finish(), Vec::new())
 }

@@ -65,7 +65,7 @@ impl Clock {
     pub(crate) fn append_to(&self, writer: &mut DocWriter) {
         let now = self.now();
         if now > ClusterTime::ZERO {
-            append_cluster_time(writer, now);
+            now.append_to(writer);
         }
     }
 
@@ -77,7 +77,7 @@ impl Clock {
             return;
         }
         let mut trailer = DocWriter::new();
-        append_cluster_time(&mut trailer, now);
+        now.append_to(&mut trailer);
         if reply.document().get("operationTime").is_none() {
             trailer.append("operationTime", now);
         }
@@ -85,23 +85,6 @@ impl Clock {
         let bytes = trailer.as_bytes();
         reply.append_elements(&bytes[4..bytes.len() - 1]);
     }
-}
-
-pub(crate) fn append_cluster_time(writer: &mut DocWriter, time: ClusterTime) {
-    writer
-        .begin_document("$clusterTime")
-        .append("clusterTime", time)
-        .begin_document("signature")
-        .append(
-            "hash",
-            ValueRef::Binary {
-                subtype: 0,
-                bytes: &[0; 20],
-            },
-        )
-        .append("keyId", 0i64)
-        .end()
-        .end();
 }
 
 /// The same request with the time that all shards read at, if it asks for a snapshot and names no

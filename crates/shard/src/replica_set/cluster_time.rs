@@ -80,7 +80,7 @@ impl Shard {
     pub(crate) fn gossip(&self, question: &mut DocWriter) {
         let time = self.cluster_time();
         if time > ClusterTime::ZERO {
-            append_to(question, time);
+            time.append_to(question);
         }
     }
 
@@ -102,23 +102,6 @@ impl Shard {
             reply.append_elements(&trailer(cluster, operation));
         }
     }
-}
-
-fn append_to(writer: &mut DocWriter, time: ClusterTime) {
-    writer
-        .begin_document("$clusterTime")
-        .append("clusterTime", time)
-        .begin_document("signature")
-        .append(
-            "hash",
-            ValueRef::Binary {
-                subtype: 0,
-                bytes: &[0; HASH_BYTES],
-            },
-        )
-        .append("keyId", 0i64)
-        .end()
-        .end();
 }
 
 /// ```text
@@ -158,7 +141,7 @@ mod tests {
         let (cluster, operation) = (ClusterTime::new(7, 9), ClusterTime::new(5, 0x0102_0304));
         let mut writer = DocWriter::new();
         writer.append("ok", 1.0);
-        append_to(&mut writer, cluster);
+        cluster.append_to(&mut writer);
         writer.append("operationTime", operation);
         let expected = writer.finish();
         let mut reply = Reply::ok();

@@ -1,30 +1,11 @@
 //! Parts in writes over several shards: repeated, late, after a restart, with ranges that are elsewhere.
 
 use crate::testing::TestShard;
+use crate::tests::parts::{bound, whole};
 use crate::tests::sharding::{HIGH, WHOLE, placed, sharded};
 use differential::notation::print;
 use differential::value::{Fields, Value, get};
 use model::bson::DocWriter;
-use model::shard_key::ShardKeyPattern;
-
-/// The bound before `{x: 10}`, or an end.
-fn bound(x: Option<i32>, is_min: bool) -> String {
-    let key = DocWriter::new().with("x", 1).finish();
-    let pattern = ShardKeyPattern::parse(key.as_doc()).expect("a pattern");
-    let bytes = match (x, is_min) {
-        (Some(x), _) => {
-            let doc = DocWriter::new().with("x", x).finish();
-            pattern.key_of(doc.as_doc()).expect("a key")
-        }
-        (None, true) => pattern.least(),
-        (None, false) => vec![0xFF],
-    };
-    print(&Value::Binary(0, bytes))
-}
-
-fn whole() -> String {
-    format!("[{}, {}]", bound(None, true), bound(None, false))
-}
 
 fn low() -> String {
     format!("[{}, {}]", bound(None, true), bound(Some(10), false))

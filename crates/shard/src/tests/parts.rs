@@ -8,7 +8,7 @@ use model::bson::DocWriter;
 use model::shard_key::ShardKeyPattern;
 
 /// The bound before `{x: 10}`, or an end.
-fn bound(x: Option<i32>, is_min: bool) -> String {
+pub(super) fn bound(x: Option<i32>, is_min: bool) -> String {
     let key = DocWriter::new().with("x", 1).finish();
     let pattern = ShardKeyPattern::parse(key.as_doc()).expect("a pattern");
     let bytes = match (x, is_min) {
@@ -22,7 +22,7 @@ fn bound(x: Option<i32>, is_min: bool) -> String {
     print(&Value::Binary(0, bytes))
 }
 
-fn whole() -> String {
+pub(super) fn whole() -> String {
     format!("[{}, {}]", bound(None, true), bound(None, false))
 }
 
