@@ -419,7 +419,7 @@ class MovesAmongMembers(Moves):
         ]
 
     def change_primary(self):
-        if self.done.wait(self.chance.uniform(1, 4)):
+        if self.done.wait(self.chance.uniform(1, 4)) or self.changes >= CHANGES_WANTED:
             return
         primary = self.chance.choice(self.shards).primary()
         if self.chance.random() < 0.5:

@@ -85,9 +85,16 @@ pub(crate) async fn indexes(
 pub(crate) async fn drop_sessions(tenure: &Tenure, shard: &ShardId) -> Result<(), Fault> {
     let drop = cluster::sessions::command("drop").finish();
     let database = cluster::sessions::DATABASE;
-    match tenure.insist(shard, database, drop.as_doc()).await {
+    sessions_dropped(tenure.insist(shard, database, drop.as_doc()).await)
+}
+
+/// What an answer to that means. A shard that was in the cluster before, and left it, has its part of
+/// the cluster's collection, without ranges: that is not its own, and stays.
+pub(crate) fn sessions_dropped(answer: Result<DocBuf, Fault>) -> Result<(), Fault> {
+    let done = [Code::NAMESPACE_NOT_FOUND, Code::ILLEGAL_OPERATION];
+    match answer {
         Ok(_) => Ok(()),
-        Err(Fault::Refused(error)) if error.code == Code::NAMESPACE_NOT_FOUND => Ok(()),
+        Err(Fault::Refused(error)) if done.contains(&error.code) => Ok(()),
         Err(fault) => Err(fault),
     }
 }

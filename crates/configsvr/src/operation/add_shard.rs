@@ -9,6 +9,7 @@
 //! A shard that is added again by its name and set, with other addresses, is reached there from now on.
 
 use super::{Context, Operation, Step};
+use crate::collection;
 use crate::commit::{Commit, by};
 use crate::documents::{self, DATABASES, Fields, SHARDS};
 use crate::error::Fault;
@@ -105,11 +106,8 @@ impl AddShard {
         let endpoint = tenure.reach(self.shard.as_str(), &self.host);
         let drop = cluster::sessions::command("drop").finish();
         let database = cluster::sessions::DATABASE;
-        match ask_endpoint(&*endpoint, self.shard.as_str(), database, drop.as_doc()).await {
-            Ok(_) => Ok(()),
-            Err(Fault::Refused(error)) if error.code == Code::NAMESPACE_NOT_FOUND => Ok(()),
-            Err(fault) => Err(fault),
-        }
+        let dropped = ask_endpoint(&*endpoint, self.shard.as_str(), database, drop.as_doc()).await;
+        collection::sessions_dropped(dropped)
     }
 
     /// The first question, which tells whether anybody is there.
@@ -212,12 +210,15 @@ impl AddShard {
             .with("clusterId", cluster)
             .finish();
         match self.ask(tenure, command.as_doc()).await {
-            Ok(_) => {
-                // From now on it keeps its sessions in the cluster.
-                self.drop_sessions(tenure).await?;
-                self.joined = true;
-                Ok(Step::Next)
-            }
+            // From now on it keeps its sessions in the cluster.
+            Ok(_) => match self.drop_sessions(tenure).await {
+                Ok(()) => {
+                    self.joined = true;
+                    Ok(Step::Next)
+                }
+                Err(fault @ Fault::Refused(_)) => Ok(Step::Failed(fault)),
+                Err(fault) => Err(fault),
+            },
             Err(fault @ Fault::Refused(_)) => Ok(Step::Failed(fault)),
             Err(fault) => Err(fault),
         }

@@ -332,13 +332,13 @@ async fn answer(
     if let Some(session) = envelope.session {
         attach_session(shard, operation, session, &envelope)?;
     }
-    if request.name().starts_with("_terndb") {
-        shard.sharding.config_time.observe(request.body());
-    }
     if let Some(time) = envelope.cluster_time {
         shard.observe_time(time)?;
     }
     shard.check_placement(request, &envelope)?;
+    if request.name().starts_with("_terndb") {
+        shard.hear_config_time(request.body());
+    }
     if let Some(wait) = &envelope.read_wait {
         Box::pin(shard.await_read_concern(wait, operation)).await?;
     }

@@ -161,7 +161,7 @@ async fn ask_config(
     };
     shard.sharding.config_time.append_to(&mut question);
     let reply = ask(shard, &**config, question, wait).await?;
-    shard.sharding.config_time.observe(reply.document());
+    shard.hear_config_time(reply.document());
     Ok(Fields(reply.document()).outcome()?)
 }
 

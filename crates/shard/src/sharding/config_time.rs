@@ -15,7 +15,9 @@
 //!
 //! Crash windows: a time that was seen with nothing done about it is forgotten with its primary.
 
+use crate::Shard;
 use crate::error::from_storage;
+use crate::shard::CLOCK_DRIFT_SECONDS_MAX;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,15 +33,23 @@ pub(crate) struct ConfigTime {
     stored: AtomicU64,
 }
 
-impl ConfigTime {
-    /// Takes note of the time in a message of the config server.
-    pub(crate) fn observe(&self, message: Doc<'_>) {
-        if let Some(ValueRef::Timestamp(time)) = message.get(FIELD) {
+impl Shard {
+    /// Takes note of the time in a message of the config server. One that is further ahead than
+    /// clocks may be is nobody's: the config server would never come as far.
+    pub(crate) fn hear_config_time(&self, message: Doc<'_>) {
+        let now = self.clock.now_ms() / 1000;
+        let limit = now + i64::from(CLOCK_DRIFT_SECONDS_MAX);
+        if let Some(ValueRef::Timestamp(time)) = message.get(FIELD)
+            && i64::from(time.seconds) <= limit
+        {
             let time = ClusterTime::new(time.seconds, time.increment);
-            self.seen.fetch_max(time.to_u64(), Ordering::AcqRel);
+            let seen = &self.sharding.config_time.seen;
+            seen.fetch_max(time.to_u64(), Ordering::AcqRel);
         }
     }
+}
 
+impl ConfigTime {
     /// A question for the config server says what must be known.
     pub(crate) fn append_to(&self, question: &mut DocWriter) {
         let seen = ClusterTime::from_u64(self.seen.load(Ordering::Acquire));

@@ -10,9 +10,8 @@
 //! yet to come. One question at a time: who waited for another's looks again first. A shard
 //! that is not primary, or knows no config server, asks nobody.
 
-use super::config_time::ConfigTime;
 use super::ownership::Ownership;
-use super::state::{KnownDatabase, ShardingState};
+use super::state::KnownDatabase;
 use super::version_check::{Routed, namespace_of};
 use crate::Shard;
 use model::bson::{Doc, DocWriter, ValueRef};
@@ -91,7 +90,7 @@ impl Shard {
         let question = DocWriter::new()
             .with("_configsvrGetDatabase", 1)
             .with("db", name);
-        let reply = ask(config, &self.sharding.config_time, question).await?;
+        let reply = ask(self, config, question).await?;
         let reply = reply.as_doc();
         let version = reply
             .get_doc("version")
@@ -117,7 +116,7 @@ impl Shard {
         namespace: &Namespace,
         known: &Ownership,
     ) -> Result<(), Error> {
-        let told = Told::ask(config, &self.sharding, namespace, known).await?;
+        let told = Told::ask(self, config, namespace, known).await?;
         let Some(told) = told else {
             return Ok(());
         };
@@ -151,12 +150,12 @@ struct Told {
 impl Told {
     /// All pages of the answer; none if the collection is not sharded.
     async fn ask(
+        asking: &Shard,
         config: &dyn Endpoint,
-        sharding: &ShardingState,
         namespace: &Namespace,
         known: &Ownership,
     ) -> Result<Option<Told>, Error> {
-        let shard = sharding.shard_name();
+        let shard = asking.sharding.shard_name();
         let mut since = known.collection_version;
         let mut told: Option<Told> = None;
         loop {
@@ -166,7 +165,7 @@ impl Told {
             question.begin_document("since");
             since.append_to(&mut question);
             question.end();
-            let reply = ask(config, &sharding.config_time, question).await?;
+            let reply = ask(asking, config, question).await?;
             let reply = reply.as_doc();
             if reply.get("sharded") != Some(ValueRef::Boolean(true)) {
                 return Ok(None);
@@ -277,11 +276,11 @@ impl Told {
 }
 
 async fn ask(
+    shard: &Shard,
     config: &dyn Endpoint,
-    time: &ConfigTime,
     mut question: DocWriter,
 ) -> Result<model::bson::DocBuf, Error> {
-    time.append_to(&mut question);
+    shard.sharding.config_time.append_to(&mut question);
     let unreachable = |why: String| Error::new(Code::HOST_UNREACHABLE, why);
     let question = question.with("$db", "admin").finish();
     let request = Request::from_parts(question, Vec::new())
@@ -293,7 +292,7 @@ async fn ask(
     let reply = reply.document().to_owned();
     match reply.get("ok") {
         Some(ValueRef::Double(1.0)) => {
-            time.observe(reply.as_doc());
+            shard.hear_config_time(reply.as_doc());
             Ok(reply)
         }
         _ => Err(unreachable(

@@ -97,6 +97,8 @@ async fn the_config_time_of_what_was_done_outlives_the_primary() {
     shard.check(&set("Timestamp(70, 3)", "seven")).await;
     // Seen, and nothing done.
     shard.check(&set("Timestamp(80, 1)", "seven")).await;
+    // Nobody's clock is as far ahead.
+    shard.check(&set("Timestamp(4294967295, 1)", "seven")).await;
     // Only the config server is believed.
     shard
         .check("{find: 'c', $configTime: Timestamp(99, 1)} => {}")

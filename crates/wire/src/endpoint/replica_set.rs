@@ -154,6 +154,7 @@ impl ReplicaSet {
         let preference = ReadPreference::of(request.body());
         let deadline = Instant::now() + self.times.selection_limit;
         let mut last_error = None;
+        let mut refused_by: Option<String> = None;
         loop {
             let selected = self.select(&preference, deadline).await;
             let (host, endpoint) = match (selected, last_error) {
@@ -170,6 +171,11 @@ impl ReplicaSet {
                             member: Some(endpoint),
                         });
                     }
+                    // It takes itself for the primary and answers otherwise: that takes time to end.
+                    if refused_by.as_ref() == Some(&host) {
+                        tokio::time::sleep(self.times.pause).await;
+                    }
+                    refused_by = Some(host);
                     last_error = None;
                 }
                 Ok(reply) => {
