@@ -108,6 +108,9 @@ enum Taking {
     Done,
     /// Nothing is known yet, and why.
     Wait(Failure),
+    /// The collection is another than it was routed by, or was given another shard key; the same
+    /// as `Wait` if any shard has answered.
+    Anew(Failure),
     /// The command is refused.
     Refused(Failure),
 }
@@ -163,16 +166,24 @@ impl Run<'_> {
             let questions = self.operation.questions();
             let answers = self.ask(&questions).await?;
             let (mut must_wait, mut refused) = (None, Vec::new());
+            let mut anew = false;
             for (question, answer) in questions.iter().zip(answers) {
-                match self.take(question, answer, gathered)? {
-                    Some(Taking::Done) => {
+                match self.take(question, answer, gathered) {
+                    Taking::Done => {
                         deadline = Instant::now() + patience;
                         pause = PAUSE_MIN;
                     }
-                    Some(Taking::Wait(reason)) => must_wait = Some(reason),
-                    Some(Taking::Refused(failure)) => refused.push((question.stream, failure)),
-                    None => return Ok(None),
+                    Taking::Wait(reason) => must_wait = Some(reason),
+                    Taking::Anew(reason) => {
+                        anew = true;
+                        must_wait = Some(reason);
+                    }
+                    Taking::Refused(failure) => refused.push((question.stream, failure)),
                 }
+            }
+            // ⚑ Only when all answers are known: another shard may have carried its part out.
+            if anew && refused.is_empty() && !self.operation.has_begun() {
+                return Ok(None);
             }
             // Refused by all that were asked, before anything was carried out: the command itself
             // is wrong.
@@ -298,13 +309,13 @@ impl Run<'_> {
         Request::from_parts(writer.finish(), vec![sequence])
     }
 
-    /// Takes an answer; `None` if all has to be routed anew.
+    /// Takes an answer.
     fn take(
         &mut self,
         question: &Question,
         answer: Result<crate::scatter::Answered, Failure>,
         gathered: &mut Gathered,
-    ) -> Result<Option<Taking>, Failure> {
+    ) -> Taking {
         let stream = question.stream;
         let failure = match answer {
             Ok(answered) => {
@@ -312,12 +323,12 @@ impl Run<'_> {
                 let error = elements(reply, "writeErrors").next();
                 match error.and_then(|error| Stale::of(error, &question.shard)) {
                     Some(stale) => Failure::Stale(stale),
-                    None => return Ok(Some(self.answered(question, reply, gathered))),
+                    None => return self.answered(question, reply, gathered),
                 }
             }
             Err(failure) => failure,
         };
-        Ok(Some(match failure {
+        match failure {
             Failure::Stale(stale) => {
                 let router = self.statement.router;
                 router.routing.note(self.statement.namespace, &stale);
@@ -328,11 +339,20 @@ impl Run<'_> {
                     } => wanted.incarnation == self.operation.base().incarnation,
                     Stale::Collection { wanted: None, .. } | Stale::Database => false,
                 };
-                if !is_of_this && !self.operation.has_begun() {
-                    return Ok(None);
-                }
                 self.operation.name_ranges(stream);
-                Taking::Wait(self.did_not_arrive(&question.shard))
+                let reason = self.did_not_arrive(&question.shard);
+                match is_of_this {
+                    true => Taking::Wait(reason),
+                    false => Taking::Anew(reason),
+                }
+            }
+            // ⚑ It was removed, and did something that nobody can ask it about any more.
+            Failure::Error(error) if error.code == Code::SHARD_NOT_FOUND && question.again => {
+                let message = format!(
+                    "shard {} was removed before it told how far it came",
+                    question.shard
+                );
+                Taking::Refused(Failure::Error(Error::new(Code::HOST_UNREACHABLE, message)))
             }
             // It was drained and removed: nothing of what it had is there.
             Failure::Error(error) if error.code == Code::SHARD_NOT_FOUND => {
@@ -362,7 +382,7 @@ impl Run<'_> {
                 Taking::Wait(Failure::Reply(reply))
             }
             failure @ (Failure::Reply(_) | Failure::Error(_)) => Taking::Refused(failure),
-        }))
+        }
     }
 
     fn answered(&mut self, question: &Question, reply: Doc<'_>, gathered: &mut Gathered) -> Taking {

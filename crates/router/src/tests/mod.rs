@@ -499,3 +499,36 @@ fn distinct_at_an_earlier_time_asks_those_who_owned_then() {
         }
     });
 }
+
+/// ⚑ One shard is told of another shard key already, the others have carried out their part: that is not
+/// done again.
+#[test]
+fn a_write_of_many_is_not_begun_anew_behind_an_answer() {
+    run(async {
+        for first in ["a", "b", "c"] {
+            let world = World::new();
+            let keys: Vec<i32> = (0..30).collect();
+            world.insert(&keys, plain).await;
+            for shard in ["a", "b", "c"] {
+                world.asked(shard);
+            }
+            world.shards[first]
+                .faults
+                .lock()
+                .push_back(Fault::AnotherLife);
+            let mut command = DocWriter::new().with("update", "birds");
+            command.begin_array("updates").push_document();
+            command.begin_document("q").end();
+            command.begin_document("u").begin_document("$inc");
+            command.append("n", 1).end().end();
+            command.append("multi", true).end().end();
+            command.append("$db", "test");
+            let reply = world.run(command.finish()).await;
+            assert_eq!(int(&reply, "n"), 30, "{reply:?}");
+            for shard in ["a", "b", "c"] {
+                let expected = if shard == first { 2 } else { 1 };
+                assert_eq!(world.asked(shard).len(), expected, "{first}: {shard}");
+            }
+        }
+    });
+}

@@ -169,6 +169,8 @@ pub(super) enum Fault {
     ReplyLost,
     /// From the statement at this place on the shard says that the version is stale.
     StaleFrom(usize),
+    /// The shard knows another life of the collection, and does nothing.
+    AnotherLife,
 }
 
 pub(super) struct FakeShard {
@@ -280,6 +282,12 @@ impl FakeShard {
                     return Reply::error(&Error::new(Code::CURSOR_NOT_FOUND, "not found"));
                 };
                 self.batch("nextBatch", rest, body, None)
+            }
+            // Everything is changed, and nobody looks at what.
+            "update" => {
+                let changed = self.documents.lock().len() as i32;
+                let writer = Reply::writer().with("n", changed);
+                Reply::from_writer(writer.with("nModified", changed).with("ok", 1.0))
             }
             "count" => {
                 if let Some(error) = self.stale(received) {
@@ -427,6 +435,11 @@ impl Endpoint for FakeShard {
                 Err(CallError::OutcomeUnknown("lost".to_owned()))
             }
             Some(Fault::StaleFrom(at)) => Ok(self.answer(&request, Some(at))),
+            Some(Fault::AnotherLife) => {
+                let mut wanted = version(9);
+                wanted.incarnation.epoch = ObjectId([9; 12]);
+                Ok(Reply::error(&self.stale_error(wanted)))
+            }
             None => Ok(self.answer(&request, None)),
         };
         Box::pin(async move { answered })

@@ -104,9 +104,10 @@ impl RecordOrder {
                 fill(&mut execution, &mut left, &mut take, operation, &mut budget)
             });
         }
-        let mut sorted = kept.finish();
-        sorted.failure = filled.err();
-        Ok(sorted)
+        // ⚑ What was found until then is no beginning in the order of records: a place behind it
+        // would leave out what was not found yet.
+        filled?;
+        Ok(kept.finish())
     }
 
     fn sorted(keys: Vec<RecordKey>, further: Further) -> Self {
@@ -128,12 +129,7 @@ impl RecordOrder {
         let execution = match &mut self.source {
             Source::Sorted { keys, further } => {
                 let next: Vec<RecordKey> = keys.by_ref().take(keys_max).collect();
-                if next.is_empty()
-                    && let Some(failure) = self.failure.take()
-                {
-                    return Err(failure);
-                }
-                let is_used_up = keys.as_slice().is_empty() && self.failure.is_none();
+                let is_used_up = keys.as_slice().is_empty();
                 return Ok((next, if is_used_up { *further } else { Further::More }));
             }
             Source::Records(execution) => execution,

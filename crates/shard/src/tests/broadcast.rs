@@ -232,3 +232,30 @@ async fn malformed_parts() {
     let reply = shard.run("test", &mark("{}", &neither)).await;
     assert!(get(&reply, "writeErrors").is_some(), "{reply:?}");
 }
+
+/// ⚑ A search over an index that ends half-way hands out nothing: what it has found is no beginning in
+/// the order of records, and going on behind it would leave documents out.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_search_changes_nothing() {
+    const ENDLESS: &str = "{$reduce: {input: {$range: [0, 100000]}, initialValue: 0, in: {$reduce: \
+        {input: {$range: [0, 100000]}, initialValue: 0, in: {$add: ['$$value', '$$this', '$x']}}}}}";
+    let shard = filled(20).await;
+    shard
+        .check("{createIndexes: 'c', indexes: [{key: {y: -1}, name: 'y'}]} => {}")
+        .await;
+    // The index begins with what comes late in the order of records.
+    let slow = format!("{{$cond: [{{$eq: ['$x', 0]}}, {ENDLESS}, true]}}");
+    let filter = format!("{{y: {{$gte: 0}}, $expr: {slow}}}");
+    let first = part(1, &format!("ranges: {}", whole()));
+    let command = mark(&filter, &first);
+    let limited = format!("{}, maxTimeMS: 1000}}", &command[..command.len() - 1]);
+    let reply = shard.run("test", &limited).await;
+    assert_eq!(get(&reply, "code"), Some(&Value::Int32(50)), "{reply:?}");
+    assert_eq!(marked(&shard, 1).await, Value::Int32(0));
+    // What was given up can be asked for again.
+    let again = part(1, &format!("again: true, ranges: {}", whole()));
+    shard
+        .check(&format!("{} => {{n: 20}}", mark("{y: {$gte: 0}}", &again)))
+        .await;
+    assert_eq!(marked(&shard, 1).await, Value::Int32(20));
+}
