@@ -185,6 +185,19 @@ pub(crate) async fn refresh(router: &Arc<Router>) -> Result<(), Error> {
     for id in &gone {
         known.remove(*id, now_ms);
     }
+    known.last_refresh_ms.store(now_ms, Ordering::Relaxed);
+    let forgotten = forget_expired(router, &unused, &mut gone).await;
+    // Also if not all could be looked at: nobody will know of these any more.
+    close_cursors(router, &|id| gone.contains(id)).await;
+    forgotten
+}
+
+/// Forgets those of the sessions that the cluster has no more.
+async fn forget_expired(
+    router: &Arc<Router>,
+    unused: &[(SessionId, i64)],
+    gone: &mut BTreeSet<SessionId>,
+) -> Result<(), Error> {
     for portion in unused.chunks(PORTION) {
         let ids: Vec<SessionId> = portion.iter().map(|(id, _)| *id).collect();
         let reply = ask(router, sessions::look_up(&ids)).await?;
@@ -196,11 +209,9 @@ pub(crate) async fn refresh(router: &Arc<Router>) -> Result<(), Error> {
         })?;
         let expired = portion
             .iter()
-            .filter(|(id, last_use)| !found.contains(id) && known.remove(*id, *last_use));
+            .filter(|(id, last_use)| !found.contains(id) && router.sessions.remove(*id, *last_use));
         gone.extend(expired.map(|(id, _)| *id));
     }
-    known.last_refresh_ms.store(now_ms, Ordering::Relaxed);
-    close_cursors(router, &|id| gone.contains(id)).await;
     Ok(())
 }
 
@@ -273,8 +284,14 @@ pub(crate) async fn answer(router: &Arc<Router>, request: &Request) -> Result<Re
             Ok(reply)
         }
         "endSessions" => {
-            let reply = diagnostic::tell_everybody(router, request).await?;
+            // It says what is wrong with them.
+            let reply = diagnostic::ask_config(router, request).await?;
             router.sessions.ended.lock().extend(listed(request));
+            // A shard that is away hears of it with the next refresh.
+            if let Err(failure) = diagnostic::tell_everybody(router, request).await {
+                let reply = failure.into_reply();
+                tracing::debug!(reply = ?reply.document(), "not everybody was told of ended sessions");
+            }
             Ok(reply)
         }
         _ => {
