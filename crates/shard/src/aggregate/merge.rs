@@ -4,6 +4,10 @@
 //! Documents that are joined by `_id`, which is the rule, name their records, so
 //! that a portion is one entry of the log (`merge_by_id.rs`). Joined by other
 //! fields, each is searched for and changed on its own.
+//!
+//! The target may go to another shard with its database meanwhile. Until something is
+//! written whoever routed the command may begin again; from then on it is told that the
+//! command was killed, because what is there would be joined twice.
 
 use super::out::insert_all;
 use super::{portion, while_running};
@@ -11,11 +15,12 @@ use crate::command::Invocation;
 use crate::command::insert::check_target;
 use crate::command::modify::{Action, Modification, Selection};
 use model::bson::{ArrayBuf, ArrayWriter, Doc, DocBuf, DocWriter, ValueRef};
-use model::{Code, Error};
+use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::filter::Filter;
 use query::pipeline::{Merge, Source, WhenMatched, WhenNotMatched};
 use query::update::Update;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How often a document that appears and vanishes is tried.
 const ATTEMPTS: usize = 10;
@@ -68,36 +73,24 @@ pub(crate) async fn merge_into(
             .on
             .as_ref()
             .is_none_or(|on| on.iter().any(|name| name == "_id")),
+        has_written: AtomicBool::new(false),
     };
-    loop {
-        let documents = portion(source).map_err(while_running)?;
-        if documents.is_empty() {
-            return Ok(());
+    let joined = joining.join_all(source).await;
+    joined.map_err(|error| match joining.has_written.load(Ordering::Relaxed) {
+        true => killed_halfway(error, &merge.target),
+        false => error,
+    })
+}
+
+/// ⚑ Whoever routed the command begins again after an error that says that its route is old. What has been
+/// written would be joined once more.
+fn killed_halfway(error: Error, target: &Namespace) -> Error {
+    match error.code {
+        Code::STALE_DB_VERSION | Code::STALE_CONFIG | Code::STALE_EPOCH => {
+            let message = format!("{target} moved to another shard while it was merged into");
+            while_running(Error::new(Code::QUERY_PLAN_KILLED, message))
         }
-        // Documents that cannot be identified end the command before any of the
-        // portion is written; other failures only after all of it.
-        let identified = documents
-            .into_iter()
-            .map(|document| joining.identify(document))
-            .collect::<Result<Vec<_>, Error>>()
-            .map_err(while_running)?;
-        let mut failed = None;
-        if joining.is_by_id_alone() {
-            joining
-                .join_by_id(identified)
-                .await
-                .map_err(while_running)?;
-            invocation.operation.check()?;
-            continue;
-        }
-        for (document, identity) in identified {
-            let joined = joining.join(document.as_doc(), identity.as_doc()).await;
-            failed = failed.or(joined.err());
-            invocation.operation.check()?;
-        }
-        if let Some(error) = failed {
-            return Err(while_running(error));
-        }
+        _ => error,
     }
 }
 
@@ -122,9 +115,42 @@ pub(super) struct Joining<'a> {
     context: &'a QueryContext,
     overlay: ArrayBuf,
     by_id: bool,
+    /// Whether anything of the target was changed so far.
+    pub(super) has_written: AtomicBool,
 }
 
 impl Joining<'_> {
+    async fn join_all(&self, source: &mut dyn Source) -> Result<(), Error> {
+        let operation = self.invocation.operation;
+        loop {
+            let documents = portion(source).map_err(while_running)?;
+            if documents.is_empty() {
+                return Ok(());
+            }
+            // Documents that cannot be identified end the command before any of the
+            // portion is written; other failures only after all of it.
+            let identified = documents
+                .into_iter()
+                .map(|document| self.identify(document))
+                .collect::<Result<Vec<_>, Error>>()
+                .map_err(while_running)?;
+            if self.is_by_id_alone() {
+                self.join_by_id(identified).await.map_err(while_running)?;
+                operation.check()?;
+                continue;
+            }
+            let mut failed = None;
+            for (document, identity) in identified {
+                let joined = self.join(document.as_doc(), identity.as_doc()).await;
+                failed = failed.or(joined.err());
+                operation.check()?;
+            }
+            if let Some(error) = failed {
+                return Err(while_running(error));
+            }
+        }
+    }
+
     /// The document, with an `_id` if it needs one, and the fields that find it.
     fn identify(&self, document: DocBuf) -> Result<(DocBuf, DocBuf), Error> {
         let document = match document.get("_id") {
@@ -147,7 +173,10 @@ impl Joining<'_> {
             }
             let target = &self.merge.target;
             match insert_all(self.invocation, target, vec![self.merge.inserted(document)]).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.has_written.store(true, Ordering::Relaxed);
+                    return Ok(());
+                }
                 // Somebody inserted it meanwhile: now there is one to change.
                 Err(error)
                     if error.code == Code::DUPLICATE_KEY
@@ -260,6 +289,9 @@ impl Joining<'_> {
         .run()
         .await
         .map_err(not_changed)?;
+        if outcome.matched > 0 {
+            self.has_written.store(true, Ordering::Relaxed);
+        }
         Ok(outcome.matched > 0)
     }
 }

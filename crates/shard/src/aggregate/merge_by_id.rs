@@ -18,6 +18,7 @@ use model::key::RecordKey;
 use query::context::QueryContext;
 use query::pipeline::WhenNotMatched;
 use query::update::Update;
+use std::sync::atomic::Ordering;
 
 /// Bytes of changed documents after which an entry ends.
 const ENTRY_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -35,6 +36,8 @@ struct Joined {
 #[derive(Default)]
 struct Written {
     documents: usize,
+    /// Bytes of the documents that it stores.
+    bytes: usize,
     /// The first failure.
     failed: Option<Error>,
 }
@@ -89,10 +92,12 @@ impl Joining<'_> {
                 WhenNotMatched::Insert => shard.ensure_collection(target).await?,
                 WhenNotMatched::Discard | WhenNotMatched::Fail => match shard.catalog.get(target) {
                     Some(collection) => collection,
-                    // Nothing can match.
+                    // Nothing can match, unless it went away with its database.
                     None => {
+                        self.invocation.check_database_route()?;
                         return Ok(Written {
                             documents: joined.len(),
+                            bytes: 0,
                             failed: self.unmatched(),
                         });
                     }
@@ -103,13 +108,12 @@ impl Joining<'_> {
             let written = shard
                 .write_statements(collection.id, concern, None, operation, keys, |evaluator| {
                     let mut written = Written::default();
-                    let mut bytes = 0;
                     for one in joined {
-                        if bytes > ENTRY_BYTES_MAX {
+                        if written.bytes > ENTRY_BYTES_MAX {
                             break;
                         }
                         match self.join_one(evaluator, one) {
-                            Ok(changed) => bytes += changed,
+                            Ok(changed) => written.bytes += changed,
                             Err(Refusal::Error(error)) => {
                                 written.failed.get_or_insert(error);
                             }
@@ -123,9 +127,15 @@ impl Joining<'_> {
                 })
                 .await?;
             // Dropped in between: begun again, with what is there then.
-            if let Some(written) = written {
-                return Ok(written);
+            let Some(written) = written else {
+                continue;
+            };
+            match written.bytes {
+                // ⚑ What was not found may have gone.
+                0 => self.invocation.check_not_given_away(Some(&*collection))?,
+                _ => self.has_written.store(true, Ordering::Relaxed),
             }
+            return Ok(written);
         }
     }
 

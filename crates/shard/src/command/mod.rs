@@ -129,7 +129,25 @@ impl Invocation<'_> {
         }
     }
 
-    /// The same for what a command has read: it read with what held from its beginning
+    /// ⚑ What was not found may have gone to another shard with its database.
+    pub(crate) fn check_not_given_away(
+        &self,
+        collection: Option<&Collection>,
+    ) -> Result<(), Error> {
+        let is_here = collection.is_some_and(|seen| {
+            let now = self.shard.catalog.by_id(seen.id);
+            now.is_some_and(|now| {
+                let ownership = now.ownership.as_ref();
+                !ownership.is_some_and(|it| it.unsharded && it.owned.is_empty())
+            })
+        });
+        match is_here {
+            true => Ok(()),
+            false => self.check_database_route(),
+        }
+    }
+
+    /// Like [`Invocation::check_route`] for what a command has read: it read with what held from its beginning
     /// to its end.
     fn check_route_of_read(&self) -> Result<(), Error> {
         let reads = match (&self.route, self.request.name()) {

@@ -112,7 +112,7 @@ impl Modification<'_> {
                 None => Ok(()),
             };
             changed
-                .and_then(|()| self.check_not_given_away(collection.as_deref()))
+                .and_then(|()| self.invocation.check_not_given_away(collection.as_deref()))
                 .map_err(|error| match outcome.matched > 0 {
                     true => killed_halfway(error, self.namespace),
                     false => error,
@@ -155,21 +155,6 @@ impl Modification<'_> {
                 .iter()
                 .any(|(path, _)| path.as_str() == field.key())
         })
-    }
-
-    /// ⚑ What was not found may have gone to another shard with its database.
-    fn check_not_given_away(&self, collection: Option<&Collection>) -> Result<(), Error> {
-        let is_here = collection.is_some_and(|seen| {
-            let now = self.invocation.shard.catalog.by_id(seen.id);
-            now.is_some_and(|now| {
-                let ownership = now.ownership.as_ref();
-                !ownership.is_some_and(|it| it.unsharded && it.owned.is_empty())
-            })
-        });
-        match is_here {
-            true => Ok(()),
-            false => self.invocation.check_database_route(),
-        }
     }
 
     async fn change(

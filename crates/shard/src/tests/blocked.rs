@@ -2,10 +2,12 @@
 
 use crate::sharding::{BlockLevel, Ownership, Transition};
 use crate::testing::TestShard;
-use crate::tests::sharding::{LOW, WHOLE, placed, sharded, version};
+use crate::tests::sharding::{LOW, WHOLE, member_of_cluster, placed, sharded, version};
 use crate::tests::transitions::{MOVE, change, collection, ownership, range, receive, received};
 use differential::value::{Fields, Value, get};
-use model::Error;
+use model::bson::DocWriter;
+use model::{Code, Error};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -33,18 +35,26 @@ async fn waiting_for(
     command: &str,
     then: impl Fn(&Ownership) -> Result<Ownership, Error> + Send + Sync,
 ) -> Fields {
-    let counter = &shard.shard.counters.waits_for_moves;
-    let before = counter.load(Ordering::Relaxed);
-    let lift = async {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while counter.load(Ordering::Relaxed) == before {
-            assert!(Instant::now() < deadline, "{command} does not wait");
-            tokio::task::yield_now().await;
-        }
-        change(shard, then).await.expect("is applied");
-    };
+    let before = shard.shard.counters.waits_for_moves.load(Ordering::Relaxed);
+    let lift = once_waited_for(shard, command, before, then);
     let (reply, ()) = tokio::join!(shard.run("test", command), lift);
     reply
+}
+
+/// Makes a change once somebody waits for one.
+async fn once_waited_for(
+    shard: &TestShard,
+    command: &str,
+    before: u64,
+    then: impl Fn(&Ownership) -> Result<Ownership, Error> + Send + Sync,
+) {
+    let counter = &shard.shard.counters.waits_for_moves;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while counter.load(Ordering::Relaxed) == before {
+        assert!(Instant::now() < deadline, "{command} does not wait");
+        tokio::task::yield_now().await;
+    }
+    change(shard, then).await.expect("is applied");
 }
 
 fn code(reply: &Fields) -> Option<Value> {
@@ -108,6 +118,70 @@ async fn a_range_that_was_given_away_is_not_written() {
         shard
             .check("{find: 'c', filter: {x: {$lt: 7}}, sort: {x: 1}} => {cursor: {firstBatch: [{_id: 1}, {_id: 2}, {_id: 6}]}}")
             .await;
+    }
+}
+
+/// ⚑ A `$merge` is begun again by whoever routed it only as long as it has written nothing: what it has
+/// joined would be joined twice. Records by `_id` are joined in portions, others one by one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_that_has_written_is_killed_when_its_target_goes() {
+    let source = |from: usize| {
+        let documents = (from..1003).map(|at| format!("{{_id: {at}, x: {at}}}"));
+        documents.collect::<Vec<String>>().join(", ")
+    };
+    let merge = "{aggregate: 's', pipeline: [{$sort: {_id: 1}}, {$merge: {into: 'c', whenMatched: [{$set: {n: {$add: ['$n', 1]}}}]}}], cursor: {}}";
+    for key in ["_id", "x"] {
+        // The first portion is joined, or nothing.
+        for (first, expected, joined) in [
+            (0, Code::QUERY_PLAN_KILLED, 2),
+            (1000, Code::STALE_CONFIG, 1),
+        ] {
+            let shard = member_of_cluster().await;
+            let create = placed("_terndbCreateSharded", (1, 0), (1, 2), WHOLE)
+                .replace("{x: ", &format!("{{{key}: "))
+                .replace(
+                    "owned:",
+                    &format!("indexes: [{{key: {{{key}: 1}}, name: '{key}_1'}}], owned:"),
+                );
+            shard.check(&format!("admin {create} => {{}}")).await;
+            shard
+                .check(&format!(
+                    "{{insert: 'c', documents: [{{_id: 0, x: 0, n: 1}}]}} => {{n: 1}}
+                     {{insert: 's', documents: [{}]}} => {{n: {}}}",
+                    source(first),
+                    1003 - first
+                ))
+                .await;
+            let bound = |at: i32| DocWriter::new().with(key, at).finish();
+            let pattern = ownership(&shard).pattern.clone();
+            let moving = pattern.range_of(bound(1000).as_doc(), bound(2000).as_doc());
+            let moving = moving.expect("bounds");
+            let set = change(&shard, |known| {
+                Ok(known.with_block(MOVE, moving.clone(), BlockLevel::Writes))
+            });
+            set.await.expect("is blocked");
+            // What computes for long keeps its task to itself.
+            let shard = Arc::new(shard);
+            let lost = tokio::spawn({
+                let (shard, moving) = (shard.clone(), moving.clone());
+                async move {
+                    once_waited_for(&shard, merge, 0, |known| {
+                        Ok(known.without_block(MOVE).losing(moving.clone()))
+                    })
+                    .await;
+                }
+            });
+            let reply = shard.run("test", merge).await;
+            lost.await.expect("it is lost");
+            assert_eq!(
+                code(&reply),
+                Some(Value::Int32(expected.0)),
+                "{key}: {reply:?}"
+            );
+            shard
+                .check(&format!("{{find: 'c', filter: {{_id: 0}}}} => {{cursor: {{firstBatch: [{{_id: 0, n: {joined}}}]}}}}"))
+                .await;
+        }
     }
 }
 
