@@ -268,6 +268,31 @@ class MovePrimary(unittest.TestCase):
         self.assertEqual(self.fleet.birds.count_documents({}), BIRDS)
         self.assertEqual(self.fleet.spread.count_documents({}), 50)
 
+    def test_what_is_written_into_another_database_goes_where_that_lives_now(self):
+        into = {"db": "guests", "coll": "seen"}
+        added = [{"$set": {"n": {"$add": ["$n", 1]}}}]
+        kept = {"_id": 7, "n": 1}
+        cases = [
+            ({"$merge": {"into": into, "whenNotMatched": "discard"}}, [{"_id": 1, "n": 1, "here": 1}, kept]),
+            ({"$merge": {"into": into, "whenMatched": added, "whenNotMatched": "discard"}}, [{"_id": 1, "n": 2}, kept]),
+            ({"$merge": {"into": into}}, [{"_id": 1, "n": 1, "here": 1}, {"_id": 2, "here": 1}, kept]),
+            ({"$merge": {"into": into, "whenMatched": added}}, [{"_id": 1, "n": 2}, {"_id": 2, "here": 1}, kept]),
+            ({"$out": into}, [{"_id": 1, "here": 1}, {"_id": 2, "here": 1}]),
+        ]
+        self.insist("enableSharding", "guests", primaryShard="shard0")
+        for stage, expected in cases:
+            with self.subTest(stage=stage):
+                self.insist("movePrimary", "guests", to="shard0")
+                # Both databases are on one shard, as far as this router knows.
+                self.other.guests.seen.drop()
+                self.other.guests.seen.insert_many([{"_id": 1, "n": 1}, kept])
+                self.insist("movePrimary", "guests", to="shard1")
+                pipeline = [{"$match": {"_id": {"$in": [1, 2]}}}, {"$project": {"here": {"$literal": 1}}}, stage]
+                self.fleet.birds.aggregate(pipeline)
+                found = self.client.guests.seen.find(sort=[("_id", 1)])
+                self.assertEqual(list(found), expected)
+                self.assertEqual(self.client.guests.list_collection_names(), ["seen"])
+
 
 if __name__ == "__main__":
     unittest.main()

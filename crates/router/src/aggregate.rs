@@ -255,6 +255,10 @@ impl Command<'_> {
 
     /// Whether the one shard that is asked can do everything by itself: it reads nothing else, and
     /// what it writes is not sharded and at home there.
+    ///
+    /// ⚑ That is known of the database that the command is for, whose version is sent with it and
+    /// checked. Another one may have moved without this router's knowledge, so it is written to by
+    /// this router's own writes, which carry its version.
     async fn may_pass(&self, prepared: &Prepared, route: &Route) -> Result<bool, Error> {
         if !prepared.foreign().is_empty() {
             return Ok(false);
@@ -262,6 +266,10 @@ impl Command<'_> {
         let Some(target) = prepared.target() else {
             return Ok(true);
         };
+        let explains = self.request.body().get("explain") == Some(ValueRef::Boolean(true));
+        if target.database() != self.namespace.database() && !explains {
+            return Ok(false);
+        }
         let Some(there) = self.router.routing.route(target, true).await? else {
             return Ok(false);
         };
