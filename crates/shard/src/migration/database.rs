@@ -305,7 +305,7 @@ impl Driver {
             wanted.iter().any(|now| {
                 now.uuid == part.plan.uuid
                     && now.namespace == part.plan.namespace
-                    && description(now, &part.plan) == part.described
+                    && part.described == Some(description(now, &part.plan))
             })
         };
         let (kept, outdated): (Vec<_>, Vec<_>) = std::mem::take(&mut self.parts)

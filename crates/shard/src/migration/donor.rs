@@ -107,8 +107,8 @@ pub(super) struct DonorHandle {
     /// The move of a database's primary that it is a part of, while that runs.
     pub(super) whole: Option<Arc<DatabaseHandle>>,
     pub(super) reached: watch::Sender<Reached>,
-    /// The collection as it was when this began.
-    pub(super) described: DocBuf,
+    /// Of a part: the collection as it was when this began, under whoever led then.
+    pub(super) described: Option<DocBuf>,
 }
 
 pub(super) struct Driver {
@@ -353,7 +353,8 @@ impl Driver {
         match &plan.part_of {
             Some(whole) => {
                 writer.append("partOf", uuid_value(whole));
-                for element in self.handle.described.iter() {
+                let described = self.handle.described.iter();
+                for element in described.flat_map(|described| described.iter()) {
                     writer.append_element(&element);
                 }
             }
@@ -595,6 +596,7 @@ impl Driver {
             plan: self.state.plan.clone(),
             donor,
             since: self.state.since,
+            described: self.state.described.clone(),
         });
         loop {
             self.check()?;

@@ -6,6 +6,7 @@
 //!   { _id: UUID, nss, collectionUuid, donorShardId, recipientShardId, range: {min, max},
 //!     key, encodedRange: {min, max}, known: {e, t, v}, otherHost, catalogVersion, secondaryThrottle, waitForDelete,
 //!     partOf: UUID,                    of the move of a database's primary, if it is a part of one
+//!     described: {options, ...},       of a part, on the donor: the collection that the recipient was told to make
 //!     since: long, phase: "copying" | "writesBlocked" | "readsBlocked" | "committed" | "aborted"
 //!                       | "receiving" | "ready" | "owner" | "aborted",
 //!     version: {e, t, v},              committed: of the collection from then on
@@ -17,6 +18,10 @@
 //! ⚑ `known` is the version of the collection that was known here when the move began. A commit of
 //! this move is newer: it is decided later. One that is not is of an earlier life of the move, all
 //! of whose messages came again after it was forgotten, and says nothing about now.
+//!
+//! ⚑ `described` is of the time when the part began, whoever leads by now: a collection that has got an index or
+//! other options since then is not what the recipient made, and its part begins anew. A part of an earlier
+//! release does not say, and does so too.
 //!
 //! A document is what the protocol's machine holds (`cluster::migration`), and what is needed to
 //! carry it out. It is written before anything follows from it, in the entry that changes
@@ -286,11 +291,16 @@ pub(super) struct DonorState {
     pub(super) donor: Donor,
     /// The log behind this position says what the copy does not.
     pub(super) since: u64,
+    /// Of a part: the collection as it was when this began.
+    pub(super) described: Option<DocBuf>,
 }
 
 impl DonorState {
     pub(super) fn document(&self) -> DocBuf {
         let mut writer = self.plan.document().with("since", self.since as i64);
+        if let Some(described) = &self.described {
+            writer.append("described", described);
+        }
         let (phase, committed) = match self.donor.phase {
             donor::Phase::Copying { .. } => ("copying", None),
             donor::Phase::WritesBlocked => ("writesBlocked", None),
@@ -326,6 +336,7 @@ impl DonorState {
             },
             plan,
             since,
+            described: doc.get_doc("described").map(Doc::to_owned),
         })
     }
 }

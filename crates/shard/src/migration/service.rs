@@ -373,10 +373,12 @@ impl Service {
         let donor = begun
             .next
             .ok_or_else(|| conflict("no move begins".to_owned()))?;
+        let described = is_part.then(|| description(&collection, &plan));
         let state = DonorState {
             plan,
             donor,
             since: since.get(),
+            described,
         };
         let plan = &state.plan;
         let check = |known: &Ownership| -> Result<Ownership, Error> {
@@ -426,7 +428,6 @@ impl Service {
             .migrations
             .shards
             .get(&plan.recipient, &plan.other_host)?;
-        let described = collection.as_ref().map(|known| description(known, &plan));
         let whole = plan.part_of.and_then(|whole| {
             let inner = shard.migrations.inner.lock();
             inner.databases.get(&whole).cloned()
@@ -444,7 +445,7 @@ impl Service {
             steps: Mutex::default(),
             whole,
             reached: watch::Sender::new(Reached::Copying),
-            described: described.unwrap_or_default(),
+            described: state.described.clone(),
         });
         let id = handle.plan.id;
         shard

@@ -5,6 +5,7 @@ mod basics;
 mod busy;
 mod ids;
 mod lost_primaries;
+mod primaries;
 mod rules;
 mod sessions;
 mod times;

@@ -18,8 +18,12 @@ const EPOCH: &str = "ObjectId(\"00000000000000000000000a\")";
 /// How long anything may take that a test waits for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The major number of the version that a move led to, and the time from which on it counts.
-type Commit = (u32, ClusterTime);
+/// The version of a database that moves, as its commit tells it: `test` after one move.
+const MOVED_DATABASE: &str =
+    "{e: ObjectId(\"000000000000400080000000\"), t: Timestamp(3, 0), v: Timestamp(2, 0)}";
+
+/// The version that a move led to, and the time from which on it counts.
+type Commit = (String, ClusterTime);
 
 /// Decides moves by their ids; each outcome once.
 pub(super) struct Authority {
@@ -43,15 +47,17 @@ impl Authority {
         let outcome = match command.as_str() {
             "_configsvrSettle" => {
                 let mut outcomes = self.outcomes.lock();
-                *outcomes.entry(bytes("operation")?).or_insert(None)
+                let outcome = outcomes.entry(bytes("operation")?).or_insert(None);
+                outcome.clone()
             }
-            "_configsvrCommitMove" => {
+            "_configsvrCommitMove" | "_configsvrCommitPrimary" => {
+                let is_database = command == "_configsvrCommitPrimary";
                 let catalog = body.get("catalogVersion");
                 let mut outcomes = self.outcomes.lock();
                 let id = bytes("id")?;
-                let known = outcomes.get(&id).copied();
+                let is_known = outcomes.contains_key(&id);
                 let now = self.catalog.load(Ordering::SeqCst) as i64;
-                if known.is_none() && catalog != Some(ValueRef::Int64(now)) {
+                if !is_known && !is_database && catalog != Some(ValueRef::Int64(now)) {
                     let refused = DocWriter::new()
                         .with("ok", 0.0)
                         .with("code", 96)
@@ -65,10 +71,14 @@ impl Authority {
                     _ => return None,
                 };
                 let later = self.later.load(Ordering::SeqCst);
-                *outcomes.entry(id).or_insert_with(|| {
-                    let major = self.major.fetch_add(1, Ordering::SeqCst) + 1;
-                    Some((major, ClusterTime::from_u64(blocked.to_u64() + later)))
-                })
+                let outcome = outcomes.entry(id).or_insert_with(|| {
+                    let version = match is_database {
+                        true => MOVED_DATABASE.to_owned(),
+                        false => version(self.major.fetch_add(1, Ordering::SeqCst) + 1, 1),
+                    };
+                    Some((version, ClusterTime::from_u64(blocked.to_u64() + later)))
+                });
+                outcome.clone()
             }
             _ => {
                 let refused = DocWriter::new().with("ok", 0.0).with("code", 59);
@@ -77,9 +87,8 @@ impl Authority {
         };
         let reply = match outcome {
             None => "{outcome: 'aborted', ok: 1.0}".to_owned(),
-            Some((major, since)) => format!(
-                "{{outcome: 'committed', version: {}, validAfter: Timestamp({}, {}), ok: 1.0}}",
-                version(major, 1),
+            Some((version, since)) => format!(
+                "{{outcome: 'committed', version: {version}, validAfter: Timestamp({}, {}), ok: 1.0}}",
                 since.seconds(),
                 since.increment()
             ),
@@ -251,7 +260,7 @@ impl World {
         world
     }
 
-    fn enter(&mut self, number: usize, shard: TestShard) {
+    pub(super) fn enter(&mut self, number: usize, shard: TestShard) {
         let (doors, network) = (self.doors.clone(), self.network.clone());
         let connect: Connect = Arc::new(move |name: &str, _: &str| {
             Arc::new(Door {
@@ -297,6 +306,12 @@ impl World {
 
     /// Stops a shard and starts it again: its next primary.
     pub(super) async fn restart(&mut self, number: usize) {
+        let shard = self.reopen(number).await;
+        self.enter(number, shard);
+    }
+
+    /// The first half of that: nothing of what it had begun goes on before it is entered again.
+    pub(super) async fn reopen(&mut self, number: usize) -> TestShard {
         self.doors.lock().remove(&format!("shard{number}"));
         let shard = self.shards[number].take().expect("the shard is there");
         shard.shard.begin_shutdown();
@@ -308,8 +323,7 @@ impl World {
             assert!(Instant::now() < deadline, "somebody holds the shard");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let shard = shard.reopen().await;
-        self.enter(number, shard);
+        shard.reopen().await
     }
 
     /// The command that moves a range.

@@ -1,0 +1,79 @@
+//! The primary of a database moves, with the collections that are not sharded.
+
+use super::world::{PATIENCE, World, outcome};
+use differential::value::{Value, get};
+use std::time::{Duration, Instant};
+
+const MOVE: &str = "{_terndbMovePrimary: 1, id: UUID(\"00000000-0000-4000-8000-200000000000\"), db: 'test', version: {uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(3, 0), lastMod: 1}, to: 'shard1', toHost: 'shard1'}";
+
+/// What becomes of `test.c` if it is changed like this before the donor's next primary goes on with a copy that
+/// was begun.
+async fn change_between_primaries(before: &str, change: &str, after: &str) {
+    let mut world = World::new("{x: 1}").await;
+    world.on(0).check(before).await;
+    let documents: Vec<String> = (0..40).map(|x| format!("{{_id: {x}, x: {x}}}")).collect();
+    world.on(0).insert(&documents).await;
+    // The recipient has made its collection; the donor has not heard of it.
+    world.network.cut_behind(1);
+    tokio::select! {
+        reply = world.on(0).run("admin", MOVE) => panic!("it has ended: {reply:?}"),
+        () = world.network.was_cut.notified() => {}
+    }
+    let donor = world.reopen(0).await;
+    donor.check(change).await;
+    world.enter(0, donor);
+    world.network.mend();
+    let deadline = Instant::now() + PATIENCE;
+    let moved = loop {
+        let asked = tokio::time::timeout(PATIENCE, world.on(0).run("admin", MOVE));
+        let reply = asked.await.expect("it ends");
+        match get(&reply, "codeName") {
+            // Its background has only just begun.
+            Some(Value::String(name)) if name == "NotWritablePrimary" => {
+                assert!(Instant::now() < deadline, "the shard does not lead");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            _ => break reply,
+        }
+    };
+    assert_eq!(outcome(&moved), "committed", "{moved:?}");
+    world.on(1).check(after).await;
+    assert_eq!(world.shown(1).await.len(), 40);
+    world.on(1).check_valid("c").await;
+    world.close().await;
+}
+
+/// ⚑ A collection is moved as it is, not as it was when an earlier primary began to copy it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changes_before_a_new_primary_goes_on_is_moved_too() {
+    change_between_primaries(
+        "{create: 'c'} => {}",
+        "{createIndexes: 'c', indexes: [{key: {x: 1}, name: 'x_1'}]} => {}",
+        "{listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'x_1'}]}}",
+    )
+    .await;
+    change_between_primaries(
+        "{createIndexes: 'c', indexes: [{key: {x: 1}, name: 'x_1'}]} => {}",
+        "{dropIndexes: 'c', index: 'x_1'} => {}",
+        "{listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}]}}",
+    )
+    .await;
+    change_between_primaries(
+        "{createIndexes: 'c', indexes: [{key: {x: 1}, name: 'x_1', expireAfterSeconds: 3600}]} => {}",
+        "{collMod: 'c', index: {name: 'x_1', expireAfterSeconds: 7200}} => {}",
+        "{listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'x_1', expireAfterSeconds: 7200}]}}",
+    )
+    .await;
+}
+
+/// ⚑ A part that does not say what its collection was begins anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_an_earlier_release_begins_anew() {
+    change_between_primaries(
+        "{create: 'c'} => {}",
+        "config {update: 'migrationCoordinators', updates: [{q: {described: {$exists: true}}, u: {$unset: {described: 1}}}]} => {nModified: 1}
+         {createIndexes: 'c', indexes: [{key: {x: 1}, name: 'x_1'}]} => {}",
+        "{listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'x_1'}]}}",
+    )
+    .await;
+}
