@@ -60,6 +60,9 @@ use wire::{Endpoint, Reply};
 const LAG_ENTRIES_MAX: u64 = 200;
 /// Changes in them. One entry may have a thousand.
 const LAG_CHANGES_MAX: u64 = 1_000;
+/// A part that is so many times further behind has not caught up any more. ⚑ Not at the limit itself: many parts
+/// that go to and fro around it would never have caught up together.
+const LAG_AGAIN: u64 = 10;
 /// How long a recipient that has copied everything may stay further behind.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 /// How long writes may be blocked before the move is given up.
@@ -281,6 +284,11 @@ impl Driver {
                         continue;
                     }
                 }
+                let is_far =
+                    lag > LAG_AGAIN * LAG_ENTRIES_MAX || changes > LAG_AGAIN * LAG_CHANGES_MAX;
+                if is_far {
+                    self.lags_again();
+                }
                 if is_close {
                     self.handle.steps.lock().copying_ms = began.elapsed().as_millis() as u64;
                     return Ok(Event::AlmostCaughtUp);
@@ -290,10 +298,21 @@ impl Driver {
                         "the recipient stays {lag} entries of the log and {changes} changes behind"
                     )));
                 }
+            } else {
+                self.lags_again();
             }
             if digested {
                 self.pause(LOOK_INTERVAL).await;
             }
+        }
+    }
+
+    /// A part that had caught up waits for the others, and may fall behind meanwhile: the database is not
+    /// closed for one that is far from ready.
+    fn lags_again(&self) {
+        let whole = self.handle.whole.as_ref();
+        if whole.is_some_and(|whole| whole.stage() == Stage::Copying) {
+            self.handle.reached.send_replace(Reached::Copying);
         }
     }
 
