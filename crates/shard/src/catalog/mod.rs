@@ -283,8 +283,12 @@ impl Catalog {
             };
             let mut collection = known.copy();
             collection.ownership = Ownership::updated(known.ownership.as_ref(), &update)?;
-            if known.ownership.is_some() && collection.ownership.is_none() {
-                // It has come here with its database: what it was before is not known here.
+            let came = |before: &Arc<Ownership>| {
+                before.owned.is_empty() || !before.moving.receiving.is_empty()
+            };
+            if known.ownership.as_ref().is_some_and(came) && collection.ownership.is_none() {
+                // It has come here with its database: what it was before is not known here. One that stays
+                // because the move was aborted has been here all the time.
                 collection.since = time;
             }
             version.put(collection);

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 const MOVE: &str = "{_terndbMovePrimary: 1, id: UUID(\"00000000-0000-4000-8000-200000000000\"), db: 'test', version: {uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(3, 0), lastMod: 1}, to: 'shard1', toHost: 'shard1'}";
 
+/// The id of that move.
+const ID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0x40, 0, 0x80, 0, 0x20, 0, 0, 0, 0, 0];
+
 /// What becomes of `test.c` if it is changed like this before the donor's next primary goes on with a copy that
 /// was begun.
 async fn change_between_primaries(before: &str, change: &str, after: &str) {
@@ -76,4 +79,21 @@ async fn a_part_of_an_earlier_release_begins_anew() {
         "{listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'x_1'}]}}",
     )
     .await;
+}
+
+/// The times before a move that is aborted can be read as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_aborted_move_leaves_what_was_read_of_earlier_times() {
+    let world = World::new("{x: 1}").await;
+    let documents: Vec<String> = (0..40).map(|x| format!("{{_id: {x}}}")).collect();
+    world.on(0).insert(&documents).await;
+    let before = world.on(0).shard.log.latest_time();
+    world.on(0).insert(&["{_id: 40}".to_owned()]).await;
+    assert_eq!(world.count_at(0, before).await, 40);
+    world.authority.abort(&ID);
+    let moved = world.on(0).run("admin", MOVE).await;
+    assert_eq!(outcome(&moved), "aborted", "{moved:?}");
+    assert_eq!(world.count_at(0, before).await, 40);
+    assert_eq!(world.shown(0).await.len(), 41);
+    world.close().await;
 }

@@ -96,6 +96,11 @@ impl Authority {
         Some(document(&reply))
     }
 
+    /// Decides that a move is aborted, whatever comes.
+    pub(super) fn abort(&self, id: &[u8]) {
+        self.outcomes.lock().insert(id.to_vec(), None);
+    }
+
     pub(super) fn is_decided(&self) -> usize {
         self.outcomes.lock().len()
     }
