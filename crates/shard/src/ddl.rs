@@ -212,15 +212,17 @@ impl Shard {
         }
     }
 
-    /// Drops a collection. `None` if there is none of this name.
+    /// Drops a collection, if `check` allows it when nothing else changes. `None` if there is none of this name.
     pub(crate) async fn drop_collection(
         &self,
         namespace: &Namespace,
+        check: impl Fn() -> Result<(), Error>,
     ) -> Result<Option<Arc<Collection>>, Error> {
         if let Some(collection) = self.catalog.get(namespace) {
             refuse_part("drop", &collection)?;
         }
         let ddl = self.ddl_in(namespace.database()).await?;
+        check()?;
         self.drop_held(ddl, namespace, Telling::Aloud, |known| !known.is_sharded())
             .await
     }
@@ -296,6 +298,7 @@ impl Shard {
     ) -> Result<(), Error> {
         let within = from.database() == to.database();
         let _ddl = self.ddl_in(from.database()).await?;
+        self.check_home(from)?;
         let Some(source) = self.catalog.get(from) else {
             let message = if within {
                 format!("Source collection {from} does not exist")

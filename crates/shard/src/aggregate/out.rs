@@ -58,7 +58,7 @@ pub(crate) async fn write_out(
             .map(|_| ());
     }
     if written.is_err() {
-        shard.drop_collection(&hidden).await?;
+        shard.drop_collection(&hidden, || Ok(())).await?;
     }
     written.map_err(while_running)
 }

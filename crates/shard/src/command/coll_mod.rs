@@ -55,6 +55,7 @@ pub(crate) async fn coll_mod(invocation: &Invocation<'_>) -> Answer {
     }
     let shard = invocation.shard;
     let _ddl = shard.ddl_in(namespace.database()).await?;
+    invocation.check_database_route()?;
     let Some(collection) = shard.catalog.get(&namespace) else {
         return Err(Error::new(Code::NAMESPACE_NOT_FOUND, "ns does not exist"));
     };

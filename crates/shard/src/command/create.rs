@@ -27,6 +27,7 @@ pub(crate) async fn create(invocation: &Invocation<'_>) -> Answer {
     check_target(&namespace)?;
     let shard = invocation.shard;
     let _ddl = shard.ddl_in(namespace.database()).await?;
+    invocation.check_database_route()?;
     if shard.catalog.get(&namespace).is_some() {
         return Err(Error::new(
             Code::NAMESPACE_EXISTS,

@@ -32,7 +32,9 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
             check_uuid(&collection, uuid)?;
         }
     }
-    let Some(dropped) = invocation.shard.drop_collection(&namespace).await? else {
+    let is_here = || invocation.check_database_route();
+    let dropped = invocation.shard.drop_collection(&namespace, is_here);
+    let Some(dropped) = dropped.await? else {
         return Err(Error::new(Code::NAMESPACE_NOT_FOUND, "ns not found"));
     };
     let mut writer = Reply::writer();

@@ -36,6 +36,7 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
     loop {
         let catalog_change = shard.catalog.changed();
         let ddl = shard.ddl_in(namespace.database()).await?;
+        invocation.check_database_route()?;
         let Some(collection) = shard.catalog.get(&namespace) else {
             let new = choose(None, &namespace, &asked)?.new;
             let after = new.len() + 1;
@@ -309,9 +310,13 @@ pub(crate) async fn drop_indexes(invocation: &Invocation<'_>) -> Answer {
     let target = target.ok_or_else(|| missing("dropIndexes", "index"))?;
     let before = invocation
         .shard
-        .drop_indexes(&namespace, |collection| names_of(collection, &target))
+        .drop_indexes(&namespace, |collection| {
+            invocation.check_database_route()?;
+            names_of(collection, &target)
+        })
         .await?;
     let Some(before) = before else {
+        invocation.check_database_route()?;
         return Err(Error::new(
             Code::NAMESPACE_NOT_FOUND,
             format!("ns not found {namespace}"),

@@ -118,7 +118,8 @@ impl Invocation<'_> {
         }
     }
 
-    /// Refuses to go on if the request was routed by a database that is not here any more.
+    /// Refuses to go on if the request was routed by a database that is not here any more. ⚑ What changes a
+    /// collection asks when it has the right to: what is left of one that has moved away may still be there.
     pub(crate) fn check_database_route(&self) -> Result<(), Error> {
         match &self.route {
             Some(route @ CheckedRoute::Database(_)) => {

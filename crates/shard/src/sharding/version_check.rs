@@ -183,7 +183,7 @@ impl Shard {
         }
     }
 
-    /// Refuses a new unsharded collection where its database does not live.
+    /// Refuses a new unsharded collection, or another name of one, where its database does not live.
     pub(crate) fn check_home(&self, namespace: &Namespace) -> Result<(), Error> {
         self.check_lives_here(namespace.database())
     }

@@ -241,7 +241,8 @@ impl Shard {
         })
     }
 
-    /// The right to change collections of a database, once it is not about to move.
+    /// The right to change collections of a database, once it is not about to move. ⚑ It may have moved away
+    /// while others had that right: who came by its version looks at it again (`check_database_route`).
     pub(crate) async fn ddl_in(
         &self,
         database: &str,

@@ -104,6 +104,54 @@ async fn a_database_version_must_be_the_known_one() {
         .await;
 }
 
+/// ⚑ What is left of a collection whose database has moved away is not changed any more: also by those who
+/// were let in before and had to wait for others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_waits_for_others_finds_its_database_gone() {
+    let version = |last: u32| {
+        format!(
+            "{{uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(3, 0), lastMod: {last}}}"
+        )
+    };
+    let first = version(1);
+    for (database, command) in [
+        ("test", "drop: 'u'"),
+        ("test", "create: 'u'"),
+        ("test", "dropIndexes: 'u', index: 'a'"),
+        ("test", "dropIndexes: 'none', index: 'a'"),
+        (
+            "test",
+            "createIndexes: 'u', indexes: [{key: {b: 1}, name: 'b'}]",
+        ),
+        (
+            "test",
+            "collMod: 'u', index: {name: 'a', expireAfterSeconds: 10}",
+        ),
+        ("admin", "renameCollection: 'test.u', to: 'test.v'"),
+    ] {
+        let shard = member_of_cluster().await;
+        shard
+            .check("{createIndexes: 'u', indexes: [{key: {a: 1}, name: 'a', expireAfterSeconds: 5}]} => {}")
+            .await;
+        let held = shard.shard.ddl.lock().await;
+        let moved = format!(
+            "admin {{_terndbSetDatabase: 1, db: 'test', version: {}, primary: false}} => {{}}",
+            version(2)
+        );
+        let routed = match database {
+            "admin" => format!("admin {{{command}}} => 249"),
+            _ => format!("{{{command}, databaseVersion: {first}}} => 249"),
+        };
+        // They get the lock in this order.
+        tokio::join!(shard.check(&moved), shard.check(&routed), async {
+            drop(held)
+        });
+        shard
+            .check("{listIndexes: 'u'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'a', expireAfterSeconds: 5}]}}")
+            .await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_version_must_agree() {
     let shard = sharded(WHOLE).await;
