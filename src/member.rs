@@ -26,6 +26,8 @@ use wire::{
 
 /// How long running commands may take to finish after the signal to stop.
 const FINISH: Duration = Duration::from_secs(5);
+/// How long a log that stops may take to say why.
+const WHY_WAIT: Duration = Duration::from_secs(1);
 /// How long another member may take to become the primary before this one stops.
 const HAND_OVER: Duration = Duration::from_secs(2);
 
@@ -105,10 +107,7 @@ impl Member {
         tokio::select! {
             () = self.shard.shutdown_requested() => Ok("a client asked for it"),
             // Nothing can be written any more: better to end than to look alive.
-            reason = self.shard.log_stopped() => anyhow::bail!(
-                "the log stopped ({reason}); what was acknowledged is on disk. Is the disk full? \
-                 Make room and start again"
-            ),
+            reason = self.shard.log_stopped() => Err(stopped(&reason)),
             ended = &mut self.serving => match ended {
                 Ok(()) => anyhow::bail!("the server ended unexpectedly"),
                 Err(error) => anyhow::bail!("the server failed: {error}"),
@@ -293,11 +292,21 @@ async fn open(
 ) -> Result<Arc<Shard>> {
     let shard = tokio::task::block_in_place(|| Shard::open_member(options, membership))
         .with_context(|| format!("cannot open the data in {}", options.data.display()))?;
-    shard
-        .join_replica_set(set)
-        .await
-        .context("cannot join the replica set")?;
-    Ok(shard)
+    let Err(error) = shard.join_replica_set(set).await else {
+        return Ok(shard);
+    };
+    // Whoever waits for a log that stops hears only that it did.
+    match tokio::time::timeout(WHY_WAIT, shard.log_stopped()).await {
+        Ok(reason) => Err(stopped(&reason)),
+        Err(_) => Err(error).context("cannot join the replica set"),
+    }
+}
+
+fn stopped(reason: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "the log stopped ({reason}); what was acknowledged is on disk. Is the disk full? Make room \
+         and start again"
+    )
 }
 
 pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
