@@ -93,6 +93,39 @@ class Cluster(unittest.TestCase):
         self.assertEqual(len(explained["splitPipeline"]["shardsPart"]), 1)
         self.assertEqual(len(explained["shards"]), 3)
 
+    def test_explained_pipelines_write_nothing(self):
+        collection = self.sharded("explained", {"_id": "hashed"})
+        collection.insert_many([{"_id": at, "a": at % 3} for at in range(30)])
+        self.db.beside.insert_one({"_id": 1})
+        group = {"$group": {"_id": "$a"}}
+        lookup = {"$lookup": {"from": "explained", "localField": "a", "foreignField": "a", "as": "f"}}
+        into = {"$merge": {"into": {"db": "pipelines_never", "coll": "written"}}}
+        cases = [
+            ("explained", [group, {"$out": "written"}]),
+            ("explained", [{"$match": {"_id": 5}}, {"$merge": "written"}]),
+            ("explained", [group, into]),
+            ("beside", [lookup, {"$out": "written"}]),
+            ("beside", [{"$out": {"db": "pipelines_never", "coll": "written"}}]),
+            ("absent", [group, {"$out": "written"}]),
+            (1, [{"$documents": [{"a": 1}]}, {"$out": "written"}]),
+            (1, [{"$documents": [{"a": 1}]}, into]),
+        ]
+        for name, pipeline in cases:
+            with self.subTest(name=name, pipeline=pipeline):
+                command = {"aggregate": name, "pipeline": pipeline}
+                reply = self.db.command(command | {"explain": True})
+                self.assertNotIn("cursor", reply)
+                question = {"explain": command | {"cursor": {}}, "verbosity": "queryPlanner"}
+                self.assertEqual(self.db.command(question)["ok"], 1)
+        nowhere = {"aggregate": "absent", "pipeline": [group, into], "explain": True}
+        self.assertEqual(self.client.pipelines_nowhere.command(nowhere)["ok"], 1)
+        operations = {"aggregate": 1, "pipeline": [{"$currentOp": {}}], "explain": True}
+        self.assertNotIn("cursor", self.client.admin.command(operations))
+        self.assertNotIn("written", self.db.list_collection_names())
+        names = self.client.list_database_names()
+        self.assertFalse({"pipelines_never", "pipelines_nowhere"} & set(names), names)
+        self.assertEqual(self.client.config.databases.count_documents({"_id": "pipelines_never"}), 0)
+
     def test_one_stream_of_all_shards(self):
         collection = self.sharded("watched", {"_id": "hashed"})
         with collection.watch(max_await_time_ms=500) as stream:

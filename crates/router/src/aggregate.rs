@@ -16,10 +16,14 @@
 //! writes through this router's own writes (`output.rs`).
 //!
 //! Change streams watch all shards, whatever they own: `change_stream.rs`.
+//!
+//! ⚑ With `explain: true` nothing is run here: what does not pass through to one shard is asked as
+//! an `explain` (`explain.rs`).
 
 use crate::change_stream;
 use crate::distribution;
 use crate::environment::{RemoteStream, RouterEnvironment};
+use crate::explain;
 use crate::failure::Failure;
 use crate::find::{CursorOptions, no_progress, open_streams, whole};
 use crate::merge::{Batch, Merge, Shared, Streams};
@@ -54,7 +58,7 @@ pub(crate) async fn aggregate(router: &Arc<Router>, request: &Request) -> Result
 
 async fn run(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
-    let collection = collection_of(request)?;
+    let collection = collection_of(body, request.database())?;
     let context = context_of(body, &router.clock)?;
     let stages = match body.get("pipeline") {
         Some(ValueRef::Array(stages)) => stages,
@@ -72,8 +76,15 @@ async fn run(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> 
         depth: 0,
     };
     let prepared = prepare(parse(stages, &scope)?, request.database())?;
-    let explains = body.get("explain") == Some(ValueRef::Boolean(true));
-    if body.get("cursor").is_none() && !explains {
+    let explains = match body.get("explain") {
+        None => false,
+        Some(ValueRef::Boolean(explains)) => explains,
+        Some(_) => {
+            let message = "explain must be a boolean";
+            return Err(Error::new(Code::TYPE_MISMATCH, message).into());
+        }
+    };
+    if body.get("cursor").is_none() && body.get("explain").is_none() {
         let message =
             "The 'cursor' option is required, except for aggregate with the explain argument";
         return Err(Error::new(Code::FAILED_TO_PARSE, message).into());
@@ -87,8 +98,12 @@ async fn run(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> 
             None => Namespace::new(request.database(), "$cmd.aggregate")?,
         },
         context,
+        explains,
     };
     match prepared.origin() {
+        Origin::Here | Origin::EveryShard | Origin::Events if explains => {
+            explain::aggregate(router, request).await
+        }
         Origin::Here => command.run_here(prepared, collection).await,
         Origin::EveryShard => {
             let shards = router.registry.all(&router.config).await?;
@@ -143,16 +158,13 @@ fn check_cursor(body: Doc<'_>) -> Result<(), Error> {
 }
 
 /// The collection that is named; `None` for `{aggregate: 1}`.
-fn collection_of(request: &Request) -> Result<Option<Namespace>, Error> {
-    match request.body().first().map(|first| first.value()) {
+pub(crate) fn collection_of(body: Doc<'_>, database: &str) -> Result<Option<Namespace>, Error> {
+    match body.first().map(|first| first.value()) {
         Some(ValueRef::String(name)) if name == "$cmd.aggregate" => Err(Error::new(
             Code::INVALID_NAMESPACE,
-            format!(
-                "Invalid namespace specified '{}.{name}'",
-                request.database()
-            ),
+            format!("Invalid namespace specified '{database}.{name}'"),
         )),
-        Some(ValueRef::String(name)) => Namespace::new(request.database(), name).map(Some),
+        Some(ValueRef::String(name)) => Namespace::new(database, name).map(Some),
         Some(value) if Number::of(value).and_then(Number::to_i64_exact) == Some(1) => Ok(None),
         Some(value) if value.is_number() => Err(Error::new(
             Code::FAILED_TO_PARSE,
@@ -174,6 +186,7 @@ pub(crate) struct Command<'a> {
     pub(crate) request: &'a Request,
     pub(crate) namespace: Namespace,
     pub(crate) context: QueryContext,
+    explains: bool,
 }
 
 impl Command<'_> {
@@ -207,7 +220,10 @@ impl Command<'_> {
             };
             let routed = self.router.route_to(&self.namespace, false, target).await?;
             let Some((route, shards)) = routed else {
-                return self.run_on_nothing(prepared.clone()).await;
+                return match self.explains {
+                    true => explain::aggregate(self.router, self.request).await,
+                    false => self.run_on_nothing(prepared.clone()).await,
+                };
             };
             let answered = match shards.as_slice() {
                 [only]
@@ -215,6 +231,9 @@ impl Command<'_> {
                         && self.may_pass(&prepared, &route).await? =>
                 {
                     self.router.pass_cursor(self.request, &route, only).await
+                }
+                _ if self.explains => {
+                    return explain::aggregate(self.router, self.request).await;
                 }
                 [_] if route.table().is_none() || origin != Origin::Collection => {
                     let split = prepared.clone().for_one_shard();
@@ -266,8 +285,11 @@ impl Command<'_> {
         let Some(target) = prepared.target() else {
             return Ok(true);
         };
-        let explains = self.request.body().get("explain") == Some(ValueRef::Boolean(true));
-        if target.database() != self.namespace.database() && !explains {
+        // Nothing is written, so it does not matter where, and no database is made for it.
+        if self.explains {
+            return Ok(route.table().is_none());
+        }
+        if target.database() != self.namespace.database() {
             return Ok(false);
         }
         let Some(there) = self.router.routing.route(target, true).await? else {

@@ -186,7 +186,7 @@ fn wrong_type(command: &str, element: &Element<'_>, expected: &str) -> Error {
 }
 
 /// Fields that every command accepts.
-fn is_generic(name: &str) -> bool {
+pub(crate) fn is_generic(name: &str) -> bool {
     name.starts_with('$')
         || matches!(
             name,

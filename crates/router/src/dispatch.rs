@@ -105,7 +105,7 @@ async fn is_of_config(router: &Router, request: &Request) -> Result<bool, Error>
     Ok(!is_routed)
 }
 
-fn is_internal(database: &str) -> bool {
+pub(crate) fn is_internal(database: &str) -> bool {
     matches!(database, "admin" | "config" | "local")
 }
 

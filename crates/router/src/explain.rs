@@ -1,10 +1,15 @@
 //! `explain`: which shards a command goes to, and what each of them would do.
 //!
 //! The stage says how answers are put together: `SINGLE_SHARD`, `SHARD_MERGE`, `SHARD_MERGE_SORT`.
-//! Pipelines answer with their two halves and a document per shard.
+//! Pipelines answer with their two halves and a document per shard. An `aggregate` with
+//! `explain: true` that a router would run in halves is asked here ([`aggregate`]): nothing of it is
+//! run, and nothing is written.
 
 use crate::Router;
+use crate::aggregate::collection_of;
+use crate::arguments::is_generic;
 use crate::count::Gathered;
+use crate::dispatch::is_internal;
 use crate::failure::Failure;
 use crate::find::order_of;
 use crate::heartbeat::COMPATIBLE_VERSION;
@@ -48,12 +53,23 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
         // Whoever is asked says what is wrong with it.
         return crate::diagnostic::ask_config(router, request).await;
     }
-    let namespace = namespace_of(command, request.database())?;
+    let database = request.database();
+    let collection = match name {
+        "aggregate" => collection_of(command, database)?,
+        _ => Some(namespace_of(command, database)?),
+    };
+    let namespace = match &collection {
+        Some(collection) => collection.clone(),
+        None => Namespace::new(database, "$cmd.aggregate")?,
+    };
     let context = context_of(command, &router.clock)?;
     let filter = explained_filter(name, command);
     let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
     let split = match name {
-        "aggregate" => split_of(router, command, &namespace, &context).await?,
+        "aggregate" => match &collection {
+            Some(collection) => split_of(router, command, collection, &context).await?,
+            None => None,
+        },
         _ => None,
     };
     let halved = match &split {
@@ -87,6 +103,33 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
     match name {
         "aggregate" => Ok(of_pipeline(&gathered, split.as_ref())),
         _ => Ok(of_query(router, &gathered, command, sorted)),
+    }
+}
+
+/// An `aggregate` with `explain: true`, as the question that it is. Who would answer it is told
+/// with the whole pipeline, so what writes is shown and never run.
+pub(crate) async fn aggregate(router: &Router, request: &Request) -> Result<Reply, Failure> {
+    let body = request.body();
+    let mut asked = DocWriter::new();
+    asked.begin_document("explain");
+    for element in body.iter() {
+        if element.key() != "explain" && !is_generic(element.key()) {
+            asked.append_element(&element);
+        }
+    }
+    if body.get("cursor").is_none() {
+        asked.begin_document("cursor").end();
+    }
+    asked.end().append("verbosity", "queryPlanner");
+    for element in body.iter() {
+        if is_generic(element.key()) {
+            asked.append_element(&element);
+        }
+    }
+    let asked = Request::from_parts(asked.finish(), Vec::new())?;
+    match is_internal(request.database()) {
+        true => crate::diagnostic::ask_config(router, &asked).await,
+        false => explain(router, &asked).await,
     }
 }
 

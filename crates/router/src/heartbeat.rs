@@ -6,21 +6,17 @@ use crate::hello::now_ms;
 use model::bson::{DocWriter, ValueRef};
 use model::error::Error;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 
-const PERIOD: Duration = Duration::from_secs(30);
 /// The version of MongoDB whose behaviour a router follows.
 pub(crate) const COMPATIBLE_VERSION: &str = "6.0.5";
 
 pub(crate) async fn run(router: Arc<Router>) {
-    let mut ticks = interval(PERIOD);
+    let mut ticks = interval(router.options.shards_refresh);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if let Err(error) = router.registry.reload(&router.config).await {
-            tracing::warn!(%error, "the shards of the cluster cannot be read");
-        }
+        look(&router).await;
         if let Err(error) = say_alive(&router).await {
             tracing::debug!(%error, "config.mongos cannot be written");
         }
@@ -32,6 +28,21 @@ pub(crate) async fn run(router: Arc<Router>) {
         for cursor in router.cursors.expired() {
             cursor.close().await;
         }
+    }
+}
+
+/// Only reads which shards there are: all that a router has to do by itself which is nobody's but its
+/// owner's. The first use reads them too, so it does not begin at once.
+pub(crate) async fn keep_looking(router: Arc<Router>) {
+    loop {
+        tokio::time::sleep(router.options.shards_refresh).await;
+        look(&router).await;
+    }
+}
+
+async fn look(router: &Router) {
+    if let Err(error) = router.registry.reload(&router.config).await {
+        tracing::warn!(%error, "the shards of the cluster cannot be read");
     }
 }
 

@@ -81,6 +81,8 @@ pub type Connect = Arc<dyn Fn(&str, &str) -> Arc<dyn Endpoint> + Send + Sync>;
 pub struct RouterOptions {
     /// Where clients reach this router: its name in `config.mongos`.
     pub host: String,
+    /// How often it is read which shards there are.
+    pub shards_refresh: Duration,
     /// How often sessions are written to the cluster's collection; `None`: never.
     pub session_refresh: Option<Duration>,
 }
@@ -88,10 +90,12 @@ pub struct RouterOptions {
 impl RouterOptions {
     /// MongoDB's default.
     pub const SESSION_REFRESH: Duration = Duration::from_secs(300);
+    const SHARDS_REFRESH: Duration = Duration::from_secs(30);
 
     pub fn new(host: impl Into<String>) -> RouterOptions {
         RouterOptions {
             host: host.into(),
+            shards_refresh: RouterOptions::SHARDS_REFRESH,
             session_refresh: Some(RouterOptions::SESSION_REFRESH),
         }
     }
@@ -142,6 +146,12 @@ impl Router {
         tokio::spawn(async move {
             tokio::join!(heartbeat::run(alive), session::run(sessions));
         })
+    }
+
+    /// Keeps looking which shards there are, and where. For a router that clients do not know: it does
+    /// nothing else by itself. Runs until it is aborted.
+    pub fn spawn_looking(self: &Arc<Router>) -> tokio::task::JoinHandle<()> {
+        tokio::spawn(heartbeat::keep_looking(self.clone()))
     }
 
     /// Lets go of clients that wait for news, so that their connections end.

@@ -32,6 +32,9 @@ use wire::{Reply, Request};
 /// As MongoDB's `maxSessions`: more are not noted here; the shards that see them know them.
 const SESSIONS_MAX: usize = 1_000_000;
 const TIMEOUT_MINUTES: i32 = 30;
+/// Ended sessions that are remembered while the collection cannot be written, because a shard is away.
+/// More than that expire there by themselves, as if nobody had ended them.
+const ENDED_MAX: usize = 100_000;
 
 pub(crate) struct Sessions {
     /// When each was last used, in milliseconds.
@@ -78,6 +81,22 @@ impl Sessions {
                 active.insert(id, now_ms);
             }
         }
+    }
+
+    /// Their clients are done with them; they go with the next refresh.
+    fn end(&self, ids: impl IntoIterator<Item = SessionId>) {
+        let mut ended = self.ended.lock();
+        for id in ids {
+            if ended.len() >= ENDED_MAX {
+                return;
+            }
+            ended.insert(id);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ended(&self) -> usize {
+        self.ended.lock().len()
     }
 
     fn all(&self) -> Vec<(SessionId, i64)> {
@@ -178,7 +197,7 @@ pub(crate) async fn refresh(router: &Arc<Router>) -> Result<(), Error> {
     used.retain(|(id, _)| !ended.contains(id));
     let used: Vec<SessionId> = used.into_iter().map(|(id, _)| id).collect();
     if let Err(error) = store(router, &used, &ended, now_ms).await {
-        known.ended.lock().extend(ended);
+        known.end(ended);
         return Err(error);
     }
     let mut gone = ended;
@@ -286,7 +305,7 @@ pub(crate) async fn answer(router: &Arc<Router>, request: &Request) -> Result<Re
         "endSessions" => {
             // It says what is wrong with them.
             let reply = diagnostic::ask_config(router, request).await?;
-            router.sessions.ended.lock().extend(listed(request));
+            router.sessions.end(listed(request));
             // A shard that is away hears of it with the next refresh.
             if let Err(failure) = diagnostic::tell_everybody(router, request).await {
                 let reply = failure.into_reply();
@@ -363,5 +382,20 @@ impl Meant {
                 ids.contains(id) || users.iter().any(|user| user == id.user())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ended_sessions_are_not_remembered_without_limit() {
+        let sessions = Sessions::new();
+        let id = |at: usize| SessionId::new((at as u128).to_be_bytes());
+        for portion in (0..ENDED_MAX + 1_000).collect::<Vec<_>>().chunks(777) {
+            sessions.end(portion.iter().copied().map(id));
+        }
+        assert_eq!(sessions.ended.lock().len(), ENDED_MAX);
     }
 }

@@ -532,3 +532,177 @@ fn a_write_of_many_is_not_begun_anew_behind_an_answer() {
         }
     });
 }
+
+/// The pipeline `[first, last]` of one field each, with documents as values.
+fn pipeline(first: (&str, Doc<'_>), last: (&str, Doc<'_>)) -> model::bson::ArrayBuf {
+    let mut stages = model::bson::ArrayWriter::new();
+    for (name, value) in [first, last] {
+        stages.push(&DocWriter::new().with(name, value).finish());
+    }
+    stages.finish()
+}
+
+/// ⚑ Who asks how a pipeline would be run gets no pipeline run, and nothing written.
+#[test]
+fn an_explained_pipeline_of_two_halves_is_not_run() {
+    run(async {
+        let world = World::new();
+        world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+        for shard in ["a", "b", "c"] {
+            world.asked(shard);
+        }
+        let group = DocWriter::new().with("_id", "$name").finish();
+        let one = DocWriter::new().with("k", 15).finish();
+        let into = DocWriter::new().with("into", "kinds").finish();
+        let out = DocWriter::new().with("db", "other").with("coll", "kinds");
+        let out = out.finish();
+        let halves = [
+            (("$group", group.as_doc()), ("$merge", into.as_doc())),
+            (("$group", group.as_doc()), ("$out", out.as_doc())),
+            // One shard, whose cursor would read on.
+            (("$match", one.as_doc()), ("$merge", into.as_doc())),
+        ];
+        for (first, last) in halves {
+            let stages = pipeline(first, last);
+            let command = || {
+                DocWriter::new()
+                    .with("aggregate", "birds")
+                    .with("pipeline", &stages)
+            };
+            let question = command().with("explain", true).with("$db", "test");
+            let reply = world.run(question.finish()).await;
+            let mut asked = Vec::new();
+            for shard in ["a", "b", "c"] {
+                asked.extend(world.asked(shard));
+            }
+            assert!(asked.iter().all(|name| name == "explain"), "{asked:?}");
+            assert!(!asked.is_empty());
+            // The same is said to who asks with `explain`.
+            let mut explain = DocWriter::new();
+            explain.begin_document("explain");
+            for element in command().finish().as_doc().iter() {
+                explain.append_element(&element);
+            }
+            explain.begin_document("cursor").end().end();
+            let explain = explain
+                .with("verbosity", "queryPlanner")
+                .with("$db", "test");
+            let expected = world.run(explain.finish()).await;
+            assert!(reply.get("splitPipeline").is_some(), "{reply:?}");
+            let names = |doc: &DocBuf| -> Vec<String> {
+                let names = doc.as_doc().iter().map(|element| element.key().to_owned());
+                names.collect()
+            };
+            assert_eq!(names(&reply), names(&expected));
+            for name in ["splitPipeline", "shards"] {
+                assert_eq!(reply.get(name), expected.get(name));
+            }
+            for shard in ["a", "b", "c"] {
+                world.asked(shard);
+            }
+        }
+        let wrong = DocWriter::new()
+            .with("aggregate", "birds")
+            .with("pipeline", &pipeline(halves[0].0, halves[0].1))
+            .with("explain", 1)
+            .with("$db", "test");
+        let reply = world.run(wrong.finish()).await;
+        assert_eq!(int(&reply, "code"), Code::TYPE_MISMATCH.0);
+    });
+}
+
+fn mark_all() -> DocBuf {
+    let mut update = DocWriter::new().with("update", "birds");
+    update.begin_array("updates").push_document();
+    update.begin_document("q").end();
+    update
+        .begin_document("u")
+        .begin_document("$inc")
+        .append("n", 1)
+        .end()
+        .end();
+    update.append("multi", true).end().end();
+    update.with("$db", "test").finish()
+}
+
+/// ⚑ What a shard did that was removed before it told is not guessed, and not done again elsewhere.
+#[test]
+fn the_part_of_a_shard_that_left_without_an_answer_is_not_guessed() {
+    run(async {
+        let world = World::new();
+        world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+        let c = &world.shards["c"];
+        c.faults.lock().extend(vec![Fault::ReplyLost; 1_000]);
+        world.asked("c");
+        let leaves = async {
+            while c.asked.lock().is_empty() {
+                tokio::task::yield_now().await;
+            }
+            world.forget_c().await;
+        };
+        let (reply, ()) = tokio::join!(world.run(mark_all()), leaves);
+        let errors = reply.as_doc().get_array("writeErrors");
+        let Some(ValueRef::Document(error)) = errors.and_then(|errors| errors.get(0)) else {
+            panic!("no error in {reply:?}");
+        };
+        assert_eq!(
+            error.get("code"),
+            Some(ValueRef::Int32(Code::HOST_UNREACHABLE.0))
+        );
+        let why = error.get_str("errmsg").unwrap_or_default();
+        assert!(why.contains("was removed before it told"), "{why}");
+        for shard in ["a", "b"] {
+            let updates = world.asked(shard);
+            let updates = updates.iter().filter(|name| *name == "update");
+            assert_eq!(updates.count(), 1, "{shard} does its own part");
+        }
+    });
+}
+
+/// What a shard had that was emptied and removed before it was asked is changed where it is now.
+#[test]
+fn the_part_of_a_shard_that_left_before_is_taken_over() {
+    run(async {
+        let world = World::new();
+        world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+        for shard in ["a", "b", "c"] {
+            world.asked(shard);
+        }
+        // The router has the table of before, and no such shard.
+        world.remove_c().await;
+        let reply = world.run(mark_all()).await;
+        assert!(reply.get("writeErrors").is_none(), "{reply:?}");
+        assert_eq!(world.asked("c"), [""; 0]);
+        let updates = world.asked("b");
+        assert!(updates.iter().any(|name| name == "update"));
+    });
+}
+
+/// A shard that is away hears later of sessions that were ended; the client need not wait for it.
+#[test]
+fn sessions_end_while_a_shard_is_away() {
+    run(async {
+        let world = World::new();
+        world.insert(&[1, 11, 21], plain).await;
+        for shard in ["a", "b", "c"] {
+            world.asked(shard);
+        }
+        world.shards["b"].faults.lock().push_back(Fault::NotSent);
+        let mut end = DocWriter::new();
+        end.begin_array("endSessions").push_document();
+        end.append(
+            "id",
+            ValueRef::Binary {
+                subtype: 4,
+                bytes: &[5; 16],
+            },
+        );
+        end.end().end().append("$db", "admin");
+        let reply = world.run(end.finish()).await;
+        assert_eq!(reply.get("ok"), Some(ValueRef::Double(1.0)), "{reply:?}");
+        assert_eq!(world.ended_sessions(), 1);
+        for shard in ["a", "c"] {
+            assert_eq!(world.asked(shard), ["endSessions"]);
+        }
+    });
+}

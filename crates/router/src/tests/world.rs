@@ -47,6 +47,8 @@ pub(super) struct Chunk {
 pub(super) struct FakeConfig {
     chunks: Mutex<Vec<Chunk>>,
     pub(super) questions: AtomicUsize,
+    /// Shards that were removed.
+    pub(super) gone: Mutex<Vec<&'static str>>,
     /// Closed unless a test wants questions to wait.
     pub(super) gate: Mutex<Option<Arc<Semaphore>>>,
     pub(super) fails: AtomicUsize,
@@ -118,7 +120,11 @@ impl Endpoint for FakeConfig {
                 "find" => {
                     let mut writer = Reply::writer();
                     writer.begin_document("cursor").begin_array("firstBatch");
+                    let gone = self.gone.lock().clone();
                     for shard in ["a", "b", "c"] {
+                        if gone.contains(&shard) {
+                            continue;
+                        }
                         let host = format!("{shard}/{shard}:1");
                         writer
                             .push_document()
@@ -154,6 +160,7 @@ impl Endpoint for FakeConfig {
                     }
                     Ok(self.routing())
                 }
+                "endSessions" => Ok(Reply::ok()),
                 other => panic!("the config server is asked for {other}"),
             }
         })
@@ -304,6 +311,12 @@ impl FakeShard {
                 }
                 writer.end().append("ok", 1.0);
                 Reply::from_writer(writer)
+            }
+            "endSessions" => Reply::ok(),
+            "explain" => {
+                let mut writer = Reply::writer();
+                writer.begin_document("queryPlanner").end();
+                Reply::from_writer(writer.with("ok", 1.0))
             }
             "killCursors" => {
                 for id in body.get_array("cursors").expect("cursors").iter() {
@@ -493,6 +506,7 @@ impl World {
         let config = Arc::new(FakeConfig {
             chunks: Mutex::new(chunks.to_vec()),
             questions: AtomicUsize::new(0),
+            gone: Mutex::default(),
             gate: Mutex::default(),
             fails: AtomicUsize::new(0),
         });
@@ -543,6 +557,33 @@ impl World {
         for shard in [from, to] {
             self.shards[shard].cursors.lock().clear();
         }
+    }
+
+    /// What c had goes to b, and c leaves the cluster.
+    pub(super) async fn remove_c(&self) {
+        {
+            let last = &mut self.config.chunks.lock()[2];
+            (last.shard, last.major) = ("b", 4);
+            last.owners.insert(0, (4, "b"));
+        }
+        *self.shards["b"].major.lock() = 4;
+        let moved: Vec<DocBuf> = std::mem::take(&mut *self.shards["c"].documents.lock());
+        self.shards["b"].documents.lock().extend(moved);
+        self.shards["b"].owned.lock().push((20, i32::MAX));
+        self.shards["c"].owned.lock().clear();
+        self.forget_c().await;
+    }
+
+    /// It is not listed any more, and the router has heard of that.
+    pub(super) async fn forget_c(&self) {
+        self.config.gone.lock().push("c");
+        let list = DocWriter::new().with("listShards", 1).with("$db", "admin");
+        self.run(list.finish()).await;
+    }
+
+    /// Sessions that clients have ended, and the cluster has not heard of yet.
+    pub(super) fn ended_sessions(&self) -> usize {
+        self.handler.0.sessions.ended()
     }
 
     /// The collection is gone: nobody knows it, and all that it had.
