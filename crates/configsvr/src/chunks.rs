@@ -8,7 +8,7 @@ use crate::documents::{self, CHUNKS, CollectionEntry, uuid_value};
 use crate::error::Fault;
 use crate::middle::key_within;
 use crate::placement::{self, Bounds};
-use crate::queue::Claim;
+use crate::queue::{Claim, Patience};
 use crate::server::{ok, text};
 use crate::tenure::{Plan, Tenure, log_change};
 use cluster::authority::{Expected, NewPlacement, Request};
@@ -22,10 +22,14 @@ use std::sync::Arc;
 /// `{split: ns, find: {..} | bounds: [min, max] | middle: {..}}`.
 pub(crate) async fn split(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
     let name = Namespace::parse(text(command, "split")?)?;
+    let patience = Patience::of(command)?;
     let (here, command) = (tenure.clone(), command.to_owned());
     tenure
         .complete(async move {
-            let _turn = here.queue.enter(&Claim::one(&name)).await;
+            let _turn = here
+                .queue
+                .enter_within(&Claim::one(&name), patience)
+                .await?;
             split_in_turn(&here, &name, command.as_doc()).await
         })
         .await
@@ -121,10 +125,14 @@ pub(crate) async fn merge(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocB
     let name = Namespace::parse(text(command, "mergeChunks")?)?;
     let bounds = two_bounds(command)?;
     let bounds = bounds.ok_or_else(|| invalid("mergeChunks needs bounds"))?;
+    let patience = Patience::of(command)?;
     let here = tenure.clone();
     tenure
         .complete(async move {
-            let _turn = here.queue.enter(&Claim::one(&name)).await;
+            let _turn = here
+                .queue
+                .enter_within(&Claim::one(&name), patience)
+                .await?;
             merge_in_turn(&here, &name, bounds).await
         })
         .await

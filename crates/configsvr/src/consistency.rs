@@ -9,7 +9,7 @@ use crate::collection::Facts;
 use crate::commit::by;
 use crate::documents::{self, CHUNKS, COLLECTIONS, CollectionEntry, LOCKS, OPERATIONS};
 use crate::error::Fault;
-use crate::queue::Claim;
+use crate::queue::{Claim, Patience};
 use crate::tenure::Tenure;
 use cluster::routing::{RoutingTable, ShardId};
 use model::Namespace;
@@ -46,6 +46,7 @@ pub(crate) async fn check(
         Some(one) => name == one,
         None => database == "admin" || name.database() == database,
     };
+    let patience = Patience::of(command)?;
     let mut findings = Findings(Vec::new());
     let names: Vec<Namespace> = {
         let state = tenure.state().await?;
@@ -54,7 +55,8 @@ pub(crate) async fn check(
     };
     for name in names {
         // Nobody but moves changes it meanwhile.
-        let _turn = tenure.queue.enter(&Claim::one(&name)).await;
+        let claim = Claim::one(&name);
+        let _turn = tenure.queue.enter_within(&claim, patience).await?;
         check_collection(tenure, &name, &mut findings).await?;
     }
     if collection.is_none() {

@@ -8,7 +8,7 @@
 use crate::commit::{Commit, by};
 use crate::documents::{self, DATABASES};
 use crate::error::Fault;
-use crate::queue::Claim;
+use crate::queue::{Claim, Patience};
 use crate::state::Effect;
 use crate::tenure::{Plan, Tenure};
 use cluster::authority::DatabasePlacement;
@@ -50,6 +50,7 @@ pub(crate) async fn create(
     tenure: &Arc<Tenure>,
     name: &str,
     on: Option<&str>,
+    patience: Patience,
 ) -> Result<DatabasePlacement, Fault> {
     if let Some(fixed) = fixed(name) {
         return Ok(fixed);
@@ -67,7 +68,8 @@ pub(crate) async fn create(
     let on = on.map(ShardId::new);
     tenure
         .complete(async move {
-            let _turn = here.queue.enter(&Claim::Database(name.clone())).await;
+            let claim = Claim::Database(name.clone());
+            let _turn = here.queue.enter_within(&claim, patience).await?;
             create_in_turn(&here, &name, on.as_ref()).await
         })
         .await

@@ -7,14 +7,96 @@
 //!
 //! Whoever waits is woken by the one before, in the order of arrival; nobody polls. Claims are taken
 //! in one order (databases by name, then collections by name), so two operations never wait for each
-//! other. The queue lives in memory: what an operation has done is in its state document, and a new
+//! other. Nobody waits without an end ([`Patience`]): an operation that moves a whole database may take
+//! hours. Who gives up has done nothing. The queue lives in memory: what an operation has done is in its state document, and a new
 //! primary queues unfinished operations first (`docs/decisions`, on locks without pings).
 
-use model::Namespace;
+use crate::error::Fault;
+use model::bson::Doc;
+use model::number::Number;
+use model::{Code, Namespace};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
+use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::time::{Instant, timeout_at};
+
+/// How long somebody without a limit of its own waits for its turn, as in MongoDB.
+const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
+
+/// Until when somebody waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Until it gets its turn.
+    turn: Instant,
+    /// Until it is told how it ended: what has begun goes on without it.
+    end: Option<Instant>,
+}
+
+impl Patience {
+    /// Of who sent a command: its `maxTimeMS`, if it has one.
+    pub(crate) fn of(command: Doc<'_>) -> Result<Self, Fault> {
+        let limit = match command.get("maxTimeMS") {
+            None => return Ok(Self::usual()),
+            Some(value) => Number::of(value).and_then(Number::to_i64_exact),
+        };
+        match limit.map(u32::try_from) {
+            Some(Ok(0)) => Ok(Self::usual()),
+            Some(Ok(limit_ms)) => {
+                let until = Instant::now() + Duration::from_millis(u64::from(limit_ms));
+                Ok(Self {
+                    turn: until,
+                    end: Some(until),
+                })
+            }
+            Some(Err(_)) | None => Err(Fault::new(
+                Code::BAD_VALUE,
+                "maxTimeMS must be a whole number of milliseconds, and not negative",
+            )),
+        }
+    }
+
+    /// Without a limit of its own.
+    pub(crate) fn usual() -> Self {
+        Self {
+            turn: Instant::now() + LONGEST_WAIT,
+            end: None,
+        }
+    }
+
+    /// Waits for the end of something that runs by itself.
+    pub(crate) async fn see<T>(
+        self,
+        ended: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<T, Fault> {
+        match self.end {
+            None => ended.await,
+            Some(until) => match timeout_at(until, ended).await {
+                Ok(ended) => ended,
+                Err(_) => Err(expired()),
+            },
+        }
+    }
+
+    fn over(self, claim: &Claim) -> Fault {
+        match self.end {
+            Some(_) => expired(),
+            None => Fault::new(
+                Code::LOCK_BUSY,
+                format!(
+                    "other operations have {} for themselves, and did not end in time",
+                    claim.names().join(", ")
+                ),
+            ),
+        }
+    }
+}
+
+fn expired() -> Fault {
+    Fault::new(Code::MAX_TIME_MS_EXPIRED, "operation exceeded time limit")
+}
 
 /// What an operation needs for itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,6 +134,17 @@ pub(crate) struct Turn {
 }
 
 impl Queue {
+    /// The turn of who does not wait longer than that.
+    pub(crate) async fn enter_within(
+        &self,
+        claim: &Claim,
+        patience: Patience,
+    ) -> Result<Turn, Fault> {
+        let entering = timeout_at(patience.turn, self.enter(claim));
+        entering.await.map_err(|_| patience.over(claim))
+    }
+
+    /// The turn of who was here before all others, and waits for none of them.
     pub(crate) async fn enter(&self, claim: &Claim) -> Turn {
         let (mut shared, mut alone) = (Vec::new(), Vec::new());
         match claim {
@@ -137,7 +230,6 @@ impl Drop for Changing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn of(names: &[&str]) -> Claim {
         let names = names.iter().map(|name| Namespace::parse(name).unwrap());
@@ -168,6 +260,35 @@ mod tests {
         drop(turn);
         queue.enter(&of(&["c.z"])).await;
         assert!(queue.places.lock().len() <= 2, "places are given back");
+    }
+
+    /// ⚑ A database that moves for hours is no reason to wait for hours.
+    #[tokio::test]
+    async fn nobody_waits_for_a_turn_without_an_end() {
+        let queue = Queue::default();
+        let claim = of(&["a.x"]);
+        let limited = |limit_ms: i32| {
+            let command = model::bson::DocWriter::new().with("maxTimeMS", limit_ms);
+            Patience::of(command.finish().as_doc())
+        };
+        assert!(limited(-1).is_err());
+        let began = Instant::now();
+        let usual = limited(0).unwrap();
+        assert!(usual.turn <= Instant::now() + LONGEST_WAIT && usual.turn >= began + LONGEST_WAIT);
+        let turn = queue.enter(&Claim::Database("a".to_owned())).await;
+        let code = |entered: Result<Turn, Fault>| entered.err().and_then(|fault| fault.code());
+        let entered = queue.enter_within(&claim, limited(1).unwrap()).await;
+        assert_eq!(code(entered), Some(Code::MAX_TIME_MS_EXPIRED));
+        let over = Patience {
+            turn: Instant::now(),
+            end: None,
+        };
+        let entered = queue.enter_within(&claim, over).await;
+        assert_eq!(code(entered), Some(Code::LOCK_BUSY));
+        // Who gave up is in nobody's way.
+        drop(turn);
+        let database = Claim::Database("a".to_owned());
+        assert!(queue.enter_within(&database, usual).await.is_ok());
     }
 
     #[tokio::test]

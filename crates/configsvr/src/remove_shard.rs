@@ -12,6 +12,7 @@
 use crate::commit::{Commit, by};
 use crate::documents::SHARDS;
 use crate::error::Fault;
+use crate::queue::Patience;
 use crate::server::text;
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure, log_change};
@@ -23,10 +24,11 @@ use std::sync::Arc;
 
 pub(crate) async fn remove(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
     let shard = ShardId::new(text(command, "removeShard")?);
+    let patience = Patience::of(command)?;
     let here = tenure.clone();
     tenure
         .complete(async move {
-            let _turn = here.queue.enter(&all_shards()).await;
+            let _turn = here.queue.enter_within(&all_shards(), patience).await?;
             let reply = here.decide(|state| plan(state, &here, &shard)).await?;
             here.balancer.wake();
             Ok(reply)

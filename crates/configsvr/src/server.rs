@@ -10,6 +10,7 @@ use crate::operation::refine::Refine;
 use crate::operation::rename::Rename;
 use crate::operation::run;
 use crate::operation::shard_collection::ShardCollection;
+use crate::queue::Patience;
 use crate::store::Store;
 use crate::tenure::{Tenure, no_primary};
 use crate::{
@@ -146,7 +147,8 @@ impl ConfigServer {
             }
             "_configsvrCreateDatabase" => {
                 let on = body.get_str("primaryShard");
-                let made = database::create(&tenure, text(body, "db")?, on).await?;
+                let name = text(body, "db")?;
+                let made = database::create(&tenure, name, on, Patience::of(body)?).await?;
                 Ok(database::reply(&made))
             }
             "_configsvrDdl" => {
@@ -235,8 +237,9 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
             format!("{name} may only be run against the admin database."),
         ));
     }
+    let patience = Patience::of(command)?;
     match spelled {
-        "addShard" => run(tenure, AddShard::parse(command)?).await,
+        "addShard" => run(tenure, AddShard::parse(command)?, patience).await,
         "enableSharding" => {
             let name = text(command, "enableSharding")?;
             if matches!(name, "admin" | "config" | "local") {
@@ -245,22 +248,30 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
                     format!("Cannot manually create or shard database '{name}'"),
                 ));
             }
-            database::create(tenure, name, command.get_str("primaryShard")).await?;
+            let on = command.get_str("primaryShard");
+            database::create(tenure, name, on, patience).await?;
             Ok(ok())
         }
-        "shardCollection" => run(tenure, ShardCollection::parse(command)?).await,
-        "refineCollectionShardKey" => run(tenure, Refine::parse(command)?).await,
-        "drop" => run(tenure, Drop::parse(database, command)?).await,
-        "dropDatabase" => run(tenure, DropDatabase::parse(database)?).await,
+        "shardCollection" => run(tenure, ShardCollection::parse(command)?, patience).await,
+        "refineCollectionShardKey" => run(tenure, Refine::parse(command)?, patience).await,
+        "drop" => run(tenure, Drop::parse(database, command)?, patience).await,
+        "dropDatabase" => run(tenure, DropDatabase::parse(database)?, patience).await,
         "createIndexes" | "dropIndexes" | "collMod" => {
-            run(tenure, OnOwners::parse(database, command)?).await
+            run(tenure, OnOwners::parse(database, command)?, patience).await
         }
-        "renameCollection" => run(tenure, Rename::parse(tenure, command).await?).await,
+        "renameCollection" => {
+            run(
+                tenure,
+                Rename::parse(tenure, command, patience).await?,
+                patience,
+            )
+            .await
+        }
         "split" => chunks::split(tenure, command).await,
         "mergeChunks" => chunks::merge(tenure, command).await,
         "moveRange" => moves::command::move_range(tenure, command).await,
         "moveChunk" => moves::command::move_chunk(tenure, command).await,
-        "movePrimary" => run(tenure, MovePrimary::parse(command)?).await,
+        "movePrimary" => run(tenure, MovePrimary::parse(command)?, patience).await,
         "setAllowMigrations" => moves::command::set_allow(tenure, command).await,
         "removeShard" => remove_shard::remove(tenure, command).await,
         "addShardToZone" => zones::change_shard(tenure, "addShardToZone", command).await,

@@ -13,6 +13,7 @@ use crate::error::Fault;
 use crate::operation::on_owners::OnOwners;
 use crate::operation::run;
 use crate::operation::shard_collection::ShardCollection;
+use crate::queue::Patience;
 use crate::tenure::Tenure;
 use cluster::sessions;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -61,7 +62,12 @@ async fn set_up(tenure: &Arc<Tenure>, name: &Namespace, seconds: i64) -> Result<
         table.and_then(|table| table.shards().first().map(|part| part.shard.clone()))
     };
     let Some(owner) = owner else {
-        run(tenure, ShardCollection::of_sessions(name, seconds)?).await?;
+        run(
+            tenure,
+            ShardCollection::of_sessions(name, seconds)?,
+            Patience::usual(),
+        )
+        .await?;
         return Ok(());
     };
     let indexes = collection::indexes(tenure, &owner, name).await?;
@@ -79,6 +85,7 @@ async fn set_up(tenure: &Arc<Tenure>, name: &Namespace, seconds: i64) -> Result<
     run(
         tenure,
         OnOwners::parse(sessions::DATABASE, command.as_doc())?,
+        Patience::usual(),
     )
     .await?;
     Ok(())

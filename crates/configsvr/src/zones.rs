@@ -13,7 +13,7 @@
 use crate::commit::{Commit, by};
 use crate::documents::{Fields, SHARDS, TAGS};
 use crate::error::Fault;
-use crate::queue::Claim;
+use crate::queue::{Claim, Patience};
 use crate::server::{ok, text};
 use crate::tenure::{Plan, Tenure};
 use cluster::balance::Zone;
@@ -34,10 +34,11 @@ pub(crate) async fn change_shard(
 ) -> Result<DocBuf, Fault> {
     let shard = ShardId::new(text(command, name)?);
     let zone = zone_of(command)?.to_owned();
+    let patience = Patience::of(command)?;
     let here = tenure.clone();
     tenure
         .complete(async move {
-            let _turn = here.queue.enter(&all_shards()).await;
+            let _turn = here.queue.enter_within(&all_shards(), patience).await?;
             let removes = name == "removeShardFromZone";
             if !here.with_state(|state| state.hosts.contains_key(&shard)) {
                 return Err(Fault::new(
@@ -136,11 +137,12 @@ pub(crate) async fn update_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Resu
         _ => Some(zone_of(command)?.to_owned()),
     };
     check_bounds(min.as_doc(), max.as_doc())?;
+    let patience = Patience::of(command)?;
     let here = tenure.clone();
     tenure
         .complete(async move {
             let claim = Claim::one(&name);
-            let _turn = here.queue.enter(&claim).await;
+            let _turn = here.queue.enter_within(&claim, patience).await?;
             let key = here.with_state(|state| {
                 let sharded = state.sharded(&name).ok();
                 sharded.map(|(entry, _)| entry.key.clone())

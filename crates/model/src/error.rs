@@ -57,6 +57,7 @@ codes! {
     CANNOT_BACKFILL_ARRAY = 34 "CannotBackfillArray",
     CONFLICTING_UPDATE_OPERATORS = 40 "ConflictingUpdateOperators",
     CURSOR_NOT_FOUND = 43 "CursorNotFound",
+    LOCK_BUSY = 46 "LockBusy",
     NAMESPACE_EXISTS = 48 "NamespaceExists",
     DOLLAR_PREFIXED_FIELD_NAME = 52 "DollarPrefixedFieldName",
     INVALID_ID_FIELD = 53 "InvalidIdField",

@@ -26,6 +26,7 @@
 use crate::Shard;
 use crate::catalog::multikey;
 use crate::catalog::{CatalogKey, Clustering, Collection, Index, IndexState, NextIds};
+use crate::operation::Operation;
 use crate::oplog::Commands;
 use crate::sharding::{CONFIG_TIME_KEY, Ownership, OwnershipKey};
 use crate::write::Companion;
@@ -91,11 +92,12 @@ impl Shard {
     pub(crate) async fn ensure_collection(
         &self,
         namespace: &Namespace,
+        operation: Option<&Operation>,
     ) -> Result<Arc<Collection>, Error> {
         if let Some(collection) = self.catalog.get(namespace) {
             return Ok(collection);
         }
-        let _ddl = self.ddl_in(namespace.database()).await?;
+        let _ddl = self.ddl_in(&[namespace.database()], operation).await?;
         match self.catalog.get(namespace) {
             Some(collection) => Ok(collection),
             None => {
@@ -217,11 +219,12 @@ impl Shard {
         &self,
         namespace: &Namespace,
         check: impl Fn() -> Result<(), Error>,
+        operation: Option<&Operation>,
     ) -> Result<Option<Arc<Collection>>, Error> {
         if let Some(collection) = self.catalog.get(namespace) {
             refuse_part("drop", &collection)?;
         }
-        let ddl = self.ddl_in(namespace.database()).await?;
+        let ddl = self.ddl_in(&[namespace.database()], operation).await?;
         check()?;
         self.drop_held(ddl, namespace, Telling::Aloud, |known| !known.is_sharded())
             .await
@@ -295,10 +298,14 @@ impl Shard {
         from: &Namespace,
         to: &Namespace,
         drop_target: bool,
+        operation: Option<&Operation>,
     ) -> Result<(), Error> {
         let within = from.database() == to.database();
-        let _ddl = self.ddl_in(from.database()).await?;
+        let databases = [from.database(), to.database()];
+        let _ddl = self.ddl_in(&databases, operation).await?;
+        // ⚑ Both ends: what arrives where its database does not live would be found by nobody.
         self.check_home(from)?;
+        self.check_home(to)?;
         let Some(source) = self.catalog.get(from) else {
             let message = if within {
                 format!("Source collection {from} does not exist")
@@ -409,9 +416,10 @@ impl Shard {
     pub(crate) async fn drop_indexes(
         &self,
         namespace: &Namespace,
+        operation: Option<&Operation>,
         choose: impl Fn(&Collection) -> Result<Vec<String>, Error>,
     ) -> Result<Option<Arc<Collection>>, Error> {
-        let _ddl = self.ddl_in(namespace.database()).await?;
+        let _ddl = self.ddl_in(&[namespace.database()], operation).await?;
         let Some(collection) = self.catalog.get(namespace) else {
             return Ok(None);
         };

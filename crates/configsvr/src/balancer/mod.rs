@@ -21,14 +21,15 @@ pub(crate) use command::{collection_status, set, status};
 use crate::documents::{CollectionEntry, Fields, SHARDS};
 use crate::error::Fault;
 use crate::moves::{self, command::Wanted};
+use crate::queue::Patience;
 use crate::state::State;
 use crate::tenure::Tenure;
 use crate::zones;
 use cluster::balance::{Load, Proposal, Reason, Refused, Zone, choose};
 use cluster::routing::{RoutingTable, ShardId};
-use model::Namespace;
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::number::Number;
+use model::{Code, Namespace};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -136,7 +137,10 @@ async fn round(tenure: &Arc<Tenure>) -> Result<usize, Fault> {
             let tried = (name.clone(), (range.min.clone(), proposal.to.clone()));
             let wanted = Wanted::exactly(name.clone(), range, &proposal.to);
             let here = tenure.clone();
-            moving.spawn(async move { (moves::run(&here, wanted).await, tried) });
+            moving.spawn(async move {
+                let moved = moves::run(&here, wanted, Patience::usual()).await;
+                (moved, tried)
+            });
         }
     }
     let mut ended_moves = 0;
@@ -144,6 +148,10 @@ async fn round(tenure: &Arc<Tenure>) -> Result<usize, Fault> {
         ended_moves += 1;
         match ended {
             Ok((Ok(_), _)) => {}
+            // Nothing is wrong with the range: its database was not to be had.
+            Ok((Err(fault), (name, _))) if fault.code() == Some(Code::LOCK_BUSY) => {
+                tracing::info!("the balancer could not move a range of {name}: {fault}");
+            }
             Ok((Err(fault), (name, what))) => {
                 tracing::info!("the balancer could not move a range of {name}: {fault}");
                 let mut refused = tenure.balancer.refused.lock();

@@ -17,7 +17,7 @@ use crate::commit::{Commit, by};
 use crate::documents::{self, CHUNKS, COLLECTIONS, CollectionEntry, uuid_value};
 use crate::error::Fault;
 use crate::placement;
-use crate::queue::Claim;
+use crate::queue::{Claim, Patience};
 use crate::server::{missing, ok, text};
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure, log_change};
@@ -94,7 +94,7 @@ pub(crate) async fn move_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result
         to,
         options,
     };
-    run(tenure, wanted).await?;
+    run(tenure, wanted, Patience::of(command)?).await?;
     Ok(ok())
 }
 
@@ -136,7 +136,7 @@ pub(crate) async fn move_chunk(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result
         to,
         options,
     };
-    run(tenure, wanted).await?;
+    run(tenure, wanted, Patience::of(command)?).await?;
     let millis = documents::now_ms() - began_ms;
     Ok(DocWriter::new()
         .with("millis", i32::try_from(millis).unwrap_or(i32::MAX))
@@ -403,11 +403,12 @@ pub(crate) async fn set_allow(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<
         Some(other) => return Err(wrong_type("allowMigrations", other, "bool")),
         None => return Err(missing("setAllowMigrations.allowMigrations")),
     };
+    let patience = Patience::of(command)?;
     let here = tenure.clone();
     tenure
         .complete(async move {
             let claim = Claim::one(&name);
-            let _turn = here.queue.enter(&claim).await;
+            let _turn = here.queue.enter_within(&claim, patience).await?;
             here.decide(|state| {
                 let (entry, _) = state.sharded(&name)?;
                 let new = entry.with(by("permitMigrations", allow).as_doc())?;

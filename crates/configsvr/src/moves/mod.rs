@@ -30,7 +30,7 @@ pub(crate) use state::{KIND, Move};
 use crate::commit::{Commit, by};
 use crate::documents::{OPERATIONS, now_ms, uuid_value};
 use crate::error::{Fault, Retry};
-use crate::queue::Claim;
+use crate::queue::{Claim, Patience};
 use crate::settle;
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure, log_change, no_primary};
@@ -49,28 +49,29 @@ const OUTCOMES_KEPT_MS: i64 = 24 * 60 * 60 * 1000;
 pub(crate) async fn run(
     tenure: &Arc<Tenure>,
     wanted: command::Wanted,
+    patience: Patience,
 ) -> Result<Option<DocBuf>, Fault> {
     let here = tenure.clone();
-    tenure
-        .complete(async move {
-            let Some(mut waiting) = begin(&here, wanted).await? else {
-                return Ok(None);
-            };
-            let ended = waiting.wait_for(Option::is_some).await;
-            // Its sender is gone without a word when the tenure is over.
-            let ended = ended.map_err(|_| no_primary())?.clone();
-            ended.unwrap_or_else(|| Err(no_primary())).map(Some)
-        })
-        .await
+    let ended = tenure.complete(async move {
+        let Some(mut waiting) = begin(&here, wanted, patience).await? else {
+            return Ok(None);
+        };
+        let ended = waiting.wait_for(Option::is_some).await;
+        // Its sender is gone without a word when the tenure is over.
+        let ended = ended.map_err(|_| no_primary())?.clone();
+        ended.unwrap_or_else(|| Err(no_primary())).map(Some)
+    });
+    patience.see(ended).await
 }
 
 /// Begins a move, or joins one, in the turn of its collection.
 async fn begin(
     tenure: &Arc<Tenure>,
     wanted: command::Wanted,
+    patience: Patience,
 ) -> Result<Option<registry::Waiting>, Fault> {
     let claim = Claim::one(&wanted.namespace);
-    let _turn = tenure.queue.enter(&claim).await;
+    let _turn = tenure.queue.enter_within(&claim, patience).await?;
     if let Some(name) = tenure.closed(&claim) {
         return Err(Fault::new(
             Code::MANUAL_INTERVENTION_REQUIRED,

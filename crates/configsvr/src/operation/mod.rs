@@ -36,7 +36,7 @@ use crate::commit::{Commit, by};
 use crate::documents::{self, Fields, LOCKS, OPERATIONS, uuid_value};
 use crate::error::{Fault, Retry};
 use crate::moves;
-use crate::queue::Claim;
+use crate::queue::{Claim, Patience};
 use crate::settle;
 use crate::state::Effect;
 use crate::tenure::{Plan, Tenure, log_change, no_primary};
@@ -140,15 +140,16 @@ fn restore(doc: Doc<'_>) -> Result<Box<dyn Operation>, Fault> {
     })
 }
 
-/// Begins an operation and waits for its end.
+/// Begins an operation and waits for its end. Whose patience ends before its turn comes has done nothing;
+/// whose ends later is told so, and the operation goes on.
 pub(crate) async fn run(
     tenure: &Arc<Tenure>,
     operation: impl Operation + 'static,
+    patience: Patience,
 ) -> Result<DocBuf, Fault> {
     let here = tenure.clone();
-    tenure
-        .complete(async move { begin(&here, Box::new(operation)).await })
-        .await
+    let ended = tenure.complete(async move { begin(&here, Box::new(operation), patience).await });
+    patience.see(ended).await
 }
 
 /// Queues what an earlier primary left unfinished, before anybody else comes.
@@ -192,9 +193,14 @@ pub(crate) async fn resume_all(tenure: &Arc<Tenure>) -> Result<(), Fault> {
     Ok(())
 }
 
-async fn begin(tenure: &Arc<Tenure>, mut operation: Box<dyn Operation>) -> Result<DocBuf, Fault> {
-    let _turn = tenure.queue.enter(&operation.claim()).await;
-    if let Some(name) = tenure.closed(&operation.claim()) {
+async fn begin(
+    tenure: &Arc<Tenure>,
+    mut operation: Box<dyn Operation>,
+    patience: Patience,
+) -> Result<DocBuf, Fault> {
+    let claim = operation.claim();
+    let _turn = tenure.queue.enter_within(&claim, patience).await?;
+    if let Some(name) = tenure.closed(&claim) {
         return Err(Fault::new(
             Code::MANUAL_INTERVENTION_REQUIRED,
             format!("an earlier operation on {name} could not be finished"),

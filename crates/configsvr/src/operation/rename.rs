@@ -22,7 +22,7 @@ use crate::commit::{Commit, by};
 use crate::documents::{self, COLLECTIONS, CollectionEntry, Fields, TAGS, uuid_value};
 use crate::error::Fault;
 use crate::placement;
-use crate::queue::Claim;
+use crate::queue::{Claim, Patience};
 use crate::server::{ok, text};
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure};
@@ -53,11 +53,15 @@ pub(crate) struct Rename {
 }
 
 impl Rename {
-    pub(crate) async fn parse(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<Self, Fault> {
+    pub(crate) async fn parse(
+        tenure: &Arc<Tenure>,
+        command: Doc<'_>,
+        patience: Patience,
+    ) -> Result<Self, Fault> {
         let from = Namespace::parse(text(command, "renameCollection")?)?;
         let to = Namespace::parse(text(command, "to")?)?;
         // It may be where nothing is yet.
-        crate::database::create(tenure, to.database(), None).await?;
+        crate::database::create(tenure, to.database(), None, patience).await?;
         Ok(Self {
             from,
             to,

@@ -325,3 +325,52 @@ async fn primaries_move_as_asked_or_not_at_all() {
         )
         .await;
 }
+
+/// ⚑ Who changes collections of a database does not wait for hours because its primary moves.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_wait_for_a_primary_no_longer_than_they_may() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+            shard0! test {insert: 'c', documents: [{_id: 1}]} => {n: 1}
+            ",
+        )
+        .await;
+    cluster.donor.behaves(Manner::Copies);
+    // Whoever asked for it is told that it takes longer, and it goes on.
+    cluster
+        .check("admin {movePrimary: 'test', to: 'shard1', maxTimeMS: 1000} => 50")
+        .await;
+    cluster.donor.was_asked(1).await;
+    cluster
+        .check(
+            "
+            {drop: 'c', maxTimeMS: 1} => 50
+            {dropDatabase: 1, maxTimeMS: 1} => 50
+            {drop: 'c', maxTimeMS: -1} => 2
+            {drop: 'c', maxTimeMS: 'x'} => 2
+            admin {shardCollection: 'test.d', key: {a: 1}, maxTimeMS: 1} => 50
+            admin {moveRange: 'test.d', min: {a: 1}, toShard: 'shard1', maxTimeMS: 1} => 50
+            admin {split: 'test.d', middle: {a: 1}, maxTimeMS: 1} => 50
+            admin {renameCollection: 'test.c', to: 'test.e', maxTimeMS: 1} => 50
+            admin {movePrimary: 'test', to: 'shard1', maxTimeMS: 1} => 50
+            # Nothing of that waits for its turn any more, and others were not kept.
+            admin {shardCollection: 'other.d', key: {a: 1}, maxTimeMS: 60000} => {}
+            config! config {count: 'locks'} => {n: 1}
+            ",
+        )
+        .await;
+    cluster.donor.behaves(Manner::Commits);
+    cluster.settled().await;
+    cluster
+        .check(
+            "
+            config! {_configsvrGetDatabase: 1, db: 'test'} => {primary: 'shard1', version: {lastMod: 2}}
+            shard0! test {count: 'c'} => {n: 1}
+            {dropDatabase: 1, maxTimeMS: 60000} => {}
+            ",
+        )
+        .await;
+}

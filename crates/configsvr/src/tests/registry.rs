@@ -85,3 +85,31 @@ async fn databases_are_made_where_the_least_data_is() {
         .await;
     cluster.depose().await;
 }
+
+/// A shard that was removed is added again, with what it still has of the cluster's sessions collection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_left_comes_back() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            # Without ranges: they went when it was emptied.
+            shard1! admin {_terndbCreateSharded: 1, ns: 'config.system.sessions', uuid: UUID(\"00000000-0000-4000-8000-000000000005\"), key: {_id: 1}, placement: {e: ObjectId(\"00000000000000000000000a\"), t: Timestamp(5, 0), v: Timestamp(0, 0)}, collectionVersion: {e: ObjectId(\"00000000000000000000000a\"), t: Timestamp(5, 0), v: Timestamp(3, 0)}, owned: []} => {}
+            shard1! config {drop: 'system.sessions'} => 20
+            admin {removeShard: 'shard1'} => {state: 'started'}
+            admin {removeShard: 'shard1'} => {state: 'completed'}
+            admin {removeShard: 'shard1'} => 70
+            config! config {count: 'shards'} => {n: 1}
+            admin {addShard: 'shard1/shard1:1'} => {shardAdded: 'shard1'}
+            config! config {count: 'shards', query: {_id: 'shard1', state: 1, draining: {$exists: false}}} => {n: 1}
+            # It is as good as any other.
+            admin {enableSharding: 'back', primaryShard: 'shard1'} => {}
+            shard1! back {insert: 'c', documents: [{_id: 1}]} => {n: 1}
+            admin {shardCollection: 'back.h', key: {_id: 'hashed'}} => {}
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 2}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}

@@ -89,7 +89,10 @@ impl Joining<'_> {
         let target = &self.merge.target;
         loop {
             let collection = match self.merge.when_not_matched {
-                WhenNotMatched::Insert => shard.ensure_collection(target).await?,
+                WhenNotMatched::Insert => {
+                    let operation = self.invocation.operation;
+                    shard.ensure_collection(target, Some(operation)).await?
+                }
                 WhenNotMatched::Discard | WhenNotMatched::Fail => match shard.catalog.get(target) {
                     Some(collection) => collection,
                     // Nothing can match, unless it went away with its database.

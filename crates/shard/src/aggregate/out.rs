@@ -36,7 +36,9 @@ pub(crate) async fn write_out(
     let name = format!("tmp.agg_out.{}", shard.new_uuid());
     let hidden = Namespace::new(target.database(), &name)?;
     {
-        let _ddl = shard.ddl_in(target.database()).await?;
+        let _ddl = shard
+            .ddl_in(&[target.database()], Some(invocation.operation))
+            .await?;
         let (options, indexes) = match shard.catalog.get(target) {
             Some(replaced) => (
                 replaced.options.clone(),
@@ -53,12 +55,12 @@ pub(crate) async fn write_out(
     let mut written = fill(invocation, source, &hidden).await;
     if written.is_ok() {
         written = shard
-            .rename_collection(&hidden, target, true)
+            .rename_collection(&hidden, target, true, Some(invocation.operation))
             .await
             .map(|_| ());
     }
     if written.is_err() {
-        shard.drop_collection(&hidden, || Ok(())).await?;
+        shard.drop_collection(&hidden, || Ok(()), None).await?;
     }
     written.map_err(while_running)
 }
@@ -96,7 +98,9 @@ pub(super) async fn insert_all(
         .collect::<Result<Vec<(RecordKey, DocBuf)>, Error>>()?;
     let keys: Vec<RecordKey> = prepared.iter().map(|(key, _)| key.clone()).collect();
     loop {
-        let collection = shard.ensure_collection(namespace).await?;
+        let collection = shard
+            .ensure_collection(namespace, Some(invocation.operation))
+            .await?;
         let written = shard
             .write_statements(
                 collection.id,

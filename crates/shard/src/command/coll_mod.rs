@@ -54,7 +54,9 @@ pub(crate) async fn coll_mod(invocation: &Invocation<'_>) -> Answer {
         return Err(error);
     }
     let shard = invocation.shard;
-    let _ddl = shard.ddl_in(namespace.database()).await?;
+    let _ddl = shard
+        .ddl_in(&[namespace.database()], Some(invocation.operation))
+        .await?;
     invocation.check_database_route()?;
     let Some(collection) = shard.catalog.get(&namespace) else {
         return Err(Error::new(Code::NAMESPACE_NOT_FOUND, "ns does not exist"));

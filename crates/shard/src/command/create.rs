@@ -26,7 +26,9 @@ pub(crate) async fn create(invocation: &Invocation<'_>) -> Answer {
     let options = parse(invocation, &namespace)?;
     check_target(&namespace)?;
     let shard = invocation.shard;
-    let _ddl = shard.ddl_in(namespace.database()).await?;
+    let _ddl = shard
+        .ddl_in(&[namespace.database()], Some(invocation.operation))
+        .await?;
     invocation.check_database_route()?;
     if shard.catalog.get(&namespace).is_some() {
         return Err(Error::new(

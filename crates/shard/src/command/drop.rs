@@ -33,7 +33,8 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
         }
     }
     let is_here = || invocation.check_database_route();
-    let dropped = invocation.shard.drop_collection(&namespace, is_here);
+    let operation = Some(&**invocation.operation);
+    let dropped = (invocation.shard).drop_collection(&namespace, is_here, operation);
     let Some(dropped) = dropped.await? else {
         return Err(Error::new(Code::NAMESPACE_NOT_FOUND, "ns not found"));
     };

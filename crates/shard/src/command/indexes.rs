@@ -35,7 +35,9 @@ pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
     let shard = invocation.shard;
     loop {
         let catalog_change = shard.catalog.changed();
-        let ddl = shard.ddl_in(namespace.database()).await?;
+        let ddl = shard
+            .ddl_in(&[namespace.database()], Some(invocation.operation))
+            .await?;
         invocation.check_database_route()?;
         let Some(collection) = shard.catalog.get(&namespace) else {
             let new = choose(None, &namespace, &asked)?.new;
@@ -310,7 +312,7 @@ pub(crate) async fn drop_indexes(invocation: &Invocation<'_>) -> Answer {
     let target = target.ok_or_else(|| missing("dropIndexes", "index"))?;
     let before = invocation
         .shard
-        .drop_indexes(&namespace, |collection| {
+        .drop_indexes(&namespace, Some(invocation.operation), |collection| {
             invocation.check_database_route()?;
             names_of(collection, &target)
         })

@@ -154,7 +154,8 @@ impl Batch<'_> {
             if prepared.is_empty() {
                 break Vec::new();
             }
-            let collection = shard.ensure_collection(self.namespace).await?;
+            let operation = Some(&**self.invocation.operation);
+            let collection = shard.ensure_collection(self.namespace, operation).await?;
             let keys: Vec<RecordKey> = prepared
                 .iter()
                 .map(|(_, document)| collection.record_key_to_insert(document.doc()))

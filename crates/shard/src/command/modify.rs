@@ -370,7 +370,8 @@ impl Modification<'_> {
         let document = prepare_insert(shard, new.as_doc())?;
         check_stored(document.as_doc())?;
         loop {
-            let collection = shard.ensure_collection(self.namespace).await?;
+            let operation = Some(&**self.invocation.operation);
+            let collection = shard.ensure_collection(self.namespace, operation).await?;
             let key = collection.record_key_to_insert(document.as_doc());
             let written = shard
                 .write_statements(

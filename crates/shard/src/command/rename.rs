@@ -57,7 +57,7 @@ pub(crate) async fn rename_collection(invocation: &Invocation<'_>) -> Answer {
     }
     invocation
         .shard
-        .rename_collection(&from, &to, drop_target)
+        .rename_collection(&from, &to, drop_target, Some(invocation.operation))
         .await?;
     finish(Reply::writer())
 }

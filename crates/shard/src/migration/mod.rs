@@ -31,7 +31,7 @@
 //! | `digest.rs` | whether both hold the same |
 //! | `progress.rs`, `report.rs` | how far it is |
 //! | `peers.rs` | how shards reach each other |
-//! | `pins.rs` | what members keep of the log |
+//! | `pins.rs`, `stall.rs` | what members keep of the log, and for how long |
 //!
 //! Left out: copying is not slowed down when clients wait longer, except by
 //! `secondaryThrottle`, with which each batch is applied before the next one is asked for.
@@ -50,6 +50,7 @@ mod receive;
 mod recipient;
 mod report;
 mod service;
+mod stall;
 mod stretch;
 mod tail;
 
@@ -116,7 +117,9 @@ fn documents(shard: &Shard, collection: &str) -> Vec<DocBuf> {
 
 /// Writes documents of a move whose collection is gone.
 async fn write_documents(shard: &Shard, documents: Vec<StateWrite>) -> Result<(), Error> {
-    let first = shard.ensure_collection(&namespace(COORDINATORS)).await?;
+    let first = shard
+        .ensure_collection(&namespace(COORDINATORS), None)
+        .await?;
     let transition = Transition {
         ownership: None,
         documents,

@@ -46,7 +46,7 @@ impl Shard {
         let state = documents.iter().map(|write| write.namespace.clone());
         let state: BTreeSet<_> = state.collect();
         for namespace in &state {
-            self.ensure_collection(namespace).await?;
+            self.ensure_collection(namespace, None).await?;
         }
         let pending = loop {
             let known = self.catalog.by_id(collection).ok_or_else(gone)?;

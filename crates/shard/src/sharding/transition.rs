@@ -178,7 +178,7 @@ impl Shard {
         let expected = transition.expect.iter().map(|expect| &expect.namespace);
         let state: BTreeSet<Namespace> = written.chain(expected).cloned().collect();
         for namespace in &state {
-            self.ensure_collection(namespace).await?;
+            self.ensure_collection(namespace, None).await?;
         }
         loop {
             let known = self

@@ -228,7 +228,8 @@ impl Shard {
         if !waits() {
             return Ok(false);
         }
-        self.await_while(name, &waits, Some(operation)).await?;
+        let patience = Patience::of(Some(operation), operation.started);
+        self.await_while(name, &waits, patience).await?;
         Ok(true)
     }
 
@@ -241,23 +242,29 @@ impl Shard {
         })
     }
 
-    /// The right to change collections of a database, once it is not about to move. ⚑ It may have moved away
-    /// while others had that right: who came by its version looks at it again (`check_database_route`).
+    /// The right to change collections of databases, once none of them is about to move. ⚑ One may have
+    /// moved away while others had that right: who came by its version looks at it again
+    /// (`check_database_route`).
     pub(crate) async fn ddl_in(
         &self,
-        database: &str,
+        databases: &[&str],
+        operation: Option<&Operation>,
     ) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
-        let moves = || {
-            let known = self.sharding.database(database);
-            known.is_some_and(|known| known.moving.is_some())
-        };
+        // One patience for all: a database that is closed again and again keeps nobody longer.
+        let began = Instant::now();
         loop {
             let held = self.ddl.lock().await;
-            if !moves() {
+            let moves = |database: &str| {
+                let known = self.sharding.database(database);
+                known.is_some_and(|known| known.moving.is_some())
+            };
+            let Some(database) = databases.iter().find(|database| moves(database)) else {
                 return Ok(held);
-            }
+            };
             drop(held);
-            self.await_while(database, &moves, None).await?;
+            let patience = Patience::of(operation, began);
+            self.await_while(database, &|| moves(database), patience)
+                .await?;
             // It may live elsewhere from now on.
             self.check_lives_here(database)?;
         }
@@ -267,10 +274,8 @@ impl Shard {
         &self,
         database: &str,
         waits: &(dyn Fn() -> bool + Sync),
-        operation: Option<&Operation>,
+        patience: Patience<'_>,
     ) -> Result<(), Error> {
-        let began = operation.map_or_else(Instant::now, |operation| operation.started);
-        let patience = Patience::of(operation, began);
         self.counters.waited_for_move();
         let mut role = self.log.role();
         let leads = role.borrow_and_update().is_leader();

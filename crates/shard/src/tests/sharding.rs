@@ -1,5 +1,6 @@
 //! A shard of a cluster: what it is told, what it checks, what it shows.
 
+use crate::sharding::{KnownDatabase, MovingDatabase};
 use crate::testing::TestShard;
 use differential::notation::print;
 use differential::value::get;
@@ -150,6 +151,72 @@ async fn a_change_that_waits_for_others_finds_its_database_gone() {
             .check("{listIndexes: 'u'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'a', expireAfterSeconds: 5}]}}")
             .await;
     }
+}
+
+/// ⚑ While it is being decided whether a database stays, its collections are not changed; who wants to does
+/// not wait longer than it may.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_a_database_that_is_closed_end_in_time() {
+    let shard = member_of_cluster().await;
+    let known = shard.shard.sharding.database("test").expect("it is known");
+    let version = known.version.moved();
+    shard
+        .check(
+            "{createIndexes: 'u', indexes: [{key: {a: 1}, name: 'a'}]} => {}
+             {insert: 'u', documents: [{_id: 1}]} => {n: 1}",
+        )
+        .await;
+    let closed = KnownDatabase {
+        version,
+        primary: true,
+        moving: Some(MovingDatabase {
+            operation: model::ids::Uuid([7; 16]),
+            reads: false,
+        }),
+    };
+    let put = shard.shard.set_database("test", closed).await;
+    put.expect("it is put");
+    let open = KnownDatabase {
+        version,
+        primary: true,
+        moving: None,
+    };
+    let put = shard.shard.set_database("other", open).await;
+    put.expect("it is put");
+    shard
+        .check(
+            "{create: 'v', maxTimeMS: 5} => 50
+             {drop: 'u', maxTimeMS: 5} => 50
+             {dropIndexes: 'u', index: 'a', maxTimeMS: 5} => 50
+             {createIndexes: 'u', indexes: [{key: {b: 1}, name: 'b'}], maxTimeMS: 5} => 50
+             {collMod: 'u', index: {name: 'a', hidden: true}, maxTimeMS: 5} => 50
+             {insert: 'v', documents: [{_id: 1}], maxTimeMS: 5} => 50
+             {aggregate: 'u', pipeline: [{$out: 'w'}], cursor: {}, maxTimeMS: 5} => 50
+             admin {renameCollection: 'test.u', to: 'test.v', maxTimeMS: 5} => 50
+             # Also where the other end is closed.
+             other {insert: 'o', documents: [{_id: 1}]} => {n: 1}
+             admin {renameCollection: 'other.o', to: 'test.o', maxTimeMS: 5} => 50
+             {listIndexes: 'u'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'a'}]}}
+             {listCollections: 1} => {cursor: {firstBatch: [{name: 'u'}]}}",
+        )
+        .await;
+}
+
+/// ⚑ A collection does not get a name where nobody would look for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_in_a_database_that_lives_elsewhere_is_refused() {
+    let shard = member_of_cluster().await;
+    shard
+        .check(
+            "{insert: 'u', documents: [{_id: 1}]} => {n: 1}
+             admin {renameCollection: 'test.u', to: 'elsewhere.u'} => 249
+             admin {_terndbSetDatabase: 1, db: 'elsewhere', version: {uuid: UUID(\"00000000-0000-4000-8000-0000000000dc\"), timestamp: Timestamp(3, 0), lastMod: 2}, primary: false} => {}
+             admin {renameCollection: 'test.u', to: 'elsewhere.u'} => 249
+             {count: 'u'} => {n: 1}
+             admin {_terndbSetDatabase: 1, db: 'here', version: {uuid: UUID(\"00000000-0000-4000-8000-0000000000dd\"), timestamp: Timestamp(3, 0), lastMod: 1}, primary: true} => {}
+             admin {renameCollection: 'test.u', to: 'here.u'} => {}",
+        )
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
