@@ -362,6 +362,20 @@ impl<S: StateMachine> Group<S> {
         self.log().first()
     }
 
+    /// Behind which position somebody keeps it.
+    pub fn pinned(&self) -> Option<LogPosition> {
+        let pins = self.log().pins.lock();
+        pins.counts.first_key_value().map(|(after, _)| *after)
+    }
+
+    /// What it holds behind a position, counted in whole files but the last.
+    pub fn bytes_behind(&self, after: LogPosition) -> u64 {
+        let segments = self.log().segments.read();
+        let ends = segments.iter().skip(1).map(|next| next.header.previous);
+        let full = segments.iter().zip(ends).filter(|(_, end)| *end > after);
+        full.map(|(segment, _)| segment.bytes).sum::<u64>() + self.log().written_bytes()
+    }
+
     /// What the log holds, and what it may hold before its oldest part leaves.
     pub fn bytes(&self) -> LogBytes {
         let segments = self.log().segments.read();

@@ -22,6 +22,8 @@ pub(crate) struct Settings {
     pub(crate) session_refresh_ms: i32,
     pub(crate) session_timeout_minutes: i32,
     pub(crate) session_refresh_disabled: bool,
+    pub(crate) move_pinned_log_bytes_max: i64,
+    pub(crate) move_stall_secs: i32,
     pub(crate) orphan_cleanup_delay_secs: i32,
     pub(crate) range_deleter_batch_delay_ms: i32,
     /// Zero leaves it to the server.
@@ -42,6 +44,8 @@ impl Default for Settings {
             session_refresh_ms: 300_000,
             session_timeout_minutes: 30,
             session_refresh_disabled: false,
+            move_pinned_log_bytes_max: 32 << 30,
+            move_stall_secs: 900,
             orphan_cleanup_delay_secs: 900,
             range_deleter_batch_delay_ms: 20,
             range_deleter_batch_size: i32::MAX,
@@ -59,6 +63,8 @@ pub(crate) const SETTABLE: &[&str] = &[
     "internalDocumentSourceGroupMaxMemoryBytes",
     "internalQueryMaxBlockingSortMemoryUsageBytes",
     "logLevel",
+    "movePinnedLogBytesMax",
+    "moveStallSecs",
     "notablescan",
     "orphanCleanupDelaySecs",
     "quiet",
@@ -82,6 +88,8 @@ impl Settings {
             "internalDocumentSourceGroupMaxMemoryBytes" => self.group_memory_bytes.into(),
             "internalQueryMaxBlockingSortMemoryUsageBytes" => self.sort_memory_bytes.into(),
             "logLevel" => self.log_level.into(),
+            "movePinnedLogBytesMax" => self.move_pinned_log_bytes_max.into(),
+            "moveStallSecs" => self.move_stall_secs.into(),
             "notablescan" => self.no_table_scan.into(),
             "orphanCleanupDelaySecs" => self.orphan_cleanup_delay_secs.into(),
             "quiet" => self.quiet.into(),
@@ -128,6 +136,14 @@ impl Settings {
                 })?;
                 self.log_level = (level.to_f64() as i32).clamp(0, 5);
             }
+            "movePinnedLogBytesMax" => {
+                let bytes = integer(name, value, i64::MIN, i64::MAX)?;
+                if bytes <= 0 {
+                    return Err(out_of_range(name, bytes, "greater than 0"));
+                }
+                self.move_pinned_log_bytes_max = bytes;
+            }
+            "moveStallSecs" => self.move_stall_secs = positive(name, value)?,
             "notablescan" => {
                 if truth {
                     return Err(Error::new(

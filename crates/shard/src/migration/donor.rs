@@ -28,12 +28,14 @@
 //!
 //! The log is pinned from the position before the copy on, here and on the other members
 //! (`pins.rs`). If one has less of it when it takes over, because it got a copy of the state
-//! meanwhile, the recipient is told so, and the move is aborted.
+//! meanwhile, the recipient is told so, and the move is aborted. One that does not get on keeps it for a
+//! limited time (`stall.rs`).
 
 use super::database::{DatabaseHandle, Reached, Stage};
 use super::digest::{self, Follower};
 use super::peers::{Failure, ask};
 use super::plan::{DonorState, Fields, Plan, append_outcome, append_range, uuid_value};
+use super::stall::Stall;
 use super::stretch::Stretch;
 use super::{COORDINATORS, put, remove};
 use crate::Shard;
@@ -224,6 +226,7 @@ impl Driver {
     async fn copying(&mut self, since: LogPosition) -> Result<Event, Over> {
         let began = Instant::now();
         let mut scanned_at: Option<Instant> = None;
+        let mut stall = Stall::begins();
         if self.follower.is_none() {
             let Some(stretch) = self.handle.stretch.clone() else {
                 return Ok(self.gives_up("the collection was dropped"));
@@ -234,6 +237,9 @@ impl Driver {
             self.check()?;
             if self.is_to_abort() {
                 return Ok(self.gives_up("it was asked to end"));
+            }
+            if let Some(why) = stall.is_over(&self.shard, since) {
+                return Ok(self.gives_up(why));
             }
             let digested = match self.digest_a_bit() {
                 Ok(digested) => digested,
@@ -265,6 +271,10 @@ impl Driver {
                 return Ok(Event::RecipientCannot);
             }
             self.note(fields);
+            stall.hear(fields);
+            if !digested {
+                stall.gets_on();
+            }
             let copied = fields.count("copied").unwrap_or(0);
             if fields.flag("scanned") {
                 let since = *scanned_at.get_or_insert_with(Instant::now);
@@ -272,6 +282,9 @@ impl Driver {
                 let follower = self.follower.as_mut();
                 let changes = follower.map_or(0, |follower| follower.changes_behind(copied));
                 let is_close = digested && lag <= LAG_ENTRIES_MAX && changes <= LAG_CHANGES_MAX;
+                if is_close {
+                    stall.gets_on();
+                }
                 if let (Some(whole), true) = (&self.handle.whole, is_close) {
                     self.handle.reached.send_replace(Reached::CaughtUp);
                     let mut stage = whole.stage.subscribe();
@@ -647,7 +660,9 @@ impl Driver {
                     self.handle.steps.lock().critical_section_us = took;
                 }
             }
-            Phase::Copying { .. } | Phase::ReadsBlocked => {}
+            // The recipient has everything, and asks for nothing any more.
+            Phase::ReadsBlocked => self.pin = None,
+            Phase::Copying { .. } => {}
         }
     }
 

@@ -5,7 +5,7 @@ use super::world::{PATIENCE, World, outcome};
 use crate::migration::{keep_log, kept_log};
 use differential::value::Value;
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const DOCUMENTS: i32 = 40;
 
@@ -123,4 +123,62 @@ async fn the_log_is_kept_as_long_as_a_move_needs_it() {
     assert!(kept_meanwhile[0] >= before);
     assert_eq!(kept(), []);
     world.close().await;
+}
+
+/// ⚑ A recipient that stays away does not keep the donor's log for ever: the donor gives up, as long as it
+/// may, and every member gives up what it kept.
+async fn recipient_stays_away(limit: &str, writes: &[String], why: &str) {
+    let world = World::new("{x: 1}").await;
+    world.create("").await;
+    world.on(0).insert(&["{_id: 1, x: 15}".to_owned()]).await;
+    let kept = || {
+        keep_log(&world.on(0).shard);
+        kept_log(&world.on(0).shard).len()
+    };
+    let set = format!("admin {{setParameter: 1, {limit}}} => {{}}");
+    world.on(0).check(&set).await;
+    world.network.cut_behind(1);
+    let command = world.command(0, 1, "{x: 10}", "{x: 30}");
+    let moved = world.on(0).run("admin", &command);
+    let written = async {
+        world.network.was_cut.notified().await;
+        assert_eq!(kept(), 1);
+        if !writes.is_empty() {
+            world.on(0).insert(writes).await;
+        }
+    };
+    let both = async { tokio::join!(moved, written) };
+    let (reply, ()) = tokio::time::timeout(Duration::from_secs(60), both)
+        .await
+        .expect("it is given up");
+    assert_eq!(outcome(&reply), "aborted", "{reply:?}");
+    assert!(format!("{reply:?}").contains(why), "{reply:?}");
+    // The recipient has not heard of it yet, and nothing is kept for it.
+    assert_eq!(kept(), 0);
+    assert_eq!(world.on(0).shard.log.pinned(), None);
+    world
+        .on(0)
+        .check("{find: 'c', filter: {x: 15}} => {cursor: {firstBatch: [{_id: 1}]}}")
+        .await;
+    world
+        .on(0)
+        .check("{insert: 'c', documents: [{_id: 2, x: 16}]} => {n: 1}")
+        .await;
+    world.network.mend();
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recipient_that_stays_away_is_given_up() {
+    recipient_stays_away("moveStallSecs: 1", &[], "moveStallSecs").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recipient_is_not_waited_for_when_the_log_grows_too_large() {
+    let text = "x".repeat(100_000);
+    let writes: Vec<String> = (100..110)
+        .map(|id| format!("{{_id: {id}, x: 1, text: '{text}'}}"))
+        .collect();
+    let limit = "movePinnedLogBytesMax: 900000";
+    recipient_stays_away(limit, &writes, "movePinnedLogBytesMax").await;
 }
