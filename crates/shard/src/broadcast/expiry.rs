@@ -1,5 +1,11 @@
 //! Progress of operations that nobody goes on with is removed when it is old: its router has ended.
 //! Routers that live write over what they left.
+//!
+//! ⚑ A request may walk for longer than progress lives and change nothing, so that nothing is written. What
+//! it did before must not be forgotten, or who asks again would do it twice. So what counts is also when a
+//! stream was last worked on, which a member remembers ([`super::Broadcasts`]); and a new primary, which
+//! remembers nothing, forgets nothing until it has led for as long as progress lives: who is still at it
+//! asks a new primary within seconds.
 
 use super::progress::{ProgressKey, written_at};
 use crate::Shard;
@@ -11,25 +17,26 @@ const LIFETIME_MS: i64 = 60 * 60 * 1000;
 
 impl Shard {
     pub(crate) async fn forget_broadcasts(&self) -> Result<(), Error> {
-        let cutoff_ms = self.clock.now_ms().saturating_sub(LIFETIME_MS);
+        let term = self.log.leading().map_err(crate::error::from_log)?;
+        let now_ms = self.clock.now_ms();
+        let cutoff_ms = now_ms.saturating_sub(LIFETIME_MS);
+        self.broadcasts.forget_unused(cutoff_ms);
+        if self.broadcasts.leads_since(term, now_ms) > cutoff_ms {
+            return Ok(());
+        }
         let old = tokio::task::block_in_place(|| self.broadcasts_before(cutoff_ms))?;
         for key in old {
-            // Whoever works on it writes it anew.
-            let Some(_held) = self.broadcasts.try_hold(key) else {
+            let Some(_held) = self.broadcasts.hold_unused(key) else {
                 continue;
             };
             let bytes = key.encode();
-            let stored = self.store.get_meta(&bytes);
-            if let Some(stored) = stored.map_err(crate::error::from_storage)?
-                && is_before(&stored, cutoff_ms)
-            {
-                self.propose_catalog(|encoder| encoder.delete_meta(&bytes))
-                    .await?;
-            }
+            self.propose_catalog(|encoder| encoder.delete_meta(&bytes))
+                .await?;
             if self.is_shutting_down() {
                 break;
             }
         }
+        self.broadcasts.forget_unused(cutoff_ms);
         Ok(())
     }
 

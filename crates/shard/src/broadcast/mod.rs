@@ -31,7 +31,7 @@
 //! - A retryable statement keeps no progress: the session's history, which moves with the range, says
 //!   what was done. Its part is limited to its ranges all the same, and told what it left.
 //!
-//! Progress is removed an hour after it was last written, with the sessions (`expiry.rs`).
+//! Progress is removed an hour after it was last written or used, with the sessions (`expiry.rs`).
 
 mod expiry;
 mod progress;
@@ -41,6 +41,7 @@ pub(crate) use walk::walk;
 
 use progress::ProgressKey;
 
+use crate::clock::Clock;
 use crate::operation::Operation;
 use crate::read::append_ranges;
 use cluster::broadcast::Left;
@@ -50,6 +51,7 @@ use model::ids::Uuid;
 use model::range::RangeSet;
 use model::version::PlacementVersion;
 use parking_lot::Mutex;
+use replication::Term;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
@@ -135,10 +137,17 @@ fn append_left(writer: &mut DocWriter, all: &[Left]) {
     writer.end();
 }
 
-/// Streams that requests work on.
+/// Streams that requests work on, or have worked on within the lifetime of progress.
 #[derive(Default)]
 pub(crate) struct Broadcasts {
-    held: Mutex<HashMap<ProgressKey, Arc<tokio::sync::Mutex<Settled>>>>,
+    held: Mutex<HashMap<ProgressKey, Stream>>,
+    leads_since: Mutex<Option<(Term, i64)>>,
+}
+
+struct Stream {
+    settled: Arc<tokio::sync::Mutex<Settled>>,
+    /// When somebody has worked on it last.
+    used_ms: i64,
 }
 
 /// Whether all that was appended of a stream is applied, as far as this member knows.
@@ -152,47 +161,80 @@ enum Settled {
 /// A stream that nobody else works on.
 struct Held<'a> {
     all: &'a Broadcasts,
+    clock: &'a dyn Clock,
     key: ProgressKey,
     settled: OwnedMutexGuard<Settled>,
 }
 
 impl Broadcasts {
-    async fn hold(&self, key: ProgressKey, operation: &Operation) -> Result<Held<'_>, Error> {
+    async fn hold<'a>(
+        &'a self,
+        key: ProgressKey,
+        operation: &Operation,
+        clock: &'a dyn Clock,
+    ) -> Result<Held<'a>, Error> {
         let stream = {
             let mut held = self.held.lock();
-            let new = || Arc::new(tokio::sync::Mutex::new(Settled::Yes));
-            held.entry(key).or_insert_with(new).clone()
+            let new = || Stream {
+                settled: Arc::new(tokio::sync::Mutex::new(Settled::Yes)),
+                used_ms: clock.now_ms(),
+            };
+            held.entry(key).or_insert_with(new).settled.clone()
         };
         let settled = operation.wait_for(stream.lock_owned()).await?;
         Ok(Held {
             all: self,
+            clock,
             key,
             settled,
         })
     }
 
-    /// The same unless somebody works on it.
-    fn try_hold(&self, key: ProgressKey) -> Option<Held<'_>> {
-        let stream = {
-            let mut held = self.held.lock();
-            let new = || Arc::new(tokio::sync::Mutex::new(Settled::Yes));
-            held.entry(key).or_insert_with(new).clone()
-        };
-        Some(Held {
-            all: self,
-            key,
-            settled: stream.try_lock_owned().ok()?,
-        })
+    /// Forgets streams that nobody works on, nor has since then.
+    fn forget_unused(&self, cutoff_ms: i64) {
+        let mut held = self.held.lock();
+        held.retain(|_, stream| {
+            // Who waits for it has it, too.
+            stream.used_ms >= cutoff_ms || Arc::strong_count(&stream.settled) > 1
+        });
+    }
+
+    /// Keeps a stream from being worked on, unless somebody does, or has of late.
+    fn hold_unused(&self, key: ProgressKey) -> Option<OwnedMutexGuard<Settled>> {
+        let mut held = self.held.lock();
+        if held.contains_key(&key) {
+            return None;
+        }
+        let settled = Arc::new(tokio::sync::Mutex::new(Settled::Yes));
+        let guard = settled.clone().try_lock_owned().ok()?;
+        let used_ms = i64::MIN;
+        held.insert(key, Stream { settled, used_ms });
+        Some(guard)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn remembered(&self) -> usize {
+        self.held.lock().len()
+    }
+
+    /// Since when this member has led, as far as it was asked.
+    fn leads_since(&self, term: Term, now_ms: i64) -> i64 {
+        let mut known = self.leads_since.lock();
+        match *known {
+            Some((of, since_ms)) if of == term => since_ms,
+            Some(_) | None => {
+                *known = Some((term, now_ms));
+                now_ms
+            }
+        }
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        let mut held = self.all.held.lock();
-        // The map and this guard, and nobody who waits.
-        let is_last = Arc::strong_count(OwnedMutexGuard::mutex(&self.settled)) == 2;
-        if is_last && *self.settled == Settled::Yes {
-            held.remove(&self.key);
+        let now_ms = self.clock.now_ms();
+        if let Some(stream) = self.all.held.lock().get_mut(&self.key) {
+            stream.used_ms = now_ms;
         }
     }
 }

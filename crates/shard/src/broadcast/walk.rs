@@ -40,7 +40,8 @@ pub(crate) async fn walk(modification: &Modification<'_>, part: &Part) -> Result
         return walk.outcome();
     }
     let operation = invocation.operation;
-    let mut held = shard.broadcasts.hold(part.key, operation).await?;
+    let clock = &*shard.clock;
+    let mut held = shard.broadcasts.hold(part.key, operation, clock).await?;
     let term = shard.log.leading().map_err(crate::error::from_log)?;
     if part.again || *held.settled == Settled::No {
         shard.propose_catalog(|encoder| encoder.noop()).await?;

@@ -221,6 +221,48 @@ async fn old_progress_is_removed() {
     assert_eq!(kept(), 0);
 }
 
+/// ⚑ What a request did is remembered while it, or one that asks again, is at work, however long ago it was
+/// written; and by a new primary for as long, which does not know who was at work before.
+#[tokio::test(flavor = "multi_thread")]
+async fn progress_in_use_is_kept() {
+    let mut shard = filled(30).await;
+    let ranges = format!("ranges: {}", whole());
+    let again = format!(
+        "{} => {{n: 30}}",
+        mark("{}", &part(1, &format!("again: true, {ranges}")))
+    );
+    let first = format!("{} => {{n: 30}}", mark("{}", &part(1, &ranges)));
+    let reap = "admin {reapLogicalSessionCacheNow: 1} => {}";
+    shard.check(reap).await;
+    shard.check(&first).await;
+    shard.clock.advance_minutes(59);
+    shard.check(&again).await;
+    // Its last use was two minutes ago.
+    shard.clock.advance_minutes(2);
+    shard.check(reap).await;
+    shard.check(&again).await;
+    assert_eq!(marked(&shard, 1).await, Value::Int32(30));
+    // Another primary finds it old.
+    shard.clock.advance_minutes(50);
+    shard = shard.reopen().await;
+    shard.check(reap).await;
+    shard.clock.advance_minutes(30);
+    shard.check(reap).await;
+    shard.check(&again).await;
+    assert_eq!(marked(&shard, 1).await, Value::Int32(30));
+    // Nothing is kept for ever, also of what ended with an error.
+    let fails = "{update: 'c', updates: [{q: {$expr: {$gt: [{$divide: [1, '$y']}, 0]}}, u: {$inc: {y: 1}}, multi: true}]";
+    let fails = format!("{fails}, _terndbBroadcast: {}}}", part(2, &ranges));
+    let reply = shard.run("test", &fails).await;
+    assert!(get(&reply, "writeErrors").is_some(), "{reply:?}");
+    assert_eq!(shard.shard.broadcasts.remembered(), 1);
+    shard.clock.advance_minutes(61);
+    shard.check(reap).await;
+    assert_eq!(shard.shard.broadcasts.remembered(), 0);
+    let prefix = b"broadcast/";
+    assert_eq!(shard.shard.store.snapshot().scan_meta(prefix).count(), 0);
+}
+
 /// Malformed parts are refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn malformed_parts() {
