@@ -23,6 +23,10 @@ const SHARDS: usize = 16;
 /// As MongoDB's `maxSessions`.
 pub(crate) const SESSIONS_MAX: usize = 1_000_000;
 
+/// Ended sessions that are remembered while the collection cannot be written. More than that expire
+/// there by themselves, as if nobody had ended them.
+pub(crate) const ENDED_MAX: usize = 100_000;
+
 /// What `serverStatus` shows of one kind of job.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct JobStatistics {
@@ -101,7 +105,10 @@ impl SessionCache {
 
     /// Its client is done with it; it goes with the next refresh.
     pub(crate) fn end(&self, id: SessionId) {
-        self.ended.lock().insert(id);
+        let mut ended = self.ended.lock();
+        if ended.len() < ENDED_MAX {
+            ended.insert(id);
+        }
     }
 
     pub(super) fn take_ended(&self) -> BTreeSet<SessionId> {
@@ -145,5 +152,21 @@ impl SessionCache {
 
     pub(crate) fn statistics(&self) -> Statistics {
         *self.statistics.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ended_sessions_are_not_remembered_without_limit() {
+        let cache = SessionCache::new();
+        for at in 0..ENDED_MAX as u128 + 10 {
+            cache.end(SessionId::new(at.to_be_bytes()));
+        }
+        assert_eq!(cache.take_ended().len(), ENDED_MAX);
+        cache.end(SessionId::new([1; 16]));
+        assert_eq!(cache.take_ended().len(), 1);
     }
 }

@@ -8,6 +8,10 @@
 //!
 //! In a cluster the config server says how long sessions live, and every member of it goes by that.
 //! ⚑ While the collection is not there, or cannot be asked, nobody takes a session for gone.
+//!
+//! ⚑ A set that becomes a shard drops its own collection of sessions afterwards. A refresh that began before
+//! would make it again, and nobody would look at it: so becoming a shard is answered when no such refresh is
+//! under way any more ([`SessionHome::of_its_own`]), and one that has waited for another looks again.
 
 use super::SessionId;
 use crate::Shard;
@@ -37,6 +41,8 @@ pub(crate) struct SessionHome {
     cluster: OnceLock<ClusterSessions>,
     /// What the config server said last; zero before.
     timeout_minutes: AtomicI32,
+    /// Held by who writes the collection of a set of its own.
+    pub(crate) of_its_own: tokio::sync::Mutex<()>,
 }
 
 impl Shard {

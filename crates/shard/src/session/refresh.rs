@@ -173,6 +173,11 @@ impl Shard {
         if used.is_empty() && ended.is_empty() {
             return Ok(());
         }
+        let _one = self.session_home.of_its_own.lock().await;
+        if self.cluster_sessions().is_some() {
+            let message = "this is a shard now, and its sessions are kept in the cluster";
+            return Err(Error::new(Code::NAMESPACE_NOT_SHARDED, message));
+        }
         self.ensure_sessions_collection().await?;
         let used: Vec<SessionId> = used.iter().copied().collect();
         for portion in used.chunks(PORTION) {

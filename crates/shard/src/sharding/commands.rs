@@ -67,10 +67,18 @@ pub(crate) async fn become_shard(invocation: &Invocation<'_>) -> Answer {
         cluster: cluster.ok_or_else(|| missing(NAME, "clusterId"))?,
     };
     let shard = invocation.shard;
+    take_identity(shard, &identity).await?;
+    // Whoever began to write sessions of a set of its own has ended when this is answered.
+    let writing = shard.session_home.of_its_own.lock();
+    drop(invocation.operation.wait_for(writing).await?);
+    ok()
+}
+
+async fn take_identity(shard: &Shard, identity: &Identity) -> Result<(), Error> {
     let _ddl = shard.ddl.lock().await;
     if let Some(known) = &shard.sharding.known().identity {
-        if *known == identity {
-            return ok();
+        if known == identity {
+            return Ok(());
         }
         return Err(Error::new(
             Code::ALREADY_INITIALIZED,
@@ -84,8 +92,7 @@ pub(crate) async fn become_shard(invocation: &Invocation<'_>) -> Answer {
         .propose_catalog(|encoder| {
             encoder.put_meta(StateKey::IDENTITY, identity.to_document().as_bytes());
         })
-        .await?;
-    ok()
+        .await
 }
 
 pub(crate) async fn set_database(invocation: &Invocation<'_>) -> Answer {

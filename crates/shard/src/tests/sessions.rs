@@ -45,6 +45,48 @@ async fn shard_of_a_cluster() -> (TestShard, TestShard, Arc<Config>) {
     (shard, elsewhere, config)
 }
 
+/// ⚑ A refresh that began when the set was no shard does not make a collection of sessions that is dropped
+/// by who adds it: it has ended when the set is a shard, or it notices.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refresh_does_not_overlap_becoming_a_shard() {
+    let shard = TestShard::open().await;
+    let config = Arc::new(Config {
+        exists: AtomicBool::new(true),
+    });
+    let door = ShardHandler(shard.shard.clone());
+    let routed = Arc::new(InProcess::new(Arc::new(door)));
+    shard.shard.keep_sessions_in_cluster(config, routed, false);
+    let used = format!("config {{find: 'transactions', {FIRST}}} => {{}}");
+    shard.check(&used).await;
+    // Somebody writes sessions.
+    let writing = shard.shard.session_home.of_its_own.lock().await;
+    let has_become = AtomicBool::new(false);
+    let becomes = async {
+        shard
+            .check("admin {_terndbBecomeShard: 1, shard: 'shard0', clusterId: ObjectId('0102030405060708090a0b0c')} => {}")
+            .await;
+        has_become.store(true, Ordering::SeqCst);
+    };
+    let refreshes = shard.check("admin {refreshLogicalSessionCacheNow: 1} => 118");
+    let ends = async {
+        while !shard.shard.sharding.is_shard() {
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        assert!(
+            !has_become.load(Ordering::SeqCst),
+            "sessions are still written"
+        );
+        drop(writing);
+    };
+    tokio::join!(refreshes, becomes, ends);
+    shard
+        .check("config {listCollections: 1, filter: {name: 'system.sessions'}} => {cursor: {firstBatch: []}}")
+        .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_keeps_its_sessions_in_the_cluster() {
     let (shard, elsewhere, config) = shard_of_a_cluster().await;
