@@ -135,14 +135,14 @@ async fn recipient_stays_away(limit: &str, writes: &[String], why: &str) {
         keep_log(&world.on(0).shard);
         kept_log(&world.on(0).shard).len()
     };
-    let set = format!("admin {{setParameter: 1, {limit}}} => {{}}");
-    world.on(0).check(&set).await;
     world.network.cut_behind(1);
     let command = world.command(0, 1, "{x: 10}", "{x: 30}");
     let moved = world.on(0).run("admin", &command);
     let written = async {
         world.network.was_cut.notified().await;
         assert_eq!(kept(), 1);
+        let set = format!("admin {{setParameter: 1, {limit}}} => {{}}");
+        world.on(0).check(&set).await;
         if !writes.is_empty() {
             world.on(0).insert(writes).await;
         }
