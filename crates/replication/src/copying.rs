@@ -4,10 +4,10 @@
 //! ```text
 //!   leader                                    receiver
 //!   raft: the log does not reach back ─► open the state as of P
-//!   part 0 ──────────────────────────────────► begin to take over
-//!           ◄──────────────────────── wants 1
-//!   part 1 ──────────────────────────────────► …
-//!           ◄──────────────────────── wants n
+//!   part 0, empty ───────────────────────────► begin to take over
+//!           ◄──────────────────────── wants 1 [holds …]
+//!   part 1, or: keep it ─────────────────────► …
+//!           ◄──────────────────────── wants n [holds …]
 //!   last part ───────────────────────────────► raft: install P; see `install.rs`
 //!           ◄──────────────────────── wants n + 1
 //!   raft: go on behind P
@@ -19,13 +19,17 @@
 //! on there. If it has lost some of it, or the leader has changed, the copy begins anew with
 //! a state of that moment.
 //!
+//! ⚑ What is there of the copy before is not sent again, as far as it is the same in this one. The
+//! receiver describes the stretch that it holds of what comes next; the sender compares it with its own
+//! and says *keep it*, or sends what it has. Stretches are told apart by what is in them, not by
+//! positions, so that it does not matter whose copy it was, nor when it was made. The sender's words
+//! repeat the description: a receiver that has lost what it described does not keep something else.
+//!
 //! Parts are read on a thread of their own, which gives them back to the loop: reading a
 //! large state from disk holds nobody up. (Without threads they are read in the loop.)
 //!
 //! Nothing that the receiver has is touched before all of the copy is there: its log may
 //! be what makes a majority.
-//!
-//! What it leaves out: going on with a copy that another leader has begun.
 
 use std::collections::BTreeMap;
 
@@ -53,8 +57,9 @@ struct Copy {
     parts: Option<Box<dyn StateParts>>,
     /// The part that is on its way; none yet if it has no number.
     part: Part,
-    /// The number of the part that is being read.
+    /// The number of the part that is being read, and what the receiver holds of it.
     reading: u64,
+    held: Bytes,
     sent_tick: u64,
     /// How often it was sent without an answer.
     attempts: u64,
@@ -66,7 +71,17 @@ struct Receiving {
     leader_term: Term,
     position: LogPosition,
     wanted: u64,
+    /// What there is of the part that is wanted, from an earlier copy.
+    held: Bytes,
     install: Box<dyn StateInstall>,
+}
+
+/// What was read of a state that is being copied.
+pub(crate) enum PartRead {
+    Body(Vec<u8>),
+    /// The receiver holds it.
+    Held,
+    End,
 }
 
 /// A copy that is complete and waits for `raft` to agree.
@@ -85,6 +100,25 @@ pub(crate) struct Copying {
     sending: BTreeMap<MemberId, Copy>,
     receiving: Option<Receiving>,
     complete: Option<Complete>,
+}
+
+/// Reads what comes next of a state, unless the receiver holds it.
+fn read(parts: &mut dyn StateParts, held: &[u8]) -> Result<PartRead, BoxError> {
+    if !held.is_empty() && parts.skip_held(held, PART_BYTES)? {
+        return Ok(PartRead::Held);
+    }
+    Ok(match parts.next_part(PART_BYTES)? {
+        Some(body) => PartRead::Body(body),
+        None => PartRead::End,
+    })
+}
+
+/// What an earlier copy has left of what comes next.
+fn held(install: &mut dyn StateInstall) -> Result<Bytes, String> {
+    let held = install
+        .held()
+        .map_err(|error| format!("looking at an earlier copy: {error}"))?;
+    Ok(held.map_or_else(Bytes::new, Bytes::from))
 }
 
 impl<S: StateMachine> Driver<S> {
@@ -123,17 +157,20 @@ impl<S: StateMachine> Driver<S> {
             configuration: self.member.state.configuration.clone(),
             number: 0,
             is_last: false,
+            is_kept: false,
             body: Bytes::new(),
         };
         let copy = Copy {
             parts: Some(parts),
             part,
             reading: 0,
+            held: Bytes::new(),
             sent_tick: self.ticks,
             attempts: 0,
         };
         self.copying.sending.insert(to, copy);
-        self.read_part(to);
+        // Empty: what is sent next depends on what the receiver holds.
+        self.send_part(to);
     }
 
     /// Reads the next part of a copy, here or elsewhere.
@@ -145,13 +182,14 @@ impl<S: StateMachine> Driver<S> {
             return;
         };
         let position = copy.part.position;
+        let held = copy.held.clone();
         if !self.reads_apart {
-            let next = parts.next_part(PART_BYTES);
+            let next = read(&mut *parts, &held);
             return self.part_read(to, position, parts, next);
         }
         let shared = self.shared.clone();
         let reads = move || {
-            let next = parts.next_part(PART_BYTES);
+            let next = read(&mut *parts, &held);
             shared.request(Request::PartRead {
                 to,
                 position,
@@ -171,7 +209,7 @@ impl<S: StateMachine> Driver<S> {
         to: MemberId,
         position: LogPosition,
         parts: Box<dyn StateParts>,
-        next: Result<Option<Vec<u8>>, BoxError>,
+        next: Result<PartRead, BoxError>,
     ) {
         let copy = self.copying.sending.get_mut(&to);
         let Some(copy) = copy.filter(|copy| copy.part.position == position) else {
@@ -181,8 +219,13 @@ impl<S: StateMachine> Driver<S> {
             Ok(next) => {
                 copy.parts = Some(parts);
                 copy.part.number = copy.reading;
-                copy.part.is_last = next.is_none();
-                copy.part.body = Bytes::from(next.unwrap_or_default());
+                copy.part.is_last = matches!(next, PartRead::End);
+                copy.part.is_kept = matches!(next, PartRead::Held);
+                copy.part.body = match next {
+                    PartRead::Body(body) => Bytes::from(body),
+                    PartRead::Held => copy.held.clone(),
+                    PartRead::End => Bytes::new(),
+                };
                 self.send_part(to);
             }
             Err(error) => self.end_copy(to, Err(error.to_string())),
@@ -232,6 +275,7 @@ impl<S: StateMachine> Driver<S> {
         }
         if copy.parts.is_some() {
             copy.reading = copy.part.number + 1;
+            copy.held = answer.held;
             self.read_part(from);
         }
     }
@@ -275,15 +319,17 @@ impl<S: StateMachine> Driver<S> {
         if part.leader_term < Term::new(self.node.raft.term) {
             return Ok(());
         }
-        let answer = |wanted, is_refused| PartAnswer {
-            leader_term: part.leader_term,
-            position: part.position,
+        let (leader_term, position) = (part.leader_term, part.position);
+        let answer = |wanted, is_refused, held| PartAnswer {
+            leader_term,
+            position,
             wanted,
             is_refused,
+            held,
         };
         if part.position <= self.shared.log.applied() {
             // It is here already: the last answer was lost.
-            self.answer_part(from, answer(part.number + 1, false));
+            self.answer_part(from, answer(part.number + 1, false, Bytes::new()));
             return Ok(());
         }
         let known = self.copying.receiving.as_ref().is_some_and(|receiving| {
@@ -297,15 +343,17 @@ impl<S: StateMachine> Driver<S> {
                 leader_term: part.leader_term,
                 position: part.position,
             };
-            let Some((install, wanted)) = self.take_over(copy, part.number)? else {
-                self.answer_part(from, answer(0, true));
+            let Some((mut install, wanted)) = self.take_over(copy, part.number)? else {
+                self.answer_part(from, answer(0, true, Bytes::new()));
                 return Ok(());
             };
+            let held = held(&mut *install)?;
             self.copying.receiving = Some(Receiving {
                 from,
                 leader_term: part.leader_term,
                 position: part.position,
                 wanted,
+                held,
                 install,
             });
         }
@@ -313,19 +361,26 @@ impl<S: StateMachine> Driver<S> {
             return Ok(());
         };
         if part.number == receiving.wanted {
-            if !part.body.is_empty() {
-                receiving
-                    .install
-                    .add(&part.body)
-                    .map_err(|error| format!("taking over a state: {error}"))?;
+            if part.is_kept && part.body != receiving.held {
+                // A restart has lost what was described.
+                self.copying.receiving = None;
+                self.answer_part(from, answer(0, true, Bytes::new()));
+                return Ok(());
             }
+            let taken = match (part.is_kept, part.body.is_empty()) {
+                (true, _) => receiving.install.keep(&part.body),
+                (false, true) => Ok(()),
+                (false, false) => receiving.install.add(&part.body),
+            };
+            taken.map_err(|error| format!("taking over a state: {error}"))?;
             receiving.wanted += 1;
             if part.is_last {
                 return self.complete(from, part);
             }
+            receiving.held = held(&mut *receiving.install)?;
         }
-        let wanted = receiving.wanted;
-        self.answer_part(from, answer(wanted, false));
+        let (wanted, held) = (receiving.wanted, receiving.held.clone());
+        self.answer_part(from, answer(wanted, false, held));
         Ok(())
     }
 
@@ -338,7 +393,9 @@ impl<S: StateMachine> Driver<S> {
             return Ok(Some((install, 0)));
         }
         let resumed = self.state.resume_install(copy).map_err(failed)?;
-        Ok(resumed.filter(|(_, parts)| *parts >= part))
+        // The first part is empty and not kept.
+        let resumed = resumed.map(|(install, parts)| (install, parts + 1));
+        Ok(resumed.filter(|(_, wanted)| *wanted >= part))
     }
 
     fn answer_part(&self, to: MemberId, answer: PartAnswer) {

@@ -14,6 +14,12 @@ pub type Syncer = Box<dyn FnMut() -> Result<LogPosition, BoxError> + Send>;
 pub trait StateParts: Send {
     /// The next part, of about so many bytes; `None` at the end.
     fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError>;
+
+    /// Skips what comes next if it is what the receiver holds already, by its description
+    /// ([`StateInstall::held`]); whether it was.
+    fn skip_held(&mut self, _held: &[u8], _bytes_max: usize) -> Result<bool, BoxError> {
+        Ok(false)
+    }
 }
 
 /// Which copy of a state it is: the one that a leader has opened at a position.
@@ -27,6 +33,17 @@ pub struct CopyId {
 /// A state that is gathered part by part, in order. Dropping it gives it up.
 pub trait StateInstall: Send {
     fn add(&mut self, part: &[u8]) -> Result<(), BoxError>;
+
+    /// Describes what an earlier copy, perhaps of another leader, has left of what comes next; so
+    /// exactly that whoever has the same may leave it out. The same until something is added or kept.
+    fn held(&mut self) -> Result<Option<Vec<u8>>, BoxError> {
+        Ok(None)
+    }
+
+    /// Takes over what was described. An error if it is not what is held now.
+    fn keep(&mut self, _held: &[u8]) -> Result<(), BoxError> {
+        Err("nothing is held".into())
+    }
 
     /// For [`StateMachine::install`], which knows what it made.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
@@ -91,7 +108,7 @@ pub trait StateMachine: Send + 'static {
     }
 
     /// Begins to gather a state that will replace this one. Nothing changes yet. One that
-    /// was begun before is given up.
+    /// was begun before is given up; what is there of it may be of use ([`StateInstall::held`]).
     fn begin_install(&mut self, _copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
         Err("this state cannot be replaced".into())
     }

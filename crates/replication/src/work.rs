@@ -2,6 +2,7 @@
 
 use tokio::sync::oneshot;
 
+use crate::copying::PartRead;
 use crate::entry::{Applied, Entry, LogPosition};
 use crate::error::{BoxError, ChangeError, LeaderError, ProposeError};
 use crate::member::MemberId;
@@ -68,7 +69,7 @@ pub(crate) enum Request {
         to: MemberId,
         position: LogPosition,
         parts: Box<dyn StateParts>,
-        next: Result<Option<Vec<u8>>, BoxError>,
+        next: Result<PartRead, BoxError>,
     },
     StepDown(oneshot::Sender<Result<(), LeaderError>>),
 }

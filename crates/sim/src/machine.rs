@@ -41,12 +41,15 @@ struct Pages {
     roles: Vec<Role>,
     installs: u64,
     resumed: u64,
+    kept: u64,
     /// Where statements were applied; what lies behind the end was lost since.
     statements: BTreeMap<Statement, u64>,
     /// How much each member is wanted as leader; all the same if it is empty.
     priorities: Vec<u64>,
     /// Parts of a state that is being received: they outlive the process.
     incoming: Option<Incoming>,
+    /// Parts of the state that was being received before it.
+    earlier: Vec<Vec<u8>>,
 }
 
 #[derive(Clone)]
@@ -90,6 +93,11 @@ impl Ledger {
         self.pages.lock().resumed
     }
 
+    /// How many parts were not sent because an earlier copy had left them.
+    pub fn kept(&self) -> u64 {
+        self.pages.lock().kept
+    }
+
     /// Whether a statement has taken effect here.
     pub fn has(&self, statement: Statement) -> bool {
         let pages = self.pages.lock();
@@ -104,6 +112,8 @@ impl Ledger {
             let left = kept as usize % (incoming.parts.len() + 1);
             incoming.parts.truncate(left);
         }
+        let left = (kept >> 5) as usize % (pages.earlier.len() + 1);
+        pages.earlier.truncate(left);
         let volatile = (pages.records.len() - pages.durable) as u64;
         let left = pages.durable + (kept % (volatile + 1)) as usize;
         pages.records.truncate(left);
@@ -169,10 +179,17 @@ impl StateMachine for Ledger {
     }
 
     fn begin_install(&mut self, copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
-        self.pages.lock().incoming = Some(Incoming {
+        let mut pages = self.pages.lock();
+        let begun = Incoming {
             copy,
             parts: Vec::new(),
-        });
+        };
+        if let Some(before) = pages.incoming.replace(begun)
+            && before.parts.len() > pages.earlier.len()
+        {
+            pages.earlier = before.parts;
+        }
+        drop(pages);
         Ok(Box::new(Gathered {
             ledger: self.clone(),
             records: Vec::new(),
@@ -223,6 +240,7 @@ impl StateMachine for Ledger {
         pages.statements = statements.collect();
         pages.installs += 1;
         pages.incoming = None;
+        pages.earlier.clear();
         Ok(())
     }
 
@@ -244,18 +262,31 @@ struct Parts {
 
 const RECORDS_PER_PART: usize = 20;
 
-impl StateParts for Parts {
-    fn next_part(&mut self, _bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError> {
+impl Parts {
+    fn peek(&self) -> (usize, Vec<u8>) {
         let end = (self.next + RECORDS_PER_PART).min(self.records.len());
-        if end == self.next {
-            return Ok(None);
-        }
         let mut part = Vec::new();
         for record in &self.records[self.next..end] {
             encode(record, &mut part);
         }
+        (end, part)
+    }
+}
+
+impl StateParts for Parts {
+    fn next_part(&mut self, _bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError> {
+        let (end, part) = self.peek();
         self.next = end;
-        Ok(Some(part))
+        Ok((!part.is_empty()).then_some(part))
+    }
+
+    fn skip_held(&mut self, held: &[u8], _bytes_max: usize) -> Result<bool, BoxError> {
+        let (end, part) = self.peek();
+        let is_same = part == held;
+        if is_same {
+            self.next = end;
+        }
+        Ok(is_same)
     }
 }
 
@@ -339,6 +370,20 @@ impl StateInstall for Gathered {
             incoming.parts.push(part.to_vec());
         }
         Ok(())
+    }
+
+    fn held(&mut self) -> Result<Option<Vec<u8>>, BoxError> {
+        let pages = self.ledger.pages.lock();
+        let at = pages.incoming.as_ref().map_or(0, |it| it.parts.len());
+        Ok(pages.earlier.get(at).cloned())
+    }
+
+    fn keep(&mut self, held: &[u8]) -> Result<(), BoxError> {
+        if self.held()?.as_deref() != Some(held) {
+            return Err("it is not held".into());
+        }
+        self.ledger.pages.lock().kept += 1;
+        self.add(held)
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {

@@ -94,6 +94,8 @@ pub struct Report {
     pub installs: u64,
     /// Copies of the state that went on after a restart of the receiver.
     pub resumed: u64,
+    /// Parts of such copies that an earlier one had left, of whatever leader.
+    pub kept: u64,
     /// Statements of sessions that were acknowledged.
     pub statements: usize,
     /// Entries that were read from logs.
@@ -164,6 +166,11 @@ pub fn run(seed: u64, settings: Settings) -> Result<Report, String> {
             .machines
             .values()
             .map(|machine| machine.ledger.resumed())
+            .sum(),
+        kept: world
+            .machines
+            .values()
+            .map(|machine| machine.ledger.kept())
             .sum(),
         statements: world.once.count(),
         tailed: world.tailed,

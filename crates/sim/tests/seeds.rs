@@ -42,6 +42,7 @@ fn a_thousand_worlds() {
     assert!(sum(|report| report.reads) > 3_000);
     assert!(sum(|report| report.installs) > 200);
     assert!(sum(|report| report.resumed) > 20);
+    assert!(sum(|report| report.kept) > 20);
     assert!(sum(|report| report.statements as u64) > 5_000);
     assert!(sum(|report| report.tailed) > 50_000);
 }

@@ -97,6 +97,7 @@ pub(crate) fn decode(group: GroupId, bytes: &[u8]) -> Read<Envelope> {
             position: LogPosition::new(reader.number()?),
             wanted: reader.number()?,
             is_refused: reader.flag()?,
+            held: Bytes::copy_from_slice(reader.body()?),
         }),
         _ => return malformed("an unknown kind of packet"),
     };
@@ -193,6 +194,7 @@ fn read_part(reader: &mut Reader<'_>) -> Read<Part> {
     let time = ClusterTime::from_u64(reader.number()?);
     let number = reader.number()?;
     let is_last = reader.flag()?;
+    let is_kept = reader.flag()?;
     let configuration = Configuration {
         voters: reader.members()?,
         learners: reader.members()?,
@@ -210,6 +212,7 @@ fn read_part(reader: &mut Reader<'_>) -> Read<Part> {
         configuration,
         number,
         is_last,
+        is_kept,
         body: Bytes::copy_from_slice(reader.body()?),
     })
 }

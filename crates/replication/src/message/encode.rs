@@ -100,6 +100,7 @@ pub(crate) fn encode_part(from: &Sender, to: MemberId, part: &Part) -> Vec<u8> {
         ],
     );
     bytes.push(u8::from(part.is_last));
+    bytes.push(u8::from(part.is_kept));
     let configuration = &part.configuration;
     for members in [
         &configuration.voters,
@@ -127,5 +128,6 @@ pub(crate) fn encode_part_answer(from: &Sender, to: MemberId, answer: &PartAnswe
         ],
     );
     bytes.push(u8::from(answer.is_refused));
+    put_body(&mut bytes, &answer.held);
     bytes
 }

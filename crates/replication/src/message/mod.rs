@@ -1,7 +1,7 @@
 //! What members say to each other, byte by byte. All numbers are little-endian.
 //!
 //! ```text
-//!  packet     0    1  version, 2
+//!  packet     0    1  version, 3
 //!             1   16  group id
 //!            17    8  to: a member id
 //!            25    8  from: a member id
@@ -15,9 +15,10 @@
 //!  entry      1 kind (0 data, 1 no-op, 2 change of members), 8 term, 8 index, 8 time,
 //!             8 wall clock; body
 //!  part       8 term of the leader, 8 position, 8 term at it, 8 time at it, 8 number of the
-//!             part, 1 whether it is the last; voters, learners, outgoing, learners next
-//!             (2 count, 8 each); body
-//!  answer     8 term, 8 position, 8 number of the part wanted next, 1 whether it is refused
+//!             part, 1 whether it is the last, 1 whether the receiver keeps what it holds; voters,
+//!             learners, outgoing, learners next (2 count, 8 each); body
+//!  answer     8 term, 8 position, 8 number of the part wanted next, 1 whether it is refused; body:
+//!             what is held of the part wanted next
 //!
 //!  body and context: 4 length, then so many bytes
 //! ```
@@ -41,7 +42,7 @@ use crate::segment::GroupId;
 pub(crate) use decode::decode;
 pub(crate) use encode::{encode_part, encode_part_answer, encode_raft};
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const CONTEXT_BYTES_MAX: usize = 64;
 
 /// What every packet says of who sends it.
@@ -65,16 +66,20 @@ pub(crate) struct Part {
     pub configuration: Configuration,
     pub number: u64,
     pub is_last: bool,
+    /// The body describes what the receiver said it holds: it is the same here.
+    pub is_kept: bool,
     pub body: Bytes,
 }
 
 /// What the receiver of a part says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartAnswer {
     pub leader_term: Term,
     pub position: LogPosition,
     pub wanted: u64,
     pub is_refused: bool,
+    /// What the receiver holds of the part that is wanted; empty if nothing.
+    pub held: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -204,6 +209,7 @@ mod tests {
             },
             number: 3,
             is_last: true,
+            is_kept: true,
             body: Bytes::from_static(b"some of the state"),
         }
     }
@@ -214,6 +220,7 @@ mod tests {
             position: LogPosition::new(90),
             wanted: 4,
             is_refused: false,
+            held: Bytes::from_static(b"some of the rest"),
         };
         vec![
             (

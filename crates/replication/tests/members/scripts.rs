@@ -240,7 +240,8 @@ impl Stage {
                 let ((begun, parts), installs) = (journal.gathered(), journal.installs());
                 writeln!(
                     out,
-                    "{id}: begun {begun}, {parts} parts, installed {installs}, {} entries\n",
+                    "{id}: begun {begun}, {parts} parts, {} kept, installed {installs}, {} entries\n",
+                    journal.kept(),
                     journal.payloads().len()
                 )
                 .expect("writes");

@@ -28,7 +28,10 @@ struct Pages {
     priorities: BTreeMap<MemberId, u64>,
     /// Parts of a state, as they would be on disk.
     staged: Option<(CopyId, Vec<Vec<u8>>)>,
+    /// Those of a copy before.
+    earlier: Vec<Vec<u8>>,
     begun: u64,
+    kept: u64,
 }
 
 impl Journal {
@@ -47,6 +50,11 @@ impl Journal {
         (pages.begun, parts)
     }
 
+    /// How many parts were not sent because they were there.
+    pub fn kept(&self) -> u64 {
+        self.pages.lock().kept
+    }
+
     pub fn installs(&self) -> u64 {
         self.pages.lock().installs
     }
@@ -62,6 +70,14 @@ impl StateParts for Parts {
             Some(self.0.remove(0))
         })
     }
+
+    fn skip_held(&mut self, held: &[u8], _bytes_max: usize) -> Result<bool, BoxError> {
+        let is_same = self.0.first().is_some_and(|next| next == held);
+        if is_same {
+            self.0.remove(0);
+        }
+        Ok(is_same)
+    }
 }
 
 /// What is gathered is kept with the journal, and found there after a restart.
@@ -73,6 +89,17 @@ impl StateInstall for Gathered {
             parts.push(part.to_vec());
         }
         Ok(())
+    }
+
+    fn held(&mut self) -> Result<Option<Vec<u8>>, BoxError> {
+        let pages = self.0.lock();
+        let at = pages.staged.as_ref().map_or(0, |(_, parts)| parts.len());
+        Ok(pages.earlier.get(at).cloned())
+    }
+
+    fn keep(&mut self, held: &[u8]) -> Result<(), BoxError> {
+        self.0.lock().kept += 1;
+        self.add(held)
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
@@ -118,7 +145,9 @@ impl StateMachine for Journal {
 
     fn begin_install(&mut self, copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
         let mut pages = self.pages.lock();
-        pages.staged = Some((copy, Vec::new()));
+        if let Some((_, parts)) = pages.staged.replace((copy, Vec::new())) {
+            pages.earlier = parts;
+        }
         pages.begun += 1;
         Ok(Box::new(Gathered(self.pages.clone())))
     }

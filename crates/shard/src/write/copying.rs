@@ -17,6 +17,10 @@ where
     fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError> {
         Ok(self.0.next_part(bytes_max)?)
     }
+
+    fn skip_held(&mut self, held: &[u8], bytes_max: usize) -> Result<bool, BoxError> {
+        Ok(self.0.skip_held(held, bytes_max)?)
+    }
 }
 
 /// What tells the parts of one copy from those of another.
@@ -35,6 +39,14 @@ pub(super) struct Staged(pub(super) StagedState);
 impl StateInstall for Staged {
     fn add(&mut self, part: &[u8]) -> Result<(), BoxError> {
         Ok(self.0.add(part)?)
+    }
+
+    fn held(&mut self) -> Result<Option<Vec<u8>>, BoxError> {
+        Ok(self.0.held())
+    }
+
+    fn keep(&mut self, held: &[u8]) -> Result<(), BoxError> {
+        Ok(self.0.keep(held)?)
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

@@ -6,7 +6,16 @@
 //!  staged   <data>/incoming/state.part       parts as they come:
 //!           [length u32][CRC-32C u32][part] …
 //!           <data>/incoming/name             of which copy: whoever is sent more of it goes on
-//!           <data>/incoming/state.complete   the same, ended by [0 u32][CRC-32C of nothing]
+//!           <data>/incoming/state.earlier    what there is of a copy before that was not finished
+//!           <data>/incoming/state.complete   the same as state.part, ended by [0 u32][CRC-32C of nothing]
+//! ```
+//!
+//! Pairs come in the order of their keys. So whoever gathers a copy and has pieces of an earlier one can
+//! say what it holds behind the last key it was sent, up to the end of such a piece; whoever sends
+//! compares that with its own pairs up to the same key, and need not send them if they are the same:
+//!
+//! ```text
+//!  held     [XXH3-128 of the pairs, as in a part][the last key]
 //! ```
 //!
 //! A copy is every key of one engine snapshot, the applied position among them. Taking
@@ -23,6 +32,7 @@
 //! the store begins with the third step. In between, readers in the same process see
 //! neither state; the caller keeps them away.
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Bound;
@@ -36,10 +46,15 @@ use crate::error::{Error, Result};
 
 const INCOMING: &str = "incoming";
 const UNFINISHED: &str = "state.part";
+const EARLIER: &str = "state.earlier";
 const COMPLETE: &str = "state.complete";
 /// Of which copy the parts are.
 const NAME: &str = "name";
 const PART_HEAD_BYTES: u64 = 8;
+const PAIR_HEAD_BYTES: usize = 8;
+const DIGEST_BYTES: usize = 16;
+/// A piece that is held was one part. Where the sender has so many times as much in its place, it differs.
+const HELD_PARTS_MAX: usize = 4;
 /// Parts that nobody has gone on with for so long are not kept any more.
 const KEPT: Duration = Duration::from_secs(3600);
 /// How much is written to the engine in one batch.
@@ -50,8 +65,8 @@ const PART_BYTES_MAX: u32 = 256 << 20;
 /// Every key and value of a store at one moment, part by part.
 pub struct StateCopy<S: EngineSnapshot> {
     scan: S::Scan,
-    /// What did not fit into the part before.
-    left: Option<Pair>,
+    /// What was read and not sent yet.
+    left: VecDeque<Pair>,
 }
 
 impl<S: EngineSnapshot> StateCopy<S> {
@@ -59,27 +74,68 @@ impl<S: EngineSnapshot> StateCopy<S> {
     pub fn next_part(&mut self, bytes_max: usize) -> Result<Option<Vec<u8>>> {
         let mut part = Vec::new();
         loop {
-            let Some((key, value)) = self
-                .left
-                .take()
-                .map(Ok)
-                .or_else(|| self.scan.next())
-                .transpose()?
-            else {
+            let Some((key, value)) = self.next_pair()? else {
                 break;
             };
-            let bytes = 8 + key.len() + value.len();
+            let bytes = PAIR_HEAD_BYTES + key.len() + value.len();
             if !part.is_empty() && part.len() + bytes > bytes_max {
-                self.left = Some((key, value));
+                self.left.push_front((key, value));
                 break;
             }
-            part.extend_from_slice(&(key.len() as u32).to_le_bytes());
-            part.extend_from_slice(&(value.len() as u32).to_le_bytes());
-            part.extend_from_slice(&key);
-            part.extend_from_slice(&value);
+            put_pair(&mut part, &key, &value);
         }
         Ok((!part.is_empty()).then_some(part))
     }
+
+    fn next_pair(&mut self) -> Result<Option<Pair>> {
+        match self.left.pop_front() {
+            Some(pair) => Ok(Some(pair)),
+            None => self.scan.next().transpose(),
+        }
+    }
+
+    /// Skips what comes next if the receiver holds the same; whether it does. More than a few parts are
+    /// not compared.
+    pub fn skip_held(&mut self, held: &[u8], bytes_max: usize) -> Result<bool> {
+        let Some((digest, last)) = held.split_first_chunk::<DIGEST_BYTES>() else {
+            return Ok(false);
+        };
+        let (mut part, mut read) = (Vec::new(), Vec::new());
+        while part.len() <= HELD_PARTS_MAX * bytes_max
+            && let Some((key, value)) = self.next_pair()?
+        {
+            let is_behind = *key > *last;
+            if !is_behind {
+                put_pair(&mut part, &key, &value);
+            }
+            let is_end = *key >= *last;
+            read.push((key, value));
+            if is_end {
+                break;
+            }
+        }
+        if !part.is_empty() && digest_of(&part) == *digest {
+            // All that was read belongs to it, unless its last key is not there any more.
+            let behind = read.pop_if(|(key, _)| **key > *last);
+            self.left.extend(behind);
+            return Ok(true);
+        }
+        for pair in read.into_iter().rev() {
+            self.left.push_front(pair);
+        }
+        Ok(false)
+    }
+}
+
+fn put_pair(part: &mut Vec<u8>, key: &[u8], value: &[u8]) {
+    part.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    part.extend_from_slice(&(value.len() as u32).to_le_bytes());
+    part.extend_from_slice(key);
+    part.extend_from_slice(value);
+}
+
+fn digest_of(part: &[u8]) -> [u8; DIGEST_BYTES] {
+    xxhash_rust::xxh3::xxh3_128(part).to_le_bytes()
 }
 
 /// The pairs of a part.
@@ -113,20 +169,80 @@ fn pairs(mut part: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8])>> {
 pub struct StagedState {
     directory: PathBuf,
     file: File,
+    /// The last key that was gathered.
+    last: Vec<u8>,
+    earlier: Option<Earlier>,
+}
+
+/// What an earlier copy has left.
+#[derive(Debug)]
+struct Earlier {
+    path: PathBuf,
+    file: BufReader<File>,
+    /// A piece of it that lies behind what was gathered, and its last key.
+    held: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Earlier {
+    fn open(directory: &Path) -> Option<Self> {
+        let path = directory.join(EARLIER);
+        let file = BufReader::new(File::open(&path).ok()?);
+        Some(Self {
+            path,
+            file,
+            held: None,
+        })
+    }
+
+    /// The next piece that has something behind a key, and only that of it. What cannot be read is the end.
+    fn piece_behind(&mut self, last: &[u8]) -> Option<&(Vec<u8>, Vec<u8>)> {
+        loop {
+            let piece = match self.held.take() {
+                Some((piece, _)) => piece,
+                None => read_part(&mut self.file, &self.path).ok()?,
+            };
+            let (mut rest, mut end) = (Vec::new(), Vec::new());
+            if piece.is_empty() {
+                return None;
+            }
+            for pair in pairs(&piece) {
+                let (key, value) = pair.ok()?;
+                if key > last {
+                    put_pair(&mut rest, key, value);
+                    end = key.to_vec();
+                }
+            }
+            if !rest.is_empty() {
+                return Some(self.held.insert((rest, end)));
+            }
+        }
+    }
 }
 
 impl StagedState {
-    /// Begins anew; what was gathered before and not finished is lost. The name is for
-    /// [`StagedState::resume`].
+    /// Begins anew; what was gathered before and not finished is there for [`StagedState::held`]. The
+    /// name is for [`StagedState::resume`].
     pub fn create(data: &Path, name: &[u8]) -> Result<Self> {
         let directory = data.join(INCOMING);
         fs::create_dir_all(&directory).map_err(|e| Error::io(&directory, e))?;
         let path = directory.join(UNFINISHED);
+        let earlier = directory.join(EARLIER);
+        // Of two copies that were not finished the longer one is of more use.
+        let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
+        if length(&path) > length(&earlier) {
+            fs::rename(&path, &earlier).map_err(|e| Error::io(&earlier, e))?;
+        }
         let file = File::create(&path).map_err(|e| Error::io(&path, e))?;
         // Last: a name says that the file beside it was begun for it.
         let named = directory.join(NAME);
         fs::write(&named, name).map_err(|e| Error::io(&named, e))?;
-        Ok(Self { directory, file })
+        let earlier = Earlier::open(&directory);
+        Ok(Self {
+            directory,
+            file,
+            last: Vec::new(),
+            earlier,
+        })
     }
 
     /// Goes on with what was gathered under a name, and how many parts are there. What is torn at
@@ -141,24 +257,59 @@ impl StagedState {
         let opened = File::options().read(true).write(true).open(&path);
         let mut file = opened.map_err(failed)?;
         let mut reader = BufReader::new(&file);
-        let (mut parts, mut end) = (0, 0);
+        let (mut parts, mut end, mut last) = (0, 0, Vec::new());
         // An empty part is the end that `finish` writes, before it renames the file.
         while let Ok(part) = read_part(&mut reader, &path)
             && !part.is_empty()
         {
             parts += 1;
             end += PART_HEAD_BYTES + part.len() as u64;
+            last = last_key(&part)?.unwrap_or(last);
         }
         file.set_len(end).map_err(failed)?;
         file.seek(SeekFrom::Start(end)).map_err(failed)?;
-        Ok(Some((Self { directory, file }, parts)))
+        let earlier = Earlier::open(&directory);
+        let resumed = Self {
+            directory,
+            file,
+            last,
+            earlier,
+        };
+        Ok(Some((resumed, parts)))
     }
 
     pub fn add(&mut self, part: &[u8]) -> Result<()> {
-        for pair in pairs(part) {
-            pair?;
+        let last = last_key(part)?;
+        self.put(part)?;
+        if let Some(last) = last {
+            self.last = last;
         }
-        self.put(part)
+        Ok(())
+    }
+
+    /// Describes what an earlier copy has left of what comes next.
+    pub fn held(&mut self) -> Option<Vec<u8>> {
+        let (piece, last) = self.earlier.as_mut()?.piece_behind(&self.last)?;
+        let mut held = digest_of(piece).to_vec();
+        held.extend_from_slice(last);
+        Some(held)
+    }
+
+    /// Takes over what was described.
+    pub fn keep(&mut self, held: &[u8]) -> Result<()> {
+        let piece = match self.held() {
+            Some(described) if described == held => self
+                .earlier
+                .as_mut()
+                .and_then(|earlier| earlier.held.take()),
+            Some(_) | None => None,
+        };
+        let Some((piece, _)) = piece else {
+            return Err(Error::Damaged {
+                what: "state that was gathered earlier",
+            });
+        };
+        self.add(&piece)
     }
 
     fn put(&mut self, part: &[u8]) -> Result<()> {
@@ -189,6 +340,15 @@ impl StagedState {
     }
 }
 
+/// The last key of a part, all of which can be read.
+fn last_key(part: &[u8]) -> Result<Option<Vec<u8>>> {
+    let mut last = None;
+    for pair in pairs(part) {
+        last = Some(pair?.0.to_vec());
+    }
+    Ok(last)
+}
+
 fn sync_directory(path: &Path) -> std::io::Result<()> {
     File::open(path)?.sync_all()
 }
@@ -196,11 +356,12 @@ fn sync_directory(path: &Path) -> std::io::Result<()> {
 /// Completes a replacement that a crash cut off. To be called before the store is opened.
 pub fn finish_install(engine: &impl Engine, data: &Path) -> Result<()> {
     let directory = data.join(INCOMING);
-    let unfinished = directory.join(UNFINISHED);
     let is_old = |written: SystemTime| written.elapsed().is_ok_and(|age| age > KEPT);
-    let written = fs::metadata(&unfinished).and_then(|file| file.modified());
-    if written.is_ok_and(is_old) {
-        fs::remove_file(&unfinished).map_err(|e| Error::io(&unfinished, e))?;
+    for unfinished in [directory.join(UNFINISHED), directory.join(EARLIER)] {
+        let written = fs::metadata(&unfinished).and_then(|file| file.modified());
+        if written.is_ok_and(is_old) {
+            fs::remove_file(&unfinished).map_err(|e| Error::io(&unfinished, e))?;
+        }
     }
     let complete = directory.join(COMPLETE);
     if complete.exists() {
@@ -227,6 +388,11 @@ fn load(engine: &impl Engine, staged: &Path) -> Result<()> {
         engine.write(batch)?;
     }
     engine.sync()?;
+    // It has been of use, or is of none any more.
+    let earlier = staged.with_file_name(EARLIER);
+    if earlier.exists() {
+        fs::remove_file(&earlier).map_err(|e| Error::io(&earlier, e))?;
+    }
     fs::remove_file(staged).map_err(|e| Error::io(staged, e))
 }
 
@@ -278,7 +444,7 @@ impl<E: Engine> Store<E> {
                 .engine
                 .snapshot()
                 .scan(KeyRange::ALL, Direction::Forward),
-            left: None,
+            left: VecDeque::new(),
         }
     }
 
@@ -421,6 +587,83 @@ mod tests {
             let gone = StagedState::resume(data.path(), b"it").expect("looks");
             assert!(gone.is_none(), "it was installed");
         }
+    }
+
+    /// ⚑ Another leader's copy goes on with what there is of the first one: only what differs is sent,
+    /// wherever parts end.
+    #[test]
+    fn pieces_of_an_earlier_copy_are_kept_where_they_are_the_same() {
+        for (first_bytes, second_bytes) in [(100, 100), (100, 333), (333, 100)] {
+            let data = tempfile::tempdir().expect("a directory");
+            let (first, second) = (filled("new", 60), filled("new", 60));
+            for position in [3u64, 40, 61] {
+                let mut payload = Vec::new();
+                Encoder::new(&mut payload).put_meta(&position.to_be_bytes(), b"another");
+                let entry = Committed {
+                    position: second.applied() + 1,
+                    time: ClusterTime::new(99, second.applied() as u32),
+                    payload: &payload,
+                    before: &[],
+                    after: &[],
+                };
+                second.apply(&[entry]).expect("applies");
+            }
+            let mut copy = first.copy();
+            let mut staged = StagedState::create(data.path(), b"first").expect("creates");
+            let mut parts = 0;
+            while let Some(part) = copy.next_part(first_bytes).expect("reads") {
+                staged.add(&part).expect("stages");
+                parts += 1;
+            }
+            drop(staged);
+            let mut copy = second.copy();
+            let mut staged = StagedState::create(data.path(), b"second").expect("creates");
+            let (mut kept, mut sent) = (0, 0);
+            loop {
+                // Restarted in the middle, it goes on all the same.
+                if kept + sent == 5 {
+                    drop(staged);
+                    let resumed = StagedState::resume(data.path(), b"second").expect("resumes");
+                    let (again, there) = resumed.expect("it is there");
+                    assert_eq!(there, kept + sent);
+                    staged = again;
+                }
+                let held = staged.held();
+                assert_eq!(held, staged.held(), "it says the same again");
+                if let Some(held) = held
+                    && copy.skip_held(&held, second_bytes).expect("compares")
+                {
+                    staged.keep(&held).expect("keeps");
+                    kept += 1;
+                    continue;
+                }
+                let Some(part) = copy.next_part(second_bytes).expect("reads") else {
+                    break;
+                };
+                staged.add(&part).expect("stages");
+                sent += 1;
+            }
+            // Three documents, and what is counted: few parts of many.
+            assert!(
+                sent <= 12 && kept * 2 > parts,
+                "{sent} sent, {kept} of {parts} kept"
+            );
+            let to = filled("old", 7);
+            to.install(staged).expect("installs");
+            assert_eq!(contents(&to), contents(&second));
+            assert!(!data.path().join(INCOMING).join(EARLIER).exists());
+        }
+    }
+
+    #[test]
+    fn what_is_not_held_is_not_kept() {
+        let data = tempfile::tempdir().expect("a directory");
+        drop(stage(&filled("new", 9), data.path(), 100));
+        let mut staged = StagedState::create(data.path(), b"second").expect("creates");
+        let held = staged.held().expect("something is held");
+        assert!(staged.keep(&held[1..]).is_err());
+        staged.keep(&held).expect("keeps");
+        assert!(staged.keep(&held).is_err());
     }
 
     #[test]
