@@ -219,6 +219,7 @@ impl<S: StateMachine> Driver<S> {
             self.node.raft.set_randomized_election_timeout(timeout);
         }
         self.turn(|driver| {
+            driver.pursue_succession();
             if driver.node.raft.state == raft::StateRole::Leader || driver.may_stand() {
                 driver.node.tick();
             } else {
@@ -427,6 +428,10 @@ impl<S: StateMachine> Driver<S> {
                 answer,
             } => self.begin_change(&voters, &learners, answer),
             Request::Unreachable(member) => self.node.report_unreachable(member.get()),
+            Request::Gone(member) => {
+                self.node.report_unreachable(member.get());
+                self.succeed(member);
+            }
             Request::Campaign => self.campaign(),
             Request::Rest { ticks } => self.rest(ticks),
             Request::StepDown(answer) => self.step_down(answer),
@@ -439,8 +444,9 @@ impl<S: StateMachine> Driver<S> {
         }
     }
 
-    fn campaign(&mut self) {
-        if !self.may_stand() {
+    pub(crate) fn campaign(&mut self) {
+        // `raft` checks it only for elections that it begins by itself.
+        if !self.may_stand() || !self.node.raft.promotable() {
             return;
         }
         if let Err(error) = self.node.campaign() {

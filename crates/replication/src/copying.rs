@@ -73,6 +73,8 @@ struct Receiving {
     wanted: u64,
     /// What there is of the part that is wanted, from an earlier copy.
     held: Bytes,
+    /// How many parts an earlier copy had left.
+    kept: u64,
     install: Box<dyn StateInstall>,
 }
 
@@ -354,6 +356,7 @@ impl<S: StateMachine> Driver<S> {
                 position: part.position,
                 wanted,
                 held,
+                kept: 0,
                 install,
             });
         }
@@ -373,6 +376,7 @@ impl<S: StateMachine> Driver<S> {
                 (false, false) => receiving.install.add(&part.body),
             };
             taken.map_err(|error| format!("taking over a state: {error}"))?;
+            receiving.kept += u64::from(part.is_kept);
             receiving.wanted += 1;
             if part.is_last {
                 return self.complete(from, part);
@@ -409,6 +413,12 @@ impl<S: StateMachine> Driver<S> {
         let Some(receiving) = self.copying.receiving.take() else {
             return Ok(());
         };
+        tracing::info!(
+            position = %part.position,
+            parts = part.number,
+            kept = receiving.kept,
+            "the state of another member is here"
+        );
         let mut snapshot = Snapshot::default();
         let metadata = snapshot.mut_metadata();
         metadata.index = part.position.get();

@@ -16,6 +16,12 @@
 //! Without somebody wanted who asks for votes it never stands.
 //!
 //! A member that rests was told so, for a time that its own ticks measure.
+//!
+//! Whoever follows a leader and hears that its process has ended ([`crate::Group::gone`]) does not wait for
+//! an election timeout: it follows nobody any more, so that it votes for others, and asks for votes itself
+//! soon. They take turns, so that they do not ask at the same time: the most wanted one at the next tick,
+//! the next one two ticks later, and so on. It is a matter of time only. If the word is wrong, those who
+//! still hear the leader refuse (pre-vote), and its next heartbeat is obeyed as ever.
 
 use std::sync::atomic::Ordering;
 
@@ -127,7 +133,17 @@ pub(crate) struct Standing {
     pub last_leader: Option<MemberId>,
     /// Whether it was seen to ask for votes, or to have them.
     is_candidate: bool,
+    succession: Option<Succession>,
 }
+
+/// The leader of a term is gone: at this tick it is this member's turn to ask for votes.
+struct Succession {
+    term: Term,
+    due: u64,
+}
+
+/// Time for one election, before the next member asks for votes.
+const TURN_TICKS: u64 = 2;
 
 impl<S: StateMachine> Driver<S> {
     pub(crate) fn is_resting(&self) -> bool {
@@ -151,6 +167,42 @@ impl<S: StateMachine> Driver<S> {
         let is_led = raft.leader_id != raft::INVALID_ID && raft.election_elapsed < ticks;
         if has_more && is_wanted && !is_led {
             self.standing.caretaker_until = self.ticks + 2 * ticks as u64;
+        }
+    }
+
+    /// A member's process has ended. If it led, this member follows it no longer.
+    pub(crate) fn succeed(&mut self, gone: MemberId) {
+        let raft = &mut self.node.raft;
+        if raft.state != StateRole::Follower || raft.leader_id != gone.get() {
+            return;
+        }
+        let term = raft.term;
+        raft.become_follower(term, raft::INVALID_ID);
+        let me = self.me();
+        let rank = |member: MemberId| (self.state.priority(member), std::cmp::Reverse(member));
+        let configuration = &self.member.state.configuration;
+        let before = (configuration.voters.iter())
+            .filter(|voter| **voter != gone && rank(**voter) > rank(me))
+            .count();
+        tracing::info!(member = %me, leader = %gone, "the leader is gone");
+        self.standing.succession = Some(Succession {
+            term: Term::new(term),
+            due: self.ticks + 1 + TURN_TICKS * before as u64,
+        });
+    }
+
+    /// Asks for votes when it is this member's turn, unless somebody leads or is about to.
+    pub(crate) fn pursue_succession(&mut self) {
+        let is_due = |succession: &mut Succession| succession.due <= self.ticks;
+        let Some(succession) = self.standing.succession.take_if(is_due) else {
+            return;
+        };
+        let raft = &self.node.raft;
+        if raft.state == StateRole::Follower
+            && raft.leader_id == raft::INVALID_ID
+            && Term::new(raft.term) == succession.term
+        {
+            self.campaign();
         }
     }
 

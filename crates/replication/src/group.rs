@@ -339,6 +339,12 @@ impl<S: StateMachine> Group<S> {
         self.handle.shared.request(Request::Unreachable(member));
     }
 
+    /// Says that a member's process has ended, as somebody has seen who knows it for sure. Who followed
+    /// it does not wait any longer to hear of it.
+    pub fn gone(&self, member: MemberId) {
+        self.handle.shared.request(Request::Gone(member));
+    }
+
     /// Waits until there is room in the queue. Others may take it first.
     pub async fn ready(&self) -> Result<(), ProposeError> {
         self.handle.shared.ready().await

@@ -58,6 +58,8 @@ pub(crate) enum Request {
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
     Unreachable(MemberId),
+    /// The member's process has ended.
+    Gone(MemberId),
     /// Ask for votes now.
     Campaign,
     /// Do not stand for election for so long; zero ends it.

@@ -41,15 +41,17 @@ struct Pages {
     roles: Vec<Role>,
     installs: u64,
     resumed: u64,
+    /// Parts that an earlier copy had left, and how many of those were another sender's.
     kept: u64,
+    kept_of_others: u64,
     /// Where statements were applied; what lies behind the end was lost since.
     statements: BTreeMap<Statement, u64>,
     /// How much each member is wanted as leader; all the same if it is empty.
     priorities: Vec<u64>,
     /// Parts of a state that is being received: they outlive the process.
     incoming: Option<Incoming>,
-    /// Parts of the state that was being received before it.
-    earlier: Vec<Vec<u8>>,
+    /// Parts of a state that was being received before it.
+    earlier: Option<Incoming>,
 }
 
 #[derive(Clone)]
@@ -98,6 +100,11 @@ impl Ledger {
         self.pages.lock().kept
     }
 
+    /// How many of those another sender had sent.
+    pub fn kept_of_others(&self) -> u64 {
+        self.pages.lock().kept_of_others
+    }
+
     /// Whether a statement has taken effect here.
     pub fn has(&self, statement: Statement) -> bool {
         let pages = self.pages.lock();
@@ -112,8 +119,10 @@ impl Ledger {
             let left = kept as usize % (incoming.parts.len() + 1);
             incoming.parts.truncate(left);
         }
-        let left = (kept >> 5) as usize % (pages.earlier.len() + 1);
-        pages.earlier.truncate(left);
+        if let Some(earlier) = &mut pages.earlier {
+            let left = (kept >> 5) as usize % (earlier.parts.len() + 1);
+            earlier.parts.truncate(left);
+        }
         let volatile = (pages.records.len() - pages.durable) as u64;
         let left = pages.durable + (kept % (volatile + 1)) as usize;
         pages.records.truncate(left);
@@ -185,9 +194,9 @@ impl StateMachine for Ledger {
             parts: Vec::new(),
         };
         if let Some(before) = pages.incoming.replace(begun)
-            && before.parts.len() > pages.earlier.len()
+            && before.parts.len() > pages.earlier.as_ref().map_or(0, |it| it.parts.len())
         {
-            pages.earlier = before.parts;
+            pages.earlier = Some(before);
         }
         drop(pages);
         Ok(Box::new(Gathered {
@@ -240,7 +249,7 @@ impl StateMachine for Ledger {
         pages.statements = statements.collect();
         pages.installs += 1;
         pages.incoming = None;
-        pages.earlier.clear();
+        pages.earlier = None;
         Ok(())
     }
 
@@ -375,14 +384,20 @@ impl StateInstall for Gathered {
     fn held(&mut self) -> Result<Option<Vec<u8>>, BoxError> {
         let pages = self.ledger.pages.lock();
         let at = pages.incoming.as_ref().map_or(0, |it| it.parts.len());
-        Ok(pages.earlier.get(at).cloned())
+        let earlier = pages.earlier.as_ref();
+        Ok(earlier.and_then(|it| it.parts.get(at)).cloned())
     }
 
     fn keep(&mut self, held: &[u8]) -> Result<(), BoxError> {
         if self.held()?.as_deref() != Some(held) {
             return Err("it is not held".into());
         }
-        self.ledger.pages.lock().kept += 1;
+        let mut pages = self.ledger.pages.lock();
+        let sender = |of: &Option<Incoming>| of.as_ref().map(|it| it.copy.from);
+        let is_of_another = sender(&pages.earlier) != sender(&pages.incoming);
+        pages.kept += 1;
+        pages.kept_of_others += u64::from(is_of_another);
+        drop(pages);
         self.add(held)
     }
 

@@ -49,6 +49,8 @@ pub struct Settings {
     pub heed_terms: bool,
     /// Members are wanted more or less as leaders, some not at all.
     pub priorities: bool,
+    /// How often a member is told that another one is gone, though nobody knows; in thousandths, per round.
+    pub rumours: u64,
 }
 
 impl Settings {
@@ -77,6 +79,7 @@ impl Settings {
             sessions: 3,
             heed_terms: true,
             priorities: random.chance(300),
+            rumours: [0, 0, 20][random.below(3) as usize],
         }
     }
 }
@@ -96,6 +99,8 @@ pub struct Report {
     pub resumed: u64,
     /// Parts of such copies that an earlier one had left, of whatever leader.
     pub kept: u64,
+    /// Those of them that were another leader's.
+    pub kept_of_others: u64,
     /// Statements of sessions that were acknowledged.
     pub statements: usize,
     /// Entries that were read from logs.
@@ -171,6 +176,11 @@ pub fn run(seed: u64, settings: Settings) -> Result<Report, String> {
             .machines
             .values()
             .map(|machine| machine.ledger.kept())
+            .sum(),
+        kept_of_others: world
+            .machines
+            .values()
+            .map(|machine| machine.ledger.kept_of_others())
             .sum(),
         statements: world.once.count(),
         tailed: world.tailed,
@@ -338,6 +348,19 @@ impl World {
             let looked = self.looked.entry(member).or_default();
             *looked = (*looked).min(applied);
             self.crashes += 1;
+            self.tell_gone(member);
+        }
+    }
+
+    /// Those who see that a process has ended say so.
+    fn tell_gone(&mut self, gone: MemberId) {
+        for (member, machine) in &self.machines {
+            if *member != gone
+                && let Some(group) = machine.group()
+                && self.guests.chance(500)
+            {
+                group.gone(gone);
+            }
         }
     }
 
@@ -375,6 +398,11 @@ impl World {
             && let Some(group) = self.machines[member].group()
         {
             group.maintain();
+        }
+        if self.guests.chance(settings.rumours)
+            && let Some(member) = self.guests.pick(&members).copied()
+        {
+            self.tell_gone(member);
         }
         if self.random.chance(settings.clock_jumps)
             && let Some(member) = self.random.pick(&members)

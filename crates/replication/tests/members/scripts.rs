@@ -20,6 +20,10 @@
 //!   fill 1 2 30       thirty proposals on 1, confirmed by 2
 //!   trim 1            old entries leave the log
 //!   gathered 1        what a member has of a copy of the state
+//!   alter 1 2         the second part that a member has of a copy becomes another
+//!   forget 1          a member loses what an earlier copy has left
+//!   gone 2 1          2 is told that the process of 1 has ended, whether that is true or not
+//!   stop 1            the member's process ends
 //!   power 1           the member loses its power, and what it had not synced, and is opened
 //!   show              roles, what is applied, what was answered
 //! ```
@@ -246,6 +250,17 @@ impl Stage {
                 )
                 .expect("writes");
             }
+            ["alter", id, part] => {
+                let (_, journal) = &self.disks[&member(id)];
+                journal.alter_gathered(part.parse().expect("a number"));
+            }
+            ["forget", id] => self.disks[&member(id)].1.forget_earlier(),
+            ["gone", id, other] => {
+                let (group, driver) = self.members.get_mut(&member(id)).expect("a member");
+                group.gone(member(other));
+                driver.step();
+            }
+            ["stop", id] => drop(self.members.remove(&member(id))),
             ["power", id] => {
                 let id = member(id);
                 self.members.remove(&id);
@@ -379,4 +394,11 @@ scripts! {
     leadership_is_handed_to_the_most_wanted
     a_follower_tells_what_it_has_applied
     a_copy_goes_on_after_a_restart_of_its_receiver
+    a_copy_goes_on_with_another_leader
+    what_has_changed_since_an_earlier_copy_is_sent
+    what_was_held_and_is_lost_is_not_kept
+    a_leader_that_is_gone_is_replaced_at_once
+    members_take_turns_where_a_leader_is_gone
+    who_is_told_wrongly_that_its_leader_is_gone_follows_it_again
+    silence_is_noticed_after_an_election_timeout
 }

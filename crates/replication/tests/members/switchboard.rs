@@ -50,6 +50,18 @@ impl Journal {
         (pages.begun, parts)
     }
 
+    /// Changes a part that was gathered.
+    pub fn alter_gathered(&self, number: usize) {
+        if let Some((_, parts)) = &mut self.pages.lock().staged {
+            parts[number - 1].fill(b'!');
+        }
+    }
+
+    /// Loses what an earlier copy has left.
+    pub fn forget_earlier(&self) {
+        self.pages.lock().earlier.clear();
+    }
+
     /// How many parts were not sent because they were there.
     pub fn kept(&self) -> u64 {
         self.pages.lock().kept

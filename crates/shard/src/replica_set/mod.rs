@@ -11,7 +11,7 @@
 //! | `identity.rs`, `waiting_room.rs` | which member a server is, and how it learns it |
 //! | `membership.rs` | from the configuration to the members of the log |
 //! | `takeover.rs` | who is wanted more as primary becomes it |
-//! | `transport.rs` | links to the other members |
+//! | `transport.rs`, `link.rs` | links to the other members |
 //! | `primary.rs` | what a secondary asks of the primary |
 //! | `cluster_time.rs` | `$clusterTime` and `operationTime`, in and out |
 //!
@@ -22,6 +22,7 @@ mod collection;
 pub(crate) mod configuration;
 mod fields;
 mod identity;
+mod link;
 pub(crate) mod membership;
 pub(crate) mod primary;
 mod start;

@@ -10,7 +10,7 @@
 //! several members is written by whoever of them is elected first.
 
 use super::configuration::{CONFIGURATION_KEY, Configuration, read_host};
-use super::transport::{Incoming, Introduction, configuration_id, member_id};
+use super::transport::{Absence, Incoming, Introduction, configuration_id, member_id};
 use super::{Membership, ReplicaSetOptions};
 use crate::Shard;
 use model::{Code, Error};
@@ -117,7 +117,7 @@ impl Shard {
 
     /// Tells the links what to say to the other members.
     fn introduce_peers(self: &Arc<Self>) {
-        let (shard, unreachable) = (Arc::downgrade(self), Arc::downgrade(self));
+        let (shard, reported) = (Arc::downgrade(self), Arc::downgrade(self));
         self.peers.introduce_with(
             Box::new(move |to| {
                 let shard = shard.upgrade()?;
@@ -133,9 +133,13 @@ impl Shard {
                         && !members.configuration.outgoing.contains(&to),
                 })
             }),
-            Box::new(move |member| {
-                if let Some(shard) = unreachable.upgrade() {
-                    shard.log.unreachable(member);
+            Box::new(move |member, absence| {
+                let Some(shard) = reported.upgrade() else {
+                    return;
+                };
+                match absence {
+                    Absence::Unreachable => shard.log.unreachable(member),
+                    Absence::Gone => shard.log.gone(member),
                 }
             }),
         );

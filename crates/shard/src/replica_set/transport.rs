@@ -15,10 +15,13 @@
 //! Packets may be lost, and are: when there is no connection, when a link's queue is full, when a write
 //! takes too long. The log repeats what matters.
 //!
+//! The tasks behind the links are in `link.rs`.
+//!
 //! A server that was never configured takes the part that `_terndbJoin` gives to a newcomer. It is given
 //! only to a member that is no voter yet ⚑: a voter that has lost its data has also lost its promises, and
 //! must be removed and added again.
 
+use super::link::Link;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::{Code, Error};
 use parking_lot::{Mutex, RwLock};
@@ -27,7 +30,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -44,10 +46,6 @@ const QUEUE_BYTES_MAX: usize = 64 << 20;
 const PART_BYTES_MAX: usize = 8 << 20;
 /// Packets that arrive in parts may not grow beyond this.
 const PACKET_BYTES_MAX: usize = 1 << 30;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to leave a member alone that could not be reached.
-const REST: Duration = Duration::from_millis(100);
 
 /// The member of the log that a member of the configuration is.
 pub(crate) fn member_id(id: i32) -> MemberId {
@@ -74,7 +72,7 @@ pub(crate) struct Introduction {
 }
 
 impl Introduction {
-    fn to_command(&self) -> DocBuf {
+    pub(super) fn to_command(&self) -> DocBuf {
         let mut writer = DocWriter::new();
         writer.append(JOIN, 1).append("set", self.set.as_str());
         if let Some(id) = self.replica_set_id {
@@ -114,7 +112,16 @@ fn malformed(command: &str) -> Error {
 }
 
 type Introduce = Box<dyn Fn(MemberId) -> Option<Introduction> + Send + Sync>;
-type Unreachable = Box<dyn Fn(MemberId) + Send + Sync>;
+type Report = Box<dyn Fn(MemberId, Absence) + Send + Sync>;
+
+/// What a link knows of a member that it does not reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Absence {
+    /// Packets do not arrive.
+    Unreachable,
+    /// The connection was closed, and nobody listens any more: its process has ended.
+    Gone,
+}
 
 /// Where a member is reached.
 struct Place {
@@ -125,19 +132,25 @@ struct Place {
 
 /// What is known about the other members.
 #[derive(Default)]
-struct Directory {
+pub(super) struct Directory {
     hosts: RwLock<HashMap<MemberId, Place>>,
     detours: RwLock<BTreeMap<String, String>>,
-    introduce: RwLock<Option<Introduce>>,
-    unreachable: RwLock<Option<Unreachable>>,
+    pub(super) introduce: RwLock<Option<Introduce>>,
+    report: RwLock<Option<Report>>,
 }
 
 impl Directory {
-    fn address_of(&self, member: MemberId) -> Option<String> {
+    pub(super) fn address_of(&self, member: MemberId) -> Option<String> {
         let hosts = self.hosts.read();
         let host = &hosts.get(&member)?.host;
         let detours = self.detours.read();
         Some(detours.get(host).unwrap_or(host).clone())
+    }
+
+    pub(super) fn report(&self, member: MemberId, absence: Absence) {
+        if let Some(report) = &*self.report.read() {
+            report(member, absence);
+        }
     }
 }
 
@@ -145,11 +158,12 @@ impl Directory {
 pub(crate) struct Peers {
     runtime: Option<tokio::runtime::Handle>,
     directory: Arc<Directory>,
-    links: Mutex<HashMap<MemberId, Link>>,
+    links: Mutex<HashMap<MemberId, Queue>>,
 }
 
-struct Link {
-    queue: mpsc::Sender<Vec<u8>>,
+/// What waits for a link.
+struct Queue {
+    packets: mpsc::Sender<Vec<u8>>,
     queued_bytes: Arc<AtomicUsize>,
 }
 
@@ -164,9 +178,9 @@ impl Peers {
     }
 
     /// What links say when they begin, and whom they tell that a member is away.
-    pub(crate) fn introduce_with(&self, introduce: Introduce, unreachable: Unreachable) {
+    pub(crate) fn introduce_with(&self, introduce: Introduce, report: Report) {
         *self.directory.introduce.write() = Some(introduce);
-        *self.directory.unreachable.write() = Some(unreachable);
+        *self.directory.report.write() = Some(report);
     }
 
     /// Where a member is reached.
@@ -216,7 +230,7 @@ impl Peers {
     pub(crate) fn close(&self) {
         self.links.lock().clear();
         *self.directory.introduce.write() = None;
-        *self.directory.unreachable.write() = None;
+        *self.directory.report.write() = None;
     }
 }
 
@@ -227,14 +241,10 @@ impl Transport for Peers {
         let link = links.entry(to).or_insert_with(|| {
             let (queue, packets) = mpsc::channel(QUEUE_PACKETS_MAX);
             let queued_bytes = Arc::new(AtomicUsize::new(0));
-            let sender = Sender {
-                to,
-                directory: self.directory.clone(),
-                queued_bytes: queued_bytes.clone(),
-            };
-            runtime.spawn(sender.run(packets));
-            Link {
-                queue,
+            let link = Link::new(to, self.directory.clone(), queued_bytes.clone());
+            runtime.spawn(link.run(packets));
+            Queue {
+                packets: queue,
                 queued_bytes,
             }
         });
@@ -244,75 +254,8 @@ impl Transport for Peers {
             return;
         }
         link.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if link.queue.try_send(packet).is_err() {
+        if link.packets.try_send(packet).is_err() {
             link.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        }
-    }
-}
-
-/// The task behind a link; it ends with its queue.
-struct Sender {
-    to: MemberId,
-    directory: Arc<Directory>,
-    queued_bytes: Arc<AtomicUsize>,
-}
-
-impl Sender {
-    async fn run(self, mut packets: mpsc::Receiver<Vec<u8>>) {
-        let mut stream: Option<TcpStream> = None;
-        let mut waiting = Vec::new();
-        while packets.recv_many(&mut waiting, 256).await > 0 {
-            let bytes = waiting.iter().map(Vec::len).sum();
-            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            let sent = self.send(&mut stream, &waiting).await;
-            waiting.clear();
-            if let Err(error) = sent {
-                tracing::debug!(member = %self.to, %error, "a member is not reached");
-                stream = None;
-                if let Some(unreachable) = &*self.directory.unreachable.read() {
-                    unreachable(self.to);
-                }
-                tokio::time::sleep(REST).await;
-                // What waited meanwhile is old news.
-                while let Ok(packet) = packets.try_recv() {
-                    self.queued_bytes.fetch_sub(packet.len(), Ordering::Relaxed);
-                }
-            }
-        }
-    }
-
-    async fn send(&self, stream: &mut Option<TcpStream>, packets: &[Vec<u8>]) -> io::Result<()> {
-        let connected = match stream {
-            Some(connected) => connected,
-            None => {
-                let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.connect());
-                stream.insert(connecting.await??)
-            }
-        };
-        for message in replicate_commands(packets) {
-            tokio::time::timeout(WRITE_TIMEOUT, connected.write_all(&message)).await??;
-        }
-        Ok(())
-    }
-
-    async fn connect(&self) -> io::Result<TcpStream> {
-        let Some(host) = self.directory.address_of(self.to) else {
-            return Err(io::Error::other("its address is not known"));
-        };
-        let introduction = match &*self.directory.introduce.read() {
-            Some(introduce) => introduce(self.to),
-            None => None,
-        };
-        let introduction = introduction.ok_or_else(|| io::Error::other("nobody to introduce"))?;
-        let mut stream = TcpStream::connect(&host).await?;
-        stream.set_nodelay(true)?;
-        let reply = ask(&mut stream, &introduction.to_command()).await?;
-        match reply.get("ok").and_then(model::number::Number::of) {
-            Some(ok) if ok.to_f64() == 1.0 => Ok(stream),
-            _ => {
-                let text = reply.as_doc().get_str("errmsg").unwrap_or("refused");
-                Err(io::Error::other(format!("{host}: {text}")))
-            }
         }
     }
 }
@@ -350,7 +293,7 @@ fn message(flags: u32, command: &DocBuf) -> Vec<u8> {
 }
 
 /// The commands that carry packets, few of them where packets are short.
-fn replicate_commands(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+pub(super) fn replicate_commands(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut commands = Vec::new();
     let mut parts: Vec<&[u8]> = Vec::new();
     let mut bytes = 0;

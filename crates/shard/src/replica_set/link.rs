@@ -1,0 +1,168 @@
+//! The task behind a link to another member: it dials, sends what waits, and notices when the other is gone.
+//!
+//! A link that the other side closes is dialled again at once. If nobody listens there, the other's process
+//! has ended, and the log is told: a primary that was killed is missed within moments, not after an
+//! election timeout. A host that is silent, a network that is cut, a proxy in between say nothing of that
+//! kind: then the timeout decides.
+//!
+//! What the dead have sent may be heard after their end was noticed, and makes the log believe in them once
+//! more. Its answer to that finds nobody either, and says so again.
+
+use super::transport::{Absence, Directory, ask, replicate_commands};
+use replication::MemberId;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to leave a member alone that could not be reached.
+const REST: Duration = Duration::from_millis(100);
+/// A process that ends closes its connections and its listener one after the other: how often and how soon
+/// it is dialled in between.
+const DIALS_MAX: usize = 5;
+const DIAL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// It ends with its queue.
+pub(super) struct Link {
+    to: MemberId,
+    directory: Arc<Directory>,
+    queued_bytes: Arc<AtomicUsize>,
+    stream: Option<TcpStream>,
+    /// The other's process had ended when it was dialled last.
+    is_gone: bool,
+}
+
+impl Link {
+    pub(super) fn new(
+        to: MemberId,
+        directory: Arc<Directory>,
+        queued_bytes: Arc<AtomicUsize>,
+    ) -> Self {
+        Self {
+            to,
+            directory,
+            queued_bytes,
+            stream: None,
+            is_gone: false,
+        }
+    }
+
+    pub(super) async fn run(mut self, mut packets: mpsc::Receiver<Vec<u8>>) {
+        let mut waiting = Vec::new();
+        loop {
+            let taken = tokio::select! {
+                taken = packets.recv_many(&mut waiting, 256) => taken,
+                () = closed(self.stream.as_ref()) => {
+                    self.dial_again().await;
+                    continue;
+                }
+            };
+            if taken == 0 {
+                break;
+            }
+            let bytes = waiting.iter().map(Vec::len).sum();
+            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            let sent = self.send(&waiting).await;
+            waiting.clear();
+            if let Err(error) = sent {
+                tracing::debug!(member = %self.to, %error, "a member is not reached");
+                self.stream = None;
+                self.is_gone &= error.kind() == io::ErrorKind::ConnectionRefused;
+                let absence = match self.is_gone {
+                    true => Absence::Gone,
+                    false => Absence::Unreachable,
+                };
+                self.directory.report(self.to, absence);
+                tokio::time::sleep(REST).await;
+                // What waited meanwhile is old news.
+                while let Ok(packet) = packets.try_recv() {
+                    self.queued_bytes.fetch_sub(packet.len(), Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// The other side has closed the connection: looks whether it is there at all.
+    async fn dial_again(&mut self) {
+        self.stream = None;
+        for _ in 0..DIALS_MAX {
+            match self.dial().await.map_err(|error| error.kind()) {
+                Ok(stream) => {
+                    self.stream = Some(stream);
+                    return;
+                }
+                Err(io::ErrorKind::ConnectionRefused) => {
+                    self.is_gone = true;
+                    self.directory.report(self.to, Absence::Gone);
+                    return;
+                }
+                // It may be about to end.
+                Err(
+                    io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::BrokenPipe,
+                ) => tokio::time::sleep(DIAL_INTERVAL).await,
+                Err(_) => return,
+            }
+        }
+    }
+
+    async fn send(&mut self, packets: &[Vec<u8>]) -> io::Result<()> {
+        let mut connected = match self.stream.take() {
+            Some(connected) => connected,
+            None => self.dial().await?,
+        };
+        for message in replicate_commands(packets) {
+            tokio::time::timeout(WRITE_TIMEOUT, connected.write_all(&message)).await??;
+        }
+        self.is_gone = false;
+        self.stream = Some(connected);
+        Ok(())
+    }
+
+    async fn dial(&self) -> io::Result<TcpStream> {
+        tokio::time::timeout(CONNECT_TIMEOUT, self.connect()).await?
+    }
+
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let Some(host) = self.directory.address_of(self.to) else {
+            return Err(io::Error::other("its address is not known"));
+        };
+        let introduction = match &*self.directory.introduce.read() {
+            Some(introduce) => introduce(self.to),
+            None => None,
+        };
+        let introduction = introduction.ok_or_else(|| io::Error::other("nobody to introduce"))?;
+        let mut stream = TcpStream::connect(&host).await?;
+        stream.set_nodelay(true)?;
+        let reply = ask(&mut stream, &introduction.to_command()).await?;
+        match reply.get("ok").and_then(model::number::Number::of) {
+            Some(ok) if ok.to_f64() == 1.0 => Ok(stream),
+            _ => {
+                let text = reply.as_doc().get_str("errmsg").unwrap_or("refused");
+                Err(io::Error::other(format!("{host}: {text}")))
+            }
+        }
+    }
+}
+
+/// Waits until the other side closes a connection, on which it says nothing otherwise. Without one, for ever.
+async fn closed(stream: Option<&TcpStream>) {
+    let Some(stream) = stream else {
+        return std::future::pending().await;
+    };
+    let mut heard = [0; 64];
+    while stream.readable().await.is_ok() {
+        match stream.try_read(&mut heard) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
+}
