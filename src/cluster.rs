@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, select_all, try_join_all};
 use model::bson::{DocBuf, DocWriter};
 use router::Router;
-use shard::{LogWindow, Membership, ReplicaSetOptions, ShardOptions};
+use shard::{Membership, ReplicaSetOptions, ShardOptions};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -167,7 +167,7 @@ fn start(
     let mut starts = Vec::new();
     for ((id, (listener, data)), host) in (0..).zip(group.members).zip(&group.hosts) {
         let options = ShardOptions {
-            log_window: LogWindow::default(),
+            log_window: settings.log_window,
             data,
             cache_bytes,
             parameters: settings.parameters.clone(),

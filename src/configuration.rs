@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
+use shard::LogWindow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -50,6 +51,15 @@ pub struct UpOptions {
     #[arg(long, value_name = "MIB")]
     pub cache_mb: Option<u64>,
 
+    /// How much of its log each member keeps, for change streams and members that were away, in MiB
+    /// [default: 1024]
+    #[arg(long, value_name = "MIB")]
+    pub oplog_mb: Option<u64>,
+
+    /// For how many hours the log is kept at least, however large it grows [default: 0]
+    #[arg(long, value_name = "HOURS")]
+    pub oplog_hours: Option<u32>,
+
     /// What to write to standard error: error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -80,6 +90,7 @@ pub struct UpSettings {
     pub config_servers: Option<String>,
     pub host: Option<String>,
     pub cache_bytes: u64,
+    pub log_window: LogWindow,
     pub parameters: Vec<(String, String)>,
     pub log_level: tracing::level_filters::LevelFilter,
     pub detours: BTreeMap<String, String>,
@@ -92,6 +103,8 @@ const MAX_CACHE_MB: u64 = 16 * 1024 * 1024;
 /// More would only share the same disk and cores.
 const SHARDS_MAX: u16 = 64;
 const MEBIBYTE: u64 = 1024 * 1024;
+const MIN_OPLOG_MB: u64 = 8;
+const HOUR_MS: i64 = 3600 * 1000;
 
 impl UpOptions {
     pub fn settle(self) -> Result<UpSettings> {
@@ -111,6 +124,16 @@ impl UpOptions {
             Some(given) => given,
             None => default_cache_mb(),
         };
+        let mut log_window = match self.oplog_mb.or(file.oplog_mb) {
+            Some(given) if !(MIN_OPLOG_MB..=MAX_CACHE_MB).contains(&given) => {
+                bail!("oplog-mb is {given}, but {MIN_OPLOG_MB} to {MAX_CACHE_MB} is possible")
+            }
+            Some(given) => LogWindow::of_bytes(given * MEBIBYTE),
+            None => LogWindow::default(),
+        };
+        if let Some(hours) = self.oplog_hours.or(file.oplog_hours) {
+            log_window.age_ms = i64::from(hours) * HOUR_MS;
+        }
         let members = self.members.or(file.members).unwrap_or(1);
         if !(1..=7).contains(&members) {
             bail!("members is {members}, but a replica set has 1 to 7")
@@ -135,6 +158,7 @@ impl UpOptions {
             config_servers: connection(self.config_servers.or(file.config_servers))?,
             host: self.host.or(file.host),
             cache_bytes: cache_mb * MEBIBYTE,
+            log_window,
             detours: self.detours.or(file.detours).unwrap_or_default(),
             parameters: parameters(self.set_parameter.or(file.set_parameter))?,
             log_level: level.parse().ok().with_context(|| {
@@ -235,6 +259,7 @@ mod tests {
         let settings = with_file("port = 2\ncache_mb = 64\nlog_level = 'warn'", flags).unwrap();
         assert_eq!(settings.port, 1);
         assert_eq!(settings.cache_bytes, 64 * MEBIBYTE);
+        assert_eq!(settings.log_window, LogWindow::default());
         assert_eq!(settings.bind, IpAddr::from([127, 0, 0, 1]));
         assert_eq!(settings.data, Path::new("terndb-data"));
     }
@@ -252,6 +277,7 @@ mod tests {
             ("port = 'x'", "port"),
             ("cache_mb = 1", "at least 16"),
             ("cache_mb = 99999999999999", "at most"),
+            ("oplog_mb = 1", "8 to"),
             ("bind = 'no host'", "no such host"),
             ("port = 1\nport = [", "line 2"),
             ("log_level = 'loud'", "loud"),

@@ -12,7 +12,7 @@ use crate::member::{Member, Newcomer, listen, reachable};
 use crate::reach::Reach;
 use crate::up::{StopSignals, runtime, start_logging};
 use anyhow::{Context, Result, bail};
-use shard::{LogWindow, Membership, ReplicaSetOptions, ShardOptions};
+use shard::{Membership, ReplicaSetOptions, ShardOptions};
 use std::io::Write;
 use std::net::SocketAddr;
 use tokio::net::TcpListener;
@@ -44,7 +44,7 @@ async fn serve(settings: UpSettings, part: Part) -> Result<()> {
     let listener = listen(SocketAddr::new(settings.bind, settings.port)).await?;
     let address = listener.local_addr().context("cannot see the own port")?;
     let options = ShardOptions {
-        log_window: LogWindow::default(),
+        log_window: settings.log_window,
         data: settings.data.clone(),
         cache_bytes: settings.cache_bytes,
         parameters: settings.parameters.clone(),

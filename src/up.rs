@@ -16,7 +16,7 @@ use crate::member::{Member, listen, reachable};
 use crate::reach::Reach;
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, select_all};
-use shard::{LogWindow, Membership, RecentLog, ReplicaSetOptions, ShardOptions};
+use shard::{Membership, RecentLog, ReplicaSetOptions, ShardOptions};
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -98,7 +98,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
         .zip((0..).zip(&hosts))
     {
         let options = ShardOptions {
-            log_window: LogWindow::default(),
+            log_window: settings.log_window,
             data,
             cache_bytes: settings.cache_bytes / u64::from(settings.members),
             parameters: settings.parameters.clone(),

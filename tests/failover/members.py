@@ -41,6 +41,8 @@ class Member:
         self.paused = False
         self.detours: dict[str, str] = {}
         """Other members' hosts, and by which address this one reaches them."""
+        self.settings = ""
+        """More lines of TernDB's configuration file."""
 
     @property
     def host(self) -> str:
@@ -57,6 +59,7 @@ class Member:
         config.write_text(
             f'replica_set = "{SET_NAME}"\nport = {self.port}\ndata = "{self.data}"\n'
             'cache_mb = 64\nlog_level = "info"\n'
+            + self.settings
             + ("[detours]\n" if self.detours else "")
             + "".join(f'"{host}" = "{by}"\n' for host, by in self.detours.items())
         )
@@ -133,14 +136,22 @@ class ReplicaSet:
     """Members that know each other, initiated."""
 
     def __init__(
-        self, count: int = 3, kind: str = KIND, election_ms: int | None = None, network: Network | None = None
+        self,
+        count: int = 3,
+        kind: str = KIND,
+        election_ms: int | None = None,
+        network: Network | None = None,
+        settings: str = "",
     ):
         """Without a time, members call an election after what is their default. The real server's are ten
         seconds, which would make every failover a long wait: two, then.
 
-        With a network, members reach each other through it (clients do not)."""
+        With a network, members reach each other through it (clients do not). Settings are lines of TernDB's
+        configuration files."""
         self.root = Path(tempfile.mkdtemp(prefix="terndb-failover-"))
         self.members = [Member(at, port, self.root, kind) for at, port in enumerate(free_ports(count))]
+        for member in self.members:
+            member.settings = settings
         for member in self.members if network else []:
             for other in self.members:
                 if other is not member:

@@ -53,12 +53,27 @@ pub struct ShardOptions {
 
 /// How much of the log is kept, for change streams and others who read it. What is
 /// younger than the age or within the bytes stays.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogWindow {
     pub bytes: u64,
     pub age_ms: i64,
     /// It is cut off file by file.
     pub segment_bytes: u64,
+}
+
+impl LogWindow {
+    /// So much of it, whatever its age.
+    pub fn of_bytes(bytes: u64) -> Self {
+        let usual = Self::default();
+        let page = 4096;
+        // Several files, so that not all of it leaves at once.
+        let segment_bytes = (bytes / 8 / page * page).min(usual.segment_bytes);
+        Self {
+            bytes,
+            segment_bytes,
+            ..usual
+        }
+    }
 }
 
 impl Default for LogWindow {

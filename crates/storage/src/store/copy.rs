@@ -18,6 +18,9 @@
 //!  held     [XXH3-128 of the pairs, as in a part][the last key]
 //! ```
 //!
+//! What is kept is written again, behind what was gathered: while a copy goes on with an earlier one,
+//! both take their room on the disk.
+//!
 //! A copy is every key of one engine snapshot, the applied position among them. Taking
 //! it pins what the engine has in memory for as long as it is read.
 //!
@@ -101,23 +104,20 @@ impl<S: EngineSnapshot> StateCopy<S> {
             return Ok(false);
         };
         let (mut part, mut read) = (Vec::new(), Vec::new());
-        while part.len() <= HELD_PARTS_MAX * bytes_max
+        let mut has_last = false;
+        while !has_last
+            && part.len() <= HELD_PARTS_MAX * bytes_max
             && let Some((key, value)) = self.next_pair()?
         {
             let is_behind = *key > *last;
-            if !is_behind {
-                put_pair(&mut part, &key, &value);
-            }
-            let is_end = *key >= *last;
+            has_last = *key == *last;
+            put_pair(&mut part, &key, &value);
             read.push((key, value));
-            if is_end {
+            if is_behind {
                 break;
             }
         }
-        if !part.is_empty() && digest_of(&part) == *digest {
-            // All that was read belongs to it, unless its last key is not there any more.
-            let behind = read.pop_if(|(key, _)| **key > *last);
-            self.left.extend(behind);
+        if has_last && digest_of(&part) == *digest {
             return Ok(true);
         }
         for pair in read.into_iter().rev() {
@@ -233,7 +233,10 @@ impl StagedState {
             fs::rename(&path, &earlier).map_err(|e| Error::io(&earlier, e))?;
         }
         let file = File::create(&path).map_err(|e| Error::io(&path, e))?;
-        // Last: a name says that the file beside it was begun for it.
+        // Last, and after a sync: whatever the power does, a name says that the file beside it was begun
+        // for it.
+        let begun = file.sync_all().and_then(|()| sync_directory(&directory));
+        begun.map_err(|e| Error::io(&path, e))?;
         let named = directory.join(NAME);
         fs::write(&named, name).map_err(|e| Error::io(&named, e))?;
         let earlier = Earlier::open(&directory);
