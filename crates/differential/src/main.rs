@@ -11,7 +11,8 @@ use differential::notation::print_fields;
 use differential::report::report;
 use differential::run::{Pair, run_tables};
 use differential::server::{
-    Server, find_mongod, start_cluster, start_members, start_mongod, start_terndb,
+    Server, find_mongod, start_cluster, start_members, start_mongod, start_mongod_members,
+    start_terndb,
 };
 use differential::session::{Session, selected};
 use differential::table::{Table, parse_table, read_folder};
@@ -140,7 +141,12 @@ fn ask(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
 
 fn run(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     let tables = tables(arguments)?;
-    let (oracle, oracle_address) = started(arguments.oracle_uri.as_deref(), start_mongod)?;
+    let of_members = matches!(arguments.target, Target::Members);
+    let start_oracle: fn() -> anyhow::Result<Server> = match of_members {
+        true => start_mongod_members,
+        false => start_mongod,
+    };
+    let (oracle, oracle_address) = started(arguments.oracle_uri.as_deref(), start_oracle)?;
     let (target, target_address) = match arguments.target {
         Target::Terndb => started(arguments.target_uri.as_deref(), start_terndb)?,
         Target::Members => started(arguments.target_uri.as_deref(), start_members)?,
@@ -152,6 +158,7 @@ fn run(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         target: target_address,
         self_check: matches!(arguments.target, Target::Mongod),
         cluster: matches!(arguments.target, Target::Cluster),
+        members: of_members,
     };
     let mut judged = if arguments.random_only {
         Vec::new()

@@ -26,6 +26,7 @@
 //! - `ignore: ["a.b"]`, `only: ["a.b"]`: paths of the reply to leave out, or to compare alone.
 //! - `known: "why"`: the target is expected to differ; agreement is then reported.
 //! - `routed: "why"`: a router over several shards may differ; one server may not.
+//! - `members: "why"`: a set of three members may differ from the oracle's; one server may not.
 
 use crate::notation::{Cursor, print};
 use crate::table::COLLECTION;
@@ -41,6 +42,8 @@ pub struct Row {
     pub known: Option<String>,
     /// Why the answer of a router may differ.
     pub routed: Option<String>,
+    /// Why the answer of a set of three members may differ.
+    pub members: Option<String>,
 }
 
 /// One command of a row.
@@ -98,7 +101,7 @@ impl Row {
     pub fn parse(line: usize, text: &str) -> Result<Row, String> {
         let mut cursor = Cursor::new(text);
         let mut comparison = Comparison::default();
-        let (mut ordered, mut known, mut routed) = (None, None, None);
+        let (mut ordered, mut known, mut routed, mut members) = (None, None, None, None);
         let mut pairs: Vec<Pair> = Vec::new();
         loop {
             cursor.accept(",");
@@ -111,6 +114,7 @@ impl Row {
                 match key.as_str() {
                     "known" => known = first.as_str().map(str::to_owned),
                     "routed" => routed = first.as_str().map(str::to_owned),
+                    "members" => members = first.as_str().map(str::to_owned),
                     "ignore" => comparison.ignore = strings(&first),
                     "only" => comparison.only = strings(&first),
                     _ => pairs.push(Pair {
@@ -160,6 +164,7 @@ impl Row {
             comparison,
             known,
             routed,
+            members,
         })
     }
 }

@@ -25,6 +25,8 @@ pub struct Pair {
     pub self_check: bool,
     /// The target is a router over several shards.
     pub cluster: bool,
+    /// Both are sets of three members.
+    pub members: bool,
 }
 
 /// What came of one row.
@@ -66,6 +68,7 @@ pub struct Sessions {
     pub target: Session,
     self_check: bool,
     cluster: bool,
+    members: bool,
 }
 
 impl Sessions {
@@ -85,6 +88,7 @@ impl Sessions {
             target: Session::new(&pair.target, &of_target).with_sharding(pair.cluster),
             self_check: pair.self_check,
             cluster: pair.cluster,
+            members: pair.members,
         }
     }
 
@@ -120,9 +124,13 @@ impl Sessions {
         {
             return Verdict::NotForRouters;
         }
+        if self.members && !lines.is_empty() && row.members.is_some() {
+            return Verdict::KnownToDiffer;
+        }
         match (lines.is_empty(), &row.known) {
             (true, None) => Verdict::Agrees,
-            (true, Some(_)) if self.self_check => Verdict::Agrees,
+            // What one member shows otherwise than the oracle, three may not.
+            (true, Some(_)) if self.self_check || self.members => Verdict::Agrees,
             (true, Some(_)) => Verdict::AgreesUnexpectedly,
             (false, Some(_)) if !self.self_check => Verdict::KnownToDiffer,
             (false, _) => Verdict::Differs(lines),

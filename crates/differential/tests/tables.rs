@@ -1,7 +1,7 @@
 //! The tables and a bounded number of random cases, as continuous integration runs them.
 //!
 //! The tables run against one server, and through a router over three shards with their collections
-//! sharded. `TERNDB_DIFFERENTIAL_TARGET` says what else is compared
+//! sharded; those in which members play a part run on three of them, against three of the oracle's. `TERNDB_DIFFERENTIAL_TARGET` says what else is compared
 //! with the oracle: `terndb` (the default), `members` (the primary of a set of three), `cluster`, or
 //! `mongod`, which checks the tables themselves. `TERNDB_DIFFERENTIAL_CASES` is the number of random
 //! cases. The `terndb` binary is the one beside the tests, or `TERNDB_BINARY`.
@@ -12,7 +12,9 @@ use std::time::Duration;
 use differential::generate::{Kind, Plan, run_generated};
 use differential::report::report;
 use differential::run::{Judged, Pair, run_tables};
-use differential::server::{Server, start_cluster, start_members, start_mongod, start_terndb};
+use differential::server::{
+    Server, start_cluster, start_members, start_mongod, start_mongod_members, start_terndb,
+};
 use differential::table::read_folder;
 
 fn check(judged: &[Judged]) {
@@ -29,7 +31,12 @@ fn chosen() -> String {
 }
 
 fn servers(target_kind: &str) -> (Server, Server, Pair) {
-    let oracle = start_mongod().expect("the oracle starts");
+    let of_members = target_kind == "members";
+    let oracle = match of_members {
+        true => start_mongod_members(),
+        false => start_mongod(),
+    };
+    let oracle = oracle.expect("the oracle starts");
     let (started, self_check) = match target_kind {
         "mongod" => (start_mongod(), true),
         "terndb" => (start_terndb(), false),
@@ -45,6 +52,7 @@ fn servers(target_kind: &str) -> (Server, Server, Pair) {
         target: target.address.clone(),
         self_check,
         cluster: target_kind == "cluster",
+        members: of_members,
     };
     (oracle, target, pair)
 }
