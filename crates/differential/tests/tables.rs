@@ -73,6 +73,25 @@ fn every_table_row_agrees_through_a_router() {
     check(&run_tables(&pair, &tables, None, 2));
 }
 
+/// Groups in which it matters that a set has several members. All tables agree, but take minutes.
+const ABOUT_MEMBERS: [&str; 3] = ["concerns/", "sessions/", "commands/handshake and diagnosis"];
+
+#[test]
+fn rows_about_members_agree_with_three_of_the_oracle() {
+    let mut tables = read_folder(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tables")))
+        .expect("the tables parse");
+    for table in &mut tables {
+        table.groups.retain(|group| {
+            let name = format!("{}/{}", group.table, group.title);
+            ABOUT_MEMBERS.iter().any(|chosen| name.starts_with(chosen))
+        });
+    }
+    tables.retain(|table| !table.groups.is_empty());
+    assert_eq!(tables.len(), ABOUT_MEMBERS.len());
+    let (_oracle, _target, pair) = servers("members");
+    check(&run_tables(&pair, &tables, None, 2));
+}
+
 #[test]
 fn random_cases_agree_with_the_oracle() {
     let cases = std::env::var("TERNDB_DIFFERENTIAL_CASES")
