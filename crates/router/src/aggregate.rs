@@ -351,6 +351,7 @@ impl Command<'_> {
                 Order::Any | Order::Events => None,
             },
             whole: !split.streams(),
+            passes: false,
             places: false,
             session: self.request.body().get_doc("lsid").map(Doc::to_owned),
         };

@@ -107,6 +107,7 @@ impl Router {
                 body: writer.finish(),
                 order: None,
                 whole: true,
+                passes: false,
                 places: false,
                 session: None,
             };

@@ -315,6 +315,7 @@ async fn find_elastic(
     let command = ScanCommand {
         namespace: route.namespace.clone(),
         body: sent.finish(),
+        passes: order.is_none() && projection.is_none() && !places && (skip, limit) == (0, None),
         order,
         whole: false,
         places,

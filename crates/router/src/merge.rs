@@ -65,6 +65,18 @@ impl Batch {
         true
     }
 
+    /// Takes all documents of another batch, the elements of its array, unless one is here already
+    /// or they are too many.
+    pub(crate) fn offer_all(&mut self, elements: &[u8], documents: u32) -> bool {
+        let fits = u64::from(documents) <= self.documents_max && elements.len() <= BATCH_BYTES_MAX;
+        if self.documents > 0 || !fits {
+            return false;
+        }
+        self.writer.push_all(elements, documents);
+        self.documents = documents.into();
+        true
+    }
+
     pub(crate) fn end(mut self) -> DocWriter {
         self.writer.end();
         self.writer

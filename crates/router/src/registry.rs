@@ -7,7 +7,7 @@
 use crate::Connect;
 use crate::config::ConfigServer;
 use cluster::routing::ShardId;
-use model::bson::{Doc, DocBuf, DocWriter};
+use model::bson::{Array, Doc, DocBuf, DocWriter};
 use model::error::{Code, Error};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -170,12 +170,15 @@ fn not_found(name: &str) -> Error {
     )
 }
 
-/// The documents of a batch, `firstBatch` or `nextBatch`.
+/// A batch, `firstBatch` or `nextBatch`.
+pub(crate) fn array_of(cursor: Doc<'_>) -> Option<Array<'_>> {
+    let first = cursor.get_array("firstBatch");
+    first.or_else(|| cursor.get_array("nextBatch"))
+}
+
+/// The documents of a batch.
 pub(crate) fn batch_of<'a>(cursor: Doc<'a>) -> impl Iterator<Item = Doc<'a>> {
-    let batch = cursor
-        .get_array("firstBatch")
-        .or_else(|| cursor.get_array("nextBatch"));
-    batch.into_iter().flat_map(|batch| {
+    array_of(cursor).into_iter().flat_map(|batch| {
         batch.iter().filter_map(|value| match value {
             model::bson::ValueRef::Document(doc) => Some(doc),
             _ => None,

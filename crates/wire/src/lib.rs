@@ -26,6 +26,7 @@ mod reply;
 mod request;
 mod server;
 mod session;
+mod spare;
 
 pub use compression::{CompressionFault, Compressor};
 pub use connection::{ConnectionInfo, Origin};

@@ -13,6 +13,7 @@ use model::error::{Code, Error};
 
 use crate::protocol::HEADER_SIZE;
 use crate::request::Request;
+use crate::spare;
 
 /// Room in front of a reply's document: the message header, flag bits, and the section's kind.
 pub(crate) const PREFIX_BYTES: usize = HEADER_SIZE + 4 + 1;
@@ -33,7 +34,7 @@ impl Reply {
 
     /// Like [`Reply::writer`], with room for a document of `document_bytes`.
     pub fn writer_with_capacity(document_bytes: usize) -> DocWriter {
-        let mut buffer = Vec::with_capacity(PREFIX_BYTES + document_bytes);
+        let mut buffer = spare::take(PREFIX_BYTES + document_bytes);
         buffer.resize(PREFIX_BYTES, 0);
         DocWriter::with_buffer(buffer)
     }
@@ -118,8 +119,14 @@ impl Reply {
         Reply { buffer, next: None }
     }
 
-    pub(crate) fn into_buffer(self) -> Vec<u8> {
-        self.buffer
+    pub(crate) fn into_buffer(mut self) -> Vec<u8> {
+        std::mem::take(&mut self.buffer)
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        spare::give(std::mem::take(&mut self.buffer));
     }
 }
 

@@ -35,6 +35,7 @@ use crate::receiver::Receiver;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::{Handler, Shared};
+use crate::spare;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -216,6 +217,7 @@ impl<'a, H: Handler> Session<'a, H> {
         let mut writing = (self.connection.take_writing_half()).ok_or(SessionEnd::Client)?;
         let written = writing.write_all(&encoded.bytes).await;
         self.connection.keep_writing_half(writing);
+        spare::give(encoded.bytes);
         written?;
         Ok(reply_id)
     }

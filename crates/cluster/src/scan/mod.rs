@@ -409,6 +409,26 @@ impl<E> Scan<E> {
         self.streams[at].buffer.front()
     }
 
+    /// Puts several results in the place of the one that [`Scan::peek`] shows, which stood for
+    /// them: for scans without an order, a window, and places of single results.
+    pub fn split_next(&mut self, parts: impl FnOnce(E) -> Vec<E>) {
+        debug_assert!(self.order == Order::Unsorted && self.limit.is_none());
+        let Some(at) = self.next_stream() else {
+            return;
+        };
+        let buffer = &mut self.streams[at].buffer;
+        let Some(entry) = buffer.pop_front() else {
+            return;
+        };
+        for value in parts(entry.value).into_iter().rev() {
+            buffer.push_front(Entry {
+                sort: Vec::new(),
+                place: None,
+                value,
+            });
+        }
+    }
+
     /// The stream of the next result, behind those that are left out.
     fn next_stream(&mut self) -> Option<usize> {
         loop {

@@ -163,10 +163,10 @@ impl Walk<'_> {
 
     fn c_string(&mut self, end: usize) -> Result<(), InvalidBson> {
         let rest = &self.bytes[self.at..end];
-        let Some(length) = memchr::memchr(0, rest) else {
+        let Some((length, is_ascii)) = name_length(rest) else {
             return Err(self.malformed("name without an end"));
         };
-        if std::str::from_utf8(&rest[..length]).is_err() {
+        if !is_ascii && std::str::from_utf8(&rest[..length]).is_err() {
             return Err(self.malformed("name is not UTF-8"));
         }
         self.at += length + 1;
@@ -180,7 +180,7 @@ impl Walk<'_> {
         }
         let bytes = self.take(length as usize, end)?;
         let (last, text) = bytes.split_last().expect("length is at least one");
-        let valid = *last == 0 && std::str::from_utf8(text).is_ok();
+        let valid = *last == 0 && (text.is_ascii() || std::str::from_utf8(text).is_ok());
         if !valid {
             return Err(self.malformed("string is not UTF-8 with a final NUL"));
         }
@@ -245,12 +245,66 @@ impl Walk<'_> {
     }
 }
 
+/// How many bytes come before the first NUL, and whether all of them are ASCII. Names are
+/// short: eight bytes at a time cost less here than calls of what is made for long texts.
+fn name_length(bytes: &[u8]) -> Option<(usize, bool)> {
+    const LOWEST: u64 = u64::from_le_bytes([1; 8]);
+    const HIGHEST: u64 = u64::from_le_bytes([0x80; 8]);
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut is_ascii = true;
+    for (at, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        // The lowest bit that is set belongs to the first NUL; those above it may be wrong.
+        let ends = word.wrapping_sub(LOWEST) & !word & HIGHEST;
+        if ends != 0 {
+            let before = ends.trailing_zeros() / 8;
+            let name = word & !(u64::MAX << (8 * before));
+            return Some((8 * at + before as usize, is_ascii && name & HIGHEST == 0));
+        }
+        is_ascii &= word & HIGHEST == 0;
+    }
+    let length = rest.iter().position(|byte| *byte == 0)?;
+    Some((
+        8 * words.len() + length,
+        is_ascii && rest[..length].is_ascii(),
+    ))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{InvalidBson, MAX_DEPTH, nesting_depth, validate};
+    use super::{InvalidBson, MAX_DEPTH, name_length, nesting_depth, validate};
     use crate::bson::Doc;
 
     const LIMIT: usize = 1 << 20;
+
+    /// Against a search byte by byte, for every length, every place of the end, and a byte that
+    /// is not ASCII before or behind it.
+    #[test]
+    fn names_are_measured_eight_bytes_at_a_time() {
+        for length in 0..40 {
+            for end in 0..=length {
+                for odd in 0..=length {
+                    let mut bytes = vec![b'a'; length];
+                    if let Some(byte) = bytes.get_mut(odd) {
+                        *byte = 0x80;
+                    }
+                    if let Some(byte) = bytes.get_mut(end) {
+                        *byte = 0;
+                    }
+                    let expected = bytes.iter().position(|byte| *byte == 0);
+                    let expected = expected.map(|end| (end, bytes[..end].is_ascii()));
+                    assert_eq!(name_length(&bytes), expected, "{bytes:?}");
+                    // What follows a NUL, a byte of one, is not taken for another.
+                    if let Some(byte) = bytes.get_mut(end + 1) {
+                        *byte = 1;
+                    }
+                    let expected = bytes.iter().position(|byte| *byte == 0);
+                    let expected = expected.map(|end| (end, bytes[..end].is_ascii()));
+                    assert_eq!(name_length(&bytes), expected, "{bytes:?}");
+                }
+            }
+        }
+    }
 
     fn wrap(elements: &[u8]) -> Vec<u8> {
         let mut bytes = (elements.len() as i32 + 5).to_le_bytes().to_vec();

@@ -81,6 +81,22 @@ impl DocWriter {
         self
     }
 
+    /// Puts the elements of an array, encoded, into the innermost open array, which must be
+    /// empty: so their indices are right. `count` is how many they are.
+    pub fn push_all(&mut self, elements: &[u8], count: u32) -> &mut Self {
+        let open = self.open.last_mut().expect("the root is open until finish");
+        assert_eq!(
+            open.next_index,
+            Some(0),
+            "push_all() writes into an empty array"
+        );
+        open.next_index = Some(count);
+        // What usually follows a long array fits as well, without a copy of it all.
+        self.buffer.reserve(elements.len() + 512);
+        self.buffer.extend_from_slice(elements);
+        self
+    }
+
     pub fn push_document(&mut self) -> &mut Self {
         self.index_key(Kind::Document);
         self.open_here(None);

@@ -83,6 +83,8 @@ pub(crate) struct ScanCommand {
     pub(crate) order: Option<SortPattern>,
     /// Results count as a whole.
     pub(crate) whole: bool,
+    /// Nobody here looks at single documents: batches are passed on as they came.
+    pub(crate) passes: bool,
     /// A place is wanted for each document.
     pub(crate) places: bool,
     pub(crate) session: Option<DocBuf>,
@@ -476,6 +478,14 @@ impl ElasticScan {
                 self.ask().await?;
                 continue;
             };
+            if entry.value.is_batch() {
+                if entry.value.pass_on(batch) {
+                    self.arrived();
+                } else {
+                    self.scan.split_next(|piece| piece.split());
+                }
+                continue;
+            }
             let document = entry.value.document();
             let taken = match &self.projection {
                 Some(projection) => batch.offer(projection.apply(document)?.as_doc()),

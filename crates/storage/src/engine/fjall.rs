@@ -168,7 +168,10 @@ impl FjallEngine {
                             .with_table_target_size(options.table_bytes),
                     ))
                     .filter_policy(FilterPolicy::all(bloom))
+                    // What is merged again soon is not worth compressing: level one is
+                    // as large as what gathers above it.
                     .data_block_compression_policy(CompressionPolicy::new([
+                        CompressionType::None,
                         CompressionType::None,
                         CompressionType::Lz4,
                     ]))

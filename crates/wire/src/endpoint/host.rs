@@ -31,6 +31,7 @@ use super::{BoxFuture, CallError, Endpoint};
 use crate::protocol::{HEADER_SIZE, Header, MESSAGE_BYTES_MAX, OP_MSG};
 use crate::reply::{PREFIX_BYTES, Reply};
 use crate::request::Request;
+use crate::spare;
 
 #[derive(Clone, Debug)]
 pub struct HostOptions {
@@ -245,7 +246,14 @@ async fn read_reply(stream: &mut TcpStream, request_id: i32) -> io::Result<Reply
         if length.is_none()
             && let Some(header) = buffer.first_chunk::<HEADER_SIZE>()
         {
-            length = Some(reply_length(&Header::parse(header), request_id)?);
+            let known = reply_length(&Header::parse(header), request_id)?;
+            if known > READ_BYTES_STEP
+                && let Some(mut kept) = spare::kept()
+            {
+                kept.extend_from_slice(&buffer);
+                buffer = kept;
+            }
+            length = Some(known);
         }
     }
     let flags_and_kind = &buffer[HEADER_SIZE..PREFIX_BYTES];
