@@ -77,6 +77,8 @@ async fn maintenance(shard: &Arc<Shard>) {
         tokio::task::block_in_place(|| migration::keep_log(shard));
         let maintained = tokio::task::block_in_place(|| {
             let now = shard.log.latest_time();
+            let window = shard.parameters.current().history_window_secs;
+            shard.store.set_history_window(window.unsigned_abs());
             shard.store.maintain(now, MAINTENANCE_BUDGET)
         });
         if let Err(error) = maintained {

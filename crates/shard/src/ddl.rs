@@ -48,7 +48,8 @@ pub(crate) struct New {
     pub(crate) indexes: Vec<IndexDefinition>,
     /// What the shard owns of it, if it is sharded.
     pub(crate) ownership: Option<Ownership>,
-    /// The same collection, empty and in another order, whose gate the caller holds.
+    /// The same collection, whose gate the caller holds: empty and in another order, or with
+    /// records that nobody can read any more.
     pub(crate) replaces: Option<Arc<Collection>>,
     pub(crate) order: Order,
 }
@@ -569,6 +570,10 @@ fn put_ownership(encoder: &mut Encoder<'_>, id: CollectionId, ownership: &Owners
     encoder.put_meta(&OwnershipKey::head(id), head.as_bytes());
     let ranges = ownership.ranges_document();
     encoder.put_meta(&OwnershipKey::ranges(id), ranges.as_bytes());
+    if !ownership.moving.is_empty() {
+        let moving = ownership.moving.to_document();
+        encoder.put_meta(&OwnershipKey::moving(id), moving.as_bytes());
+    }
 }
 
 fn drop_collection(encoder: &mut Encoder<'_>, collection: &Collection) {

@@ -15,6 +15,7 @@ pub(crate) struct Settings {
     pub(crate) group_memory_bytes: i64,
     pub(crate) sort_memory_bytes: i32,
     pub(crate) log_level: i32,
+    pub(crate) history_window_secs: i32,
     pub(crate) no_table_scan: bool,
     pub(crate) quiet: bool,
     pub(crate) ttl_enabled: bool,
@@ -37,6 +38,7 @@ impl Default for Settings {
             group_memory_bytes: 100 * 1024 * 1024,
             sort_memory_bytes: 100 * 1024 * 1024,
             log_level: 0,
+            history_window_secs: 300,
             no_table_scan: false,
             quiet: false,
             ttl_enabled: true,
@@ -63,6 +65,7 @@ pub(crate) const SETTABLE: &[&str] = &[
     "internalDocumentSourceGroupMaxMemoryBytes",
     "internalQueryMaxBlockingSortMemoryUsageBytes",
     "logLevel",
+    "minSnapshotHistoryWindowInSeconds",
     "movePinnedLogBytesMax",
     "moveStallSecs",
     "notablescan",
@@ -88,6 +91,7 @@ impl Settings {
             "internalDocumentSourceGroupMaxMemoryBytes" => self.group_memory_bytes.into(),
             "internalQueryMaxBlockingSortMemoryUsageBytes" => self.sort_memory_bytes.into(),
             "logLevel" => self.log_level.into(),
+            "minSnapshotHistoryWindowInSeconds" => self.history_window_secs.into(),
             "movePinnedLogBytesMax" => self.move_pinned_log_bytes_max.into(),
             "moveStallSecs" => self.move_stall_secs.into(),
             "notablescan" => self.no_table_scan.into(),
@@ -135,6 +139,9 @@ impl Settings {
                     Error::bad_value(format!("Invalid value for logLevel: logLevel: {shown}"))
                 })?;
                 self.log_level = (level.to_f64() as i32).clamp(0, 5);
+            }
+            "minSnapshotHistoryWindowInSeconds" => {
+                self.history_window_secs = not_negative(name, value)?;
             }
             "movePinnedLogBytesMax" => {
                 let bytes = integer(name, value, i64::MIN, i64::MAX)?;

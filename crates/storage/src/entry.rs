@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  payload   [version 1 = 2][header field]* [0] [operation]*          to the end of the payload
-//!  header    [1 session | 2 origin | 3 command | 4 names][length varint][bytes]
+//!  header    [1 session | 2 origin | 3 command | 4 names | 5 unseen since][length varint][bytes]
 //!                                                                     in this order, each at most once
 //!  names     [collection][uuid 16][flags 1][namespace][shard key]     one after the other to the end
 //!
@@ -19,6 +19,7 @@
 //!    6 drop collection [collection]
 //!    7 drop index      [index]
 //!    8 no-op
+//!    9 forget record   [collection][key][document length varint][change count varint][change]*
 //!  change    [0 add | 1 remove][index][fields][type bits]             remove has no type bits
 //!  description  [0 insert | 1 replace | 2 update][difference]         only an update has a difference
 //! ```
@@ -26,6 +27,10 @@
 //! What the state becomes is in the operations alone. Header, descriptions and
 //! document keys tell readers of the log (change streams, the oplog view, retries)
 //! what happened, without the catalog or the versions of that time.
+//!
+//! A record that is *forgotten* is deleted like any other, except that nobody has read it
+//! since the time in the header (seconds in 4 bytes, increment in 4 bytes): members whose
+//! history begins at that time or later do not put it into history, and do not look it up.
 //!
 //! Ids are varints; keys, documents, fields and type bits are a varint length and
 //! the bytes. The length of the whole payload and its checksum belong to the log.
@@ -36,7 +41,9 @@
 //! because skipping it could lose a write.
 
 use model::ids::{CollectionId, IndexId};
+use model::time::ClusterTime;
 
+use crate::layout;
 use crate::varint::{put, put_bytes, take, take_bytes};
 
 const VERSION: u8 = 2;
@@ -46,6 +53,7 @@ const HEADER_SESSION: u8 = 1;
 const HEADER_ORIGIN: u8 = 2;
 const HEADER_COMMAND: u8 = 3;
 const HEADER_NAMES: u8 = 4;
+const HEADER_UNSEEN_SINCE: u8 = 5;
 
 const PUT_RECORD: u8 = 1;
 const DELETE_RECORD: u8 = 2;
@@ -55,6 +63,7 @@ const DELETE_META: u8 = 5;
 const DROP_COLLECTION: u8 = 6;
 const DROP_INDEX: u8 = 7;
 const NOOP: u8 = 8;
+const FORGET_RECORD: u8 = 9;
 
 const ADD: u8 = 0;
 const REMOVE: u8 = 1;
@@ -129,6 +138,14 @@ pub enum Operation<'a> {
         index: IndexId,
     },
     Noop,
+    /// A record goes that is there, and that nobody reads: see [`Header::unseen_since`].
+    ForgetRecord {
+        collection: CollectionId,
+        key: &'a [u8],
+        /// The length of its document: it is counted by this, not looked up.
+        document_bytes: u64,
+        index: IndexChanges<'a>,
+    },
 }
 
 /// Writes one payload. Operations follow in the order of the calls.
@@ -159,6 +176,10 @@ impl<'o> Encoder<'o> {
         if let Some(names) = header.names {
             out.push(HEADER_NAMES);
             put_bytes(out, names.bytes);
+        }
+        if let Some(time) = header.unseen_since {
+            out.push(HEADER_UNSEEN_SINCE);
+            put_bytes(out, &layout::time_bytes(time));
         }
         out.push(HEADER_END);
         Self { out }
@@ -205,6 +226,20 @@ impl<'o> Encoder<'o> {
         put(self.out, u64::from(collection.0));
         put_bytes(self.out, key);
         put_bytes(self.out, document_key);
+        self.changes(changes);
+    }
+
+    pub fn forget_record(
+        &mut self,
+        collection: CollectionId,
+        key: &[u8],
+        document_bytes: u64,
+        changes: &[IndexChange<'_>],
+    ) {
+        self.out.push(FORGET_RECORD);
+        put(self.out, u64::from(collection.0));
+        put_bytes(self.out, key);
+        put(self.out, document_bytes);
         self.changes(changes);
     }
 
@@ -278,6 +313,8 @@ pub struct Header<'a> {
     pub command: Option<&'a [u8]>,
     /// What the collections of the record operations are called.
     pub names: Option<Names<'a>>,
+    /// Reads at this time and later do not see the records that the entry forgets.
+    pub unseen_since: Option<ClusterTime>,
 }
 
 /// The identity of collections at the time of an entry.
@@ -407,6 +444,11 @@ impl<'a> Entry<'a> {
                 HEADER_ORIGIN => header.origin = Some(bytes),
                 HEADER_COMMAND => header.command = Some(bytes),
                 HEADER_NAMES => header.names = Some(Names::new(bytes)),
+                HEADER_UNSEEN_SINCE if bytes.len() == layout::TIME_BYTES => {
+                    let time = layout::value_time(bytes).map_err(|_| "unseen since")?;
+                    header.unseen_since = Some(time);
+                }
+                HEADER_UNSEEN_SINCE => return Err("unseen since"),
                 _ => return Err("unknown header field"),
             }
         }
@@ -478,6 +520,12 @@ impl<'a> Operations<'a> {
                 index: IndexId(take_id(&mut self.rest).ok_or("index id")?),
             },
             NOOP => Operation::Noop,
+            FORGET_RECORD => Operation::ForgetRecord {
+                collection: self.collection()?,
+                key: self.bytes("record key")?,
+                document_bytes: take(&mut self.rest).ok_or("document length")?,
+                index: self.changes()?,
+            },
             _ => return Err("unknown operation"),
         })
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
-use storage::entry::{Description, Encoder, IndexAction, IndexChange};
+use storage::entry::{Description, Encoder, Header, IndexAction, IndexChange};
 use storage::layout::MAX_USER_KEY_BYTES;
 use storage::{
     Committed, Direction, Disposition, Engine, Error, FjallEngine, FjallOptions, KeyRange,
@@ -197,6 +197,100 @@ fn history_is_kept_for_its_window_in_memory() {
 fn history_is_kept_for_its_window_on_disk() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     history_window(|| open_disk(dir.path()));
+}
+
+/// An entry that forgets a record which nobody has read since a time.
+fn forget<E: Engine>(store: &Store<E>, time: ClusterTime, key: &[u8], since: ClusterTime) {
+    let document = store.get(COLLECTION, key).expect("sound");
+    let document = document.expect("is there").document().to_vec();
+    let mut payload = Vec::new();
+    let header = Header {
+        unseen_since: Some(since),
+        ..Header::default()
+    };
+    let removed = IndexChange {
+        index: INDEX,
+        fields: &document,
+        action: IndexAction::Remove,
+    };
+    let length = document.len() as u64;
+    Encoder::with_header(&mut payload, header).forget_record(COLLECTION, key, length, &[removed]);
+    let entry = Committed {
+        position: store.applied() + 1,
+        time,
+        payload: &payload,
+        before: &[],
+        after: &[],
+    };
+    store.apply(&[entry]).expect("a sound entry");
+}
+
+/// ⚑ What is forgotten goes into history on members where a read could still ask for it, and
+/// nowhere else.
+fn forgotten_records<E: Engine>(open: impl Fn() -> Store<E>) {
+    let store = open();
+    for key in [b"a", b"b", b"c"] {
+        let time = ClusterTime::new(100, u32::from(key[0]));
+        apply(&store, time, put(key, &[b'v', key[0]]));
+    }
+    apply(&store, at(120), |encoder| encoder.noop());
+    store.maintain(at(120), 100).expect("sound");
+    assert_eq!(store.history_start(), ClusterTime::new(110, 0));
+    let history = || raw_keys(&store);
+    let before = history();
+    // Read up to a time that can still be asked for.
+    forget(&store, at(121), b"a", at(115));
+    assert_eq!(
+        history(),
+        before - 1,
+        "an index entry less; the record is in history"
+    );
+    assert_eq!(documents(&store, Some(at(114))), ["va", "vb", "vc"]);
+    // At the start of history and before nobody asks.
+    forget(&store, at(122), b"b", ClusterTime::new(110, 0));
+    assert_eq!(history(), before - 3);
+    assert_eq!(documents(&store, None), ["vc"]);
+    assert!(store.get(COLLECTION, b"b").expect("sound").is_none());
+    let counted = store.collection_counter(COLLECTION);
+    assert_eq!((counted.items, counted.bytes), (1, 2));
+    assert_eq!(store.index_counter(INDEX).items, 1);
+    // The key is free for another.
+    apply(&store, at(123), put(b"b", b"new"));
+    assert_eq!(documents(&store, None), ["new", "vc"]);
+    assert_eq!(documents(&store, Some(at(122))), ["vc"]);
+    store.close().expect("synced");
+    let store = open();
+    assert_eq!(documents(&store, None), ["new", "vc"]);
+    assert_eq!(store.collection_counter(COLLECTION).items, 2);
+}
+
+#[test]
+fn forgotten_records_in_memory() {
+    let engine = MemoryEngine::new();
+    forgotten_records(|| Store::open(engine.clone(), options(10)).expect("sound"));
+}
+
+#[test]
+fn forgotten_records_on_disk() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    forgotten_records(|| open_disk(dir.path()));
+}
+
+/// ⚑ A batch without history is never found without the start of history that allows it.
+#[test]
+fn the_start_of_history_is_there_before_what_relies_on_it() {
+    let engine = MemoryEngine::with_power_cuts();
+    let store = Store::open(engine.clone(), options(10)).expect("sound");
+    apply(&store, at(100), put(b"a", b"va"));
+    apply(&store, at(120), |encoder| encoder.noop());
+    store.set_history_window(0);
+    store.maintain(at(120), 100).expect("sound");
+    assert_eq!(store.history_start(), ClusterTime::new(120, 0));
+    forget(&store, at(121), b"a", at(110));
+    store.sync().expect("synced");
+    let after = Store::open(engine.power_cut(), options(10)).expect("sound");
+    assert_eq!(after.applied(), 3);
+    assert!(after.history_start() >= at(110));
 }
 
 #[test]

@@ -195,7 +195,9 @@ impl Follower {
                 | Operation::DeleteMeta { .. }
                 | Operation::DropCollection { .. }
                 | Operation::DropIndex { .. }
-                | Operation::Noop => continue,
+                | Operation::Noop
+                // Of another range: one that moves is owned.
+                | Operation::ForgetRecord { .. } => continue,
             };
             let is_here =
                 collection == self.stretch.collection && self.stretch.may_contain_key(key);

@@ -592,9 +592,15 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
         return Err(conflict(format!("{} is not sharded here", plan.namespace)));
     };
     plan.known = ownership.collection_version;
-    // ⚑ What is left of earlier days goes first: into history, so that nobody waits for it.
+    // ⚑ What is left of earlier days goes first: into history, so that nobody waits for it. If it
+    // was all that was left, the collection has another id afterwards.
+    let mut collection = collection;
     if !is_part {
         shard.remove_dead(&collection, &plan.range).await?;
+        let known = shard.catalog.get(&plan.namespace);
+        collection = known
+            .filter(|known| known.uuid == plan.uuid)
+            .ok_or_else(|| conflict(format!("{} was dropped", plan.namespace)))?;
     }
     let begun = Recipient::begin(plan.moved(), since, Standing::Empty);
     let recipient = begun

@@ -152,7 +152,9 @@ impl Told {
                 | Operation::DeleteMeta { .. }
                 | Operation::DropCollection { .. }
                 | Operation::DropIndex { .. }
-                | Operation::Noop => continue,
+                | Operation::Noop
+                // Of another range: one that moves is owned.
+                | Operation::ForgetRecord { .. } => continue,
             };
             if !stretch.may_contain_key(key) {
                 continue;

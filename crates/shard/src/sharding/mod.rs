@@ -27,7 +27,8 @@
 //! | `ownership.rs` | the ranges of one collection, as values and as stored |
 //! | `moving.rs` | what moves add to it: blocks, what is received, what is dead, earlier ownerships |
 //! | `received.rs` | documents that a move brings |
-//! | `range_deletion.rs` | removing what is left of ranges that are not owned |
+//! | `range_deletion.rs` | what is left of ranges that are not owned, and when it goes |
+//! | `removal.rs` | how it goes |
 //! | `transition.rs` | one entry that changes ownership and state documents |
 //! | `state.rs` | identity and databases, as values and as stored |
 //! | `config_time.rs` | how far the config server must have come, to be believed |
@@ -47,6 +48,7 @@ mod ownership;
 pub(crate) mod range_deletion;
 mod received;
 mod refresh;
+mod removal;
 mod report;
 mod shard_key_update;
 mod state;

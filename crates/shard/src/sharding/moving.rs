@@ -91,7 +91,6 @@ pub(crate) struct Moving {
 }
 
 impl Moving {
-    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -152,6 +151,17 @@ impl Moving {
             owned = owned.difference(&earlier.gained).union(&earlier.lost);
         }
         Some(owned)
+    }
+
+    /// Reads at this time and later, if they are answered at all, see nothing of what is dead in
+    /// a range: whatever was owned of it was lost by then.
+    pub(super) fn unseen_since(&self, range: &RangeSet) -> ClusterTime {
+        let lost = self
+            .past
+            .iter()
+            .filter(|it| !it.lost.intersection(range).is_empty());
+        let latest = lost.map(|it| it.until.unwrap_or(ClusterTime::MAX)).max();
+        latest.max(self.known_since).unwrap_or(ClusterTime::ZERO)
     }
 
     /// Forgets ownerships that no read may ask for any more.

@@ -13,8 +13,7 @@
 //! key is refined. `pending` is absent once the range may be removed; `timestamp` says since when.
 //!
 //! ⚑ A deletion of anything that is owned or received is refused when it is registered and when
-//! it is carried out, for the whole range and again for each document, under the collection's
-//! gate and the record's latch: documents in `config.rangeDeletions` may come from anywhere.
+//! it is carried out (`removal.rs`): documents in `config.rangeDeletions` may come from anywhere.
 //!
 //! What is removed goes into history while the window of history lasts, so reads at an earlier
 //! time, and snapshots that are open, find it on every member. That is why nobody has to be waited
@@ -23,20 +22,16 @@
 //! A service of the primary carries deletions out, one after the other, driven by the documents
 //! alone; what a failover interrupts is begun again, and finds less. A recipient of a range that
 //! still holds dead data does not wait for the service: [`Shard::remove_dead`].
-//!
-//! Left out: where a collection is not clustered by its shard key, all of its records are looked at.
 
 use super::moving::damaged;
 use super::ownership::Ownership;
 use super::transition::{StateChange, StateWrite, Transition};
 use crate::Shard;
 use crate::catalog::Collection;
-use crate::command::envelope::WriteConcern;
 use crate::operation::Operation;
 use crate::primary_services::Tenure;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::Uuid;
-use model::key::RecordKey;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
@@ -47,11 +42,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use storage::Direction;
 use tokio::sync::Notify;
-
-/// Records that one entry removes at most.
-const BATCH_RECORDS: usize = 1000;
-/// Records that a batch looks at.
-const BATCH_LOOKS: usize = 20_000;
 
 /// When a range may be removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -341,13 +331,11 @@ impl Shard {
             // With its collection the range is gone as well.
             return self.forget_deletion(removal).await;
         };
-        if !self
-            .remove_records(&collection, deletion.id, &deletion.range, tenure)
-            .await?
-        {
-            return Ok(());
-        }
         let range = &deletion.range;
+        let removed = self.remove_range(&collection, deletion.id, range, tenure);
+        let Some(collection) = removed.await? else {
+            return Ok(());
+        };
         let ended = Transition {
             ownership: Some(Box::new(|known: &Ownership| {
                 known.check_dead(range)?;
@@ -356,7 +344,7 @@ impl Shard {
             documents: removal,
             ..Transition::default()
         };
-        self.transition(collection.id, &ended).await?;
+        self.transition(collection, &ended).await?;
         self.counters
             .range_deletions
             .fetch_add(1, Ordering::Relaxed);
@@ -398,8 +386,11 @@ impl Shard {
         let wanted = RangeSet::of([range.clone()]);
         let _one = self.range_deleter.one_at_a_time.lock().await;
         for dead in ownership.moving.dead.intersection(&wanted) {
-            self.remove_records(&known, Uuid([0; 16]), &dead, None)
-                .await?;
+            let nobody = Uuid([0; 16]);
+            let removed = self.remove_range(&known, nobody, &dead, None);
+            let Some(collection) = removed.await? else {
+                return Ok(());
+            };
             let removed = Transition {
                 ownership: Some(Box::new(|known: &Ownership| {
                     known.check_dead(&dead)?;
@@ -407,7 +398,7 @@ impl Shard {
                 })),
                 ..Transition::default()
             };
-            self.transition(known.id, &removed).await?;
+            self.transition(collection, &removed).await?;
         }
         Ok(())
     }
@@ -450,106 +441,6 @@ impl Shard {
             }
         }
     }
-
-    /// Removes dead records in batches; false if the tenure ended first.
-    async fn remove_records(
-        &self,
-        collection: &Arc<Collection>,
-        origin: Uuid,
-        range: &KeyRange,
-        tenure: Option<&Tenure>,
-    ) -> Result<bool, Error> {
-        let mut after = None;
-        loop {
-            let settings = self.parameters.current();
-            let records_max = match usize::try_from(settings.range_deleter_batch_size) {
-                Ok(size) if size > 0 => size.min(BATCH_RECORDS),
-                _ => BATCH_RECORDS,
-            };
-            let batch = tokio::task::block_in_place(|| {
-                self.dead_records(collection, range, after.as_ref(), records_max)
-            })?;
-            if !batch.keys.is_empty() {
-                let keys = &batch.keys;
-                let concern = WriteConcern::Applied;
-                let written = self.write(collection.id, concern, keys, |evaluator| {
-                    if let Some(ownership) = &evaluator.collection().ownership {
-                        ownership.check_dead(range)?;
-                    }
-                    evaluator.set_origin(&origin.0);
-                    let mut removed = 0;
-                    for key in keys {
-                        removed += u64::from(evaluator.remove_dead(key, range)?);
-                    }
-                    Ok(removed)
-                });
-                let removed = written.await?.unwrap_or(0);
-                let counter = &self.counters.range_deleted_documents;
-                counter.fetch_add(removed, Ordering::Relaxed);
-            }
-            let Some(last) = batch.last else {
-                return Ok(true);
-            };
-            after = Some(last);
-            if let Some(tenure) = tenure {
-                let pause = u64::try_from(settings.range_deleter_batch_delay_ms).unwrap_or(0);
-                tokio::select! {
-                    () = tenure.ended() => return Ok(false),
-                    () = tokio::time::sleep(Duration::from_millis(pause)) => {}
-                }
-            }
-        }
-    }
-
-    /// Records of a range that look dead, from a position on.
-    fn dead_records(
-        &self,
-        collection: &Arc<Collection>,
-        range: &KeyRange,
-        after: Option<&RecordKey>,
-        records_max: usize,
-    ) -> Result<Batch, Error> {
-        let mut batch = Batch::default();
-        let Some(known) = self.catalog.by_id(collection.id) else {
-            return Ok(batch);
-        };
-        let Some(ownership) = &known.ownership else {
-            return Ok(batch);
-        };
-        let is_one_place = known.record_keys_follow(&ownership.pattern);
-        let low = match (after, is_one_place) {
-            (Some(after), _) => Bound::Excluded(after.as_bytes()),
-            (None, true) => Bound::Included(range.min.as_bytes()),
-            (None, false) => Bound::Unbounded,
-        };
-        let high = match is_one_place {
-            true => Bound::Excluded(range.max.as_bytes()),
-            false => Bound::Unbounded,
-        };
-        let snapshot = self.store.snapshot();
-        let stretch = storage::KeyRange::new(low, high);
-        let mut looked_at = 0;
-        for record in snapshot.scan_records(known.id, stretch, Direction::Forward) {
-            let record = record.map_err(crate::error::from_storage)?;
-            looked_at += 1;
-            let key = RecordKey::from_bytes(record.key());
-            if ownership.is_dead(range, Doc::from_validated(record.document())) {
-                batch.keys.push(key.clone());
-            }
-            if batch.keys.len() >= records_max || looked_at >= BATCH_LOOKS {
-                batch.last = Some(key);
-                break;
-            }
-        }
-        Ok(batch)
-    }
-}
-
-#[derive(Default)]
-struct Batch {
-    keys: Vec<RecordKey>,
-    /// Where the next batch goes on; `None` at the end.
-    last: Option<RecordKey>,
 }
 
 /// ⚑ Refuses state documents that would remove what is owned.

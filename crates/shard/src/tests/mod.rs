@@ -25,6 +25,7 @@ mod past;
 mod races;
 mod range_deletion;
 mod refresh;
+mod removal;
 mod replica_set;
 mod retryable;
 mod rules;

@@ -11,7 +11,7 @@ use model::ids::Uuid;
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 
-fn deletion(shard: &TestShard, id: u8, min: i32, max: i32) -> RangeDeletion {
+pub(super) fn deletion(shard: &TestShard, id: u8, min: i32, max: i32) -> RangeDeletion {
     let bound = |x: i32| DocWriter::new().with("x", x).finish();
     RangeDeletion {
         id: Uuid([id; 16]),
@@ -29,7 +29,7 @@ fn deletion(shard: &TestShard, id: u8, min: i32, max: i32) -> RangeDeletion {
 }
 
 /// Gives a range away and registers its removal, in one entry.
-async fn give_away(shard: &TestShard, deletion: &RangeDeletion) -> Result<(), Error> {
+pub(super) async fn give_away(shard: &TestShard, deletion: &RangeDeletion) -> Result<(), Error> {
     let range = deletion.range.clone();
     let transition = Transition {
         ownership: Some(Box::new(move |known| Ok(known.losing(range.clone())))),
@@ -49,7 +49,7 @@ async fn register(shard: &TestShard, deletion: &RangeDeletion) -> Result<(), Err
     shard.shard.transition(id, &transition).await.map(|_| ())
 }
 
-async fn delete_all(shard: &TestShard) -> Result<(), Error> {
+pub(super) async fn delete_all(shard: &TestShard) -> Result<(), Error> {
     for deletion in shard.shard.range_deletions()? {
         if !deletion.pending {
             shard.shard.delete_range(&deletion, None).await?;
@@ -58,7 +58,7 @@ async fn delete_all(shard: &TestShard) -> Result<(), Error> {
     Ok(())
 }
 
-async fn with_documents() -> TestShard {
+pub(super) async fn with_documents() -> TestShard {
     let shard = sharded(WHOLE).await;
     fill(&shard).await;
     shard
@@ -74,7 +74,7 @@ async fn fill(shard: &TestShard) {
     shard.insert(&documents).await;
 }
 
-fn stored(shard: &TestShard) -> u64 {
+pub(super) fn stored(shard: &TestShard) -> u64 {
     let id = collection(shard).id;
     shard.shard.store.collection_counter(id).items
 }

@@ -505,7 +505,8 @@ impl Applier {
                 | entry::Operation::IndexEntries { .. }
                 | entry::Operation::DropCollection { .. }
                 | entry::Operation::DropIndex { .. }
-                | entry::Operation::Noop => continue,
+                | entry::Operation::Noop
+                | entry::Operation::ForgetRecord { .. } => continue,
             };
             if let Some((index, stored)) = multikey::parse(key, value.unwrap_or(&[])) {
                 if value.is_some() {

@@ -13,6 +13,7 @@ enum Owned {
     DropCollection(u32),
     DropIndex(u32),
     Noop,
+    Forget(u32, Vec<u8>, u64, Vec<Change>),
 }
 
 #[derive(Clone, Debug)]
@@ -68,6 +69,9 @@ fn encode(operations: &[Owned], header: Header<'_>) -> Vec<u8> {
             Owned::DropCollection(id) => encoder.drop_collection(CollectionId(*id)),
             Owned::DropIndex(id) => encoder.drop_index(IndexId(*id)),
             Owned::Noop => encoder.noop(),
+            Owned::Forget(id, key, bytes, changes) => {
+                encoder.forget_record(CollectionId(*id), key, *bytes, &borrowed(changes));
+            }
         }
     }
     out
@@ -122,6 +126,12 @@ fn owned(operation: Operation<'_>) -> Owned {
         Operation::DropCollection { collection } => Owned::DropCollection(collection.0),
         Operation::DropIndex { index } => Owned::DropIndex(index.0),
         Operation::Noop => Owned::Noop,
+        Operation::ForgetRecord {
+            collection,
+            key,
+            document_bytes,
+            index,
+        } => Owned::Forget(collection.0, key.into(), document_bytes, changes(index)),
     }
 }
 
@@ -157,6 +167,8 @@ fn operation() -> impl Strategy<Value = Owned> {
         any::<u32>().prop_map(Owned::DropCollection),
         any::<u32>().prop_map(Owned::DropIndex),
         Just(Owned::Noop),
+        (any::<u32>(), bytes(), any::<u64>(), changes())
+            .prop_map(|(id, key, bytes, index)| Owned::Forget(id, key, bytes, index)),
     ]
 }
 
@@ -176,12 +188,14 @@ proptest! {
         origin in prop::option::of(bytes()),
         command in prop::option::of(bytes()),
         names in prop::option::of(bytes()),
+        unseen_since in prop::option::of(any::<u64>()),
     ) {
         let header = Header {
             session: session.as_deref(),
             origin: origin.as_deref(),
             command: command.as_deref(),
             names: names.as_deref().map(Names::new),
+            unseen_since: unseen_since.map(ClusterTime::from_u64),
         };
         let payload = encode(&operations, header);
         prop_assert_eq!(Entry::decode(&payload).unwrap().header, header);
@@ -219,7 +233,9 @@ fn refusals_are_named() {
     }
     check(&[9], "unknown payload version");
     check(&[VERSION], "unfinished header");
-    check(&[VERSION, 5, 0, 0], "unknown header field");
+    check(&[VERSION, 6, 0, 0], "unknown header field");
+    check(&[VERSION, 5, 1, 7, 0], "unseen since");
+    check(&[VERSION, 0, FORGET_RECORD, 1, 0], "document length");
     check(&[1, 0, NOOP], "unknown payload version");
     check(&[VERSION, 2, 0, 1, 0, 0], "header fields out of order");
     check(&[VERSION, 0, 99], "unknown operation");

@@ -18,7 +18,9 @@
 //! anywhere in a group leaves the store as it was.
 //!
 //! History. The version that an operation at time `t` replaces is stored under
-//! `(key, t)`. Several operations on one key at the same time leave only the first
+//! `(key, t)`, unless it is *forgotten* and no time is left at which it could be read here.
+//! That is judged by this member's start of history, which is stored before it is seen
+//! (`maintain.rs`): a batch that leaves a version out comes behind it in the engine. Several operations on one key at the same time leave only the first
 //! replaced version: the others were never visible at any time of their own.
 
 use std::collections::{BTreeSet, HashMap};
@@ -233,8 +235,55 @@ impl<E: Engine> Pending<'_, E> {
                 }
                 Operation::DropIndex { index } => self.drop_subject(Subject::Index(index)),
                 Operation::Noop => {}
+                Operation::ForgetRecord {
+                    collection,
+                    key,
+                    document_bytes,
+                    index,
+                } => {
+                    let unseen_since = decoded.header.unseen_since;
+                    let history_start = self.store.shared.history_start();
+                    if unseen_since.is_some_and(|since| since <= history_start) {
+                        self.forget(collection, key, document_bytes)?;
+                    } else {
+                        // Here reads at earlier times still see it.
+                        self.record(collection, key, None, &Before::Unknown, entry.time)?;
+                    }
+                    self.index(key, index)?;
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Deletes a record that is there and that nobody can read.
+    fn forget(&mut self, collection: CollectionId, key: &[u8], document_bytes: u64) -> Result<()> {
+        if self.is_dropped(Subject::Collection(collection)) {
+            return Ok(());
+        }
+        layout::check_user_key(key.len())?;
+        let stored = layout::record(collection, key);
+        debug_assert!(
+            self.replaced(&stored, &Before::Unknown)
+                .is_ok_and(
+                    |found| found
+                        .is_some_and(|found| u64::try_from(self::document_bytes(&found))
+                            == Ok(document_bytes))
+                ),
+            "what is forgotten is there, and as long as it is said to be"
+        );
+        let stored = stored.to_slice();
+        self.batch.remove(stored.clone());
+        let delta = Delta {
+            items: -1,
+            bytes: -i64::try_from(document_bytes).unwrap_or(i64::MAX),
+        };
+        self.count(Subject::Collection(collection), delta);
+        self.written.all.push(Written {
+            key: stored,
+            value: None,
+            is_new: false,
+        });
         Ok(())
     }
 

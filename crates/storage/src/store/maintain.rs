@@ -118,6 +118,12 @@ impl<E: Engine> Store<E> {
         self.shared.history_start()
     }
 
+    /// Changes how far back reads at an earlier time may go, from the next step on. What was
+    /// forgotten stays so.
+    pub fn set_history_window(&self, seconds: u32) {
+        self.history_window.store(seconds, Ordering::Relaxed);
+    }
+
     /// One bounded step of background work. `now` is the cluster's time.
     pub fn maintain(&self, now: ClusterTime, budget_keys: usize) -> Result<Maintained> {
         let mut removals = self.removals.lock();
@@ -166,31 +172,31 @@ impl<E: Engine> Store<E> {
     }
 
     fn advance_history(&self, now: ClusterTime) -> Result<()> {
-        let window = self.options.history_window_seconds;
-        let target = {
-            // Under this lock, so that no pin slips in below the new start.
-            let pins = self.shared.pins.lock();
-            let mut target = ClusterTime::new(now.seconds().saturating_sub(window), 0);
-            target = target.min(self.shared.time());
-            if let Some((&lowest, _)) = pins.first_key_value() {
-                target = target.min(lowest);
-            }
-            let start = self.shared.history_start();
-            let step = (window / STEPS_PER_WINDOW).max(1);
-            if target.seconds() < start.seconds().saturating_add(step) {
-                return Ok(());
-            }
-            self.shared
-                .history_start
-                .store(target.to_u64(), Ordering::Release);
-            target
-        };
+        let window = self.history_window.load(Ordering::Relaxed);
+        // Held until the end, so that no pin slips in below the new start.
+        let pins = self.shared.pins.lock();
+        let mut target = ClusterTime::new(now.seconds().saturating_sub(window), 0);
+        target = target.min(self.shared.time());
+        if let Some((&lowest, _)) = pins.first_key_value() {
+            target = target.min(lowest);
+        }
+        let start = self.shared.history_start();
+        let step = (window / STEPS_PER_WINDOW).max(1);
+        if target.seconds() < start.seconds().saturating_add(step) {
+            return Ok(());
+        }
         let mut batch = WriteBatch::default();
         batch.put(
             layout::history_start().to_slice(),
             Slice::new(&layout::time_bytes(target)),
         );
-        self.engine.write(batch)
+        // Before anybody sees it: what is applied from then on may leave versions out that only
+        // earlier reads would need, and must not be there without it after a crash.
+        self.engine.write(batch)?;
+        self.shared
+            .history_start
+            .store(target.to_u64(), Ordering::Release);
+        Ok(())
     }
 
     /// Removes up to `budget` keys of something dropped; when none are left, also

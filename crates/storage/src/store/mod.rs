@@ -39,7 +39,7 @@ mod stretches;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
@@ -89,7 +89,8 @@ impl Default for StoreOptions {
 /// The data of one shard, as far as the log was applied.
 pub struct Store<E: Engine> {
     engine: E,
-    options: StoreOptions,
+    /// See [`StoreOptions::history_window_seconds`].
+    history_window: AtomicU32,
     shared: Arc<Shared>,
     counters: RwLock<Counters>,
     /// One apply at a time.
@@ -200,7 +201,7 @@ impl<E: Engine> Store<E> {
                 dropped: RwLock::new(Arc::new(dropped)),
             }),
             engine,
-            options,
+            history_window: AtomicU32::new(options.history_window_seconds),
         })
     }
 

@@ -110,12 +110,21 @@ impl<S: EngineSnapshot> Pairs<S> {
             Ok((low, high)) => (Bound::Included(low), Bound::Excluded(high)),
             Err(bounds) => bounds,
         };
+        Self::of_engine(&*origin.state, (low, high), direction)
+    }
+
+    /// The same from the engine alone: nothing is kept of what nobody will read again.
+    pub fn of_engine(
+        state: &S,
+        (low, high): (Bound<Vec<u8>>, Bound<Vec<u8>>),
+        direction: Direction,
+    ) -> Self {
         let range = KeyRange::new(
             low.as_ref().map(Vec::as_slice),
             high.as_ref().map(Vec::as_slice),
         );
         Self {
-            source: Source::Engine(origin.state.scan(range, direction)),
+            source: Source::Engine(state.scan(range, direction)),
             through: None,
         }
     }

@@ -250,6 +250,27 @@ impl<S: EngineSnapshot> Snapshot<S> {
         RecordScan { prefix, pairs }
     }
 
+    /// The same, forward, for whoever removes what he reads: nothing of it is kept in memory.
+    pub fn scan_records_once(
+        &self,
+        collection: CollectionId,
+        range: KeyRange<'_>,
+    ) -> RecordScan<S> {
+        let subject = Subject::Collection(collection);
+        let prefix = layout::all_of(subject);
+        let pairs = match self.dropped.contains(&subject) {
+            true => Pairs::none(),
+            false => {
+                let bounds = bounds_within(&prefix, range);
+                Pairs::of_engine(&*self.state, bounds, Direction::Forward)
+            }
+        };
+        RecordScan {
+            prefix: prefix.len(),
+            pairs,
+        }
+    }
+
     pub fn scan_index(
         &self,
         index: IndexId,
