@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   rate       engine alone │ mongod ─find─► client ─insertMany─► mongod │ shard0 ─moveRange─► shard1
-//!              then the donor removes what it gave away: time and CPU
+//!              then the donor removes what it gave away: time and CPU; in every other round it
+//!              keeps a small range, in the others nothing is left there
 //!   latency    reads and updates at a fixed rate: [ without a move │ beside a move ] × rounds
 //!   critical   a small range to and fro, while its documents are updated: how long writes waited
 //! ```
@@ -41,6 +42,11 @@ const WITHOUT_MIN: Duration = Duration::from_secs(3);
 const WITHOUT_MAX: Duration = Duration::from_secs(15);
 /// As long as nothing is to be removed by itself.
 const NEVER_SECONDS: i32 = 1_000_000;
+/// What stays where it is while all the others go to and fro.
+const KEPT_RECORDS: u64 = 1_000;
+/// As long as history takes to be gone once its window is zero: the servers look every second.
+const HISTORY_PASSES: Duration = Duration::from_secs(4);
+const HISTORY_WINDOW_SECONDS: i32 = 300;
 /// A part of the documents is enough to find the best number at once.
 const TRIED_SHARE: u64 = 5;
 
@@ -52,6 +58,8 @@ struct MoveRound {
     removed: Duration,
     /// Of the donor.
     removal_cpu: Duration,
+    /// Whether the donor owns other ranges of the collection.
+    keeps_others: bool,
 }
 
 pub fn run(options: &MovesOptions) -> Result<()> {
@@ -110,6 +118,7 @@ fn rates(
         true => None,
         false => Some(Mongods::start(options, records, place)?),
     };
+    cluster.split(records - KEPT_RECORDS)?;
     for round in 0..options.rounds {
         if let Some(mongods) = &mut mongods {
             let copied = mongods.copy(records, round)?;
@@ -134,6 +143,9 @@ fn rates(
         let rate = times
             .iter()
             .map(|(elapsed, _)| megabytes / elapsed.as_secs_f64());
+        if times.is_empty() {
+            return;
+        }
         let cpu = times
             .iter()
             .map(|(_, cpu)| cpu.as_secs_f64() * 1e6 / records as f64);
@@ -149,8 +161,16 @@ fn rates(
     push("mongod to mongod", copied.collect());
     let moved = moves.iter().map(|round| (round.moved.elapsed, round.cpu));
     push("a move", moved.collect());
-    let removed = moves.iter().map(|round| (round.removed, round.removal_cpu));
-    push("removal on the donor", removed.collect());
+    for (name, keeps_others) in [
+        ("removal on a donor that keeps others", true),
+        ("removal of the last range", false),
+    ] {
+        let removed = moves
+            .iter()
+            .filter(|round| round.keeps_others == keeps_others)
+            .map(|round| (round.removed, round.removal_cpu));
+        push(name, removed.collect());
+    }
     print!("{}", table.text());
     Ok(())
 }
@@ -248,7 +268,7 @@ impl Mongods {
     }
 }
 
-/// The one range goes to the other shard, then the donor removes it.
+/// Nearly everything goes to the other shard, then, when no read can ask for it, the donor removes it.
 fn move_everything(cluster: &mut Cluster<'_>, records: u64) -> Result<MoveRound> {
     let donor = cluster.owner(0)?;
     for shard in [0, 1] {
@@ -260,10 +280,15 @@ fn move_everything(cluster: &mut Cluster<'_>, records: u64) -> Result<MoveRound>
     ranges::wait_until_quiet(cluster.server)?;
     let cpu = Cpu::of(cluster.server)?.since(&before);
     ensure!(
-        moved.documents == records,
-        "a move of {records} documents copied {}",
+        moved.documents == records - KEPT_RECORDS,
+        "a move of {} documents copied {}",
+        records - KEPT_RECORDS,
         moved.documents
     );
+    let keeps_others = cluster.owner(records - 1)? == donor;
+    cluster.set_parameter(donor, "minSnapshotHistoryWindowInSeconds", 0)?;
+    std::thread::sleep(HISTORY_PASSES);
+    ranges::wait_until_quiet(cluster.server)?;
     let before = Cpu::of(cluster.server)?;
     let begin = Instant::now();
     cluster.set_parameter(donor, "orphanCleanupDelaySecs", 0)?;
@@ -271,12 +296,15 @@ fn move_everything(cluster: &mut Cluster<'_>, records: u64) -> Result<MoveRound>
     let removed = begin.elapsed();
     ranges::wait_until_quiet(cluster.server)?;
     let removal_cpu = Cpu::of(cluster.server)?.since(&before);
+    let window = HISTORY_WINDOW_SECONDS;
+    cluster.set_parameter(donor, "minSnapshotHistoryWindowInSeconds", window)?;
     cluster.check_count(records)?;
     Ok(MoveRound {
         moved,
         cpu,
         removed,
         removal_cpu,
+        keeps_others,
     })
 }
 
@@ -373,12 +401,17 @@ fn critical_sections(
     let mut clients = Clients::start(cluster.server, demand)?;
     clients.observe(WITHOUT_MIN)?;
     let (mut critical, mut whole) = (empty_latencies(), empty_latencies());
+    let (mut ready, mut reads, mut decided) =
+        (empty_latencies(), empty_latencies(), empty_latencies());
     for turn in 0..options.small_moves {
         let part = turn as u64 % SMALL_RANGES;
         let donor = cluster.owner(part * SMALL_RECORDS)?;
         let min = (part > 0).then_some(part * SMALL_RECORDS);
         let moved = cluster.move_range(min, 1 - donor)?;
         record_latency(&mut critical, moved.critical);
+        record_latency(&mut ready, moved.ready);
+        record_latency(&mut reads, moved.reads_blocked);
+        record_latency(&mut decided, moved.decided);
         record_latency(&mut whole, moved.elapsed);
     }
     let served = clients.take()?;
@@ -387,6 +420,9 @@ fn critical_sections(
     let mut table = Table::new(1, &["", "p50", "p99", "largest"]);
     for (name, times) in [
         ("writes blocked", &critical),
+        ("  until the recipient is ready", &ready),
+        ("  until reads are blocked too", &reads),
+        ("  until it is decided", &decided),
         ("the whole move", &whole),
         ("updates", &served.updates),
     ] {

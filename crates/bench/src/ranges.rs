@@ -156,6 +156,10 @@ pub struct Moved {
     pub elapsed: Duration,
     pub copied: Duration,
     pub critical: Duration,
+    /// Parts of it: until the recipient has everything, until reads are blocked, until it is decided.
+    pub ready: Duration,
+    pub reads_blocked: Duration,
+    pub decided: Duration,
     pub documents: u64,
 }
 
@@ -235,6 +239,9 @@ impl<'s> Cluster<'s> {
             elapsed,
             copied: Duration::from_millis(number("cloneMillis")?),
             critical: Duration::from_micros(number("criticalSectionMicros")?),
+            ready: Duration::from_micros(number("readyMicros")?),
+            reads_blocked: Duration::from_micros(number("blockReadsMicros")?),
+            decided: Duration::from_micros(number("commitMicros")?),
             documents: number("clonedDocs")?,
         })
     }

@@ -27,6 +27,7 @@ use replication::LogPosition;
 use std::collections::{BTreeMap, VecDeque};
 use storage::Direction;
 use storage::entry::{Entry, Operation};
+use storage::store::HistoryPin;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
 /// Records that one step of the scan looks at.
@@ -79,6 +80,8 @@ pub(super) struct Follower {
     followed: LogPosition,
     /// Changes of the stretch that the recipient may not have: their entry, and how many it has.
     ahead: VecDeque<(LogPosition, u64)>,
+    /// Keeps the versions that the next entries have replaced.
+    pin: Option<HistoryPin>,
 }
 
 impl Follower {
@@ -91,6 +94,7 @@ impl Follower {
             scanned_rest: None,
             followed: after,
             ahead: VecDeque::new(),
+            pin: None,
         }
     }
 
@@ -116,6 +120,10 @@ impl Follower {
             return Ok(true);
         }
         let fault = crate::error::from_storage;
+        if self.pin.is_none() {
+            // Before the first snapshot: what is earlier is not asked for.
+            self.pin = shard.store.pin_history(shard.store.applied_time()).ok();
+        }
         let snapshot = shard.store.snapshot();
         // Exactly what it shows at this time: the snapshot itself may contain a little more.
         let time = snapshot.time();
@@ -160,14 +168,22 @@ impl Follower {
         if self.followed >= until {
             return Ok(true);
         }
+        let mut followed_at = None;
         let entries = shard.log.read(self.followed, LOG_BYTES);
         for entry in entries.map_err(super::tail::unreadable)? {
             if entry.position > until {
                 self.followed = until;
-                return Ok(true);
+                break;
             }
             self.entry(shard, &entry)?;
             self.followed = entry.position;
+            followed_at = Some(entry.time);
+        }
+        // The next entries are later, and what they replaced was there at this time.
+        if let Some(time) = followed_at
+            && let Ok(pin) = shard.store.pin_history(time)
+        {
+            self.pin = Some(pin);
         }
         Ok(self.followed >= until)
     }

@@ -56,12 +56,18 @@ use replication::{LogPosition, Pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use wire::{Endpoint, Reply};
 
 /// Entries of the log that may be missing on the recipient when writes are blocked.
 const LAG_ENTRIES_MAX: u64 = 200;
 /// Changes in them. One entry may have a thousand.
 const LAG_CHANGES_MAX: u64 = 1_000;
+/// How much of both is borne at first. Writes wait while the recipient catches up with them, so
+/// that it is worth a moment to find it close.
+const LAG_AT_FIRST: u64 = 16;
+/// After such a time twice as much is borne.
+const LAG_PATIENCE: Duration = Duration::from_millis(100);
 /// A part that is so many times further behind has not caught up any more. ⚑ Not at the limit itself: many parts
 /// that go to and fro around it would never have caught up together.
 const LAG_AGAIN: u64 = 10;
@@ -91,6 +97,10 @@ pub(super) struct EndedMove {
 pub(super) struct Steps {
     pub(super) copying_ms: u64,
     pub(super) critical_section_us: u64,
+    /// Parts of it: until the recipient has everything, until reads are blocked too, until the
+    /// config server has decided.
+    pub(super) ready_us: u64,
+    pub(super) reads_blocked_us: u64,
     pub(super) commit_us: u64,
     pub(super) documents: i64,
     pub(super) bytes: i64,
@@ -128,6 +138,8 @@ pub(super) struct Driver {
     /// The entry that blocked writes, if this primary wrote it.
     pub(super) blocked: Option<(Applied, Instant)>,
     pub(super) reason: Option<String>,
+    /// The recipient is being told that it owns the range.
+    pub(super) telling: Option<JoinHandle<Result<Reply, Failure>>>,
 }
 
 /// A phase was left because the member does not lead any more.
@@ -147,6 +159,9 @@ impl Driver {
     pub(super) async fn run(mut self) {
         // It ends with the tenure; the next primary goes on.
         let _ = self.drive().await;
+        if let Some(telling) = self.telling.take() {
+            telling.abort();
+        }
     }
 
     async fn drive(&mut self) -> Result<(), Over> {
@@ -281,7 +296,10 @@ impl Driver {
                 let lag = self.shard.log.last_applied().get().saturating_sub(copied);
                 let follower = self.follower.as_mut();
                 let changes = follower.map_or(0, |follower| follower.changes_behind(copied));
-                let is_close = digested && lag <= LAG_ENTRIES_MAX && changes <= LAG_CHANGES_MAX;
+                let borne = lag_borne(since.elapsed());
+                let is_close = digested
+                    && lag <= borne.min(LAG_ENTRIES_MAX)
+                    && changes <= borne.min(LAG_CHANGES_MAX);
                 if is_close {
                     stall.gets_on();
                 }
@@ -440,6 +458,8 @@ impl Driver {
                     self.note(Fields(report.document()));
                     match report.document().get_str("phase") {
                         Some("ready") => {
+                            let took = began.elapsed().as_micros() as u64;
+                            self.handle.steps.lock().ready_us = took;
                             if let Err(error) = self.follows(Fields(report.document())) {
                                 return Ok(self.gives_up(error.message));
                             }
@@ -527,7 +547,11 @@ impl Driver {
             };
             self.handle.steps.lock().commit_us = began.elapsed().as_micros() as u64;
             match decided {
-                Ok(outcome) => return Ok(Event::Decided(self.of_this_life(outcome))),
+                Ok(outcome) => {
+                    let outcome = self.of_this_life(outcome);
+                    self.tell_at_once(outcome);
+                    return Ok(Event::Decided(outcome));
+                }
                 Err(Failure::Unreachable(why)) => {
                     tracing::warn!("a move waits for the config server: {why}");
                     self.pause(PAUSE).await;
@@ -540,6 +564,20 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Tells the recipient that it owns the range, while this side is still writing down that it
+    /// does not: clients of the range wait for both. It is decided, and the recipient could have
+    /// asked by itself; whether it has heard is found out in *committed*.
+    fn tell_at_once(&mut self, outcome: Outcome) {
+        if !matches!(outcome, Outcome::Committed { .. }) || self.state.plan.part_of.is_some() {
+            return;
+        }
+        let (shard, recipient) = (self.shard.clone(), self.recipient.clone());
+        let question = release(&self.state.plan, outcome);
+        self.telling = Some(tokio::spawn(async move {
+            ask(&shard, &*recipient, question, ANSWER_WAIT).await
+        }));
     }
 
     /// ⚑ A commit that is not newer than what was known when this began is of an earlier life
@@ -579,6 +617,16 @@ impl Driver {
         // What the log still held for the recipient is not needed any more.
         self.pin = None;
         let began = Instant::now();
+        if let Some(telling) = &mut self.telling {
+            let told = tokio::select! {
+                told = telling => told,
+                () = self.tenure.ended() => return Err(Over),
+            };
+            self.telling = None;
+            if matches!(told, Ok(Ok(_))) {
+                return Ok(Event::RecipientReleased);
+            }
+        }
         loop {
             self.check()?;
             let released = self.ask_recipient(release(&self.state.plan, outcome)).await;
@@ -654,14 +702,23 @@ impl Driver {
     fn entered(&mut self, next: &DonorState, applied: Applied) {
         match next.donor.phase {
             Phase::WritesBlocked => self.blocked = Some((applied, Instant::now())),
+            // The recipient has everything, and asks for nothing any more.
+            Phase::ReadsBlocked => {
+                self.pin = None;
+                self.follower = None;
+                if let Some((_, since)) = &self.blocked {
+                    let took = since.elapsed().as_micros() as u64;
+                    let mut steps = self.handle.steps.lock();
+                    steps.reads_blocked_us = took.saturating_sub(steps.ready_us);
+                }
+            }
             Phase::Committed(_) | Phase::Aborted => {
+                self.follower = None;
                 if let Some((_, since)) = self.blocked.take() {
                     let took = since.elapsed().as_micros() as u64;
                     self.handle.steps.lock().critical_section_us = took;
                 }
             }
-            // The recipient has everything, and asks for nothing any more.
-            Phase::ReadsBlocked => self.pin = None,
             Phase::Copying { .. } => {}
         }
     }
@@ -747,6 +804,16 @@ impl Driver {
     }
 }
 
+/// How far behind a recipient may be when writes are blocked, after it could have caught up for
+/// a while.
+fn lag_borne(waited: Duration) -> u64 {
+    let doublings = waited.as_millis() / LAG_PATIENCE.as_millis();
+    let doublings = u32::try_from(doublings).unwrap_or(u32::MAX);
+    LAG_AT_FIRST
+        .checked_shl(doublings.min(32))
+        .unwrap_or(u64::MAX)
+}
+
 /// The ownership of a shard that gave a range away.
 fn losing(
     known: &Ownership,
@@ -800,6 +867,8 @@ fn describe_steps(steps: &Steps, total: Duration) -> DocBuf {
         .with("totalMillis", total.as_millis() as i64)
         .with("cloneMillis", steps.copying_ms as i64)
         .with("criticalSectionMicros", steps.critical_section_us as i64)
+        .with("readyMicros", steps.ready_us as i64)
+        .with("blockReadsMicros", steps.reads_blocked_us as i64)
         .with("commitMicros", steps.commit_us as i64)
         .with("clonedDocs", steps.documents)
         .with("clonedBytes", steps.bytes)

@@ -504,11 +504,8 @@ impl Receiver {
                     .with("bytes", BATCH_BYTES)
                     .with("waitMS", TAIL_WAIT_MS)
             };
-            let mut orders = self.orders.clone();
-            let reply = tokio::select! {
-                reply = self.ask_donor(question) => reply?,
-                // While writes wait nothing comes: perhaps everything is here already.
-                _ = orders.changed() => continue,
+            let Some(reply) = self.answer_or_orders(question, place).await? else {
+                continue;
             };
             let fields = Fields(reply.document());
             self.replay(reply.document(), digest).await?;
@@ -519,6 +516,30 @@ impl Receiver {
             };
             let reached = place.after.get();
             self.progress.copied_up_to.store(reached, Ordering::Release);
+        }
+    }
+
+    /// Asks for more of the log; `None` if there is nothing to wait for any more. A question that
+    /// is under way is not given up because the donor has named the last position: the entry
+    /// that blocks writes answers it, and to ask again would take another connection.
+    async fn answer_or_orders(
+        &self,
+        question: impl Fn() -> DocWriter,
+        place: Place,
+    ) -> Result<Option<Reply>, Stop> {
+        let mut orders = self.orders.clone();
+        let mut asking = std::pin::pin!(self.ask_donor(question));
+        loop {
+            tokio::select! {
+                reply = &mut asking => return reply.map(Some),
+                changed = orders.changed() => {
+                    let now = *orders.borrow_and_update();
+                    let has_all = now.up_to.is_some_and(|up_to| place.after >= up_to);
+                    if now.stop || has_all || changed.is_err() {
+                        return Ok(None);
+                    }
+                }
+            }
         }
     }
 

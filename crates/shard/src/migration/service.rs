@@ -464,6 +464,7 @@ impl Service {
             follower: None,
             blocked: None,
             reason: None,
+            telling: None,
         };
         let running = handle.clone();
         self.tasks.spawn(async move {

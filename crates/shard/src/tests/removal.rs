@@ -194,7 +194,7 @@ async fn a_collection_of_dead_records_begins_anew() {
         shard
             .check(
                 "config {count: 'rangeDeletions'} => {n: 0}
-                 {listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'y', key: {y: 1}}]}}
+                 {listIndexes: 'c'} => {cursor: {firstBatch: [{name: '_id_'}, {name: 'x_1'}, {name: 'y', key: {y: 1}}]}}
                  {serverStatus: 1} => {shardingStatistics: {rangeDeleterTasks: 0L}}",
             )
             .await;
