@@ -3,6 +3,7 @@
 With TERNDB_FAILOVER_KIND=mongod the same is asked of the real server.
 """
 
+import threading
 import time
 import unittest
 
@@ -155,6 +156,47 @@ class Elections(unittest.TestCase):
         primary.tell({"replSetStepDown": 3, "secondaryCatchUpPeriodSecs": 1, "force": True})
         wait_until(primary.is_primary, "its rest is over")
         self.assertGreater(self.term(primary), term)
+
+    @unittest.skipIf(KIND != "terndb", "the real server waits for its election timeout")
+    def test_a_primary_that_is_killed_is_not_waited_for(self):
+        """Others see that its process has ended, long before they would notice that it is silent."""
+        primary = self.set.wait_primary()
+        config = primary.tell("replSetGetConfig")["config"]
+        config["version"] += 1
+        config["settings"]["electionTimeoutMillis"] = 2 * DEADLINE_S * 1000
+        primary.tell({"replSetReconfig": config})
+        others = self.secondaries()
+
+        def heard() -> bool:
+            told = [member.tell("replSetGetConfig")["config"]["settings"] for member in others]
+            return all(settings["electionTimeoutMillis"] == 2 * DEADLINE_S * 1000 for settings in told)
+
+        wait_until(heard, "all members know how long to wait")
+        primary.kill()
+        # Their turns to ask for votes come after a tenth of the timeout, or three tenths.
+        wait_until(lambda: any(member.is_primary() for member in others), "another primary", 1.5 * DEADLINE_S)
+
+    def test_a_primary_that_is_told_to_stop_hands_over(self):
+        primary = self.set.wait_primary()
+        with self.set.client(serverSelectionTimeoutMS=DEADLINE_S * 1000) as client:
+            birds = client.test.get_collection("birds", write_concern=WriteConcern("majority"))
+            birds.insert_one({"_id": 0})
+            stopped = threading.Event()
+            ended = []
+
+            def stop() -> None:
+                ended.append(primary.terminate())
+                stopped.set()
+
+            threading.Thread(target=stop, daemon=True).start()
+            written = 1
+            # Drivers retry what is refused, so that the program hears nothing of it.
+            while not stopped.is_set() or written < 10:
+                birds.insert_one({"_id": written})
+                written += 1
+            self.assertEqual(ended, [0], primary.tail())
+            self.assertEqual(birds.count_documents({}), written)
+        self.assertIsNot(self.set.wait_primary(), primary)
 
     def test_every_member_tells_of_every_member(self):
         self.set.wait_primary()

@@ -108,6 +108,46 @@ async fn clients_hear_of_another_role_before_they_are_refused() {
     assert_eq!(version(&refusal), Some(Value::Int64(before + 1)));
 }
 
+/// The first part of a shutdown: a `hello` that waits hears of it, and new work is refused in a way that
+/// drivers know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_is_about_to_stop_says_so_and_takes_no_more_work() {
+    let server = TestShard::open().await;
+    server
+        .check("{insert: 'c', documents: [{_id: 1}, {_id: 2}]} => {n: 2}")
+        .await;
+    let hello = server.run("admin", "{hello: 1}").await;
+    let version = get(&hello, "topologyVersion").expect("it is there");
+    let wait = format!(
+        "{{hello: 1, topologyVersion: {}, maxAwaitTimeMS: 600000}}",
+        differential::notation::print(version)
+    );
+    let shard = &server.shard;
+    let (heard, ()) = tokio::time::timeout(Duration::from_secs(60), async {
+        tokio::join!(server.run("admin", &wait), async {
+            shard.begin_quiesce(Duration::from_secs(30)).await;
+            shard.begin_shutdown();
+        })
+    })
+    .await
+    .expect("it is heard long before the wait is over");
+    assert_eq!(get(&heard, "code"), Some(&Value::Int32(91)));
+    assert!(get(&heard, "topologyVersion").is_some());
+    let left = get(&heard, "remainingQuiesceTimeMillis");
+    assert!(matches!(left, Some(Value::Int64(1..=30_000))), "{left:?}");
+    server
+        .check(
+            "{insert: 'c', documents: [{_id: 3}]} => 91
+             {find: 'c'} => 91
+             admin {hello: 1} => 91
+             admin {ping: 1} => {}",
+        )
+        .await;
+    let retryable = format!("{{insert: 'c', documents: [{{_id: 3}}], {SESSION}, txnNumber: 1L}}");
+    let refused = server.run("test", &retryable).await;
+    assert!(get(&refused, "errorLabels").is_some(), "drivers retry it");
+}
+
 /// ⚑ An entry with a session's document is refused unless this member has led without a break since
 /// the session was checked out: another leader may have gone on with the session.
 #[tokio::test(flavor = "multi_thread")]
