@@ -13,11 +13,12 @@ use std::sync::Arc;
 use storage::{Direction, Engine, EngineSnapshot, KeyRange};
 
 /// Lets the window of history pass.
-fn pass_window(shard: &TestShard) {
+pub(super) fn pass_window(shard: &TestShard) {
     let store = &shard.shard.store;
-    let later = ClusterTime::new(store.applied_time().seconds() + 100_000, 0);
+    let applied = store.applied_time();
+    let later = ClusterTime::new(applied.seconds() + 100_000, 0);
     store.maintain(later, 1000).expect("maintained");
-    assert_eq!(store.history_start(), store.applied_time());
+    assert!(store.history_start() >= applied);
 }
 
 /// Versions in history of the collection.
