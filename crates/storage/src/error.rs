@@ -4,6 +4,7 @@
 //! for something that is not kept (ask differently), the directory cannot be
 //! opened (tell the operator), or the store can no longer be trusted (stop).
 
+use crate::engine::engine_log;
 use std::path::PathBuf;
 
 use model::time::ClusterTime;
@@ -61,9 +62,13 @@ impl From<fjall::Error> for Error {
     }
 }
 
+fn reason(error: &fjall::Error) -> String {
+    reason_with(error, engine_log::last_words())
+}
+
 /// What the engine suffered from, for people: the operating system's words where it
 /// was asked for something.
-fn reason(error: &fjall::Error) -> String {
+fn reason_with(error: &fjall::Error, last_words: Option<String>) -> String {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(this) = cause {
         if let Some(io) = this.downcast_ref::<std::io::Error>() {
@@ -73,7 +78,10 @@ fn reason(error: &fjall::Error) -> String {
     }
     match error {
         // The engine tells its own log why, and us only that it gave up.
-        fjall::Error::Poisoned => "a write in the background failed".to_owned(),
+        fjall::Error::Poisoned => match last_words {
+            Some(words) => format!("a write in the background failed: {words}"),
+            None => "a write in the background failed".to_owned(),
+        },
         other => other.to_string(),
     }
 }
@@ -127,7 +135,20 @@ mod tests {
             let said = Error::from(error).to_string();
             assert_eq!(said, format!("storage engine: {}", full()));
         }
-        let said = Error::from(fjall::Error::Poisoned).to_string();
-        assert_eq!(said, "storage engine: a write in the background failed");
+    }
+
+    /// The engine says in its own log why it gave up, before anybody hears that it did.
+    #[test]
+    fn the_cause_of_a_failure_in_the_background_comes_through() {
+        let words = "Worker #1 crashed: Io(Os { code: 28 })";
+        for (words, expected) in [
+            (None, "a write in the background failed".to_owned()),
+            (
+                Some(words.to_owned()),
+                format!("a write in the background failed: {words}"),
+            ),
+        ] {
+            assert_eq!(reason_with(&fjall::Error::Poisoned, words), expected);
+        }
     }
 }

@@ -56,6 +56,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::creation;
 use super::directory::Directory;
+use super::engine_log;
 use super::key_filter::KeyFilters;
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::{Error, Result};
@@ -139,6 +140,7 @@ struct Open {
 
 impl FjallEngine {
     pub fn open(path: &Path, options: &FjallOptions) -> Result<Self> {
+        engine_log::listen();
         let directory = Directory::open(path)?;
         let engine_path = directory.engine_path();
         creation::clear_unfinished(&engine_path).map_err(|e| Error::io(path, e))?;

@@ -18,6 +18,7 @@
 
 mod creation;
 pub mod directory;
+pub(crate) mod engine_log;
 pub mod fjall;
 mod key_filter;
 pub mod memory;
