@@ -85,6 +85,14 @@ class Sharded(ClusterProgram):
             with connect(f"mongodb://{host}") as direct:
                 self.assertGreater(direct.shop.orders.count_documents({}), 50)
 
+    def test_the_map_of_shards_names_the_config_server(self):
+        told = self.client.admin.command("getShardMap")
+        self.assertEqual(sorted(told["map"]), ["config", "shard0", "shard1", "shard2"])
+        for name, connection in told["map"].items():
+            self.assertEqual(told["connStrings"][connection], name)
+            for host in connection.split("/")[1].split(","):
+                self.assertEqual(told["hosts"][host], name)
+
     def test_unsharded_collections_are_on_the_primary_shard(self):
         self.client.shop.plain.insert_one({"_id": 1})
         self.assertEqual(list(self.client.shop.plain.find()), [{"_id": 1}])

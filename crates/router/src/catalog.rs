@@ -275,8 +275,21 @@ pub(crate) async fn list_shards(router: &Router) -> Result<Reply, Failure> {
     Ok(Reply::from_writer(writer))
 }
 
-pub(crate) fn shard_map(router: &Router) -> Reply {
-    let shards = router.registry.connection_strings();
+/// `getShardMap`: where the shards are, and the config server.
+pub(crate) async fn shard_map(router: &Router) -> Result<Reply, Failure> {
+    let mut shards = router.registry.connection_strings();
+    let hello = DocWriter::new().with("hello", 1).with("$db", "admin");
+    let config = router.config.run(hello).await?;
+    let config = config.as_doc();
+    if let (Some(set), Some(hosts)) = (config.get_str("setName"), config.get_array("hosts")) {
+        let hosts = hosts.iter().filter_map(|host| match host {
+            ValueRef::String(host) => Some(host),
+            _ => None,
+        });
+        let hosts: Vec<&str> = hosts.collect();
+        let connection = format!("{set}/{}", hosts.join(","));
+        shards.insert(0, ("config".to_owned(), connection));
+    }
     let mut writer = Reply::writer();
     writer.begin_document("map");
     for (id, connection) in &shards {
@@ -296,7 +309,7 @@ pub(crate) fn shard_map(router: &Router) -> Reply {
         writer.append(connection, id.as_str());
     }
     writer.end().append("ok", 1.0);
-    Reply::from_writer(writer)
+    Ok(Reply::from_writer(writer))
 }
 
 /// `getShardVersion`: what this router knows.

@@ -165,7 +165,7 @@ async fn rare(
         "listIndexes" => catalog::list_indexes(router, request).await,
         "listDatabases" => catalog::list_databases(router, request).await,
         "listShards" | "listshards" => catalog::list_shards(router).await,
-        "getShardMap" => Ok(catalog::shard_map(router)),
+        "getShardMap" => catalog::shard_map(router).await,
         "getShardVersion" => catalog::shard_version(router, request).await,
         "getDatabaseVersion" => catalog::database_version(router, request).await,
         "flushRouterConfig" | "flushrouterconfig" => catalog::flush(router, request).await,

@@ -689,20 +689,62 @@ fn sessions_end_while_a_shard_is_away() {
         }
         world.shards["b"].faults.lock().push_back(Fault::NotSent);
         let mut end = DocWriter::new();
-        end.begin_array("endSessions").push_document();
-        end.append(
-            "id",
-            ValueRef::Binary {
-                subtype: 4,
-                bytes: &[5; 16],
-            },
-        );
-        end.end().end().append("$db", "admin");
+        end.begin_array("endSessions").push(&session(5)).end();
+        end.append("$db", "admin");
         let reply = world.run(end.finish()).await;
         assert_eq!(reply.get("ok"), Some(ValueRef::Double(1.0)), "{reply:?}");
         assert_eq!(world.ended_sessions(), 1);
         for shard in ["a", "c"] {
             assert_eq!(world.asked(shard), ["endSessions"]);
         }
+    });
+}
+
+/// The session with these bytes, as a command names it.
+fn session(byte: u8) -> DocBuf {
+    let bytes = &[byte; 16];
+    DocWriter::new()
+        .with("id", ValueRef::Binary { subtype: 4, bytes })
+        .finish()
+}
+
+/// ⚑ Cursors of sessions that are gone are closed, also if it could not be found out of others whether they
+/// are.
+#[test]
+fn cursors_of_sessions_that_are_gone_are_closed_in_any_case() {
+    run(async {
+        let world = World::new();
+        world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+        let admin = |command: DocWriter| world.run(command.with("$db", "admin").finish());
+        let refresh = || admin(DocWriter::new().with("refreshLogicalSessionCacheNow", 1));
+        // Two sessions are stored, and not used any more.
+        let opened = find().with("batchSize", 2).with("lsid", &session(1));
+        let opened = world.run(opened.finish()).await;
+        let cursor = opened.as_doc().get_doc("cursor");
+        let Some(ValueRef::Int64(id)) = cursor.and_then(|cursor| cursor.get("id")) else {
+            panic!("no cursor in {opened:?}");
+        };
+        assert_ne!(id, 0);
+        world.run(find().with("lsid", &session(2)).finish()).await;
+        let reply = refresh().await;
+        assert_eq!(reply.get("ok"), Some(ValueRef::Double(1.0)), "{reply:?}");
+        // One is ended; of the other it cannot be asked.
+        let mut end = DocWriter::new();
+        end.begin_array("endSessions").push(&session(1)).end();
+        admin(end).await;
+        {
+            let mut faults = world.shards["a"].faults.lock();
+            faults.push_back(Fault::None);
+            faults.extend(vec![Fault::AnotherLife; 1_000]);
+        }
+        let reply = refresh().await;
+        assert_eq!(reply.get("ok"), Some(ValueRef::Double(0.0)), "{reply:?}");
+        let more = DocWriter::new()
+            .with("getMore", id)
+            .with("collection", "birds")
+            .with("lsid", &session(1))
+            .with("$db", "test");
+        let reply = world.run(more.finish()).await;
+        assert_eq!(int(&reply, "code"), Code::CURSOR_NOT_FOUND.0);
     });
 }

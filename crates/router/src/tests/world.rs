@@ -55,6 +55,39 @@ pub(super) struct FakeConfig {
 }
 
 impl FakeConfig {
+    /// Sessions are in one chunk.
+    fn routing_of_sessions() -> Reply {
+        let mut writer = Reply::writer().with("sharded", true).with(
+            "uuid",
+            ValueRef::Binary {
+                subtype: 4,
+                bytes: &[2; 16],
+            },
+        );
+        writer.begin_document("key").append("_id", 1).end();
+        writer.begin_document("version");
+        version(1).append_to(&mut writer);
+        writer
+            .end()
+            .append("incremental", false)
+            .begin_array("chunks")
+            .push_document();
+        for (bound, end) in [("min", ValueRef::MinKey), ("max", ValueRef::MaxKey)] {
+            writer.begin_document(bound).append("_id", end).end();
+        }
+        writer
+            .append("shard", "a")
+            .append("lastmod", ClusterTime::new(1, 0))
+            .begin_array("history")
+            .end()
+            .end()
+            .end()
+            .append("from", 0i64)
+            .append("more", false)
+            .append("ok", 1.0);
+        Reply::from_writer(writer)
+    }
+
     fn routing(&self) -> Reply {
         let chunks = self.chunks.lock();
         if chunks.is_empty() {
@@ -149,6 +182,15 @@ impl Endpoint for FakeConfig {
                     writer.end().append("ok", 1.0);
                     Ok(Reply::from_writer(writer))
                 }
+                "_configsvrGetRouting"
+                    if request.body().get_str("ns") == Some(cluster::sessions::NAMESPACE) =>
+                {
+                    Ok(FakeConfig::routing_of_sessions())
+                }
+                "_configsvrSessionsCollection" => {
+                    let told = Reply::writer().with("exists", true);
+                    Ok(Reply::from_writer(told.with("ok", 1.0)))
+                }
                 "_configsvrGetRouting" => {
                     self.questions.fetch_add(1, Ordering::SeqCst);
                     if let Some(gate) = gate {
@@ -170,6 +212,8 @@ impl Endpoint for FakeConfig {
 /// What stands in the way of the next requests.
 #[derive(Clone)]
 pub(super) enum Fault {
+    /// Nothing stands in its way.
+    None,
     /// Nothing arrives.
     NotSent,
     /// It is carried out, and the reply is lost.
@@ -296,6 +340,7 @@ impl FakeShard {
                 let writer = Reply::writer().with("n", changed);
                 Reply::from_writer(writer.with("nModified", changed).with("ok", 1.0))
             }
+            "delete" => Reply::from_writer(Reply::writer().with("n", 1).with("ok", 1.0)),
             "count" => {
                 if let Some(error) = self.stale(received) {
                     return Reply::error(&error);
@@ -453,7 +498,7 @@ impl Endpoint for FakeShard {
                 wanted.incarnation.epoch = ObjectId([9; 12]);
                 Ok(Reply::error(&self.stale_error(wanted)))
             }
-            None => Ok(self.answer(&request, None)),
+            Some(Fault::None) | None => Ok(self.answer(&request, None)),
         };
         Box::pin(async move { answered })
     }

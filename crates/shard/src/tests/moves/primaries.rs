@@ -2,6 +2,9 @@
 
 use super::world::{PATIENCE, World, outcome};
 use differential::value::{Value, get};
+use model::bson::{DocBuf, DocWriter, ValueRef};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const MOVE: &str = "{_terndbMovePrimary: 1, id: UUID(\"00000000-0000-4000-8000-200000000000\"), db: 'test', version: {uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(3, 0), lastMod: 1}, to: 'shard1', toHost: 'shard1'}";
@@ -95,5 +98,82 @@ async fn an_aborted_move_leaves_what_was_read_of_earlier_times() {
     assert_eq!(outcome(&moved), "aborted", "{moved:?}");
     assert_eq!(world.count_at(0, before).await, 40);
     assert_eq!(world.shown(0).await.len(), 41);
+    world.close().await;
+}
+
+/// What the donor hears of one part.
+#[derive(Default)]
+struct Reports {
+    heard: AtomicUsize,
+    /// It is told that the recipient still copies.
+    copies: AtomicBool,
+}
+
+impl Reports {
+    fn pass(&self, report: DocBuf) -> DocBuf {
+        self.heard.fetch_add(1, Ordering::SeqCst);
+        if !self.copies.load(Ordering::SeqCst) {
+            return report;
+        }
+        let mut writer = DocWriter::new();
+        for element in report.iter() {
+            match element.key() {
+                "scanned" => writer.append("scanned", false),
+                _ => writer.append_element(&element),
+            };
+        }
+        writer.finish()
+    }
+
+    /// So many more are heard.
+    async fn more(&self, count: usize) {
+        let wanted = self.heard.load(Ordering::SeqCst) + count;
+        let deadline = Instant::now() + PATIENCE;
+        while self.heard.load(Ordering::SeqCst) < wanted {
+            assert!(Instant::now() < deadline, "nothing is heard any more");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// ⚑ A part that had caught up, and has to copy again while others still do, has not caught up: the database
+/// stays open for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_falls_behind_again_keeps_the_database_open() {
+    let world = World::new("{x: 1}").await;
+    world
+        .on(0)
+        .check(
+            "{insert: 'u', documents: [{_id: 1}, {_id: 2}]} => {n: 2}
+             {insert: 'v', documents: [{_id: 1}, {_id: 2}, {_id: 3}]} => {n: 3}",
+        )
+        .await;
+    let (u, v) = (Arc::new(Reports::default()), Arc::new(Reports::default()));
+    v.copies.store(true, Ordering::SeqCst);
+    let told = (u.clone(), v.clone());
+    let tamper = move |command: &str, reply: DocBuf| match (command, reply.get("documents")) {
+        ("_terndbReceive", Some(ValueRef::Int64(2))) => told.0.pass(reply),
+        ("_terndbReceive", Some(ValueRef::Int64(3))) => told.1.pass(reply),
+        _ => reply,
+    };
+    *world.network.tamper.lock() = Some(Box::new(tamper));
+    let moved = world.on(0).run("admin", MOVE);
+    let looks = async {
+        // One has caught up, then it has not; only then has the other.
+        u.more(12).await;
+        u.copies.store(true, Ordering::SeqCst);
+        u.more(5).await;
+        v.copies.store(false, Ordering::SeqCst);
+        v.more(12).await;
+        let known = world.on(0).shard.sharding.database("test");
+        assert!(known.is_some_and(|known| known.moving.is_none()));
+        u.copies.store(false, Ordering::SeqCst);
+    };
+    let (reply, ()) = tokio::join!(moved, looks);
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    world
+        .on(1)
+        .check("{count: 'u'} => {n: 2}\n{count: 'v'} => {n: 3}")
+        .await;
     world.close().await;
 }
