@@ -166,3 +166,66 @@ async fn closed(stream: Option<&TcpStream>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::transport::{Introduction, Peers, message};
+    use super::*;
+    use model::bson::DocWriter;
+    use replication::Transport;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+    use wire::protocol::{HEADER_SIZE, Header};
+
+    /// Takes a call as a member does.
+    async fn accept(listener: &TcpListener) -> TcpStream {
+        let (mut stream, _) = listener.accept().await.expect("a call");
+        let mut header = [0; HEADER_SIZE];
+        stream.read_exact(&mut header).await.expect("a header");
+        let length = usize::try_from(Header::parse(&header).length).expect("a length");
+        let mut rest = vec![0; length - HEADER_SIZE];
+        stream.read_exact(&mut rest).await.expect("a command");
+        let reply = message(0, &DocWriter::new().with("ok", 1.0).finish());
+        stream.write_all(&reply).await.expect("a reply");
+        stream
+    }
+
+    /// ⚑ A closed connection alone says nothing; that nobody listens any more does.
+    #[tokio::test]
+    async fn a_process_that_has_ended_is_told_from_a_connection_that_was_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let other = MemberId::new(2);
+        let peers = Peers::new();
+        peers.set_host(other, &address.to_string());
+        let (reports, mut reported) = mpsc::unbounded_channel();
+        let introduction = Introduction {
+            set: "flock".to_owned(),
+            replica_set_id: None,
+            to: 1,
+            from: 0,
+            host: "tern:27017".to_owned(),
+            newcomer: false,
+        };
+        peers.introduce_with(
+            Box::new(move |_| Some(introduction.clone())),
+            Box::new(move |member, absence| {
+                let _ = reports.send((member, absence));
+            }),
+        );
+        let mut next = async || {
+            let report = tokio::time::timeout(Duration::from_secs(60), reported.recv());
+            report.await.expect("a report comes soon")
+        };
+        peers.send(other, vec![7]);
+        drop(accept(&listener).await);
+        // It is dialled again, and is there.
+        let again = accept(&listener).await;
+        drop(listener);
+        drop(again);
+        assert_eq!(next().await, Some((other, Absence::Gone)));
+        // It has said something before it ended, and the log answers that.
+        peers.send(other, vec![7]);
+        assert_eq!(next().await, Some((other, Absence::Gone)));
+    }
+}

@@ -275,7 +275,7 @@ pub(crate) async fn ask(stream: &mut TcpStream, command: &DocBuf) -> io::Result<
     DocBuf::from_bytes(rest.split_off(5)).map_err(io::Error::other)
 }
 
-fn message(flags: u32, command: &DocBuf) -> Vec<u8> {
+pub(super) fn message(flags: u32, command: &DocBuf) -> Vec<u8> {
     let body = command.as_bytes();
     let length = HEADER_SIZE + 5 + body.len();
     let header = Header {
