@@ -73,6 +73,41 @@ fn a_range_that_moves_again_and_again_comes_once() {
     });
 }
 
+/// Batches pass as they came from shards, unless they are larger than what is asked for then, or
+/// not the first in theirs: then they are taken apart. Nobody notices.
+#[test]
+fn batches_have_the_size_that_each_getmore_asks_for() {
+    run(async {
+        let world = full_world().await;
+        let first = find().with("batchSize", 4).finish();
+        let mut reply = world.run(first).await;
+        let mut found = Vec::new();
+        for size in [4, 7, 2, 1, 8, 3, 100].map(Some).into_iter().chain([None]) {
+            let cursor = reply.as_doc().get_doc("cursor").expect("a cursor");
+            let array = crate::registry::array_of(cursor).expect("a batch");
+            for (at, element) in array.elements().enumerate() {
+                assert_eq!(element.key(), at.to_string());
+            }
+            let (keys, id) = batch(&reply);
+            found.push(keys.len());
+            let Some(size) = size else {
+                assert_eq!(id, 0);
+                break;
+            };
+            if id == 0 {
+                break;
+            }
+            let next = DocWriter::new()
+                .with("getMore", id)
+                .with("collection", "birds")
+                .with("batchSize", size)
+                .with("$db", "test");
+            reply = world.run(next.finish()).await;
+        }
+        assert_eq!(found, [4, 4, 7, 2, 1, 8, 3, 1]);
+    });
+}
+
 #[test]
 fn a_sorted_scan_stays_sorted_while_ranges_move() {
     run(async {
