@@ -6,9 +6,8 @@
 //! ```
 //!
 //! Each is one entry. Ranges of one collection do not overlap; they may be there before the collection is
-//! sharded. Data goes where it belongs when the balancer runs.
-//!
-//! Left out: `shardCollection` does not make its first chunks by zones (`presplitHashedZones` is refused).
+//! sharded: then the first chunks of an empty collection lie as they say (`operation/first_chunks.rs`).
+//! Data that is elsewhere goes where it belongs when the balancer runs.
 
 use crate::commit::{Commit, by};
 use crate::documents::{Fields, SHARDS, TAGS};
@@ -93,7 +92,7 @@ fn zone_of(command: Doc<'_>) -> Result<&str, Fault> {
     }
 }
 
-async fn tagged(tenure: &Tenure, zone: &str) -> Result<Vec<ShardId>, Fault> {
+pub(crate) async fn tagged(tenure: &Tenure, zone: &str) -> Result<Vec<ShardId>, Fault> {
     let found = tenure
         .store
         .find(SHARDS, by("tags", zone).as_doc(), Doc::EMPTY)

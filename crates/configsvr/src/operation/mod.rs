@@ -26,6 +26,7 @@
 pub(crate) mod add_shard;
 pub(crate) mod drop;
 pub(crate) mod drop_database;
+mod first_chunks;
 pub(crate) mod move_primary;
 pub(crate) mod on_owners;
 pub(crate) mod refine;

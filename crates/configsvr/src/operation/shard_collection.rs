@@ -15,9 +15,10 @@
 //!
 //! The cluster's sessions collection is sharded in the same way (`sessions.rs`).
 //!
-//! An empty collection with a hashed key gets two chunks on each shard, or `numInitialChunks`; every other
-//! one begins with one chunk on the primary shard of its database.
+//! An empty collection begins as its zones say; without zones, one with a hashed key gets two chunks on each
+//! shard, or `numInitialChunks`. Every other one begins with one chunk on the primary shard of its database.
 
+use super::first_chunks::{self, FirstChunks, ZoneOnShards, hashed_bounds};
 use super::{Context, Operation, Step};
 use crate::collection::{self, Facts};
 use crate::commit::{Commit, by};
@@ -72,6 +73,7 @@ pub(crate) struct ShardCollection {
     pattern: ShardKeyPattern,
     unique: bool,
     initial_chunks: Option<u64>,
+    presplits_zones: bool,
     has_simple_collation: bool,
     plan: Placing,
     phase: Phase,
@@ -90,6 +92,8 @@ struct Placing {
     create: Option<DocBuf>,
     /// Of each chunk, in order.
     owners: Vec<ShardId>,
+    /// Between chunks that lie as zones want it.
+    bounds: Option<Vec<KeyBound>>,
 }
 
 fn invalid(message: impl Into<String>) -> Fault {
@@ -102,6 +106,7 @@ impl ShardCollection {
         let namespace = Namespace::parse(crate::server::text(command, "shardCollection")?)?;
         let (mut key, mut unique, mut initial_chunks, mut has_simple_collation) =
             (None, false, None, false);
+        let mut presplits_zones = false;
         for element in command.iter().skip(1) {
             let value = element.value();
             match (element.key(), value) {
@@ -127,7 +132,8 @@ impl ShardCollection {
                     }
                     has_simple_collation = !given.is_empty();
                 }
-                ("presplitHashedZones", ValueRef::Boolean(true)) | ("timeseries", _) => {
+                ("presplitHashedZones", ValueRef::Boolean(given)) => presplits_zones = given,
+                ("timeseries", _) => {
                     return Err(Fault::new(
                         Code::COMMAND_NOT_SUPPORTED,
                         format!(
@@ -136,7 +142,7 @@ impl ShardCollection {
                         ),
                     ));
                 }
-                ("key" | "unique" | "collation", _) => {
+                ("key" | "unique" | "collation" | "presplitHashedZones", _) => {
                     return Err(wrong_type(element.key(), value));
                 }
                 _ => {}
@@ -173,6 +179,7 @@ impl ShardCollection {
         Ok(Self {
             unique,
             initial_chunks,
+            presplits_zones,
             has_simple_collation,
             ..Self::new(namespace, key.to_owned(), pattern)
         })
@@ -194,6 +201,7 @@ impl ShardCollection {
             pattern,
             unique: false,
             initial_chunks: None,
+            presplits_zones: false,
             has_simple_collation: true,
             plan: Placing {
                 uuid: documents::new_uuid(),
@@ -204,6 +212,7 @@ impl ShardCollection {
                 indexes: Vec::new(),
                 create: None,
                 owners: Vec::new(),
+                bounds: None,
             },
             phase: Phase::Index,
         }
@@ -235,6 +244,7 @@ impl ShardCollection {
             pattern: ShardKeyPattern::parse(key)?,
             unique: fields.flag("unique"),
             initial_chunks: None,
+            presplits_zones: false,
             has_simple_collation: true,
             plan: Placing {
                 uuid: fields.uuid("uuid")?,
@@ -250,6 +260,13 @@ impl ShardCollection {
                     .collect(),
                 create: fields.doc.get_doc("create").map(Doc::to_owned),
                 owners,
+                bounds: fields.doc.get_array("bounds").map(|bounds| {
+                    let bounds = bounds.iter().filter_map(|bound| match bound {
+                        ValueRef::Binary { bytes, .. } => Some(KeyBound::new(bytes)),
+                        _ => None,
+                    });
+                    bounds.collect()
+                }),
             },
             // A phase that is not known can only be read again from the beginning.
             phase: phase.map_or(Phase::Index, |(phase, _)| *phase),
@@ -279,9 +296,10 @@ impl ShardCollection {
 
     fn table(&self, entry: &CollectionEntry) -> Result<RoutingTable, Fault> {
         let count = self.plan.owners.len();
-        let bounds = match self.is_of_sessions() {
-            true => crate::sessions::bounds(&entry.pattern, count)?,
-            false => hashed_bounds(&entry.pattern, count)?,
+        let bounds = match &self.plan.bounds {
+            Some(bounds) => bounds.clone(),
+            None if self.is_of_sessions() => crate::sessions::bounds(&entry.pattern, count)?,
+            None => hashed_bounds(&entry.pattern, count)?,
         };
         let chunks = initial_chunks(&entry.pattern, &bounds, &self.plan.owners, self.plan.began);
         let pattern = entry.pattern.clone();
@@ -336,7 +354,13 @@ impl ShardCollection {
             self.plan.indexes = facts.indexes;
         }
         self.choose_index(exists, is_empty)?;
-        self.plan.owners = self.first_owners(tenure, is_empty)?;
+        match self.chunks_by_zones(tenure, is_empty).await? {
+            Some(FirstChunks { bounds, owners }) => {
+                self.plan.owners = owners;
+                self.plan.bounds = Some(bounds);
+            }
+            None => self.plan.owners = self.first_owners(tenure, is_empty)?,
+        }
         self.plan.began = tenure.store.next_time();
         Ok(None)
     }
@@ -476,6 +500,54 @@ impl ShardCollection {
         Ok(())
     }
 
+    /// Where zones want the first chunks, if there are zones and it matters.
+    async fn chunks_by_zones(
+        &self,
+        tenure: &Tenure,
+        is_empty: bool,
+    ) -> Result<Option<FirstChunks>, Fault> {
+        let zones = crate::zones::of_collection(tenure, &self.namespace, &self.pattern).await?;
+        if self.presplits_zones {
+            let why = match () {
+                () if !is_empty => "the collection is not empty",
+                () if zones.is_empty() => "the collection has no zones that fit its shard key",
+                () => "",
+            };
+            if !why.is_empty() {
+                return Err(invalid(format!("presplitHashedZones: {why}")));
+            }
+        }
+        if !is_empty || zones.is_empty() {
+            return Ok(None);
+        }
+        let usable = usable_shards(tenure);
+        let mut on_shards = Vec::with_capacity(zones.len());
+        for zone in zones {
+            let mut shards = crate::zones::tagged(tenure, &zone.name).await?;
+            shards.retain(|shard| usable.contains(shard));
+            if shards.is_empty() {
+                return Err(Fault::Refused(Error::location(
+                    50973,
+                    format!(
+                        "Cannot shard collection {} because zone {} is not associated with any shard",
+                        self.namespace, zone.name
+                    ),
+                )));
+            }
+            let cuts = match self.presplits_zones {
+                true => {
+                    let wanted = self.chunks_wanted(usable.len() as u64)?;
+                    let each = wanted.div_ceil(usable.len() as u64) as usize;
+                    first_chunks::zone_cuts(&self.pattern, &zone, each * shards.len())?
+                }
+                false => Vec::new(),
+            };
+            on_shards.push(ZoneOnShards { zone, shards, cuts });
+        }
+        let chunks = first_chunks::by_zones(&self.pattern, &on_shards, &usable);
+        Ok(Some(chunks))
+    }
+
     fn first_owners(&self, tenure: &Tenure, is_empty: bool) -> Result<Vec<ShardId>, Fault> {
         let first_hashed = self.pattern.fields()[0].hashed;
         if !is_empty || !first_hashed {
@@ -483,18 +555,24 @@ impl ShardCollection {
         }
         let shards = usable_shards(tenure);
         let count = shards.len() as u64;
-        let limit = (count * CHUNKS_PER_SHARD_MAX).min(CHUNKS_MAX);
-        let chunks = self.initial_chunks.unwrap_or(2 * count);
-        if chunks > limit {
-            return Err(invalid(format!(
-                "numInitialChunks cannot be more than either: {}, {CHUNKS_PER_SHARD_MAX} * number of \
-                 shards; or {CHUNKS_MAX}",
-                count * CHUNKS_PER_SHARD_MAX
-            )));
-        }
+        let chunks = self.chunks_wanted(count)?;
         let together = (chunks / count).max(1);
         let owner = |chunk: u64| shards[(chunk / together % count) as usize].clone();
         Ok((0..chunks).map(owner).collect())
+    }
+
+    /// How many chunks so many shards begin with.
+    fn chunks_wanted(&self, shards: u64) -> Result<u64, Fault> {
+        let limit = (shards * CHUNKS_PER_SHARD_MAX).min(CHUNKS_MAX);
+        let chunks = self.initial_chunks.unwrap_or(2 * shards);
+        match chunks > limit {
+            false => Ok(chunks),
+            true => Err(invalid(format!(
+                "numInitialChunks cannot be more than either: {}, {CHUNKS_PER_SHARD_MAX} * number of \
+                 shards; or {CHUNKS_MAX}",
+                shards * CHUNKS_PER_SHARD_MAX
+            ))),
+        }
     }
 
     async fn make_index(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
@@ -593,6 +671,7 @@ impl ShardCollection {
         self.take_back(tenure).await?;
         // As if it had not been empty at first. Another life: the others may hear of the first one late.
         self.plan.owners = vec![self.plan.primary.clone()];
+        self.plan.bounds = None;
         self.plan.epoch = documents::new_object_id();
         self.plan.began = tenure.store.next_time();
         self.phase = Phase::Primary;
@@ -663,39 +742,6 @@ async fn write_ahead(tenure: &Tenure, table: &RoutingTable) -> Result<(), Fault>
     Ok(())
 }
 
-/// Bounds that cut the hashes of a key's first field into so many equal parts.
-fn hashed_bounds(pattern: &ShardKeyPattern, chunks: usize) -> Result<Vec<KeyBound>, Fault> {
-    let mut hashes = Vec::new();
-    if chunks > 1 {
-        let count = chunks as i64;
-        let interval = (i64::MAX / count) * 2;
-        let mut current = 0;
-        if count % 2 == 0 {
-            hashes.push(current);
-            current += interval;
-        } else {
-            current += interval / 2;
-        }
-        for _ in 0..(count - 1) / 2 {
-            hashes.push(current);
-            hashes.push(-current);
-            current = current.saturating_add(interval);
-        }
-        hashes.sort_unstable();
-    }
-    let bound = |hash: i64| {
-        let mut writer = DocWriter::new();
-        for (at, field) in pattern.fields().iter().enumerate() {
-            match at {
-                0 => writer.append(&field.path, hash),
-                _ => writer.append(&field.path, ValueRef::MinKey),
-            };
-        }
-        Ok(pattern.bound(writer.finish().as_doc())?)
-    };
-    hashes.into_iter().map(bound).collect()
-}
-
 fn wrong_type(name: &str, value: ValueRef<'_>) -> Fault {
     Fault::new(
         Code::TYPE_MISMATCH,
@@ -752,6 +798,14 @@ impl Operation for ShardCollection {
                 .end();
         }
         writer.end();
+        if let Some(bounds) = &self.plan.bounds {
+            writer.begin_array("bounds");
+            for bound in bounds {
+                let bytes = bound.as_bytes();
+                writer.push(ValueRef::Binary { subtype: 0, bytes });
+            }
+            writer.end();
+        }
     }
 
     fn prepare<'a>(

@@ -48,21 +48,34 @@ async fn zones_are_kept() {
             config! config {find: 'settings'} => {cursor: {firstBatch: [{_id: 'balancer', mode: 'off', stopped: true}]}}
             admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
             admin {shardCollection: 'test.birds', key: {a: 1}} => {}
+            # It begins as its zones say: what lies between them goes to all shards in turn.
+            config! config {find: 'chunks', sort: {min: 1}} => {cursor: {firstBatch: [{min: {a: MinKey}, max: {a: 1}, shard: 'shard0'}, {min: {a: 1}, max: {a: 5}, shard: 'shard1'}, {min: {a: 5}, max: {a: MaxKey}, shard: 'shard1'}]}}
+            admin {balancerCollectionStatus: 'test.birds'} => {chunkSize: 128, balancerCompliant: true}
+            # A zone that comes later is for the balancer.
+            admin {updateZoneKeyRange: 'test.birds', min: {a: -5}, max: {a: -1}, zone: 'north'} => {}
             admin {balancerCollectionStatus: 'test.birds'} => {chunkSize: 128, balancerCompliant: false, firstComplianceViolation: 'zoneViolation'}
             admin {balancerCollectionStatus: 'test.none'} => 118
             admin {balancerStart: 1} => {}
             ",
         )
         .await;
-    let moved = "{count: 'chunks', query: {shard: 'shard1', min: {a: 1}, max: {a: 5}}}";
+    let moved = "{count: 'chunks', query: {shard: 'shard1', min: {a: -5}, max: {a: -1}}}";
     until(&cluster, "config! config", moved, "n", "1").await;
     cluster
         .check(
             "
             admin {balancerStatus: 1} => {mode: 'full'}
             admin {updateZoneKeyRange: 'test.birds', min: {a: 1}, max: {a: 5}, zone: null} => {}
-            admin {removeShardFromZone: 'shard1', zone: 'north'} => {}
+            admin {updateZoneKeyRange: 'test.birds', min: {a: -5}, max: {a: -1}, zone: null} => {}
             admin {balancerStop: 1} => {}
+            # Zones that are cut at hashes before there are data.
+            admin {shardCollection: 'test.hashed', key: {land: 1, k: 'hashed'}, presplitHashedZones: true} => 72
+            admin {shardCollection: 'test.hashed', key: {land: 1, k: 'hashed'}, presplitHashedZones: 1} => 14
+            admin {updateZoneKeyRange: 'test.hashed', min: {land: 'a', k: MinKey}, max: {land: 'b', k: MinKey}, zone: 'north'} => {}
+            admin {shardCollection: 'test.hashed', key: {land: 1, k: 'hashed'}, presplitHashedZones: true, numInitialChunks: 4} => {}
+            config! config {count: 'chunks', query: {'min.land': 'a', shard: 'shard1'}} => {n: 2}
+            test {drop: 'hashed'} => {}
+            admin {removeShardFromZone: 'shard1', zone: 'north'} => {}
             ",
         )
         .await;
