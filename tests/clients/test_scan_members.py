@@ -31,10 +31,11 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
             self.birds.insert_many([{"_id": number, "k": number % test_moves.KEYS, "rank": -number} for number in numbers])
         self.birds.create_index("rank")
         self.moved, self.not_moved, self.killed = [], [], 0
+        self.kills_wanted = 0
 
     def kill_member(self):
-        """Any member, so that the others of its set are enough."""
-        if self.done.wait(self.chance.uniform(0.5, 2)):
+        """Any member: the others of its set are enough. Not all the time, or no move would come to its end."""
+        if self.done.wait(self.chance.uniform(0.5, 2)) or self.killed >= self.kills_wanted:
             return
         shard = self.chance.choice(self.shards)
         member = self.chance.choice(shard.members)
@@ -47,14 +48,15 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
         """All numbers, in the order in which they come. On its way the scan waits until a range has moved and
         members were killed."""
         found = []
-        moved, killed = len(self.moved), self.killed
+        moved = len(self.moved)
+        self.kills_wanted = self.killed + KILLS
         for bird in collection.find({}, {"_id": 1}, batch_size=max(DOCUMENTS // 30, 1), **options):
             found.append(bird["_id"])
             if len(found) == DOCUMENTS // 2:
                 wait_until(
-                    lambda: self.done.is_set() or (len(self.moved) > moved and self.killed >= killed + KILLS),
+                    lambda: self.done.is_set() or (len(self.moved) > moved and self.killed >= self.kills_wanted),
                     f"a move and {KILLS} kills in the middle of a scan",
-                    4 * DEADLINE_S,
+                    8 * DEADLINE_S,
                 )
         return found
 
