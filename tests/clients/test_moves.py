@@ -4,8 +4,8 @@ killed.
 A writer, a multi-updater, one who deletes many and a reader work at full speed. Every write carries a value of its
 own, so that afterwards it can be told of each one whether it is there, and how often: nothing that was acknowledged is
 missing, nothing is there twice, and what nobody asked for is not there. Scans meet every document once, and so do
-updates and deletes of many documents, which also count them; reads at one time see all of that time. The same with
-shards of several members, whose primaries change.
+updates and deletes of many documents, which also count them; reads at one time see all of that time. Indexes that
+come and go meanwhile are on every shard or on none. The same with shards of several members, whose primaries change.
 """
 
 import random
@@ -33,6 +33,8 @@ LOAD_S = 25
 MOVES_WANTED = 6
 # Reads at one time, beside so many moves.
 SNAPSHOTS, SNAPSHOT_MOVES = 60, 20
+# Indexes that come and go beside so many moves.
+INDEX_CHANGES, INDEX_MOVES = 6, 10
 # New primaries of shards with several members.
 CHANGES_WANTED = 5
 
@@ -260,6 +262,14 @@ class Moves(unittest.TestCase):
             # What was written does not matter here.
             pass
 
+    def change_indexes(self):
+        """An index comes and goes, with time for a decision in between: none is made while it does."""
+        self.birds.create_index([("n", 1)], name="n")
+        self.done.wait(0.3)
+        self.birds.drop_index("n")
+        self.index_changes += 1
+        self.done.wait(0.3)
+
     # The whole.
 
     def test_snapshots_are_complete(self):
@@ -277,6 +287,26 @@ class Moves(unittest.TestCase):
             thread.join()
         told = f"seed {self.seed}, {len(self.moved)} moves, {self.read_at_one_time} snapshots, {self.refused[-3:]}"
         self.assertEqual(self.failures, [], told)
+
+    def test_indexes_change_beside_moves(self):
+        """Whoever got a range meanwhile has the same indexes as whoever gave it away."""
+        self.birds.insert_many([{"_id": number, "k": key_of(number), "n": 0} for number in range(BIRDS)])
+        self.moved, self.not_moved, self.index_changes = [], [], 0
+        threads = [self.until_done(part) for part in [self.move, self.count_up, self.change_indexes]]
+        wait_until(
+            lambda: self.done.is_set() or (len(self.moved) >= INDEX_MOVES and self.index_changes >= INDEX_CHANGES),
+            f"{INDEX_CHANGES} changes of indexes beside {INDEX_MOVES} moves",
+            LOAD_S + 2 * DEADLINE_S,
+        )
+        self.done.set()
+        for thread in threads:
+            thread.join()
+        told = f"seed {self.seed}, {len(self.moved)} moves, {self.index_changes} indexes, {self.not_moved[-3:]}"
+        self.assertEqual(self.failures, [], told)
+        self.assertEqual([why for why in self.not_moved if "index" in why], [], told)
+        self.birds.create_index([("n", -1)], name="last")
+        self.settle()
+        self.check_cluster(told)
 
     def test_nothing_is_lost_or_doubled(self):
         self.birds.insert_many([{"_id": number, "k": key_of(number)} for number in range(BIRDS)])

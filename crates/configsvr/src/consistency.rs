@@ -156,7 +156,8 @@ async fn check_stored(
     Ok(())
 }
 
-/// Owners know the collection under the same identity, and nobody has a newer version than was decided.
+/// Owners know the collection under the same identity and have the same indexes, and nobody has a newer version
+/// than was decided.
 async fn check_shards(
     tenure: &Tenure,
     entry: &CollectionEntry,
@@ -165,6 +166,8 @@ async fn check_shards(
 ) -> Result<(), Fault> {
     let name = &entry.namespace;
     let shards = tenure.with_state(|state| state.participants(name));
+    let owners: BTreeSet<&ShardId> = table.shards().iter().map(|part| &part.shard).collect();
+    let mut first: Option<(ShardId, Facts)> = None;
     for shard in shards {
         let details = DocWriter::new()
             .with("namespace", name.as_str())
@@ -181,10 +184,48 @@ async fn check_shards(
                 format!("{shard} has {name} with another UUID"),
                 details.as_doc(),
             ),
-            Some(_) => check_version(tenure, entry, table, &shard, findings).await?,
+            Some(facts) => {
+                check_version(tenure, entry, table, &shard, findings).await?;
+                if !owners.contains(&shard) {
+                    continue;
+                }
+                match &first {
+                    None => first = Some((shard, facts)),
+                    Some((other, wanted)) => {
+                        compare_indexes(name, (other, wanted), (&shard, &facts), findings);
+                    }
+                }
+            }
         }
     }
     Ok(())
+}
+
+/// ⚑ Every owner has every index, in whatever order they were made.
+fn compare_indexes(
+    name: &Namespace,
+    (one, wanted): (&ShardId, &Facts),
+    (other, found): (&ShardId, &Facts),
+    findings: &mut Findings,
+) {
+    let pairs = [(one, wanted, other, found), (other, found, one, wanted)];
+    for (has, indexes, misses, others) in pairs {
+        for index in &indexes.indexes {
+            if others.indexes.contains(index) {
+                continue;
+            }
+            let details = DocWriter::new()
+                .with("namespace", name.as_str())
+                .with("shard", misses.as_str())
+                .with("index", index)
+                .finish();
+            findings.add(
+                "InconsistentIndex",
+                format!("{has} has an index of {name} that {misses} does not have"),
+                details.as_doc(),
+            );
+        }
+    }
 }
 
 async fn check_version(

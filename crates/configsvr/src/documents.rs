@@ -4,15 +4,16 @@
 //! ```text
 //!   shards       {_id, host: "set/host,host", state: 1, topologyTime}
 //!   databases    {_id, primary, partitioned: false, version: {uuid, timestamp, lastMod}}
-//!   collections  {_id: namespace, lastmodEpoch, lastmod, timestamp, uuid, key, unique, catalogVersion}
+//!   collections  {_id: namespace, lastmodEpoch, lastmod, timestamp, uuid, key, unique, catalogVersion, catalogChanges}
 //!   chunks       {_id, uuid, min, max, shard, lastmod: Timestamp(major, minor), onCurrentShardSince,
 //!                 history: [{validAfter, shard}, ..]}   the latest owner first
 //! ```
 //!
-//! `catalogVersion` is ours: it counts changes of options and indexes.
+//! `catalogVersion` is ours: it counts changes of options and indexes, before and after each; in between
+//! `catalogChanges` is true.
 
 use crate::error::Fault;
-use cluster::authority::DatabasePlacement;
+use cluster::authority::{Catalog, DatabasePlacement};
 use cluster::routing::{Chunk, ChunkWithEnd, PastOwner, RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::ids::Uuid;
@@ -170,7 +171,7 @@ pub(crate) struct CollectionEntry {
     pub(crate) key: DocBuf,
     pub(crate) pattern: Arc<ShardKeyPattern>,
     pub(crate) unique: bool,
-    pub(crate) catalog: u64,
+    pub(crate) catalog: Catalog,
     /// As it is stored.
     pub(crate) document: DocBuf,
 }
@@ -190,7 +191,7 @@ impl CollectionEntry {
             key: key.to_owned(),
             pattern: Arc::new(ShardKeyPattern::parse(key)?),
             unique,
-            catalog: 0,
+            catalog: Catalog::default(),
             document: DocBuf::new(),
         };
         entry.document = entry.to_document();
@@ -207,7 +208,7 @@ impl CollectionEntry {
             .with("key", &self.key)
             .with("unique", self.unique)
             .with("noBalance", false)
-            .with("catalogVersion", self.catalog as i64)
+            .with("catalogVersion", self.catalog.version as i64)
             .finish()
     }
 
@@ -224,7 +225,10 @@ impl CollectionEntry {
             key: key.to_owned(),
             pattern: Arc::new(ShardKeyPattern::parse(key)?),
             unique: fields.flag("unique"),
-            catalog: fields.number("catalogVersion").unwrap_or(0),
+            catalog: Catalog {
+                version: fields.number("catalogVersion").unwrap_or(0),
+                changes: fields.flag("catalogChanges"),
+            },
             document,
         })
     }

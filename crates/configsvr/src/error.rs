@@ -91,7 +91,7 @@ impl From<Refusal> for Fault {
             Refusal::Aborted => Code::OPERATION_FAILED,
             Refusal::NotSharded => Code::NAMESPACE_NOT_SHARDED,
             Refusal::OtherIncarnation => Code::STALE_EPOCH,
-            Refusal::CatalogChanged => Code::CONFLICTING_OPERATION_IN_PROGRESS,
+            Refusal::CatalogChanged { .. } => Code::CONFLICTING_OPERATION_IN_PROGRESS,
             Refusal::NotTheOwner(_) => Code::OPERATION_FAILED,
             Refusal::OtherDatabase(_) => Code::STALE_DB_VERSION,
             Refusal::NoSuchShard(_) => Code::SHARD_NOT_FOUND,

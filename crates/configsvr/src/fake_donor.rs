@@ -12,9 +12,9 @@ use wire::{CallError, Endpoint, Reply, Request};
 /// What the donor does with a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Manner {
-    /// Asks for the decision at once.
+    /// Asks for the decision at once, and again with the indexes that stand if they are others.
     Commits,
-    /// The same, as if it had begun with other indexes.
+    /// The same, as if it had begun with other indexes, and gives up when they are.
     CommitsWithOtherCatalog,
     /// Says that it cannot.
     Refuses,
@@ -31,6 +31,8 @@ struct State {
     asked: usize,
     /// Whether moves are to end.
     halted: bool,
+    /// Commits that were put off because indexes have changed.
+    put_off: usize,
 }
 
 pub(crate) struct FakeDonor {
@@ -45,6 +47,7 @@ impl Default for FakeDonor {
                 manner: Manner::Commits,
                 asked: 0,
                 halted: false,
+                put_off: 0,
             }),
             config: Mutex::default(),
         }
@@ -82,6 +85,11 @@ impl FakeDonor {
             state.manner = manner;
             state.halted = false;
         });
+    }
+
+    /// How many of its commits were put off.
+    pub(crate) fn was_put_off(&self) -> usize {
+        self.state.borrow().put_off
     }
 
     /// Completes when it was asked for so many moves.
@@ -142,6 +150,21 @@ impl FakeDonor {
         Ok(commit)
     }
 
+    /// The version of options and indexes, once one stands.
+    async fn standing_catalog(&self, asked: &Fields) -> Result<Value, CallError> {
+        loop {
+            let mut question = vec![("_configsvrCatalogVersion".to_owned(), Value::Int32(1))];
+            for name in ["ns", "uuid"] {
+                question.push((name.to_owned(), field(asked, name)));
+            }
+            let told = self.ask(question).await?;
+            if field(&told, "changes") != Value::Bool(true) {
+                return Ok(field(&told, "catalogVersion"));
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
     async fn moves(&self, shard: &str, request: &Request) -> Result<Reply, CallError> {
         self.state.send_modify(|state| state.asked += 1);
         let asked: Fields = decode(request.body().as_bytes()).expect("a valid command");
@@ -167,7 +190,22 @@ impl FakeDonor {
                 "_terndbMovePrimary" => commit_of_primary(&asked, shard),
                 _ => self.commit_of_range(&asked, shard, manner).await?,
             };
-            outcome = self.ask(commit).await?;
+            outcome = self.ask(commit.clone()).await?;
+            while field(&outcome, "outcome") == Value::String("catalogChanged".to_owned()) {
+                self.state.send_modify(|state| state.put_off += 1);
+                if manner == Manner::CommitsWithOtherCatalog {
+                    outcome = Vec::new();
+                    break;
+                }
+                let standing = self.standing_catalog(&asked).await?;
+                let mut again = commit.clone();
+                for (name, value) in &mut again {
+                    if name == "catalogVersion" {
+                        *value = standing.clone();
+                    }
+                }
+                outcome = self.ask(again).await?;
+            }
         }
         if get(&outcome, "outcome").is_none() {
             let settle = vec![

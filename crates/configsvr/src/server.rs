@@ -160,6 +160,7 @@ impl ConfigServer {
                 self.store.observe(body);
                 moves::commit::answer(&tenure, body).await
             }
+            "_configsvrCatalogVersion" => moves::commit::catalog_version(&tenure, body).await,
             "_configsvrCommitPrimary" => {
                 self.store.observe(body);
                 move_primary::commit(&tenure, body).await

@@ -153,9 +153,7 @@ impl State {
                 self.authority.forget(operation);
             }
             Effect::Collection(entry) => {
-                if self.authority.catalog_version(&entry.namespace) != Some(entry.catalog) {
-                    self.authority.catalog_changed(&entry.namespace);
-                }
+                self.authority.set_catalog(&entry.namespace, entry.catalog);
                 self.collections.insert(entry.namespace.clone(), entry);
             }
             Effect::Renamed(table, entry) => {

@@ -14,6 +14,12 @@
 //! its catalog (so that an index created meanwhile is not missed), who owns the range.
 //! If any of that no longer holds it is refused, and nothing is written.
 //!
+//! **A version of a catalog stands, or it changes.** ⚑ An operation on options or indexes says so
+//! before it touches the first shard, and when it has ended; each time the version grows. Meanwhile
+//! nothing that names a version is decided: whoever owns the collection when the operation looks
+//! owns it until the operation has ended. A refusal for that reason is none of the operation: it may
+//! be asked for again with a newer version, and never with this one.
+//!
 //! **An outcome is final.** ⚑ Whoever lost the answer asks [`Authority::settle`]: it
 //! returns what was decided, or durably records that the operation is aborted. A
 //! commit that arrives after that is refused; one that arrives twice is answered from
@@ -68,7 +74,10 @@ pub enum Refusal {
     #[error("the collection has another incarnation now")]
     OtherIncarnation,
     #[error("the collection's options or indexes have changed meanwhile")]
-    CatalogChanged,
+    CatalogChanged {
+        /// Newer than the version that was named.
+        now: u64,
+    },
     #[error("{0} does not own the range")]
     NotTheOwner(ShardId),
     #[error("the database {0} is not what it was when its move began")]
@@ -171,8 +180,23 @@ pub struct Authority<N> {
 #[derive(Clone, Debug)]
 struct Placed {
     table: RoutingTable,
-    /// Grows with every change of options and indexes.
-    catalog: u64,
+    catalog: Catalog,
+}
+
+/// A collection's options and indexes, as far as placements depend on them.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Catalog {
+    /// Grows with every change, before it and after it.
+    pub version: u64,
+    /// They are about to change: shards may differ.
+    pub changes: bool,
+}
+
+impl Catalog {
+    /// The version that all owners have.
+    pub fn standing(self) -> Option<u64> {
+        (!self.changes).then_some(self.version)
+    }
 }
 
 impl<N: Clone + Eq + std::hash::Hash> Default for Authority<N> {
@@ -242,7 +266,7 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
     }
 
     /// Takes over what is stored of a collection, when a new primary begins.
-    pub fn restore(&mut self, name: N, table: RoutingTable, catalog: u64) {
+    pub fn restore(&mut self, name: N, table: RoutingTable, catalog: Catalog) {
         self.collections.insert(name, Placed { table, catalog });
     }
 
@@ -257,14 +281,14 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
         all.map(|(name, placed)| (name, &placed.table))
     }
 
-    /// Notes that options or indexes of a collection have changed.
-    pub fn catalog_changed(&mut self, name: &N) {
+    /// Notes that options or indexes of a collection have changed, or are about to.
+    pub fn set_catalog(&mut self, name: &N, catalog: Catalog) {
         if let Some(placed) = self.collections.get_mut(name) {
-            placed.catalog += 1;
+            placed.catalog = catalog;
         }
     }
 
-    pub fn catalog_version(&self, name: &N) -> Option<u64> {
+    pub fn catalog(&self, name: &N) -> Option<Catalog> {
         self.collections.get(name).map(|placed| placed.catalog)
     }
 
@@ -391,7 +415,8 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
         };
         match placement {
             NewPlacement::Table(table) => {
-                let placed = Placed { table, catalog: 0 };
+                let catalog = Catalog::default();
+                let placed = Placed { table, catalog };
                 self.collections.insert(name, placed);
             }
             NewPlacement::Refined(table) => {
@@ -436,11 +461,11 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
         if placed.table.incarnation != expected.incarnation {
             return Err(Refusal::OtherIncarnation);
         }
-        if expected
-            .catalog
-            .is_some_and(|known| known != placed.catalog)
+        if let Some(known) = expected.catalog
+            && placed.catalog.standing() != Some(known)
         {
-            return Err(Refusal::CatalogChanged);
+            let now = placed.catalog.version.max(known + 1);
+            return Err(Refusal::CatalogChanged { now });
         }
         Ok(&placed.table)
     }

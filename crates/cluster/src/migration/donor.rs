@@ -1,21 +1,23 @@
 //! The shard that owns the range.
 
-use super::{Digest, LogPosition, Move, Send, ToAuthority, ToRecipient, Transition};
+use super::{
+    CatalogVersion, Digest, LogPosition, Move, Send, ToAuthority, ToRecipient, Transition,
+};
 use crate::authority::Outcome;
 
 /// The donor's document.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Donor {
     pub moved: Move,
+    /// The recipient follows the log from here on.
+    pub since: LogPosition,
     pub phase: Phase,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Phase {
-    /// The recipient copies, and follows the log from here on.
-    Copying {
-        since: LogPosition,
-    },
+    /// The recipient copies, and follows the log.
+    Copying,
     /// Writes to the range wait since the entry that wrote this.
     WritesBlocked,
     /// Reads wait too. Only the authority can end this.
@@ -37,8 +39,21 @@ pub enum Event {
         at: LogPosition,
         digest: Digest,
     },
-    RecipientReady,
+    /// For the attempt with this version of the catalog.
+    RecipientReady {
+        catalog: CatalogVersion,
+    },
     RecipientCannot,
+    /// The authority says which version of options and indexes stands.
+    CatalogStands {
+        catalog: CatalogVersion,
+    },
+    /// The authority did not commit with the version that was `known`, and never will: it is `now`
+    /// another one. Nothing was decided.
+    CatalogChanged {
+        known: CatalogVersion,
+        now: CatalogVersion,
+    },
     /// The authority says what became of it.
     Decided(Outcome),
     /// The authority did not commit, because something it was told no longer holds.
@@ -56,7 +71,8 @@ impl Donor {
     pub fn begin(moved: Move, since: LogPosition) -> Transition<Donor> {
         let donor = Donor {
             moved,
-            phase: Phase::Copying { since },
+            since,
+            phase: Phase::Copying,
         };
         let again = donor.again();
         Transition::to(donor, again)
@@ -79,22 +95,36 @@ impl Donor {
     pub fn step(&self, event: Event) -> Option<Transition<Donor>> {
         let next = match (self.phase, event) {
             (_, Event::Timer) => return Some(Transition::to(self.clone(), self.again())),
-            (Phase::Copying { .. }, Event::AlmostCaughtUp) => Phase::WritesBlocked,
+            (Phase::Copying, Event::AlmostCaughtUp) => Phase::WritesBlocked,
+            (Phase::Copying, Event::CatalogStands { catalog }) => {
+                let is_newer = catalog > self.moved.catalog;
+                return is_newer.then(|| self.with(catalog, Phase::Copying));
+            }
+            // Of this attempt: what was asked before is answered for good as well.
+            (Phase::ReadsBlocked, Event::CatalogChanged { known, now }) => {
+                let is_this = known == self.moved.catalog;
+                return is_this.then(|| self.with(now.max(known + 1), Phase::Copying));
+            }
             (Phase::WritesBlocked, Event::Drained { at, digest }) => {
                 let finish = ToRecipient::Finish {
                     id: self.moved.id,
+                    catalog: self.moved.catalog,
                     up_to: at,
                     digest,
                 };
                 return Some(Transition::to(self.clone(), [Send::Recipient(finish)]));
             }
-            (Phase::WritesBlocked, Event::RecipientReady) => Phase::ReadsBlocked,
+            (Phase::WritesBlocked, Event::RecipientReady { catalog })
+                if catalog == self.moved.catalog =>
+            {
+                Phase::ReadsBlocked
+            }
             // Nothing was asked of the authority yet, by this primary or another: that
-            // happens only after `ReadsBlocked` is durable.
-            (
-                Phase::Copying { .. } | Phase::WritesBlocked,
-                Event::RecipientCannot | Event::Abort,
-            ) => Phase::Aborted,
+            // happens only after `ReadsBlocked` is durable. What was asked for an earlier
+            // version of the catalog will never be.
+            (Phase::Copying | Phase::WritesBlocked, Event::RecipientCannot | Event::Abort) => {
+                Phase::Aborted
+            }
             // Here it may have been decided: ask, and be told.
             (Phase::ReadsBlocked, Event::CommitRefused | Event::Abort) => {
                 let id = self.moved.id;
@@ -113,7 +143,7 @@ impl Donor {
             }
             // Late, or repeated.
             (
-                Phase::Copying { .. }
+                Phase::Copying
                 | Phase::WritesBlocked
                 | Phase::ReadsBlocked
                 | Phase::Committed(_)
@@ -121,21 +151,30 @@ impl Donor {
                 _,
             ) => return None,
         };
+        Some(self.with(self.moved.catalog, next))
+    }
+
+    fn with(&self, catalog: CatalogVersion, phase: Phase) -> Transition<Donor> {
+        let moved = Move {
+            catalog,
+            ..self.moved.clone()
+        };
         let donor = Donor {
-            moved: self.moved.clone(),
-            phase: next,
+            moved,
+            since: self.since,
+            phase,
         };
         let again = donor.again();
-        Some(Transition::to(donor, again))
+        Transition::to(donor, again)
     }
 
     /// What this phase waits for an answer to.
     fn again(&self) -> Vec<Send> {
         let id = self.moved.id;
         let message = match self.phase {
-            Phase::Copying { since } => Send::Recipient(ToRecipient::Receive {
+            Phase::Copying => Send::Recipient(ToRecipient::Receive {
                 moved: self.moved.clone(),
-                since,
+                since: self.since,
             }),
             // Sent when what it says has been worked out.
             Phase::WritesBlocked => return Vec::new(),

@@ -43,6 +43,25 @@
 //! - ⚑ Whoever receives a range begins with nothing: what an earlier move left behind is
 //!   removed first.
 //!
+//! **Options and indexes may change meanwhile.** The collection's catalog has a version that only
+//! grows, and the authority commits a move only with the version that stands:
+//!
+//! ```text
+//!    Copying ──── "7 stands", receive(7) ──► builds and drops indexes, durably: aligned with 7
+//!    ReadsBlocked ── commit(7) ─► "9 by now": never committed with 7, nothing decided
+//!       │
+//!       ▼ blocks are lifted, writes go on
+//!    Copying ──── receive(9) ──────────────► Ready(7) becomes Receiving: the log goes on
+//! ```
+//!
+//! So the version numbers the attempts of one move, and one operation id still has one outcome:
+//! - ⚑ Commit and the readiness that leads to it name the version. *Ready* for an earlier attempt
+//!   says nothing about writes that came when the blocks were lifted.
+//! - ⚑ A recipient that is ready goes back only for a newer version: its donor says so when it
+//!   knows that the older one will never be committed.
+//! - ⚑ While the catalog changes no version stands: nothing is committed then, so the shards that
+//!   an operation on indexes tells are all owners there are until it has ended.
+//!
 //! Left to the shell: copying itself, the sums that `digest` stands for, pacing,
 //! deadlines, and when "almost caught up" is. Not here yet: the history of sessions,
 //! which has to be there before the recipient may say *ready*.
@@ -64,7 +83,12 @@ pub struct Move {
     pub range: KeyRange,
     pub from: ShardId,
     pub to: ShardId,
+    /// The version of options and indexes that it is to be committed with; it numbers attempts.
+    pub catalog: CatalogVersion,
 }
+
+/// Of a collection's options and indexes. It only grows.
+pub type CatalogVersion = u64;
 
 /// A position of the donor's log.
 pub type LogPosition = u64;
@@ -87,6 +111,7 @@ pub enum ToRecipient {
     /// Nothing is written to the range after this position; say when you have it all.
     Finish {
         id: OperationId,
+        catalog: CatalogVersion,
         up_to: LogPosition,
         digest: Digest,
     },
@@ -105,6 +130,7 @@ pub enum ToDonor {
     },
     Ready {
         id: OperationId,
+        catalog: CatalogVersion,
     },
     /// It did not come to be ready, and never will.
     Cannot {
@@ -115,7 +141,8 @@ pub enum ToDonor {
     },
 }
 
-/// To the authority; it answers with an outcome, or that it refused to commit.
+/// To the authority; it answers with an outcome, or that it refused to commit, or that it will never
+/// commit with this version of the catalog and has decided nothing.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ToAuthority {
     Commit { moved: Move },

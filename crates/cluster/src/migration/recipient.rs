@@ -1,6 +1,8 @@
 //! The shard that is to own the range.
 
-use super::{Digest, LogPosition, Move, Send, ToAuthority, ToDonor, ToRecipient, Transition};
+use super::{
+    CatalogVersion, Digest, LogPosition, Move, Send, ToAuthority, ToDonor, ToRecipient, Transition,
+};
 use crate::authority::Outcome;
 use model::version::{Age, PlacementVersion};
 
@@ -8,7 +10,10 @@ use model::version::{Age, PlacementVersion};
 /// move can arrive any more.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Recipient {
+    /// With the newest version of the catalog that the donor named.
     pub moved: Move,
+    /// Options and indexes here are those of this version.
+    pub aligned: Option<CatalogVersion>,
     pub phase: Phase,
 }
 
@@ -34,8 +39,13 @@ pub enum Event {
         digest: Digest,
     },
     Message(ToRecipient),
+    /// Options and indexes are those of a version, durably.
+    Aligned {
+        catalog: CatalogVersion,
+    },
     /// The content here, for a `finish` that has just arrived.
     Finish {
+        catalog: CatalogVersion,
         up_to: LogPosition,
         wanted: Digest,
         found: Digest,
@@ -71,6 +81,7 @@ impl Recipient {
                 let id = moved.id;
                 let recipient = Recipient {
                     moved,
+                    aligned: None,
                     phase: Phase::Receiving { copied: since },
                 };
                 let progress = ToDonor::Progress { id, copied: since };
@@ -105,17 +116,22 @@ impl Recipient {
             (
                 Phase::Receiving { copied },
                 Event::Finish {
+                    catalog,
                     up_to,
                     wanted,
                     found,
                 },
             ) => {
-                if copied < up_to {
-                    // Not yet: the donor asks again.
+                let is_this = catalog == self.moved.catalog && Some(catalog) == self.aligned;
+                if copied < up_to || !is_this {
+                    // Not yet, and the donor asks again; or of an earlier attempt.
                     return None;
                 }
                 match wanted == found {
-                    true => Some(self.become_and(Phase::Ready, answer(ToDonor::Ready { id }))),
+                    true => {
+                        let ready = ToDonor::Ready { id, catalog };
+                        Some(self.become_and(Phase::Ready, answer(ready)))
+                    }
                     false => Some(self.become_and(Phase::Aborted, answer(ToDonor::Cannot { id }))),
                 }
             }
@@ -154,20 +170,43 @@ impl Recipient {
                 };
                 Some(self.become_and(phase, answer(ToDonor::Released { id })))
             }
-            (Phase::Ready, Event::Finish { .. }) => {
-                Some(self.become_and(Phase::Ready, answer(ToDonor::Ready { id })))
+            (Phase::Ready, Event::Finish { catalog, .. }) if catalog == self.moved.catalog => {
+                let ready = ToDonor::Ready { id, catalog };
+                Some(self.become_and(Phase::Ready, answer(ready)))
+            }
+            // The donor knows that the version this was ready for will never be committed.
+            (Phase::Ready, Event::Message(ToRecipient::Receive { moved, since }))
+                if moved.catalog > self.moved.catalog =>
+            {
+                let next = Recipient {
+                    moved,
+                    aligned: self.aligned,
+                    phase: Phase::Receiving { copied: since },
+                };
+                let progress = ToDonor::Progress { id, copied: since };
+                Some(Transition::to(next, answer(progress)))
+            }
+            (Phase::Receiving { .. }, Event::Aligned { catalog }) => {
+                let next = Recipient {
+                    aligned: self.aligned.max(Some(catalog)),
+                    ..self.clone()
+                };
+                Some(Transition::to(next, []))
             }
             // The donor may be gone for good: somebody has to ask.
             (Phase::Ready, Event::Timer) => {
                 let settle = Send::Authority(ToAuthority::Settle { id });
                 Some(self.become_and(Phase::Ready, [settle]))
             }
-            (
-                Phase::Receiving { copied },
-                Event::Timer | Event::Message(ToRecipient::Receive { .. }),
-            ) => {
+            (Phase::Receiving { copied }, Event::Timer) => {
                 let progress = answer(ToDonor::Progress { id, copied });
                 Some(self.become_and(self.phase, progress))
+            }
+            (Phase::Receiving { copied }, Event::Message(ToRecipient::Receive { moved, .. })) => {
+                let mut next = self.clone();
+                next.moved.catalog = self.moved.catalog.max(moved.catalog);
+                let progress = answer(ToDonor::Progress { id, copied });
+                Some(Transition::to(next, progress))
             }
             (Phase::Owner, Event::Message(ToRecipient::Release { .. })) => {
                 Some(self.become_and(self.phase, answer(ToDonor::Released { id })))
@@ -195,6 +234,7 @@ impl Recipient {
     ) -> Transition<Recipient> {
         let recipient = Recipient {
             moved: self.moved.clone(),
+            aligned: self.aligned,
             phase,
         };
         Transition::to(recipient, send)

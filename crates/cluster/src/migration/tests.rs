@@ -5,6 +5,9 @@
 //! Messages are never taken out of the network: whatever was sent once may be delivered
 //! at any later time, any number of times, or never. States that were seen are not
 //! visited again, so the search is complete.
+//!
+//! In a second world, with one move and one write, an index is created at some time: the authority says so,
+//! tells whoever owns the range then, and says that it is over.
 
 use super::donor::{self, Donor};
 use super::recipient::{self, Recipient, Standing};
@@ -28,6 +31,9 @@ struct Rules {
     owned_ranges_are_not_received: bool,
     owned_ranges_are_not_deleted: bool,
     old_commits_are_told_by_version: bool,
+    commits_compare_catalogs: bool,
+    changing_catalogs_stop_commits: bool,
+    readiness_is_of_one_attempt: bool,
 }
 
 const ALL_RULES: Rules = Rules {
@@ -40,11 +46,38 @@ const ALL_RULES: Rules = Rules {
     owned_ranges_are_not_received: true,
     owned_ranges_are_not_deleted: true,
     old_commits_are_told_by_version: true,
+    commits_compare_catalogs: true,
+    changing_catalogs_stop_commits: true,
+    readiness_is_of_one_attempt: true,
 };
 
 const SHARDS: usize = 2;
 const MOVES: usize = 2;
-const WRITES_MAX: u8 = 2;
+
+/// How much happens in a world.
+#[derive(Clone, Copy)]
+struct Extent {
+    moves: usize,
+    writes: u8,
+    /// Whether an index is created at some time.
+    indexes: bool,
+}
+
+const MOVES_ALONE: Extent = Extent {
+    moves: MOVES,
+    writes: 2,
+    indexes: false,
+};
+const WITH_INDEXES: Extent = Extent {
+    moves: 1,
+    writes: 1,
+    indexes: true,
+};
+
+/// The catalog's versions: before the index, while it is created, and from then on.
+const BEFORE: u64 = 0;
+const CHANGING: u64 = 1;
+const CHANGED: u64 = 2;
 
 /// A shard's durable state, as far as the range is concerned.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -58,6 +91,7 @@ struct Shard {
     has_deletion: bool,
     /// Counts the commits up to the newest that it has learned of.
     known: u32,
+    has_index: bool,
     donor: Option<Donor>,
     recipients: [Option<Recipient>; MOVES],
 }
@@ -78,8 +112,11 @@ struct World {
     outcomes: [Option<Outcome>; MOVES],
     authority_owner: usize,
     commits: u32,
+    catalog: u64,
+    /// Owners have the index that is being created.
+    owners_told: bool,
     /// By number in the list of all messages ever seen.
-    network: u64,
+    network: u128,
     written: u8,
     acknowledged: u8,
 }
@@ -89,6 +126,7 @@ enum Message {
     Sent(Send),
     Decided(usize, Outcome),
     Refused(usize),
+    CatalogChanged(usize, u64, u64),
 }
 
 /// The first move goes from shard 0 to 1, the second one back.
@@ -99,6 +137,7 @@ fn movement(number: usize) -> Move {
         range: KeyRange::new(KeyBound::new(&[1]), KeyBound::new(&[2])),
         from: shard(number % 2),
         to: shard((number + 1) % 2),
+        catalog: BEFORE,
     }
 }
 
@@ -144,18 +183,19 @@ type Step = String;
 
 struct Search {
     rules: Rules,
+    extent: Extent,
     messages: Vec<Message>,
     numbers: HashMap<Message, usize>,
 }
 
 impl Search {
-    fn number(&mut self, message: Message) -> u64 {
+    fn number(&mut self, message: Message) -> u128 {
         let next = self.messages.len();
         let number = *self.numbers.entry(message.clone()).or_insert(next);
         if number == next {
             self.messages.push(message);
             assert!(
-                next < 64,
+                next < 128,
                 "more kinds of messages than the network has room for"
             );
         }
@@ -172,6 +212,7 @@ impl Search {
     fn successors(&mut self, world: &World) -> Vec<(Step, World)> {
         let mut next = Vec::new();
         self.begin(world, &mut next);
+        self.index(world, &mut next);
         for number in 0..self.messages.len() {
             if world.network & (1 << number) != 0 {
                 self.deliver(world, number, &mut next);
@@ -188,17 +229,51 @@ impl Search {
 
     fn begin(&mut self, world: &World, next: &mut Vec<(Step, World)>) {
         let number = world.begun;
-        if number == MOVES {
+        if number == self.extent.moves || world.catalog == CHANGING {
             return;
         }
         let from = &world.shards[giver(number)];
         if from.owns && from.donor.is_none() {
             let mut after = world.clone();
             after.begun += 1;
-            let transition = Donor::begin(movement(number), from.position);
+            let moved = Move {
+                catalog: world.catalog,
+                ..movement(number)
+            };
+            let transition = Donor::begin(moved, from.position);
             self.apply_donor(&mut after, giver(number), transition);
             next.push((format!("move {number} begins"), after));
         }
+    }
+
+    /// The operation that creates an index takes its next step.
+    fn index(&mut self, world: &World, next: &mut Vec<(Step, World)>) {
+        if !self.extent.indexes || world.catalog == CHANGED {
+            return;
+        }
+        let mut after = world.clone();
+        let step = match (world.catalog, world.owners_told) {
+            (BEFORE, _) => {
+                after.catalog = CHANGING;
+                "an index is announced"
+            }
+            (_, false) => {
+                after.shards[world.authority_owner].has_index = true;
+                after.owners_told = true;
+                "the owner creates the index"
+            }
+            (_, true) => {
+                after.catalog = CHANGED;
+                "the index is there"
+            }
+        };
+        next.push((step.to_owned(), after));
+    }
+
+    /// The version that the authority calls the standing one.
+    fn standing(&self, world: &World) -> Option<u64> {
+        let stands = world.catalog != CHANGING || !self.rules.changing_catalogs_stop_commits;
+        stands.then_some(world.catalog)
     }
 
     fn donor_events(&mut self, world: &World, shard: usize, next: &mut Vec<(Step, World)>) {
@@ -211,13 +286,16 @@ impl Search {
             digest: digest(here.data),
         };
         let almost = donor::Event::AlmostCaughtUp;
-        for event in [almost, drained, donor::Event::Timer, donor::Event::Abort] {
+        let mut events = vec![almost, drained, donor::Event::Timer, donor::Event::Abort];
+        let standing = self.standing(world);
+        events.extend(standing.map(|catalog| donor::Event::CatalogStands { catalog }));
+        for event in events {
             let mut after = world.clone();
             let step = format!("donor {shard}: {event:?}");
             if event == donor::Event::Abort && !self.rules.donor_settles && donor.blocks_reads() {
                 let aborted = Donor {
-                    moved: donor.moved.clone(),
                     phase: donor::Phase::Aborted,
+                    ..donor.clone()
                 };
                 after.shards[shard].donor = Some(aborted);
                 next.push((step, after));
@@ -229,8 +307,9 @@ impl Search {
         if !self.rules.blocks_are_durable && donor.blocks_writes() {
             let mut after = world.clone();
             after.shards[shard].donor = Some(Donor {
-                moved: donor.moved.clone(),
-                phase: donor::Phase::Copying { since: 0 },
+                phase: donor::Phase::Copying,
+                since: 0,
+                ..donor.clone()
             });
             next.push((format!("donor {shard} restarts and has forgotten"), after));
         }
@@ -261,6 +340,19 @@ impl Search {
                     next.push((format!("recipient {shard} copies"), after));
                 }
             }
+            // It looks at what the donor has once the version stands, and asks whether it still does.
+            let catalog = recipient.moved.catalog;
+            let may_align = Some(catalog) == self.standing(world)
+                && (catalog != CHANGING || !self.rules.changing_catalogs_stop_commits);
+            if may_align && recipient.aligned != Some(catalog) {
+                let event = recipient::Event::Aligned { catalog };
+                if let Some(transition) = recipient.step(event, self.known(world, shard)) {
+                    let mut after = world.clone();
+                    after.shards[shard].has_index = source.has_index;
+                    self.apply_recipient(&mut after, shard, number, transition);
+                    next.push((format!("recipient {shard} aligns with {catalog}"), after));
+                }
+            }
             for event in [recipient::Event::Timer, recipient::Event::Failed] {
                 let mut after = world.clone();
                 let step = format!("recipient {shard}: {event:?}");
@@ -269,8 +361,8 @@ impl Search {
                     && event == recipient::Event::Failed;
                 if alone {
                     let aborted = Recipient {
-                        moved: recipient.moved.clone(),
                         phase: recipient::Phase::Aborted,
+                        ..recipient.clone()
                     };
                     let transition = Transition::to(aborted, []);
                     self.apply_recipient(&mut after, shard, number, transition);
@@ -298,7 +390,7 @@ impl Search {
     }
 
     fn client(&mut self, world: &World, shard: usize, next: &mut Vec<(Step, World)>) {
-        if world.written < WRITES_MAX && self.serves_writes(world, shard) {
+        if world.written < self.extent.writes && self.serves_writes(world, shard) {
             let mut after = world.clone();
             let bit = 1 << after.written;
             after.written += 1;
@@ -330,7 +422,13 @@ impl Search {
                 let (id, event) = match message {
                     // When writes are blocked is the donor's choice: see `donor_events`.
                     ToDonor::Progress { .. } => return,
-                    ToDonor::Ready { id } => (id, donor::Event::RecipientReady),
+                    ToDonor::Ready { id, catalog } => {
+                        let catalog = match self.rules.readiness_is_of_one_attempt {
+                            true => catalog,
+                            false => self.attempt(world, id),
+                        };
+                        (id, donor::Event::RecipientReady { catalog })
+                    }
                     ToDonor::Cannot { id } => (id, donor::Event::RecipientCannot),
                     ToDonor::Released { id } => (id, donor::Event::RecipientReleased),
                 };
@@ -349,10 +447,20 @@ impl Search {
             Message::Refused(number) => {
                 self.donor_hears(&mut after, number, donor::Event::CommitRefused);
             }
+            Message::CatalogChanged(number, known, now) => {
+                let event = donor::Event::CatalogChanged { known, now };
+                self.donor_hears(&mut after, number, event);
+            }
         }
         if after != *world {
             next.push((step, after));
         }
+    }
+
+    /// The version of the catalog that a donor is at.
+    fn attempt(&self, world: &World, id: OperationId) -> u64 {
+        let donor = world.shards[giver(number_of(id))].donor.as_ref();
+        donor.map_or(BEFORE, |donor| donor.moved.catalog)
     }
 
     fn donor_hears(&mut self, world: &mut World, number: usize, event: donor::Event) {
@@ -411,19 +519,26 @@ impl Search {
             (
                 Some(recipient),
                 ToRecipient::Finish {
+                    catalog,
                     up_to,
                     digest: wanted,
                     ..
                 },
             ) => {
                 let found = digest(here.data);
+                let catalog = match self.rules.readiness_is_of_one_attempt {
+                    true => catalog,
+                    false => recipient.moved.catalog,
+                };
                 let event = match self.rules.ready_means_all_of_it {
                     true => recipient::Event::Finish {
+                        catalog,
                         up_to,
                         wanted,
                         found,
                     },
                     false => recipient::Event::Finish {
+                        catalog,
                         up_to: 0,
                         wanted: found,
                         found,
@@ -470,6 +585,13 @@ impl Search {
                     }
                     _ if world.authority_owner != giver(number) => {
                         (number, Message::Refused(number))
+                    }
+                    _ if self.rules.commits_compare_catalogs
+                        && self.standing(world) != Some(moved.catalog) =>
+                    {
+                        let known = moved.catalog;
+                        let changed = Message::CatalogChanged(number, known, world.catalog);
+                        (number, changed)
                     }
                     _ => {
                         world.authority_owner = taker(number);
@@ -560,6 +682,10 @@ impl Search {
             if self.serves_reads(world, shard) && lost != 0 {
                 return Some(format!("a read on {shard} misses write {lost}"));
             }
+            let has_index = world.shards[shard].has_index;
+            if self.serves_reads(world, shard) && world.catalog == CHANGED && !has_index {
+                return Some(format!("the index is missing on {shard}"));
+            }
         }
         None
     }
@@ -567,9 +693,10 @@ impl Search {
 
 /// Visits every state; the story that leads to a fault, if there is one, and how many
 /// states there are.
-fn explore(rules: Rules) -> (Option<Vec<Step>>, usize) {
+fn explore(rules: Rules, extent: Extent) -> (Option<Vec<Step>>, usize) {
     let mut search = Search {
         rules,
+        extent,
         messages: Vec::new(),
         numbers: HashMap::new(),
     };
@@ -579,6 +706,8 @@ fn explore(rules: Rules) -> (Option<Vec<Step>>, usize) {
         outcomes: [None; MOVES],
         authority_owner: 0,
         commits: 0,
+        catalog: BEFORE,
+        owners_told: false,
         network: 0,
         written: 0,
         acknowledged: 0,
@@ -611,21 +740,24 @@ fn explore(rules: Rules) -> (Option<Vec<Step>>, usize) {
 
 #[test]
 fn nothing_is_lost_or_owned_twice_in_any_interleaving() {
-    let (fault, states) = explore(ALL_RULES);
-    assert_eq!(fault, None);
-    assert!(states > 10_000, "only {states} states were visited");
+    for extent in [MOVES_ALONE, WITH_INDEXES] {
+        let (fault, states) = explore(ALL_RULES, extent);
+        assert_eq!(fault, None);
+        assert!(states > 10_000, "only {states} states were visited");
+    }
 }
 
 /// ⚑ Each rule is needed: without it some interleaving goes wrong.
 #[test]
 fn every_rule_is_needed() {
-    let check = |name: &str, rules: Rules| {
-        let (fault, states) = explore(rules);
+    let check_in = |extent: Extent, name: &str, rules: Rules| {
+        let (fault, states) = explore(rules, extent);
         assert!(
             fault.is_some(),
             "nothing noticed in {states} states without: {name}"
         );
     };
+    let check = |name: &str, rules: Rules| check_in(MOVES_ALONE, name, rules);
     check(
         "blocks are durable",
         Rules {
@@ -681,6 +813,30 @@ fn every_rule_is_needed() {
         Rules {
             owned_ranges_are_not_received: false,
             owned_ranges_are_not_deleted: false,
+            ..ALL_RULES
+        },
+    );
+    check_in(
+        WITH_INDEXES,
+        "commits compare versions of the catalog",
+        Rules {
+            commits_compare_catalogs: false,
+            ..ALL_RULES
+        },
+    );
+    check_in(
+        WITH_INDEXES,
+        "nothing is committed while the catalog changes",
+        Rules {
+            changing_catalogs_stop_commits: false,
+            ..ALL_RULES
+        },
+    );
+    check_in(
+        WITH_INDEXES,
+        "readiness is of one attempt",
+        Rules {
+            readiness_is_of_one_attempt: false,
             ..ALL_RULES
         },
     );

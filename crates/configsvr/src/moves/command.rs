@@ -251,7 +251,7 @@ impl Wanted {
             range,
             from,
             to,
-            catalog: entry.catalog,
+            catalog: entry.catalog.version,
             options: self.options,
             began_ms: documents::now_ms(),
         }))

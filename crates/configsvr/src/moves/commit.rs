@@ -5,12 +5,20 @@
 //!   {_configsvrCommitMove: 1, id, ns, uuid, range: {min, max}, from, to, epoch, timestamp, catalogVersion,
 //!    blockedAt: Timestamp}
 //!   => {outcome: "committed", version: {e, t, v}, validAfter: Timestamp} | {outcome: "aborted"}
+//!      | {outcome: "catalogChanged", catalogVersion: long}
+//!
+//!   {_configsvrCatalogVersion: 1, ns, uuid} => {catalogVersion: long, changes: bool}
 //! ```
 //!
 //! ⚑ One entry, by operation id: the chunks and the outcome are written together, under the condition that
 //! nothing was decided before. Asked again, it answers what was decided. It is refused if the collection has
-//! another life or other indexes than the move was begun with, or if the move is none that runs: a late
-//! message of one that has ended changes nothing.
+//! another life than when the move was begun, or if the move is none that runs: a late message of one that
+//! has ended changes nothing.
+//!
+//! ⚑ It is put off if options or indexes have changed since the version that the donor names, or change
+//! right now. That is no outcome: versions only grow, so it is known that the move will never be committed
+//! with that one, and the donor asks again with the one that stands (`_configsvrCatalogVersion`) when the
+//! recipient has the same indexes.
 //!
 //! ⚑ The recipient owns the range from a time on (`validAfter`) that is later than the donor's blocking
 //! entry, which is later than all that the recipient has received. It is chosen once, in the entry that
@@ -26,7 +34,7 @@ use crate::placement::{self, Bounds};
 use crate::settle;
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure, log_change};
-use cluster::authority::{Answer, Expected, NewPlacement, OperationId, Outcome, Request};
+use cluster::authority::{Answer, Expected, NewPlacement, OperationId, Outcome, Refusal, Request};
 use cluster::routing::RoutingTable;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::time::ClusterTime;
@@ -42,14 +50,53 @@ struct Asked {
     uuid: model::ids::Uuid,
 }
 
+/// What a donor is answered.
+enum Verdict {
+    Decided(Outcome),
+    /// Nothing is decided: this version of options and indexes, or one that follows it, will stand.
+    CatalogChanged(u64),
+}
+
 pub(crate) async fn answer(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf, Fault> {
     let asked = read(body)?;
     let blocked_at = Fields::of(OPERATIONS, body).time("blockedAt")?;
     let here = tenure.clone();
-    let outcome = tenure
+    let verdict = tenure
         .complete(async move { commit(&here, asked, blocked_at).await })
         .await?;
-    Ok(settle::reply(outcome))
+    Ok(match verdict {
+        Verdict::Decided(outcome) => settle::reply(outcome),
+        Verdict::CatalogChanged(now) => DocWriter::new()
+            .with("outcome", "catalogChanged")
+            .with("catalogVersion", now as i64)
+            .with("ok", 1.0)
+            .finish(),
+    })
+}
+
+/// Which version of options and indexes stands, or that they change.
+pub(crate) async fn catalog_version(tenure: &Tenure, body: Doc<'_>) -> Result<DocBuf, Fault> {
+    let fields = Fields::of(OPERATIONS, body);
+    let namespace = Namespace::parse(fields.text("ns")?)?;
+    let uuid = fields.uuid("uuid")?;
+    let state = tenure.state().await?;
+    let (entry, _) = state.sharded(&namespace)?;
+    check_life(&namespace, entry.uuid == uuid)?;
+    Ok(DocWriter::new()
+        .with("catalogVersion", entry.catalog.version as i64)
+        .with("changes", entry.catalog.changes)
+        .with("ok", 1.0)
+        .finish())
+}
+
+fn check_life(namespace: &Namespace, is_same: bool) -> Result<(), Fault> {
+    match is_same {
+        true => Ok(()),
+        false => Err(Fault::new(
+            Code::STALE_EPOCH,
+            format!("{namespace} is another collection now"),
+        )),
+    }
 }
 
 fn read(body: Doc<'_>) -> Result<Asked, Fault> {
@@ -74,10 +121,10 @@ fn read(body: Doc<'_>) -> Result<Asked, Fault> {
     })
 }
 
-async fn commit(tenure: &Tenure, asked: Asked, blocked_at: ClusterTime) -> Result<Outcome, Fault> {
+async fn commit(tenure: &Tenure, asked: Asked, blocked_at: ClusterTime) -> Result<Verdict, Fault> {
     let decided = tenure.state().await?.authority.outcome(asked.id);
     if let Some(outcome) = decided {
-        return Ok(outcome);
+        return Ok(Verdict::Decided(outcome));
     }
     let moved = tenure
         .moves
@@ -125,35 +172,31 @@ fn plan(
     asked: &Asked,
     bounds: &Bounds,
     now: ClusterTime,
-) -> Result<Plan<Outcome>, Fault> {
+) -> Result<Plan<Verdict>, Fault> {
+    let without_writing = |answer: Verdict| Plan {
+        commit: Commit::default(),
+        effects: Vec::new(),
+        answer,
+    };
     // Settled while the bounds were read.
     if let Some(outcome) = state.authority.outcome(asked.id) {
-        return Ok(Plan {
-            commit: Commit::default(),
-            effects: Vec::new(),
-            answer: outcome,
-        });
+        return Ok(without_writing(Verdict::Decided(outcome)));
     }
     let (entry, table) = state.sharded(&asked.namespace)?;
-    if entry.uuid != asked.uuid {
-        return Err(Fault::new(
-            Code::STALE_EPOCH,
-            format!("{} is another collection now", asked.namespace),
-        ));
-    }
+    check_life(&asked.namespace, entry.uuid == asked.uuid)?;
     let request = asked.request.clone();
     let answer = state
         .authority
-        .decide(asked.id, &asked.namespace, request, now)?;
+        .decide(asked.id, &asked.namespace, request, now);
     let decision = match answer {
-        Answer::Write(decision) => decision,
-        Answer::Decided(outcome) => {
-            return Ok(Plan {
-                commit: Commit::default(),
-                effects: Vec::new(),
-                answer: outcome,
-            });
+        Ok(Answer::Write(decision)) => decision,
+        Ok(Answer::Decided(outcome)) => {
+            return Ok(without_writing(Verdict::Decided(outcome)));
         }
+        Err(Refusal::CatalogChanged { now }) => {
+            return Ok(without_writing(Verdict::CatalogChanged(now)));
+        }
+        Err(refusal) => return Err(refusal.into()),
     };
     let mut commit = Commit::default();
     placement::expect_unchanged(&mut commit, entry);
@@ -187,7 +230,7 @@ fn plan(
     Ok(Plan {
         commit,
         effects: vec![Effect::Outcome(Box::new(decision), documents::now_ms())],
-        answer: outcome,
+        answer: Verdict::Decided(outcome),
     })
 }
 

@@ -11,7 +11,8 @@
 //! collection and goes on without. What must not happen meanwhile is excluded by other means. Another move of
 //! an overlapping range is refused, the same one is joined ([`Moves`]). A split inside the range is refused.
 //! Whoever changes the collection as a whole holds its claim, so that no move begins, and ends those that run
-//! ([`halt`]): each is settled, which is final, before the first effect of the change. ⚑
+//! ([`halt`]): each is settled, which is final, before the first effect of the change. ⚑ Those who change
+//! only options or indexes let them run, and put their commits off (`commit.rs`).
 //!
 //! **One document is the whole story**: `config.terndb_operations` has `{_id, kind: "moveRange", ..}`, the
 //! decision adds `committed: {e, t, v}` and `validAfter`, or `aborted: true`, to it, and when the move has ended the document is

@@ -14,7 +14,7 @@
 //! nothing to take over (`docs/decisions`).
 //!
 //! Moves of ranges are long operations too, with rules of their own (`moves`). An operation that changes a
-//! collection as a whole ends them before its first step.
+//! collection as a whole ends them before its first step; one on its indexes lets them run.
 //!
 //! A fault that passes (a shard between two primaries) is waited out. One that does not pass ends the
 //! operation, which has undone before what it may undo. Where that is not possible any more, a step that is

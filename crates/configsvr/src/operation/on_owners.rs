@@ -1,8 +1,9 @@
 //! `createIndexes`, `dropIndexes` and `collMod` of sharded collections: the same on every shard that has it.
 //!
-//! ⚑ The collection's catalog version grows before the first shard is touched and again after the last, so
-//! that a move which looked at options and indexes at any time in between is refused when it wants to
-//! commit.
+//! ⚑ The collection's catalog version grows before the first shard is touched and again after the last, and
+//! none stands in between: no move is committed then, so that whoever owns the collection when shards are
+//! told owns it until the end. Moves go on meanwhile. One that looked at options and indexes before is put
+//! off when it wants to commit, until its recipient has caught up (`moves`).
 //!
 //! One shard that refuses ends the operation. Indexes that others have made by then are dropped again; what
 //! others have dropped or modified stays so, as with MongoDB, and can be asked for again.
@@ -235,12 +236,20 @@ impl OnOwners {
     }
 
     /// The new catalog version, in a commit.
-    fn count_change(&self, tenure: &Tenure, commit: &mut Commit) -> Result<Option<Effect>, Fault> {
+    fn count_change(
+        &self,
+        tenure: &Tenure,
+        commit: &mut Commit,
+        changes: bool,
+    ) -> Result<Option<Effect>, Fault> {
         let entry = tenure.with_state(|state| state.collections.get(&self.namespace).cloned());
         let Some(entry) = entry else {
             return Ok(None);
         };
-        let version = by("catalogVersion", entry.catalog as i64 + 1);
+        let version = DocWriter::new()
+            .with("catalogVersion", entry.catalog.version as i64 + 1)
+            .with("catalogChanges", changes)
+            .finish();
         let new = entry.with(version.as_doc())?;
         placement::expect_unchanged(commit, &entry);
         let id = by("_id", self.namespace.as_str());
@@ -251,7 +260,7 @@ impl OnOwners {
     async fn announce(&mut self, context: Context<'_>) -> Result<Step, Fault> {
         self.announced = true;
         let mut commit = Commit::default();
-        let effect = self.count_change(context.tenure, &mut commit)?;
+        let effect = self.count_change(context.tenure, &mut commit, true)?;
         context.write_state(self, &mut commit);
         context
             .tenure
@@ -347,7 +356,7 @@ impl Operation for OnOwners {
     }
 
     fn halts_moves(&self) -> bool {
-        true
+        false
     }
 
     fn append_state(&self, writer: &mut DocWriter) {
@@ -384,6 +393,7 @@ impl Operation for OnOwners {
     }
 
     fn last_words(&self, tenure: &Tenure, commit: &mut Commit) -> Result<Vec<Effect>, Fault> {
-        Ok(self.count_change(tenure, commit)?.into_iter().collect())
+        let effect = self.count_change(tenure, commit, false)?;
+        Ok(effect.into_iter().collect())
     }
 }

@@ -355,7 +355,7 @@ async fn answer(
         shard.observe_time(time)?;
     }
     shard.check_placement(request, &envelope)?;
-    if request.name().starts_with("_terndb") {
+    if is_of_config(request.name()) {
         shard.hear_config_time(request.body());
     }
     if let Some(wait) = &envelope.read_wait {
@@ -413,6 +413,13 @@ async fn answer(
         }
         _ => answer,
     }
+}
+
+/// Commands that the config server sends. ⚑ Those on indexes too: a recipient that has heard of one believes no
+/// member of the config server that has not (`migration/alignment.rs`).
+fn is_of_config(command: &str) -> bool {
+    let on_indexes = ["createIndexes", "dropIndexes", "collMod"];
+    command.starts_with("_terndb") || on_indexes.contains(&command)
 }
 
 /// Compares versions, and once again if what is known here could be refreshed.

@@ -210,7 +210,8 @@ pub(crate) async fn receive(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
     let body = invocation.request.body();
     let id = Fields(body).uuid("id")?;
-    if let Some(answer) = deliver(invocation, id, Message::Progress).await {
+    let message = || Message::Receive(body.to_owned());
+    if let Some(answer) = deliver(invocation, id, message()).await {
         return answer;
     }
     let migrations = &invocation.shard.migrations;
@@ -224,7 +225,7 @@ pub(crate) async fn receive(invocation: &Invocation<'_>) -> Answer {
         return Ok(Reply::from(report));
     }
     migrations.begin_recipient(body.to_owned()).await?;
-    let answer = deliver(invocation, id, Message::Progress).await;
+    let answer = deliver(invocation, id, message()).await;
     answer.unwrap_or_else(|| Err(over()))
 }
 
@@ -234,6 +235,7 @@ pub(crate) async fn receive_finish(invocation: &Invocation<'_>) -> Answer {
     let id = fields.uuid("id")?;
     let sum = fields.bytes("sum").and_then(|sum| sum.try_into().ok());
     let message = Message::Finish {
+        catalog: fields.count("catalogVersion")?,
         up_to: LogPosition::new(fields.count("upTo")?),
         digest: Digest {
             documents: fields.count("documents")?,

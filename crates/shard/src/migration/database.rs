@@ -481,7 +481,8 @@ impl Driver {
                     increment: blocked_at.increment(),
                 }),
             );
-        super::ask_config(&self.shard, question, ANSWER_WAIT).await
+        let reply = super::ask_config(&self.shard, question, ANSWER_WAIT).await?;
+        Ok(Fields(reply.document()).outcome()?)
     }
 
     async fn conclude(&mut self, outcome: Outcome) -> Result<(), Over> {

@@ -26,6 +26,11 @@
 //! and before it blocks reads; what became of it it is told. It has an ownership, and there is no task to
 //! delete a range: the collection is dropped when it is given away.
 //!
+//! **Options and indexes may change meanwhile.** Before writes are blocked the config server is asked which
+//! version of them stands, and the recipient is told what the collection is like by now until it is the same
+//! there (`alignment.rs`). ⚑ What it is told is looked up after the version was heard. If they change later,
+//! the commit is put off: the blocks are lifted, and the same move goes on from copying.
+//!
 //! The log is pinned from the position before the copy on, here and on the other members
 //! (`pins.rs`). If one has less of it when it takes over, because it got a copy of the state
 //! meanwhile, the recipient is told so, and the move is aborted. One that does not get on keeps it for a
@@ -75,6 +80,8 @@ const LAG_AGAIN: u64 = 10;
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 /// How long writes may be blocked before the move is given up.
 const BLOCKED_LIMIT: Duration = Duration::from_secs(10);
+/// How often a commit may be put off because options or indexes have changed.
+const PUT_OFF_MAX: u32 = 10;
 /// Documents that may be scanned while writes are blocked.
 const SCAN_BLOCKED_MAX: u64 = 50_000;
 /// Between two looks at the recipient.
@@ -140,6 +147,20 @@ pub(super) struct Driver {
     pub(super) reason: Option<String>,
     /// The recipient is being told that it owns the range.
     pub(super) telling: Option<JoinHandle<Result<Reply, Failure>>>,
+    /// The version of options and indexes that this primary last heard to stand. What the collection is like
+    /// here since then is of that version, or newer.
+    pub(super) standing: Option<u64>,
+    /// How often the commit was put off.
+    pub(super) put_off: u32,
+}
+
+/// What the config server says to a commit.
+enum Verdict {
+    Decided(Outcome),
+    /// Nothing is decided, and nothing will be with the version that was named.
+    CatalogChanged {
+        now: u64,
+    },
 }
 
 /// A phase was left because the member does not lead any more.
@@ -147,7 +168,7 @@ struct Over;
 
 pub(super) fn phase_name(phase: &Phase) -> &'static str {
     match phase {
-        Phase::Copying { .. } => "copying",
+        Phase::Copying => "copying",
         Phase::WritesBlocked => "writesBlocked",
         Phase::ReadsBlocked => "readsBlocked",
         Phase::Committed(_) => "committed",
@@ -168,7 +189,10 @@ impl Driver {
         loop {
             *self.handle.phase.lock() = phase_name(&self.state.donor.phase);
             let event = match self.state.donor.phase {
-                Phase::Copying { since } => self.copying(LogPosition::new(since)).await?,
+                Phase::Copying => {
+                    let since = LogPosition::new(self.state.donor.since);
+                    self.copying(since).await?
+                }
                 Phase::WritesBlocked => self.finishing().await?,
                 Phase::ReadsBlocked => self.deciding().await?,
                 Phase::Committed(outcome) => self.releasing(outcome).await?,
@@ -178,7 +202,7 @@ impl Driver {
             if self.step(event).await? {
                 let outcome = match before {
                     Phase::Committed(outcome) => outcome,
-                    Phase::Copying { .. }
+                    Phase::Copying
                     | Phase::WritesBlocked
                     | Phase::ReadsBlocked
                     | Phase::Aborted => Outcome::Aborted,
@@ -321,8 +345,20 @@ impl Driver {
                     self.lags_again();
                 }
                 if is_close {
-                    self.handle.steps.lock().copying_ms = began.elapsed().as_millis() as u64;
-                    return Ok(Event::AlmostCaughtUp);
+                    match self.is_aligned(fields.count("alignedWith").ok()).await? {
+                        Ok(true) => {
+                            let took = began.elapsed().as_millis() as u64;
+                            self.handle.steps.lock().copying_ms += took;
+                            return Ok(Event::AlmostCaughtUp);
+                        }
+                        // An index takes its time: here, on the recipient, or on another shard.
+                        Ok(false) => {
+                            scanned_at = None;
+                            self.pause(LOOK_INTERVAL).await;
+                            continue;
+                        }
+                        Err(error) => return Ok(self.gives_up(error.message)),
+                    }
                 }
                 if since.elapsed() > CATCH_UP_LIMIT {
                     return Ok(self.gives_up(format!(
@@ -335,6 +371,36 @@ impl Driver {
             if digested {
                 self.pause(LOOK_INTERVAL).await;
             }
+        }
+    }
+
+    /// Whether the recipient, which says which version it is aligned with, has the options and indexes that
+    /// stand.
+    async fn is_aligned(&mut self, aligned: Option<u64>) -> Result<Result<bool, Error>, Over> {
+        // Of a part they are looked at when all have been copied.
+        if self.state.plan.part_of.is_some() {
+            return Ok(Ok(true));
+        }
+        match super::standing_catalog(&self.shard, &self.state.plan, ANSWER_WAIT).await {
+            Ok(Some(catalog)) => {
+                self.standing = Some(catalog);
+                if self.state.donor.moved.catalog < catalog {
+                    self.step(Event::CatalogStands { catalog }).await?;
+                }
+                let is_this = self.state.donor.moved.catalog == catalog;
+                Ok(Ok(is_this && aligned == Some(catalog)))
+            }
+            // They are about to change: what they are here is of no version.
+            Ok(None) => {
+                self.standing = None;
+                self.pause(PAUSE).await;
+                Ok(Ok(false))
+            }
+            Err(Failure::Unreachable(_)) => {
+                self.pause(PAUSE).await;
+                Ok(Ok(false))
+            }
+            Err(Failure::Refused(error)) => Ok(Err(error)),
         }
     }
 
@@ -400,6 +466,10 @@ impl Driver {
             .with("secondaryThrottle", plan.secondary_throttle)
             .with("waitForDelete", plan.wait_for_delete);
         append_range(&mut writer, "range", &plan.range);
+        let catalog = self.state.donor.moved.catalog;
+        if plan.part_of.is_some() || self.standing == Some(catalog) {
+            writer.append("describes", catalog as i64);
+        }
         match &plan.part_of {
             Some(whole) => {
                 writer.append("partOf", uuid_value(whole));
@@ -450,6 +520,7 @@ impl Driver {
             let finish = DocWriter::new()
                 .with("_terndbReceiveFinish", 1)
                 .with("id", uuid_value(&self.state.plan.id))
+                .with("catalogVersion", self.state.plan.catalog_version)
                 .with("upTo", at.get() as i64)
                 .with("documents", digest.documents as i64)
                 .with("sum", super::copy::binary(&digest.sum.to_be_bytes()));
@@ -465,7 +536,9 @@ impl Driver {
                             }
                             let others = self.await_others(Reached::Ready, Stage::BlockReads);
                             return Ok(match others.await? {
-                                true => Event::RecipientReady,
+                                true => Event::RecipientReady {
+                                    catalog: self.state.donor.moved.catalog,
+                                },
                                 false => self.gives_up("it was asked to end"),
                             });
                         }
@@ -542,15 +615,27 @@ impl Driver {
             let plan = &self.state.plan;
             let began = Instant::now();
             let decided = match settles || self.is_to_abort() {
-                true => super::settle(&self.shard, plan, ANSWER_WAIT).await,
+                true => {
+                    let settled = super::settle(&self.shard, plan, ANSWER_WAIT).await;
+                    settled.map(Verdict::Decided)
+                }
                 false => self.commit().await,
             };
             self.handle.steps.lock().commit_us = began.elapsed().as_micros() as u64;
             match decided {
-                Ok(outcome) => {
+                Ok(Verdict::Decided(outcome)) => {
                     let outcome = self.of_this_life(outcome);
                     self.tell_at_once(outcome);
                     return Ok(Event::Decided(outcome));
+                }
+                Ok(Verdict::CatalogChanged { .. }) if self.put_off >= PUT_OFF_MAX => {
+                    self.reason = Some("options or indexes change again and again".to_owned());
+                    settles = true;
+                }
+                Ok(Verdict::CatalogChanged { now }) => {
+                    self.put_off += 1;
+                    let known = self.state.donor.moved.catalog;
+                    return Ok(Event::CatalogChanged { known, now });
                 }
                 Err(Failure::Unreachable(why)) => {
                     tracing::warn!("a move waits for the config server: {why}");
@@ -592,7 +677,7 @@ impl Driver {
         }
     }
 
-    async fn commit(&self) -> Result<Outcome, Failure> {
+    async fn commit(&self) -> Result<Verdict, Failure> {
         let plan = &self.state.plan;
         let incarnation = plan.known.incarnation;
         let blocked_at = self.shard.log.latest_time();
@@ -608,7 +693,14 @@ impl Driver {
             .with("catalogVersion", plan.catalog_version)
             .with("blockedAt", blocked_at);
         append_range(&mut question, "range", &plan.range);
-        super::ask_config(&self.shard, question, ANSWER_WAIT).await
+        let reply = super::ask_config(&self.shard, question, ANSWER_WAIT).await?;
+        let fields = Fields(reply.document());
+        match fields.text("outcome")? {
+            "catalogChanged" => Ok(Verdict::CatalogChanged {
+                now: fields.count("catalogVersion")?,
+            }),
+            _ => Ok(Verdict::Decided(fields.outcome()?)),
+        }
     }
 
     // The end.
@@ -673,9 +765,11 @@ impl Driver {
             return Ok(false);
         };
         let next = transition.next.map(|donor| DonorState {
-            plan: self.state.plan.clone(),
+            plan: Plan {
+                catalog_version: donor.moved.catalog as i64,
+                ..self.state.plan.clone()
+            },
             donor,
-            since: self.state.since,
             described: self.state.described.clone(),
         });
         loop {
@@ -705,21 +799,25 @@ impl Driver {
             // The recipient has everything, and asks for nothing any more.
             Phase::ReadsBlocked => {
                 self.pin = None;
-                self.follower = None;
                 if let Some((_, since)) = &self.blocked {
                     let took = since.elapsed().as_micros() as u64;
                     let mut steps = self.handle.steps.lock();
                     steps.reads_blocked_us = took.saturating_sub(steps.ready_us);
                 }
             }
-            Phase::Committed(_) | Phase::Aborted => {
-                self.follower = None;
+            Phase::Copying | Phase::Committed(_) | Phase::Aborted => {
                 if let Some((_, since)) = self.blocked.take() {
                     let took = since.elapsed().as_micros() as u64;
-                    self.handle.steps.lock().critical_section_us = took;
+                    self.handle.steps.lock().critical_section_us += took;
+                }
+                if next.donor.phase == Phase::Copying {
+                    // Put off: more of the log is asked for. It was let go a moment ago.
+                    let since = LogPosition::new(next.donor.since);
+                    self.pin = self.shard.log.pin(since).ok();
+                } else {
+                    self.follower = None;
                 }
             }
-            Phase::Copying { .. } => {}
         }
     }
 
@@ -753,7 +851,7 @@ impl Driver {
                         documents.push(plan.deletion(false, plan.when_to_clean(), now)?);
                     }
                     Phase::Aborted => documents.push(RangeDeletion::delete(id)?),
-                    Phase::Copying { .. } | Phase::WritesBlocked | Phase::ReadsBlocked => {}
+                    Phase::Copying | Phase::WritesBlocked | Phase::ReadsBlocked => {}
                 }
             }
             None => documents.push(remove(super::namespace(COORDINATORS), &id)),
@@ -781,7 +879,9 @@ impl Driver {
                 Some(Phase::Committed(Outcome::Aborted) | Phase::Aborted) => {
                     known.without_block(id)
                 }
-                Some(Phase::Copying { .. }) | None => known.clone(),
+                // Put off: whatever was blocked is free again.
+                Some(Phase::Copying) => known.without_block(id),
+                None => known.clone(),
             })
         };
         let first = match plan.part_of {

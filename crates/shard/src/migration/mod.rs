@@ -23,6 +23,7 @@
 //! | `service.rs` | which moves run on this primary; how they begin |
 //! | `donor.rs`, `recipient.rs` | the two sides, driven by their documents |
 //! | `database.rs` | all unsharded collections of a database together |
+//! | `alignment.rs` | the recipient's options and indexes, which may change meanwhile |
 //! | `plan.rs` | what a move is about; the documents |
 //! | `commands.rs` | what is asked of a shard |
 //! | `stretch.rs` | where the documents of a range lie |
@@ -36,6 +37,7 @@
 //! Left out: copying is not slowed down when clients wait longer, except by
 //! `secondaryThrottle`, with which each batch is applied before the next one is asked for.
 
+mod alignment;
 mod commands;
 mod copy;
 mod database;
@@ -77,7 +79,7 @@ use plan::{Fields, Plan, uuid_value};
 use std::sync::Arc;
 use std::time::Duration;
 use storage::Direction;
-use wire::Endpoint;
+use wire::{Endpoint, Reply};
 
 const COORDINATORS: &str = "migrationCoordinators";
 const RECIPIENTS: &str = "migrationRecipients";
@@ -157,7 +159,7 @@ async fn ask_config(
     shard: &Shard,
     mut question: DocWriter,
     wait: Duration,
-) -> Result<Outcome, Failure> {
+) -> Result<Reply, Failure> {
     let Some(config) = shard.refresh.config() else {
         let why = "this shard was not told where its config server is";
         return Err(Failure::Unreachable(why.to_owned()));
@@ -165,7 +167,23 @@ async fn ask_config(
     shard.sharding.config_time.append_to(&mut question);
     let reply = ask(shard, &**config, question, wait).await?;
     shard.hear_config_time(reply.document());
-    Ok(Fields(reply.document()).outcome()?)
+    Ok(reply)
+}
+
+/// The version of a collection's options and indexes that all owners have; `None` while they change.
+async fn standing_catalog(
+    shard: &Shard,
+    plan: &Plan,
+    wait: Duration,
+) -> Result<Option<u64>, Failure> {
+    let question = DocWriter::new()
+        .with("_configsvrCatalogVersion", 1)
+        .with("ns", plan.namespace.as_str())
+        .with("uuid", uuid_value(&plan.uuid));
+    let reply = ask_config(shard, question, wait).await?;
+    let fields = Fields(reply.document());
+    let version = fields.count("catalogVersion")?;
+    Ok((!fields.flag("changes")).then_some(version))
 }
 
 /// What became of a move; if nothing was decided, it is aborted by this. ⚑
@@ -177,7 +195,8 @@ async fn settle_operation(shard: &Shard, id: Uuid, wait: Duration) -> Result<Out
     let question = DocWriter::new()
         .with("_configsvrSettle", 1)
         .with("operation", uuid_value(&id));
-    ask_config(shard, question, wait).await
+    let reply = ask_config(shard, question, wait).await?;
+    Ok(Fields(reply.document()).outcome()?)
 }
 
 impl Shard {

@@ -26,11 +26,11 @@ pub(crate) fn keep_log(shard: &Shard) {
     let states = states.filter_map(|document| DonorState::from_document(document.as_doc()).ok());
     let wanted: HashMap<Uuid, u64> = states
         .filter(|state| match state.donor.phase {
-            Phase::Copying { .. } | Phase::WritesBlocked => true,
-            // The recipient has it all.
+            Phase::Copying | Phase::WritesBlocked => true,
+            // The recipient has it all; if it is put off, what comes then is kept again.
             Phase::ReadsBlocked | Phase::Committed(_) | Phase::Aborted => false,
         })
-        .map(|state| (state.plan.id, state.since))
+        .map(|state| (state.plan.id, state.donor.since))
         .collect();
     let mut pins = shard.migrations.pins.0.lock();
     pins.retain(|id, _| wanted.contains_key(id));

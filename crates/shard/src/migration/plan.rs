@@ -12,12 +12,16 @@
 //!     version: {e, t, v},              committed: of the collection from then on
 //!     validAfter: Timestamp,           committed: the time from which on the recipient owns the range
 //!     cleared: bool,                   receiving: nothing of earlier days is left in the range
+//!     alignedWith: long,               on the recipient: options and indexes are those of this catalogVersion
 //!     endedAt: date }                  ended on the recipient
 //! ```
 //!
 //! ⚑ `known` is the version of the collection that was known here when the move began. A commit of
 //! this move is newer: it is decided later. One that is not is of an earlier life of the move, all
 //! of whose messages came again after it was forgotten, and says nothing about now.
+//!
+//! `catalogVersion` numbers the attempts of a move: it grows when the donor learns that options or indexes have
+//! changed.
 //!
 //! ⚑ `described` is of the time when the part began, whoever leads by now: a collection that has got an index or
 //! other options since then is not what the recipient made, and its part begins anew. A part of an earlier
@@ -202,6 +206,7 @@ impl Plan {
             range: self.range.clone(),
             from: ShardId::new(&self.donor),
             to: ShardId::new(&self.recipient),
+            catalog: self.catalog_version.unsigned_abs(),
         }
     }
 
@@ -289,20 +294,19 @@ impl Plan {
 pub(super) struct DonorState {
     pub(super) plan: Plan,
     pub(super) donor: Donor,
-    /// The log behind this position says what the copy does not.
-    pub(super) since: u64,
     /// Of a part: the collection as it was when this began.
     pub(super) described: Option<DocBuf>,
 }
 
 impl DonorState {
     pub(super) fn document(&self) -> DocBuf {
-        let mut writer = self.plan.document().with("since", self.since as i64);
+        let since = self.donor.since as i64;
+        let mut writer = self.plan.document().with("since", since);
         if let Some(described) = &self.described {
             writer.append("described", described);
         }
         let (phase, committed) = match self.donor.phase {
-            donor::Phase::Copying { .. } => ("copying", None),
+            donor::Phase::Copying => ("copying", None),
             donor::Phase::WritesBlocked => ("writesBlocked", None),
             donor::Phase::ReadsBlocked => ("readsBlocked", None),
             donor::Phase::Committed(Outcome::Committed { version, since }) => {
@@ -322,7 +326,7 @@ impl DonorState {
         let plan = Plan::from_document(doc)?;
         let since = fields.count("since")?;
         let phase = match fields.text("phase")? {
-            "copying" => donor::Phase::Copying { since },
+            "copying" => donor::Phase::Copying,
             "writesBlocked" => donor::Phase::WritesBlocked,
             "readsBlocked" => donor::Phase::ReadsBlocked,
             "committed" => donor::Phase::Committed(fields.committed()?),
@@ -332,10 +336,10 @@ impl DonorState {
         Ok(Self {
             donor: Donor {
                 moved: plan.moved(),
+                since,
                 phase,
             },
             plan,
-            since,
             described: doc.get_doc("described").map(Doc::to_owned),
         })
     }
@@ -369,6 +373,9 @@ impl RecipientState {
             .with("since", self.since as i64)
             .with("phase", phase_name(&self.recipient.phase))
             .with("cleared", self.cleared);
+        if let Some(aligned) = self.recipient.aligned {
+            writer.append("alignedWith", aligned as i64);
+        }
         if let Some(ended_ms) = self.ended_ms {
             writer.append("endedAt", ValueRef::DateTime(ended_ms));
         }
@@ -390,6 +397,7 @@ impl RecipientState {
         Ok(Self {
             recipient: Recipient {
                 moved: plan.moved(),
+                aligned: fields.count("alignedWith").ok(),
                 phase,
             },
             plan,

@@ -68,10 +68,17 @@ pub(super) struct Orders {
     pub(super) stop: bool,
 }
 
+/// What has been received when everything up to a last position is here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Complete {
+    pub(super) digest: Digest,
+    place: Place,
+}
+
 /// Why receiving ended.
 pub(super) enum Ended {
     /// Everything up to the last position is here.
-    Complete(Digest),
+    Complete(Complete),
     Failed(Error),
     /// It was told to, or the tenure is over.
     Stopped,
@@ -90,6 +97,8 @@ pub(super) struct Receiver {
     pub(super) since: LogPosition,
     /// Whether an earlier primary has begun to copy.
     pub(super) resumes: bool,
+    /// What an earlier receiver of this primary came to, before more of the log had to follow.
+    pub(super) goes_on: Option<Complete>,
     /// The document that says that nothing of earlier days is left.
     pub(super) cleared: StateWrite,
 }
@@ -109,13 +118,16 @@ impl From<Error> for Stop {
 impl Receiver {
     pub(super) async fn run(mut self) -> Ended {
         match self.receive().await {
-            Ok(digest) => Ended::Complete(digest),
+            Ok(complete) => Ended::Complete(complete),
             Err(Stop::Stopped) => Ended::Stopped,
             Err(Stop::Failed(error)) => Ended::Failed(error),
         }
     }
 
-    async fn receive(&mut self) -> Result<Digest, Stop> {
+    async fn receive(&mut self) -> Result<Complete, Stop> {
+        if let Some(complete) = self.goes_on {
+            return self.follow(complete).await;
+        }
         let mut digest = digest::NOTHING;
         let mut after = None;
         if !self.resumes {
@@ -127,8 +139,11 @@ impl Receiver {
         self.sessions(None).await?;
         self.scan(after, &mut digest).await?;
         self.progress.scanned.store(true, Ordering::Release);
-        self.follow(&mut digest).await?;
-        Ok(digest)
+        let place = Place {
+            after: self.since,
+            skip: 0,
+        };
+        self.follow(Complete { digest, place }).await
     }
 
     fn check(&self) -> Result<(), Stop> {
@@ -483,17 +498,17 @@ impl Receiver {
         written.await.map(|_| ())
     }
 
-    /// Replays the donor's log up to the last position.
-    async fn follow(&mut self, digest: &mut Digest) -> Result<(), Stop> {
-        let mut place = Place {
-            after: self.since,
-            skip: 0,
-        };
+    /// Replays the donor's log up to the last position, from what is here on.
+    async fn follow(&mut self, from: Complete) -> Result<Complete, Stop> {
+        let Complete {
+            mut digest,
+            mut place,
+        } = from;
         loop {
             self.check()?;
             let up_to = self.orders.borrow_and_update().up_to;
             if up_to.is_some_and(|up_to| place.after >= up_to) {
-                return Ok(());
+                return Ok(Complete { digest, place });
             }
             let question = || {
                 DocWriter::new()
@@ -508,7 +523,7 @@ impl Receiver {
                 continue;
             };
             let fields = Fields(reply.document());
-            self.replay(reply.document(), digest).await?;
+            self.replay(reply.document(), &mut digest).await?;
             self.sessions_of(reply.document()).await?;
             place = Place {
                 after: LogPosition::new(fields.count("upTo")?),

@@ -18,13 +18,18 @@
 //! A part of a move of a database's primary has a collection of its own: it is dropped if the move is
 //! aborted, and has no ownership any more, like any collection that is not sharded, when it has come.
 //!
+//! **Options and indexes may change meanwhile**: the donor tells what they are by now, and they are made so
+//! beside the copying (`alignment.rs`). A recipient that is ready, and is told of a newer version of them, goes
+//! on receiving: its donor has lifted its blocks.
+//!
 //! The document of a move that has ended stays for [`KEPT_MS`], so that messages that are
 //! repeated late are answered for what they are.
 
+use super::alignment::{Description, align};
 use super::peers::Failure;
-use super::plan::{Plan, RecipientState, phase_name, uuid_value};
+use super::plan::{Fields, Plan, RecipientState, phase_name, uuid_value};
 use super::progress::Progress;
-use super::receive::{Ended, Orders, Receiver};
+use super::receive::{Complete, Ended, Orders, Receiver};
 use super::stretch::Stretch;
 use super::{RECIPIENTS, put, remove};
 use crate::Shard;
@@ -35,8 +40,8 @@ use crate::sharding::range_deletion::{RangeDeletion, WhenToClean};
 use crate::sharding::{Ownership, Transition};
 use cluster::authority::Outcome;
 use cluster::migration::recipient::{Event, Phase};
-use cluster::migration::{Digest, Send, ToAuthority, ToRecipient};
-use model::bson::{DocBuf, DocWriter};
+use cluster::migration::{Digest, Move, Send, ToAuthority, ToRecipient};
+use model::bson::{Doc, DocBuf, DocWriter};
 use model::ids::CollectionId;
 use model::time::ClusterTime;
 use model::version::{ChunkVersion, PlacementVersion};
@@ -64,8 +69,13 @@ const FINISH_WAIT: Duration = Duration::from_secs(5);
 
 /// What a recipient is told or asked.
 pub(super) enum Message {
-    Progress,
-    Finish { up_to: LogPosition, digest: Digest },
+    /// `_terndbReceive` as it came: how far is it, and what is the collection like?
+    Receive(DocBuf),
+    Finish {
+        catalog: u64,
+        up_to: LogPosition,
+        digest: Digest,
+    },
     Release(Outcome),
 }
 
@@ -95,11 +105,22 @@ pub(super) struct Driver {
     pub(super) progress: Arc<Progress>,
     pub(super) letters: mpsc::Receiver<Letter>,
     /// What was found when everything had come, until the donor asks for it.
-    pub(super) found: Option<Digest>,
+    pub(super) found: Option<Complete>,
+    /// From where the log is to be followed again.
+    pub(super) goes_on: Option<Complete>,
+    pub(super) aligning: Option<Aligning>,
+}
+
+/// Options and indexes that are being made those of the donor.
+pub(super) struct Aligning {
+    catalog: u64,
+    task: JoinHandle<Result<bool, Error>>,
+    stop: watch::Sender<bool>,
 }
 
 /// A donor that waits for *ready*.
 struct Finishing {
+    catalog: u64,
     up_to: LogPosition,
     wanted: Digest,
     answer: oneshot::Sender<DocBuf>,
@@ -107,8 +128,8 @@ struct Finishing {
 
 impl Driver {
     pub(super) async fn run(mut self) {
-        let (orders, ordered) = watch::channel(Orders::default());
-        let mut receiver = self.start_receiver(ordered);
+        let orders = watch::Sender::new(Orders::default());
+        let mut receiver = self.start_receiver(&orders);
         let mut finishing: Option<Finishing> = None;
         let mut why: Option<Error> = None;
         let silence = match self.state.plan.part_of {
@@ -120,6 +141,10 @@ impl Driver {
             if self.has_ended() {
                 self.progress.ended.store(true, Ordering::Relaxed);
                 orders.send_modify(|orders| orders.stop = true);
+                self.stop_aligning();
+            } else if receiver.is_none() && self.found.is_none() {
+                // It was ready, and is not any more.
+                receiver = self.start_receiver(&orders);
             }
             if self.is_forgotten() {
                 let id = self.state.plan.id;
@@ -140,6 +165,9 @@ impl Driver {
                     receiver = None;
                     why = self.received(ended, &mut finishing).await;
                 }
+                aligned = aligned(&mut self.aligning) => {
+                    why = self.aligned(aligned).await.or(why);
+                }
                 () = tokio::time::sleep(silence), if self.state.recipient.phase == Phase::Ready => {
                     self.settle().await;
                 }
@@ -153,9 +181,19 @@ impl Driver {
             }
         }
         orders.send_modify(|orders| orders.stop = true);
-        // It writes, so it is never left in the middle.
+        self.stop_aligning();
+        // They write, so they are never left in the middle.
+        if let Some(aligning) = self.aligning.take() {
+            let _ = aligning.task.await;
+        }
         if let Some(receiver) = receiver {
             let _ = receiver.await;
+        }
+    }
+
+    fn stop_aligning(&self) {
+        if let Some(aligning) = &self.aligning {
+            aligning.stop.send_replace(true);
         }
     }
 
@@ -169,10 +207,12 @@ impl Driver {
             .is_some_and(|ended| ended + KEPT_MS < self.shard.clock.now_ms())
     }
 
-    fn start_receiver(&self, orders: watch::Receiver<Orders>) -> Option<JoinHandle<Ended>> {
+    fn start_receiver(&mut self, orders: &watch::Sender<Orders>) -> Option<JoinHandle<Ended>> {
         if !matches!(self.state.recipient.phase, Phase::Receiving { .. }) {
             return None;
         }
+        let orders = orders.subscribe();
+        let goes_on = self.goes_on.take();
         let plan = self.state.plan.clone();
         let collection = self.shard.catalog.by_id(self.collection?)?;
         let donor = match self
@@ -216,6 +256,7 @@ impl Driver {
                 operation,
                 since,
                 resumes,
+                goes_on,
                 cleared,
             };
             receiver.run().await
@@ -232,11 +273,27 @@ impl Driver {
         let Letter { message, answer } = letter;
         let id = self.state.plan.id;
         match message {
-            Message::Progress => {}
-            Message::Finish { up_to, digest } => {
+            Message::Receive(request) => {
+                if let Err(error) = self.hear(request.as_doc(), orders).await {
+                    tracing::warn!("what a donor says of its collection is not read: {error}");
+                }
+            }
+            Message::Finish {
+                catalog,
+                up_to,
+                digest,
+            } => {
+                // ⚑ Of an earlier attempt: what was ready for that says nothing about now.
+                let known = &self.state.recipient;
+                let is_this = known.moved.catalog == catalog && known.aligned == Some(catalog);
+                if !is_this && !self.has_ended() {
+                    let _ = answer.send(self.report_as("receiving", None));
+                    return;
+                }
                 if matches!(self.state.recipient.phase, Phase::Receiving { .. }) {
                     orders.send_modify(|orders| orders.up_to = Some(up_to));
                     let waiting = Finishing {
+                        catalog,
                         up_to,
                         wanted: digest,
                         answer,
@@ -258,6 +315,95 @@ impl Driver {
             }
         }
         let _ = answer.send(self.report(why));
+    }
+
+    /// The donor tells of a version of options and indexes, and what the collection is like.
+    async fn hear(
+        &mut self,
+        request: Doc<'_>,
+        orders: &watch::Sender<Orders>,
+    ) -> Result<(), Error> {
+        let was_ready = self.state.recipient.phase == Phase::Ready;
+        let moved = Move {
+            catalog: Fields(request).count("catalogVersion")?,
+            ..self.state.plan.moved()
+        };
+        let since = self.state.since;
+        let receive = ToRecipient::Receive { moved, since };
+        self.step(Event::Message(receive)).await;
+        let receives = matches!(self.state.recipient.phase, Phase::Receiving { .. });
+        if was_ready && receives {
+            // More follows behind what was the last position.
+            orders.send_replace(Orders::default());
+            self.goes_on = self.found.take();
+        }
+        let recipient = &self.state.recipient;
+        let wanted = recipient.moved.catalog;
+        if !receives || self.aligning.is_some() || recipient.aligned == Some(wanted) {
+            return Ok(());
+        }
+        let description = Description::from_receive(request)?;
+        let description = description.filter(|description| description.catalog == wanted);
+        if let (Some(description), Some(collection)) = (description, self.collection) {
+            self.begin_to_align(request, description, collection);
+        }
+        Ok(())
+    }
+
+    fn begin_to_align(
+        &mut self,
+        request: Doc<'_>,
+        description: Description,
+        collection: CollectionId,
+    ) {
+        let (shard, plan) = (self.shard.clone(), self.state.plan.clone());
+        let catalog = description.catalog;
+        let command = request.to_owned().into_bytes();
+        let stop = watch::Sender::new(false);
+        let mut stopped = stop.subscribe();
+        let task = tokio::spawn(async move {
+            let connection = Arc::new(ConnectionInfo::in_process(-1));
+            let operation = shard.operations.begin(&connection, command.into());
+            // Ends the operation at its next step, and never takes its place.
+            let stopping = async {
+                let _ = stopped.wait_for(|stop| *stop).await;
+                operation.kill();
+                std::future::pending::<()>().await;
+            };
+            let aligned = tokio::select! {
+                aligned = align(&shard, &plan, collection, &description, &operation) => aligned,
+                () = stopping => Ok(false),
+            };
+            if matches!(aligned, Ok(false)) {
+                tokio::time::sleep(PAUSE).await;
+            }
+            aligned
+        });
+        self.aligning = Some(Aligning {
+            catalog,
+            task,
+            stop,
+        });
+    }
+
+    /// Options and indexes are those of the donor, or were not made so.
+    async fn aligned(&mut self, aligned: Result<bool, Error>) -> Option<Error> {
+        let catalog = self.aligning.take()?.catalog;
+        match aligned {
+            Ok(true) => self.step(Event::Aligned { catalog }).await,
+            // They change again: the donor tells what they are.
+            Ok(false) => {}
+            Err(_) if self.has_ended() || self.tenure.is_over() => {}
+            Err(error) => {
+                tracing::warn!(
+                    "indexes of {} are not made: {error}",
+                    self.state.plan.namespace
+                );
+                self.step(Event::Failed).await;
+                return Some(error);
+            }
+        }
+        None
     }
 
     /// The receiver has ended.
@@ -288,7 +434,8 @@ impl Driver {
     }
 
     /// ⚑ Everything is here: is it the same?
-    async fn compare(&mut self, found: Digest, finishing: &Finishing) -> Option<Error> {
+    async fn compare(&mut self, found: Complete, finishing: &Finishing) -> Option<Error> {
+        let (catalog, found) = (finishing.catalog, found.digest);
         let (up_to, wanted) = (finishing.up_to.get(), finishing.wanted);
         let copied = Event::Copied {
             up_to,
@@ -299,6 +446,7 @@ impl Driver {
             self.state.recipient = next;
         }
         self.step(Event::Finish {
+            catalog,
             up_to,
             wanted,
             found,
@@ -320,8 +468,15 @@ impl Driver {
 
     /// What the donor is told.
     fn report(&self, why: Option<&Error>) -> DocBuf {
+        self.report_as(phase_name(&self.state.recipient.phase), why)
+    }
+
+    fn report_as(&self, name: &str, why: Option<&Error>) -> DocBuf {
         let phase = &self.state.recipient.phase;
-        let mut writer = DocWriter::new().with("phase", phase_name(phase));
+        let mut writer = DocWriter::new().with("phase", name);
+        if let Some(aligned) = self.state.recipient.aligned {
+            writer.append("alignedWith", aligned as i64);
+        }
         if let (Phase::Aborted, Some(why)) = (phase, why) {
             writer.append("reason", why.message.as_str());
         }
@@ -346,10 +501,11 @@ impl Driver {
         let Some(next) = transition.next else {
             return;
         };
-        if next.phase == self.state.recipient.phase {
+        if next == self.state.recipient {
             return;
         }
         let mut state = self.state.clone();
+        state.plan.catalog_version = next.moved.catalog as i64;
         state.recipient = next;
         if matches!(state.recipient.phase, Phase::Owner | Phase::Aborted) {
             state.ended_ms = Some(self.shard.clock.now_ms());
@@ -489,6 +645,7 @@ fn committed(event: &Event) -> Option<Committed> {
         Event::Message(ToRecipient::Release { outcome, .. }) | Event::Decided(outcome) => outcome,
         Event::Message(_)
         | Event::Copied { .. }
+        | Event::Aligned { .. }
         | Event::Finish { .. }
         | Event::Failed
         | Event::Timer => return None,
@@ -513,6 +670,17 @@ fn owning(
     // The range itself gets the first of the new major version: see `RoutingTable::moving`.
     let chunk = ChunkVersion::new(version.chunk.major, 0);
     super::with_versions(&gained, chunk, version)
+}
+
+/// Waits for options and indexes to be made, or for ever.
+async fn aligned(aligning: &mut Option<Aligning>) -> Result<bool, Error> {
+    match aligning {
+        Some(aligning) => (&mut aligning.task).await.unwrap_or_else(|failed| {
+            let why = format!("the alignment failed: {failed}");
+            Err(Error::new(Code::INTERNAL_ERROR, why))
+        }),
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits for a receiver, or for ever.

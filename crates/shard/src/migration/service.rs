@@ -11,11 +11,12 @@
 //! ⚑ A move begins only where it may: the donor owns the whole range, and no other move of it
 //! runs; the recipient owns nothing of it and receives nothing of it.
 
+use super::alignment::{self, Description, listed_indexes};
 use super::database::{self, DATABASES, DatabaseHandle, DatabasePlan, Reached, description};
 use super::donor::{self, DonorHandle, EndedMove, Steps};
 use super::peers::OtherShards;
 use super::pins::Pins;
-use super::plan::{DonorState, Fields, Plan, RecipientState, wrong};
+use super::plan::{DonorState, Fields, Plan, RecipientState};
 use super::progress::Progress;
 use super::recipient::{self, Letter, RecipientHandle};
 use super::stretch::Stretch;
@@ -30,13 +31,12 @@ use crate::sharding::{Ownership, Transition};
 use cluster::authority::Outcome;
 use cluster::migration::donor::Donor;
 use cluster::migration::recipient::{Recipient, Standing};
-use model::bson::{Doc, DocBuf, ValueRef};
+use model::bson::{Doc, DocBuf};
 use model::ids::Uuid;
 use model::range::RangeSet;
 use model::version::{ChunkVersion, PlacementVersion};
 use model::{Code, Error};
 use parking_lot::Mutex;
-use query::index::{IndexDefinition, parse_specification};
 use replication::LogPosition;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -252,7 +252,7 @@ impl Service {
         for document in super::documents(&self.shard, COORDINATORS) {
             match DonorState::from_document(document.as_doc()) {
                 Ok(state) => {
-                    if let Err(error) = self.start_donor(state) {
+                    if let Err(error) = self.start_donor(state, None) {
                         fault(error);
                     }
                 }
@@ -377,7 +377,6 @@ impl Service {
         let state = DonorState {
             plan,
             donor,
-            since: since.get(),
             described,
         };
         let plan = &state.plan;
@@ -413,10 +412,17 @@ impl Service {
         shard.transition(collection.id, &transition).await?;
         drop(transition);
         shard.migrations.started.fetch_add(1, Ordering::Relaxed);
-        self.start_donor(state)
+        // It stood when the config server asked for the move.
+        let standing = Some(state.donor.moved.catalog);
+        self.start_donor(state, standing)
     }
 
-    fn start_donor(&mut self, state: DonorState) -> Result<Arc<DonorHandle>, Error> {
+    /// `standing` is the version of options and indexes that was heard to stand before this.
+    fn start_donor(
+        &mut self,
+        state: DonorState,
+        standing: Option<u64>,
+    ) -> Result<Arc<DonorHandle>, Error> {
         let shard = self.shard.clone();
         let plan = state.plan.clone();
         let collection = shard.catalog.get(&plan.namespace);
@@ -433,7 +439,7 @@ impl Service {
             inner.databases.get(&whole).cloned()
         });
         // If it is gone the recipient is told so when it asks for it.
-        let pin = shard.log.pin(LogPosition::new(state.since)).ok();
+        let pin = shard.log.pin(LogPosition::new(state.donor.since)).ok();
         let handle = Arc::new(DonorHandle {
             began: Instant::now(),
             collection: collection.map(|collection| collection.id),
@@ -465,6 +471,8 @@ impl Service {
             blocked: None,
             reason: None,
             telling: None,
+            standing,
+            put_off: 0,
         };
         let running = handle.clone();
         self.tasks.spawn(async move {
@@ -569,6 +577,8 @@ fn recipient_driver(
         progress,
         letters: read,
         found: None,
+        goes_on: None,
+        aligning: None,
     };
     let shard = shard.clone();
     async move {
@@ -585,9 +595,14 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
     shard.migrations.shards.get(&plan.donor, &plan.other_host)?;
     let since = fields.count("since")?;
     let is_part = plan.part_of.is_some();
-    let collection = match is_part {
-        true => new_collection(shard, &plan, request).await?,
-        false => ready_collection(shard, &plan, request).await?,
+    let description = Description::from_receive(request)?;
+    let described = description.as_ref().map(|description| description.catalog);
+    let (collection, aligned) = match is_part {
+        true => (new_collection(shard, &plan, request).await?, described),
+        false => {
+            let ready = ready_collection(shard, &plan, request, description).await?;
+            (ready.collection, described.filter(|_| ready.is_aligned))
+        }
     };
     let Some(ownership) = &collection.ownership else {
         return Err(conflict(format!("{} is not sharded here", plan.namespace)));
@@ -604,9 +619,10 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
             .ok_or_else(|| conflict(format!("{} was dropped", plan.namespace)))?;
     }
     let begun = Recipient::begin(plan.moved(), since, Standing::Empty);
-    let recipient = begun
+    let mut recipient = begun
         .and_then(|begun| begun.next)
         .ok_or_else(|| conflict("no move begins".to_owned()))?;
+    recipient.aligned = aligned;
     let state = RecipientState {
         plan,
         recipient,
@@ -635,20 +651,6 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
     drop(transition);
     shard.migrations.receptions.fetch_add(1, Ordering::Relaxed);
     Ok(state)
-}
-
-fn listed_indexes(request: Doc<'_>) -> Result<Vec<IndexDefinition>, Error> {
-    let mut indexes: Vec<IndexDefinition> = Vec::new();
-    let listed = request
-        .get_array("indexes")
-        .ok_or_else(|| wrong("indexes"))?;
-    for index in listed.iter() {
-        let ValueRef::Document(index) = index else {
-            return Err(wrong("indexes"));
-        };
-        indexes.push(parse_specification(index, false)?);
-    }
-    Ok(indexes)
 }
 
 /// A collection that comes with its database. What an earlier attempt left under its name is dropped.
@@ -699,12 +701,20 @@ async fn new_collection(
     shard.create_new(&plan.namespace, new).await
 }
 
+/// A collection that a range can be received into.
+struct ReadyCollection {
+    collection: Arc<Collection>,
+    /// Whether it is as the donor describes it; if not, that is made up for later.
+    is_aligned: bool,
+}
+
 /// The collection with the donor's order and all of its indexes, created if it is not there.
 async fn ready_collection(
     shard: &Arc<Shard>,
     plan: &Plan,
     request: Doc<'_>,
-) -> Result<Arc<Collection>, Error> {
+    description: Option<Description>,
+) -> Result<ReadyCollection, Error> {
     let fields = Fields(request);
     let indexes = listed_indexes(request)?;
     let clustering = request.get_doc("clustering").map(Doc::to_owned);
@@ -732,11 +742,18 @@ async fn ready_collection(
             order: Order::Like(clustering.clone()),
         })
     };
-    loop {
-        let ddl = shard.ddl.lock().await;
+    // ⚑ What is made of a description is as of its version, or that does not stand any more when the move is
+    // to be committed.
+    let as_described = |collection: Arc<Collection>| ReadyCollection {
+        collection,
+        is_aligned: true,
+    };
+    let collection = {
+        let _ddl = shard.ddl.lock().await;
         let Some(collection) = shard.catalog.get(&plan.namespace) else {
             let indexes = choose(None, &plan.namespace, &indexes)?.new;
-            return shard.create_new(&plan.namespace, new(indexes, None)?).await;
+            let created = shard.create_new(&plan.namespace, new(indexes, None)?).await;
+            return created.map(as_described);
         };
         if collection.uuid != plan.uuid {
             return Err(Error::new(
@@ -762,25 +779,22 @@ async fn ready_collection(
             let ordered = new(indexes, Some(collection.clone()))?;
             let created = shard.create_new(&plan.namespace, ordered).await;
             drop(gate);
-            return created;
+            return created.map(as_described);
         }
-        let chosen = choose(Some(&collection), &plan.namespace, &indexes)?;
-        if chosen.wait {
-            return Err(conflict(format!(
-                "an index of {} is being built",
-                plan.namespace
-            )));
-        }
-        if chosen.new.is_empty() {
-            return Ok(collection);
-        }
-        let build = shard.begin_indexes(&collection, chosen.new).await?;
-        drop(ddl);
-        if let Some(build) = build {
-            let connection = Arc::new(wire::ConnectionInfo::in_process(-1));
-            let command = request.to_owned().into_bytes().into();
-            let operation = shard.operations.begin(&connection, command);
-            shard.build_indexes(&build, &operation).await?;
-        }
+        collection
+    };
+    let mut is_aligned = false;
+    if let Some(description) = description {
+        let connection = Arc::new(wire::ConnectionInfo::in_process(-1));
+        let command = request.to_owned().into_bytes().into();
+        let operation = shard.operations.begin(&connection, command);
+        let aligned = alignment::align(shard, plan, collection.id, &description, &operation);
+        is_aligned = aligned.await?;
     }
+    // With the indexes that it has by now.
+    let collection = shard.catalog.by_id(collection.id).unwrap_or(collection);
+    Ok(ReadyCollection {
+        collection,
+        is_aligned,
+    })
 }

@@ -4,6 +4,7 @@
 mod basics;
 mod busy;
 mod ids;
+mod indexes;
 mod lost_primaries;
 mod primaries;
 mod rules;

@@ -5,19 +5,32 @@ use super::world::{PATIENCE, World, outcome};
 use crate::migration::{keep_log, kept_log};
 use differential::value::Value;
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const DOCUMENTS: i32 = 40;
 
 /// Moves a range while a shard's primary is lost behind so many answers; false if the move ended
-/// before that.
-async fn lose_primary(lost: usize, behind: u32) -> bool {
+/// before that. An index is created when the move is to be committed, if somebody wants to know behind how
+/// many answers that was.
+async fn lose_primary(lost: usize, behind: u32, index: Option<&Arc<AtomicU32>>) -> bool {
     let mut world = World::new("{x: 1}").await;
     world.create("{key: {x: 1}, name: 'x_1'}").await;
     let documents: Vec<String> = (0..DOCUMENTS)
         .map(|x| format!("{{_id: {x}, x: {x}}}"))
         .collect();
     world.on(0).insert(&documents).await;
+    if let Some(told) = index.cloned() {
+        let create = "{createIndexes: 'c', indexes: [{key: {y: 1}, name: 'y_1'}]}";
+        let created = world.changes_indexes(create);
+        let network = world.network.clone();
+        let happens = Box::pin(async move {
+            told.store(network.answered(), Ordering::SeqCst);
+            created.await;
+        });
+        world.authority.before("_configsvrCommitMove", happens);
+    }
     world.network.cut_behind(behind);
     let command = world.command(0, 1, "{x: 10}", "{x: 30}");
     let was_cut = {
@@ -66,6 +79,8 @@ async fn check(world: &World, lost: usize, behind: u32) {
         world.on(number).check_valid("c").await;
     }
     assert_eq!(seen.len(), DOCUMENTS as usize);
+    let (given, received) = (world.indexes(0).await, world.indexes(1).await);
+    assert_eq!(given, received, "{lost} lost behind {behind}");
     world.check_owners(&[5, 15]);
     // Nobody is blocked, and only the owner writes.
     let write = "{update: 'c', updates: [{q: {_id: 15, x: 15}, u: {$set: {y: 1}}}]}";
@@ -74,9 +89,15 @@ async fn check(world: &World, lost: usize, behind: u32) {
     world.on(0).check(&format!("{write} => {{n: 1}}")).await;
 }
 
-async fn lose_everywhere(lost: usize) {
-    let mut behind = 1;
-    while lose_primary(lost, behind).await {
+async fn lose_everywhere(lost: usize, index: bool) {
+    let created_behind = Arc::new(AtomicU32::new(1));
+    let index = index.then_some(&created_behind);
+    if index.is_some() {
+        // What comes before the index is created goes as it does without one.
+        assert!(!lose_primary(lost, 0, index).await);
+    }
+    let mut behind = created_behind.load(Ordering::SeqCst).max(1);
+    while lose_primary(lost, behind, index).await {
         behind += 1;
         assert!(
             behind < 60,
@@ -88,12 +109,23 @@ async fn lose_everywhere(lost: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_primary_of_the_donor_ends_what_was_begun() {
-    lose_everywhere(0).await;
+    lose_everywhere(0, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_primary_of_the_recipient_ends_what_was_begun() {
-    lose_everywhere(1).await;
+    lose_everywhere(1, false).await;
+}
+
+/// An index is created when the range is to be given away: the move catches up, whoever leads.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_primary_of_the_donor_knows_of_changed_indexes() {
+    lose_everywhere(0, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_primary_of_the_recipient_knows_of_changed_indexes() {
+    lose_everywhere(1, true).await;
 }
 
 /// ⚑ A member keeps what a move needs of the log, whether it leads or not: the document of the move says what that is.

@@ -98,18 +98,6 @@ async fn a_lost_answer_to_the_commit_is_asked_for_again() {
     world.close().await;
 }
 
-/// ⚑ The commit compares the version of the catalog.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_was_created_meanwhile_ends_the_move() {
-    let world = filled("{x: 1}", &ascending(50)).await;
-    let command = world.command(0, 1, "{x: 10}", "{x: 40}");
-    world.authority.catalog.store(1, Ordering::SeqCst);
-    let reply = world.on(0).run("admin", &command).await;
-    assert_eq!(outcome(&reply), "aborted", "{reply:?}");
-    stays(&world, 50).await;
-    world.close().await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_owned_is_not_moved() {
     let world = filled("{x: 1}", &ascending(50)).await;

@@ -6,9 +6,9 @@ use differential::value::{Fields, Value, get};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use wire::{BoxFuture, CallError, Endpoint, InProcess, Reply, Request};
@@ -25,14 +25,25 @@ const MOVED_DATABASE: &str =
 /// The version that a move led to, and the time from which on it counts.
 type Commit = (String, ClusterTime);
 
+/// Something that happens before a question is answered.
+struct Interlude {
+    question: &'static str,
+    happens: BoxFuture<'static, ()>,
+}
+
 /// Decides moves by their ids; each outcome once.
 pub(super) struct Authority {
     outcomes: Mutex<BTreeMap<Vec<u8>, Option<Commit>>>,
     /// How far behind a donor's block the time of a decision is.
     pub(super) later: AtomicU64,
     major: AtomicU32,
-    /// The version of the collection's catalog.
+    /// The version of the collection's catalog, and whether it is about to change.
     pub(super) catalog: AtomicU64,
+    pub(super) changes: AtomicBool,
+    /// Commits that were put off because the catalog is another.
+    pub(super) put_off: AtomicU32,
+    /// What happens before the next question of a kind is answered, in this order.
+    interludes: Mutex<VecDeque<Interlude>>,
     /// Commits that are not answered, although they are decided.
     pub(super) answers_lost: AtomicU32,
 }
@@ -57,12 +68,15 @@ impl Authority {
                 let id = bytes("id")?;
                 let is_known = outcomes.contains_key(&id);
                 let now = self.catalog.load(Ordering::SeqCst) as i64;
-                if !is_known && !is_database && catalog != Some(ValueRef::Int64(now)) {
-                    let refused = DocWriter::new()
-                        .with("ok", 0.0)
-                        .with("code", 96)
-                        .with("errmsg", "options or indexes have changed");
-                    return Some(refused.finish());
+                let stands = !self.changes.load(Ordering::SeqCst);
+                let is_named = stands && catalog == Some(ValueRef::Int64(now));
+                if !is_known && !is_database && !is_named {
+                    self.put_off.fetch_add(1, Ordering::SeqCst);
+                    let put_off = DocWriter::new()
+                        .with("outcome", "catalogChanged")
+                        .with("catalogVersion", now)
+                        .with("ok", 1.0);
+                    return Some(put_off.finish());
                 }
                 let blocked = match body.get("blockedAt") {
                     Some(ValueRef::Timestamp(time)) => {
@@ -79,6 +93,13 @@ impl Authority {
                     Some((version, ClusterTime::from_u64(blocked.to_u64() + later)))
                 });
                 outcome.clone()
+            }
+            "_configsvrCatalogVersion" => {
+                let told = DocWriter::new()
+                    .with("catalogVersion", self.catalog.load(Ordering::SeqCst) as i64)
+                    .with("changes", self.changes.load(Ordering::SeqCst))
+                    .with("ok", 1.0);
+                return Some(told.finish());
             }
             _ => {
                 let refused = DocWriter::new().with("ok", 0.0).with("code", 59);
@@ -101,6 +122,22 @@ impl Authority {
         self.outcomes.lock().insert(id.to_vec(), None);
     }
 
+    /// Something happens before the next question of a kind is answered, behind what was said before.
+    pub(super) fn before(&self, question: &'static str, happens: BoxFuture<'static, ()>) {
+        let interlude = Interlude { question, happens };
+        self.interludes.lock().push_back(interlude);
+    }
+
+    async fn interlude(&self, question: &str) {
+        let due = {
+            let mut interludes = self.interludes.lock();
+            interludes.pop_front_if(|next| next.question == question)
+        };
+        if let Some(due) = due {
+            due.happens.await;
+        }
+    }
+
     pub(super) fn is_decided(&self) -> usize {
         self.outcomes.lock().len()
     }
@@ -115,6 +152,7 @@ impl Authority {
 impl Endpoint for Authority {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
         Box::pin(async move {
+            self.interlude(request.name()).await;
             let answer = self.answer(request.body()).expect("a well-formed question");
             let lost = self
                 .answers_lost
@@ -186,6 +224,10 @@ impl Network {
         })
     }
 
+    pub(super) fn answered(&self) -> u32 {
+        self.answered.load(Ordering::SeqCst)
+    }
+
     pub(super) fn cut_behind(&self, answers: u32) {
         self.answered.store(0, Ordering::SeqCst);
         self.by_command.lock().clear();
@@ -241,6 +283,9 @@ impl World {
                 later: AtomicU64::new(1),
                 major: AtomicU32::new(1),
                 catalog: AtomicU64::new(0),
+                changes: AtomicBool::new(false),
+                put_off: AtomicU32::new(0),
+                interludes: Mutex::default(),
                 answers_lost: AtomicU32::new(0),
             }),
             network: Arc::default(),
@@ -360,6 +405,45 @@ impl World {
             hex(range.max.as_bytes()),
             self.authority.catalog.load(Ordering::SeqCst),
         )
+    }
+
+    /// Sends a command to a shard whenever this is awaited, if the shard is there then.
+    pub(super) fn later(&self, number: usize, command: &str) -> BoxFuture<'static, ()> {
+        let doors = self.doors.clone();
+        let body = document(command);
+        Box::pin(async move {
+            let endpoint = doors.lock().get(&format!("shard{number}")).cloned();
+            let Some(endpoint) = endpoint else { return };
+            let mut writer = DocWriter::new();
+            for element in body.iter() {
+                writer.append_element(&element);
+            }
+            let body = writer.with("$db", "test").finish();
+            let request = Request::from_parts(body, Vec::new()).expect("a command");
+            let _ = endpoint.call(request).await;
+        })
+    }
+
+    /// An operation on the indexes of the collection, as the config server carries it out: on the first
+    /// shard, which owns all of it.
+    pub(super) fn changes_indexes(&self, command: &str) -> BoxFuture<'static, ()> {
+        let authority = self.authority.clone();
+        let told = self.later(0, command);
+        Box::pin(async move {
+            authority.changes.store(true, Ordering::SeqCst);
+            authority.catalog.fetch_add(1, Ordering::SeqCst);
+            told.await;
+            authority.catalog.fetch_add(1, Ordering::SeqCst);
+            authority.changes.store(false, Ordering::SeqCst);
+        })
+    }
+
+    /// The specifications of all indexes on a shard, in no order.
+    pub(super) async fn indexes(&self, number: usize) -> Vec<String> {
+        let (_, listed) = self.on(number).batch("{listIndexes: 'c'}").await;
+        let mut all: Vec<String> = listed.iter().map(differential::notation::print).collect();
+        all.sort();
+        all
     }
 
     /// Moves a range; what the donor answers.
