@@ -8,6 +8,7 @@
 
 use crate::cursor::IDLE_TIMEOUT;
 use crate::{Shard, migration, primary_services, session};
+use model::time::ClusterTime;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -76,7 +77,9 @@ async fn maintenance(shard: &Arc<Shard>) {
         shard.cursors.close_idle(idle_clock(shard));
         tokio::task::block_in_place(|| migration::keep_log(shard));
         let maintained = tokio::task::block_in_place(|| {
-            let now = shard.log.latest_time();
+            // Times are given when something is written: the window passes without that.
+            let clock_s = u32::try_from(shard.clock.now_ms() / 1000).unwrap_or(0);
+            let now = shard.log.latest_time().max(ClusterTime::new(clock_s, 0));
             let window = shard.parameters.current().history_window_secs;
             shard.store.set_history_window(window.unsigned_abs());
             shard.store.maintain(now, MAINTENANCE_BUDGET)

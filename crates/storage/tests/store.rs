@@ -276,6 +276,25 @@ fn forgotten_records_on_disk() {
     forgotten_records(|| open_disk(dir.path()));
 }
 
+/// Where nothing is written any more, history begins at the last entry in the end.
+#[test]
+fn history_ends_where_nothing_is_written() {
+    let store = Store::open(MemoryEngine::new(), options(160)).expect("sound");
+    apply(&store, at(1000), put(b"a", b"1"));
+    store.maintain(at(1160), 100).expect("sound");
+    assert_eq!(store.history_start(), ClusterTime::new(1000, 0));
+    apply(&store, at(1005), put(b"a", b"2"));
+    for (now, start) in [
+        (at(1166), ClusterTime::new(1000, 0)),
+        (at(1174), ClusterTime::new(1000, 0)),
+        (at(1175), at(1005)),
+        (at(9999), at(1005)),
+    ] {
+        store.maintain(now, 100).expect("sound");
+        assert_eq!(store.history_start(), start, "at {now:?}");
+    }
+}
+
 /// ⚑ A batch without history is never found without the start of history that allows it.
 #[test]
 fn the_start_of_history_is_there_before_what_relies_on_it() {

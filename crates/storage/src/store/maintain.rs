@@ -182,7 +182,10 @@ impl<E: Engine> Store<E> {
         }
         let start = self.shared.history_start();
         let step = (window / STEPS_PER_WINDOW).max(1);
-        if target.seconds() < start.seconds().saturating_add(step) {
+        let is_far = |from: u32, to: u32| to >= from.saturating_add(step);
+        // Where nothing is written any more it goes on to the last entry, at some time.
+        let is_idle = is_far(target.seconds(), now.seconds().saturating_sub(window));
+        if !is_far(start.seconds(), target.seconds()) && !(is_idle && target > start) {
             return Ok(());
         }
         let mut batch = WriteBatch::default();
