@@ -34,6 +34,7 @@ mod ddl;
 mod error;
 mod host;
 mod index_build;
+mod latency;
 mod migration;
 mod operation;
 mod oplog;

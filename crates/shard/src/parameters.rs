@@ -16,6 +16,7 @@ pub(crate) struct Settings {
     pub(crate) sort_memory_bytes: i32,
     pub(crate) log_level: i32,
     pub(crate) history_window_secs: i32,
+    pub(crate) move_pacing: bool,
     pub(crate) no_table_scan: bool,
     pub(crate) quiet: bool,
     pub(crate) ttl_enabled: bool,
@@ -39,6 +40,7 @@ impl Default for Settings {
             sort_memory_bytes: 100 * 1024 * 1024,
             log_level: 0,
             history_window_secs: 300,
+            move_pacing: true,
             no_table_scan: false,
             quiet: false,
             ttl_enabled: true,
@@ -66,6 +68,7 @@ pub(crate) const SETTABLE: &[&str] = &[
     "internalQueryMaxBlockingSortMemoryUsageBytes",
     "logLevel",
     "minSnapshotHistoryWindowInSeconds",
+    "movePacingEnabled",
     "movePinnedLogBytesMax",
     "moveStallSecs",
     "notablescan",
@@ -92,6 +95,7 @@ impl Settings {
             "internalQueryMaxBlockingSortMemoryUsageBytes" => self.sort_memory_bytes.into(),
             "logLevel" => self.log_level.into(),
             "minSnapshotHistoryWindowInSeconds" => self.history_window_secs.into(),
+            "movePacingEnabled" => self.move_pacing.into(),
             "movePinnedLogBytesMax" => self.move_pinned_log_bytes_max.into(),
             "moveStallSecs" => self.move_stall_secs.into(),
             "notablescan" => self.no_table_scan.into(),
@@ -159,6 +163,7 @@ impl Settings {
                     ));
                 }
             }
+            "movePacingEnabled" => self.move_pacing = truth,
             "orphanCleanupDelaySecs" => {
                 self.orphan_cleanup_delay_secs = not_negative(name, value)?;
             }

@@ -10,6 +10,7 @@ use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::counters::Counters;
 use crate::cursor::Cursors;
 use crate::host::Host;
+use crate::latency::Latency;
 use crate::migration::Migrations;
 use crate::operation::Operations;
 use crate::parameters::Parameters;
@@ -114,6 +115,7 @@ pub struct Shard {
     /// Cursors that wait for the log to grow.
     pub(crate) watchers: Arc<Watchers>,
     pub(crate) counters: Counters,
+    pub(crate) latency: Latency,
     pub(crate) cursors: Cursors,
     pub(crate) plan_cache: PlanCache,
     pub(crate) sessions: Arc<SessionCatalog>,
@@ -266,6 +268,7 @@ impl Shard {
             operations,
             watchers,
             counters: Counters::default(),
+            latency: Latency::default(),
             cursors: Cursors::new(),
             plan_cache: PlanCache::new(),
             sessions,

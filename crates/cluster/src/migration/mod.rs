@@ -62,11 +62,12 @@
 //! - ⚑ While the catalog changes no version stands: nothing is committed then, so the shards that
 //!   an operation on indexes tells are all owners there are until it has ended.
 //!
-//! Left to the shell: copying itself, the sums that `digest` stands for, pacing,
-//! deadlines, and when "almost caught up" is. Not here yet: the history of sessions,
+//! How fast copying may go is decided in `pace.rs`. Left to the shell: copying itself, the sums that
+//! `digest` stands for, deadlines, and when "almost caught up" is. Not here yet: the history of sessions,
 //! which has to be there before the recipient may say *ready*.
 
 pub mod donor;
+pub mod pace;
 pub mod recipient;
 
 #[cfg(test)]

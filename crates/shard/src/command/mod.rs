@@ -48,6 +48,7 @@ pub(crate) mod write_reply;
 
 use crate::Shard;
 use crate::catalog::Collection;
+use crate::latency;
 use crate::migration;
 use crate::operation::Operation;
 use crate::session::{Retryable, SessionId};
@@ -405,14 +406,18 @@ async fn answer(
             _ => break answer,
         }
     };
-    match &invocation.retryable {
+    let answer = match &invocation.retryable {
         Some(retryable) if answer.is_ok() => {
             let concern = invocation.envelope.write_concern;
             let settled = shard.settle_retry(retryable, concern).await;
             settled.and(answer)
         }
         _ => answer,
+    };
+    if latency::is_short(request.name()) {
+        shard.latency.note(operation.started.elapsed());
     }
+    answer
 }
 
 /// Commands that the config server sends. ⚑ Those on indexes too: a recipient that has heard of one believes no

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   {_terndbMoveCopy: 1, id, after: BinData | null, bytes}
-//!   {documents: [..], next: BinData | null}                 null: that was the last
+//!   {documents: [..], next: BinData | null, strain: double}                 null: that was the last
 //! ```
+//!
+//! `strain` is how many times longer clients wait here than at rest (`latency.rs`), if there are any.
 //!
 //! Each answer is read from a snapshot of its own, and shows the latest versions. What changes
 //! before or behind the place that was reached is in the log, which the recipient replays from
@@ -56,5 +58,8 @@ pub(super) fn copy(shard: &Shard, stretch: &Stretch, after: Option<&[u8]>, bytes
         Some(last) if !is_last => writer.append("next", binary(last.as_bytes())),
         _ => writer.append("next", ValueRef::Null),
     };
+    if let Some(strain) = shard.latency.strain() {
+        writer.append("strain", strain);
+    }
     finish(writer)
 }

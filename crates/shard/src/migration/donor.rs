@@ -38,6 +38,7 @@
 
 use super::database::{DatabaseHandle, Reached, Stage};
 use super::digest::{self, Follower};
+use super::pacing::Pacer;
 use super::peers::{Failure, ask};
 use super::plan::{DonorState, Fields, Plan, append_outcome, append_range, uuid_value};
 use super::stall::Stall;
@@ -114,6 +115,8 @@ pub(super) struct Steps {
     pub(super) replayed: i64,
     /// Documents of the range, once they have been counted.
     pub(super) expected: Option<u64>,
+    /// The part of its time that the recipient's copy works.
+    pub(super) pace: Option<f64>,
 }
 
 /// What others hold of a running donor.
@@ -266,6 +269,9 @@ impl Driver {
         let began = Instant::now();
         let mut scanned_at: Option<Instant> = None;
         let mut stall = Stall::begins();
+        let shard = self.shard.clone();
+        let _copying = shard.latency.copying();
+        let mut pacer = Pacer::new();
         if self.follower.is_none() {
             let Some(stretch) = self.handle.stretch.clone() else {
                 return Ok(self.gives_up("the collection was dropped"));
@@ -280,10 +286,15 @@ impl Driver {
             if let Some(why) = stall.is_over(&self.shard, since) {
                 return Ok(self.gives_up(why));
             }
+            let scans = Instant::now();
             let digested = match self.digest_a_bit() {
                 Ok(digested) => digested,
                 Err(error) => return Ok(self.gives_up(error.message)),
             };
+            if !digested {
+                let pace = pacer.pace(&shard, None);
+                self.pause(pace.pause_after(scans.elapsed())).await;
+            }
             let report = match self.ask_recipient(self.receive(since)).await {
                 Ok(report) => report,
                 Err(Failure::Unreachable(_)) => {
@@ -443,6 +454,9 @@ impl Driver {
         steps.documents = fields.long("documents").unwrap_or(steps.documents);
         steps.bytes = fields.long("bytes").unwrap_or(steps.bytes);
         steps.replayed = fields.long("replayed").unwrap_or(steps.replayed);
+        if let Some(ValueRef::Double(pace)) = fields.0.get("pace") {
+            steps.pace = Some(pace);
+        }
     }
 
     async fn ask_recipient(&self, question: DocWriter) -> Result<Reply, Failure> {

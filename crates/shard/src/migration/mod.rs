@@ -30,12 +30,13 @@
 //! | `copy.rs`, `tail.rs`, `history.rs` | what the donor tells |
 //! | `receive.rs` | what the recipient makes of it |
 //! | `digest.rs` | whether both hold the same |
+//! | `pacing.rs` | how fast it may go |
 //! | `progress.rs`, `report.rs` | how far it is |
 //! | `peers.rs` | how shards reach each other |
 //! | `pins.rs`, `stall.rs` | what members keep of the log, and for how long |
 //!
-//! Left out: copying is not slowed down when clients wait longer, except by
-//! `secondaryThrottle`, with which each batch is applied before the next one is asked for.
+//! Copying slows down when clients wait longer, on either side (`pacing.rs`). With `secondaryThrottle` each batch
+//! is applied before the next one is asked for, in any case.
 
 mod alignment;
 mod commands;
@@ -44,6 +45,7 @@ mod database;
 mod digest;
 mod donor;
 mod history;
+mod pacing;
 mod peers;
 mod pins;
 mod plan;

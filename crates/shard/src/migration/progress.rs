@@ -1,5 +1,6 @@
 //! How far a move is, for `currentOp`, `serverStatus` and the other side.
 
+use cluster::migration::pace::Pace;
 use model::bson::DocWriter;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -13,6 +14,8 @@ pub(super) struct Progress {
     pub(super) replayed: AtomicU64,
     pub(super) scanned: AtomicBool,
     pub(super) ended: AtomicBool,
+    /// The part of its time that the copy works, in thousandths.
+    pub(super) pace_thousandths: AtomicU64,
     /// The donor's log is replayed up to here.
     pub(super) copied_up_to: AtomicU64,
 }
@@ -26,6 +29,7 @@ impl Progress {
             replayed: AtomicU64::new(0),
             scanned: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            pace_thousandths: AtomicU64::new(1000),
             copied_up_to: AtomicU64::new(since),
         }
     }
@@ -33,6 +37,11 @@ impl Progress {
     pub(super) fn copied(&self, documents: u64, bytes: u64) {
         self.documents.fetch_add(documents, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_pace(&self, pace: Pace) {
+        let thousandths = (pace.share() * 1000.0) as u64;
+        self.pace_thousandths.store(thousandths, Ordering::Relaxed);
     }
 
     pub(super) fn replayed(&self, changes: u64, bytes: u64) {
@@ -48,6 +57,7 @@ impl Progress {
             .append("scanned", self.scanned.load(Ordering::Acquire))
             .append("documents", count(&self.documents))
             .append("bytes", count(&self.bytes))
-            .append("replayed", count(&self.replayed));
+            .append("replayed", count(&self.replayed))
+            .append("pace", count(&self.pace_thousandths) as f64 / 1000.0);
     }
 }

@@ -21,6 +21,7 @@
 
 use super::digest::{self, add, take_away};
 use super::history;
+use super::pacing::Pacer;
 use super::peers::{Failure, ask};
 use super::plan::{Fields, Plan, uuid_value, wrong};
 use super::progress::Progress;
@@ -41,18 +42,16 @@ use model::{Code, Error};
 use replication::LogPosition;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use storage::{Direction, Record};
 use tokio::sync::{mpsc, watch};
 use wire::{Endpoint, Reply};
 
-/// What one answer of the donor is to weigh.
-const BATCH_BYTES: i64 = 2 << 20;
+/// What one answer about the donor's log is to weigh.
+const LOG_BYTES: i64 = 2 << 20;
 /// Answers that wait to be worked out.
 const FETCHED_MAX: usize = 2;
-/// Entries that are appended and not applied.
-const IN_FLIGHT_MAX: usize = 4;
 /// How long the donor waits for its log to grow before it answers.
 const TAIL_WAIT_MS: i64 = 500;
 const ANSWER_WAIT: Duration = Duration::from_secs(60);
@@ -161,6 +160,17 @@ impl Receiver {
         }
     }
 
+    /// Lets clients go first.
+    async fn rest(&self, pause: Duration) {
+        if pause.is_zero() {
+            return;
+        }
+        tokio::select! {
+            () = self.tenure.ended() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+
     /// Asks the donor until it answers.
     async fn ask_donor(&self, question: impl Fn() -> DocWriter) -> Result<Reply, Stop> {
         loop {
@@ -251,20 +261,33 @@ impl Receiver {
 
     async fn scan(&mut self, after: Option<Vec<u8>>, digest: &mut Digest) -> Result<(), Stop> {
         let (fetched, mut answers) = mpsc::channel(FETCHED_MAX);
-        let fetching = self.fetch(after, fetched);
+        let mut pacer = Pacer::new();
+        let first = pacer.pace(&self.shard, None);
+        let batch_bytes = AtomicU64::new(first.batch_bytes());
+        let fetching = self.fetch(after, fetched, &batch_bytes);
         let working = async {
+            let _copying = self.shard.latency.copying();
             let mut in_flight = VecDeque::new();
             while let Some(answer) = answers.recv().await {
                 let answer: Reply = answer?;
                 self.check()?;
+                let began = Instant::now();
                 self.take_documents(&answer, digest, &mut in_flight).await?;
+                let strain = match answer.document().get("strain") {
+                    Some(ValueRef::Double(strain)) => Some(strain),
+                    _ => None,
+                };
+                let pace = pacer.pace(&self.shard, strain);
+                batch_bytes.store(pace.batch_bytes(), Ordering::Relaxed);
+                self.progress.set_pace(pace);
                 let limit = match self.plan.secondary_throttle {
                     true => 0,
-                    false => IN_FLIGHT_MAX,
+                    false => pace.in_flight(),
                 };
                 while in_flight.len() > limit {
                     applied(&mut in_flight).await?;
                 }
+                self.rest(pace.pause_after(began.elapsed())).await;
             }
             while !in_flight.is_empty() {
                 applied(&mut in_flight).await?;
@@ -277,7 +300,12 @@ impl Receiver {
 
     /// Hands over the donor's documents, answer by answer; the last thing is an error, if
     /// there is one.
-    async fn fetch(&self, after: Option<Vec<u8>>, fetched: mpsc::Sender<Result<Reply, Stop>>) {
+    async fn fetch(
+        &self,
+        after: Option<Vec<u8>>,
+        fetched: mpsc::Sender<Result<Reply, Stop>>,
+        batch_bytes: &AtomicU64,
+    ) {
         let mut after = after;
         loop {
             let question = || {
@@ -286,7 +314,7 @@ impl Receiver {
                     .with("_terndbMoveCopy", 1)
                     .with("id", uuid_value(&self.plan.id))
                     .with("after", after)
-                    .with("bytes", BATCH_BYTES)
+                    .with("bytes", batch_bytes.load(Ordering::Relaxed) as i64)
             };
             let answer = self.ask_donor(question).await;
             let next = match &answer {
@@ -516,7 +544,7 @@ impl Receiver {
                     .with("id", uuid_value(&self.plan.id))
                     .with("from", place.after.get() as i64)
                     .with("skip", place.skip as i64)
-                    .with("bytes", BATCH_BYTES)
+                    .with("bytes", LOG_BYTES)
                     .with("waitMS", TAIL_WAIT_MS)
             };
             let Some(reply) = self.answer_or_orders(question, place).await? else {

@@ -44,6 +44,7 @@ pub(crate) fn running_moves(shard: &Shard) -> Vec<DocBuf> {
             .append("clonedDocs", steps.documents)
             .append("clonedBytes", steps.bytes)
             .append("replayedChanges", steps.replayed)
+            .append("pace", steps.pace.unwrap_or(1.0))
             .append("bytesPerSecond", per_second(steps.bytes, running));
         if let Some(expected) = steps.expected {
             let share = steps.documents as f64 / (expected.max(1) as f64);
@@ -101,4 +102,13 @@ pub(crate) fn append_statistics(shard: &Shard, writer: &mut DocWriter) {
         .append("countDocsClonedOnDonor", count(&moves.documents))
         .append("countBytesClonedOnDonor", count(&moves.bytes))
         .append("countRecipientMoveChunkStarted", count(&moves.receptions));
+    let figures = shard.latency.figures();
+    for (name, figure) in [
+        ("clientLatencyMicros", figures.lately),
+        ("clientLatencyAtRestMicros", figures.at_rest),
+    ] {
+        if let Some(figure) = figure {
+            writer.append(name, figure as i64);
+        }
+    }
 }

@@ -1,0 +1,155 @@
+//! How fast a range is copied: as fast as it goes, unless clients wait longer because of it.
+//!
+//! ```text
+//!   every interval:  strain = how long clients wait ÷ how long they wait without copies, the worse of both shards
+//!
+//!   strain     none     ≤ 1.2      ≤ 1.5     > 1.5     > 3
+//!   share      × 2      × 1.25      same      ÷ 2       ÷ 4         within [1/16, 1]
+//! ```
+//!
+//! The share is the part of its time that a copy works. Batches become smaller with it, because what clients
+//! wait for is the batch in front of them, and behind each comes a pause. ⚑ A copy never stops: whatever
+//! clients feel, a batch of [`BATCH_BYTES_MIN`] comes after each [`PAUSE_MAX`] at most, because a range that
+//! cannot leave an overloaded shard is what keeps it overloaded.
+//!
+//! Left out: what a copy costs others that is not latency of clients: disks, networks, secondaries.
+
+use std::time::Duration;
+
+/// What a batch weighs when nothing speaks against it.
+pub const BATCH_BYTES_MAX: u64 = 2 << 20;
+pub const BATCH_BYTES_MIN: u64 = 128 << 10;
+/// The longest pause behind a batch.
+pub const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// Entries that are appended and not applied, at full pace.
+const IN_FLIGHT_MAX: usize = 4;
+
+const SHARE_MIN: f64 = 1.0 / 16.0;
+/// Where a copy begins that does not know yet what clients feel.
+const SHARE_FIRST: f64 = 1.0 / 4.0;
+/// What clients may feel.
+const STRAIN_MAX: f64 = 1.5;
+const STRAIN_EASY: f64 = 1.2;
+const STRAIN_HARD: f64 = 3.0;
+
+/// The pace of one copy.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Pace {
+    share: f64,
+}
+
+impl Pace {
+    /// Nobody is in the way.
+    pub const FULL: Pace = Pace { share: 1.0 };
+
+    /// Of a copy that begins where clients are.
+    pub const FIRST: Pace = Pace { share: SHARE_FIRST };
+
+    /// The pace behind an interval in which clients felt this; `None` if there were none.
+    pub fn after(self, strain: Option<f64>) -> Pace {
+        let factor = match strain {
+            None => 2.0,
+            Some(strain) if strain <= STRAIN_EASY => 1.25,
+            Some(strain) if strain <= STRAIN_MAX => 1.0,
+            Some(strain) if strain <= STRAIN_HARD => 0.5,
+            Some(_) => 0.25,
+        };
+        Pace {
+            share: (self.share * factor).clamp(SHARE_MIN, 1.0),
+        }
+    }
+
+    /// The part of its time that a copy works.
+    pub fn share(self) -> f64 {
+        self.share
+    }
+
+    /// Whether it cannot be slower.
+    pub fn is_least(self) -> bool {
+        self.share <= SHARE_MIN
+    }
+
+    pub fn batch_bytes(self) -> u64 {
+        let bytes = (BATCH_BYTES_MAX as f64 * self.share) as u64;
+        bytes.max(BATCH_BYTES_MIN)
+    }
+
+    /// The pause behind work that took so long.
+    pub fn pause_after(self, worked: Duration) -> Duration {
+        worked.mul_f64(1.0 / self.share - 1.0).min(PAUSE_MAX)
+    }
+
+    /// How many batches may be under way; with none, each is applied before the next.
+    pub fn in_flight(self) -> usize {
+        match self == Pace::FULL {
+            true => IN_FLIGHT_MAX,
+            false => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where it begins, what clients feel, and the shares that follow.
+    type Row<'a> = (Pace, &'a [Option<f64>], &'a [f64]);
+
+    /// The shares behind intervals with these strains.
+    fn shares(from: Pace, strains: &[Option<f64>]) -> Vec<f64> {
+        let mut pace = from;
+        let step = |strain: &Option<f64>| {
+            pace = pace.after(*strain);
+            pace.share()
+        };
+        strains.iter().map(step).collect()
+    }
+
+    #[test]
+    fn clients_slow_a_copy_down_and_their_absence_speeds_it_up() {
+        let table: [Row<'_>; 6] = [
+            (Pace::FULL, &[None, Some(1.0), Some(1.2)], &[1.0, 1.0, 1.0]),
+            (Pace::FULL, &[Some(1.4), Some(1.5)], &[1.0, 1.0]),
+            (
+                Pace::FULL,
+                &[Some(1.6), Some(2.9), Some(1.3)],
+                &[0.5, 0.25, 0.25],
+            ),
+            (
+                Pace::FULL,
+                &[Some(9.0), Some(9.0), Some(9.0)],
+                &[0.25, 0.0625, 0.0625],
+            ),
+            (Pace::FIRST, &[None, None, None], &[0.5, 1.0, 1.0]),
+            (Pace::FIRST, &[Some(0.7), Some(1.0)], &[0.3125, 0.390625]),
+        ];
+        for (from, strains, expected) in table {
+            assert_eq!(shares(from, strains), expected, "{strains:?}");
+        }
+    }
+
+    /// ⚑ Whatever clients feel, it goes on.
+    #[test]
+    fn a_copy_never_stops() {
+        let mut pace = Pace::FULL;
+        for _ in 0..1000 {
+            pace = pace.after(Some(f64::INFINITY));
+            assert!(pace.batch_bytes() >= BATCH_BYTES_MIN);
+            assert!(pace.pause_after(Duration::from_secs(60)) <= PAUSE_MAX);
+        }
+        assert!(pace.is_least());
+        // What is no number of anything does not stop it either.
+        assert!(pace.after(Some(f64::NAN)).share() >= SHARE_MIN);
+    }
+
+    #[test]
+    fn pauses_and_batches_follow_the_share() {
+        let work = Duration::from_millis(10);
+        assert_eq!(Pace::FULL.pause_after(work), Duration::ZERO);
+        assert_eq!(Pace::FULL.batch_bytes(), BATCH_BYTES_MAX);
+        assert_eq!(Pace::FULL.in_flight(), 4);
+        assert_eq!(Pace::FIRST.pause_after(work), Duration::from_millis(30));
+        assert_eq!(Pace::FIRST.batch_bytes(), BATCH_BYTES_MAX / 4);
+        assert_eq!(Pace::FIRST.in_flight(), 0);
+    }
+}

@@ -1,0 +1,241 @@
+//! How long the operations of clients take: lately, and at rest.
+//!
+//! ```text
+//!   operation ─► bucket of the window ── every half second ─► what 19 of 20 took at most
+//!                                                  ├─► lately
+//!                                                  └─► at rest, if nothing is copied: a decaying mean
+//! ```
+//!
+//! The quotient of the two is the strain that copies of ranges put on clients (`cluster::migration::pace`). It
+//! is taken from the commands that are usually short ([`is_short`]). A window with few operations says nothing:
+//! then there are no clients to speak of.
+//!
+//! An operation costs one addition. Windows are closed by whoever comes first behind their end.
+//!
+//! What takes longer for another reason while ranges are copied (more clients, other queries) cannot be told
+//! apart. While copies go as slowly as they can, what is measured counts a little as rest, so that a
+//! lasting change does not slow them down for ever.
+
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const WINDOW_US: u64 = 500_000;
+/// Operations without which a window says nothing.
+const OPERATIONS_MIN: u64 = 20;
+/// Which of the slowest counts: one of twenty is slower.
+const SLOWER_SHARE: u64 = 20;
+/// How much of the figure at rest a window makes.
+const WEIGHT: f64 = 0.2;
+const WEIGHT_AT_LEAST_PACE: f64 = 0.05;
+/// Four for each doubling, up to a minute.
+const BUCKETS: usize = 4 * 27;
+
+pub(crate) struct Latency {
+    began: Instant,
+    window: [AtomicU32; BUCKETS],
+    /// When the window ends, in microseconds after the beginning.
+    ends_us: AtomicU64,
+    figures: Mutex<Figures>,
+    /// Copies that run here.
+    copies: AtomicU32,
+    /// They go as slowly as they can.
+    at_least_pace: AtomicBool,
+}
+
+/// In microseconds.
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+pub(crate) struct Figures {
+    pub(crate) at_rest: Option<f64>,
+    /// Of the last window, if there were clients.
+    pub(crate) lately: Option<f64>,
+}
+
+/// A copy that runs, until this is dropped.
+pub(crate) struct Copying<'a>(&'a Latency);
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        self.0.copies.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Default for Latency {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            window: std::array::from_fn(|_| AtomicU32::new(0)),
+            ends_us: AtomicU64::new(WINDOW_US),
+            figures: Mutex::default(),
+            copies: AtomicU32::new(0),
+            at_least_pace: AtomicBool::new(false),
+        }
+    }
+}
+
+fn bucket(us: u64) -> usize {
+    let us = us.max(4);
+    let doublings = u64::from(63 - us.leading_zeros());
+    let quarter = (us >> (doublings - 2)) & 3;
+    let at = (doublings - 2) * 4 + quarter;
+    usize::try_from(at).unwrap_or(BUCKETS).min(BUCKETS - 1)
+}
+
+/// The middle of a bucket.
+fn middle_us(bucket: usize) -> f64 {
+    let (doublings, quarter) = (bucket / 4, bucket % 4);
+    let unit = (1_u64 << doublings) as f64;
+    unit * (4.0 + quarter as f64 + 0.5)
+}
+
+/// Whether a command is one of those that clients wait for, time and again.
+pub(crate) fn is_short(command: &str) -> bool {
+    matches!(
+        command,
+        "find" | "insert" | "update" | "delete" | "findAndModify"
+    )
+}
+
+impl Latency {
+    /// An operation of a client has ended.
+    pub(crate) fn note(&self, took: Duration) {
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.window[bucket(us)].fetch_add(1, Ordering::Relaxed);
+        self.close_window(self.now_us());
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn close_window(&self, now_us: u64) {
+        let ends_us = self.ends_us.load(Ordering::Relaxed);
+        if now_us < ends_us {
+            return;
+        }
+        let Some(mut figures) = self.figures.try_lock() else {
+            return;
+        };
+        // Somebody else was first.
+        if self.ends_us.load(Ordering::Relaxed) != ends_us {
+            return;
+        }
+        let mut counts = [0_u64; BUCKETS];
+        for (count, bucket) in counts.iter_mut().zip(&self.window) {
+            *count = u64::from(bucket.swap(0, Ordering::Relaxed));
+        }
+        self.ends_us.store(now_us + WINDOW_US, Ordering::Relaxed);
+        // What fell into a window that nobody closed for long says little about now.
+        let is_recent = now_us < ends_us + WINDOW_US;
+        figures.lately = slow_one_us(&counts).filter(|_| is_recent);
+        let Some(lately) = figures.lately else { return };
+        let weight = match self.copies.load(Ordering::Relaxed) {
+            0 => WEIGHT,
+            _ if self.at_least_pace.load(Ordering::Relaxed) => WEIGHT_AT_LEAST_PACE,
+            _ => 0.0,
+        };
+        let at_rest = figures.at_rest.get_or_insert(lately);
+        *at_rest += weight * (lately - *at_rest);
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        self.close_window(self.now_us());
+        *self.figures.lock()
+    }
+
+    /// How many times longer clients wait than at rest; `None` if there are none.
+    pub(crate) fn strain(&self) -> Option<f64> {
+        let figures = self.figures();
+        match (figures.lately, figures.at_rest) {
+            (Some(lately), Some(at_rest)) if at_rest > 0.0 => Some(lately / at_rest),
+            _ => None,
+        }
+    }
+
+    /// From now on something is copied.
+    pub(crate) fn copying(&self) -> Copying<'_> {
+        self.copies.fetch_add(1, Ordering::Relaxed);
+        Copying(self)
+    }
+
+    pub(crate) fn set_at_least_pace(&self, is_least: bool) {
+        self.at_least_pace.store(is_least, Ordering::Relaxed);
+    }
+}
+
+/// What all but one of twenty took at most.
+fn slow_one_us(counts: &[u64; BUCKETS]) -> Option<f64> {
+    let all: u64 = counts.iter().sum();
+    if all < OPERATIONS_MIN {
+        return None;
+    }
+    let mut slower = 0;
+    for (at, count) in counts.iter().enumerate().rev() {
+        slower += count;
+        if slower > all / SLOWER_SHARE {
+            return Some(middle_us(at));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Operations of one window, which is closed then.
+    fn window(latency: &Latency, number: u64, operations: &[(u64, u64)]) {
+        for (count, us) in operations {
+            latency.window[bucket(*us)].fetch_add(*count as u32, Ordering::Relaxed);
+        }
+        latency.ends_us.store(number * WINDOW_US, Ordering::Relaxed);
+        latency.close_window(number * WINDOW_US + 1);
+    }
+
+    fn strain(latency: &Latency) -> Option<f64> {
+        let figures = *latency.figures.lock();
+        Some(figures.lately? / figures.at_rest?)
+    }
+
+    #[test]
+    fn buckets_are_a_quarter_wide_at_most() {
+        for us in [4, 5, 7, 8, 100, 1000, 12_345, 999_999, 60_000_000] {
+            let middle = middle_us(bucket(us));
+            let error = (middle / us as f64 - 1.0).abs();
+            assert!(error <= 0.25, "{us} is taken for {middle}");
+        }
+        assert_eq!(bucket(0), 0);
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn strain_is_what_copies_add() {
+        let latency = Latency::default();
+        assert_eq!(latency.strain(), None);
+        window(&latency, 1, &[(90, 100), (10, 1000)]);
+        window(&latency, 2, &[(90, 100), (10, 1000)]);
+        assert_eq!(strain(&latency), Some(1.0));
+        let copying = latency.copying();
+        window(&latency, 3, &[(90, 100), (10, 4000)]);
+        assert_eq!(strain(&latency), Some(4.0));
+        // One slow one is nobody's fault.
+        window(&latency, 4, &[(99, 100), (1, 60_000_000)]);
+        assert!(strain(&latency).is_some_and(|strain| strain < 1.0));
+        // Too few to tell.
+        window(&latency, 5, &[(19, 4000)]);
+        assert_eq!(strain(&latency), None);
+        let at_rest = latency.figures.lock().at_rest;
+        // What lasts at the least pace becomes what is usual.
+        latency.set_at_least_pace(true);
+        for number in 6..100 {
+            window(&latency, number, &[(90, 100), (10, 4000)]);
+        }
+        assert!(strain(&latency).is_some_and(|strain| strain < 1.1));
+        assert!(latency.figures.lock().at_rest > at_rest);
+        drop(copying);
+        for number in 100..130 {
+            window(&latency, number, &[(90, 100), (10, 1000)]);
+        }
+        assert!(strain(&latency).is_some_and(|strain| strain > 0.9));
+    }
+}
