@@ -83,11 +83,15 @@ pub(super) fn atan2<'a>(
     arguments: &'a [Node],
     frame: &mut Frame<'a>,
 ) -> Result<Evaluated<'a>, Error> {
+    let mut values = Vec::with_capacity(2);
+    for argument in arguments {
+        values.push(argument.evaluate(frame)?);
+    }
     let mut numbers = [None; 2];
-    for (at, argument) in arguments.iter().enumerate() {
-        let value = argument.evaluate(frame)?;
+    for (at, value) in values.iter().enumerate() {
+        // Whatever the other one is.
         if value.is_nullish() {
-            continue;
+            return Ok(Evaluated::null());
         }
         let Some(number) = value.as_value().and_then(Number::of) else {
             return Err(Error::location(

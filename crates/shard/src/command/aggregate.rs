@@ -238,13 +238,9 @@ impl<'a> Fields<'a> {
                 }
                 "fromMongos" => fields.from_router = argument.boolean()?,
                 "needsMerge" => fields.needs_merge = argument.boolean()?,
+                // It changes how MongoDB counts the command, and nothing of its answer.
                 "isMapReduceCommand" => {
-                    if argument.boolean()? {
-                        return Err(Error::new(
-                            Code::FAILED_TO_PARSE,
-                            "isMapReduceCommand is not for clients",
-                        ));
-                    }
+                    argument.boolean()?;
                 }
                 "collectionUUID" => {
                     return Err(Error::new(

@@ -107,6 +107,20 @@ pub(crate) async fn drop_database(invocation: &Invocation<'_>) -> Answer {
             "Dropping the 'admin' database is prohibited.",
         ));
     }
+    if database == "local" {
+        return Err(Error::new(
+            Code::ILLEGAL_OPERATION,
+            "Cannot drop 'local' database while replication is active",
+        ));
+    }
+    // What sessions have written is there, also what this one has.
+    if database == "config" && body.get("lsid").is_some() {
+        return Err(Error::location(
+            40528,
+            "Direct writes against config.transactions cannot be performed using a transaction or \
+             on a session.",
+        ));
+    }
     let shard = invocation.shard;
     for collection in shard.catalog.current().database(database) {
         refuse_part("dropDatabase", collection)?;

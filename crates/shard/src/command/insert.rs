@@ -12,7 +12,7 @@ use crate::session::{Effect, StatementIds};
 use crate::write::{Prepared, Refusal, Shape, prepare};
 use model::bson::{Doc, MAX_STORED_DEPTH, nesting_depth};
 use model::key::RecordKey;
-use model::{Error, Namespace};
+use model::{Code, Error, Namespace};
 use storage::Record;
 
 const ENTRY_DOCUMENTS_MAX: usize = 1000;
@@ -155,7 +155,16 @@ impl Batch<'_> {
                 break Vec::new();
             }
             let operation = Some(&**self.invocation.operation);
-            let collection = shard.ensure_collection(self.namespace, operation).await?;
+            let collection = match shard.ensure_collection(self.namespace, operation).await {
+                Ok(collection) => collection,
+                // Each document is told so, as MongoDB does.
+                Err(error) if error.code == Code::DATABASE_DIFFER_CASE => {
+                    let told = if ordered { 1 } else { prepared.len() };
+                    let indexes = prepared.iter().take(told).map(|(index, _)| *index);
+                    break indexes.map(|index| (index, Err(error.clone()))).collect();
+                }
+                Err(error) => return Err(error),
+            };
             let keys: Vec<RecordKey> = prepared
                 .iter()
                 .map(|(_, document)| collection.record_key_to_insert(document.doc()))

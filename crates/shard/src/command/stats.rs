@@ -271,7 +271,7 @@ fn file_system_bytes(shard: &Shard) -> (f64, f64) {
     match rustix::fs::statvfs(&shard.scratch) {
         Ok(found) => {
             let total = found.f_blocks as f64 * found.f_frsize as f64;
-            let free = found.f_bfree as f64 * found.f_frsize as f64;
+            let free = found.f_bavail as f64 * found.f_frsize as f64;
             (total - free, total)
         }
         Err(_) => (0.0, 0.0),

@@ -44,6 +44,12 @@ async fn collections_are_created_and_listed() {
             admin {listDatabases: 1, filter: {name: "no"}} => {databases: [], totalSize: 0L, totalSizeMb: 0L}
             # A database whose name differs only in case cannot be made.
             TEST {create: "a"} => 13297
+            TEST {insert: "a", documents: [{_id: 1}, {_id: 2}]} => {n: 0, writeErrors: [{index: 0, code: 13297}]}
+            TEST {insert: "a", documents: [{_id: 1}, {_id: 2}], ordered: false} => {n: 0, writeErrors: [{index: 0, code: 13297}, {index: 1, code: 13297}]}
+            # Databases that a server needs cannot be dropped.
+            admin {dropDatabase: 1} => 20
+            local {dropDatabase: 1} => 20
+            config {dropDatabase: 1, lsid: {id: UUID("00000000-0000-4000-8000-000000000001")}} => 40528
             "#,
         )
         .await;

@@ -40,6 +40,11 @@ impl Directory {
     /// Creates the directory if needed, locks it and checks its format.
     pub fn open(path: &Path) -> Result<Self> {
         fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+        let is_new = |name: &str| !path.join(name).exists();
+        if [LOCK, FORMAT, ENGINE].into_iter().all(is_new) {
+            // Before anything of ours is put beside them.
+            refuse_foreign(path)?;
+        }
         let lock = lock(path)?;
         let format = path.join(FORMAT);
         match fs::read(&format) {
@@ -181,6 +186,10 @@ mod tests {
             |path| fs::write(path.join("WiredTiger"), "x").unwrap(),
             "files of something else (WiredTiger)",
         );
+        let foreign = tempfile::tempdir().expect("a temporary directory");
+        fs::write(foreign.path().join("WiredTiger"), "x").expect("writable");
+        Directory::open(foreign.path()).expect_err("somebody else's");
+        assert!(!foreign.path().join(LOCK).exists(), "nothing is left there");
         // A first start that was cut off.
         check(
             |path| fs::write(path.join(UNFINISHED_FORMAT), "x").unwrap(),
