@@ -114,7 +114,9 @@ impl Rename {
         };
         if source.is_none() && target.is_none() {
             let command = self.command.as_doc();
-            return tenure.ask(&primary, "admin", command).await.map(Some);
+            let reply = tenure.ask(&primary, "admin", command).await?;
+            self.take_zones_along(tenure).await?;
+            return Ok(Some(reply));
         }
         self.check_ends(tenure, &primary, source.as_ref(), target.as_ref())
             .await?;
@@ -122,6 +124,36 @@ impl Rename {
         self.primary = primary;
         self.began = tenure.store.next_time();
         Ok(None)
+    }
+
+    /// Zones of a collection that is not sharded, or not yet, go with its name too. If the primary is lost
+    /// before that, they stay under the name that was.
+    async fn take_zones_along(&self, tenure: &Tenure) -> Result<(), Fault> {
+        let (from, to) = (by("ns", self.from.as_str()), by("ns", self.to.as_str()));
+        let store = &tenure.store;
+        let moved = store.find(TAGS, from.as_doc(), Doc::EMPTY).await?;
+        let replaced = store.find(TAGS, to.as_doc(), Doc::EMPTY).await?;
+        if moved.is_empty() && replaced.is_empty() {
+            return Ok(());
+        }
+        let mut commit = Commit::default();
+        for zone in moved.iter().chain(&replaced) {
+            if let Some(id) = zone.get("_id") {
+                commit.delete(TAGS, by("_id", id).as_doc());
+            }
+        }
+        for zone in &moved {
+            commit.insert(TAGS, self.under_new_name(zone).as_doc());
+        }
+        tenure
+            .decide(|_| {
+                Ok(Plan {
+                    commit,
+                    effects: Vec::new(),
+                    answer: (),
+                })
+            })
+            .await
     }
 
     async fn check_ends(
@@ -194,6 +226,14 @@ impl Rename {
                 if here.replaced.is_some() && here.is_replaced_there(state) {
                     effects.push(gone(state, context, &here.to, &mut commit)?);
                     forget_zones(&mut commit, &here.to);
+                    if state.sharded(&here.from).is_err() {
+                        for zone in &moved {
+                            if let Some(id) = zone.get("_id") {
+                                commit.delete(TAGS, by("_id", id).as_doc());
+                            }
+                            commit.insert(TAGS, here.under_new_name(zone).as_doc());
+                        }
+                    }
                 }
                 if let Ok((entry, table)) = state.sharded(&here.from) {
                     let mut table = table.clone();

@@ -201,9 +201,21 @@ async fn unsharded_collections_are_renamed() {
             admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
             admin {enableSharding: 'other', primaryShard: 'shard1'} => {}
             shard0! test {insert: 'a', documents: [{_id: 1}]} => {n: 1}
+            admin {addShardToZone: 'shard0', zone: 'north'} => {}
+            admin {updateZoneKeyRange: 'test.a', min: {a: 0}, max: {a: 5}, zone: 'north'} => {}
+            admin {updateZoneKeyRange: 'test.b', min: {a: 3}, max: {a: 9}, zone: 'north'} => {}
             admin {renameCollection: 'test.a', to: 'test.b'} => {}
             shard0! test {count: 'b'} => {n: 1}
+            # Zones go with the name, and replace those that it had.
+            config! config {find: 'tags'} => {cursor: {firstBatch: [{_id: {ns: 'test.b', min: {a: 0}}, ns: 'test.b', max: {a: 5}, tag: 'north'}]}}
             admin {renameCollection: 'test.b', to: 'other.b'} => 125
+            # Also where what is replaced is sharded.
+            admin {shardCollection: 'test.s', key: {a: 1}} => {}
+            admin {updateZoneKeyRange: 'test.s', min: {a: 0}, max: {a: 7}, zone: 'north'} => {}
+            admin {renameCollection: 'test.b', to: 'test.s', dropTarget: true} => {}
+            shard0! test {count: 's'} => {n: 1}
+            config! config {find: 'tags'} => {cursor: {firstBatch: [{_id: {ns: 'test.s', min: {a: 0}}, ns: 'test.s', max: {a: 5}, tag: 'north'}]}}
+            config! config {count: 'collections'} => {n: 0}
             ",
         )
         .await;
