@@ -185,7 +185,8 @@ impl<E: Engine> Store<E> {
         let is_far = |from: u32, to: u32| to >= from.saturating_add(step);
         // Where nothing is written any more it goes on to the last entry, at some time.
         let is_idle = is_far(target.seconds(), now.seconds().saturating_sub(window));
-        if !is_far(start.seconds(), target.seconds()) && !(is_idle && target > start) {
+        let is_due = is_far(start.seconds(), target.seconds()) || (is_idle && target > start);
+        if !is_due {
             return Ok(());
         }
         let mut batch = WriteBatch::default();
