@@ -186,6 +186,12 @@ fn verify(options: VerifyOptions) -> Result<u8> {
         }
         // Whoever reads standard output may have gone (`| head`): the verdict stands all the same.
         let _ = write!(std::io::stdout().lock(), "{report}");
+        if report.may_do_better {
+            eprintln!(
+                "terndb verify: what was compared is kept: start again with the same options to go on"
+            );
+            return Ok(report.outcome.exit_code());
+        }
         // Only now: a process that dies before has its report concluded by the next.
         if let Err(error) = verifier::store::forget(&place).await {
             eprintln!("terndb verify: the verdict stands, but the run is still kept: {error}");

@@ -70,7 +70,7 @@ fn attempt(start: impl Fn(&Path) -> anyhow::Result<Server>) -> anyhow::Result<Se
 
 /// A replica set; the server that is returned leads it.
 fn start_mongods(binary: &Path, count: usize) -> anyhow::Result<Server> {
-    let started = (0..count).map(|_| try_start_mongod(binary));
+    let started = (0..count).map(|_| try_start_mongod(binary, &["--replSet", SET_NAME]));
     let mut servers = started.collect::<anyhow::Result<Vec<_>>>()?;
     for server in &mut servers {
         wait_until_it_answers(server)?;
@@ -85,7 +85,28 @@ fn start_mongods(binary: &Path, count: usize) -> anyhow::Result<Server> {
     Ok(first)
 }
 
-fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
+/// A single `mongod` that wants to know who asks; its administrator is `root` with the password
+/// `secret`.
+pub fn start_mongod_with_users() -> anyhow::Result<Server> {
+    attempt(|binary| {
+        let mut server = try_start_mongod(binary, &["--auth"])?;
+        wait_until_it_answers(&mut server)?;
+        let command = vec![
+            field("createUser", "root"),
+            field("pwd", "secret"),
+            field("roles", vec![Value::from("root")]),
+            field("$db", "admin"),
+        ];
+        let mut client = Client::connect(server.address.as_str())?;
+        let reply = decode(client.command_bytes(&encode(&command))?)?;
+        if !get(&reply, "ok").is_some_and(Value::is_truthy) {
+            bail!("no administrator is made: {}", print_fields(&reply));
+        }
+        Ok(server)
+    })
+}
+
+fn try_start_mongod(binary: &Path, options: &[&str]) -> anyhow::Result<Server> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let data = tempfile::tempdir()?;
     let child = Command::new(binary)
@@ -99,7 +120,7 @@ fn try_start_mongod(binary: &Path) -> anyhow::Result<Server> {
             "--nounixsocket",
         ])
         .args(["--wiredTigerCacheSizeGB", "0.25", "--quiet"])
-        .args(["--replSet", SET_NAME])
+        .args(options)
         .args(["--setParameter", "diagnosticDataCollectionEnabled=false"])
         .args(["--setParameter", "ttlMonitorEnabled=false"])
         .stdout(Stdio::null())

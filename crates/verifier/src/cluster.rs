@@ -18,6 +18,7 @@ use mongodb::Client;
 use mongodb::options::{
     ClientOptions, ReadConcernLevel, ReadPreference, SelectionCriteria, ServerAddress,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const NAMESPACE_NOT_FOUND: i32 = 26;
@@ -166,17 +167,22 @@ impl Cluster {
     /// The databases' names.
     ///
     /// Those that a user may not see would count as absent, so that a user who may not see all is
-    /// refused, unless what to verify is `named`.
-    pub async fn databases(&self, named: bool) -> Result<Vec<String>, VerifyError> {
+    /// refused, unless what to verify is `named`. Then the names are taken for there: whoever may not
+    /// see what is in them is told so when that is listed.
+    pub async fn databases(
+        &self,
+        named: Option<&BTreeSet<String>>,
+    ) -> Result<BTreeSet<String>, VerifyError> {
         let action = "list all databases";
         let command = doc! {"listDatabases": 1, "nameOnly": true};
         let mut all = command.clone();
         all.insert("authorizedDatabases", false);
-        let reply = match self.command("admin", all, action).await {
-            Err(VerifyError::Privilege { .. }) if named => {
-                self.command("admin", command, action).await?
+        let (reply, named) = match (self.command("admin", all, action).await, named) {
+            (Err(VerifyError::Privilege { .. }), Some(named)) => {
+                let reply = self.command("admin", command, action).await?;
+                (reply, named.clone())
             }
-            answered => answered?,
+            (answered, _) => (answered?, BTreeSet::new()),
         };
         let listed = reply
             .get_array("databases")
@@ -188,7 +194,7 @@ impl Cluster {
             name.map(str::to_owned)
                 .ok_or_else(|| self.malformed(action))
         });
-        names.collect()
+        names.chain(named.into_iter().map(Ok)).collect()
     }
 
     /// The collections and views of a database.

@@ -9,6 +9,8 @@
 //! a record without a pair             ──► it goes, and what was known of its documents
 //! ```
 //!
+//! Marked are collections that were dropped, created or renamed to since (see `follow`).
+//!
 //! A record that goes is emptied of its name first, then its tasks are removed, then the record: a
 //! process that dies in between leaves a nameless record, which the next one removes. Were the tasks
 //! to go first, a collection could come back to a record that has lost some of them.
@@ -47,6 +49,22 @@ impl Shared {
                 } else {
                     records.insert(record.source.clone(), (number, record));
                 }
+            }
+        }
+    }
+
+    /// The collections that have records, as they are.
+    pub async fn compared_collections(&self) -> Result<Vec<CollectionRecord>, VerifyError> {
+        let mut found = Vec::new();
+        let mut after: Option<Vec<u8>> = None;
+        loop {
+            let page = self.store.page(b"c", after.as_deref(), PAGE).await?;
+            let Some((last, _)) = page.last() else {
+                return Ok(found);
+            };
+            after = Some(last.clone());
+            for (_, bytes) in &page {
+                found.push(decode(bytes)?);
             }
         }
     }

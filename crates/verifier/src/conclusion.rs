@@ -24,6 +24,8 @@ impl Shared {
     ) -> Result<Report, VerifyError> {
         let mut unverified = survey.unverified.clone();
         unverified.extend(self.status.failures());
+        let may_do_better =
+            self.status.may_do_better() && unverified.len() == self.status.failures().len();
         unverified.extend(
             Side::BOTH
                 .iter()
@@ -45,6 +47,7 @@ impl Shared {
             mismatches: Ledger::first(&self.store, self.settings.described_max).await?,
             unverified,
             definition_changes: changes,
+            may_do_better,
         }
         .settle())
     }

@@ -28,6 +28,10 @@ pub enum VerifyError {
         detail: String,
     },
 
+    /// A side that was there is out of reach; the run is kept.
+    #[error("{0}; start again with the same options to go on")]
+    Interrupted(Box<VerifyError>),
+
     #[error(
         "the {side} at {address} refused the credentials ({detail}): check user, password and authSource in its URI"
     )]
@@ -203,6 +207,7 @@ impl VerifyError {
             VerifyError::Settings(_)
             | VerifyError::State { .. }
             | VerifyError::Stopped
+            | VerifyError::Interrupted(_)
             | VerifyError::NoChanges { .. }
             | VerifyError::Credentials { .. }
             | VerifyError::Privilege { .. }

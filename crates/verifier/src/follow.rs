@@ -13,8 +13,9 @@
 //!
 //! Changes of collections and indexes are kept for the report, and make the next generation look at
 //! what both sides have. A collection that gets a name by `rename` is marked to be scanned anew: what
-//! happened to it under its old name may have gone unnoticed. Dropped and created ones are told apart
-//! by their uuid (see `collections`).
+//! happened to it under its old name may have gone unnoticed. So is one that is dropped or created: its
+//! uuid tells it from its successor (see `collections`) unless somebody gave that the same one, as
+//! restoring a dump can. Which of the two events a server tells depends on its version.
 
 use crate::cluster::{Cluster, code_of};
 use crate::element::Malformed;
@@ -252,6 +253,13 @@ impl Shared {
                     if let Some(to) = &event.to {
                         self.renamed(side, event, to, &mut then)?;
                     }
+                    match event.what.as_str() {
+                        "drop" | "create" => {
+                            then.push(put(rescan_key(&name.to_string()), &event.time)?);
+                        }
+                        "dropDatabase" => self.dropped_database(side, event, &mut then).await?,
+                        _ => {}
+                    }
                     then.push(self.definition(side, event)?);
                 }
             }
@@ -284,6 +292,28 @@ impl Shared {
         let name = self.name_on_source(side, to);
         if self.settings.verifies(to, &name) {
             changes.push(put(rescan_key(&name.to_string()), &event.time)?);
+        }
+        Ok(())
+    }
+
+    /// Every collection goes with its database. (Servers tell of each before, as far as is known.)
+    async fn dropped_database(
+        &self,
+        side: Side,
+        event: &Event,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), VerifyError> {
+        for record in self.compared_collections().await? {
+            let name = match side {
+                Side::Source => &record.source,
+                Side::Destination => &record.destination,
+            };
+            let database = name
+                .split_once('.')
+                .map_or(name.as_str(), |(first, _)| first);
+            if database == event.namespace.database {
+                changes.push(put(rescan_key(&record.source), &event.time)?);
+            }
         }
         Ok(())
     }

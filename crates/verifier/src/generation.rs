@@ -8,7 +8,8 @@
 //!
 //! Whatever fails for good is noted with the reason and stays to be done: a task stays open, a
 //! document goes into the next queue. So the next generation tries again, and only what fails in the
-//! last one is reported as not verified.
+//! last one is reported as not verified. A side that is out of reach ends the scan at once, because
+//! every other part would wait for it in vain, and the run where no generation follows; it is kept.
 
 use crate::cluster::CollectionSize;
 use crate::collections::Records;
@@ -36,6 +37,8 @@ use tokio::task::JoinSet;
 /// workers take on before the server would give up a waiting cursor.
 const TASKS_WAITING_MAX: usize = 16 * 1024;
 const TASK_ATTEMPTS: u32 = 4;
+/// How often a task waits for a side that is out of reach, each time as long as for a first connection.
+const UNREACHABLE_MAX: u32 = 2;
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 const PAGE: usize = 1000;
 const QUEUE_PAGE: usize = 10_000;
@@ -114,13 +117,13 @@ impl Shared {
         survey: &Survey,
         records: &Records,
         pairs: &mut Pairs,
-        last: bool,
+        is_last: bool,
     ) -> Result<bool, VerifyError> {
         let open: Vec<Open> = survey
             .pairs
             .iter()
             // What cannot be followed by changes is compared when there are no more.
-            .filter(|pairing| last || pairing.time_field.is_none())
+            .filter(|pairing| is_last || pairing.time_field.is_none())
             .filter_map(|pairing| {
                 let (number, record) = records.get(&pairing.source.to_string())?;
                 let pair = pairs.any(&pairing.source.to_string())?.clone();
@@ -148,10 +151,17 @@ impl Shared {
         let mut again = false;
         while let Some(ended) = running.join_next().await {
             match ended {
+                Ok(Err(VerifyError::Interrupted(why))) if !is_last => {
+                    // The rest is aborted with the set; the next generation tries again.
+                    self.status.failed("everything".to_owned(), &why);
+                    return Ok(again);
+                }
                 Ok(worked) => again |= worked?,
                 Err(panicked) => self.status.failed(
                     "everything".to_owned(),
-                    format!("a worker failed, which is a bug of the verifier: {panicked}"),
+                    &VerifyError::settings(format!(
+                        "a worker failed, which is a bug of the verifier: {panicked}"
+                    )),
                 ),
             }
         }
@@ -234,6 +244,7 @@ impl Shared {
         generation: u64,
         survey: &Survey,
         pairs: &Pairs,
+        is_last: bool,
     ) -> Result<(), VerifyError> {
         // Nobody adds to a closed queue, so that what was passed over stays empty.
         let mut after: Option<Vec<u8>> = None;
@@ -266,7 +277,7 @@ impl Shared {
             let mut done = futures_util::stream::iter(chunks)
                 .map(|(pair, chunk)| async move {
                     match pair {
-                        Some(pair) => self.look_at_chunk(&pair, chunk).await,
+                        Some(pair) => self.look_at_chunk(&pair, chunk, is_last).await,
                         None => self.put_aside(survey, chunk).await,
                     }
                 })
@@ -281,6 +292,7 @@ impl Shared {
         &self,
         pair: &Pair,
         chunk: Vec<(Vec<u8>, Recheck)>,
+        is_last: bool,
     ) -> Result<(), VerifyError> {
         // One that changed and differed is there twice.
         let mut changed: HashMap<&Value, Option<i64>> = HashMap::new();
@@ -306,9 +318,12 @@ impl Shared {
                     .fetch_add(count, Ordering::Relaxed);
             }
             Err(error @ VerifyError::State { .. }) => return Err(error),
+            // The chunk stays in its queue.
+            Err(error @ VerifyError::Unreachable { .. }) if is_last => {
+                return Err(VerifyError::Interrupted(Box::new(error)));
+            }
             Err(error) => {
-                self.status
-                    .failed(pair.source.to_string(), error.to_string());
+                self.status.failed(pair.source.to_string(), &error);
                 let again: Vec<Recheck> = chunk.iter().map(|(_, one)| one.clone()).collect();
                 self.queue.add(&self.store, &again, Vec::new()).await?;
             }
@@ -393,9 +408,10 @@ async fn work(
                 shared.status.tasks_done.fetch_add(1, Ordering::Relaxed);
             }
             Err(error @ VerifyError::State { .. }) => return Err(error),
-            Err(error) => shared
-                .status
-                .failed(task.pair.source.to_string(), error.to_string()),
+            Err(error @ VerifyError::Unreachable { .. }) => {
+                return Err(VerifyError::Interrupted(Box::new(error)));
+            }
+            Err(error) => shared.status.failed(task.pair.source.to_string(), &error),
         }
     }
 }
@@ -406,9 +422,14 @@ async fn run_with_retries(
     again: &mut bool,
 ) -> Result<Counts, VerifyError> {
     let mut delay = RETRY_DELAY;
+    let mut unreachable = 0;
     for _ in 1..TASK_ATTEMPTS {
         match task.run(shared).await {
             Err(error) if error.is_transient() => {
+                unreachable += u32::from(matches!(error, VerifyError::Unreachable { .. }));
+                if unreachable == UNREACHABLE_MAX {
+                    return Err(error);
+                }
                 *again = true;
                 tokio::time::sleep(delay).await;
                 delay *= 4;

@@ -83,6 +83,16 @@ impl Batch {
         Batch { reply, documents }
     }
 
+    /// The same reply, of which only these places count.
+    pub fn narrowed(self, documents: Vec<Range<usize>>) -> Batch {
+        Batch { documents, ..self }
+    }
+
+    /// The documents with the places where they lie in the reply.
+    pub fn placed(&self) -> impl Iterator<Item = (Range<usize>, &[u8])> {
+        self.documents.iter().cloned().zip(self.documents())
+    }
+
     pub fn get(&self, position: usize) -> Option<&[u8]> {
         let range = self.documents.get(position)?;
         Some(&(*self.reply).as_ref()[range.clone()])

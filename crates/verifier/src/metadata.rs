@@ -175,7 +175,8 @@ pub(crate) fn same_setting(one: &Bson, other: &Bson) -> bool {
                     .all(|(value, other)| same_setting(value, other))
         }
         (one, other) => match (number(one), number(other)) {
-            (Some(one), Some(other)) => one == other,
+            // What is not a number equals nothing, but is the same setting.
+            (Some(one), Some(other)) => one == other || (one.is_nan() && other.is_nan()),
             (_, _) => one == other,
         },
     }
@@ -243,6 +244,8 @@ mod tests {
         );
         let plain = entry("collection", doc! {});
         check(&compare_collections("d.c", &plain, &defaults), &[]);
+        let ruled = entry("collection", doc! {"validator": {"a": {"$ne": f64::NAN}}});
+        check(&compare_collections("d.c", &ruled, &ruled), &[]);
         let view = entry("view", doc! {"viewOn": "x"});
         check(
             &compare_collections("d.c", &source, &view),

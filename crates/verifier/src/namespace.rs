@@ -13,6 +13,7 @@
 //! except `system.js`, which holds users' functions.
 
 use crate::error::VerifyError;
+use std::collections::BTreeSet;
 use std::fmt;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -151,6 +152,16 @@ impl Mapping {
             .unwrap_or_else(|| source.clone())
     }
 
+    /// The databases of the destination that collections of this one may be in.
+    pub fn databases_of(&self, database: &str) -> BTreeSet<String> {
+        let whole = self.to_destination(&Namespace::new(database, "")).database;
+        let single = self.rules.iter().filter_map(|rule| match rule {
+            Rule::Collection { from, to } if from.database == database => Some(to.database.clone()),
+            Rule::Collection { .. } | Rule::Database { .. } => None,
+        });
+        std::iter::once(whole).chain(single).collect()
+    }
+
     /// The name on the source of what the destination calls so; its own if there is none.
     pub fn to_source(&self, destination: &Namespace) -> Namespace {
         let candidates = self.rules.iter().filter_map(|rule| match rule {
@@ -197,10 +208,14 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Whether the databases that are verified are named one by one.
-    pub fn names_databases(&self) -> bool {
-        let named = |pattern: &Pattern| !pattern.database.contains(['*', '?']);
-        !self.include.is_empty() && self.include.iter().all(named)
+    /// The databases that are verified, if they are named one by one.
+    pub fn named_databases(&self) -> Option<BTreeSet<String>> {
+        let named = self.include.iter().map(|pattern| {
+            let database = &pattern.database;
+            (!database.contains(['*', '?'])).then(|| database.clone())
+        });
+        let named: BTreeSet<String> = named.collect::<Option<_>>()?;
+        (!named.is_empty()).then_some(named)
     }
 
     pub fn selects(&self, namespace: &Namespace) -> bool {
@@ -259,6 +274,8 @@ mod tests {
         check("a.z", "b.z");
         check("a.x", "c.y");
         check("d.e", "d.e");
+        let there = mapping.databases_of("a");
+        assert_eq!(there.into_iter().collect::<Vec<_>>(), ["b", "c"]);
         // What only the destination has, under a name that went elsewhere.
         assert_eq!(mapping.to_source(&namespace("b.x")), namespace("b.x"));
         assert_eq!(mapping.to_source(&namespace("a.z")), namespace("a.z"));
@@ -269,17 +286,19 @@ mod tests {
 
     #[test]
     fn databases_are_named_or_not() {
-        let check = |include: &[&str], expected: bool| {
+        let check = |include: &[&str], expected: Option<&str>| {
             let include = include.iter().map(|text| Pattern::parse(text).unwrap());
             let selection = Selection {
                 include: include.collect(),
                 exclude: Vec::new(),
             };
-            assert_eq!(selection.names_databases(), expected);
+            let named = selection.named_databases();
+            let named = named.map(|names| names.into_iter().collect::<Vec<_>>().join(" "));
+            assert_eq!(named.as_deref(), expected);
         };
-        check(&[], false);
-        check(&["shop", "a.b*"], true);
-        check(&["shop", "*.b"], false);
+        check(&[], None);
+        check(&["shop", "a.b*"], Some("a shop"));
+        check(&["shop", "*.b"], None);
     }
 
     #[test]

@@ -32,12 +32,13 @@ use crate::merge::{Batch, Side};
 use crate::partition::Sampling;
 use crate::plan::Plan;
 use crate::range_query::both;
-use crate::reading::{Documents, Natural};
+use crate::reading::{Documents, Natural, SENT_DOCUMENT, SENT_RECORD};
 use crate::record::Part;
 use crate::scan::{Running, Shared, Task};
 use crate::topology::Topology;
 use bson::doc;
 use std::cmp::Ordering;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use tokio::sync::mpsc;
 
@@ -206,42 +207,24 @@ fn record_of(cluster: &Cluster, document: &[u8]) -> Result<Value, VerifyError> {
         .ok_or_else(|| cluster.malformed("tell the record id of a document"))
 }
 
-/// How a record id that is a number follows a document.
-const NUMBER_BEHIND: &[u8] = b"\x12$recordId\0";
-
-/// How many bytes of a document are stored ones, and its record id, which the server put behind.
-fn split_record(document: &[u8]) -> Result<(usize, ValueRef<'_>), Malformed> {
-    // The number and the end of the document.
-    if let Some((front, behind)) = document.split_last_chunk::<9>()
-        && front.ends_with(NUMBER_BEHIND)
-        && behind[8] == 0
-    {
-        let value = ValueRef {
-            kind: kind::INT64,
-            bytes: &behind[..8],
-        };
-        return Ok((front.len() - NUMBER_BEHIND.len(), value));
+/// Where the stored document lies in what the server made of it (see [`Natural::Records`]), and its
+/// record id.
+fn unwrap_record(sent: &[u8]) -> Result<(Range<usize>, ValueRef<'_>), Malformed> {
+    let (mut document, mut record) = (None, None);
+    // Behind the length.
+    let mut place = 4;
+    for element in elements(sent)? {
+        let element = element?;
+        // Its type, and its name with a zero.
+        let start = place + 1 + element.name.len() + 1;
+        place = start + element.value.bytes.len();
+        if element.name == SENT_DOCUMENT.as_bytes() && element.value.kind == kind::DOCUMENT {
+            document = Some(start..place);
+        } else if element.name == SENT_RECORD.as_bytes() {
+            record = Some(element.value);
+        }
     }
-    let mut record = None;
-    for element in elements(document)? {
-        record = Some(element?);
-    }
-    let last = record.filter(|last| last.name == RECORD_ID.as_bytes());
-    let last = last.ok_or(Malformed)?;
-    // Its type and its name with a zero, its value, and the end of the document.
-    let behind = 1 + RECORD_ID.len() + 1 + last.value.bytes.len() + 1;
-    let kept = document.len().checked_sub(behind).ok_or(Malformed)?;
-    Ok((kept, last.value))
-}
-
-/// Appends a document as it is stored, of which so many bytes were sent.
-fn push_stored(bytes: &mut Vec<u8>, document: &[u8], kept: usize) -> Result<(), Malformed> {
-    let length = i32::try_from(kept + 1).map_err(|_| Malformed)?;
-    let fields = document.get(4..kept).ok_or(Malformed)?;
-    bytes.extend_from_slice(&length.to_le_bytes());
-    bytes.extend_from_slice(fields);
-    bytes.push(0);
-    Ok(())
+    Ok((document.ok_or(Malformed)?, record.ok_or(Malformed)?))
 }
 
 /// The stored order from somewhere on.
@@ -262,11 +245,9 @@ impl Scan {
             return Ok(Some(batch));
         };
         let malformed = |Malformed| self.cluster.malformed("read documents");
-        // Copied once, into one place for all of them.
-        let mut bytes = Vec::with_capacity(batch.document_bytes() as usize);
-        let mut ranges = Vec::with_capacity(batch.len());
-        for document in batch.documents() {
-            let (kept, record) = split_record(document).map_err(malformed)?;
+        let mut places = Vec::with_capacity(batch.len());
+        for (sent_at, sent) in batch.placed() {
+            let (stored, record) = unwrap_record(sent).map_err(malformed)?;
             let early = self
                 .after
                 .as_ref()
@@ -275,16 +256,14 @@ impl Scan {
                 continue;
             }
             if record_order(record, until.as_ref()) == Ordering::Greater {
-                if ranges.is_empty() {
+                if places.is_empty() {
                     return Ok(None);
                 }
                 break;
             }
-            let start = bytes.len();
-            push_stored(&mut bytes, document, kept).map_err(malformed)?;
-            ranges.push(start..bytes.len());
+            places.push(sent_at.start + stored.start..sent_at.start + stored.end);
         }
-        Ok(Some(Batch::of_bytes(bytes, ranges)))
+        Ok(Some(batch.narrowed(places)))
     }
 }
 
@@ -387,26 +366,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_record_id_is_taken_off() {
-        let plain = doc! {"_id": 1, "a": {"$recordId": 5_i64}}.to_vec().unwrap();
-        let stored = |record: bson::Bson| {
-            let with = doc! {"_id": 1, "a": {"$recordId": 5_i64}, "$recordId": record};
-            let with = with.to_vec().unwrap();
-            let (kept, record) = split_record(&with).unwrap();
-            let mut bytes = Vec::new();
-            push_stored(&mut bytes, &with, kept).unwrap();
-            assert_eq!(bytes, plain);
-            record.to_value()
-        };
-        assert_eq!(number(stored(77_i64.into()).as_ref()), Some(77));
-        assert_eq!(number(stored(77.into()).as_ref()), Some(77));
+    fn documents_are_taken_as_they_are_stored() {
+        // With fields that look like what the server adds.
+        let stored = doc! {"_id": 1, "r": 3, "$recordId": 5_i64, "d": {}};
         let binary = bson::Binary {
             subtype: bson::spec::BinarySubtype::Generic,
             bytes: vec![1, 2],
         };
-        assert_eq!(stored(binary.into()).kind, kind::BINARY);
-        for wrong in [plain, doc! {"_id": 1}.to_vec().unwrap(), Vec::new()] {
-            assert!(split_record(&wrong).is_err());
+        let (long, binary) = (bson::Bson::from(77_i64), bson::Bson::from(binary));
+        for sent in [
+            doc! {"d": stored.clone(), "r": long.clone()},
+            doc! {"r": long, "d": stored.clone()},
+            doc! {"d": stored.clone(), "r": binary},
+        ] {
+            let sent = sent.to_vec().unwrap();
+            let (place, record) = unwrap_record(&sent).unwrap();
+            assert_eq!(sent[place], stored.to_vec().unwrap());
+            assert!(number(record) == Some(77) || record.kind == kind::BINARY);
+        }
+        for wrong in [doc! {"d": {}}, doc! {"r": 1_i64}, doc! {"d": 1, "r": 1_i64}] {
+            assert!(unwrap_record(&wrong.to_vec().unwrap()).is_err());
         }
     }
 

@@ -27,11 +27,17 @@ pub enum Reading {
 pub enum Natural<'a> {
     /// Whole documents, without record ids.
     Whole,
-    /// Whole documents with their record ids, behind this one or all of them.
+    /// Whole documents with their record ids, behind this one or all of them, as
+    /// `{d: document, r: record id}`. (`showRecordId` would replace a field `$recordId` of the
+    /// document, and costs a server as much.)
     Records { after: Option<ValueRef<'a>> },
     /// `_id` and record id: of those that the filter samples, or of the last document.
     Ids { sampled: bool },
 }
+
+/// The fields of a document that is sent with its record id.
+pub const SENT_DOCUMENT: &str = "d";
+pub const SENT_RECORD: &str = "r";
 
 fn hashing_stages(filter: &[u8], by_id: &[u8], hash: &Document) -> Vec<Vec<u8>> {
     let stage = |name: &str, document: &[u8]| {
@@ -173,8 +179,15 @@ impl Cluster {
                 .boolean("showRecordId", true);
         }
         if let Natural::Records { after } = wanted {
+            let mut record = Writer::new();
+            record.text("$meta", "recordId");
+            let mut wrapped = Writer::new();
+            wrapped
+                .int32("_id", 0)
+                .text(SENT_DOCUMENT, "$$ROOT")
+                .document(SENT_RECORD, &record.finish());
             command
-                .boolean("showRecordId", true)
+                .document("projection", &wrapped.finish())
                 .boolean("$_requestResumeToken", true);
             if let Some(after) = after {
                 let mut token = Writer::new();

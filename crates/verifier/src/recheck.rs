@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 pub const LOOKED_UP_DOCUMENTS_MAX: u64 = 500;
 const ATTEMPTS: u32 = 4;
+/// As in `generation`.
+const UNREACHABLE_MAX: u32 = 2;
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// What a look at one document showed, and how often the `_id` was there.
@@ -66,9 +68,14 @@ impl Shared {
         ids: &[Value],
     ) -> Result<Vec<Looked>, VerifyError> {
         let mut delay = RETRY_DELAY;
+        let mut unreachable = 0;
         for _ in 1..ATTEMPTS {
             match self.look(pair, ids).await {
                 Err(error) if error.is_transient() => {
+                    unreachable += u32::from(matches!(error, VerifyError::Unreachable { .. }));
+                    if unreachable == UNREACHABLE_MAX {
+                        return Err(error);
+                    }
                     tokio::time::sleep(delay).await;
                     delay *= 4;
                 }

@@ -159,6 +159,10 @@ pub struct Report {
     pub unverified: Vec<Unverified>,
     /// What happened to collections and indexes during the run.
     pub definition_changes: Vec<DefinitionChange>,
+    /// Whether what could not be verified failed for passing reasons alone: then the run is worth
+    /// keeping, and to be gone on with.
+    #[serde(skip)]
+    pub may_do_better: bool,
 }
 
 impl Report {
@@ -168,6 +172,7 @@ impl Report {
             self.totals.add(&collection.counts);
         }
         let different = self.totals.mismatches() > 0 || !self.metadata_mismatches.is_empty();
+        self.may_do_better &= !different;
         self.outcome = match (different, self.unverified.is_empty()) {
             (true, _) => Outcome::Different,
             (false, false) => Outcome::Unknown,
@@ -383,6 +388,7 @@ mod tests {
             mismatches: Vec::new(),
             unverified: vec![not_verified; unverified],
             definition_changes: Vec::new(),
+            may_do_better: false,
         }
         .settle()
     }

@@ -272,6 +272,7 @@ impl Run {
                 .is_none_or(|made| made.elapsed() > SURVEY_INTERVAL);
         self.survey.is_fresh = status.take_definitions_changed() || last || due;
         let mut again = false;
+        let last = last || self.record.start.is_none();
         if self.survey.is_fresh {
             let shared = &self.shared;
             let first = self.surveyed.is_none() && !self.resumed;
@@ -280,7 +281,12 @@ impl Run {
                 // Nothing was done yet: whoever asks again, for something else, is not held up by it.
                 shared.store.clear(b"").await?;
             }
-            let made = made?;
+            let made = made.map_err(|error| match error {
+                VerifyError::Unreachable { .. } if !first => {
+                    VerifyError::Interrupted(Box::new(error))
+                }
+                error => error,
+            })?;
             self.surveyed = Some(Instant::now());
             self.survey = made;
             status.set_metadata(self.survey.metadata.clone());
@@ -289,14 +295,13 @@ impl Run {
                 .await?;
             self.pairs.renew(shared, &self.survey, &records).await;
             status.enter(Phase::Check);
-            let last = last || self.record.start.is_none();
             again = shared
                 .scan(&self.survey, &records, &mut self.pairs, last)
                 .await?;
         }
         status.enter(Phase::Recheck);
         self.shared
-            .work_off(generation, &self.survey, &self.pairs)
+            .work_off(generation, &self.survey, &self.pairs, last)
             .await?;
         status.enter(Phase::Idle);
         Ok(again)
@@ -371,7 +376,9 @@ impl Run {
                 .await?;
         }
         let generation = shared.queue.close().await;
-        shared.work_off(generation, &self.survey, &self.pairs).await
+        shared
+            .work_off(generation, &self.survey, &self.pairs, true)
+            .await
     }
 
     async fn keep(&self) -> Result<(), VerifyError> {

@@ -3,6 +3,7 @@
 //! And the other way round: [`Control`] is how somebody outside tells a run that writes are off, or
 //! that it should stop.
 
+use crate::error::VerifyError;
 use crate::merge::Side;
 use crate::metadata::MetadataMismatch;
 use crate::record::Moment;
@@ -63,6 +64,8 @@ pub struct Status {
     rechecked_until: [Watermark; 2],
     /// What could not be read in this generation, by name, and why.
     failures: Mutex<BTreeMap<String, String>>,
+    /// Whether all of it may be read on another try.
+    failures_pass: AtomicBool,
 }
 
 impl Default for Status {
@@ -81,6 +84,7 @@ impl Default for Status {
             metadata: Mutex::default(),
             rechecked_until: Default::default(),
             failures: Mutex::default(),
+            failures_pass: AtomicBool::new(true),
         }
     }
 }
@@ -144,12 +148,22 @@ impl Status {
     }
 
     /// Once for each collection is enough: the next parts fail alike.
-    pub fn failed(&self, namespace: String, why: String) {
+    pub fn failed(&self, namespace: String, why: &VerifyError) {
+        if !why.is_transient() {
+            self.failures_pass.store(false, Ordering::Relaxed);
+        }
+        let why = why.to_string();
         lock(&self.failures).entry(namespace).or_insert(why);
     }
 
     pub fn forget_failures(&self) {
+        self.failures_pass.store(true, Ordering::Relaxed);
         lock(&self.failures).clear();
+    }
+
+    /// Whether something failed, and all of it for passing reasons.
+    pub fn may_do_better(&self) -> bool {
+        self.failures_pass.load(Ordering::Relaxed) && !lock(&self.failures).is_empty()
     }
 
     pub fn failures(&self) -> Vec<Unverified> {

@@ -98,38 +98,38 @@ impl Survey {
     ) -> Result<(), VerifyError> {
         let found = compare_collections(&name.to_string(), entry, other);
         self.metadata.extend(found);
-        match (entry.kind.as_str(), other.kind.as_str()) {
-            ("collection", "collection") => {
-                let (indexes, others) = tokio::try_join!(
-                    source.indexes(&name),
-                    destination.indexes(&destination_name)
-                )?;
-                let found = compare_indexes(&name.to_string(), &indexes, &others);
-                self.metadata.extend(found);
-                self.pairs.push(Pairing {
-                    source: name,
-                    destination: destination_name,
-                    source_uuid: entry.uuid.clone(),
-                    destination_uuid: other.uuid.clone(),
-                    sorted_alike: entry.collation() == other.collation(),
-                    is_unfollowed: entry.is_capped() || other.is_capped(),
-                    is_clustered: entry.is_clustered(),
-                    time_field: None,
-                });
+        let time_field = match (entry.kind.as_str(), other.kind.as_str()) {
+            ("collection", "collection") => None,
+            ("timeseries", "timeseries") => {
+                if entry.time_field() != other.time_field() {
+                    self.unverified.push(Unverified {
+                        namespace: name.to_string(),
+                        why: "its time field has another name on the destination, so that measurements cannot be compared by time".to_owned(),
+                    });
+                    return Ok(());
+                }
+                entry.time_field().map(str::to_owned)
             }
-            ("timeseries", "timeseries") => self.pairs.push(Pairing {
-                source: name,
-                destination: destination_name,
-                source_uuid: entry.uuid.clone(),
-                destination_uuid: other.uuid.clone(),
-                sorted_alike: true,
-                is_unfollowed: true,
-                is_clustered: false,
-                time_field: entry.time_field().map(str::to_owned),
-            }),
             // Of a view there is nothing beside its definition; another pair is a mismatch already.
-            (_, _) => {}
-        }
+            (_, _) => return Ok(()),
+        };
+        let (indexes, others) = tokio::try_join!(
+            source.indexes(&name),
+            destination.indexes(&destination_name)
+        )?;
+        let found = compare_indexes(&name.to_string(), &indexes, &others);
+        self.metadata.extend(found);
+        let is_series = time_field.is_some();
+        self.pairs.push(Pairing {
+            source: name,
+            destination: destination_name,
+            source_uuid: entry.uuid.clone(),
+            destination_uuid: other.uuid.clone(),
+            sorted_alike: is_series || entry.collation() == other.collation(),
+            is_unfollowed: is_series || entry.is_capped() || other.is_capped(),
+            is_clustered: !is_series && entry.is_clustered(),
+            time_field,
+        });
         Ok(())
     }
 
@@ -170,8 +170,12 @@ async fn list(
 ) -> Result<(Listed, Listed), VerifyError> {
     let mut found = Listed::new();
     let mut strays = Listed::new();
-    let named = settings.selection.names_databases();
-    for database in cluster.databases(named).await? {
+    let mut named = settings.selection.named_databases();
+    if let (Some(names), true) = (&mut named, mapped) {
+        let there = names.iter().map(|name| settings.mapping.databases_of(name));
+        *names = there.flatten().collect();
+    }
+    for database in cluster.databases(named.as_ref()).await? {
         if matches!(database.as_str(), "admin" | "config" | "local") {
             continue;
         }

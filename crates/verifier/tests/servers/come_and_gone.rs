@@ -53,3 +53,39 @@ pub async fn check(servers: &Servers) -> Result<()> {
     );
     Ok(())
 }
+
+/// A collection that is dropped and comes back under its old uuid, as restoring a dump can make it:
+/// nothing but the events tells that it is another one.
+pub async fn with_the_same_uuid(servers: &Servers) -> Result<()> {
+    let documents: Vec<Document> = (0..100).map(|n| doc! {"_id": n}).collect();
+    servers.insert_both("restored", "c", &documents).await?;
+    let mut settings = servers.live_settings("restored");
+    settings.listen = Some("127.0.0.1:0".to_owned());
+    let control = Control::default();
+    let running = tokio::spawn({
+        let control = control.clone();
+        async move { verify_controlled(settings, &control).await }
+    });
+    let address = control.until_listening().await.context("it listens")?;
+    control.until_begun().await;
+    api::until(address, "/api/v1/summary", |lines| {
+        lines[0]["summary"]["collections"][0]["partitions"].as_u64() == Some(1)
+    })
+    .await?;
+    let database = servers.destination.database("restored");
+    let listed = database.run_command(doc! {"listCollections": 1}).await?;
+    let listed = listed.get_document("cursor")?.get_array("firstBatch")?;
+    let listed = listed[0].as_document().context("a collection")?;
+    let uuid = listed.get_document("info")?.get("uuid").context("a uuid")?;
+    database.run_command(doc! {"drop": "c"}).await?;
+    let index = doc! {"v": 2, "key": {"_id": 1}, "name": "_id_"};
+    let create =
+        doc! {"op": "c", "ns": "restored.$cmd", "ui": uuid, "o": {"create": "c", "idIndex": index}};
+    let admin = servers.destination.database("admin");
+    admin.run_command(doc! {"applyOps": [create]}).await?;
+    insert(&servers.destination, "restored", "c", &documents[..50]).await?;
+    control.writes_off();
+    let report = tokio::time::timeout(Duration::from_secs(120), running).await???;
+    ensure!(report.totals.missing == 50, "{report}");
+    Ok(())
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use verifier::{Outcome, Settings, verify};
+use verifier::{Outcome, Place, Settings, verify};
 
 /// How much the proxy lets through before it cuts a connection.
 #[derive(Clone, Copy)]
@@ -16,8 +16,8 @@ enum Cuts {
     Always { after_bytes: i64 },
 }
 
-/// A proxy in front of a server; returns its URI.
-async fn proxy(server: &str, cuts: Cuts) -> Result<String> {
+/// A proxy in front of a server; returns its URI, and how much it still lets through.
+async fn proxy(server: &str, cuts: Cuts) -> Result<(String, Arc<AtomicI64>)> {
     let server = verifier::cluster::shown_address(server);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     // Otherwise the driver would go to the member that a replica set names, past the proxy.
@@ -29,6 +29,7 @@ async fn proxy(server: &str, cuts: Cuts) -> Result<String> {
         Cuts::Once { after_bytes } | Cuts::Always { after_bytes } => after_bytes,
     };
     let left = Arc::new(AtomicI64::new(after_bytes));
+    let handed_out = left.clone();
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             let Ok(server) = TcpStream::connect(&server).await else {
@@ -37,7 +38,7 @@ async fn proxy(server: &str, cuts: Cuts) -> Result<String> {
             tokio::spawn(forward(client, server, left.clone(), cuts));
         }
     });
-    Ok(uri)
+    Ok((uri, handed_out))
 }
 
 async fn forward(client: TcpStream, server: TcpStream, left: Arc<AtomicI64>, cuts: Cuts) {
@@ -84,24 +85,36 @@ fn a_cut_connection_is_not_the_end_of_a_collection() -> Result<()> {
             ..servers.settings("cut")
         };
         for after_bytes in [100_000, 250_000, 400_000, 700_000] {
-            let from = proxy(&servers.from, Cuts::Once { after_bytes }).await?;
+            let (from, _) = proxy(&servers.from, Cuts::Once { after_bytes }).await?;
             let report = verify(settings(from)).await.context("cut once")?;
             ensure!(report.outcome == Outcome::Equal, "{after_bytes}: {report}");
             ensure!(report.totals.equal == 3000, "{after_bytes}: {report}");
         }
-        let from = proxy(
-            &servers.from,
-            Cuts::Always {
-                after_bytes: 500_000,
-            },
-        )
-        .await?;
+        let cuts = Cuts::Always {
+            after_bytes: 500_000,
+        };
+        let (from, left) = proxy(&servers.from, cuts).await?;
+        let folder = tempfile::tempdir()?;
         let mut settings = settings(from);
+        settings.workers = 1;
+        settings.place = Place::Directory(folder.path().join("state"));
         // Long enough for the first connection, and not much longer than it takes to give up.
         settings.connect_timeout = std::time::Duration::from_secs(5);
-        let report = verify(settings).await.context("cut for good")?;
-        ensure!(report.outcome == Outcome::Unknown, "{report}");
-        ensure!(report.totals.mismatches() == 0, "{report}");
+        let Err(error) = verify(settings.clone()).await else {
+            anyhow::bail!("it cannot have been read");
+        };
+        let shown = error.to_string();
+        ensure!(shown.contains("cannot be reached"), "{shown}");
+        ensure!(
+            shown.contains("start again with the same options"),
+            "{shown}"
+        );
+        // What was done is not done again.
+        left.store(i64::MAX, Ordering::Relaxed);
+        settings.connect_timeout = std::time::Duration::from_secs(60);
+        let report = verify(settings).await.context("gone on with")?;
+        ensure!(report.outcome == Outcome::Equal, "{report}");
+        ensure!(report.totals.equal == 3000, "{report}");
         Ok(())
     })
 }

@@ -10,6 +10,7 @@ mod ids;
 mod lease;
 mod live;
 mod mixed_clusters;
+mod pitfalls;
 mod planted;
 mod range_queries;
 mod resume;
