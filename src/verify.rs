@@ -167,7 +167,7 @@ fn verify(options: VerifyOptions) -> Result<u8> {
     let settings = options.settle()?;
     for path in [&report_path, &html_path].into_iter().flatten() {
         // Before hours of work, not after.
-        write_report(path, "")?;
+        check_writable(path)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -200,10 +200,9 @@ fn verify(options: VerifyOptions) -> Result<u8> {
     });
     // A question that nobody answers must not keep the process.
     runtime.shutdown_background();
-    if code.is_err() {
-        for path in [&report_path, &html_path].into_iter().flatten() {
-            remove_if_empty(path);
-        }
+    for path in [&report_path, &html_path].into_iter().flatten() {
+        // Without a verdict there is no new report, and an earlier one stays. It is there only then.
+        let _ = std::fs::remove_file(unfinished(path));
     }
     code
 }
@@ -235,17 +234,42 @@ async fn interrupts(control: Control, writes: Writes) {
     }
 }
 
-fn write_report(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text)
-        .with_context(|| format!("cannot write the report to {}", path.display()))
+/// Where a report is written before it gets its name.
+fn unfinished(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".unfinished");
+    name.into()
 }
 
-/// Without a verdict there is no report, rather than one that no program can read.
-fn remove_if_empty(path: &Path) {
-    if std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0) {
-        // It is in nobody's way.
-        let _ = std::fs::remove_file(path);
+/// Whether it can be put into place at once: not a device or a pipe.
+fn is_replaced(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |found| found.is_file())
+}
+
+fn check_writable(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        bail!(
+            "cannot write the report to {}: it is a directory",
+            path.display()
+        );
     }
+    match is_replaced(path) {
+        true => std::fs::write(unfinished(path), "")
+            .with_context(|| format!("cannot write the report to {}", path.display())),
+        false => Ok(()),
+    }
+}
+
+/// Either the whole report is there, or what was there before.
+fn write_report(path: &Path, text: &str) -> Result<()> {
+    let written = match is_replaced(path) {
+        true => {
+            let first = unfinished(path);
+            std::fs::write(&first, text).and_then(|()| std::fs::rename(&first, path))
+        }
+        false => std::fs::write(path, text),
+    };
+    written.with_context(|| format!("cannot write the report to {}", path.display()))
 }
 
 impl VerifyOptions {

@@ -92,7 +92,8 @@ fn exit_codes_and_reports() -> Result<()> {
         r#"{"$not": 3}"#,
     ])?;
     ensure!(output.status.code() == Some(2), "{}", text(&output.stdout));
-    ensure!(text(&output.stdout).contains("COULD NOT TELL"));
+    let shown = text(&output.stderr);
+    ensure!(shown.contains("refuses the filter"), "{shown}");
     Ok(())
 }
 
@@ -141,6 +142,12 @@ fn a_run_without_a_verdict_leaves_no_report() -> Result<()> {
     let output = verify(&[clusters.as_slice(), &["--report", report_path]].concat())?;
     ensure!(output.status.code() == Some(2), "{}", text(&output.stderr));
     ensure!(!report.exists());
+    // One of an earlier run stays.
+    std::fs::write(&report, "earlier")?;
+    let output = verify(&[clusters.as_slice(), &["--report", report_path]].concat())?;
+    ensure!(output.status.code() == Some(2), "{}", text(&output.stderr));
+    ensure!(std::fs::read_to_string(&report)? == "earlier");
+    ensure!(std::fs::read_dir(folder.path())?.count() == 1);
     Ok(())
 }
 

@@ -20,7 +20,7 @@ impl Shared {
         &self,
         survey: &Survey,
         took: Duration,
-        record: &RunRecord,
+        (record, resumed): (&RunRecord, bool),
     ) -> Result<Report, VerifyError> {
         let mut unverified = survey.unverified.clone();
         unverified.extend(self.status.failures());
@@ -39,6 +39,9 @@ impl Shared {
             outcome: Outcome::Unknown,
             from: self.source.address.clone(),
             to: self.destination.address.clone(),
+            scope: self.settings.scope(),
+            started_ms: record.started_ms,
+            resumed,
             seconds: took.as_secs_f64(),
             generations: record.generation + 1,
             totals: Counts::default(),

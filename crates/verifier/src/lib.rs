@@ -18,7 +18,7 @@
 //! compare      same or not, verdicts          follow, tail, queue  changes, and what they lead to
 //! event, oplog changes as servers tell them   ledger             documents that differ
 //! difference   paths and values for people
-//! namespace, metadata, time, pace,            generation, run    everything, in its order
+//! namespace, metadata, time, pace,            beginning, generation, run  everything, in its order
 //! report, html, settings                      status, progress, api  how it is doing
 //! ```
 //!
@@ -33,6 +33,7 @@
 //! never *equal*.
 
 mod api;
+mod beginning;
 pub mod cluster;
 mod collections;
 pub mod compare;

@@ -134,6 +134,15 @@ impl Mapping {
         self.rules.is_empty()
     }
 
+    /// The rules, as people write them.
+    pub fn texts(&self) -> Vec<String> {
+        let rules = self.rules.iter().map(|rule| match rule {
+            Rule::Database { from, to } => format!("{from}={to}"),
+            Rule::Collection { from, to } => format!("{from}={to}"),
+        });
+        rules.collect()
+    }
+
     pub fn to_destination(&self, source: &Namespace) -> Namespace {
         let collection = self.rules.iter().find_map(|rule| match rule {
             Rule::Collection { from, to } if from == source => Some(to.clone()),

@@ -34,6 +34,9 @@ pub struct RunRecord {
     /// What was asked for, without what may differ between two starts of one run.
     pub asked: String,
     pub started_ms: i64,
+    /// When it was begun by the clocks of both sides, where they have one.
+    #[serde(default)]
+    pub began: Option<Moment>,
     /// Where the changes of both sides begin to count; None if nobody writes.
     pub start: Option<Moment>,
     pub generation: u64,

@@ -142,12 +142,48 @@ pub struct Unverified {
     pub why: String,
 }
 
+/// What was compared, and how.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Scope {
+    /// Patterns; empty means everything.
+    pub include: Vec<String>,
+    pub exclude: Vec<String>,
+    pub map: Vec<String>,
+    pub filter: Option<serde_json::Value>,
+    /// `_id`, `natural` or `hashes`.
+    pub read_by: &'static str,
+    pub ignore_field_order: bool,
+}
+
+impl Scope {
+    /// What was left out, in words; nothing if nothing was.
+    fn narrowed(&self) -> String {
+        let mut text = String::new();
+        if !self.include.is_empty() {
+            text.push_str(&format!(" in {}", self.include.join(", ")));
+        }
+        if !self.exclude.is_empty() {
+            text.push_str(&format!(" without {}", self.exclude.join(", ")));
+        }
+        if let Some(filter) = &self.filter {
+            text.push_str(&format!(" of documents that match {filter}"));
+        }
+        text
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     pub outcome: Outcome,
     /// Hosts, without credentials.
     pub from: String,
     pub to: String,
+    pub scope: Scope,
+    /// When the run was begun, by this machine's clock.
+    pub started_ms: i64,
+    /// Whether a later process went on with it.
+    pub resumed: bool,
+    /// Of the last process.
     pub seconds: f64,
     /// Rounds that were made, the scan included.
     pub generations: u64,
@@ -246,14 +282,21 @@ impl Report {
         let width = names.max().unwrap_or(0).max("collection".len());
         writeln!(
             f,
-            "{:width$} {:>12} {:>12} {:>12} {:>9} {:>9} {:>9}",
-            "collection", "source", "destination", "equal", "missing", "extra", "content"
+            "{:width$} {:>12} {:>12} {:>12} {:>9} {:>9} {:>9} {:>9}",
+            "collection",
+            "source",
+            "destination",
+            "equal",
+            "missing",
+            "extra",
+            "content",
+            "repeated"
         )?;
         for one in &self.collections {
             let counts = &one.counts;
             writeln!(
                 f,
-                "{:width$} {:>12} {:>12} {:>12} {:>9} {:>9} {:>9}",
+                "{:width$} {:>12} {:>12} {:>12} {:>9} {:>9} {:>9} {:>9}",
                 one.namespace,
                 counts.source_documents,
                 counts.destination_documents,
@@ -261,6 +304,7 @@ impl Report {
                 counts.missing,
                 counts.extra,
                 counts.content,
+                counts.repeated,
             )?;
         }
         for one in &self.collections {
@@ -274,6 +318,22 @@ impl Report {
         Ok(())
     }
 
+    /// When it was begun and how it was asked for, as far as the summary does not say.
+    fn show_scope(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "begun at {}", shown_moment(self.started_ms))?;
+        if self.resumed {
+            write!(f, ", gone on with later")?;
+        }
+        write!(f, "; read by {}", self.scope.read_by)?;
+        if self.scope.ignore_field_order {
+            write!(f, ", fields in any order")?;
+        }
+        if !self.scope.map.is_empty() {
+            write!(f, ", with {}", self.scope.map.join(", "))?;
+        }
+        writeln!(f)
+    }
+
     fn show_summary(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = &self.totals;
         let pairs = counts.source_documents.max(counts.destination_documents);
@@ -283,15 +343,17 @@ impl Report {
             documents(pairs),
             self.seconds
         );
+        let narrowed = self.scope.narrowed();
+        self.show_scope(f)?;
         match self.outcome {
             Outcome::Equal => writeln!(
                 f,
-                "EQUAL: {} and {} hold the same ({in_time})",
+                "EQUAL: {} and {} hold the same{narrowed} ({in_time})",
                 self.from, self.to
             ),
             Outcome::Different => writeln!(
                 f,
-                "DIFFERENT: {} ({} missing, {} extra, {} content, {} repeated) and {} ({in_time})",
+                "DIFFERENT: {} ({} missing, {} extra, {} content, {} repeated) and {}{narrowed} ({in_time})",
                 documents(counts.mismatches()),
                 counts.missing,
                 counts.extra,
@@ -305,7 +367,7 @@ impl Report {
             ),
             Outcome::Unknown => writeln!(
                 f,
-                "COULD NOT TELL: no difference was found, but {} could not be verified ({in_time})",
+                "COULD NOT TELL: no difference was found, but {} could not be verified{narrowed} ({in_time})",
                 match self.unverified.len() {
                     1 => "one thing".to_owned(),
                     many => format!("{many} things"),
@@ -375,6 +437,13 @@ mod tests {
             outcome: Outcome::Unknown,
             from: "a".to_owned(),
             to: "b".to_owned(),
+            scope: Scope {
+                include: vec!["shop.*".to_owned()],
+                filter: Some(serde_json::json!({"a": 1})),
+                ..Scope::default()
+            },
+            started_ms: 0,
+            resumed: false,
             seconds: 1.0,
             generations: 1,
             totals: Counts::default(),
@@ -407,6 +476,9 @@ mod tests {
             assert_eq!(json["totals"]["content"], report.totals.content);
         };
         check(Counts::default(), 0, 0, 0, "EQUAL");
+        let narrowed = r#"the same in shop.* of documents that match {"a":1} ("#;
+        check(Counts::default(), 0, 0, 0, narrowed);
+        check(Counts::default(), 0, 0, 0, "begun at 1970-01-01T00:00:00Z");
         check(Counts::default(), 1, 0, 2, "COULD NOT TELL");
         check(Counts::default(), 1, 1, 1, "DIFFERENT");
         check(different, 1, 0, 1, "DIFFERENT");

@@ -32,9 +32,11 @@
 //! Collections are subject to the same argument by their uuids (see `collections`).
 //!
 //! A run in which nobody writes is generation 0 alone, without streams; reads still wait for a cluster
-//! time taken when the process began.
+//! time taken when the process began. Gone on with by a later process, it first takes in what changed
+//! in between (see `beginning`).
 
 use crate::api::Api;
+use crate::beginning::{CaughtUp, Times, begin_record, both, moment, no_cluster_time, unfinished};
 use crate::cluster::Cluster;
 use crate::error::VerifyError;
 use crate::follow::follow;
@@ -48,14 +50,14 @@ use crate::natural::Nodes;
 use crate::pace::Pace;
 use crate::progress;
 use crate::queue::Queue;
-use crate::record::{FORMAT, Moment, Recheck, RunRecord, decode, put, run_key};
-use crate::report::Report;
+use crate::record::{Recheck, RunRecord, decode, put, run_key};
+use crate::report::{Report, counted};
 use crate::scan::Shared;
 use crate::settings::{Settings, Writes};
 use crate::status::{Control, Phase, Status};
 use crate::store::Store;
 use crate::survey::Survey;
-use crate::time::{ClusterTime, now_ms};
+use crate::time::{ClusterTime, shown_moment};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -185,7 +187,7 @@ impl Run {
             nodes: Nodes::default(),
             lanes: Lanes::default(),
         });
-        Ok(Run {
+        let mut run = Run {
             shared,
             record,
             control,
@@ -193,7 +195,37 @@ impl Run {
             survey: Survey::default(),
             surveyed: None,
             pairs: Pairs::default(),
-        })
+        };
+        if resumed {
+            run.go_on(now).await?;
+        }
+        Ok(run)
+    }
+
+    /// Takes up what an earlier process did, if that still says something.
+    async fn go_on(&mut self, now: Times) -> Result<(), VerifyError> {
+        let shared = &self.shared;
+        let begun = shown_moment(self.record.started_ms);
+        let parts = counted(shared.parts_done().await?, "part", "parts");
+        eprintln!("terndb verify: going on with a run begun at {begun}, {parts} done");
+        if self.record.start.is_some() {
+            return Ok(());
+        }
+        let caught_up = match (self.record.began, both(now)) {
+            (Some(began), Some(now)) => shared.catch_up(began, now).await?,
+            (_, _) => CaughtUp::No(VerifyError::settings("a side has no oplog")),
+        };
+        if let CaughtUp::No(why) = caught_up {
+            eprintln!(
+                "terndb verify: that run is begun anew, because nothing tells what was changed since: {why}"
+            );
+            for name in shared.ledger.counts().keys() {
+                shared.ledger.forget(&shared.store, name).await?;
+            }
+            self.record = begin_record(&shared.store, &shared.settings, now).await?;
+            self.resumed = false;
+        }
+        Ok(())
     }
 
     async fn drive(mut self) -> Result<Report, VerifyError> {
@@ -224,9 +256,9 @@ impl Run {
         let _ = showing.await;
         ended?;
         self.shared.status.enter(Phase::Idle);
-        let report = self
-            .shared
-            .report(&self.survey, begun.elapsed(), &self.record);
+        let report =
+            self.shared
+                .report(&self.survey, begun.elapsed(), (&self.record, self.resumed));
         let report = report.await?;
         self.shared.store.confirm().await?;
         self.shared.status.ended.store(true, Ordering::SeqCst);
@@ -389,7 +421,7 @@ impl Run {
 
 impl Shared {
     /// Waits until a side's changes are known up to a time; fails if they do not come nearer.
-    async fn until_passed(&self, side: Side, time: ClusterTime) -> Result<(), VerifyError> {
+    pub async fn until_passed(&self, side: Side, time: ClusterTime) -> Result<(), VerifyError> {
         let cluster = self.side(side);
         let mut positions = self.status.stream(side).position.subscribe();
         loop {
@@ -421,6 +453,8 @@ async fn look_at_both(shared: &Shared, first: bool) -> Result<Survey, VerifyErro
     }
     if first {
         made.check_includes(&shared.settings)?;
+        let sides = (&shared.source, &shared.destination);
+        made.check_filter(sides, &shared.settings).await?;
     }
     Ok(made)
 }
@@ -437,70 +471,4 @@ async fn survey_with_retries(shared: &Shared) -> Result<Survey, VerifyError> {
         }
     }
     Survey::make(&shared.source, &shared.destination, &shared.settings).await
-}
-
-type Times = [Option<ClusterTime>; 2];
-
-async fn moment(source: &Cluster, destination: &Cluster) -> Result<Times, VerifyError> {
-    let (source, destination) = tokio::try_join!(source.now(), destination.now())?;
-    Ok([source, destination])
-}
-
-fn both([source, destination]: Times) -> Option<Moment> {
-    Some(Moment {
-        source: source?,
-        destination: destination?,
-    })
-}
-
-fn no_cluster_time() -> VerifyError {
-    VerifyError::settings(
-        "a side does not tell its cluster time (operationTime), without which its changes cannot be followed: stop all writes to both sides and say so with --writes-off",
-    )
-}
-
-/// The run that the store holds, if it can be gone on with.
-async fn unfinished(store: &Store, settings: &Settings) -> Result<Option<RunRecord>, VerifyError> {
-    let record: RunRecord = match store.get(&run_key()).await? {
-        Some(bytes) => decode(&bytes)?,
-        None => return Ok(None),
-    };
-    let another = |why: &str| {
-        VerifyError::settings(format!(
-            "{} holds an unfinished run {why}: name another place with --state, or give it up with --restart",
-            settings.place
-        ))
-    };
-    if record.format != FORMAT {
-        return Err(another("of another version of this program"));
-    }
-    if record.asked != settings.asked() {
-        return Err(another("with other clusters, names or filters"));
-    }
-    if record.start.is_none() && settings.writes == Writes::On {
-        return Err(another("that was begun with --writes-off"));
-    }
-    Ok(Some(record))
-}
-
-async fn begin_record(
-    store: &Store,
-    settings: &Settings,
-    now: Times,
-) -> Result<RunRecord, VerifyError> {
-    store.clear(b"").await?;
-    let record = RunRecord {
-        format: FORMAT,
-        asked: settings.asked(),
-        started_ms: now_ms(),
-        start: match settings.writes {
-            Writes::Off => None,
-            // Without it the run would be taken for one in which nobody writes.
-            Writes::On => Some(both(now).ok_or_else(no_cluster_time)?),
-        },
-        generation: 0,
-        writes_off: None,
-    };
-    store.write(vec![put(run_key(), &record)?]).await?;
-    Ok(record)
 }

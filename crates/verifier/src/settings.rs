@@ -2,9 +2,12 @@
 
 use crate::cluster::shown_address;
 use crate::compare::Comparison;
+use crate::difference::relaxed;
+use crate::element::{ValueRef, kind};
 use crate::error::VerifyError;
-use crate::namespace::{Mapping, Namespace, Selection};
+use crate::namespace::{Mapping, Namespace, Pattern, Selection};
 use crate::range_query::AcrossTypes;
+use crate::report::Scope;
 use crate::store::Place;
 use mongodb::options::{ReadPreference, SelectionCriteria};
 use std::time::Duration;
@@ -92,6 +95,8 @@ pub enum Display {
 }
 
 pub const DEFAULT_WORKERS: usize = 4;
+/// Each has a connection to either side.
+pub const WORKERS_MAX: usize = 1000;
 pub const DEFAULT_PARTITION_BYTES: u64 = 32_000_000;
 pub const DEFAULT_GENERATION_PAUSE: Duration = Duration::from_secs(1);
 pub const DEFAULT_DESCRIBED_MAX: usize = 1000;
@@ -140,6 +145,29 @@ impl Settings {
         !ours && !namespace.is_internal() && self.selection.selects(on_source)
     }
 
+    /// What a report says about what was asked for.
+    pub fn scope(&self) -> Scope {
+        let shown = |patterns: &[Pattern]| patterns.iter().map(ToString::to_string).collect();
+        let filter = self.filter.as_ref().map(|filter| {
+            relaxed(ValueRef {
+                kind: kind::DOCUMENT,
+                bytes: filter,
+            })
+        });
+        Scope {
+            include: shown(&self.selection.include),
+            exclude: shown(&self.selection.exclude),
+            map: self.mapping.texts(),
+            filter,
+            read_by: match (self.partitioning, self.hash) {
+                (_, true) => "hashes",
+                (Partitioning::Id, false) => "_id",
+                (Partitioning::Natural, false) => "natural",
+            },
+            ignore_field_order: self.comparison == Comparison::IgnoreFieldOrder,
+        }
+    }
+
     /// What makes two starts the same run: not who asks, nor how fast.
     pub fn asked(&self) -> String {
         let from = shown_address(&self.from);
@@ -158,6 +186,12 @@ impl Settings {
         }
         if self.workers == 0 {
             return Err(VerifyError::settings("there must be at least one worker"));
+        }
+        if self.workers > WORKERS_MAX {
+            return Err(VerifyError::settings(format!(
+                "{} workers are too many: at most {WORKERS_MAX} can work at the same time",
+                self.workers
+            )));
         }
         if self.hash && self.partitioning == Partitioning::Natural {
             return Err(VerifyError::settings(

@@ -9,6 +9,7 @@ use crate::error::VerifyError;
 use crate::merge::Side;
 use crate::metadata::{CollectionEntry, MetadataMismatch, compare_collections, compare_indexes};
 use crate::namespace::Namespace;
+use crate::range_query::{both, ids_filter};
 use crate::report::Unverified;
 use crate::settings::Settings;
 use crate::sharding::BothShardKeys;
@@ -146,6 +147,36 @@ impl Survey {
             return Err(VerifyError::settings(
                 "neither side has a collection to verify: check the URIs, the patterns, and what the users may list",
             ));
+        }
+        Ok(())
+    }
+
+    /// A filter that a server refuses is a mistake as well.
+    pub async fn check_filter(
+        &self,
+        (source, destination): (&Cluster, &Cluster),
+        settings: &Settings,
+    ) -> Result<(), VerifyError> {
+        let (Some(filter), Some(pair)) = (&settings.filter, self.pairs.first()) else {
+            return Ok(());
+        };
+        // It need not look for documents that match.
+        let filter = both(ids_filter(&[]), Some(filter));
+        for (cluster, name) in [(source, &pair.source), (destination, &pair.destination)] {
+            match cluster.find(name, &filter, 0).await {
+                Ok(_) => {}
+                Err(VerifyError::Server {
+                    side,
+                    detail,
+                    transient: false,
+                    ..
+                }) => {
+                    return Err(VerifyError::settings(format!(
+                        "the {side} refuses the filter ({detail}): correct --filter"
+                    )));
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }

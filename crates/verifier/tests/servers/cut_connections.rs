@@ -114,7 +114,7 @@ fn a_cut_connection_is_not_the_end_of_a_collection() -> Result<()> {
         settings.connect_timeout = std::time::Duration::from_secs(60);
         let report = verify(settings).await.context("gone on with")?;
         ensure!(report.outcome == Outcome::Equal, "{report}");
-        ensure!(report.totals.equal == 3000, "{report}");
+        ensure!(report.totals.equal == 3000 && report.resumed, "{report}");
         Ok(())
     })
 }

@@ -107,6 +107,9 @@ fn killed_runs_go_on() -> Result<()> {
     on_runtime(async {
         let servers = Servers::two_mongods().await?;
         on_any_servers(&servers, kills()).await?;
+        changed_in_between(&servers)
+            .await
+            .context("changed in between")?;
         other_settings(&servers).await.context("other settings")
     })
 }
@@ -126,6 +129,36 @@ pub async fn on_any_servers(servers: &Servers, kills: u64) -> Result<()> {
             .await
             .context(database)?;
     }
+    Ok(())
+}
+
+/// What was changed between two processes of a run in which nobody writes is seen by the second.
+async fn changed_in_between(servers: &Servers) -> Result<()> {
+    let documents: Vec<Document> = (0..100).map(|n| doc! {"_id": n}).collect();
+    servers.insert_both("between", "c", &documents).await?;
+    servers.insert_both("between", "d", &documents).await?;
+    let folder = tempfile::tempdir()?;
+    let mut settings = servers.settings("between");
+    settings.place = Place::Directory(folder.path().join("state"));
+    let report = verify(settings.clone()).await?;
+    ensure!(
+        report.outcome == Outcome::Equal && !report.resumed,
+        "{report}"
+    );
+    // Nobody has taken that report, so that the run is there to be gone on with.
+    let database = servers.destination.database("between");
+    let delete = doc! {"delete": "c", "deletes": [{"q": {"_id": 7}, "limit": 1}]};
+    database.run_command(delete).await?;
+    database.run_command(doc! {"drop": "d"}).await?;
+    insert(&servers.destination, "between", "d", &documents[10..]).await?;
+    let report = verify(settings).await?;
+    ensure!(report.resumed, "{report}");
+    let missing: Vec<u64> = report
+        .collections
+        .iter()
+        .map(|one| one.counts.missing)
+        .collect();
+    ensure!(missing == [1, 10], "{report}");
     Ok(())
 }
 
