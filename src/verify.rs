@@ -190,7 +190,7 @@ fn verify(options: VerifyOptions) -> Result<u8> {
             eprintln!(
                 "terndb verify: what was compared is kept: start again with the same options to go on"
             );
-            return Ok(report.outcome.exit_code());
+            return anyhow::Ok(report.outcome.exit_code());
         }
         // Only now: a process that dies before has its report concluded by the next.
         if let Err(error) = verifier::store::forget(&place).await {

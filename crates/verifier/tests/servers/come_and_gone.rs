@@ -1,9 +1,10 @@
 //! Collections that go while a run is under way, and others that come after them.
 
-use crate::{Servers, api, insert};
+use crate::{Servers, api, insert, on_runtime};
 use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
 use std::time::Duration;
+use verifier::settings::Changes;
 use verifier::{Control, verify_controlled};
 
 /// A collection that comes when the run has seen that another one is gone is compared as a whole,
@@ -54,9 +55,24 @@ pub async fn check(servers: &Servers) -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_collection_comes_back_with_its_uuid() -> Result<()> {
+    on_runtime(async {
+        let mut servers = Servers::two_mongods().await?;
+        for changes in [Changes::Stream, Changes::Oplog] {
+            servers.changes = changes;
+            with_the_same_uuid(&servers)
+                .await
+                .with_context(|| format!("{changes:?}"))?;
+            servers.clear().await?;
+        }
+        Ok(())
+    })
+}
+
 /// A collection that is dropped and comes back under its old uuid, as restoring a dump can make it:
 /// nothing but the events tells that it is another one.
-pub async fn with_the_same_uuid(servers: &Servers) -> Result<()> {
+async fn with_the_same_uuid(servers: &Servers) -> Result<()> {
     let documents: Vec<Document> = (0..100).map(|n| doc! {"_id": n}).collect();
     servers.insert_both("restored", "c", &documents).await?;
     let mut settings = servers.live_settings("restored");

@@ -20,9 +20,6 @@ fn two_replica_sets() -> Result<()> {
             transactions(&servers).await.context("transactions")?;
             capped(&servers).await.context("capped")?;
             series(&servers).await.context("series")?;
-            crate::come_and_gone::with_the_same_uuid(&servers)
-                .await
-                .context("the same uuid")?;
             servers.clear().await?;
         }
         Ok(())
