@@ -53,12 +53,20 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
         for bird in collection.find({}, {"_id": 1}, batch_size=max(DOCUMENTS // 30, 1), **options):
             found.append(bird["_id"])
             if len(found) == DOCUMENTS // 2:
-                wait_until(
-                    lambda: self.done.is_set() or (len(self.moved) > moved and self.killed >= self.kills_wanted),
-                    f"a move and {KILLS} kills in the middle of a scan",
-                    8 * DEADLINE_S,
-                )
+                self.wait_for(moved)
         return found
+
+    def wait_for(self, moved):
+        """Until more ranges have moved than before, and enough members were killed."""
+
+        def happened():
+            return self.done.is_set() or (len(self.moved) > moved and self.killed >= self.kills_wanted)
+
+        try:
+            wait_until(happened, "a move and kills in the middle of a scan", 8 * DEADLINE_S)
+        except AssertionError as waited:
+            now = f"{len(self.moved) - moved} moves, {self.kills_wanted - self.killed} kills missing"
+            raise AssertionError(f"{waited}: {now}, not moved: {self.not_moved[-3:]}") from None
 
     def total(self, pipeline):
         try:
