@@ -13,7 +13,7 @@ use crate::failure::{Failure, is_ok};
 use crate::find::whole;
 use crate::hello::object_id;
 use crate::targeting::documents;
-use model::bson::{ArrayBuf, ArrayWriter, Doc, DocBuf, DocWriter, Value, ValueRef};
+use model::bson::{ArrayWriter, Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use query::pipeline::{Advance, Merge, Out, Source, Stage, WhenMatched, WhenNotMatched};
@@ -309,16 +309,9 @@ fn statement(command: &Command<'_>, merge: &Merge, document: Doc<'_>) -> Result<
         Ok(())
     };
     match &merge.when_matched {
-        WhenMatched::Replace => {
-            statement.append("u", document);
-        }
-        WhenMatched::KeepExisting => {
-            let update = DocWriter::new().with("$setOnInsert", document).finish();
-            statement.append("u", &update);
-        }
-        WhenMatched::Merge => {
-            statement.append("u", &overlay());
-            constants(&mut statement)?;
+        WhenMatched::Replace | WhenMatched::KeepExisting | WhenMatched::Merge => {
+            let update = merge.operators(document);
+            statement.append("u", update.as_ref().map_or(document, DocBuf::as_doc));
         }
         WhenMatched::Pipeline(pipeline) => {
             statement.append("u", &Value::Array(pipeline.clone()));
@@ -333,19 +326,4 @@ fn statement(command: &Command<'_>, merge: &Merge, document: Doc<'_>) -> Result<
     }
     statement.append("upsert", merge.when_not_matched == WhenNotMatched::Insert);
     Ok(statement.finish())
-}
-
-/// What `whenMatched: "merge"` means as an update.
-fn overlay() -> ArrayBuf {
-    let mut stage = DocWriter::new();
-    stage
-        .begin_document("$replaceWith")
-        .begin_array("$mergeObjects")
-        .push("$$ROOT")
-        .push("$$new")
-        .end()
-        .end();
-    let mut stages = ArrayWriter::new();
-    stages.push(&stage.finish());
-    stages.finish()
 }

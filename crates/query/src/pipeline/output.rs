@@ -5,7 +5,6 @@ use super::parse::Place;
 use super::parse::{Scope, missing_field, parse, unknown_field, wrong_type};
 use crate::context::QueryContext;
 use crate::expression::{Expression, FieldPath, check_user_variable};
-use crate::update::compare_names;
 use model::bson::{ArrayBuf, Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::{Code, Error, Namespace};
 
@@ -186,35 +185,16 @@ impl Merge {
         })
     }
 
-    /// A document as it is inserted: what is there by an upsert has the fields that
-    /// find it in front, and the others in the order in which updates create fields.
-    pub fn inserted(&self, doc: Doc<'_>) -> DocBuf {
-        match self.when_matched {
-            WhenMatched::Merge | WhenMatched::KeepExisting => {}
-            WhenMatched::Fail | WhenMatched::Replace | WhenMatched::Pipeline(_) => {
-                return doc.to_owned();
-            }
-        }
-        let rank = |name: &str| {
-            let on = self.on.as_deref().unwrap_or(&[]);
-            match on.iter().position(|field| field == name) {
-                _ if name == "_id" => 0,
-                Some(at) => at + 1,
-                None => usize::MAX,
-            }
+    /// The update that joins a document, as its command would have it: fields are paths for
+    /// `$set`, and in its order. `None` where `whenMatched` is neither an operator nor a replacement.
+    pub fn operators(&self, doc: Doc<'_>) -> Option<DocBuf> {
+        let operator = match self.when_matched {
+            WhenMatched::Merge => "$set",
+            WhenMatched::KeepExisting => "$setOnInsert",
+            WhenMatched::Replace => return Some(doc.to_owned()),
+            WhenMatched::Fail | WhenMatched::Pipeline(_) => return None,
         };
-        let mut elements: Vec<_> = doc.iter().collect();
-        elements.sort_by(|a, b| {
-            let (left, right) = (a.key(), b.key());
-            rank(left)
-                .cmp(&rank(right))
-                .then_with(|| compare_names(left, right))
-        });
-        let mut writer = DocWriter::new();
-        for element in &elements {
-            writer.append_element(element);
-        }
-        writer.finish()
+        Some(DocWriter::new().with(operator, doc).finish())
     }
 
     /// The fields by which a document is found in the target. One without `_id`

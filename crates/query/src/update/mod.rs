@@ -26,7 +26,6 @@ mod tree;
 mod upsert;
 
 pub use modifier::check_id;
-pub(crate) use path::compare_names;
 pub use upsert::upsert_base;
 
 use crate::context::QueryContext;
@@ -58,7 +57,7 @@ pub struct Modifiers {
     uses_position: bool,
     /// Whether a result has to be looked at for its depth.
     may_be_too_deep: bool,
-    /// Top-level names that may not be stored.
+    /// Top-level names that a document that is there may not get.
     dollar_fields: Vec<String>,
 }
 
@@ -95,6 +94,10 @@ impl Update {
                 // else is equal.
                 if replacement.as_bytes() == doc.as_bytes() {
                     return Ok(None);
+                }
+                // Only what is there already is held to these names, not what is inserted.
+                if !moment.is_insert {
+                    check_dollar_fields(replacement.as_doc())?;
                 }
                 let result = replace(doc, replacement.as_doc(), moment.timestamp);
                 check_same_id(doc, result.as_doc())?;
@@ -151,14 +154,15 @@ impl Modifiers {
             return Ok(None);
         }
         let result = out.finish();
+        // These names come before `_id` in the order in which fields are changed, and so do their
+        // errors. What is inserted may have them.
+        let mut dollar_fields = self.dollar_fields.iter().filter(|_| !moment.is_insert);
+        if let Some(name) = dollar_fields.find(|name| result.get(name).is_some()) {
+            return Err(dollar_field(name));
+        }
         check_identical_id(doc, result.as_doc())?;
         if self.may_be_too_deep {
             check_depth(result.as_doc())?;
-        }
-        for name in &self.dollar_fields {
-            if result.get(name).is_some() {
-                return Err(dollar_field(name));
-            }
         }
         Ok(Some(result))
     }
@@ -244,7 +248,27 @@ fn check_depth(doc: Doc<'_>) -> Result<(), Error> {
     ))
 }
 
-/// A top-level field whose name may not be stored.
+/// Refuses top-level names with a dollar, unless they are those of a reference in their order.
+fn check_dollar_fields(doc: Doc<'_>) -> Result<(), Error> {
+    let mut before = "";
+    let mut fields = doc.iter().peekable();
+    while let Some(field) = fields.next() {
+        let (name, is_string) = (field.key(), field.kind() == Kind::String);
+        let fits = match name {
+            "$ref" => is_string && fields.peek().is_some_and(|next| next.key() == "$id"),
+            "$id" => before == "$ref",
+            "$db" => is_string && before == "$id",
+            other => !other.starts_with('$'),
+        };
+        if !fits {
+            return Err(dollar_field(name));
+        }
+        before = name;
+    }
+    Ok(())
+}
+
+/// A top-level field whose name a document may not get by an update.
 fn dollar_field(name: &str) -> Error {
     match name {
         "$ref" | "$id" | "$db" => Error::new(

@@ -50,9 +50,6 @@ impl Update {
         if is_modifiers {
             return Modifiers::parse(document, array_filters, context).map(Update::Modifiers);
         }
-        if let Some(dollar) = document.iter().find(|e| e.key().starts_with('$')) {
-            return Err(super::dollar_field(dollar.key()));
-        }
         super::check_depth(document)?;
         Ok(Update::Replacement(document.to_owned()))
     }

@@ -39,7 +39,7 @@ impl Component {
 
 /// As text, except that of two names that begin with a digit other than zero the
 /// shorter comes first. So 9 comes before 10, and 9 before 1a too.
-pub(crate) fn compare_names(left: &str, right: &str) -> Ordering {
+fn compare_names(left: &str, right: &str) -> Ordering {
     let is_counted = |name: &str| matches!(name.as_bytes().first(), Some(b'1'..=b'9'));
     if is_counted(left) && is_counted(right) {
         left.len().cmp(&right.len()).then_with(|| left.cmp(right))

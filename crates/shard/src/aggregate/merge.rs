@@ -5,6 +5,10 @@
 //! that a portion is one entry of the log (`merge_by_id.rs`). Joined by other
 //! fields, each is searched for and changed on its own.
 //!
+//! But for a pipeline, a document is joined by the update that a client would send: `$set`,
+//! `$setOnInsert` or a replacement, so that the names of its fields are paths to an operator,
+//! and what is not there is inserted as an upsert makes it.
+//!
 //! The target may go to another shard with its database meanwhile. Until something is
 //! written whoever routed the command may begin again; from then on it is told that the
 //! command was killed, because what is there would be joined twice.
@@ -13,8 +17,8 @@ use super::out::insert_all;
 use super::{portion, while_running};
 use crate::command::Invocation;
 use crate::command::insert::check_target;
-use crate::command::modify::{Action, Modification, Selection};
-use model::bson::{ArrayBuf, ArrayWriter, Doc, DocBuf, DocWriter, ValueRef};
+use crate::command::modify::{Action, Modification, Selection, moment};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::filter::Filter;
@@ -68,7 +72,6 @@ pub(crate) async fn merge_into(
         invocation,
         merge,
         context,
-        overlay: overlay_pipeline(),
         by_id: merge
             .on
             .as_ref()
@@ -94,26 +97,10 @@ fn killed_halfway(error: Error, target: &Namespace) -> Error {
     }
 }
 
-/// What `whenMatched: "merge"` means as an update.
-fn overlay_pipeline() -> ArrayBuf {
-    let mut stage = DocWriter::new();
-    stage
-        .begin_document("$replaceWith")
-        .begin_array("$mergeObjects")
-        .push("$$ROOT")
-        .push("$$new")
-        .end()
-        .end();
-    let mut stages = ArrayWriter::new();
-    stages.push(&stage.finish());
-    stages.finish()
-}
-
 pub(super) struct Joining<'a> {
     pub(super) invocation: &'a Invocation<'a>,
     pub(super) merge: &'a Merge,
     context: &'a QueryContext,
-    overlay: ArrayBuf,
     by_id: bool,
     /// Whether anything of the target was changed so far.
     pub(super) has_written: AtomicBool,
@@ -162,8 +149,11 @@ impl Joining<'_> {
     }
 
     async fn join(&self, document: Doc<'_>, identity: Doc<'_>) -> Result<(), Error> {
+        let change = self.change(document)?;
         for _ in 0..ATTEMPTS {
-            if self.update(document, identity).await? {
+            if let Some(change) = &change
+                && self.update(change, identity).await?
+            {
                 return Ok(());
             }
             match self.merge.when_not_matched {
@@ -172,7 +162,8 @@ impl Joining<'_> {
                 WhenNotMatched::Insert => {}
             }
             let target = &self.merge.target;
-            match insert_all(self.invocation, target, vec![self.merge.inserted(document)]).await {
+            let inserted = self.inserted(document, identity, change.as_ref())?;
+            match insert_all(self.invocation, target, vec![inserted]).await {
                 Ok(()) => {
                     self.has_written.store(true, Ordering::Relaxed);
                     return Ok(());
@@ -249,37 +240,57 @@ impl Joining<'_> {
         &self,
         document: Doc<'_>,
     ) -> Result<Option<(Update, QueryContext)>, Error> {
-        let context = self.merge.bound(document, self.context)?;
-        let update = match &self.merge.when_matched {
-            WhenMatched::Fail => return Ok(None),
-            WhenMatched::KeepExisting => {
-                let mut stages = ArrayWriter::new();
-                stages.push(&DocWriter::new().with("$set", Doc::EMPTY).finish());
-                Update::parse(ValueRef::from(&stages.finish()), None, &context)?
+        if let Some(operators) = self.merge.operators(document) {
+            let update = Update::parse(ValueRef::from(&operators), None, self.context)?;
+            return Ok(Some((update, self.context.clone())));
+        }
+        match &self.merge.when_matched {
+            WhenMatched::Pipeline(stages) => {
+                let context = self.merge.bound(document, self.context)?;
+                let update = Update::parse(ValueRef::from(stages), None, &context)?;
+                Ok(Some((update, context)))
             }
-            WhenMatched::Replace => Update::Replacement(document.to_owned()),
-            WhenMatched::Merge => Update::parse(ValueRef::from(&self.overlay), None, &context)?,
-            WhenMatched::Pipeline(stages) => Update::parse(ValueRef::from(stages), None, &context)?,
-        };
-        Ok(Some((update, context)))
+            WhenMatched::Fail
+            | WhenMatched::Replace
+            | WhenMatched::Merge
+            | WhenMatched::KeepExisting => Ok(None),
+        }
+    }
+
+    /// The document that is inserted where none is found: by an upsert of the change, but for a
+    /// pipeline, which only changes what is there.
+    pub(super) fn inserted(
+        &self,
+        document: Doc<'_>,
+        identity: Doc<'_>,
+        change: Option<&(Update, QueryContext)>,
+    ) -> Result<DocBuf, Error> {
+        match change {
+            Some((update @ (Update::Modifiers(_) | Update::Replacement(_)), context)) => {
+                let moment = moment(self.invocation.shard, None, true);
+                update.upsert(&identity_filter(identity), moment, context)
+            }
+            Some((Update::Pipeline(_), _)) | None => Ok(document.to_owned()),
+        }
     }
 
     /// Changes the document in the target; false if there is none.
-    async fn update(&self, document: Doc<'_>, identity: Doc<'_>) -> Result<bool, Error> {
-        let Some((update, context)) = self.change(document)? else {
-            return Ok(false);
-        };
+    async fn update(
+        &self,
+        (update, context): &(Update, QueryContext),
+        identity: Doc<'_>,
+    ) -> Result<bool, Error> {
         let selection = Selection {
             filter: identity_filter(identity).normalized(),
             sort: None,
             hint: None,
-            context,
+            context: context.clone(),
         };
         let outcome = Modification {
             invocation: self.invocation,
             namespace: &self.merge.target,
             selection: &selection,
-            action: &Action::Update(Box::new(update)),
+            action: &Action::Update(Box::new(update.clone())),
             multi: false,
             upsert: false,
             images: None,

@@ -26,10 +26,10 @@ const ENTRY_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// A document on its way into the target.
 struct Joined {
     key: RecordKey,
-    /// As it is stored if there is none yet.
-    new: Result<DocBuf, Error>,
+    document: DocBuf,
+    identity: DocBuf,
     /// What happens to one that is there; `None` if none may be.
-    change: Option<(Update, QueryContext)>,
+    change: Result<Option<(Update, QueryContext)>, Error>,
 }
 
 /// What one entry took.
@@ -46,15 +46,15 @@ impl Joining<'_> {
     /// Joins a portion; the first failure, after all were tried.
     pub(super) async fn join_by_id(&self, identified: Vec<(DocBuf, DocBuf)>) -> Result<(), Error> {
         let mut failed = None;
-        let mut joined = Vec::with_capacity(identified.len());
-        for (document, _) in &identified {
-            match self.prepare(document) {
-                Ok(one) => joined.push(one),
-                Err(error) => {
-                    failed.get_or_insert(error);
-                }
-            }
-        }
+        let joined: Vec<Joined> = identified
+            .into_iter()
+            .map(|(document, identity)| Joined {
+                key: RecordKey::from_id(document.get("_id").unwrap_or(ValueRef::Null)),
+                change: self.change(document.as_doc()),
+                document,
+                identity,
+            })
+            .collect();
         let keys: Vec<RecordKey> = joined.iter().map(|one| one.key.clone()).collect();
         let mut done = 0;
         while done < joined.len() {
@@ -66,21 +66,6 @@ impl Joining<'_> {
             Some(error) => Err(error),
             None => Ok(()),
         }
-    }
-
-    fn prepare(&self, document: &DocBuf) -> Result<Joined, Error> {
-        let change = self.change(document.as_doc())?;
-        let id = document.get("_id").unwrap_or(ValueRef::Null);
-        let inserted = self.merge.inserted(document.as_doc());
-        let new = prepare_insert(self.invocation.shard, inserted.as_doc()).and_then(|new| {
-            check_stored(new.as_doc())?;
-            Ok(new)
-        });
-        Ok(Joined {
-            key: RecordKey::from_id(id),
-            new,
-            change,
-        })
     }
 
     /// Writes as many as one entry takes.
@@ -101,7 +86,10 @@ impl Joining<'_> {
                         return Ok(Written {
                             documents: joined.len(),
                             bytes: 0,
-                            failed: self.unmatched(),
+                            failed: joined
+                                .iter()
+                                .find_map(|one| one.change.as_ref().err().cloned())
+                                .or_else(|| self.unmatched()),
                         });
                     }
                 },
@@ -148,8 +136,9 @@ impl Joining<'_> {
             Refusal::Error(error) => Refusal::Error(tell(error)),
             again @ (Refusal::Latch(_) | Refusal::Blocked) => again,
         };
+        let change = one.change.as_ref().map_err(Error::clone)?.as_ref();
         let version = evaluator.latest(&one.key)?;
-        match (version, &one.change) {
+        match (version, change) {
             (Some(version), Some((update, context))) => {
                 let moment = moment(self.invocation.shard, None, false);
                 let after = update
@@ -171,7 +160,10 @@ impl Joining<'_> {
             }
             // One that is there and must not be is refused as a duplicate.
             (Some(_), None) | (None, _) => {
-                let new = one.new.clone()?;
+                let (document, identity) = (one.document.as_doc(), one.identity.as_doc());
+                let new = self.inserted(document, identity, change)?;
+                let new = prepare_insert(self.invocation.shard, new.as_doc())?;
+                check_stored(new.as_doc())?;
                 let bytes = new.as_bytes().len();
                 evaluator
                     .insert(one.key.clone(), new)
