@@ -206,12 +206,19 @@ async fn join(
         }
         merge.on = Some(on);
     }
+    let on = merge.on.as_ref();
+    let by_id = on.is_none_or(|on| on.iter().any(|field| field == "_id"));
+    let is_inserted = matches!(merge.when_matched, WhenMatched::Fail);
     loop {
         let documents = portion(source)?;
         if documents.is_empty() {
             return Ok(());
         }
-        let documents: Vec<DocBuf> = documents.into_iter().map(with_id).collect();
+        // ⚑ One that is joined by other fields takes no `_id` to the document that it meets.
+        let documents: Vec<DocBuf> = match by_id || is_inserted {
+            true => documents.into_iter().map(with_id).collect(),
+            false => documents,
+        };
         if let (WhenMatched::Fail, WhenNotMatched::Insert) =
             (&merge.when_matched, merge.when_not_matched)
         {
@@ -228,6 +235,7 @@ async fn join(
                 let target = &merge.target;
                 let reply = command.write_all(Kind::Update, target, &change).await?;
                 if whole(reply.document().get("n")) == Some(0) {
+                    let document = with_id(document);
                     command.write_all(Kind::Insert, target, &[document]).await?;
                 }
             }
