@@ -69,17 +69,43 @@ fn idle_clock(shard: &Shard) -> Instant {
     moved.unwrap_or(now)
 }
 
+/// The cluster's time where nothing is written: times are given when something is, but history
+/// grows old without that. Counted from the latest time that is known, and not by this member's
+/// clock ⚑: one that is ahead of the primary's would give up history that was promised.
+struct PassingTime {
+    latest: ClusterTime,
+    since: Instant,
+}
+
+impl PassingTime {
+    fn new(latest: ClusterTime) -> PassingTime {
+        PassingTime {
+            latest,
+            since: Instant::now(),
+        }
+    }
+
+    fn now(&mut self, latest: ClusterTime, at: Instant) -> ClusterTime {
+        if latest != self.latest {
+            (self.latest, self.since) = (latest, at);
+        }
+        let passed = at.saturating_duration_since(self.since).as_secs();
+        let passed = u32::try_from(passed).unwrap_or(u32::MAX);
+        let seconds = latest.seconds().saturating_add(passed);
+        latest.max(ClusterTime::new(seconds, 0))
+    }
+}
+
 async fn maintenance(shard: &Arc<Shard>) {
     let mut ticks = tokio::time::interval(MAINTENANCE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut passing = PassingTime::new(shard.log.latest_time());
     loop {
         ticks.tick().await;
         shard.cursors.close_idle(idle_clock(shard));
         tokio::task::block_in_place(|| migration::keep_log(shard));
         let maintained = tokio::task::block_in_place(|| {
-            // Times are given when something is written: the window passes without that.
-            let clock_s = u32::try_from(shard.clock.now_ms() / 1000).unwrap_or(0);
-            let now = shard.log.latest_time().max(ClusterTime::new(clock_s, 0));
+            let now = passing.now(shard.log.latest_time(), Instant::now());
             let window = shard.parameters.current().history_window_secs;
             shard.store.set_history_window(window.unsigned_abs());
             shard.store.maintain(now, MAINTENANCE_BUDGET)
@@ -88,5 +114,26 @@ async fn maintenance(shard: &Arc<Shard>) {
             tracing::error!("storage maintenance failed: {error}");
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PassingTime;
+    use model::time::ClusterTime;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn time_passes_from_the_latest_one_that_is_known() {
+        let (first, later) = (ClusterTime::new(100, 7), ClusterTime::new(130, 1));
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut passing = PassingTime::new(first);
+        passing.since = start;
+        assert_eq!(passing.now(first, at(0)), first);
+        assert_eq!(passing.now(first, at(40)), ClusterTime::new(140, 0));
+        // It is told by who gives times, however long it was quiet here.
+        assert_eq!(passing.now(later, at(60)), later);
+        assert_eq!(passing.now(later, at(65)), ClusterTime::new(135, 0));
     }
 }

@@ -423,7 +423,7 @@ impl Handler for ShardHandler {
         match request.name() {
             transport::REPLICATE => self.0.receive(connection, &request).into(),
             primary::ADVANCE => self.0.advance(&request).await.into(),
-            transport::JOIN => self.0.answer_call(&request).into(),
+            transport::JOIN => self.0.answer_call(connection, &request).into(),
             waiting_room::FOUND => Err(waiting_room::already_initialized()).into(),
             _ => command::dispatch(&self.0, connection, &request).await,
         }

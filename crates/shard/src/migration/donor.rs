@@ -729,7 +729,7 @@ impl Driver {
                 () = self.tenure.ended() => return Err(Over),
             };
             self.telling = None;
-            if matches!(told, Ok(Ok(_))) {
+            if matches!(told, Ok(Ok(reply)) if is_released(&reply)) {
                 return Ok(Event::RecipientReleased);
             }
         }
@@ -741,7 +741,9 @@ impl Driver {
                 self.ended(outcome);
             }
             match released {
-                Ok(_) => return Ok(Event::RecipientReleased),
+                Ok(reply) if is_released(&reply) => return Ok(Event::RecipientReleased),
+                // A primary that is being replaced hears it, and has not written it.
+                Ok(_) => self.pause(PAUSE).await,
                 Err(failure) => {
                     tracing::warn!("a recipient does not hear of the end of a move: {failure}");
                     self.pause(PAUSE).await;
@@ -940,6 +942,12 @@ fn losing(
         false => version.chunk,
     };
     super::with_versions(&left, chunk, version)
+}
+
+/// Whether a recipient has written the end of a move ⚑: that it heard of it is not enough to forget
+/// the move here.
+fn is_released(reply: &Reply) -> bool {
+    reply.document().get("released") == Some(ValueRef::Boolean(true))
 }
 
 fn release(plan: &Plan, outcome: Outcome) -> DocWriter {

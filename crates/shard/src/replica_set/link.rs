@@ -190,6 +190,51 @@ mod tests {
         stream
     }
 
+    /// ⚑ A number that is given to another server: nothing goes to the one that had it, which is not
+    /// heard any more either.
+    #[tokio::test]
+    async fn a_link_follows_its_member_to_another_host() {
+        let (old, new) = (
+            TcpListener::bind("127.0.0.1:0").await.expect("a port"),
+            TcpListener::bind("127.0.0.1:0").await.expect("a port"),
+        );
+        let address = |listener: &TcpListener| listener.local_addr().expect("one").to_string();
+        let other = MemberId::new(2);
+        let peers = Peers::new();
+        peers.set_host(other, &address(&old));
+        let introduction = introduction();
+        peers.introduce_with(
+            Box::new(move |_| Some(introduction.clone())),
+            Box::new(|_, _| {}),
+        );
+        peers.send(other, vec![7]);
+        let mut first = accept(&old).await;
+        peers.set_host(other, &address(&old));
+        assert!(!peers.has_left(other, &address(&old)), "the same place");
+        peers.set_host(other, &address(&new));
+        assert!(peers.has_left(other, &address(&old)));
+        peers.send(other, vec![8]);
+        accept(&new).await;
+        // The old one hears what was sent to it, and then the end.
+        let mut heard = Vec::new();
+        let ended = first.read_to_end(&mut heard);
+        let ended = tokio::time::timeout(Duration::from_secs(60), ended).await;
+        ended.expect("the link ends").expect("in order");
+        peers.set_host(other, &address(&old));
+        assert!(!peers.has_left(other, &address(&old)), "it came back");
+    }
+
+    fn introduction() -> Introduction {
+        Introduction {
+            set: "flock".to_owned(),
+            replica_set_id: None,
+            to: 1,
+            from: 0,
+            host: "tern:27017".to_owned(),
+            newcomer: false,
+        }
+    }
+
     /// ⚑ A closed connection alone says nothing; that nobody listens any more does.
     #[tokio::test]
     async fn a_process_that_has_ended_is_told_from_a_connection_that_was_closed() {
@@ -199,14 +244,7 @@ mod tests {
         let peers = Peers::new();
         peers.set_host(other, &address.to_string());
         let (reports, mut reported) = mpsc::unbounded_channel();
-        let introduction = Introduction {
-            set: "flock".to_owned(),
-            replica_set_id: None,
-            to: 1,
-            from: 0,
-            host: "tern:27017".to_owned(),
-            newcomer: false,
-        };
+        let introduction = introduction();
         peers.introduce_with(
             Box::new(move |_| Some(introduction.clone())),
             Box::new(move |member, absence| {

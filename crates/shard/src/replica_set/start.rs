@@ -157,6 +157,10 @@ impl Shard {
         request: &Request,
     ) -> Result<Reply, Error> {
         let incoming = connection.handler_state(Incoming::default);
+        if !incoming.is_current(&self.peers) {
+            let message = "the member that sends this is another one by now";
+            return Err(Error::new(Code::INVALID_REPLICA_SET_CONFIG, message));
+        }
         incoming.receive(request, |packet| {
             if let Err(error) = self.log.receive(packet) {
                 tracing::debug!(%error, "a packet is not taken");
@@ -166,7 +170,11 @@ impl Shard {
     }
 
     /// Another member has called; whether it is right about whom.
-    pub(crate) fn answer_call(&self, request: &Request) -> Result<Reply, Error> {
+    pub(crate) fn answer_call(
+        &self,
+        connection: &ConnectionInfo,
+        request: &Request,
+    ) -> Result<Reply, Error> {
         let caller = &Introduction::parse(request.body())?;
         let members = self.log.members();
         let refuse = |message: &str| Err(Error::new(Code::INVALID_REPLICA_SET_CONFIG, message));
@@ -184,9 +192,14 @@ impl Shard {
             return refuse("this server belongs to another replica set of the same name");
         }
         let from = member_id(caller.from);
+        if self.peers.has_left(from, &caller.host) {
+            return refuse("another server is this member");
+        }
         if !self.peers.knows(from) {
             self.peers.set_host(from, &caller.host);
         }
+        let incoming = connection.handler_state(Incoming::default);
+        incoming.called_by(from, &caller.host);
         Ok(Reply::ok())
     }
 

@@ -26,7 +26,7 @@ use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::{Code, Error};
 use parking_lot::{Mutex, RwLock};
 use replication::{MemberId, Transport};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -134,6 +134,8 @@ struct Place {
 #[derive(Default)]
 pub(super) struct Directory {
     hosts: RwLock<HashMap<MemberId, Place>>,
+    /// Where members were before. Forgotten with the process.
+    former: Mutex<HashSet<(MemberId, String)>>,
     detours: RwLock<BTreeMap<String, String>>,
     pub(super) introduce: RwLock<Option<Introduce>>,
     report: RwLock<Option<Report>>,
@@ -183,19 +185,33 @@ impl Peers {
         *self.directory.report.write() = Some(report);
     }
 
-    /// Where a member is reached.
+    /// Where a member is reached. ⚑ If that is another place than before, the link to the old one
+    /// ends, and who calls from there is not heard any more: another server is this member now.
     pub(crate) fn set_host(&self, member: MemberId, host: &str) {
         let mut hosts = self.directory.hosts.write();
-        if hosts.get(&member).is_none_or(|place| !place.is_fixed) {
-            let host = host.to_owned();
-            hosts.insert(
-                member,
-                Place {
-                    host,
-                    is_fixed: false,
-                },
-            );
+        let known = hosts.get(&member);
+        if known.is_some_and(|place| place.is_fixed || place.host == host) {
+            return;
         }
+        let place = Place {
+            host: host.to_owned(),
+            is_fixed: false,
+        };
+        let before = hosts.insert(member, place);
+        drop(hosts);
+        let mut former = self.directory.former.lock();
+        former.remove(&(member, host.to_owned()));
+        if let Some(before) = before {
+            former.insert((member, before.host));
+            drop(former);
+            self.links.lock().remove(&member);
+        }
+    }
+
+    /// Whether a member was at this host and is elsewhere now.
+    pub(crate) fn has_left(&self, member: MemberId, host: &str) -> bool {
+        let former = self.directory.former.lock();
+        former.contains(&(member, host.to_owned()))
     }
 
     /// Where members are reached, whatever a configuration says.
@@ -328,11 +344,27 @@ fn replicate_command(parts: &[&[u8]], more: bool) -> Vec<u8> {
     message(FLAG_MORE_TO_COME, &writer.finish())
 }
 
-/// What has arrived of a packet that comes in parts; kept with its connection.
+/// What has arrived of a packet that comes in parts, and who sends it; kept with its connection.
 #[derive(Default)]
-pub(crate) struct Incoming(Mutex<Vec<u8>>);
+pub(crate) struct Incoming {
+    begun: Mutex<Vec<u8>>,
+    caller: Mutex<Option<(MemberId, String)>>,
+}
 
 impl Incoming {
+    /// Who has called, and from which host.
+    pub(crate) fn called_by(&self, member: MemberId, host: &str) {
+        *self.caller.lock() = Some((member, host.to_owned()));
+    }
+
+    /// ⚑ Whether the caller still can be the member that it called itself: a member that was
+    /// removed does not answer for one that has its number since then.
+    pub(crate) fn is_current(&self, peers: &Peers) -> bool {
+        let caller = self.caller.lock();
+        let caller = caller.as_ref();
+        caller.is_none_or(|(member, host)| !peers.has_left(*member, host))
+    }
+
     /// Calls `take` for each packet that is complete.
     pub(crate) fn receive(
         &self,
@@ -344,7 +376,7 @@ impl Incoming {
             .get_array("parts")
             .ok_or_else(|| malformed(REPLICATE))?;
         let more = body.get("more") == Some(ValueRef::Boolean(true));
-        let mut begun = self.0.lock();
+        let mut begun = self.begun.lock();
         let mut parts = parts.iter().peekable();
         while let Some(part) = parts.next() {
             let ValueRef::Binary { bytes, .. } = part else {

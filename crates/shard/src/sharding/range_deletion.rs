@@ -377,20 +377,26 @@ impl Shard {
                 self.delete_range(&deletion, None).await?;
             }
         }
-        let Some(known) = self.catalog.by_id(collection.id) else {
+        let Some(mut known) = self.catalog.by_id(collection.id) else {
             return Ok(());
         };
         let Some(ownership) = &known.ownership else {
             return Ok(());
         };
         let wanted = RangeSet::of([range.clone()]);
+        let all_dead = ownership.moving.dead.intersection(&wanted);
         let _one = self.range_deleter.one_at_a_time.lock().await;
-        for dead in ownership.moving.dead.intersection(&wanted) {
+        for dead in all_dead {
             let nobody = Uuid([0; 16]);
             let removed = self.remove_range(&known, nobody, &dead, None);
             let Some(collection) = removed.await? else {
                 return Ok(());
             };
+            // It may have begun anew, under another id.
+            match self.catalog.by_id(collection) {
+                Some(current) => known = current,
+                None => return Ok(()),
+            }
             let removed = Transition {
                 ownership: Some(Box::new(|known: &Ownership| {
                     known.check_dead(&dead)?;

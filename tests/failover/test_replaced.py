@@ -1,0 +1,63 @@
+"""A member is removed, and its number is given to another server, as `rs.remove` and `rs.add` do: from then on that
+server is the member, and the old one, which still runs, answers for nobody."""
+
+import unittest
+
+from members import Member, ReplicaSet, free_ports, wait_until
+from pymongo.errors import PyMongoError
+from pymongo.write_concern import WriteConcern
+
+DOCUMENTS = 50
+
+
+class Replaced(unittest.TestCase):
+    def setUp(self):
+        self.set = ReplicaSet()
+        self.addCleanup(self.set.stop)
+
+    def configure(self, change) -> None:
+        """Stores a changed configuration, on whoever is the primary."""
+
+        def attempt():
+            try:
+                primary = self.set.wait_primary()
+                config = primary.tell("replSetGetConfig")["config"]
+                change(config)
+                config["version"] += 1
+                return primary.tell({"replSetReconfig": config})
+            except PyMongoError:
+                return None
+
+        wait_until(attempt, "the configuration is changed")
+
+    def is_secondary(self, member: Member) -> bool:
+        answer = member.ask("hello")
+        return bool(answer and answer.get("secondary"))
+
+    def test_the_old_server_does_not_answer_for_the_new_one(self):
+        primary = self.set.wait_primary()
+        old = next(member for member in self.set.members if member is not primary)
+        new = Member(len(self.set.members), free_ports(1)[0], self.set.root, old.kind)
+        with self.set.client() as client:
+            birds = client.test.get_collection("birds", write_concern=WriteConcern(3, wtimeout=60_000))
+            birds.insert_many([{"_id": number} for number in range(DOCUMENTS)])
+
+            def remove(config):
+                config["members"] = [member for member in config["members"] if member["_id"] != old.number]
+
+            self.configure(remove)
+            wait_until(lambda: not self.is_secondary(old), "the removed member notices")
+            new.start()
+            self.set.members.append(new)
+            wait_until(new.is_up, "the new member answers")
+            self.configure(lambda config: config["members"].append({"_id": old.number, "host": new.host}))
+            # The old server still runs.
+            wait_until(lambda: self.is_secondary(new), "the new server takes part")
+            birds.insert_one({"_id": "last"})
+        with new.client(socketTimeoutMS=60_000) as there:
+            self.assertEqual(there.test.birds.count_documents({}), DOCUMENTS + 1)
+        self.assertFalse(self.is_secondary(old))
+
+
+if __name__ == "__main__":
+    unittest.main()
