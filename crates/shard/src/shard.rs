@@ -29,7 +29,7 @@ use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, DocBuf, ObjectId};
 use model::ids::Uuid;
-use replication::{Group, GroupId, Role};
+use replication::{Group, GroupId, LogPosition, Role};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -104,6 +104,8 @@ pub enum OpenError {
 pub struct Shard {
     pub(crate) store: Arc<Store>,
     pub(crate) log: Group<Applier>,
+    /// The last entry that the log held when it was opened, committed or not.
+    pub(crate) log_at_start: LogPosition,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) virtual_collections: Vec<Arc<Collection>>,
     pub(crate) overlay: Arc<Overlay>,
@@ -257,6 +259,7 @@ impl Shard {
         clear_scratch(&scratch)?;
         Ok(Arc::new(Shard {
             store,
+            log_at_start: log.last_appended(),
             log,
             catalog,
             virtual_collections: virtual_collections(),

@@ -1,7 +1,9 @@
 //! Read concern: which state a read may see.
 //!
 //! What is applied is committed, so `local`, `available` and `majority` read the same: the applied state;
-//! `available` also shows what is stored here and belongs to other shards.
+//! `available` also shows what is stored here and belongs to other shards. A member that has just started
+//! does not know yet how much of its log is committed, and may have applied less than it had shown before:
+//! until it has applied what its log held then, `majority` and `snapshot` wait ⚑.
 //! `snapshot` reads as of one time. `linearizable` first asks a majority whether this member is still the
 //! primary. `afterClusterTime` waits until an entry at or after that time is applied ⚑; a primary that has
 //! none writes an entry that changes nothing, because no later entry can have an earlier time, and a
@@ -34,6 +36,8 @@ pub(crate) struct ReadConcernOptions {
     pub(crate) concern: ReadConcern,
     pub(crate) linearizable: bool,
     pub(crate) available: bool,
+    /// What was seen once does not vanish: majority and snapshot.
+    pub(crate) lasting: bool,
     pub(crate) after: Option<ClusterTime>,
 }
 
@@ -42,6 +46,7 @@ impl ReadConcernOptions {
         concern: ReadConcern::Latest,
         linearizable: false,
         available: false,
+        lasting: false,
         after: None,
     };
 
@@ -110,6 +115,7 @@ impl ReadConcernOptions {
             },
             linearizable: chosen == Level::Linearizable,
             available: chosen == Level::Available,
+            lasting: matches!(chosen, Level::Majority | Level::Snapshot),
             after,
         })
     }
@@ -189,6 +195,9 @@ impl Shard {
         options: &ReadConcernOptions,
         operation: &Operation,
     ) -> Result<(), Error> {
+        if options.lasting {
+            self.reach_start(operation).await?;
+        }
         if let ReadConcern::Snapshot(Some(time)) = options.concern {
             self.reach_time("atClusterTime", time, operation).await?;
         }
@@ -199,6 +208,25 @@ impl Shard {
             self.confirm_leadership(operation).await?;
         }
         Ok(())
+    }
+
+    /// ⚑ Waits until everything is applied that the log held when this member started, or of which
+    /// a primary has said that it does not count.
+    async fn reach_start(&self, operation: &Operation) -> Result<(), Error> {
+        loop {
+            let wanted = self.log_at_start.min(self.log.last_appended());
+            if self.log.last_applied() >= wanted {
+                return Ok(());
+            }
+            let applied = self.log.wait_applied(wanted);
+            match tokio::time::timeout(LOOK_INTERVAL, applied).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => {
+                    return Err(Error::new(Code::SHUTDOWN_IN_PROGRESS, error.to_string()));
+                }
+                Err(_) => operation.check()?,
+            }
+        }
     }
 
     /// ⚑ Asks a majority whether this member leads, and waits until it has applied everything that
