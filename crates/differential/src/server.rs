@@ -345,7 +345,8 @@ fn wait_until_it_answers(server: &mut Server) -> anyhow::Result<()> {
     }
 }
 
-fn find_terndb() -> anyhow::Result<PathBuf> {
+/// The binary that the tests start.
+pub fn find_terndb() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os("TERNDB_BINARY") {
         return Ok(PathBuf::from(path));
     }

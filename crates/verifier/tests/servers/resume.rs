@@ -1,52 +1,21 @@
 //! Runs whose process is killed at any moment, started again, and concluded rightly.
 //!
-//! The process that is killed is this test program itself, started with one test and its settings in
-//! the environment. `TERNDB_VERIFY_KILLS` says how often (default below).
+//! The process that is killed is `terndb verify`. `TERNDB_VERIFY_KILLS` says how often (default below).
 
 use crate::{Servers, found, insert, on_runtime};
 use anyhow::{Context, Result, ensure};
 use bson::{Document, doc};
+use differential::server::find_terndb;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use verifier::namespace::Pattern;
 use verifier::settings::Changes;
-use verifier::{Control, Outcome, Place, Settings, Writes, verify, verify_controlled};
+use verifier::{Outcome, Place, Settings, Writes, verify};
 
 const KILLS: u64 = 25;
-
-/// Not a test: what the killed process does.
-#[test]
-#[ignore = "the process that other tests start and kill"]
-fn child() -> Result<()> {
-    let variable = |name: &str| std::env::var(format!("TERNDB_VERIFY_{name}"));
-    let (Ok(from), Ok(to)) = (variable("FROM"), variable("TO")) else {
-        return Ok(());
-    };
-    let mut settings = Settings::new(from, to);
-    settings.selection.include = vec![Pattern::parse(&variable("DATABASE")?)?];
-    settings.place = match variable("META") {
-        Ok(uri) => Place::Database {
-            uri,
-            name: "verify_state".to_owned(),
-        },
-        Err(_) => Place::Directory(variable("STATE")?.into()),
-    };
-    settings.partition_bytes = 2000;
-    settings.workers = 2;
-    settings.generation_pause = Duration::from_millis(20);
-    settings.changes = changes_of(&variable("CHANGES")?);
-    settings.writes = match variable("WRITES")?.as_str() {
-        "off" => Writes::Off,
-        _ => Writes::On,
-    };
-    on_runtime(async {
-        let report = verify_controlled(settings, &Control::default()).await?;
-        println!("{report}");
-        Ok(())
-    })
-}
+const META_DATABASE: &str = "verify_state";
 
 fn changes_of(text: &str) -> Changes {
     match text {
@@ -60,25 +29,28 @@ struct Child<'a> {
     database: &'a str,
     state: &'a Path,
     meta: Option<String>,
-    writes: &'a str,
+    writes: Writes,
     changes: &'a str,
 }
 
 impl Child<'_> {
     fn start(&self) -> Result<std::process::Child> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(find_terndb()?);
         command
-            .args(["--exact", "resume::child", "--ignored", "--nocapture"])
-            .env("TERNDB_VERIFY_FROM", &self.servers.from)
-            .env("TERNDB_VERIFY_TO", &self.servers.to)
-            .env("TERNDB_VERIFY_DATABASE", self.database)
-            .env("TERNDB_VERIFY_STATE", self.state)
-            .env("TERNDB_VERIFY_WRITES", self.writes)
-            .env("TERNDB_VERIFY_CHANGES", self.changes)
+            .args(["verify", "--quiet", "--workers", "2"])
+            // Small parts and short pauses, so that there is much to be killed in.
+            .args(["--partition-mb", "0.002", "--generation-pause", "0.02"])
+            .args(["--from", &self.servers.from, "--to", &self.servers.to])
+            .args(["--include", self.database, "--changes", self.changes])
+            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        if let Some(meta) = &self.meta {
-            command.env("TERNDB_VERIFY_META", meta);
+        match &self.meta {
+            Some(meta) => command.args(["--meta", meta, "--meta-database", META_DATABASE]),
+            None => command.arg("--state").arg(self.state),
+        };
+        if self.writes == Writes::Off {
+            command.arg("--writes-off");
         }
         Ok(command.spawn()?)
     }
@@ -88,7 +60,8 @@ impl Child<'_> {
         let mut child = self.start()?;
         std::thread::sleep(after);
         if let Some(status) = child.try_wait()? {
-            ensure!(status.success(), "the run failed: {status}");
+            let different = Outcome::Different.exit_code().into();
+            ensure!(status.code() == Some(different), "the run failed: {status}");
             return Ok(true);
         }
         child.kill()?;
@@ -175,12 +148,12 @@ pub async fn while_nobody_writes(servers: &Servers, kills: u64) -> Result<()> {
         database: "killed",
         state: &folder.path().join("state"),
         meta: None,
-        writes: "off",
+        writes: Writes::Off,
         changes: "stream",
     };
     let mut random = fastrand::Rng::with_seed(5);
     for _ in 0..kills {
-        // A run that ended is concluded again by the next start.
+        // A run that ended is forgotten with its report, and the next start begins anew.
         child.run_and_kill(Duration::from_millis(random.u64(5..400)))?;
     }
     let mut settings = servers.live_settings("killed");
@@ -218,7 +191,7 @@ pub async fn while_both_are_written(
         database,
         state: &folder.path().join("state"),
         meta: meta.clone(),
-        writes: "on",
+        writes: Writes::On,
         changes,
     };
     let mut random = fastrand::Rng::with_seed(6);
@@ -251,7 +224,7 @@ pub async fn while_both_are_written(
     settings.place = match meta {
         Some(uri) => Place::Database {
             uri,
-            name: "verify_state".to_owned(),
+            name: META_DATABASE.to_owned(),
         },
         None => Place::Directory(child.state.to_owned()),
     };
@@ -268,19 +241,13 @@ pub async fn while_both_are_written(
 
 async fn other_settings(servers: &Servers) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let child = Child {
-        servers,
-        database: "killed",
-        state: &folder.path().join("state"),
-        meta: None,
-        writes: "off",
-        changes: "stream",
-    };
     // To its end, so that it surely has begun: what it was asked is kept until it is forgotten.
-    let ended = child.start()?.wait()?;
-    ensure!(ended.success(), "{ended}");
+    let mut settings = servers.settings("killed");
+    settings.place = Place::Directory(folder.path().join("state"));
+    let place = settings.place.clone();
+    ensure!(verify(settings).await?.outcome == Outcome::Different);
     let mut settings = servers.live_settings("written");
-    settings.place = Place::Directory(child.state.to_owned());
+    settings.place = place;
     let refused = |settings: Settings, expected: &'static str| async move {
         let Err(error) = verify(settings).await else {
             anyhow::bail!("{expected}: no error");
