@@ -51,6 +51,8 @@ async fn played(servers: &Servers) -> Result<()> {
     natural(servers).await.context("natural")
 }
 
+const RUN_DEADLINE: Duration = Duration::from_secs(600);
+
 /// A run in the background; `act` says when writes are off.
 async fn while_running<T>(
     settings: Settings,
@@ -61,10 +63,22 @@ async fn while_running<T>(
         let control = control.clone();
         async move { verify_controlled(settings, &control).await }
     });
-    control.until_begun().await;
+    let mut running = running;
+    tokio::select! {
+        () = control.until_begun() => {}
+        // It cannot have ended well: nobody said that writes are off.
+        ended = &mut running => {
+            let report = ended??;
+            anyhow::bail!("it ended before it began: {report}");
+        }
+    }
     let acted = act().await?;
     control.writes_off();
-    let report = tokio::time::timeout(Duration::from_secs(120), running).await???;
+    // A minute is what the run itself gives the changes of a side to move on; beside other tests on a
+    // busy machine several of them may be needed.
+    let report = tokio::time::timeout(RUN_DEADLINE, running)
+        .await
+        .context("the run does not end")???;
     Ok((report, acted))
 }
 
