@@ -16,6 +16,7 @@ use crate::record::{FORMAT, Moment, RunRecord, TaskRecord, decode, put, run_key}
 use crate::scan::Shared;
 use crate::settings::{Settings, Writes};
 use crate::store::Store;
+use crate::survey::Survey;
 use crate::time::{ClusterTime, now_ms};
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -96,6 +97,20 @@ pub fn no_cluster_time() -> VerifyError {
     VerifyError::settings(
         "a side does not tell its cluster time (operationTime), without which its changes cannot be followed: stop all writes to both sides and say so with --writes-off",
     )
+}
+
+/// Whether both sides take a filter, before a run is begun with it.
+pub async fn check_filter(settings: &Settings, filter: &[u8]) -> Result<(), VerifyError> {
+    let mut settings = settings.clone();
+    settings.filter = Some(filter.to_vec());
+    let (source, destination) = tokio::try_join!(
+        Cluster::connect(Side::Source, &settings),
+        Cluster::connect(Side::Destination, &settings),
+    )?;
+    let survey = Survey::make(&source, &destination, &settings).await?;
+    survey
+        .check_filter((&source, &destination), &settings)
+        .await
 }
 
 /// The run that the store holds, if it can be gone on with.

@@ -124,7 +124,12 @@ impl Cluster {
             read_concern,
             options,
         };
-        let version = cluster.version().await?;
+        let version = match cluster.version().await {
+            Err(error @ VerifyError::Unreachable { .. }) => {
+                return Err(cluster.named_otherwise().await.unwrap_or(error));
+            }
+            told => told?,
+        };
         cluster.across_types = settings.across_types.unwrap_or(match version >= [5, 0, 0] {
             true => AcrossTypes::Expression,
             false => AcrossTypes::Join,
@@ -133,6 +138,28 @@ impl Cluster {
         cluster.has_start_at = version >= [8, 0, 14] || ([7, 0, 26]..[8, 0, 0]).contains(&version);
         cluster.topology = cluster.ask_topology().await?;
         Ok(cluster)
+    }
+
+    /// If a host that the URI names is there but of another replica set than it says: that.
+    async fn named_otherwise(&self) -> Option<VerifyError> {
+        let expected = self.options.repl_set_name.as_ref()?;
+        for host in &self.options.hosts {
+            let Ok(node) = self.node(&host.to_string()) else {
+                continue;
+            };
+            let hello = node.command("admin", doc! {"hello": 1}, "say who it is");
+            let Ok(reply) = hello.await else { continue };
+            let is = match reply.get_str("setName") {
+                Ok(name) if name == expected => continue,
+                Ok(name) => format!("a member of the replica set {name:?}"),
+                Err(_) => "not a member of a replica set".to_owned(),
+            };
+            return Some(VerifyError::settings(format!(
+                "the {} at {host} is {is}, but its URI says replicaSet={expected}: correct the name, or leave it out",
+                self.side
+            )));
+        }
+        None
     }
 
     async fn version(&self) -> Result<[i64; 3], VerifyError> {

@@ -49,6 +49,7 @@ impl Shared {
             metadata_mismatches: survey.metadata.clone(),
             mismatches: Ledger::first(&self.store, self.settings.described_max).await?,
             unverified,
+            warnings: survey.warnings.clone(),
             definition_changes: changes,
             may_do_better,
         }

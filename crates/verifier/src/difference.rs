@@ -19,14 +19,34 @@ const SHOWN_CHARACTERS_MAX: usize = 200;
 /// Larger values are shown as bytes: decoded, they can take many times the memory.
 const DECODED_BYTES_MAX: usize = 64 * 1024;
 
+/// Longer numbers are shown with an exponent.
+const DOUBLE_DIGITS_MAX: usize = 24;
+
 /// One place where two documents differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
+    /// Which of several documents with one `_id`, by its shard key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<String>,
     /// The path of the field; empty for the document itself.
     pub path: String,
     /// What the source holds; None if the field is not there.
     pub source: Option<Shown>,
     pub destination: Option<Shown>,
+}
+
+impl Difference {
+    /// Where it is, in words.
+    pub fn place(&self) -> String {
+        let path = match self.path.as_str() {
+            "" => "the document",
+            path => path,
+        };
+        match &self.copy {
+            Some(copy) => format!("{path} (of the one with {copy})"),
+            None => path.to_owned(),
+        }
+    }
 }
 
 /// A value as people read it.
@@ -74,6 +94,7 @@ fn in_documents(
     let same_fields = found.len() == before;
     if same_fields && comparison == Comparison::Bytes && source != destination {
         found.push(Difference {
+            copy: None,
             path: path.to_owned(),
             source: Some(field_order(source)?),
             destination: Some(field_order(destination)?),
@@ -118,6 +139,7 @@ fn in_fields(
         destination = Some(show_bytes(other.value));
     }
     found.push(Difference {
+        copy: None,
         path,
         source,
         destination,
@@ -142,7 +164,11 @@ pub fn show(value: ValueRef<'_>) -> Shown {
     let decoded = small.and_then(decode).map(|decoded| match decoded {
         // Plain text reads better than escaped text in an object.
         bson::Bson::String(text) => format!("{text:?}"),
-        decoded => decoded.into_canonical_extjson().to_string(),
+        decoded => {
+            let mut json = decoded.into_canonical_extjson();
+            abbreviate(&mut json);
+            json.to_string()
+        }
     });
     match decoded {
         Some(text) => Shown {
@@ -150,6 +176,26 @@ pub fn show(value: ValueRef<'_>) -> Shown {
             value: shorten(text),
         },
         None => show_bytes(value),
+    }
+}
+
+/// Doubles that would be hundreds of digits are shown with an exponent.
+fn abbreviate(json: &mut serde_json::Value) {
+    match json {
+        serde_json::Value::Array(items) => items.iter_mut().for_each(abbreviate),
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str().map(|text| (text.len(), text.parse::<f64>())) {
+                    Some((digits, Ok(number)))
+                        if name == "$numberDouble" && digits > DOUBLE_DIGITS_MAX =>
+                    {
+                        *value = format!("{number:e}").into();
+                    }
+                    _ => abbreviate(value),
+                }
+            }
+        }
+        _ => {}
     }
 }
 
@@ -248,6 +294,19 @@ mod tests {
             })
             .collect();
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn long_numbers_have_an_exponent() {
+        check(
+            Comparison::Bytes,
+            doc! {"a": 1e300, "b": [{"c": -2.5e-200}]},
+            doc! {"a": 1.5, "b": 1e15},
+            &[
+                r#"a: double {"$numberDouble":"1e300"} | double {"$numberDouble":"1.5"}"#,
+                r#"b: array [{"c":{"$numberDouble":"-2.5e-200"}}] | double {"$numberDouble":"1000000000000000.0"}"#,
+            ],
+        );
     }
 
     #[test]

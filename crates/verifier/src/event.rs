@@ -103,7 +103,7 @@ mod tests {
         check(
             doc! {"operationType": "dropDatabase", "ns": {"db": "a"}, "clusterTime": time},
             "dropDatabase",
-            "a.",
+            "a",
             false,
         );
         for wrong in [doc! {}, doc! {"operationType": "insert", "ns": {}}] {

@@ -103,6 +103,7 @@ async fn open_pair(shared: &Shared, pairing: &Pairing, collection: u32) -> Pair 
         weight: Weight::new(size.bytes / size.documents.max(1)),
         collection,
         has_ids: pairing.time_field.is_none(),
+        shard_key: pairing.shard_key.clone(),
         tally: shared
             .tally
             .open(pairing.source.to_string(), size.documents),

@@ -10,6 +10,7 @@
 use crate::difference::{Difference, show};
 use crate::element::Value;
 use crate::error::VerifyError;
+use crate::order::listed;
 use crate::record::{Mismatch, decode, mismatch_key, mismatch_prefix, put};
 use crate::report::{DocumentMismatch, MismatchKind};
 use crate::store::{Change, Store};
@@ -173,10 +174,15 @@ impl Ledger {
             let Some((last, _)) = page.last() else { break };
             after = Some(last.clone());
             for (_, bytes) in &page {
-                found.push(shown(decode(bytes)?));
+                found.push(decode::<Mismatch>(bytes)?);
             }
         }
-        Ok(found)
+        // Keys are digests: within a collection they come in no order.
+        found.sort_by(|one, other| {
+            let names = one.namespace.cmp(&other.namespace);
+            names.then_with(|| listed(one.id.as_ref(), other.id.as_ref()))
+        });
+        Ok(found.into_iter().map(shown).collect())
     }
 }
 
@@ -231,6 +237,13 @@ mod tests {
         let first = Ledger::first(&store, 10).await.unwrap();
         assert_eq!(first.len(), 1);
         assert!(first[0].first_seen_ms <= first[0].last_seen_ms);
+        for id in [9, 3, 200, 4] {
+            check(judged(id, Some(Content)), 0, ledger.total() + 1).await;
+        }
+        let first = Ledger::first(&store, 10).await.unwrap();
+        let ids: Vec<&str> = first.iter().map(|one| one.id.value.as_str()).collect();
+        let expected = [1, 3, 4, 9, 200].map(|id| format!("{{\"$numberInt\":\"{id}\"}}"));
+        assert_eq!(ids, expected);
         ledger.forget(&store, "d.c").await.unwrap();
         assert_eq!(ledger.total(), 0);
         assert_eq!(Ledger::load(&store).await.unwrap().total(), 0);

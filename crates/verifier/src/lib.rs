@@ -65,6 +65,7 @@ pub mod range_query;
 pub mod reading;
 mod recheck;
 pub mod record;
+mod repeated;
 pub mod report;
 mod run;
 mod scan;

@@ -39,7 +39,11 @@ impl Namespace {
 
 impl fmt::Display for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.database, self.collection)
+        match self.collection.as_str() {
+            // A whole database, as some events are about.
+            "" => f.write_str(&self.database),
+            collection => write!(f, "{}.{collection}", self.database),
+        }
     }
 }
 
@@ -110,6 +114,15 @@ enum Rule {
     Collection { from: Namespace, to: Namespace },
 }
 
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Rule::Database { from, to } => write!(f, "{from}={to}"),
+            Rule::Collection { from, to } => write!(f, "{from}={to}"),
+        }
+    }
+}
+
 /// Names of the source, as the destination has them.
 #[derive(Debug, Clone, Default)]
 pub struct Mapping {
@@ -136,11 +149,18 @@ impl Mapping {
 
     /// The rules, as people write them.
     pub fn texts(&self) -> Vec<String> {
-        let rules = self.rules.iter().map(|rule| match rule {
-            Rule::Database { from, to } => format!("{from}={to}"),
-            Rule::Collection { from, to } => format!("{from}={to}"),
-        });
-        rules.collect()
+        self.rules.iter().map(ToString::to_string).collect()
+    }
+
+    /// The rules that are about none of these names of the source.
+    pub fn idle(&self, names: &BTreeSet<Namespace>) -> Vec<String> {
+        let is_about = |rule: &Rule, name: &Namespace| match rule {
+            Rule::Database { from, .. } => *from == name.database,
+            Rule::Collection { from, .. } => from == name,
+        };
+        let idle = |rule: &&Rule| !names.iter().any(|name| is_about(rule, name));
+        let rules = self.rules.iter().filter(idle);
+        rules.map(ToString::to_string).collect()
     }
 
     pub fn to_destination(&self, source: &Namespace) -> Namespace {
@@ -227,6 +247,13 @@ impl Selection {
         (!named.is_empty()).then_some(named)
     }
 
+    /// The patterns that leave out none of these names.
+    pub fn idle_excludes(&self, names: &BTreeSet<Namespace>) -> Vec<String> {
+        let idle = |pattern: &&Pattern| !names.iter().any(|name| pattern.matches(name));
+        let patterns = self.exclude.iter().filter(idle);
+        patterns.map(ToString::to_string).collect()
+    }
+
     pub fn selects(&self, namespace: &Namespace) -> bool {
         let included =
             self.include.is_empty() || self.include.iter().any(|one| one.matches(namespace));
@@ -239,6 +266,25 @@ impl Selection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_changes_nothing_is_told() {
+        let names = BTreeSet::from([Namespace::new("a", "x"), Namespace::new("b", "y")]);
+        let rules = ["a=c", "b.y=b.z", "b.x=b.w", "d=e"].map(str::to_owned);
+        let mapping = Mapping::parse(&rules).unwrap();
+        assert_eq!(mapping.idle(&names), ["b.x=b.w", "d=e"]);
+        let excludes = ["a", "*.y", "a.y", "admin"];
+        let selection = Selection {
+            include: Vec::new(),
+            exclude: excludes.map(|text| Pattern::parse(text).unwrap()).into(),
+        };
+        assert_eq!(selection.idle_excludes(&names), ["a.y", "admin.*"]);
+        assert_eq!(Namespace::new("a", "").to_string(), "a");
+        assert_eq!(
+            names.first().map(ToString::to_string).as_deref(),
+            Some("a.x")
+        );
+    }
 
     fn namespace(text: &str) -> Namespace {
         let (database, collection) = text.split_once('.').unwrap();

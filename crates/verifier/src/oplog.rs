@@ -241,7 +241,7 @@ mod tests {
         );
         check(
             doc! {"op": "c", "ns": "a.$cmd", "o": {"dropDatabase": 1}},
-            &["dropDatabase a. @5"],
+            &["dropDatabase a @5"],
         );
         check(
             doc! {"op": "c", "ns": "a.$cmd", "o": {"startIndexBuild": "b"}},

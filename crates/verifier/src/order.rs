@@ -133,10 +133,30 @@ pub fn is_nan(value: ValueRef<'_>) -> bool {
 
 /// Which of two values the servers probably sort first.
 pub fn hint(left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
-    hint_within(left, right, LEVELS_MAX)
+    within(left, right, LEVELS_MAX, numbers)
 }
 
-fn hint_within(left: ValueRef<'_>, right: ValueRef<'_>, levels: usize) -> Ordering {
+/// The order in which values are listed: as [`hint`], but a total one, so that it can be sorted by.
+pub fn listed(left: ValueRef<'_>, right: ValueRef<'_>) -> Ordering {
+    let order = within(left, right, LEVELS_MAX, |left, right| {
+        // Long integers that share a double come behind other numbers there, in their own order.
+        let (one, other) = (as_double(left), as_double(right));
+        other
+            .is_nan()
+            .cmp(&one.is_nan())
+            .then(one.total_cmp(&other))
+            .then(left.kind.cmp(&right.kind))
+            .then_with(|| match left.kind {
+                kind::INT64 => signed(left).cmp(&signed(right)),
+                _ => left.bytes.cmp(right.bytes),
+            })
+    });
+    order.then_with(|| (left.kind, left.bytes).cmp(&(right.kind, right.bytes)))
+}
+
+type OfNumbers = fn(ValueRef<'_>, ValueRef<'_>) -> Ordering;
+
+fn within(left: ValueRef<'_>, right: ValueRef<'_>, levels: usize, numbers: OfNumbers) -> Ordering {
     let group = Group::of(left.kind);
     group.cmp(&Group::of(right.kind)).then_with(|| match group {
         Group::MinKey | Group::Undefined | Group::Null | Group::MaxKey => Ordering::Equal,
@@ -144,7 +164,7 @@ fn hint_within(left: ValueRef<'_>, right: ValueRef<'_>, levels: usize) -> Orderi
         Group::Date => signed(left).cmp(&signed(right)),
         Group::Timestamp => unsigned(left).cmp(&unsigned(right)),
         Group::Document | Group::Array => match levels.checked_sub(1) {
-            Some(levels) => documents(left.bytes, right.bytes, levels),
+            Some(levels) => documents(left.bytes, right.bytes, levels, numbers),
             None => left.bytes.cmp(right.bytes),
         },
         // The length in front would compare wrongly; without it the bytes compare rightly.
@@ -158,9 +178,11 @@ fn hint_within(left: ValueRef<'_>, right: ValueRef<'_>, levels: usize) -> Orderi
     })
 }
 
-fn documents(left: &[u8], right: &[u8], levels: usize) -> Ordering {
-    let (Ok(mut left), Ok(mut right)) = (elements(left), elements(right)) else {
-        return left.cmp(right);
+fn documents(left: &[u8], right: &[u8], levels: usize, numbers: OfNumbers) -> Ordering {
+    let (mut left, mut right) = match (elements(left), elements(right)) {
+        (Ok(left), Ok(right)) => (left, right),
+        (Err(_), Err(_)) => return left.cmp(right),
+        (one, other) => return one.is_ok().cmp(&other.is_ok()),
     };
     loop {
         match (left.next(), right.next()) {
@@ -171,13 +193,13 @@ fn documents(left: &[u8], right: &[u8], levels: usize) -> Ordering {
                 let order = Group::of(one.value.kind)
                     .cmp(&Group::of(other.value.kind))
                     .then_with(|| one.name.cmp(other.name))
-                    .then_with(|| hint_within(one.value, other.value, levels));
+                    .then_with(|| within(one.value, other.value, levels, numbers));
                 if order != Ordering::Equal {
                     return order;
                 }
             }
             // Malformed bytes are reported by whoever compares the documents.
-            (Some(_), Some(_)) => return Ordering::Equal,
+            (Some(one), Some(other)) => return one.is_ok().cmp(&other.is_ok()),
         }
     }
 }
@@ -229,6 +251,33 @@ mod tests {
     use super::*;
     use crate::element::{Value, field};
     use bson::{Bson, doc};
+
+    #[test]
+    fn what_is_listed_has_one_order() {
+        let large = 1_i64 << 53;
+        let ascending = [
+            value(Bson::Null),
+            value(f64::NAN),
+            value(-1),
+            value(1.0),
+            value(1),
+            value(2_i64),
+            value(large as f64),
+            value(large),
+            value(large + 1),
+            value(f64::INFINITY),
+            value("a"),
+            value(doc! {"a": 9}),
+            value(doc! {"a": 300}),
+            value(doc! {"a": 300, "b": 1}),
+        ];
+        for (place, one) in ascending.iter().enumerate() {
+            for (other_place, other) in ascending.iter().enumerate() {
+                let order = listed(one.as_ref(), other.as_ref());
+                assert_eq!(order, place.cmp(&other_place), "{one:?} {other:?}");
+            }
+        }
+    }
 
     fn value(given: impl Into<Bson>) -> Value {
         let bytes = doc! {"v": given.into()}.to_vec().unwrap();

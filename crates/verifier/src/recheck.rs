@@ -10,6 +10,7 @@ use crate::error::VerifyError;
 use crate::ledger::Judged;
 use crate::merge::{Side, id_of};
 use crate::range_query::{both, ids_filter};
+use crate::repeated;
 use crate::report::MismatchKind;
 use crate::scan::{Pair, Shared};
 use std::collections::HashMap;
@@ -51,7 +52,7 @@ impl Shared {
         };
         let judged = ids.iter().map(|id| {
             let (one, other) = (found(&source, id), found(&destination, id));
-            self.judge(id, one, other)
+            self.judge(pair, id, one, other)
         });
         judged
             .collect::<Result<_, Malformed>>()
@@ -110,6 +111,7 @@ impl Shared {
 
     fn judge(
         &self,
+        pair: &Pair,
         id: &Value,
         source: &[Vec<u8>],
         destination: &[Vec<u8>],
@@ -127,6 +129,9 @@ impl Shared {
         let differences = match (kind, source, destination) {
             (Some(MismatchKind::Content), [one], [other]) if described => {
                 differences(comparison, one, other)?
+            }
+            (Some(MismatchKind::Repeated), _, _) if described => {
+                repeated::describe(comparison, &pair.shard_key, source, destination)?
             }
             (_, _, _) => Vec::new(),
         };

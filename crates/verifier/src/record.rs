@@ -283,6 +283,7 @@ mod tests {
             id: id.clone(),
             kind: MismatchKind::Content,
             differences: vec![Difference {
+                copy: None,
                 path: "a".to_owned(),
                 source: Some(crate::difference::show(id.as_ref())),
                 destination: None,

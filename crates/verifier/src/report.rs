@@ -193,6 +193,8 @@ pub struct Report {
     /// The first of them; `totals` counts all.
     pub mismatches: Vec<DocumentMismatch>,
     pub unverified: Vec<Unverified>,
+    /// What was asked for and changed nothing.
+    pub warnings: Vec<String>,
     /// What happened to collections and indexes during the run.
     pub definition_changes: Vec<DefinitionChange>,
     /// Whether what could not be verified failed for passing reasons alone: then the run is worth
@@ -267,6 +269,9 @@ impl fmt::Display for Report {
         }
         for one in &self.unverified {
             writeln!(f, "{}: not verified: {}", one.namespace, one.why)?;
+        }
+        for warning in &self.warnings {
+            writeln!(f, "warning: {warning}")?;
         }
         self.show_collections(f)?;
         self.show_summary(f)
@@ -407,11 +412,7 @@ fn show_mismatch(f: &mut fmt::Formatter<'_>, one: &DocumentMismatch) -> fmt::Res
         None => writeln!(f, "    since {since}")?,
     }
     for difference in &one.differences {
-        let path = match difference.path.as_str() {
-            "" => "the document",
-            path => path,
-        };
-        writeln!(f, "    {path}")?;
+        writeln!(f, "    {}", difference.place())?;
         writeln!(f, "        source       {}", side(&difference.source))?;
         writeln!(f, "        destination  {}", side(&difference.destination))?;
     }
@@ -456,6 +457,7 @@ mod tests {
             metadata_mismatches: vec![mismatch; metadata],
             mismatches: Vec::new(),
             unverified: vec![not_verified; unverified],
+            warnings: Vec::new(),
             definition_changes: Vec::new(),
             may_do_better: false,
         }

@@ -92,7 +92,9 @@ async fn run(settings: Settings, control: &Control) -> Result<Report, VerifyErro
     settings.check()?;
     let api = Api {
         control: control.clone(),
+        settings: Arc::new(settings.clone()),
         run: Arc::default(),
+        beginning: Arc::default(),
     };
     let _serving = match settings.listen.clone() {
         Some(address) => Some(api.clone().serve(&address).await?),
@@ -319,6 +321,11 @@ impl Run {
                 }
                 error => error,
             })?;
+            if self.surveyed.is_none() {
+                for warning in &made.warnings {
+                    eprintln!("terndb verify: warning: {warning}");
+                }
+            }
             self.surveyed = Some(Instant::now());
             self.survey = made;
             status.set_metadata(self.survey.metadata.clone());

@@ -30,7 +30,7 @@ use crate::report::{Counts, MismatchKind};
 use crate::settings::{Settings, Writes};
 use crate::status::Status;
 use crate::store::Store;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
@@ -70,6 +70,8 @@ pub struct Pair {
     pub collection: u32,
     /// Whether its documents can be looked up by `_id`.
     pub has_ids: bool,
+    /// The fields of its shard key, on the first side that has one and tells it.
+    pub shard_key: Vec<String>,
     pub tally: Arc<CollectionTally>,
 }
 
@@ -134,6 +136,13 @@ impl Pair {
     }
 }
 
+/// What a look at an `_id` showed that is there on both sides.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Same,
+    Different,
+}
+
 /// A task under way.
 pub struct Running<'a> {
     pub task: &'a Task,
@@ -141,7 +150,7 @@ pub struct Running<'a> {
     suspects: Vec<Value>,
     /// Those that were found on both sides: where the order of two streams is not the one we
     /// think, a document can be a suspect once from each.
-    seen: HashSet<u64>,
+    seen: HashMap<u64, Seen>,
     pub lane: TaskLane,
     pub counts: Counts,
 }
@@ -153,7 +162,7 @@ impl Task {
             task: self,
             shared,
             suspects: Vec::new(),
-            seen: HashSet::new(),
+            seen: HashMap::new(),
             lane: shared.lanes.for_task(),
             counts: Counts::default(),
         };
@@ -282,11 +291,17 @@ impl Running<'_> {
                 .collect::<Result<_, _>>()
                 .map_err(|Malformed| self.malformed())?;
             let mut same = vec![None; ids.len()];
+            // How many of the destination's documents have counterparts here: others, on other shards of
+            // the source, count there.
+            let mut copies = vec![0_u64; ids.len()];
             let places: FastMap<ValueRef<'_>, usize> = ids
                 .iter()
                 .enumerate()
                 .map(|(place, id)| (*id, place))
                 .collect();
+            for id in &ids {
+                copies[places[id]] += 1;
+            }
             let filter = both(ids_filter(&ids), self.shared.settings.filter.as_deref());
             let destination = &self.shared.destination;
             let mut fetched = destination
@@ -300,8 +315,11 @@ impl Running<'_> {
                     let Some(&place) = places.get(&id) else {
                         continue;
                     };
-                    self.counts.destination_documents += 1;
-                    self.counts.destination_bytes += other.len() as u64;
+                    if copies[place] > 0 {
+                        copies[place] -= 1;
+                        self.counts.destination_documents += 1;
+                        self.counts.destination_bytes += other.len() as u64;
+                    }
                     let comparison = self.shared.settings.comparison;
                     let equal = comparison
                         .same_document(chunk[place], other)
@@ -324,31 +342,43 @@ impl Running<'_> {
 
     /// Looks suspects up on both sides, and notes those that differ.
     pub async fn look_again(&mut self) -> Result<(), VerifyError> {
-        let mut distinct = HashSet::with_capacity(self.suspects.len());
-        let seen = &mut self.seen;
-        self.suspects
-            .retain(|id| !seen.contains(&hash(id)) && distinct.insert(id.clone()));
+        // By record id each of them is a document of the source; by `_id` it stands for all that have it.
+        let by_record = matches!(self.task.part, Part::Natural { .. } | Part::WholeNatural);
+        let mut documents: HashMap<Value, u64> = HashMap::with_capacity(self.suspects.len());
+        let (seen, equal) = (&mut self.seen, &mut self.counts.equal);
+        self.suspects.retain(|id| match seen.get(&hash(id)) {
+            Some(known) => {
+                *equal += u64::from(by_record && *known == Seen::Same);
+                false
+            }
+            None => {
+                let count = documents.entry(id.clone()).or_default();
+                *count += 1;
+                *count == 1
+            }
+        });
         self.counts.rechecked += self.suspects.len() as u64;
         let pair = &self.task.pair;
         for ids in self.suspects.chunks(Shared::looked_up_at_once(pair)) {
             let mut differing = Vec::new();
             for looked in self.shared.look(pair, ids).await? {
                 // By record id the pass over the `_id`s counts them, once each.
-                let counts_here =
-                    !matches!(self.task.part, Part::Natural { .. } | Part::WholeNatural);
-                if counts_here && looked.on_source.max(looked.on_destination) > 1 {
+                if !by_record && looked.on_source.max(looked.on_destination) > 1 {
                     self.counts.duplicates += 1;
                 }
                 match looked.judged.kind {
                     None => {
-                        if self.task.part != Part::Ids {
-                            self.counts.equal += looked.on_source;
-                        }
-                        seen.insert(hash(&looked.judged.id));
+                        let here = documents.get(&looked.judged.id).copied().unwrap_or(0);
+                        self.counts.equal += match self.task.part {
+                            Part::Ids => 0,
+                            _ if by_record => here.min(looked.on_source),
+                            _ => looked.on_source,
+                        };
+                        seen.insert(hash(&looked.judged.id), Seen::Same);
                         continue;
                     }
                     Some(MismatchKind::Content | MismatchKind::Repeated) => {
-                        seen.insert(hash(&looked.judged.id));
+                        seen.insert(hash(&looked.judged.id), Seen::Different);
                     }
                     Some(MismatchKind::Missing | MismatchKind::Extra) => {}
                 }

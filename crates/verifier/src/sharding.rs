@@ -1,10 +1,12 @@
 //! Shard keys, as `config.collections` has them.
 //!
 //! They are compared where both sides are sharded clusters; elsewhere there is nothing to compare. A
-//! cluster whose `config` database the user may not read makes them unverified.
+//! cluster whose `config` database the user may not read makes them unverified. Where one side is
+//! sharded its keys still tell documents apart that share an `_id`, if they can be read.
 
 use crate::cluster::Cluster;
 use crate::error::VerifyError;
+use crate::merge::Side;
 use crate::metadata::{MetadataMismatch, same_setting, show};
 use crate::namespace::Namespace;
 use crate::report::Unverified;
@@ -19,6 +21,8 @@ type ShardKeys = HashMap<String, Document>;
 #[derive(Debug, Default)]
 pub struct BothShardKeys {
     keys: Option<(ShardKeys, ShardKeys)>,
+    /// Of the one side that is sharded.
+    single: Option<(Side, ShardKeys)>,
     pub unverified: Option<Unverified>,
 }
 
@@ -28,23 +32,51 @@ impl BothShardKeys {
         destination: &Cluster,
     ) -> Result<BothShardKeys, VerifyError> {
         let sharded = |cluster: &Cluster| cluster.topology == Topology::Sharded;
-        if !sharded(source) || !sharded(destination) {
-            return Ok(BothShardKeys::default());
+        let single = match (sharded(source), sharded(destination)) {
+            (true, true) => None,
+            (true, false) => Some(source),
+            (false, true) => Some(destination),
+            (false, false) => return Ok(BothShardKeys::default()),
+        };
+        if let Some(cluster) = single {
+            let keys = match shard_keys(cluster).await {
+                // They are good to have, and nothing depends on them.
+                Err(VerifyError::Privilege { .. }) => None,
+                read => Some((cluster.side, read?)),
+            };
+            return Ok(BothShardKeys {
+                single: keys,
+                ..BothShardKeys::default()
+            });
         }
         match tokio::try_join!(shard_keys(source), shard_keys(destination)) {
             Ok(keys) => Ok(BothShardKeys {
                 keys: Some(keys),
-                unverified: None,
+                ..BothShardKeys::default()
             }),
             Err(error @ VerifyError::Privilege { .. }) => Ok(BothShardKeys {
-                keys: None,
                 unverified: Some(Unverified {
                     namespace: "shard keys".to_owned(),
                     why: error.to_string(),
                 }),
+                ..BothShardKeys::default()
             }),
             Err(error) => Err(error),
         }
+    }
+
+    /// The fields of the shard key of a pair, of the source's if both have one.
+    pub fn fields(&self, name: &Namespace, destination: &Namespace) -> Vec<String> {
+        let key = match (&self.keys, &self.single) {
+            (Some((source_keys, destination_keys)), _) => source_keys
+                .get(&name.to_string())
+                .or_else(|| destination_keys.get(&destination.to_string())),
+            (None, Some((Side::Source, keys))) => keys.get(&name.to_string()),
+            (None, Some((Side::Destination, keys))) => keys.get(&destination.to_string()),
+            (None, None) => None,
+        };
+        let fields = key.and_then(|key| key.get_document("key").ok());
+        fields.map_or_else(Vec::new, |fields| fields.keys().cloned().collect())
     }
 
     /// The difference between the shard keys of a pair, if there is one.
@@ -100,7 +132,7 @@ mod tests {
         let check = |one: Option<Document>, other: Option<Document>, same: bool| {
             let both = BothShardKeys {
                 keys: Some((keys(one.clone()), keys(other.clone()))),
-                unverified: None,
+                ..BothShardKeys::default()
             };
             let found = both.compare(&name, &name);
             assert_eq!(found.is_none(), same, "{one:?} {other:?}");

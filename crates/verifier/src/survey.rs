@@ -24,6 +24,8 @@ pub struct Survey {
     pub unverified: Vec<Unverified>,
     /// Whether it was made for the generation that is under way.
     pub is_fresh: bool,
+    /// What was asked for and changes nothing, in words.
+    pub warnings: Vec<String>,
     /// Everything that is selected on either side, by its name on the source.
     names: BTreeSet<Namespace>,
 }
@@ -42,6 +44,8 @@ pub struct Pairing {
     pub is_clustered: bool,
     /// The time field of a time series, whose measurements are compared by time.
     pub time_field: Option<String>,
+    /// The fields of the shard key, of the source's if both have one.
+    pub shard_key: Vec<String>,
 }
 
 impl Survey {
@@ -50,15 +54,19 @@ impl Survey {
         destination: &Cluster,
         settings: &Settings,
     ) -> Result<Survey, VerifyError> {
-        let ((on_source, _), (on_destination, strays)) = tokio::try_join!(
+        let (on_source, on_destination) = tokio::try_join!(
             list(source, settings, false),
             list(destination, settings, true),
         )?;
+        let warnings = warnings(settings, &on_source.seen, &on_destination.seen);
+        let (on_source, on_destination, strays) =
+            (on_source.found, on_destination.found, on_destination.strays);
         let shard_keys = BothShardKeys::read(source, destination).await?;
         let names = on_source.keys().chain(on_destination.keys());
         let mut survey = Survey {
             names: names.cloned().collect(),
             is_fresh: true,
+            warnings,
             ..Survey::default()
         };
         survey.unverified.extend(shard_keys.unverified.clone());
@@ -70,7 +78,7 @@ impl Survey {
                     let differing = shard_keys.compare(&names.0, &names.1);
                     survey.metadata.extend(differing);
                     survey
-                        .add_pair((source, destination), names, (entry, other))
+                        .add_pair((source, destination), names, (entry, other), &shard_keys)
                         .await?;
                 }
             }
@@ -96,6 +104,7 @@ impl Survey {
         (source, destination): (&Cluster, &Cluster),
         (name, destination_name): (Namespace, Namespace),
         (entry, other): (&CollectionEntry, &CollectionEntry),
+        shard_keys: &BothShardKeys,
     ) -> Result<(), VerifyError> {
         let found = compare_collections(&name.to_string(), entry, other);
         self.metadata.extend(found);
@@ -122,6 +131,7 @@ impl Survey {
         self.metadata.extend(found);
         let is_series = time_field.is_some();
         self.pairs.push(Pairing {
+            shard_key: shard_keys.fields(&name, &destination_name),
             source: name,
             destination: destination_name,
             source_uuid: entry.uuid.clone(),
@@ -192,15 +202,41 @@ impl Survey {
     }
 }
 
-/// The selected namespaces of one side, by their names on the source; and those of the destination
-/// that have the name of a collection which the mapping calls otherwise there: nobody's counterparts.
+/// What one side has, by names of the source.
+#[derive(Default)]
+struct Listing {
+    found: Listed,
+    /// Of the destination, by its own names: what has the name of a collection which the mapping calls
+    /// otherwise there. Nobody's counterparts.
+    strays: Listed,
+    /// Also what is not selected.
+    seen: BTreeSet<Namespace>,
+}
+
+fn warnings(
+    settings: &Settings,
+    source: &BTreeSet<Namespace>,
+    destination: &BTreeSet<Namespace>,
+) -> Vec<String> {
+    let names: BTreeSet<Namespace> = source.union(destination).cloned().collect();
+    let excludes = settings.selection.idle_excludes(&names);
+    let excludes = excludes.iter().map(|pattern| {
+        format!("--exclude {pattern} leaves out nothing, because no collection matches it")
+    });
+    let rules = settings.mapping.idle(&names);
+    let rules = rules
+        .iter()
+        .map(|rule| format!("--map {rule} renames nothing, because neither side has such a name"));
+    excludes.chain(rules).collect()
+}
+
+/// The selected namespaces of one side.
 async fn list(
     cluster: &Cluster,
     settings: &Settings,
     mapped: bool,
-) -> Result<(Listed, Listed), VerifyError> {
-    let mut found = Listed::new();
-    let mut strays = Listed::new();
+) -> Result<Listing, VerifyError> {
+    let mut listing = Listing::default();
     let mut named = settings.selection.named_databases();
     if let (Some(names), true) = (&mut named, mapped) {
         let there = names.iter().map(|name| settings.mapping.databases_of(name));
@@ -216,15 +252,16 @@ async fn list(
                 true => settings.mapping.to_source(&namespace),
                 false => namespace.clone(),
             };
+            listing.seen.insert(name.clone());
             if !settings.verifies(&namespace, &name) {
                 continue;
             }
             if mapped && settings.mapping.to_destination(&name) != namespace {
-                strays.insert(namespace, entry);
+                listing.strays.insert(namespace, entry);
                 continue;
             }
             let shown = name.to_string();
-            if found.insert(name, entry).is_some() {
+            if listing.found.insert(name, entry).is_some() {
                 return Err(VerifyError::settings(format!(
                     "the mapping gives {shown} two counterparts on the destination: map each collection to a name of its own"
                 )));
@@ -232,9 +269,9 @@ async fn list(
         }
     }
     if !mapped {
-        check_distinct(&found, settings)?;
+        check_distinct(&listing.found, settings)?;
     }
-    Ok((found, strays))
+    Ok(listing)
 }
 
 fn check_distinct(found: &Listed, settings: &Settings) -> Result<(), VerifyError> {

@@ -161,6 +161,9 @@ fn document_mismatch(mismatch: &Mismatch) -> Json {
     }
     if let Some(first) = mismatch.differences.first() {
         answer["field"] = first.path.as_str().into();
+        if let Some(copy) = &first.copy {
+            answer["shardKey"] = copy.as_str().into();
+        }
         let details: Vec<String> = mismatch.differences.iter().map(detail).collect();
         answer["detail"] = details.join("; ").into();
     }
@@ -172,12 +175,9 @@ fn detail(difference: &Difference) -> String {
         Some(shown) => format!("{} ({})", shown.value, shown.kind),
         None => "nothing".to_owned(),
     };
-    let path = match difference.path.as_str() {
-        "" => "the document",
-        path => path,
-    };
     format!(
-        "{path}: {} on the source, {} on the destination",
+        "{}: {} on the source, {} on the destination",
+        difference.place(),
         side(&difference.source),
         side(&difference.destination)
     )

@@ -16,26 +16,33 @@
 mod answers;
 mod metrics;
 
+use crate::beginning::check_filter;
 use crate::error::VerifyError;
 use crate::scan::Shared;
+use crate::settings::Settings;
 use crate::status::Control;
 use answers::Mismatches;
 use axum::Router;
 use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use std::sync::{Arc, OnceLock};
 use tokio::net::TcpListener;
+use tokio::sync::Mutex;
 
 /// What the API answers from. There is no run yet while it waits to begin.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Api {
     pub control: Control,
+    pub settings: Arc<Settings>,
     pub run: Arc<OnceLock<Arc<Shared>>>,
+    /// Held by whoever is about to begin the run.
+    pub beginning: Arc<Mutex<()>>,
 }
 
 impl Api {
@@ -57,6 +64,8 @@ impl Api {
             .route("/api/v1/docMismatches", get(document_mismatches))
             .route("/api/v1/nsMismatches", get(namespace_mismatches))
             .route("/metrics", get(metrics_page))
+            .fallback(no_such_path)
+            .method_not_allowed_fallback(wrong_method)
             .with_state(self);
         let serving = tokio::spawn(async move {
             // It only ever ends by being aborted.
@@ -89,7 +98,31 @@ fn refused(code: StatusCode, why: &str) -> Response {
 }
 
 fn failed(error: &VerifyError) -> Response {
-    refused(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string())
+    let code = match error {
+        VerifyError::Settings(_) => StatusCode::BAD_REQUEST,
+        VerifyError::Unreachable { .. }
+        | VerifyError::Interrupted(_)
+        | VerifyError::Credentials { .. }
+        | VerifyError::Privilege { .. }
+        | VerifyError::State { .. }
+        | VerifyError::Stopped
+        | VerifyError::NoChanges { .. }
+        | VerifyError::Server { .. }
+        | VerifyError::Malformed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    refused(code, &error.to_string())
+}
+
+async fn no_such_path() -> Response {
+    let why = "there is no such path: see /api/v1/progress, /api/v1/summary, /api/v1/docMismatches, /api/v1/nsMismatches and /metrics";
+    refused(StatusCode::NOT_FOUND, why)
+}
+
+async fn wrong_method(method: Method) -> Response {
+    let why = format!(
+        "{method} is not the method of this path: POST is for check and writesOff, GET for all others"
+    );
+    refused(StatusCode::METHOD_NOT_ALLOWED, &why)
 }
 
 /// One JSON document in each line.
@@ -113,6 +146,7 @@ async fn check(State(api): State<Api>, body: Bytes) -> Response {
             Err(error) => return refused(StatusCode::BAD_REQUEST, &error.to_string()),
         },
     };
+    let _beginning = api.beginning.lock().await;
     if api.control.asked().begin {
         return refused(
             StatusCode::CONFLICT,
@@ -121,8 +155,13 @@ async fn check(State(api): State<Api>, body: Bytes) -> Response {
     }
     if let Some(filter) = request.filter {
         match crate::cluster::parse_filter(&filter.to_string()) {
-            Ok(filter) => api.control.set_filter(filter),
-            Err(error) => return refused(StatusCode::BAD_REQUEST, &error.to_string()),
+            Ok(filter) => {
+                if let Err(error) = check_filter(&api.settings, &filter).await {
+                    return failed(&error);
+                }
+                api.control.set_filter(filter);
+            }
+            Err(error) => return failed(&error),
         }
     }
     api.control.begin();
@@ -152,7 +191,14 @@ async fn summary(State(api): State<Api>) -> Response {
     }
 }
 
-async fn document_mismatches(State(api): State<Api>, Query(wanted): Query<Mismatches>) -> Response {
+async fn document_mismatches(
+    State(api): State<Api>,
+    wanted: Result<Query<Mismatches>, QueryRejection>,
+) -> Response {
+    let wanted = match wanted {
+        Ok(Query(wanted)) => wanted,
+        Err(error) => return refused(StatusCode::BAD_REQUEST, &error.body_text()),
+    };
     match api.run.get() {
         None => as_lines(Vec::new()),
         Some(run) => match wanted.list(run).await {

@@ -70,6 +70,9 @@ fn a_run_is_controlled_and_watched() -> Result<()> {
         ensure!(idle[0]["progress"]["phase"] == "idle", "{idle:?}");
         let (code, body) = ask(address, "POST", "/api/v1/check", r#"{"filtre": {}}"#).await?;
         ensure!(code == 400 && body.contains("filtre"), "{code} {body}");
+        let filter = r#"{"filter": {"$not": 3}}"#;
+        let (code, body) = ask(address, "POST", "/api/v1/check", filter).await?;
+        ensure!(code == 400 && body.contains("refuses the filter"), "{body}");
         let filter = r#"{"filter": {"on": true}}"#;
         let (code, body) = ask(address, "POST", "/api/v1/check", filter).await?;
         ensure!(code == 200 && body.contains("true"), "{code} {body}");
@@ -131,7 +134,17 @@ fn a_run_is_controlled_and_watched() -> Result<()> {
             lines[0]["progress"]["srcLastRecheckedTS"]["$timestamp"]["t"].is_number()
         })
         .await?;
-        ensure!(ask(address, "GET", "/nothing", "").await?.0 == 404);
+        for (method, path, expected) in [
+            ("GET", "/nothing", 404),
+            ("GET", "/api/v1/writesOff", 405),
+            ("GET", "/api/v1/docMismatches?limit=few", 400),
+        ] {
+            let (code, body) = ask(address, method, path, "").await?;
+            ensure!(code == expected, "{path}: {code} {body}");
+            let answer: Json = serde_json::from_str(&body)?;
+            ensure!(answer["success"] == false, "{path}: {answer}");
+            ensure!(answer["errorDescription"].is_string(), "{path}: {answer}");
+        }
         let (code, _) = ask(address, "POST", "/api/v1/writesOff", "{}").await?;
         ensure!(code == 200);
         let report = running.await??;

@@ -9,6 +9,7 @@ mod cut_connections;
 mod ids;
 mod lease;
 mod live;
+mod mistakes;
 mod mixed_clusters;
 mod pitfalls;
 mod planted;

@@ -93,6 +93,12 @@ async fn shard_keys(servers: &Servers) -> Result<()> {
     Ok(())
 }
 
+fn shown_value(value: &bson::Bson) -> Result<String> {
+    let shown = shown_id(value)?;
+    let (_, value) = shown.split_once(' ').context("a type and a value")?;
+    Ok(value.to_owned())
+}
+
 /// One `_id` on several shards: each document is one of its own there.
 async fn repeated_ids(servers: &Servers) -> Result<()> {
     shard(
@@ -135,8 +141,25 @@ async fn repeated_ids(servers: &Servers) -> Result<()> {
         let report = verify(settings).await?;
         ensure!(report.outcome == Outcome::Equal, "{report}");
         ensure!(report.totals.duplicates == 1, "{report}");
+        let totals = report.totals;
+        let counts = [
+            totals.equal,
+            totals.source_documents,
+            totals.destination_documents,
+        ];
+        ensure!(counts == [301; 3], "{report}");
     }
-    collection(&servers.destination).delete_one(alike).await?;
+    let key = format!("k: {}", shown_value(alike.get("k").context("a key")?)?);
+    let changed = doc! {"$set": {"v": 1}};
+    let there = collection(&servers.destination);
+    there.update_one(alike.clone(), changed).await?;
+    let report = verify(servers.settings("repeated")).await?;
+    let place = &report.mismatches[0].differences;
+    ensure!(place.len() == 1 && place[0].path == "v", "{report}");
+    ensure!(place[0].copy.as_ref() == Some(&key), "{report}");
+    collection(&servers.destination)
+        .delete_one(doc! {"_id": 7, "k": alike.get("k")})
+        .await?;
     for partitioning in [Partitioning::Id, Partitioning::Natural] {
         let mut settings = servers.settings("repeated");
         settings.partitioning = partitioning;
@@ -144,6 +167,10 @@ async fn repeated_ids(servers: &Servers) -> Result<()> {
         let expected = format!("repeated repeated.c {}", shown_id(&7.into())?);
         ensure!(found(&report).into_iter().eq([expected]), "{report}");
         ensure!(report.totals.duplicates == 1, "{report}");
+        let place = &report.mismatches[0].differences;
+        ensure!(place.len() == 1 && place[0].path.is_empty(), "{report}");
+        ensure!(place[0].copy.as_ref() == Some(&key), "{report}");
+        ensure!(place[0].source.is_some() && place[0].destination.is_none());
     }
     Ok(())
 }
