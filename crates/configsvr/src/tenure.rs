@@ -191,6 +191,18 @@ impl Tenure {
         Ok(plan.answer)
     }
 
+    /// Writes what nothing in memory follows from.
+    pub(crate) async fn write(&self, commit: Commit) -> Result<(), Fault> {
+        self.decide(|_| {
+            Ok(Plan {
+                commit,
+                effects: Vec::new(),
+                answer: (),
+            })
+        })
+        .await
+    }
+
     /// How a shard is reached.
     pub(crate) fn shard(&self, shard: &ShardId) -> Result<Arc<dyn Endpoint>, Fault> {
         let host = self.with_state(|state| state.hosts.get(shard).cloned());

@@ -14,7 +14,7 @@ use crate::documents::{Fields, SHARDS, TAGS};
 use crate::error::Fault;
 use crate::queue::{Claim, Patience};
 use crate::server::{ok, text};
-use crate::tenure::{Plan, Tenure};
+use crate::tenure::Tenure;
 use cluster::balance::Zone;
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -107,15 +107,7 @@ pub(crate) async fn tagged(tenure: &Tenure, zone: &str) -> Result<Vec<ShardId>, 
 async fn write(tenure: &Tenure, fill: impl FnOnce(&mut Commit)) -> Result<(), Fault> {
     let mut commit = Commit::default();
     fill(&mut commit);
-    tenure
-        .decide(|_| {
-            Ok(Plan {
-                commit,
-                effects: Vec::new(),
-                answer: (),
-            })
-        })
-        .await
+    tenure.write(commit).await
 }
 
 /// Answers `updateZoneKeyRange`.

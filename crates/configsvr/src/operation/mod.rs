@@ -212,25 +212,17 @@ async fn begin(
     }
     let id = documents::new_uuid();
     let _changing = tenure.queue.changing(operation.changes());
-    tenure
-        .decide(|_| {
-            let mut commit = Commit::default();
-            let state = state_document(id, &*operation);
-            commit.insert(OPERATIONS, state.as_doc());
-            for name in operation.claim().names() {
-                let lock = lock_document(&name, id, operation.kind());
-                // A leftover would be a mistake of ours; the queue is what excludes others.
-                commit.put(LOCKS, by("_id", name.as_str()).as_doc(), lock.as_doc());
-                let what = format!("{}.start", operation.kind());
-                log_change(&mut commit, &what, &name, Doc::EMPTY);
-            }
-            Ok(Plan {
-                commit,
-                effects: Vec::new(),
-                answer: (),
-            })
-        })
-        .await?;
+    let mut commit = Commit::default();
+    let state = state_document(id, &*operation);
+    commit.insert(OPERATIONS, state.as_doc());
+    for name in operation.claim().names() {
+        let lock = lock_document(&name, id, operation.kind());
+        // A leftover would be a mistake of ours; the queue is what excludes others.
+        commit.put(LOCKS, by("_id", name.as_str()).as_doc(), lock.as_doc());
+        let what = format!("{}.start", operation.kind());
+        log_change(&mut commit, &what, &name, Doc::EMPTY);
+    }
+    tenure.write(commit).await?;
     go_on(tenure, id, operation).await
 }
 
@@ -324,16 +316,7 @@ async fn read_again(context: Context<'_>) -> Result<Option<Box<dyn Operation>>, 
 async fn write_state(context: Context<'_>, operation: &dyn Operation) -> Result<(), Fault> {
     let mut commit = Commit::default();
     context.write_state(operation, &mut commit);
-    context
-        .tenure
-        .decide(|_| {
-            Ok(Plan {
-                commit,
-                effects: Vec::new(),
-                answer: (),
-            })
-        })
-        .await
+    context.tenure.write(commit).await
 }
 
 /// Removes the state document, but for what remains of it, and the locks.

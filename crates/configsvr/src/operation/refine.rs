@@ -202,14 +202,7 @@ async fn rewrite_bounds(tenure: &Tenure, table: &RoutingTable) -> Result<(), Fau
             let change = by("$set", bounds.finish().as_doc());
             commit.change(CHUNKS, chunk.as_doc(), change.as_doc());
         }
-        let written = tenure.decide(|_| {
-            Ok(Plan {
-                commit,
-                effects: Vec::new(),
-                answer: (),
-            })
-        });
-        written.await?;
+        tenure.write(commit).await?;
     }
     Ok(())
 }

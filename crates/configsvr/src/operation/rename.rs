@@ -145,15 +145,7 @@ impl Rename {
         for zone in &moved {
             commit.insert(TAGS, self.under_new_name(zone).as_doc());
         }
-        tenure
-            .decide(|_| {
-                Ok(Plan {
-                    commit,
-                    effects: Vec::new(),
-                    answer: (),
-                })
-            })
-            .await
+        tenure.write(commit).await
     }
 
     async fn check_ends(

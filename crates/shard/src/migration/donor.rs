@@ -35,13 +35,16 @@
 //! (`pins.rs`). If one has less of it when it takes over, because it got a copy of the state
 //! meanwhile, the recipient is told so, and the move is aborted. One that does not get on keeps it for a
 //! limited time (`stall.rs`).
+//!
+//! *copying* is in `donor/copying.rs`, the phases in which clients wait in `donor/critical_section.rs`.
+
+mod copying;
+mod critical_section;
 
 use super::database::{DatabaseHandle, Reached, Stage};
-use super::digest::{self, Follower};
-use super::pacing::Pacer;
+use super::digest::Follower;
 use super::peers::{Failure, ask};
-use super::plan::{DonorState, Fields, Plan, append_outcome, append_range, uuid_value};
-use super::stall::Stall;
+use super::plan::{DonorState, Fields, Plan, append_outcome, uuid_value};
 use super::stretch::Stretch;
 use super::{COORDINATORS, put, remove};
 use crate::Shard;
@@ -51,12 +54,11 @@ use crate::primary_services::Tenure;
 use crate::sharding::range_deletion::RangeDeletion;
 use crate::sharding::{Applied, BlockLevel, Ownership, Transition};
 use cluster::authority::Outcome;
-use cluster::migration::Digest;
 use cluster::migration::donor::{Event, Phase};
+use model::Error;
 use model::bson::{DocBuf, DocWriter, ValueRef};
 use model::ids::CollectionId;
-use model::version::{Age, ChunkVersion, PlacementVersion};
-use model::{Code, Error};
+use model::version::{ChunkVersion, PlacementVersion};
 use parking_lot::Mutex;
 use replication::{LogPosition, Pin};
 use std::sync::Arc;
@@ -65,26 +67,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use wire::{Endpoint, Reply};
 
-/// Entries of the log that may be missing on the recipient when writes are blocked.
-const LAG_ENTRIES_MAX: u64 = 200;
-/// Changes in them. One entry may have a thousand.
-const LAG_CHANGES_MAX: u64 = 1_000;
-/// How much of both is borne at first. Writes wait while the recipient catches up with them, so
-/// that it is worth a moment to find it close.
-const LAG_AT_FIRST: u64 = 16;
-/// After such a time twice as much is borne.
-const LAG_PATIENCE: Duration = Duration::from_millis(100);
-/// A part that is so many times further behind has not caught up any more. ⚑ Not at the limit itself: many parts
-/// that go to and fro around it would never have caught up together.
-const LAG_AGAIN: u64 = 10;
-/// How long a recipient that has copied everything may stay further behind.
-const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
-/// How long writes may be blocked before the move is given up.
-const BLOCKED_LIMIT: Duration = Duration::from_secs(10);
-/// How often a commit may be put off because options or indexes have changed.
-const PUT_OFF_MAX: u32 = 10;
-/// Documents that may be scanned while writes are blocked.
-const SCAN_BLOCKED_MAX: u64 = 50_000;
 /// Between two looks at the recipient.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a recipient may take to hear of the end before others are told of it.
@@ -155,15 +137,6 @@ pub(super) struct Driver {
     pub(super) standing: Option<u64>,
     /// How often the commit was put off.
     pub(super) put_off: u32,
-}
-
-/// What the config server says to a commit.
-enum Verdict {
-    Decided(Outcome),
-    /// Nothing is decided, and nothing will be with the version that was named.
-    CatalogChanged {
-        now: u64,
-    },
 }
 
 /// A phase was left because the member does not lead any more.
@@ -263,191 +236,7 @@ impl Driver {
         Event::Abort
     }
 
-    // Copying.
-
-    async fn copying(&mut self, since: LogPosition) -> Result<Event, Over> {
-        let began = Instant::now();
-        let mut scanned_at: Option<Instant> = None;
-        let mut stall = Stall::begins();
-        let shard = self.shard.clone();
-        let _copying = shard.latency.copying();
-        let mut pacer = Pacer::new();
-        if self.follower.is_none() {
-            let Some(stretch) = self.handle.stretch.clone() else {
-                return Ok(self.gives_up("the collection was dropped"));
-            };
-            self.follower = Some(Follower::new(stretch, self.shard.log.last_applied()));
-        }
-        loop {
-            self.check()?;
-            if self.is_to_abort() {
-                return Ok(self.gives_up("it was asked to end"));
-            }
-            if let Some(why) = stall.is_over(&self.shard, since) {
-                return Ok(self.gives_up(why));
-            }
-            let scans = Instant::now();
-            let digested = match self.digest_a_bit() {
-                Ok(digested) => digested,
-                Err(error) => return Ok(self.gives_up(error.message)),
-            };
-            if !digested {
-                let pace = pacer.pace(&shard, None);
-                self.pause(pace.pause_after(scans.elapsed())).await;
-            }
-            let report = match self.ask_recipient(self.receive(since)).await {
-                Ok(report) => report,
-                Err(Failure::Unreachable(_)) => {
-                    self.pause(PAUSE).await;
-                    continue;
-                }
-                // What is in the way there may go away: a range deletion, another move.
-                Err(Failure::Refused(error))
-                    if error.code == Code::CONFLICTING_OPERATION_IN_PROGRESS
-                        && began.elapsed() < CATCH_UP_LIMIT =>
-                {
-                    self.pause(PAUSE).await;
-                    continue;
-                }
-                Err(Failure::Refused(error)) => {
-                    self.reason = Some(error.message);
-                    return Ok(Event::RecipientCannot);
-                }
-            };
-            let fields = Fields(report.document());
-            if report.document().get_str("phase") != Some("receiving") {
-                let why = report.document().get_str("reason");
-                self.reason = Some(why.unwrap_or("the recipient has given up").to_owned());
-                return Ok(Event::RecipientCannot);
-            }
-            self.note(fields);
-            stall.hear(fields);
-            if !digested {
-                stall.gets_on();
-            }
-            let copied = fields.count("copied").unwrap_or(0);
-            if fields.flag("scanned") {
-                let since = *scanned_at.get_or_insert_with(Instant::now);
-                let lag = self.shard.log.last_applied().get().saturating_sub(copied);
-                let follower = self.follower.as_mut();
-                let changes = follower.map_or(0, |follower| follower.changes_behind(copied));
-                let borne = lag_borne(since.elapsed());
-                let is_close = digested
-                    && lag <= borne.min(LAG_ENTRIES_MAX)
-                    && changes <= borne.min(LAG_CHANGES_MAX);
-                if is_close {
-                    stall.gets_on();
-                }
-                if let (Some(whole), true) = (&self.handle.whole, is_close) {
-                    self.handle.reached.send_replace(Reached::CaughtUp);
-                    let mut stage = whole.stage.subscribe();
-                    if *stage.borrow_and_update() == Stage::Copying {
-                        scanned_at = None;
-                        tokio::select! {
-                            _ = stage.changed() => {}
-                            () = self.pause(PAUSE) => {}
-                        }
-                        continue;
-                    }
-                }
-                let is_far =
-                    lag > LAG_AGAIN * LAG_ENTRIES_MAX || changes > LAG_AGAIN * LAG_CHANGES_MAX;
-                if is_far {
-                    self.lags_again();
-                }
-                if is_close {
-                    match self.is_aligned(fields.count("alignedWith").ok()).await? {
-                        Ok(true) => {
-                            let took = began.elapsed().as_millis() as u64;
-                            self.handle.steps.lock().copying_ms += took;
-                            return Ok(Event::AlmostCaughtUp);
-                        }
-                        // An index takes its time: here, on the recipient, or on another shard.
-                        Ok(false) => {
-                            scanned_at = None;
-                            self.pause(LOOK_INTERVAL).await;
-                            continue;
-                        }
-                        Err(error) => return Ok(self.gives_up(error.message)),
-                    }
-                }
-                if since.elapsed() > CATCH_UP_LIMIT {
-                    return Ok(self.gives_up(format!(
-                        "the recipient stays {lag} entries of the log and {changes} changes behind"
-                    )));
-                }
-            } else {
-                self.lags_again();
-            }
-            if digested {
-                self.pause(LOOK_INTERVAL).await;
-            }
-        }
-    }
-
-    /// Whether the recipient, which says which version it is aligned with, has the options and indexes that
-    /// stand.
-    async fn is_aligned(&mut self, aligned: Option<u64>) -> Result<Result<bool, Error>, Over> {
-        // Of a part they are looked at when all have been copied.
-        if self.state.plan.part_of.is_some() {
-            return Ok(Ok(true));
-        }
-        match super::standing_catalog(&self.shard, &self.state.plan, ANSWER_WAIT).await {
-            Ok(Some(catalog)) => {
-                self.standing = Some(catalog);
-                if self.state.donor.moved.catalog < catalog {
-                    self.step(Event::CatalogStands { catalog }).await?;
-                }
-                let is_this = self.state.donor.moved.catalog == catalog;
-                Ok(Ok(is_this && aligned == Some(catalog)))
-            }
-            // They are about to change: what they are here is of no version.
-            Ok(None) => {
-                self.standing = None;
-                self.pause(PAUSE).await;
-                Ok(Ok(false))
-            }
-            Err(Failure::Unreachable(_)) => {
-                self.pause(PAUSE).await;
-                Ok(Ok(false))
-            }
-            Err(Failure::Refused(error)) => Ok(Err(error)),
-        }
-    }
-
-    /// A part that had caught up waits for the others, and may fall behind meanwhile: the database is not
-    /// closed for one that is far from ready.
-    fn lags_again(&self) {
-        let whole = self.handle.whole.as_ref();
-        if whole.is_some_and(|whole| whole.stage() == Stage::Copying) {
-            self.handle.reached.send_replace(Reached::Copying);
-        }
-    }
-
-    /// Works on the digest for a moment; true if only the last entries are missing.
-    fn digest_a_bit(&mut self) -> Result<bool, Error> {
-        let Some(follower) = &mut self.follower else {
-            return Ok(false);
-        };
-        let shard = &self.shard;
-        let until = Instant::now() + LOOK_INTERVAL;
-        tokio::task::block_in_place(|| {
-            loop {
-                let scanned = follower.scan(shard)?;
-                let followed = follower.follow(shard, shard.log.last_applied())?;
-                if scanned {
-                    let documents = follower.digest().documents;
-                    self.handle.steps.lock().expected = Some(documents);
-                }
-                if scanned && followed {
-                    return Ok(true);
-                }
-                if Instant::now() > until {
-                    return Ok(false);
-                }
-            }
-        })
-    }
+    // What all phases need.
 
     fn note(&self, fields: Fields<'_>) {
         let mut steps = self.handle.steps.lock();
@@ -463,258 +252,8 @@ impl Driver {
         ask(&self.shard, &*self.recipient, question, ANSWER_WAIT).await
     }
 
-    /// `_terndbReceive`: with all that the recipient needs to begin.
-    fn receive(&self, since: LogPosition) -> DocWriter {
-        let plan = &self.state.plan;
-        let mut writer = DocWriter::new()
-            .with("_terndbReceive", 1)
-            .with("id", uuid_value(&plan.id))
-            .with("ns", plan.namespace.as_str())
-            .with("uuid", uuid_value(&plan.uuid))
-            .with("key", &plan.key)
-            .with("bounds", &plan.bounds)
-            .with("from", plan.donor.as_str())
-            .with("fromHost", self.shard.connection_string().as_str())
-            .with("since", since.get() as i64)
-            .with("catalogVersion", plan.catalog_version)
-            .with("secondaryThrottle", plan.secondary_throttle)
-            .with("waitForDelete", plan.wait_for_delete);
-        append_range(&mut writer, "range", &plan.range);
-        let catalog = self.state.donor.moved.catalog;
-        if plan.part_of.is_some() || self.standing == Some(catalog) {
-            writer.append("describes", catalog as i64);
-        }
-        match &plan.part_of {
-            Some(whole) => {
-                writer.append("partOf", uuid_value(whole));
-                let described = self.handle.described.iter();
-                for element in described.flat_map(|described| described.iter()) {
-                    writer.append_element(&element);
-                }
-            }
-            None => {
-                if let Some(collection) = self.collection() {
-                    describe(&collection, plan, &mut writer);
-                }
-            }
-        }
-        writer
-    }
-
     fn collection(&self) -> Option<Arc<Collection>> {
         self.shard.catalog.by_id(self.handle.collection?)
-    }
-
-    // The critical section.
-
-    async fn finishing(&mut self) -> Result<Event, Over> {
-        let began = self
-            .blocked
-            .as_ref()
-            .map_or_else(Instant::now, |(_, at)| *at);
-        let (at, digest) = match self.drained() {
-            Ok(drained) => drained,
-            Err(error) => return Ok(self.gives_up(error.message)),
-        };
-        let event = Event::Drained {
-            at: at.get(),
-            digest,
-        };
-        if self.state.donor.step(event).is_none() {
-            return Ok(self.gives_up("the move is not where it was"));
-        }
-        loop {
-            self.check()?;
-            if self.is_to_abort() {
-                return Ok(self.gives_up("it was asked to end"));
-            }
-            if began.elapsed() > BLOCKED_LIMIT {
-                return Ok(self.gives_up("the recipient did not get ready in time"));
-            }
-            let finish = DocWriter::new()
-                .with("_terndbReceiveFinish", 1)
-                .with("id", uuid_value(&self.state.plan.id))
-                .with("catalogVersion", self.state.plan.catalog_version)
-                .with("upTo", at.get() as i64)
-                .with("documents", digest.documents as i64)
-                .with("sum", super::copy::binary(&digest.sum.to_be_bytes()));
-            match self.ask_recipient(finish).await {
-                Ok(report) => {
-                    self.note(Fields(report.document()));
-                    match report.document().get_str("phase") {
-                        Some("ready") => {
-                            let took = began.elapsed().as_micros() as u64;
-                            self.handle.steps.lock().ready_us = took;
-                            if let Err(error) = self.follows(Fields(report.document())) {
-                                return Ok(self.gives_up(error.message));
-                            }
-                            let others = self.await_others(Reached::Ready, Stage::BlockReads);
-                            return Ok(match others.await? {
-                                true => Event::RecipientReady {
-                                    catalog: self.state.donor.moved.catalog,
-                                },
-                                false => self.gives_up("it was asked to end"),
-                            });
-                        }
-                        Some("receiving") => {}
-                        _ => {
-                            let why = report.document().get_str("reason");
-                            let why = why.unwrap_or("the recipient has given up");
-                            self.reason = Some(why.to_owned());
-                            return Ok(Event::RecipientCannot);
-                        }
-                    }
-                }
-                Err(Failure::Unreachable(_)) => self.pause(PAUSE).await,
-                Err(Failure::Refused(error)) => {
-                    self.reason = Some(error.message);
-                    return Ok(Event::RecipientCannot);
-                }
-            }
-        }
-    }
-
-    /// ⚑ What blocks reads here is later than the last entry by which the recipient got
-    /// anything of the range. So whatever time the config server chooses behind the block,
-    /// the recipient has all of it then.
-    fn follows(&self, ready: Fields<'_>) -> Result<(), Error> {
-        self.shard.observe_time(ready.time("readyAt")?)
-    }
-
-    /// The last position that matters, and the digest of what is stored then.
-    fn drained(&mut self) -> Result<(LogPosition, Digest), Error> {
-        tokio::task::block_in_place(|| {
-            if let (Some((applied, _)), Some(follower)) = (&self.blocked, &mut self.follower) {
-                while !follower.follow(&self.shard, applied.position)? {}
-                return Ok((applied.position, follower.digest()));
-            }
-            // The primary that blocked writes is gone, and nothing was written since.
-            let (Some(stretch), Some(id)) = (&self.handle.stretch, self.handle.collection) else {
-                return Err(Error::new(
-                    Code::NAMESPACE_NOT_FOUND,
-                    "the collection was dropped",
-                ));
-            };
-            if self.shard.store.collection_counter(id).items > SCAN_BLOCKED_MAX {
-                return Err(Error::new(
-                    Code::OPERATION_FAILED,
-                    "the primary was lost while writes were blocked",
-                ));
-            }
-            let digest = digest::of_stored(&self.shard, stretch)?;
-            Ok((self.shard.log.last_applied(), digest))
-        })
-    }
-
-    /// Asks the config server until it is known what was decided. ⚑ A lost answer is never
-    /// taken for an abort.
-    async fn deciding(&mut self) -> Result<Event, Over> {
-        let mut settles = self.state.plan.part_of.is_some();
-        if let Some(whole) = self.handle.whole.clone() {
-            self.handle.reached.send_replace(Reached::ReadsBlocked);
-            let mut stage = whole.stage.subscribe();
-            // Nobody but the whole asks, and nobody but it is to end.
-            let decided = tokio::select! {
-                stage = stage.wait_for(|now| matches!(now, Stage::Decided(_))) => {
-                    stage.map(|stage| *stage)
-                }
-                () = self.tenure.ended() => return Err(Over),
-            };
-            if let Ok(Stage::Decided(outcome)) = decided {
-                return Ok(Event::Decided(outcome));
-            }
-        }
-        loop {
-            self.check()?;
-            let plan = &self.state.plan;
-            let began = Instant::now();
-            let decided = match settles || self.is_to_abort() {
-                true => {
-                    let settled = super::settle(&self.shard, plan, ANSWER_WAIT).await;
-                    settled.map(Verdict::Decided)
-                }
-                false => self.commit().await,
-            };
-            self.handle.steps.lock().commit_us = began.elapsed().as_micros() as u64;
-            match decided {
-                Ok(Verdict::Decided(outcome)) => {
-                    let outcome = self.of_this_life(outcome);
-                    self.tell_at_once(outcome);
-                    return Ok(Event::Decided(outcome));
-                }
-                Ok(Verdict::CatalogChanged { .. }) if self.put_off >= PUT_OFF_MAX => {
-                    self.reason = Some("options or indexes change again and again".to_owned());
-                    settles = true;
-                }
-                Ok(Verdict::CatalogChanged { now }) => {
-                    self.put_off += 1;
-                    let known = self.state.donor.moved.catalog;
-                    return Ok(Event::CatalogChanged { known, now });
-                }
-                Err(Failure::Unreachable(why)) => {
-                    tracing::warn!("a move waits for the config server: {why}");
-                    self.pause(PAUSE).await;
-                }
-                Err(Failure::Refused(error)) => {
-                    self.reason = Some(error.message);
-                    // The protocol's answer to a refusal is to ask for what was decided.
-                    settles = self.state.donor.step(Event::CommitRefused).is_some();
-                    self.pause(LOOK_INTERVAL).await;
-                }
-            }
-        }
-    }
-
-    /// Tells the recipient that it owns the range, while this side is still writing down that it
-    /// does not: clients of the range wait for both. It is decided, and the recipient could have
-    /// asked by itself; whether it has heard is found out in *committed*.
-    fn tell_at_once(&mut self, outcome: Outcome) {
-        if !matches!(outcome, Outcome::Committed { .. }) || self.state.plan.part_of.is_some() {
-            return;
-        }
-        let (shard, recipient) = (self.shard.clone(), self.recipient.clone());
-        let question = release(&self.state.plan, outcome);
-        self.telling = Some(tokio::spawn(async move {
-            ask(&shard, &*recipient, question, ANSWER_WAIT).await
-        }));
-    }
-
-    /// ⚑ A commit that is not newer than what was known when this began is of an earlier life
-    /// of the move.
-    fn of_this_life(&self, outcome: Outcome) -> Outcome {
-        match outcome {
-            Outcome::Committed { version, .. } => match version.age(self.state.plan.known) {
-                Age::Newer | Age::Unknown => outcome,
-                Age::Same | Age::Older => Outcome::Aborted,
-            },
-            Outcome::Aborted => Outcome::Aborted,
-        }
-    }
-
-    async fn commit(&self) -> Result<Verdict, Failure> {
-        let plan = &self.state.plan;
-        let incarnation = plan.known.incarnation;
-        let blocked_at = self.shard.log.latest_time();
-        let mut question = DocWriter::new()
-            .with("_configsvrCommitMove", 1)
-            .with("id", uuid_value(&plan.id))
-            .with("ns", plan.namespace.as_str())
-            .with("uuid", uuid_value(&plan.uuid))
-            .with("from", plan.donor.as_str())
-            .with("to", plan.recipient.as_str())
-            .with("epoch", incarnation.epoch)
-            .with("timestamp", incarnation.began)
-            .with("catalogVersion", plan.catalog_version)
-            .with("blockedAt", blocked_at);
-        append_range(&mut question, "range", &plan.range);
-        let reply = super::ask_config(&self.shard, question, ANSWER_WAIT).await?;
-        let fields = Fields(reply.document());
-        match fields.text("outcome")? {
-            "catalogChanged" => Ok(Verdict::CatalogChanged {
-                now: fields.count("catalogVersion")?,
-            }),
-            _ => Ok(Verdict::Decided(fields.outcome()?)),
-        }
     }
 
     // The end.
@@ -918,16 +457,6 @@ impl Driver {
         };
         self.shard.transition(collection.id, &transition).await
     }
-}
-
-/// How far behind a recipient may be when writes are blocked, after it could have caught up for
-/// a while.
-fn lag_borne(waited: Duration) -> u64 {
-    let doublings = waited.as_millis() / LAG_PATIENCE.as_millis();
-    let doublings = u32::try_from(doublings).unwrap_or(u32::MAX);
-    LAG_AT_FIRST
-        .checked_shl(doublings.min(32))
-        .unwrap_or(u64::MAX)
 }
 
 /// The ownership of a shard that gave a range away.
