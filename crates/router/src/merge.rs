@@ -24,6 +24,8 @@ use wire::{BoxFuture, Endpoint, Request};
 
 /// What a batch may weigh: one document of the greatest size always fits.
 pub(crate) const BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// What is enough where no number of documents is asked for.
+const BATCH_BYTES_AMPLE: usize = 1024 * 1024;
 
 /// Documents on their way into a reply.
 pub(crate) struct Batch {
@@ -47,6 +49,12 @@ impl Batch {
 
     pub(crate) fn is_full(&self) -> bool {
         self.documents >= self.documents_max
+    }
+
+    /// Whether it is enough for somebody who did not say how much he wants: what the next batch of a
+    /// shard brings is passed on as it comes, instead of being taken apart to fill this one.
+    pub(crate) fn is_ample(&self) -> bool {
+        self.documents_max == u64::MAX && self.writer.len() - self.start >= BATCH_BYTES_AMPLE
     }
 
     /// Whether a document of so many bytes still fits.

@@ -43,13 +43,18 @@
 //! Partial results that count only as a whole (groups, counts) are batches with one answer:
 //! `ended`, or not answered at all.
 //!
+//! *Asking ahead* ([`Scan::ask_ahead`]): a stream may be asked for its next batch while the one before
+//! is still being delivered. It is the same question as it would be later, from the place behind all
+//! that it has returned, so nothing above changes; tokens stand behind what was delivered.
+//!
 //! What the shell adds: asking and waiting, deadlines, and who owns a range that a shard does
 //! not own.
 
 use crate::routing::{RoutingTable, ShardId};
 use model::range::{KeyRange, RangeSet};
+use model::time::ClusterTime;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 mod token;
 
@@ -158,6 +163,8 @@ struct Stream<E> {
     delivered: Reached,
     buffer: VecDeque<Entry<E>>,
     asked: bool,
+    /// It was answered: whoever goes on with it may have an open cursor for the ranges it had then.
+    was_answered: bool,
     /// How often its ranges were found to have moved.
     hops: u32,
 }
@@ -174,6 +181,8 @@ pub struct Scan<E> {
     floor: Option<Vec<u8>>,
     skip: u64,
     limit: Option<u64>,
+    /// When the base placement had come to be, once a token has asked for it.
+    base_since: OnceLock<ClusterTime>,
 }
 
 /// A stream as `$currentOp` shows it.
@@ -205,6 +214,7 @@ impl<E> Scan<E> {
             delivered: Reached::Beginning,
             buffer: VecDeque::new(),
             asked: false,
+            was_answered: false,
             hops: 0,
         });
         Self {
@@ -215,6 +225,7 @@ impl<E> Scan<E> {
             floor: None,
             skip: 0,
             limit: None,
+            base_since: OnceLock::new(),
         }
     }
 
@@ -266,24 +277,63 @@ impl<E> Scan<E> {
             if ends || stream.asked || !is_due || !stream.buffer.is_empty() {
                 continue;
             }
-            let question = Question {
-                stream: StreamId(at),
-                shard: stream.shard.clone(),
-                asked: match &stream.part {
-                    Part::Base {
-                        by_version: true, ..
-                    } => Asked::AsInBase,
-                    Part::Base { .. } | Part::These(_) => Asked::These(self.ranges(at)),
-                },
-                after: match &stream.reached {
-                    Reached::Beginning | Reached::End => None,
-                    Reached::Behind(place) => Some(place.clone()),
-                },
-            };
-            self.streams[at].asked = true;
-            questions.push(question);
+            questions.push(self.question(at));
         }
         questions
+    }
+
+    fn question(&mut self, at: usize) -> Question {
+        let stream = &self.streams[at];
+        let question = Question {
+            stream: StreamId(at),
+            shard: stream.shard.clone(),
+            asked: match &stream.part {
+                Part::Base {
+                    by_version: true, ..
+                } => Asked::AsInBase,
+                Part::Base { .. } | Part::These(_) => Asked::These(self.ranges(at)),
+            },
+            after: match &stream.reached {
+                Reached::Beginning | Reached::End => None,
+                Reached::Behind(place) => Some(place.clone()),
+            },
+        };
+        self.streams[at].asked = true;
+        question
+    }
+
+    /// The question for what comes behind all that a stream has returned, while some of that is still
+    /// to be delivered; `None` if it is not the stream's turn, or what is here is enough.
+    pub fn ask_ahead(&mut self, stream: StreamId) -> Option<Question> {
+        let at = stream.0;
+        let is_due = match self.order {
+            Order::Sorted => true,
+            Order::Unsorted => self.streams.iter().position(|other| !other.has_ended()) == Some(at),
+        };
+        let wanted = self.wanted_results();
+        let stream = self.streams.get(at)?;
+        let buffered = stream.buffer.len() as u64;
+        let has_enough = wanted.is_some_and(|wanted| buffered >= wanted);
+        let goes_on = matches!(stream.reached, Reached::Behind(_));
+        let may = is_due && goes_on && buffered > 0 && !stream.asked && !has_enough;
+        may.then(|| self.question(at))
+    }
+
+    /// The streams that were asked, and without whose answers nothing more can be delivered.
+    pub fn awaited(&self) -> Vec<StreamId> {
+        let is_dry = |stream: &Stream<E>| stream.asked && stream.buffer.is_empty();
+        let streams = self.streams.iter().enumerate();
+        let mut left = streams.filter(|(_, stream)| !stream.has_ended());
+        match self.order {
+            Order::Sorted => {
+                let dry = left.filter(|(_, stream)| is_dry(stream));
+                dry.map(|(at, _)| StreamId(at)).collect()
+            }
+            Order::Unsorted => {
+                let first = left.next().filter(|(_, stream)| is_dry(stream));
+                first.map(|(at, _)| StreamId(at)).into_iter().collect()
+            }
+        }
     }
 
     /// The keys that a stream answers for.
@@ -327,19 +377,18 @@ impl<E> Scan<E> {
         check(stream, &batch)?;
         let before = stream.reached.clone();
         let hops = stream.hops + 1;
-        let gone = if batch.moved.is_empty() {
-            Vec::new()
-        } else {
-            self.give_away(id.0, batch.moved)
+        stream.was_answered = true;
+        let loses = !batch.moved.is_empty();
+        let gone = match loses {
+            true => self.give_away(id.0, batch.moved),
+            false => Vec::new(),
         };
         let stream = &mut self.streams[id.0];
         if let Some(place) = batch.reached {
             stream.reached = Reached::Behind(place);
         }
-        let nothing_left = match &stream.part {
-            Part::These(ranges) => ranges.is_empty(),
-            Part::Base { without, .. } => !without.is_empty() && self.ranges(id.0).is_empty(),
-        };
+        // Looked at only when ranges went: a base part may have very many.
+        let nothing_left = loses && self.ranges(id.0).is_empty();
         let stream = &mut self.streams[id.0];
         if batch.ended || nothing_left {
             stream.reached = Reached::End;
@@ -510,10 +559,12 @@ impl<E> Scan<E> {
             return;
         }
         for stream in &mut self.streams {
-            // One that was asked would answer for the ranges it had then.
+            // ⚑ One that was asked, or has a cursor from an earlier answer, would answer for the ranges
+            // it had then.
             let joins = stream.shard == shard
                 && stream.reached == reached
                 && !stream.asked
+                && !stream.was_answered
                 && stream.buffer.is_empty();
             if let (true, Part::These(known)) = (joins, &mut stream.part) {
                 *known = known.union(&ranges);
@@ -528,6 +579,7 @@ impl<E> Scan<E> {
             reached,
             buffer: VecDeque::new(),
             asked: false,
+            was_answered: false,
             hops,
         });
     }

@@ -217,6 +217,33 @@ fn many_moves_make_few_streams() {
     assert_eq!(open, [("B", true)]);
 }
 
+/// ⚑ A stream that was answered may have a cursor on its shard, for the ranges it had then: ranges that
+/// come later from the same place get a stream of their own.
+#[test]
+fn ranges_do_not_join_a_stream_that_was_answered() {
+    let world = World::new(&["A", "B", "C"]);
+    let mut scan = begin(&world, Order::Sorted);
+    let streams: Vec<StreamId> = scan.questions().iter().map(|one| one.stream).collect();
+    let batch = |slots: &[usize], ended| Batch {
+        entries: Vec::new(),
+        reached: None,
+        ended,
+        moved: slots
+            .iter()
+            .map(|slot| (slot_range(*slot, 3), ShardId::new("C")))
+            .collect(),
+    };
+    scan.answered(streams[0], batch(&[0], false)).unwrap();
+    let opened = scan.questions();
+    assert_eq!(opened.len(), 1);
+    // A batch of none: the shard keeps a cursor.
+    scan.answered(opened[0].stream, batch(&[], false)).unwrap();
+    scan.answered(streams[1], batch(&[1], false)).unwrap();
+    let asked: Vec<Asked> = scan.questions().into_iter().map(|one| one.asked).collect();
+    let slot = |slot| Asked::These(RangeSet::of([slot_range(slot, 3)]));
+    assert_eq!(asked, [slot(0), slot(1)]);
+}
+
 /// A shard whose version is not the base's any more is asked for its ranges by name.
 #[test]
 fn ranges_are_named_when_versions_do_not_say_them() {
@@ -279,6 +306,13 @@ fn a_token_outlives_moves_as_long_as_they_are_remembered() {
         )
         .unwrap();
     let later = Arc::new(base.with_changes(moves).unwrap());
+    assert!(token().unwrap().is_told_by(&later));
+    let of_later = Scan::<u32>::begin(later.clone(), everything(), Order::Unsorted);
+    let of_later = of_later.token(ClusterTime::ZERO).unwrap();
+    assert!(
+        !of_later.is_told_by(&base),
+        "an earlier placement does not know"
+    );
     let mut scan = Scan::<u32>::resume(token().unwrap(), later.clone(), everything()).unwrap();
     let questions = scan.questions();
     let of_a = RangeSet::of([slot_range(0, 3), slot_range(1, 3)]);

@@ -31,7 +31,7 @@ use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
 use model::version::Incarnation;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 const VERSION: u8 = 2;
 
@@ -95,10 +95,9 @@ impl<E> Scan<E> {
                 Reached::Beginning | Reached::End => None,
             },
         });
-        let since = self.base.chunks().map(|view| view.chunk.since);
         Some(ScanToken {
             incarnation: self.base.incarnation,
-            base: since.max().unwrap_or(ClusterTime::ZERO),
+            base: *self.base_since.get_or_init(|| came_to_be(&self.base)),
             not_before,
             order: self.order,
             skip: self.skip,
@@ -139,6 +138,7 @@ impl<E> Scan<E> {
                 reached,
                 buffer: VecDeque::new(),
                 asked: false,
+                was_answered: false,
                 hops: 0,
             });
         }
@@ -150,8 +150,15 @@ impl<E> Scan<E> {
             floor: Some(token.floor).filter(|floor| !floor.is_empty()),
             skip: token.skip,
             limit: token.limit,
+            base_since: OnceLock::new(),
         })
     }
+}
+
+/// When the last chunk of a placement came to where it is.
+fn came_to_be(table: &RoutingTable) -> ClusterTime {
+    let since = table.chunks().map(|view| view.chunk.since);
+    since.max().unwrap_or(ClusterTime::ZERO)
 }
 
 /// What a shard owned at a time.
@@ -172,6 +179,12 @@ fn ranges_at(
 }
 
 impl ScanToken {
+    /// Whether a placement tells who owned what in the one that the token names: it is that one, or a later one
+    /// of the same collection. Moves are decided one after the other, each at a later time.
+    pub fn is_told_by(&self, table: &RoutingTable) -> bool {
+        table.incarnation == self.incarnation && came_to_be(table) >= self.base
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION, u8::from(self.order == Order::Sorted)];
         out.extend_from_slice(&self.incarnation.epoch.0);

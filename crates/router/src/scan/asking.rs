@@ -89,6 +89,7 @@ fn place_in(reply: &Reply, part: &[u8]) -> Option<Range<usize>> {
 }
 
 /// A shard's cursor.
+#[derive(Clone)]
 pub(crate) struct OpenCursor {
     pub(crate) member: Arc<dyn Endpoint>,
     pub(crate) id: i64,
@@ -112,6 +113,8 @@ pub(super) struct Answered {
     pub(super) version: Option<PlacementVersion>,
     pub(super) cursor: Option<OpenCursor>,
     pub(super) times: Vec<ClusterTime>,
+    /// What it weighs, if it was asked on an open cursor.
+    pub(super) bytes_on_cursor: Option<usize>,
 }
 
 /// What a reply says of a part of a scan.
@@ -255,7 +258,14 @@ impl Asker {
         };
         self.router.clock.observe(reply.document());
         match checked(reply, shard) {
-            Ok(reply) => self.read(reply, question, cursor.member),
+            Ok(reply) => {
+                let bytes = reply.document().len();
+                let mut ask = self.read(reply, question, cursor.member)?;
+                if let Ask::Answered(answered) = &mut ask {
+                    answered.bytes_on_cursor = Some(bytes);
+                }
+                Ok(ask)
+            }
             Err(Failure::Reply(reply)) => match code_of(&reply) {
                 // Whatever the reason is, who asks anew is told.
                 Code::QUERY_PLAN_KILLED => Ok(Ask::Lost),
@@ -284,6 +294,7 @@ impl Asker {
                         version: None,
                         cursor: None,
                         times: Vec::new(),
+                        bytes_on_cursor: None,
                     }))),
                 }
             }
@@ -303,7 +314,7 @@ impl Asker {
     fn request(&self, question: &Question) -> Result<Request, Error> {
         let body = self.command.body.as_doc();
         let is_find = body.first().is_some_and(|first| first.key() == "find");
-        let mut writer = match self.begun && self.not_before > ClusterTime::ZERO {
+        let mut writer = match self.not_before > ClusterTime::ZERO {
             true => self.not_before(body),
             false => fields_without(body, &[]),
         };
@@ -320,8 +331,9 @@ impl Asker {
         Request::from_parts(writer.finish(), Vec::new())
     }
 
-    /// The command's fields, with the time floor: a member that lags behind must not lose what an
-    /// earlier batch saw.
+    /// The command's fields, with the time floor ⚑: a member that lags behind must not lose what an
+    /// earlier batch saw, nor answer for a range as it was before it went to where an earlier answer
+    /// missed it.
     fn not_before(&self, body: Doc<'_>) -> DocWriter {
         let concern = body.get_doc("readConcern").unwrap_or(Doc::EMPTY);
         let level = concern.get_str("level");
@@ -389,6 +401,7 @@ impl Asker {
                 id: reported.cursor,
             }),
             times: time.into_iter().collect(),
+            bytes_on_cursor: None,
         })))
     }
 }

@@ -16,8 +16,12 @@
 //! a stream is answered when its cursor has ended; what came before a failure is thrown away.
 //!
 //! Every wait has a deadline: [`PATIENCE`] for a range to arrive where it is said to be, and for a
-//! shard to have a primary again.
+//! shard to have a primary again. ⚑ It counts from the moment on which nobody answers any more: what a
+//! shard needs to sort or to group is not waiting for a range.
+//!
+//! Batches that weigh something are asked for ahead (`ahead.rs`).
 
+mod ahead;
 mod asking;
 mod locating;
 mod source;
@@ -29,6 +33,7 @@ pub(crate) use source::ScanSource;
 use crate::Router;
 use crate::failure::{Failure, Stale};
 use crate::merge::{Batch, Merge, kill_cursor};
+use ahead::Ahead;
 use asking::{Ask, Asker, OpenCursor, Reported};
 use cluster::cache::Placement;
 use cluster::routing::ShardId;
@@ -41,7 +46,7 @@ use model::time::ClusterTime;
 use query::projection::Projection;
 use query::sort::SortPattern;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use wire::BoxFuture;
@@ -51,6 +56,17 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
+/// Since when nobody has answered.
+#[derive(Default)]
+struct Patience(Option<Instant>);
+
+impl Patience {
+    /// Whether it is over at a time; it begins with the first that is asked about.
+    fn ends(&mut self, at: Instant) -> bool {
+        at.duration_since(*self.0.get_or_insert(at)) >= PATIENCE
+    }
+}
+
 /// What all scans of a router have done, for `serverStatus`.
 #[derive(Default)]
 pub(crate) struct ScanCounters {
@@ -58,6 +74,9 @@ pub(crate) struct ScanCounters {
     pub(crate) virtual_opened: AtomicU64,
     pub(crate) batches_repeated: AtomicU64,
     pub(crate) hops: AtomicU64,
+    pub(crate) asked_ahead: AtomicU64,
+    /// What the answers are expected to weigh that were asked for ahead.
+    pub(crate) bytes_ahead: AtomicUsize,
 }
 
 impl ScanCounters {
@@ -70,7 +89,8 @@ impl ScanCounters {
             .append("scans", number(&self.opened))
             .append("virtualScansOpened", number(&self.virtual_opened))
             .append("batchesRepeated", number(&self.batches_repeated))
-            .append("hops", number(&self.hops));
+            .append("hops", number(&self.hops))
+            .append("batchesAskedAhead", number(&self.asked_ahead));
     }
 }
 
@@ -97,6 +117,8 @@ pub(crate) struct ElasticScan {
     scan: Scan<Piece>,
     /// By stream.
     cursors: Vec<Option<OpenCursor>>,
+    /// By stream: what was asked before it is needed.
+    ahead: Vec<Option<Ahead>>,
     batch_size: Option<u64>,
     /// Applied here where shards would have removed what documents are ordered by.
     projection: Option<Projection>,
@@ -133,6 +155,7 @@ impl ElasticScan {
             command: Arc::new(command),
             scan,
             cursors: Vec::new(),
+            ahead: Vec::new(),
             batch_size: None,
             projection: None,
             begun: false,
@@ -160,9 +183,12 @@ impl ElasticScan {
         };
         let token = ScanToken::decode(bytes).map_err(refuse)?;
         let not_before = token.not_before;
+        let mut placement = router.routing.placement(&command.namespace, None).await?;
         // What is known here may be older than what the scan began with.
-        router.routing.mark_stale(&command.namespace);
-        let placement = router.routing.placement(&command.namespace, None).await?;
+        if !matches!(&placement, Placement::Sharded(table) if token.is_told_by(table)) {
+            router.routing.mark_stale(&command.namespace);
+            placement = router.routing.placement(&command.namespace, None).await?;
+        }
         let Placement::Sharded(table) = placement else {
             return Err(refuse(TokenError::OtherIncarnation));
         };
@@ -227,11 +253,12 @@ impl ElasticScan {
 
     /// Asks every shard that must answer before anything more can be delivered.
     pub(crate) async fn ask(&mut self) -> Result<(), Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::default();
         let mut pause = PAUSE_MIN;
         loop {
+            let mut answers = self.awaited().await;
             let questions = self.scan.questions();
-            if questions.is_empty() {
+            if questions.is_empty() && answers.is_empty() {
                 return match self.scan.has_ended() {
                     true => Ok(()),
                     false => Err(Failure::Error(Error::new(
@@ -240,16 +267,20 @@ impl ElasticScan {
                     ))),
                 };
             }
-            let mut must_wait = None;
-            let answers = self.ask_all(questions).await;
-            let mut failure = None;
+            answers.extend(self.ask_all(questions).await);
+            let (mut must_wait, mut failure) = (None, None);
+            let mut answered = Vec::new();
             for (question, answer) in answers {
+                let bytes = match &answer {
+                    Ok(Ask::Answered(answer)) => answer.bytes_on_cursor,
+                    Ok(Ask::Lost | Ask::Stale(_) | Ask::Away(_)) | Err(_) => None,
+                };
                 let settled = match answer {
                     Ok(answer) => self.settle(&question, answer).await,
                     Err(failure) => Err(failure),
                 };
                 match settled {
-                    Ok(None) => {}
+                    Ok(None) => answered.push((question.stream, bytes)),
                     Ok(Some(reason)) => must_wait = Some(reason),
                     Err(other) => {
                         self.scan.unanswered(question.stream);
@@ -264,19 +295,31 @@ impl ElasticScan {
             if let Some(failure) = failure {
                 return Err(failure);
             }
-            match must_wait {
-                None => return Ok(()),
-                Some(_) if Instant::now() + pause < deadline => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
-                }
-                Some(reason) => return Err(reason),
+            if !answered.is_empty() {
+                patience = Patience::default();
             }
+            for (stream, bytes) in answered {
+                if let Some(bytes) = bytes {
+                    self.ask_ahead(stream, bytes);
+                }
+            }
+            let Some(reason) = must_wait else {
+                return Ok(());
+            };
+            // What is here can be delivered meanwhile.
+            if self.scan.peek().is_some() {
+                return Ok(());
+            }
+            if patience.ends(Instant::now() + pause) {
+                return Err(reason);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
-    async fn ask_all(&mut self, questions: Vec<Question>) -> Vec<(Question, Result<Ask, Failure>)> {
-        let asker = Arc::new(Asker {
+    fn asker(&self) -> Arc<Asker> {
+        Arc::new(Asker {
             router: self.router.clone(),
             command: self.command.clone(),
             base: self.scan.base().clone(),
@@ -284,7 +327,11 @@ impl ElasticScan {
             limit: self.scan.wanted_results(),
             not_before: self.not_before,
             begun: self.begun,
-        });
+        })
+    }
+
+    async fn ask_all(&mut self, questions: Vec<Question>) -> Vec<(Question, Result<Ask, Failure>)> {
+        let asker = self.asker();
         let with_cursor: Vec<(Question, Option<OpenCursor>)> = questions
             .into_iter()
             .map(|question| {
@@ -468,7 +515,7 @@ impl ElasticScan {
     async fn fill_from(&mut self, batch: &mut Batch) -> Result<bool, Failure> {
         loop {
             // The end is told with the last batch where it is known already.
-            if batch.is_full() {
+            if batch.is_full() || (self.command.passes && batch.is_ample()) {
                 return Ok(self.scan.has_ended());
             }
             let Some(entry) = self.scan.peek() else {
@@ -500,7 +547,9 @@ impl ElasticScan {
 
     /// What is open on shards; the scan ends.
     pub(crate) fn take_open(&mut self) -> Vec<OpenCursor> {
-        self.cursors.drain(..).flatten().collect()
+        let mut open: Vec<OpenCursor> = self.cursors.drain(..).flatten().collect();
+        open.extend(self.take_ahead());
+        open
     }
 
     pub(crate) fn namespace(&self) -> &Namespace {
@@ -544,8 +593,13 @@ impl Merge for ElasticScan {
 
     fn describe(&self, cursor: &mut DocWriter) {
         let base = self.scan.base();
+        let uuid = ValueRef::Binary {
+            subtype: 4,
+            bytes: &base.uuid.0,
+        };
         cursor
             .begin_document("elasticScan")
+            .append("collectionUUID", uuid)
             .begin_document("baseVersion");
         base.version().append_to(cursor);
         cursor.end().begin_array("streams");
@@ -564,6 +618,10 @@ impl Merge for ElasticScan {
             if let Some(ranges) = stream.ranges {
                 cursor.append("ranges", ranges.iter().len() as i32);
             }
+            if let Reached::Behind(place) = stream.reached {
+                let bytes = place.as_slice();
+                cursor.append("position", ValueRef::Binary { subtype: 0, bytes });
+            }
             cursor.end();
         }
         cursor.end().end();
@@ -572,3 +630,19 @@ impl Merge for ElasticScan {
 
 /// The field of a resume token.
 pub(crate) const TOKEN: &str = "terndbScan";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ⚑ A shard that sorts or groups for minutes beside one whose range has moved is no reason to give up.
+    #[test]
+    fn patience_begins_when_nobody_answers() {
+        let mut patience = Patience::default();
+        // The others have answered after an hour, and one has to be asked again.
+        let begins = Instant::now() + Duration::from_secs(3600);
+        assert!(!patience.ends(begins));
+        assert!(!patience.ends(begins + PATIENCE / 2));
+        assert!(patience.ends(begins + PATIENCE));
+    }
+}

@@ -4,6 +4,7 @@ use super::world::{Fault, World, bird, key};
 use super::{find, int, plain, run};
 use model::bson::{DocBuf, DocWriter, ValueRef};
 use model::error::Code;
+use model::time::ClusterTime;
 
 /// One batch: its keys, and the cursor.
 fn batch(reply: &DocBuf) -> (Vec<i32>, i64) {
@@ -223,6 +224,82 @@ fn inserts_and_deletes_between_batches() {
     });
 }
 
+/// ⚑ Whatever is asked behind an answer is read at or after it, also before the client has seen anything: a
+/// member that lags behind would answer for a range as it was before it went away from there.
+#[test]
+fn who_is_asked_later_reads_later() {
+    run(async {
+        let world = full_world().await;
+        // The router does not know yet that b's range is c's.
+        world.move_b_to_c();
+        *world.shards["b"].time.lock() = Some(ClusterTime::new(70, 1));
+        *world.shards["a"].time.lock() = Some(ClusterTime::new(60, 1));
+        world.asked("c");
+        // All of them have to answer before the first document is delivered.
+        let first = find().with("batchSize", 1).with("sort", &by_rank());
+        let found = batch(&world.run(first.finish()).await);
+        let rest = read_on(&world, found).await;
+        assert_eq!(rest, (0..30).collect::<Vec<_>>());
+        let opened: Vec<DocBuf> = (world.shards["c"].asked.lock().iter())
+            .filter(|asked| asked.get("find").is_some())
+            .cloned()
+            .collect();
+        assert!(opened.len() > 1, "{opened:?}");
+        let floor = |asked: &DocBuf| {
+            let concern = asked.as_doc().get_doc("readConcern");
+            let floor = concern.and_then(|concern| concern.get("afterClusterTime"));
+            crate::config::time_of(floor)
+        };
+        let named = |asked: &&DocBuf| {
+            let part = asked.as_doc().get_doc("_terndbScan");
+            part.is_some_and(|part| part.get("ranges").is_some())
+        };
+        for asked in opened.iter().filter(named) {
+            assert!(floor(asked) >= Some(ClusterTime::new(60, 1)), "{asked:?}");
+        }
+    });
+}
+
+/// All of a cursor, in order.
+async fn read_on(world: &World, first: (Vec<i32>, i64)) -> Vec<i32> {
+    let (mut found, mut id) = first;
+    while id != 0 {
+        let (keys, next) = batch(&world.run(more(id)).await);
+        found.extend(keys);
+        id = next;
+    }
+    found.sort_unstable();
+    found
+}
+
+/// What is asked ahead is on its way before the client asks; the shard's cursor goes with the client's.
+#[test]
+fn batches_are_asked_for_ahead() {
+    run(async {
+        let world = full_world().await;
+        let (_, id) = batch(&world.run(find().with("batchSize", 2).finish()).await);
+        world.asked("a");
+        // From the second batch on that a shard's cursor has answered.
+        let (_, id) = batch(&world.run(more(id)).await);
+        let (_, id) = batch(&world.run(more(id)).await);
+        until(|| world.asked_names("a").len() >= 3).await;
+        assert_eq!(world.asked_names("a"), ["getMore"; 3]);
+        let killed = DocWriter::new().with("killCursors", "birds");
+        let mut killed = killed.with("$db", "test");
+        killed.begin_array("cursors").push(id).end();
+        world.run(killed.finish()).await;
+        assert!(world.asked_names("a").contains(&"killCursors".to_owned()));
+        assert!(world.asked_names("b").contains(&"killCursors".to_owned()));
+    });
+}
+
+/// Waits until something holds.
+async fn until(holds: impl Fn() -> bool) {
+    while !holds() {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// The token of a reply, if it has one.
 fn token(reply: &DocBuf) -> Option<DocBuf> {
     let cursor = reply.as_doc().get_doc("cursor").expect("a cursor");
@@ -292,7 +369,9 @@ fn cursors_are_shown_with_their_streams() {
             .append("$db", "admin");
         let reply = world.run(ask.finish()).await;
         let shown = format!("{reply:?}");
-        assert!(shown.contains("elasticScan: {baseVersion"), "{shown}");
+        assert!(shown.contains("elasticScan: {collectionUUID"), "{shown}");
+        assert!(shown.contains("baseVersion: {"), "{shown}");
+        assert!(shown.contains("position: "), "{shown}");
         assert!(shown.contains("shard: \"c\", virtual: true"), "{shown}");
     });
 }

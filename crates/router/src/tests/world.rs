@@ -233,6 +233,8 @@ pub(super) struct FakeShard {
     pub(super) cursors: Mutex<HashMap<i64, VecDeque<DocBuf>>>,
     pub(super) faults: Mutex<VecDeque<Fault>>,
     pub(super) asked: Mutex<Vec<DocBuf>>,
+    /// What it says its replies show.
+    pub(super) time: Mutex<Option<ClusterTime>>,
 }
 
 impl FakeShard {
@@ -441,11 +443,11 @@ impl FakeShard {
             version(*self.major.lock()).append_to(&mut writer);
             writer.end().end();
         }
-        writer
-            .append("id", id)
-            .append("ns", "test.birds")
-            .end()
-            .append("ok", 1.0);
+        writer.append("id", id).append("ns", "test.birds").end();
+        if let Some(time) = *self.time.lock() {
+            writer.append("operationTime", time);
+        }
+        writer.append("ok", 1.0);
         Reply::from_writer(writer)
     }
 }
@@ -538,6 +540,7 @@ impl World {
                     cursors: Mutex::default(),
                     faults: Mutex::default(),
                     asked: Mutex::default(),
+                    time: Mutex::default(),
                 };
                 (*name, Arc::new(shard))
             })
@@ -672,7 +675,13 @@ impl World {
 
     /// Commands that a shard was asked, by name, and forgets them.
     pub(super) fn asked(&self, shard: &str) -> Vec<String> {
-        let asked = std::mem::take(&mut *self.shards[shard].asked.lock());
+        let names = self.asked_names(shard);
+        self.shards[shard].asked.lock().clear();
+        names
+    }
+
+    pub(super) fn asked_names(&self, shard: &str) -> Vec<String> {
+        let asked = self.shards[shard].asked.lock();
         let name = |doc: &DocBuf| doc.as_doc().first().expect("a command").key().to_owned();
         asked.iter().map(name).collect()
     }

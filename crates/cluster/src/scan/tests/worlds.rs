@@ -19,6 +19,10 @@ enum Event {
         from: usize,
         to: usize,
     },
+    /// A chunk is split, or chunks are merged: nothing moves, but the version says another thing.
+    Split {
+        shard: usize,
+    },
     Insert {
         id: u32,
         slot: usize,
@@ -63,6 +67,11 @@ struct Run {
     /// Documents that were there all the time, unchanged.
     throughout: BTreeSet<u32>,
     batch_max: usize,
+    /// Shards whose version is not the base placement's any more.
+    changed: BTreeSet<&'static str>,
+    /// Whether streams are asked ahead, and what they answered at that time.
+    asks_ahead: bool,
+    ahead: Vec<(StreamId, Batch<u32>)>,
 }
 
 impl Run {
@@ -76,19 +85,37 @@ impl Run {
             order,
             found: Vec::new(),
             batch_max,
+            changed: BTreeSet::new(),
+            asks_ahead: false,
+            ahead: Vec::new(),
         }
+    }
+
+    fn asking_ahead(mut self) -> Self {
+        self.asks_ahead = true;
+        self
+    }
+
+    /// A range goes to a shard; both shards have another version then.
+    fn relocate(&mut self, slot: usize, to: usize) {
+        let owner = &mut self.world.owners[slot];
+        self.changed.extend([*owner, SHARDS[to]]);
+        *owner = SHARDS[to];
     }
 
     fn happen(&mut self, event: Event) {
         let slots = self.world.owners.len();
         match event {
-            Event::Move { slot, to } => self.world.owners[slot % slots] = SHARDS[to],
+            Event::Move { slot, to } => self.relocate(slot % slots, to),
             Event::Drain { from, to } => {
-                for owner in &mut self.world.owners {
-                    if *owner == SHARDS[from] {
-                        *owner = SHARDS[to];
+                for slot in 0..slots {
+                    if self.world.owners[slot] == SHARDS[from] {
+                        self.relocate(slot, to);
                     }
                 }
+            }
+            Event::Split { shard } => {
+                self.changed.insert(SHARDS[shard]);
             }
             Event::Insert { id, slot, position } => {
                 let document = Document {
@@ -125,27 +152,59 @@ impl Run {
                 for question in self.scan.questions() {
                     self.scan.unanswered(question.stream);
                 }
+                for (stream, _) in self.ahead.drain(..) {
+                    self.scan.unanswered(stream);
+                }
             }
             Event::Resume => {
                 if let Some(token) = self.scan.token(ClusterTime::ZERO) {
                     let token = ScanToken::decode(&token.encode()).unwrap();
                     let base = Arc::new(self.base.clone());
+                    assert!(token.is_told_by(&base));
                     self.scan = Scan::resume(token, base, everything()).unwrap();
+                    self.ahead.clear();
                 }
             }
         }
     }
 
+    /// What a shard says to a question; `None` if it has another version than the base placement.
+    fn serve(&self, question: &Question) -> Option<Batch<u32>> {
+        let is_stale = self.changed.contains(question.shard.as_str());
+        match question.asked == Asked::AsInBase && is_stale {
+            true => None,
+            false => Some(self.world.serve(question, &self.base, self.batch_max)),
+        }
+    }
+
     /// One question answered, and all delivered that can be, but for `held_back`.
     fn step(&mut self, chosen: usize, held_back: usize) -> bool {
+        let awaited = self.scan.awaited();
+        let is_awaited = |(stream, _): &mut (StreamId, Batch<u32>)| awaited.contains(stream);
+        for (stream, batch) in self.ahead.extract_if(.., is_awaited).collect::<Vec<_>>() {
+            self.scan.answered(stream, batch).unwrap();
+        }
         let mut questions = self.scan.questions();
         if !questions.is_empty() {
             let question = questions.remove(chosen % questions.len());
             for other in questions {
                 self.scan.unanswered(other.stream);
             }
-            let batch = self.world.serve(&question, &self.base, self.batch_max);
-            self.scan.answered(question.stream, batch).unwrap();
+            match self.serve(&question) {
+                Some(batch) => self.scan.answered(question.stream, batch).unwrap(),
+                None => self.scan.name_ranges(question.stream),
+            }
+        }
+        if self.asks_ahead {
+            let streams: Vec<StreamId> = self.scan.streams().map(|stream| stream.id).collect();
+            for stream in streams {
+                let question = self.scan.ask_ahead(stream);
+                match question.map(|question| self.serve(&question)) {
+                    None => {}
+                    Some(Some(batch)) => self.ahead.push((stream, batch)),
+                    Some(None) => self.scan.name_ranges(stream),
+                }
+            }
         }
         for _ in 0..self.batch_max.saturating_sub(held_back).max(1) {
             let delivered = self.scan.deliver();
@@ -228,6 +287,8 @@ fn small_events() -> Vec<Vec<Event>> {
     events.push(vec![Event::Move { slot: 1, to: 0 }]);
     events.push(vec![Event::Drain { from: 0, to: 2 }]);
     events.push(vec![Event::Drain { from: 1, to: 0 }]);
+    events.push(vec![Event::Split { shard: 0 }]);
+    events.push(vec![Event::Split { shard: 1 }]);
     let insert = |id, slot, position| Event::Insert { id, slot, position };
     events.push(vec![insert(8, 0, 15), insert(9, 7, 45)]);
     events.push(vec![Event::Delete { id: 2 }, Event::Touch { id: 0 }]);
@@ -263,8 +324,10 @@ fn all_from(run: &Run, depth: usize, events: &[Vec<Event>]) -> Result<usize, Str
 fn all_small_worlds() {
     let events = small_events();
     for order in [Order::Sorted, Order::Unsorted] {
-        for (batch_max, depth) in [(1, 3), (2, 2)] {
-            let run = Run::new(small_world(Emission::First), order, batch_max);
+        let worlds = [(1, 3, false), (2, 2, false), (1, 2, true), (2, 2, true)];
+        for (batch_max, depth, ahead) in worlds {
+            let mut run = Run::new(small_world(Emission::First), order, batch_max);
+            run.asks_ahead = ahead;
             let runs = all_from(&run, depth, &events).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(runs, (events.len() + 1).pow(depth as u32));
         }
@@ -288,7 +351,7 @@ fn a_document_comes_at_its_first_entry_only() {
 fn ranges_that_never_rest_are_scanned_once() {
     for order in [Order::Sorted, Order::Unsorted] {
         let documents: Vec<(usize, u8)> = (0..60).map(|id| (id % 4, id as u8)).collect();
-        let mut run = Run::new(world(&[0, 1, 2, 0], &documents), order, 1);
+        let mut run = Run::new(world(&[0, 1, 2, 0], &documents), order, 1).asking_ahead();
         for round in 0.. {
             // Time for a question and its answer, or nobody would ever find anything.
             if round % 3 == 0 {
@@ -310,6 +373,7 @@ fn events() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => (0usize..8, 0usize..3).prop_map(|(slot, to)| Event::Move { slot, to }),
         1 => (0usize..3, 0usize..3).prop_map(|(from, to)| Event::Drain { from, to }),
+        1 => (0usize..3).prop_map(|shard| Event::Split { shard }),
         1 => (40u32..60, 0usize..8, any::<u8>())
             .prop_map(|(id, slot, position)| Event::Insert { id, slot, position }),
         1 => (0u32..60).prop_map(|id| Event::Delete { id }),
@@ -327,6 +391,7 @@ proptest! {
     #[test]
     fn large_worlds(
         sorted in any::<bool>(),
+        ahead in any::<bool>(),
         owners in prop::collection::vec(0usize..3, 1..8),
         documents in prop::collection::vec((0usize..8, any::<u8>()), 0..40),
         happenings in prop::collection::vec((events(), 0usize..4, 0usize..3), 0..60),
@@ -334,6 +399,7 @@ proptest! {
     ) {
         let order = if sorted { Order::Sorted } else { Order::Unsorted };
         let mut run = Run::new(world(&owners, &documents), order, batch_max);
+        run.asks_ahead = ahead;
         for (event, chosen, held_back) in happenings {
             run.step(chosen, held_back);
             run.happen(event);
@@ -347,11 +413,13 @@ proptest! {
         owners in prop::collection::vec(0usize..3, 1..8),
         documents in prop::collection::vec((0usize..8, any::<u8>()), 0..40),
         moves in prop::collection::vec((0usize..8, 0usize..3, any::<bool>()), 0..20),
+        ahead in any::<bool>(),
         skip in 0u64..20,
         limit in prop::option::of(1u64..20),
     ) {
         let mut run = Run::new(world(&owners, &documents), Order::Sorted, 3);
         run.scan = begin(&run.world, Order::Sorted).with_window(skip, limit);
+        run.asks_ahead = ahead;
         let mut expected: Vec<(Position, u32)> = run
             .world
             .documents

@@ -1,0 +1,123 @@
+//! Asking ahead: the next batch of a stream is on its way while the one before is delivered.
+//!
+//! ```text
+//!   client  ── getMore ─►            ◄─ batch 2 ── getMore ─►  ◄─ batch 3
+//!   router       │ getMore ─►  ◄─ batch 2 │ getMore ─►              ◄─ batch 3
+//!   shard        └─────────── reads ──────┘└──────── reads ─────────┘
+//! ```
+//!
+//! A question is asked ahead when a stream has answered one on its open cursor with a batch that weighs
+//! something: whoever reads so much reads on, and small results stay as they are without. It is the
+//! question that would be asked later, so its answer is as good; it shows a moment that is a little earlier,
+//! as what is buffered here does in any case.
+//!
+//! Memory is bounded: one batch for each stream, and [`AHEAD_BYTES_MAX`] for all scans of a router, counted
+//! by what the batch before weighed. Where that is used up nothing is asked ahead.
+//!
+//! A scan that ends meanwhile kills the shard's cursor, which it knows, and leaves the answer to nobody.
+
+use super::asking::{Ask, OpenCursor};
+use super::{ElasticScan, ScanCounters};
+use crate::Router;
+use crate::failure::Failure;
+use cluster::scan::{Question, StreamId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::task::JoinHandle;
+
+/// Behind a batch of less than this nothing is asked ahead.
+const AHEAD_BYTES_MIN: usize = if cfg!(test) { 1 } else { 64 << 10 };
+/// What all scans of a router may expect.
+const AHEAD_BYTES_MAX: usize = 128 << 20;
+
+/// A question that was asked before its answer is needed.
+pub(super) struct Ahead {
+    task: JoinHandle<(Question, Result<Ask, Failure>)>,
+    cursor: OpenCursor,
+    _room: Room,
+}
+
+/// A part of the memory for what is asked ahead, until this is dropped.
+struct Room {
+    router: Arc<Router>,
+    bytes: usize,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let expected = &self.router.scans.bytes_ahead;
+        expected.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Room {
+    fn take(router: &Arc<Router>, bytes: usize) -> Option<Room> {
+        let room = Room {
+            router: router.clone(),
+            bytes,
+        };
+        let ScanCounters { bytes_ahead, .. } = &router.scans;
+        let before = bytes_ahead.fetch_add(bytes, Ordering::Relaxed);
+        // What is too much is given back as it is dropped.
+        (before + bytes <= AHEAD_BYTES_MAX).then_some(room)
+    }
+}
+
+impl ElasticScan {
+    /// Asks a stream for its next batch, if it is to be asked ahead; its last one weighed so much.
+    pub(super) fn ask_ahead(&mut self, stream: StreamId, bytes: usize) {
+        let at = stream.index();
+        if bytes < AHEAD_BYTES_MIN {
+            return;
+        }
+        let Some(cursor) = self.cursors.get(at).and_then(Option::as_ref).cloned() else {
+            return;
+        };
+        let Some(room) = Room::take(&self.router, bytes) else {
+            return;
+        };
+        let Some(question) = self.scan.ask_ahead(stream) else {
+            return;
+        };
+        self.cursors[at] = None;
+        let (asker, open) = (self.asker(), cursor.clone());
+        let task = tokio::spawn(async move {
+            let answer = asker.ask(&question, Some(open)).await;
+            (question, answer)
+        });
+        if self.ahead.len() <= at {
+            self.ahead.resize_with(at + 1, || None);
+        }
+        self.ahead[at] = Some(Ahead {
+            task,
+            cursor,
+            _room: room,
+        });
+        let counter = &self.router.scans.asked_ahead;
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The answers that were asked for ahead and are needed by now.
+    pub(super) async fn awaited(&mut self) -> Vec<(Question, Result<Ask, Failure>)> {
+        let mut answers = Vec::new();
+        for stream in self.scan.awaited() {
+            let ahead = self.ahead.get_mut(stream.index()).and_then(Option::take);
+            let answer = match ahead {
+                Some(ahead) => ahead.task.await.ok(),
+                None => None,
+            };
+            match answer {
+                Some(answer) => answers.push(answer),
+                // It panicked, or nobody asked: it is asked again.
+                None => self.scan.unanswered(stream),
+            }
+        }
+        answers
+    }
+
+    /// The cursors on which questions are under way.
+    pub(super) fn take_ahead(&mut self) -> impl Iterator<Item = OpenCursor> {
+        let ahead = self.ahead.drain(..).flatten();
+        ahead.map(|ahead| ahead.cursor)
+    }
+}
