@@ -3,7 +3,8 @@
 //! Every time given is greater than every time given or observed before, and at
 //! least the wall clock's second. While the wall clock moves, times follow it; if
 //! it stands still or jumps back, only the increment (and at its end the second)
-//! goes on. A time from outside pushes the clock, but not further ahead of the
+//! goes on. An entry may take several times that follow each other, all of one
+//! second, and is named by the last of them. A time from outside pushes the clock, but not further ahead of the
 //! wall clock than a bound: otherwise one client could use up all of time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -59,16 +60,20 @@ impl HybridClock {
         self.latest
     }
 
-    /// The time for the next entry, or `None` at the end of time. The clock moves
-    /// only when that entry is accepted, with [`Self::advance`].
-    pub fn next(&self, wall_ms: i64) -> Option<ClusterTime> {
+    /// The last of the `count` times for the next entry, or `None` at the end of
+    /// time. The clock moves only when that entry is accepted, with [`Self::advance`].
+    pub fn next(&self, wall_ms: i64, count: u32) -> Option<ClusterTime> {
+        let count = count.max(1);
         let wall = wall_seconds(wall_ms);
         if wall > self.latest.seconds() {
-            return Some(ClusterTime::new(wall, 1));
+            return Some(ClusterTime::new(wall, count));
         }
-        match self.latest.increment().checked_add(1) {
+        match self.latest.increment().checked_add(count) {
             Some(increment) => Some(ClusterTime::new(self.latest.seconds(), increment)),
-            None => Some(ClusterTime::new(self.latest.seconds().checked_add(1)?, 1)),
+            None => Some(ClusterTime::new(
+                self.latest.seconds().checked_add(1)?,
+                count,
+            )),
         }
     }
 
@@ -98,14 +103,15 @@ mod tests {
 
     #[test]
     fn the_next_time_is_later_and_not_behind_the_wall() {
-        let check = |latest: (u32, u32), wall_ms: i64, expected: Option<(u32, u32)>| {
+        let several = |latest: (u32, u32), wall_ms, count, expected: Option<(u32, u32)>| {
             let clock = HybridClock::new(ClusterTime::new(latest.0, latest.1), 10);
             assert_eq!(
-                clock.next(wall_ms),
+                clock.next(wall_ms, count),
                 expected.map(|(seconds, increment)| ClusterTime::new(seconds, increment)),
-                "after {latest:?} at {wall_ms} ms"
+                "{count} after {latest:?} at {wall_ms} ms"
             );
         };
+        let check = |latest, wall_ms, expected| several(latest, wall_ms, 1, expected);
         check((0, 0), 5_999, Some((5, 1)));
         check((5, 1), 5_999, Some((5, 2)));
         check((5, 7), 6_000, Some((6, 1)));
@@ -113,6 +119,10 @@ mod tests {
         check((9, u32::MAX), 6_000, Some((10, 1)));
         check((0, 0), -1, Some((0, 1)));
         check((u32::MAX, u32::MAX), 0, None);
+        several((5, 7), 6_000, 3, Some((6, 3)));
+        several((5, 7), 5_000, 3, Some((5, 10)));
+        several((5, u32::MAX - 2), 5_000, 3, Some((6, 3)));
+        several((u32::MAX, u32::MAX - 2), 0, 3, None);
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl<S: StateMachine> Group<S> {
         let (given, answered) = self
             .handle
             .shared
-            .propose(None, durability, payload, build)?;
+            .propose(None, durability, 1, payload, build)?;
         Ok(Pending { given, answered })
     }
 
@@ -172,10 +172,23 @@ impl<S: StateMachine> Group<S> {
         payload: Vec<u8>,
         build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> S::Companion,
     ) -> Result<Pending, ProposeError> {
-        let (given, answered) =
-            self.handle
-                .shared
-                .propose(Some(term), durability, payload, build)?;
+        self.propose_several(Some(term), durability, 1, payload, build)
+    }
+
+    /// The same for an entry that takes so many times, of which its own is the last. The
+    /// others are times of its second, right before it, and no other entry's.
+    pub fn propose_several(
+        &self,
+        term: Option<Term>,
+        durability: Durability,
+        times: u32,
+        payload: Vec<u8>,
+        build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> S::Companion,
+    ) -> Result<Pending, ProposeError> {
+        let (given, answered) = self
+            .handle
+            .shared
+            .propose(term, durability, times, payload, build)?;
         Ok(Pending { given, answered })
     }
 

@@ -160,6 +160,7 @@ impl<C> Shared<C> {
         &self,
         evaluated_in: Option<Term>,
         durability: Durability,
+        times: u32,
         mut payload: Vec<u8>,
         build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> C,
     ) -> Result<(Applied, oneshot::Receiver<Result<Applied, ProposeError>>), ProposeError> {
@@ -177,7 +178,7 @@ impl<C> Shared<C> {
         if !self.has_room(&sequencer) {
             return Err(ProposeError::Busy);
         }
-        let (term, position, time) = self.next(&sequencer, wall_ms)?;
+        let (term, position, time) = self.next(&sequencer, wall_ms, times)?;
         // Nothing has moved yet: a closure that panics leaves no trace here. Nothing
         // is refused from here on: what it published comes.
         let companion = build(&mut payload, position, time);
@@ -208,7 +209,7 @@ impl<C> Shared<C> {
         let mut sequencer = self.sequencer.lock();
         self.check_open(&sequencer)?;
         check_leads(&sequencer, None)?;
-        let (term, position, time) = self.next(&sequencer, wall_ms)?;
+        let (term, position, time) = self.next(&sequencer, wall_ms, 1)?;
         let proposal = Proposal {
             entry: Entry {
                 position,
@@ -229,13 +230,14 @@ impl<C> Shared<C> {
         &self,
         sequencer: &Sequencer<C>,
         wall_ms: i64,
+        times: u32,
     ) -> Result<(Term, LogPosition, ClusterTime), ProposeError> {
         let Lead::Leading { term } = sequencer.lead else {
             return Err(ProposeError::NotLeader { leader: None });
         };
         let time = sequencer
             .clock
-            .next(wall_ms)
+            .next(wall_ms, times)
             .ok_or(ProposeError::TimeExhausted)?;
         Ok((term, sequencer.last.next(), time))
     }

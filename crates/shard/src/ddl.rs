@@ -503,8 +503,10 @@ impl Shard {
         telling: Telling,
         encode: impl Fn(&mut Encoder<'_>),
     ) -> Result<(), Error> {
+        let times = commands.count();
         let commands = commands.finish();
         let header = Header {
+            times: (times > 1).then_some(times),
             command: Some(commands.as_bytes()),
             origin: match telling {
                 Telling::Aloud => None,
@@ -520,6 +522,7 @@ impl Shard {
         header: Header<'_>,
         encode: impl Fn(&mut Encoder<'_>),
     ) -> Result<(), Error> {
+        let times = header.times.unwrap_or(1);
         loop {
             let mut payload = Vec::new();
             let mut encoder = Encoder::with_header(&mut payload, header);
@@ -527,9 +530,11 @@ impl Shard {
             if let Some(time) = self.sharding.config_time.to_store() {
                 encoder.put_meta(CONFIG_TIME_KEY, time.as_bytes());
             }
-            let proposed = self
-                .log
-                .propose(Durability::Synced, payload, |_, _, _| Companion::empty());
+            let proposed =
+                self.log
+                    .propose_several(None, Durability::Synced, times, payload, |_, _, _| {
+                        Companion::empty()
+                    });
             match proposed {
                 Ok(pending) => {
                     pending.await.map_err(crate::error::from_log)?;

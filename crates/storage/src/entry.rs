@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  payload   [version 1 = 2][header field]* [0] [operation]*          to the end of the payload
-//!  header    [1 session | 2 origin | 3 command | 4 names | 5 unseen since][length varint][bytes]
+//!  header    [1 session | 2 origin | 3 command | 4 names | 5 unseen since | 6 times][length varint][bytes]
 //!                                                                     in this order, each at most once
 //!  names     [collection][uuid 16][flags 1][namespace][shard key]     one after the other to the end
 //!
@@ -32,6 +32,9 @@
 //! since the time in the header (seconds in 4 bytes, increment in 4 bytes): members whose
 //! history begins at that time or later do not put it into history, and do not look it up.
 //!
+//! An entry with *times* (a varint) has taken so many times in the log, of which its own is the
+//! last: readers may tell its operations apart by them.
+//!
 //! Ids are varints; keys, documents, fields and type bits are a varint length and
 //! the bytes. The length of the whole payload and its checksum belong to the log.
 //!
@@ -54,6 +57,7 @@ const HEADER_ORIGIN: u8 = 2;
 const HEADER_COMMAND: u8 = 3;
 const HEADER_NAMES: u8 = 4;
 const HEADER_UNSEEN_SINCE: u8 = 5;
+const HEADER_TIMES: u8 = 6;
 
 const PUT_RECORD: u8 = 1;
 const DELETE_RECORD: u8 = 2;
@@ -180,6 +184,12 @@ impl<'o> Encoder<'o> {
         if let Some(time) = header.unseen_since {
             out.push(HEADER_UNSEEN_SINCE);
             put_bytes(out, &layout::time_bytes(time));
+        }
+        if let Some(times) = header.times {
+            let mut bytes = Vec::with_capacity(5);
+            put(&mut bytes, u64::from(times));
+            out.push(HEADER_TIMES);
+            put_bytes(out, &bytes);
         }
         out.push(HEADER_END);
         Self { out }
@@ -315,6 +325,8 @@ pub struct Header<'a> {
     pub names: Option<Names<'a>>,
     /// Reads at this time and later do not see the records that the entry forgets.
     pub unseen_since: Option<ClusterTime>,
+    /// How many times the entry has taken in the log, if more than its own.
+    pub times: Option<u32>,
 }
 
 /// The identity of collections at the time of an entry.
@@ -449,6 +461,12 @@ impl<'a> Entry<'a> {
                     header.unseen_since = Some(time);
                 }
                 HEADER_UNSEEN_SINCE => return Err("unseen since"),
+                HEADER_TIMES => {
+                    let mut rest = bytes;
+                    let times = take(&mut rest).filter(|_| rest.is_empty());
+                    let times = times.and_then(|times| u32::try_from(times).ok());
+                    header.times = Some(times.ok_or("times")?);
+                }
                 _ => return Err("unknown header field"),
             }
         }

@@ -55,11 +55,13 @@ impl VirtualCollection for Oplog {
             ScanDirection::Forward => Box::new(Forward {
                 reached: start,
                 read: VecDeque::new(),
+                shown: VecDeque::new(),
             }),
             ScanDirection::Backward => Box::new(Backward {
                 start,
                 next: log.last_applied(),
                 read: Vec::new(),
+                shown: Vec::new(),
             }),
         })
     }
@@ -87,9 +89,10 @@ impl VirtualCollection for Oplog {
 
     fn refusal(&self, command: &str) -> Error {
         match command {
-            "drop" => Error::new(
+            "drop" => Error::location(5255000, "can't drop live oplog while replicating"),
+            "renameCollection" => Error::new(
                 Code::ILLEGAL_OPERATION,
-                "can't drop live oplog while replicating",
+                "can't rename live oplog while replicating, nor to its name",
             ),
             _ => Error::new(Code::INVALID_NAMESPACE, "cannot write to 'local.oplog.rs'"),
         }
@@ -140,11 +143,16 @@ fn unreadable(error: ReadError) -> Error {
 struct Forward {
     reached: LogPosition,
     read: VecDeque<Entry>,
+    /// What is left of the entry at `reached`.
+    shown: VecDeque<DocBuf>,
 }
 
 impl VirtualSource for Forward {
     fn next(&mut self, shard: &Shard) -> Result<Option<DocBuf>, Error> {
         loop {
+            if let Some(document) = self.shown.pop_front() {
+                return Ok(Some(document));
+            }
             if self.read.is_empty() {
                 let entries = shard.log.read(self.reached, READ_BYTES);
                 self.read = entries.map_err(unreadable)?.into();
@@ -153,9 +161,7 @@ impl VirtualSource for Forward {
                 return Ok(None);
             };
             self.reached = entry.position;
-            if let Some(document) = view::document(&entry)? {
-                return Ok(Some(document));
-            }
+            self.shown = view::documents(&entry)?.into();
         }
     }
 }
@@ -166,11 +172,16 @@ struct Backward {
     next: LogPosition,
     /// Entries up to `next`, oldest first.
     read: Vec<Entry>,
+    /// What is left of the entry behind `next`, oldest first.
+    shown: Vec<DocBuf>,
 }
 
 impl VirtualSource for Backward {
     fn next(&mut self, shard: &Shard) -> Result<Option<DocBuf>, Error> {
         loop {
+            if let Some(document) = self.shown.pop() {
+                return Ok(Some(document));
+            }
             let Some(entry) = self.read.pop() else {
                 if self.next <= self.start {
                     return Ok(None);
@@ -179,9 +190,7 @@ impl VirtualSource for Backward {
                 continue;
             };
             self.next = entry.position.previous();
-            if let Some(document) = view::document(&entry)? {
-                return Ok(Some(document));
-            }
+            self.shown = view::documents(&entry)?;
         }
     }
 }

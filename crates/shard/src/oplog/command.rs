@@ -14,6 +14,7 @@ use std::sync::Arc;
 /// The commands of one entry.
 pub(crate) struct Commands {
     writer: DocWriter,
+    count: u32,
 }
 
 pub(crate) fn uuid_value(uuid: &Uuid) -> ValueRef<'_> {
@@ -27,7 +28,11 @@ impl Commands {
     pub(crate) fn new() -> Self {
         let mut writer = DocWriter::new();
         writer.begin_array("ops");
-        Self { writer }
+        Self { writer, count: 0 }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count
     }
 
     pub(crate) fn finish(mut self) -> DocBuf {
@@ -42,6 +47,7 @@ impl Commands {
         command: &DocBuf,
         before: Option<&DocBuf>,
     ) -> Self {
+        self.count += 1;
         self.writer
             .push_document()
             .append("ns", format!("{database}.$cmd").as_str());

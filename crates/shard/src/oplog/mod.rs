@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `command.rs` | commands for entries that change the catalog |
 //! | `operation.rs` | what an entry did, read back from its payload |
-//! | `view.rs` | an entry as a document of `local.oplog.rs` |
+//! | `view.rs` | an entry as documents of `local.oplog.rs` |
 //! | `collection.rs` | `local.oplog.rs` itself, a virtual collection |
 //!
 //! Entries say everything themselves: names and ids of collections as they were,

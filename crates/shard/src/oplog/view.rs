@@ -1,80 +1,139 @@
-//! One entry of the log as a document of `local.oplog.rs`.
+//! One entry of the log as documents of `local.oplog.rs`.
 //!
 //! ```text
-//!   one operation        {lsid, txnNumber, op, ns, ui, o, o2, stmtId, ts, t, v, wall, prevOpTime}
-//!   several operations   op: "c", ns: "admin.$cmd", o: {applyOps: [{op, ns, ui, o, o2}, ..]}
-//!   none                 no document: an index build's entries, say
+//!   an operation   {lsid, txnNumber, op, ns, ui, o, o2, stmtId, ts, t, v, wall, prevOpTime}
+//!   several        one document for each, if the entry has taken as many times, else
+//!                  op: "c", ns: "admin.$cmd", o: {applyOps: [{op, ns, ui, o, o2}, ..]}
+//!   none           no document: an index build's entries, say
 //! ```
 //!
-//! An entry has one time, so it is one document: `ts` names exactly one, and a
-//! reader that goes on after a `ts` misses nothing. MongoDB writes operations of
-//! one transaction in the same way, and its tools take them apart.
+//! ⚑ `ts` names exactly one document, and a reader that goes on after a `ts` misses nothing: an
+//! entry whose operations are told apart has taken a time for each of them, of which the last one
+//! is its own, so what is behind a time stands in the first entry that is not before it. Entries
+//! that change several collections at once have one time, and so has what moves bring;
+//! MongoDB writes operations of one transaction in that way, and its tools take them apart.
+//!
+//! Entries from before a set's first leader have no time. They are not shown.
 
 use super::operation::{Logged, SessionHeader, malformed, operations};
 use model::Error;
-use model::bson::{Doc, DocBuf, DocWriter, Timestamp, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::time::ClusterTime;
 use replication::{Entry, EntryKind};
 use storage::entry::Name;
 
 /// MongoDB's version of the shape.
 const VERSION: i64 = 2;
 
-/// The document of an entry, if it has one.
-pub(super) fn document(entry: &Entry) -> Result<Option<DocBuf>, Error> {
+/// The documents of an entry, in order.
+pub(super) fn documents(entry: &Entry) -> Result<Vec<DocBuf>, Error> {
+    if entry.time == ClusterTime::ZERO {
+        return Ok(Vec::new());
+    }
     let decoded = storage::entry::Entry::decode(&entry.payload).map_err(malformed)?;
-    let logged = operations(&decoded)?;
-    let session = SessionHeader::of(&decoded.header)?;
-    let mut out = DocWriter::new();
     if let Some(message) = own_message(&entry.kind) {
+        let mut out = DocWriter::new();
         append_message(&mut out, message);
-        append_moment(&mut out, entry);
-        return Ok(Some(out.finish()));
+        append_moment(&mut out, entry, entry.time);
+        return Ok(vec![out.finish()]);
     }
-    if let Some(session) = &session {
-        out.append("lsid", session.lsid)
-            .append("txnNumber", session.txn_number);
-    }
-    match &logged[..] {
-        [] => return Ok(None),
-        [only] => {
-            append_operation(&mut out, only);
-            if let Some(statement) = session.as_ref().and_then(|s| s.statement(0)) {
-                out.append("stmtId", statement);
-            }
+    let logged = operations(&decoded)?;
+    let view = View {
+        entry,
+        session: SessionHeader::of(&decoded.header)?,
+        is_moved: decoded.header.origin.is_some(),
+    };
+    let taken = decoded.header.times.unwrap_or(1) as usize;
+    Ok(match &logged[..] {
+        [] => Vec::new(),
+        [only] => vec![view.document(only, 0, 0)],
+        several if several.len() <= taken => {
+            let last = several.len() - 1;
+            let listed = several.iter().enumerate();
+            listed
+                .map(|(at, operation)| view.document(operation, at, last - at))
+                .collect()
         }
-        several => {
-            out.append("op", "c")
-                .append("ns", "admin.$cmd")
-                .begin_document("o")
-                .begin_array("applyOps");
-            for (at, operation) in several.iter().enumerate() {
-                out.push_document();
-                append_operation(&mut out, operation);
-                if let Some(statement) = session.as_ref().and_then(|s| s.statement(at)) {
-                    out.append("stmtId", statement);
-                }
-                out.end();
-            }
-            out.end().end();
+        several => vec![view.together(several)],
+    })
+}
+
+/// An entry, and what holds for all of its operations.
+struct View<'a> {
+    entry: &'a Entry,
+    session: Option<SessionHeader<'a>>,
+    is_moved: bool,
+}
+
+impl View<'_> {
+    /// The operation at a place, which so many follow.
+    fn document(&self, operation: &Logged<'_>, at: usize, following: usize) -> DocBuf {
+        let mut out = DocWriter::new();
+        self.append_session(&mut out);
+        append_operation(&mut out, operation);
+        self.append_statement(&mut out, at);
+        let time = earlier(self.entry.time, following);
+        let previous = (at > 0).then(|| earlier(time, 1));
+        self.append_rest(&mut out, time, previous);
+        out.finish()
+    }
+
+    /// All operations as one.
+    fn together(&self, several: &[Logged<'_>]) -> DocBuf {
+        let mut out = DocWriter::new();
+        self.append_session(&mut out);
+        out.append("op", "c")
+            .append("ns", "admin.$cmd")
+            .begin_document("o")
+            .begin_array("applyOps");
+        for (at, operation) in several.iter().enumerate() {
+            out.push_document();
+            append_operation(&mut out, operation);
+            self.append_statement(&mut out, at);
+            out.end();
+        }
+        out.end().end();
+        self.append_rest(&mut out, self.entry.time, None);
+        out.finish()
+    }
+
+    fn append_session(&self, out: &mut DocWriter) {
+        if let Some(session) = &self.session {
+            out.append("lsid", session.lsid)
+                .append("txnNumber", session.txn_number);
         }
     }
-    if decoded.header.origin.is_some() {
-        out.append("fromMigrate", true);
+
+    fn append_statement(&self, out: &mut DocWriter, at: usize) {
+        if let Some(statement) = self.session.as_ref().and_then(|s| s.statement(at)) {
+            out.append("stmtId", statement);
+        }
     }
-    append_moment(&mut out, entry);
-    if session.is_some() {
-        out.begin_document("prevOpTime")
-            .append(
-                "ts",
-                Timestamp {
-                    seconds: 0,
-                    increment: 0,
-                },
-            )
-            .append("t", -1i64)
-            .end();
+
+    /// `previous` is the time of the session's write before, if that is of this entry.
+    fn append_rest(&self, out: &mut DocWriter, time: ClusterTime, previous: Option<ClusterTime>) {
+        if self.is_moved {
+            out.append("fromMigrate", true);
+        }
+        append_moment(out, self.entry, time);
+        if self.session.is_some() {
+            let term = previous.map_or(-1, |_| term_of(self.entry));
+            out.begin_document("prevOpTime")
+                .append("ts", previous.unwrap_or(ClusterTime::ZERO))
+                .append("t", term)
+                .end();
+        }
     }
-    Ok(Some(out.finish()))
+}
+
+/// A time of the same second.
+fn earlier(time: ClusterTime, by: usize) -> ClusterTime {
+    let by = u32::try_from(by).unwrap_or(u32::MAX);
+    ClusterTime::new(time.seconds(), time.increment().saturating_sub(by))
+}
+
+fn term_of(entry: &Entry) -> i64 {
+    i64::try_from(entry.term.get()).unwrap_or(i64::MAX)
 }
 
 /// What an entry says that the log made for itself.
@@ -94,9 +153,9 @@ fn append_message(out: &mut DocWriter, message: &str) {
         .end();
 }
 
-fn append_moment(out: &mut DocWriter, entry: &Entry) {
-    out.append("ts", entry.time)
-        .append("t", i64::try_from(entry.term.get()).unwrap_or(i64::MAX))
+fn append_moment(out: &mut DocWriter, entry: &Entry, time: ClusterTime) {
+    out.append("ts", time)
+        .append("t", term_of(entry))
         .append("v", VERSION)
         .append("wall", ValueRef::DateTime(entry.wall_ms));
 }

@@ -45,12 +45,81 @@ async fn entries_have_the_shape_of_mongodb() {
         r#"{op: "u", ns: "test.c", o: {$v: 2, diff: {sa: {a: true, u2: 3}}}, o2: {_id: 1}}"#,
         r#"{op: "u", ns: "test.c", o: {_id: 1, y: 1}, o2: {_id: 1}}"#,
         r#"{op: "d", ns: "test.c", o: {_id: 1}}"#,
-        r#"{op: "c", ns: "admin.$cmd", o: {applyOps: [{op: "i", ns: "test.c", o: {_id: 1.0}, o2: {_id: 1.0}}, {op: "i", ns: "test.c", o: {_id: 2}, o2: {_id: 2}}]}}"#,
+        r#"{op: "i", ns: "test.c", o: {_id: 1.0}, o2: {_id: 1.0}}"#,
+        r#"{op: "i", ns: "test.c", o: {_id: 2}, o2: {_id: 2}}"#,
         r#"{op: "d", ns: "test.c", o: {_id: 1.0}}"#,
     ];
     let expected: Vec<String> = expected.iter().map(|text| (*text).to_owned()).collect();
     let found: Vec<String> = found.iter().map(|text| without_ids(text)).collect();
     assert_eq!(found, expected);
+}
+
+/// The times and documents of what was inserted, as they are found.
+async fn inserted(shard: &TestShard, filter: &str, direction: i32) -> Vec<((u32, u32), Value)> {
+    let reply = shard
+        .run(
+            "local",
+            &format!(
+                "{{find: 'oplog.rs', filter: {filter}, sort: {{$natural: {direction}}}, batchSize: 1000}}"
+            ),
+        )
+        .await;
+    let batch = get(&reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
+    let batch = batch.and_then(Value::as_array).expect("a batch");
+    let entry = |entry: &Value| {
+        let Some(Value::Timestamp(seconds, increment)) = entry.get("ts") else {
+            panic!("no time: {}", print(entry));
+        };
+        let id = entry.get("o").and_then(|document| document.get("_id"));
+        ((*seconds, *increment), id.expect("an _id").clone())
+    };
+    batch.iter().map(entry).collect()
+}
+
+/// ⚑ A time names one document, and who goes on behind it misses nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_of_one_insert_have_times_of_their_own() {
+    let shard = TestShard::open().await;
+    let reply = shard
+        .run(
+            "test",
+            "{insert: 'c', documents: [{_id: 1}, {_id: 2}, {_id: 3}], lsid: {id: UUID('00000000-0000-4000-8000-000000000001')}, txnNumber: 1L}",
+        )
+        .await;
+    shard
+        .check("{insert: 'c', documents: [{_id: 4}, {_id: 5}]} => {n: 2}")
+        .await;
+    let all = inserted(&shard, "{op: 'i'}", 1).await;
+    let ids: Vec<Value> = all.iter().map(|(_, id)| id.clone()).collect();
+    assert_eq!(ids, (1..=5).map(Value::Int32).collect::<Vec<_>>());
+    assert!(all.windows(2).all(|pair| pair[0].0 < pair[1].0), "{all:?}");
+    // The reply tells the time of the last one.
+    let Some(Value::Timestamp(seconds, increment)) = get(&reply, "operationTime") else {
+        panic!("no time");
+    };
+    assert_eq!(all[2].0, (*seconds, *increment));
+    for (at, ((seconds, increment), _)) in all.iter().enumerate() {
+        let behind = format!("{{op: 'i', ts: {{$gt: Timestamp({seconds}, {increment})}}}}");
+        assert_eq!(
+            inserted(&shard, &behind, 1).await,
+            all[at + 1..],
+            "{behind}"
+        );
+        let same = format!("{{op: 'i', ts: Timestamp({seconds}, {increment})}}");
+        assert_eq!(inserted(&shard, &same, 1).await, all[at..=at], "{same}");
+    }
+    let mut backward = inserted(&shard, "{op: 'i'}", -1).await;
+    backward.reverse();
+    assert_eq!(backward, all);
+    let (first, second) = (all[0].0, all[1].0);
+    shard
+        .check(&format!(
+            "local {{find: 'oplog.rs', filter: {{op: 'i', txnNumber: 1L}}, projection: {{stmtId: 1, prevOpTime: {{ts: 1}}}}}} => \
+             {{cursor: {{firstBatch: [{{stmtId: 0, prevOpTime: {{ts: Timestamp(0, 0)}}}}, \
+             {{stmtId: 1, prevOpTime: {{ts: Timestamp({}, {})}}}}, {{stmtId: 2, prevOpTime: {{ts: Timestamp({}, {})}}}}]}}}}",
+            first.0, first.1, second.0, second.1
+        ))
+        .await;
 }
 
 /// Operations of `applyOps` name their collection by its random id, too.
@@ -96,7 +165,8 @@ async fn changes_of_the_catalog_are_commands() {
         r#"{op: "c", ns: "test.$cmd", o: {renameCollection: "test.c", to: "test.d", stayTemp: false}}"#,
         r#"{op: "c", ns: "test.$cmd", o: {drop: "d"}, o2: {numRecords: 1}}"#,
         r#"{op: "c", ns: "test.$cmd", o: {create: "e", idIndex"#,
-        r#"{op: "c", ns: "admin.$cmd", o: {applyOps: [{op: "c", ns: "test.$cmd", o: {drop: "e"}, o2: {numRecords: 0}}, {op: "c", ns: "test.$cmd", o: {dropDatabase: 1}}]}}"#,
+        r#"{op: "c", ns: "test.$cmd", o: {drop: "e"}, o2: {numRecords: 0}}"#,
+        r#"{op: "c", ns: "test.$cmd", o: {dropDatabase: 1}}"#,
     ];
     assert_eq!(found.len(), starts.len(), "{found:#?}");
     for (found, start) in found.iter().zip(starts) {
@@ -121,8 +191,8 @@ async fn it_is_read_like_any_collection_and_never_written() {
              local {listCollections: 1} => {cursor: {firstBatch: [{name: 'oplog.rs', options: {capped: true}}, {name: 'system.replset'}]}}
              local {insert: 'oplog.rs', documents: [{_id: 1}]} => 73
              local {delete: 'oplog.rs', deletes: [{q: {}, limit: 0}]} => 73
-             local {drop: 'oplog.rs'} => 20
-             admin {renameCollection: 'test.c', to: 'local.oplog.rs'} => 73
+             local {drop: 'oplog.rs'} => 5255000
+             admin {renameCollection: 'test.c', to: 'local.oplog.rs'} => 20
              local {createIndexes: 'oplog.rs', indexes: [{key: {a: 1}, name: 'a'}]} => 73",
         )
         .await;

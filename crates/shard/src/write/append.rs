@@ -268,10 +268,17 @@ impl Shard {
                 Names::new(&together)
             }
         };
+        // Documents that one command changes have times of their own, so that the oplog can show
+        // them one by one. What is changed in several collections at once is one thing.
+        let times = match collections {
+            [_] => u32::try_from(changes.len()).unwrap_or(1),
+            _ => 1,
+        };
         let header = Header {
             session: described.as_ref().map(|header| header.as_bytes()),
             origin: origin.as_deref(),
             names: Some(names),
+            times: (times > 1).then_some(times),
             ..Header::default()
         };
         let mut encoder = Encoder::with_header(&mut payload, header);
@@ -283,9 +290,12 @@ impl Shard {
         let written =
             session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
         let durability = concern.durability();
-        let proposed = self
-            .log
-            .propose_in(term, durability, payload, |payload, position, time| {
+        let proposed = self.log.propose_several(
+            Some(term),
+            durability,
+            times,
+            payload,
+            |payload, position, time| {
                 if let Some(written) = &written {
                     written.set_time(payload, time);
                 }
@@ -296,7 +306,8 @@ impl Shard {
                 multikey.publish();
                 publish(&self.overlay, &mut changes, position, time);
                 Companion { changes }
-            });
+            },
+        );
         match proposed {
             Ok(pending) => {
                 if let (Some(session), Some(written)) = (session, &written) {

@@ -189,6 +189,7 @@ proptest! {
         command in prop::option::of(bytes()),
         names in prop::option::of(bytes()),
         unseen_since in prop::option::of(any::<u64>()),
+        times in prop::option::of(any::<u32>()),
     ) {
         let header = Header {
             session: session.as_deref(),
@@ -196,6 +197,7 @@ proptest! {
             command: command.as_deref(),
             names: names.as_deref().map(Names::new),
             unseen_since: unseen_since.map(ClusterTime::from_u64),
+            times,
         };
         let payload = encode(&operations, header);
         prop_assert_eq!(Entry::decode(&payload).unwrap().header, header);
@@ -233,7 +235,9 @@ fn refusals_are_named() {
     }
     check(&[9], "unknown payload version");
     check(&[VERSION], "unfinished header");
-    check(&[VERSION, 6, 0, 0], "unknown header field");
+    check(&[VERSION, 7, 0, 0], "unknown header field");
+    check(&[VERSION, 6, 0, 0], "times");
+    check(&[VERSION, 6, 2, 3, 0, 0], "times");
     check(&[VERSION, 5, 1, 7, 0], "unseen since");
     check(&[VERSION, 0, FORGET_RECORD, 1, 0], "document length");
     check(&[1, 0, NOOP], "unknown payload version");
