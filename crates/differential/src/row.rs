@@ -14,7 +14,7 @@
 //! | `admin: {…} {…}` | the same on the database `admin` |
 //!
 //! Pairs that the row itself does not take become fields of the command. `"@db"` inside a string is
-//! the database's name. After a row that writes, the collection's content is compared too.
+//! the database's name, `"@me"` what the server calls itself as a member of its set. After a row that writes, the collection's content is compared too.
 //!
 //! Pairs and flags for the comparison:
 //!

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use wire::client::Client;
 
+use crate::notation::print_fields;
 use crate::row::{Effect, Row, Step};
 use crate::sharding;
 use crate::table::{COLLECTION, Group, Setup};
@@ -26,6 +27,8 @@ pub struct Session {
     client: Option<Client>,
     pub database: String,
     last_cursor: i64,
+    /// What the server calls itself as a member of a set, once it was asked.
+    me: Option<String>,
     /// The server is a router: collections are sharded where that is possible.
     sharded: bool,
     /// No row of the group writes.
@@ -39,6 +42,7 @@ impl Session {
             client: None,
             database: database.to_owned(),
             last_cursor: 0,
+            me: None,
             sharded: false,
             only_read: false,
         }
@@ -83,6 +87,11 @@ impl Session {
         } else {
             self.database.clone()
         };
+        if self.me.is_none() && print_fields(&step.command).contains("@me") {
+            let hello = self.command("admin", vec![field("hello", 1)])?;
+            let me = get(&hello, "me").and_then(Value::as_str);
+            self.me = Some(me.unwrap_or("nobody:1").to_owned());
+        }
         let command = step
             .command
             .iter()
@@ -98,6 +107,9 @@ impl Session {
     fn substitute(&self, value: &Value) -> Value {
         match value {
             Value::String(text) if text == "@cursor" => Value::Int64(self.last_cursor),
+            Value::String(text) if text == "@me" => {
+                Value::String(self.me.clone().unwrap_or_default())
+            }
             Value::String(text) if text.contains("@db") => {
                 Value::String(text.replace("@db", &self.database))
             }
@@ -200,7 +212,7 @@ impl Session {
         if succeeded {
             Ok(())
         } else {
-            Err(format!("{name}: {}", crate::notation::print_fields(&reply)))
+            Err(format!("{name}: {}", print_fields(&reply)))
         }
     }
 

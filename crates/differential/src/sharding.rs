@@ -84,7 +84,13 @@ pub fn is_refused_by_routers(reply: &Fields) -> bool {
 }
 
 /// Commands that only members of a replica set have.
-const MEMBERS_ONLY: [&str; 3] = ["'replSetGetStatus'", "'replSetGetConfig'", "'dbHash'"];
+const MEMBERS_ONLY: [&str; 5] = [
+    "'replSetGetStatus'",
+    "'replSetGetConfig'",
+    "'replSetInitiate'",
+    "'replSetReconfig'",
+    "'dbHash'",
+];
 
 /// What a member of a replica set says of itself in `hello`, and a router does not.
 const OF_MEMBERS: [&str; 5] = [

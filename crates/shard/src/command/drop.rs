@@ -19,6 +19,7 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
         }
     }
     if namespace.as_str() == "config.transactions" {
+        refuse_in_session(invocation)?;
         invocation.shard.drop_session_documents().await?;
         let mut writer = Reply::writer();
         writer
@@ -114,12 +115,8 @@ pub(crate) async fn drop_database(invocation: &Invocation<'_>) -> Answer {
         ));
     }
     // What sessions have written is there, also what this one has.
-    if database == "config" && body.get("lsid").is_some() {
-        return Err(Error::location(
-            40528,
-            "Direct writes against config.transactions cannot be performed using a transaction or \
-             on a session.",
-        ));
+    if database == "config" {
+        refuse_in_session(invocation)?;
     }
     let shard = invocation.shard;
     for collection in shard.catalog.current().database(database) {
@@ -127,4 +124,16 @@ pub(crate) async fn drop_database(invocation: &Invocation<'_>) -> Answer {
     }
     shard.drop_database(database, Telling::Aloud).await?;
     finish(Reply::writer())
+}
+
+/// What is kept of sessions is not dropped by one of them.
+fn refuse_in_session(invocation: &Invocation<'_>) -> Result<(), Error> {
+    match invocation.request.body().get("lsid") {
+        None => Ok(()),
+        Some(_) => Err(Error::location(
+            40528,
+            "Direct writes against config.transactions cannot be performed using a transaction or \
+             on a session.",
+        )),
+    }
 }

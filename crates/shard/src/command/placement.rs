@@ -6,7 +6,9 @@
 //! ⚑ A refusal is told after the change that it is for. A driver that has heard of that number as the
 //! primary's takes the refusal for an old one, and sends its only retry to the same member.
 
+use super::diagnostic::is_command;
 use super::envelope::Envelope;
+use super::not_found;
 use crate::Shard;
 use crate::replica_set::Topology;
 use model::bson::{DocWriter, ObjectId, ValueRef};
@@ -76,6 +78,32 @@ fn placement(command: &str) -> Placement {
     }
 }
 
+/// What a server says to a command that only a member of a set can run, before it is one.
+pub(crate) fn refuse_outside_a_set(request: &Request) -> Error {
+    let secondary_ok =
+        Envelope::parse(request.name(), request.body()).is_ok_and(|envelope| envelope.secondary_ok);
+    match placement(request.name()) {
+        Placement::Primary => not_primary(),
+        Placement::Read if !secondary_ok => not_secondary_ok(),
+        Placement::Anywhere if !is_command(request.name()) => not_found(request.name()),
+        Placement::Read | Placement::Anywhere => no_member(),
+    }
+}
+
+fn not_secondary_ok() -> Error {
+    Error::new(
+        Code::NOT_PRIMARY_NO_SECONDARY_OK,
+        "not primary and secondaryOk=false",
+    )
+}
+
+fn no_member() -> Error {
+    Error::new(
+        Code::NOT_PRIMARY_OR_SECONDARY,
+        "node is not in primary or recovering state",
+    )
+}
+
 fn not_primary() -> Error {
     Error::new(Code::NOT_WRITABLE_PRIMARY, "not primary")
 }
@@ -101,11 +129,10 @@ impl Shard {
                 Code::NOT_WRITABLE_PRIMARY,
                 "cannot satisfy linearizable read concern on non-primary node",
             )),
-            Placement::Read if writes_documents(request) => Err(not_primary()),
-            Placement::Read if !envelope.secondary_ok => Err(Error::new(
-                Code::NOT_PRIMARY_NO_SECONDARY_OK,
-                "not primary and secondaryOk=false",
-            )),
+            Placement::Read if writes_documents(request) => {
+                self.check_readable().and(Err(not_primary()))
+            }
+            Placement::Read if !envelope.secondary_ok => Err(not_secondary_ok()),
             Placement::Read => self.check_readable(),
         }
     }
@@ -123,10 +150,7 @@ impl Shard {
         if serves {
             return Ok(());
         }
-        Err(Error::new(
-            Code::NOT_PRIMARY_OR_SECONDARY,
-            "node is not in primary or recovering state",
-        ))
+        Err(no_member())
     }
 
     /// Work that arrives when the member is about to stop belongs elsewhere.
@@ -202,7 +226,7 @@ pub(crate) fn append_topology_version(
 }
 
 /// Errors after which a driver looks at the set again.
-fn tells_of_another_state(code: Code) -> bool {
+pub(crate) fn tells_of_another_state(code: Code) -> bool {
     matches!(
         code,
         Code::NOT_WRITABLE_PRIMARY

@@ -17,6 +17,7 @@ use super::configuration::{Configuration, MemberConfiguration, read_host};
 use super::transport::{Introduction, JOIN, ask};
 use crate::command::diagnostic::build_info;
 use crate::command::hello::append_limits;
+use crate::command::placement::{refuse_outside_a_set, tells_of_another_state};
 use crate::shard::ObjectIds;
 use crate::{Clock, SystemClock};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
@@ -94,15 +95,31 @@ impl WaitingRoom {
             "replSetInitiate" => self.initiate(body).await,
             FOUND => self.found(body).await,
             JOIN => self.join(body).await,
-            "replSetGetStatus" | "replSetGetConfig" => Err(Error::new(
+            "replSetGetStatus" | "replSetGetConfig" | "replSetReconfig" | "replSetStepDown"
+            | "replSetFreeze" => Err(Error::new(
                 Code::NOT_YET_INITIALIZED,
                 "no replset config has been received",
             )),
-            _ => Err(Error::new(
-                Code::NOT_PRIMARY_OR_SECONDARY,
-                "node is not in primary or recovering state",
-            )),
+            _ => Err(self.explain_to_drivers(refuse_outside_a_set(request))),
         }
+    }
+
+    /// With the number of what this server says of itself, as members tell it.
+    fn explain_to_drivers(&self, error: Error) -> Error {
+        if !tells_of_another_state(error.code) {
+            return error;
+        }
+        let mut details = DocWriter::new();
+        self.append_topology_version(&mut details);
+        error.with_details(details.finish())
+    }
+
+    fn append_topology_version(&self, writer: &mut DocWriter) {
+        writer
+            .begin_document("topologyVersion")
+            .append("processId", self.process_id)
+            .append("counter", 0i64)
+            .end();
     }
 
     fn hello(&self, connection: &ConnectionInfo, request: &Request) -> Reply {
@@ -114,11 +131,8 @@ impl WaitingRoom {
             "hello" => "isWritablePrimary",
             _ => "ismaster",
         };
+        self.append_topology_version(&mut writer);
         writer
-            .begin_document("topologyVersion")
-            .append("processId", self.process_id)
-            .append("counter", 0i64)
-            .end()
             .append(primary, false)
             .append("secondary", false)
             .append("info", "Does not have a valid replica set config")
@@ -151,6 +165,18 @@ impl WaitingRoom {
                 ),
             ));
         }
+        if configuration.version != 1 {
+            return Err(Error::new(
+                Code::INVALID_REPLICA_SET_CONFIG,
+                format!(
+                    "Configuration used to initiate a replica set must have version 1, but found {}",
+                    configuration.version
+                ),
+            ));
+        }
+        configuration
+            .check_hosts()
+            .map_err(|why| Error::new(Code::INVALID_REPLICA_SET_CONFIG, why))?;
         let me = configuration.member_at(&self.host).ok_or_else(|| {
             Error::new(
                 Code::INVALID_REPLICA_SET_CONFIG,

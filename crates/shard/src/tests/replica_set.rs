@@ -86,11 +86,14 @@ async fn configurations_are_checked_and_follow_each_other() {
         {insert: "c", documents: [{}], writeConcern: {w: "far"}} => {n: 1, writeConcernError: {code: 79}}
         {insert: "c", documents: [{}], writeConcern: {w: 2, wtimeout: 5}} => {n: 1, writeConcernError: {code: 100, errInfo: {writeConcern: {w: 2, wtimeout: 5}}}}
         admin {replSetReconfig: {_id: "terndb", version: 2, members: [{_id: 0, host: "localhost:27017"}]}} => 103
-        admin {replSetReconfig: {_id: "x", version: 3, members: [{_id: 0, host: "localhost:27017"}]}} => 103
-        admin {replSetReconfig: {_id: "terndb", version: 3, members: []}} => 2
-        admin {replSetReconfig: {_id: "terndb", version: 3, members: [{_id: 0, host: "localhost:27017", votes: 0}]}} => 2
+        admin {replSetReconfig: {_id: "x", version: 3, members: [{_id: 0, host: "localhost:27017"}]}} => 93
+        admin {replSetReconfig: {_id: "terndb", version: 3, members: []}} => 103
+        admin {replSetReconfig: {_id: "terndb", version: 3, members: [{_id: 0, host: "localhost:27017", votes: 0}]}} => 93
         admin {replSetReconfig: {_id: "terndb", version: 3, members: [{_id: 0, host: "localhost:27017", foo: 1}]}} => 93
-        admin {replSetReconfig: {_id: "terndb", version: 3}} => 4
+        admin {replSetReconfig: {_id: "terndb", version: 3}} => 93
+        admin {replSetReconfig: {_id: "terndb", version: 3, members: [{_id: 0, host: "localhost:27017", arbiterOnly: true}]}} => 115
+        admin {replSetReconfig: {_id: "terndb", version: 3, members: [{_id: 0, host: "localhost:27017"}, {_id: 1, host: "example.com:27017"}]}} => 103
+        admin {replSetReconfig: {_id: "terndb", version: 3, members: [{_id: 0, host: "localhost:27018"}]}} => 74
         {replSetReconfig: {_id: "terndb", version: 3}} => 13
     "#)
         .await;

@@ -4,9 +4,10 @@
 mod elections;
 mod status;
 
-use super::{Answer, Invocation, finish};
+use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
 use crate::replica_set::configuration::Configuration;
+use crate::replica_set::waiting_room::already_initialized;
 use model::bson::ValueRef;
 use model::number::Number;
 use model::{Code, Error};
@@ -47,13 +48,8 @@ pub(crate) fn get_config(invocation: &Invocation<'_>) -> Answer {
 
 pub(crate) fn initiate(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
-    match invocation.shard.replica_set.configuration() {
-        Some(_) => Err(Error::new(Code::ALREADY_INITIALIZED, "already initialized")),
-        None => Err(Error::new(
-            Code::NOT_YET_INITIALIZED,
-            "the member has not joined its set yet",
-        )),
-    }
+    // Who serves has a place in a set, even where the set's configuration is still on its way.
+    Err(already_initialized())
 }
 
 pub(crate) async fn reconfigure(invocation: &Invocation<'_>) -> Answer {
@@ -63,21 +59,16 @@ pub(crate) async fn reconfigure(invocation: &Invocation<'_>) -> Answer {
     for element in invocation.request.body().iter() {
         match (element.key(), element.value()) {
             ("replSetReconfig", ValueRef::Document(doc)) => document = Some(doc),
-            ("replSetReconfig", _) => {
-                return Err(Error::bad_value("no configuration specified"));
-            }
             ("force", value) => forced = model::number::is_truthy(value),
             _ => {}
         }
     }
-    let document = document.ok_or_else(|| Error::bad_value("no configuration specified"))?;
+    let Some(document) = document else {
+        return bare_failure("no configuration specified");
+    };
     let _ddl = shard.ddl.lock().await;
     let current = configuration(invocation)?;
-    let mut next = Configuration::from_document(document, current.settings.replica_set_id)?;
-    current.check_successor(&next, forced)?;
-    if forced {
-        next.version = next.version.max(current.version.saturating_add(1));
-    }
+    let next = current.successor(document, forced)?;
     if next.member_at(shard.replica_set.host()).is_none() {
         return Err(Error::new(
             Code::NODE_NOT_FOUND,

@@ -11,6 +11,7 @@ use crate::replica_set::configuration::{Configuration, MemberConfiguration};
 use crate::replica_set::transport::{configuration_id, member_id};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
+use model::{Code, Error};
 use replication::{LogPosition, MemberProgress, Members, Role};
 use std::sync::Arc;
 use wire::Reply;
@@ -51,6 +52,13 @@ impl State {
         }
     }
 
+    fn is_up(self) -> bool {
+        match self {
+            State::Primary | State::Secondary | State::Copying => true,
+            State::Unknown | State::Down => false,
+        }
+    }
+
     fn of_role(role: Role) -> State {
         match role {
             Role::Leader { .. } => State::Primary,
@@ -64,6 +72,12 @@ impl State {
 pub(crate) async fn get_status(invocation: &Invocation<'_>) -> Answer {
     let configuration = configuration(invocation)?;
     let shard = invocation.shard;
+    if configuration.member_at(shard.replica_set.host()).is_none() {
+        return Err(Error::new(
+            Code::INVALID_REPLICA_SET_CONFIG,
+            "Our replica set config is invalid or we are not a member of it",
+        ));
+    }
     let asked = invocation.request.body().get("_terndbOwnView").is_some();
     let by_primary = match shard.replica_set.is_primary() || asked {
         true => None,
@@ -167,10 +181,15 @@ impl View<'_> {
     }
 
     fn append_optime(&self, writer: &mut DocWriter, name: &str, time: ClusterTime) {
+        // Of a member that is away nothing is known.
+        let term = match time == ClusterTime::ZERO {
+            true => -1,
+            false => self.term,
+        };
         writer
             .begin_document(name)
             .append("ts", time)
-            .append("t", self.term)
+            .append("t", term)
             .end();
     }
 
@@ -201,12 +220,14 @@ impl View<'_> {
     }
 
     fn append_state(&self, writer: &mut DocWriter, member: &MemberConfiguration, state: State) {
-        let is_up = !matches!(state, State::Unknown | State::Down);
-        let uptime = self.shard.started.elapsed().as_secs();
+        let uptime = match state.is_up() {
+            true => self.shard.started.elapsed().as_secs(),
+            false => 0,
+        };
         writer
             .append("_id", member.id)
             .append("name", member.host.as_str())
-            .append("health", if is_up { 1.0 } else { 0.0 })
+            .append("health", if state.is_up() { 1.0 } else { 0.0 })
             .append("state", state.number())
             .append("stateStr", state.name())
             .append("uptime", i32::try_from(uptime).unwrap_or(i32::MAX));
@@ -233,8 +254,9 @@ impl View<'_> {
         let id = member_id(member.id);
         let progress = self.members.of(id);
         let is_leader = self.members.leader == Some(id);
-        self.append_state(writer, member, self.state_of(progress, is_leader));
-        let (applied, durable) = match progress {
+        let state = self.state_of(progress, is_leader);
+        self.append_state(writer, member, state);
+        let (applied, durable) = match progress.filter(|_| state.is_up()) {
             Some(progress) => (
                 self.time_of(progress.applied),
                 self.time_of(progress.matched.or(progress.applied)),
@@ -245,20 +267,41 @@ impl View<'_> {
         self.append_optime(writer, "optimeDurable", durable);
         let heard = progress.and_then(|progress| progress.ticks_since_contact);
         let now = self.shard.clock.now_ms();
-        let ago = i64::try_from(heard.unwrap_or(0)).unwrap_or(0) * TICK_MS;
+        let ago = heard.map(|ticks| i64::try_from(ticks).unwrap_or(0) * TICK_MS);
+        let message = match (state, ago) {
+            (State::Down, Some(ago)) => format!("nothing was heard of it for {ago} ms"),
+            (State::Down, None) => "nothing was ever heard of it".to_owned(),
+            _ => String::new(),
+        };
         writer
             .append("optimeDate", date(applied))
             .append("optimeDurableDate", date(durable))
             .append("lastAppliedWallTime", date(applied))
             .append("lastDurableWallTime", date(durable))
             .append("lastHeartbeat", ValueRef::DateTime(now))
-            .append("lastHeartbeatRecv", ValueRef::DateTime(now - ago))
+            .append(
+                "lastHeartbeatRecv",
+                ValueRef::DateTime(ago.map_or(0, |ago| now - ago)),
+            )
             .append("pingMs", 0i64)
-            .append("lastHeartbeatMessage", "");
-        self.append_source(writer, id);
+            .append("lastHeartbeatMessage", message.as_str());
+        match state.is_up() {
+            true => self.append_source(writer, id),
+            false => {
+                writer
+                    .append("syncSourceHost", "")
+                    .append("syncSourceId", -1);
+            }
+        }
         writer.append("infoMessage", copying(progress).as_str());
         self.append_election_time(writer, is_leader);
-        self.append_versions(writer);
+        match heard {
+            Some(_) => self.append_versions(writer),
+            // Nobody knows which one it has, if any.
+            None => {
+                writer.append("configVersion", -1).append("configTerm", -1);
+            }
+        }
     }
 
     fn state_of(&self, progress: Option<&MemberProgress>, is_leader: bool) -> State {

@@ -8,13 +8,17 @@
 //!   value     what `replSetGetConfig` answers: { _id, version, term, members: [ … ], settings: { … } }
 //! ```
 //!
-//! `reading.rs` reads it, and refuses what MongoDB refuses: unknown fields, types. Here is what
-//! must hold of it as a whole: unique ids and hosts, votes and priorities. Whether a change from one configuration to the next is allowed is decided by
-//! [`Configuration::check_successor`].
+//! `reading.rs` reads it, and refuses what MongoDB refuses of single fields: unknown ones, types,
+//! ranges. Here is what must hold of it as a whole (unique ids and hosts, votes and priorities), and of
+//! a change from one configuration to the next: [`Configuration::successor`].
+//!
+//! MongoDB has two codes for all of it. What cannot be read is `InvalidReplicaSetConfig`; what can be
+//! read and does not hold is that too for a set that is founded, and for one that is changed
+//! `NewReplicaSetConfigurationIncompatible`.
 
 mod reading;
 
-use model::bson::{DocBuf, DocWriter, ObjectId, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::{Code, Error};
 
 pub(crate) use reading::read_host;
@@ -204,64 +208,60 @@ impl Configuration {
         writer.finish()
     }
 
-    fn check(&self) -> Result<(), Error> {
-        if self.name.is_empty() {
-            return Err(Error::bad_value("Replica set name must not be empty"));
-        }
-        if self.version < 1 {
-            return Err(bad(format!(
-                "version field value of {} is out of range",
-                self.version
-            )));
-        }
+    /// What must hold of a configuration as a whole; says what does not.
+    fn check(&self) -> Result<(), String> {
         if !(1..=MEMBERS_MAX).contains(&self.members.len()) {
-            return Err(bad(format!(
+            return Err(format!(
                 "Replica set configuration contains {} members, but must have at least 1 and no \
                  more than  {MEMBERS_MAX}",
                 self.members.len()
-            )));
+            ));
         }
         for (at, member) in self.members.iter().enumerate() {
             let before = &self.members[..at];
             if before.iter().any(|other| other.id == member.id) {
-                return Err(bad(format!(
+                return Err(format!(
                     "Found two member configurations with same _id field, members with _id: {}",
                     member.id
-                )));
+                ));
             }
             if before.iter().any(|other| other.host == member.host) {
-                return Err(bad(format!(
+                return Err(format!(
                     "Found two member configurations with same host field, host: {}",
                     member.host
-                )));
-            }
-        }
-        if !(1..=VOTERS_MAX).contains(&self.voters()) {
-            return Err(bad(format!(
-                "Replica set configuration contains {} voting members, but must be between 1 and \
-                 {VOTERS_MAX}",
-                self.voters()
-            )));
-        }
-        let electable = |member: &MemberConfiguration| member.is_electable() && member.is_voter();
-        if !self.members.iter().any(electable) {
-            return Err(bad(
-                "Replica set configuration must contain at least one non-arbiter member with \
-                 priority > 0",
-            ));
-        }
-        for (mode, tags) in &self.settings.modes {
-            if let Some((tag, _)) = tags.iter().find(|(tag, _)| self.tag_values(tag) == 0) {
-                return Err(Error::new(
-                    Code::NO_SUCH_KEY,
-                    format!(
-                        "Invalid mode getLastErrorModes.{mode}: no replica set tag key {tag} in \
-                         config"
-                    ),
                 ));
             }
         }
+        if !(1..=VOTERS_MAX).contains(&self.voters()) {
+            return Err(format!(
+                "Replica set configuration contains {} voting members, but must be between 1 and \
+                 {VOTERS_MAX}",
+                self.voters()
+            ));
+        }
+        let electable = |member: &MemberConfiguration| member.is_electable() && member.is_voter();
+        if !self.members.iter().any(electable) {
+            return Err(
+                "Replica set configuration must contain at least one non-arbiter member with \
+                 priority > 0"
+                    .to_owned(),
+            );
+        }
         Ok(())
+    }
+
+    /// Members that call each other by names of one machine alone cannot be reached from another.
+    pub(crate) fn check_hosts(&self) -> Result<(), String> {
+        let local = |member: &&MemberConfiguration| is_local(&member.host);
+        let local = self.members.iter().filter(local).count();
+        if local == 0 || local == self.members.len() {
+            return Ok(());
+        }
+        Err(format!(
+            "Either all host names in a replica set configuration must be localhost references, \
+             or none must be; found {local} out of {}",
+            self.members.len()
+        ))
     }
 
     /// How many different values members have for a tag.
@@ -278,25 +278,42 @@ impl Configuration {
         values.len()
     }
 
-    /// Whether `next` may follow this configuration.
-    pub(crate) fn check_successor(&self, next: &Configuration, forced: bool) -> Result<(), Error> {
-        let incompatible = |message: String| {
-            Err(Error::new(
-                Code::NEW_REPLICA_SET_CONFIGURATION_INCOMPATIBLE,
-                message,
-            ))
-        };
-        if next.name != self.name {
-            return incompatible(format!(
-                "New and old configurations differ in replica set name; old was {}, and new is {}",
-                self.name, next.name
+    /// The configuration that a client wants to follow this one.
+    pub(crate) fn successor(&self, doc: Doc<'_>, forced: bool) -> Result<Self, Error> {
+        let mut next = Self::read(doc, self.settings.replica_set_id)?;
+        if doc
+            .get("version")
+            .is_none_or(|version| version.is_nullish())
+        {
+            return Err(invalid(
+                "BSON field 'ReplSetConfig.version' is missing but a required field",
             ));
         }
-        if next.settings.replica_set_id != self.settings.replica_set_id {
-            return incompatible("New and old configurations differ in replica set ID".to_owned());
+        if next.name != self.name {
+            return Err(invalid(format!(
+                "Rejecting reconfig where new config has a different set name: old was {}, and \
+                 new is {}",
+                self.name, next.name
+            )));
         }
-        if next.version <= self.version && !forced {
-            return incompatible(format!(
+        if forced {
+            next.version = next.version.max(self.version.saturating_add(1));
+        }
+        let allowed = reading::check_role(doc)
+            .and_then(|()| next.check())
+            .and_then(|()| next.check_hosts())
+            .and_then(|()| self.check_successor(&next, forced));
+        allowed.map_err(|why| Error::new(Code::NEW_REPLICA_SET_CONFIGURATION_INCOMPATIBLE, why))?;
+        Ok(next)
+    }
+
+    /// Whether `next` may follow this configuration; says why not.
+    fn check_successor(&self, next: &Configuration, forced: bool) -> Result<(), String> {
+        if next.settings.replica_set_id != self.settings.replica_set_id {
+            return Err("New and old configurations differ in replica set ID".to_owned());
+        }
+        if next.version <= self.version {
+            return Err(format!(
                 "New replica set configuration version must be greater than old, but {} is not \
                  greater than {} for replica set {}",
                 next.version, self.version, self.name
@@ -307,7 +324,7 @@ impl Configuration {
                 .is_some_and(|before| before.id != member.id)
         });
         if let Some(member) = moved {
-            return incompatible(format!(
+            return Err(format!(
                 "New and old configurations both have members with host of {} but in the new \
                  configuration the _id field is {}",
                 member.host, member.id
@@ -321,16 +338,33 @@ impl Configuration {
                 .collect()
         };
         let (before, after) = (voters(self), voters(next));
-        let added = after.iter().filter(|id| !before.contains(id)).count();
+        // New members have no vote until they have caught up, whatever their number.
+        let raised = |id: &&i32| !before.contains(id) && self.member(**id).is_some();
+        let added = after.iter().filter(raised).count();
         let removed = before.iter().filter(|id| !after.contains(id)).count();
-        if added + removed > 1 && !forced {
-            return Err(Error::new(
-                Code::INVALID_REPLICA_SET_CONFIG,
-                "Non force replica set reconfig can only add or remove at most 1 voting member.",
+        if !forced && !after.iter().any(|id| self.member(*id).is_some()) {
+            return Err(format!(
+                "Replica set configuration contains 0 voting members, but must be at least 1 and \
+                 no more than {VOTERS_MAX}: new members have no vote yet"
             ));
+        }
+        if added + removed > 1 && !forced {
+            return Err(
+                "Non force replica set reconfig can only add or remove at most 1 voting member."
+                    .to_owned(),
+            );
         }
         Ok(())
     }
+}
+
+fn is_local(host: &str) -> bool {
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let name = name.trim_matches(['[', ']']);
+    name == "localhost"
+        || name
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 /// A term is shown as a small number while it is one.
@@ -339,10 +373,6 @@ fn small(term: i64) -> ValueRef<'static> {
         Ok(term) => ValueRef::Int32(term),
         Err(_) => ValueRef::Int64(term),
     }
-}
-
-fn bad(message: impl Into<String>) -> Error {
-    Error::new(Code::BAD_VALUE, message)
 }
 
 fn invalid(message: impl Into<String>) -> Error {
