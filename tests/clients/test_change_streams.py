@@ -447,12 +447,119 @@ class SideBySide(Program):
                 c.replace_one({"_id": 1}, DOCUMENT)
                 c.update_one({"_id": 1}, update)
             c.delete_one({"_id": 1})
+            c.insert_many([{"_id": number} for number in range(5)])
+            c.update_many({}, {"$set": {"m": 1}})
+            c.bulk_write([pymongo.UpdateOne({"_id": 1}, {"$inc": {"m": 1}}), pymongo.DeleteOne({"_id": 2})])
+            c.delete_many({})
             c.drop()
+            db.create_collection("d")
+            db.client.drop_database(db.name)
             shown = []
             for entry in oplog.find({"ts": {"$gt": since}, "ns": {"$regex": f"^{db.name}"}}):
                 for name in ("ui", "ts", "t", "wall", "lsid", "txnNumber"):
                     entry.pop(name, None)
+                if "prevOpTime" in entry:
+                    entry["prevOpTime"] = entry["prevOpTime"]["t"] > 0
                 shown.append(entry)
+            return shown
+
+        self.both(do)
+
+    def test_going_on_behind_an_event_that_is_not_told(self):
+        """Tokens of other collections, of events that the pipeline holds back, and of the ends of streams."""
+
+        def told_by(db, name, option, token, pipeline=(), then=None, **options):
+            """Kinds and keys of what a stream tells, how it ends, and the refusal, if there is one."""
+            told = []
+
+            def take(cursor, batch):
+                events = cursor[batch]
+                told.extend((event["operationType"], event.get("documentKey", {}).get("_id")) for event in events)
+                return cursor
+
+            stage = {"$changeStream": {option: token, **options}}
+            try:
+                reply = db.command("aggregate", name, pipeline=[stage, *pipeline], cursor={})
+                cursor = take(reply["cursor"], "firstBatch")
+                if then:
+                    told.append("opened")
+                    then()
+                now = db.client.admin.command("ping")["operationTime"]
+                deadline = time.monotonic() + DEADLINE_S
+                # A token may stand right before what has just happened.
+                asked = False
+                while cursor["id"] and not (asked and time_of(cursor["postBatchResumeToken"]) >= now):
+                    asked = True
+                    collection = cursor["ns"].split(".", 1)[1]
+                    cursor = db.command("getMore", cursor["id"], collection=collection, maxTimeMS=SHORT_MS)["cursor"]
+                    cursor = take(cursor, "nextBatch")
+                    assert time.monotonic() < deadline, "the stream does not go on"
+                told.append("open" if cursor["id"] else "ended")
+            except pymongo.errors.OperationFailure as refused:
+                told.append((refused.code, refused.details.get("errorLabels")))
+            return told
+
+        def do(db):
+            db.client.drop_database(db.name)
+            shown = []
+            a, b, d = (db.create_collection(name) for name in "abd")
+            since = db.client.admin.command("ping")["operationTime"]
+            a.insert_one({"_id": 1, "x": 1})
+            b.insert_one({"_id": 2})
+            a.update_one({"_id": 1}, {"$set": {"x": 5}})
+            a.insert_many([{"_id": number, "x": 3} for number in (3, 4, 5)])
+            d.insert_one({"_id": 1})
+            d.create_index("y")
+            d.insert_one({"_id": 2})
+            tokens = {}
+            with db.watch(start_at_operation_time=since, show_expanded_events=True, max_await_time_ms=SHORT_MS) as events:
+                for event in drain(events, db.client):
+                    key = event.get("documentKey", {}).get("_id")
+                    tokens[event["ns"].get("coll"), event["operationType"], key] = event["_id"]
+            with d.watch(start_at_operation_time=since, max_await_time_ms=SHORT_MS) as events:
+                d.drop()
+                dropped, invalidated = [event["_id"] for event in drain(events, db.client)][-2:]
+            d.insert_one({"_id": 9})
+
+            first, other, changed = tokens["a", "insert", 1], tokens["b", "insert", 2], tokens["a", "update", 1]
+            third = tokens["a", "insert", 4]
+            project = {"$project": {"documentKey": 1, "operationType": 1}}
+            redact = {"$redact": {"$cond": [{"$eq": ["$documentKey._id", 5]}, "$$KEEP", "$$PRUNE"]}}
+            for option in ("resumeAfter", "startAfter"):
+                for name, token, pipeline, options in (
+                    ("a", first, [], {}),
+                    ("a", third, [], {}),
+                    ("a", other, [], {}),
+                    (1, other, [], {}),
+                    ("a", first, [{"$match": {"operationType": "update"}}], {}),
+                    ("a", first, [{"$match": {"documentKey._id": 5}}], {}),
+                    ("a", third, [{"$match": {"documentKey._id": 5}}], {}),
+                    ("a", first, [{"$match": {"documentKey._id": {"$in": [1, 5]}}}], {}),
+                    ("a", first, [{"$match": {"fullDocument.x": 3}}], {}),
+                    ("a", first, [{"$match": {"fullDocument.x": 3}}], {"fullDocument": "updateLookup"}),
+                    ("a", changed, [{"$match": {"fullDocument.x": {"$in": [3, 5]}}}], {"fullDocument": "updateLookup"}),
+                    ("a", first, [project, {"$match": {"documentKey._id": 5}}], {}),
+                    ("a", first, [{"$addFields": {"k": "$documentKey._id"}}, {"$match": {"k": 5}}], {}),
+                    ("a", first, [{"$match": {"$expr": {"$eq": ["$documentKey._id", 5]}}}], {}),
+                    ("a", first, [redact], {}),
+                    ("a", first, [{"$match": {"none": 1}}], {}),
+                    ("d", tokens["d", "insert", 1], [], {}),
+                    ("d", tokens["d", "createIndexes", None], [], {}),
+                    ("d", tokens["d", "createIndexes", None], [], {"showExpandedEvents": True}),
+                    ("d", tokens["d", "insert", 1], [], {"showExpandedEvents": True}),
+                    ("d", dropped, [], {}),
+                    ("d", dropped, [{"$match": {"operationType": "insert"}}], {}),
+                    (1, dropped, [], {}),
+                    ("d", invalidated, [], {}),
+                    ("d", invalidated, [{"$match": {"operationType": "insert"}}], {}),
+                    (1, invalidated, [], {}),
+                ):
+                    told = told_by(db, name, option, token, pipeline, **options)
+                    shown.append({"option": option, "name": name, "pipeline": pipeline, "told": told})
+                # The refusal comes with the first event.
+                for token in (third, invalidated):
+                    told = told_by(db, "b", option, token, then=lambda: b.replace_one({"_id": 2}, {"r": 1}))
+                    shown.append({"option": option, "told": told})
             return shown
 
         self.both(do)
@@ -479,6 +586,9 @@ class SideBySide(Program):
             {"startAtOperationTime": Timestamp(1, 1), "resumeAfter": {"_data": event}},
             {"startAfter": {"_data": event}, "resumeAfter": {"_data": event}},
             {"showExpandedEvents": 1},
+            {"showMigrationEvents": False},
+            {"showMigrationEvents": 1},
+            {"showSystemEvents": False, "showRawUpdateDescription": False},
             {"allChangesForCluster": True},
         ]
         stages = [

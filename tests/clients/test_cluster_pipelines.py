@@ -138,6 +138,16 @@ class Cluster(unittest.TestCase):
             self.assertEqual(sorted(event["documentKey"]["_id"] for event in events), list(range(100, 300)))
             times = [event["clusterTime"] for event in events]
             self.assertEqual(times, sorted(times))
+        # An event of another collection, or one that the pipeline holds back, is none to go on behind.
+        key = events[77]["documentKey"]["_id"]
+        for watched, pipeline in (
+            (self.sharded("unwatched", {"_id": "hashed"}), []),
+            (collection, [{"$match": {"documentKey._id": {"$ne": key}}}]),
+        ):
+            with self.assertRaises(pymongo.errors.OperationFailure) as refused:
+                with watched.watch(pipeline, resume_after=events[77]["_id"], max_await_time_ms=500) as stream:
+                    wait_until(stream.try_next, "a refusal")
+            self.assertEqual(refused.exception.code, 280)
         with collection.watch(resume_after=events[77]["_id"], max_await_time_ms=500) as stream:
             again = [wait_until(stream.try_next, "an insertion") for _ in range(122)]
             self.assertEqual([event["_id"] for event in again], [event["_id"] for event in events[78:]])

@@ -85,6 +85,32 @@ impl ChangeStream {
     }
 }
 
+impl ChangeStream {
+    /// Of the stages behind a stream those that give the same for an event whenever it is told:
+    /// up to the first that reads what is looked up, if anything is, or what is chance. A
+    /// `$redact` is not looked at, as in MongoDB.
+    pub fn lasting(behind: &[Step], looks_up: bool) -> &[Step] {
+        let varies = |step: &Step| {
+            matches!(step.stage, Stage::Redact(_))
+                || (looks_up && mentions(&step.spec, "fullDocument"))
+                || CHANCE.iter().any(|name| mentions(&step.spec, name))
+        };
+        let lasting = behind.iter().position(varies).unwrap_or(behind.len());
+        &behind[..lasting]
+    }
+}
+
+/// Names in stages by which they give one thing now and another later.
+const CHANCE: [&str; 4] = ["$sampleRate", "$rand", "$$NOW", "$$CLUSTER_TIME"];
+
+/// Whether a name occurs anywhere in a stage as it was written.
+fn mentions(spec: &DocBuf, name: &str) -> bool {
+    let bytes = spec.as_bytes();
+    bytes
+        .windows(name.len())
+        .any(|part| part == name.as_bytes())
+}
+
 #[derive(Default)]
 struct Options {
     resume_after: Option<DocBuf>,
@@ -138,18 +164,19 @@ impl Options {
                 ValueRef::Boolean(flag) => self.whole_cluster = flag,
                 _ => return Err(wrong_type(name, value, "bool")),
             },
-            "showExpandedEvents" => match value {
-                ValueRef::Boolean(flag) => self.expanded = flag,
-                _ => {
+            "showExpandedEvents" => self.expanded = flag(name, value)?,
+            "showMigrationEvents"
+            | "showSystemEvents"
+            | "showRawUpdateDescription"
+            | "allowToRunOnConfigDB"
+            | "allowToRunOnSystemNS" => {
+                if flag(name, value)? {
                     return Err(Error::new(
-                        Code::TYPE_MISMATCH,
-                        format!(
-                            "Field '{name}' should be a boolean value, but found: {}",
-                            value.kind().name()
-                        ),
+                        Code::COMMAND_NOT_SUPPORTED,
+                        format!("{NAME}.{name} is not supported yet"),
                     ));
                 }
-            },
+            }
             _ => return Err(unknown(name)),
         }
         Ok(())
@@ -252,6 +279,19 @@ fn wrong_type(name: &str, value: ValueRef<'_>, expected: &str) -> Error {
             value.kind().name()
         ),
     )
+}
+
+fn flag(name: &str, value: ValueRef<'_>) -> Result<bool, Error> {
+    match value {
+        ValueRef::Boolean(flag) => Ok(flag),
+        _ => Err(Error::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "Field '{name}' should be a boolean value, but found: {}",
+                value.kind().name()
+            ),
+        )),
+    }
 }
 
 fn no_choice(name: &str, value: &str) -> Error {

@@ -59,7 +59,11 @@ pub trait Environment: Send + Sync {
 
     /// The events of a change stream. Where there is no log to read them from, there
     /// is none.
-    fn change_stream(&self, _stream: &ChangeStream) -> Result<Box<dyn Source>, Error> {
+    fn change_stream(
+        &self,
+        _stream: &ChangeStream,
+        _behind: &[Step],
+    ) -> Result<Box<dyn Source>, Error> {
         Err(Error::location(
             40573,
             "The $changeStream stage is only supported on replica sets",

@@ -62,7 +62,7 @@ pub use environment::{Environment, ScanRequest};
 pub use list_sessions::SessionsOf;
 pub use output::{Merge, Out, WhenMatched, WhenNotMatched};
 pub use parse::{Place, Scope, not_an_array, parse};
-pub use run::{split_scan, start};
+pub use run::{lets_through, split_scan, start};
 pub use source::{Advance, Documents, Source, Visitor};
 pub use stage::{Stage, Step};
 

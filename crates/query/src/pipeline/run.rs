@@ -10,7 +10,7 @@ use super::lookup::LookingUp;
 use super::optimize::{optimize, push_down};
 use super::redact::Redacting;
 use super::source::{
-    Documents, Interruption, Limited, Matching, Projecting, Replacing, Skipping, Source,
+    Advance, Documents, Interruption, Limited, Matching, Projecting, Replacing, Skipping, Source,
 };
 use super::stage::{Stage, Step};
 use super::union::{Uniting, documents};
@@ -100,11 +100,24 @@ fn initial(
         }
         Stage::IndexStats(namespace) => environment.index_stats(namespace)?,
         Stage::LocalSessions(whose) => environment.local_sessions(*whose)?,
-        Stage::ChangeStream(stream) => return environment.change_stream(stream).map(Some),
+        Stage::ChangeStream(stream) => {
+            return environment.change_stream(stream, &steps[1..]).map(Some);
+        }
         Stage::CurrentOperations(options) => environment.current_operations(options.as_doc())?,
         stage => documents(stage)?,
     };
     Ok(Some(Box::new(Documents::new(made))))
+}
+
+/// Whether stages that take one document and give one or none let this one through.
+pub fn lets_through(
+    steps: &[Step],
+    document: DocBuf,
+    environment: &Arc<dyn Environment>,
+) -> Result<bool, Error> {
+    let source = Box::new(Documents::new(vec![document]));
+    let found = chain(source, steps.to_vec(), environment)?.advance()?;
+    Ok(matches!(found, Advance::Document))
 }
 
 /// Puts stages behind a source.

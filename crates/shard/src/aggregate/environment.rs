@@ -315,8 +315,12 @@ impl Environment for ShardEnvironment {
             .collect())
     }
 
-    fn change_stream(&self, stream: &ChangeStream) -> Result<Box<dyn Source>, Error> {
-        let (source, state) = EventSource::open(&self.shard, self.shared()?, stream)?;
+    fn change_stream(
+        &self,
+        stream: &ChangeStream,
+        behind: &[query::pipeline::Step],
+    ) -> Result<Box<dyn Source>, Error> {
+        let (source, state) = EventSource::open(&self.shard, self.shared()?, stream, behind)?;
         // A pipeline begins with at most one.
         let _ = self.stream.set(state);
         Ok(Box::new(source))

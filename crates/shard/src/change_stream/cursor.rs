@@ -6,7 +6,7 @@
 //!                              entries that made none
 //! ```
 
-use super::source::{StreamState, not_resumable};
+use super::source::{StreamState, not_resumable, token_not_found};
 use super::token::ResumeToken;
 use super::watchers::Interest;
 use crate::aggregate::{ShardEnvironment, while_running};
@@ -115,6 +115,9 @@ impl BatchSource for StreamCursor {
                         return Ok(Filled::Ended);
                     }
                 }
+            }
+            if let Some(lost) = &self.state.lock().lost {
+                return Err(while_running(token_not_found(lost)));
             }
             let Some(token) = self.current() else {
                 return Err(Error::new(

@@ -116,24 +116,6 @@ pub(super) fn events<'a>(
     Ok(events)
 }
 
-/// The token of any operation of an entry, watched or not.
-pub(super) fn tokens(entry: &Entry<'_>, time: ClusterTime) -> Result<Vec<ResumeToken>, Error> {
-    let mut tokens = Vec::new();
-    for (at, logged) in operations(entry)?.into_iter().enumerate() {
-        let what = match logged {
-            Logged::Command(command) => match change(&command) {
-                Some(change) => What::Command(change),
-                None => continue,
-            },
-            Logged::Noop => continue,
-            logged => What::Document(logged),
-        };
-        tokens.push(token(&what, time, at, false));
-        tokens.push(token(&what, time, at, true));
-    }
-    Ok(tokens)
-}
-
 fn token(what: &What<'_>, time: ClusterTime, at: usize, invalidates: bool) -> ResumeToken {
     match what {
         What::Document(logged) => {

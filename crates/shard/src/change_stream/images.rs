@@ -31,6 +31,33 @@ pub(super) fn images(
     })
 }
 
+/// Whether an event shows anything that is looked up, and may be another one the next time.
+pub(super) fn looks_up(stream: &ChangeStream, what: &What<'_>) -> bool {
+    let What::Document(logged) = what else {
+        return false;
+    };
+    let before = stream.full_document_before_change != BeforeChange::Off;
+    match logged {
+        Logged::Update { .. } => before || stream.full_document != FullDocument::Default,
+        Logged::Replace { .. } | Logged::Delete { .. } => before,
+        Logged::Insert { .. } | Logged::Command(_) | Logged::Noop => false,
+    }
+}
+
+/// What the entry itself shows, without a look at anything that may have changed since.
+pub(super) fn own_images(what: &What<'_>) -> Images {
+    let document = match what {
+        What::Document(Logged::Insert { document, .. } | Logged::Replace { document, .. }) => {
+            Some(Some((*document).to_owned()))
+        }
+        What::Document(_) | What::Command(_) | What::Invalidate => None,
+    };
+    Images {
+        full_document: document,
+        before_change: None,
+    }
+}
+
 fn full_document(
     shard: &Shard,
     asked: FullDocument,

@@ -18,6 +18,8 @@
 //! - ⚑ No event is left out between two tokens. Where the log no longer holds what
 //!   follows a token, the stream ends with `ChangeStreamHistoryLost`.
 //! - ⚑ Entries made by moves and range deletions never appear.
+//! - Who goes on behind an event must watch what tells it: a token of another stream's event, or
+//!   of one that the pipeline holds back, is refused with the first event that comes.
 //! - An event's token depends on its entry alone: it is the same on every member,
 //!   and in every stream that shows the event.
 //! - What is shown is applied, and so it is committed.

@@ -3,15 +3,17 @@
 //! It never waits. At the end of the log it pauses, and can be asked again later;
 //! after an `invalidate` it ends.
 
-use super::event::{Moment, What, events, tokens};
-use super::images::images;
+use super::event::{Moment, What, events};
+use super::images::{images, looks_up, own_images};
 use super::token::{At, ResumeToken};
 use crate::Shard;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use parking_lot::Mutex;
-use query::pipeline::{Advance, ChangeStream, Environment, Source, Start, Target};
+use query::pipeline::{
+    Advance, ChangeStream, Environment, Source, Start, Step, Target, lets_through,
+};
 use replication::{Entry, LogPosition, ReadError};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,6 +32,8 @@ pub(crate) struct StreamState {
     mark: ResumeToken,
     pub(super) invalidated: bool,
     pub(super) target: Target,
+    /// The event to go on behind is none of this stream's.
+    pub(super) lost: Option<ResumeToken>,
 }
 
 impl StreamState {
@@ -73,6 +77,7 @@ impl EventSource {
         shard: &Arc<Shard>,
         environment: Arc<dyn Environment>,
         stream: &ChangeStream,
+        behind: &[Step],
     ) -> Result<(Self, Arc<Mutex<StreamState>>), Error> {
         let (position, start, resumed) = match &stream.start {
             Start::Now => {
@@ -87,6 +92,12 @@ impl EventSource {
             Start::ResumeAfter(token) => resume(shard, token.as_doc(), false)?,
             Start::StartAfter(token) => resume(shard, token.as_doc(), true)?,
         };
+        let lost = match &resumed {
+            Some(token) if !is_told(shard, &environment, stream, behind, token, position)? => {
+                Some(token.clone())
+            }
+            _ => None,
+        };
         let mark = match &resumed {
             Some(resumed) => ResumeToken::high_water_mark(resumed.time.next()),
             None => start.clone(),
@@ -96,6 +107,7 @@ impl EventSource {
             mark,
             invalidated: false,
             target: stream.target.clone(),
+            lost,
         }));
         let source = Self {
             shard: shard.clone(),
@@ -222,23 +234,50 @@ fn resume(shard: &Shard, token: Doc<'_>, from_invalidate: bool) -> Result<Place,
              invalidate notification",
         ));
     }
-    let entries = shard.log.read(position, 1).map_err(lost)?;
-    let found = match entries.first() {
-        Some(entry) if entry.time == token.time => {
-            tokens(&decode(entry)?, entry.time)?.contains(&token)
-        }
-        _ => false,
-    };
-    if !found {
-        let shown = token.to_document();
-        let shown = shown.as_doc().get_str("_data").unwrap_or_default();
-        return Err(not_resumable(
-            Code::CHANGE_STREAM_FATAL_ERROR,
-            format!("cannot resume stream; the resume token was not found. {{_data: \"{shown}\"}}"),
-        ));
-    }
     let mark = ResumeToken::high_water_mark(token.time);
     Ok((position, mark, Some(token)))
+}
+
+/// Whether a stream tells the event of a token, as far as that is the same whenever it is told.
+fn is_told(
+    shard: &Shard,
+    environment: &Arc<dyn Environment>,
+    stream: &ChangeStream,
+    behind: &[Step],
+    token: &ResumeToken,
+    position: LogPosition,
+) -> Result<bool, Error> {
+    let entries = shard.log.read(position, 1).map_err(lost)?;
+    let Some(entry) = entries.first().filter(|entry| entry.time == token.time) else {
+        return Ok(false);
+    };
+    let decoded = decode(entry)?;
+    let moment = Moment {
+        time: entry.time,
+        wall_ms: entry.wall_ms,
+    };
+    let expanded = stream.show_expanded_events;
+    let told = events(&decoded, moment, &stream.target, expanded)?;
+    let Some(event) = told.iter().find(|event| event.token == *token) else {
+        return Ok(false);
+    };
+    // Behind the end of a stream goes on who likes, whatever is held back.
+    if let What::Invalidate = event.what {
+        return Ok(true);
+    }
+    let document = event.render(expanded, &own_images(&event.what));
+    let lasting = ChangeStream::lasting(behind, looks_up(stream, &event.what));
+    lets_through(lasting, document, environment)
+}
+
+/// What a client is told whose token names no event of its stream.
+pub(super) fn token_not_found(token: &ResumeToken) -> Error {
+    let shown = token.to_document();
+    let shown = shown.as_doc().get_str("_data").unwrap_or_default();
+    not_resumable(
+        Code::CHANGE_STREAM_FATAL_ERROR,
+        format!("cannot resume stream; the resume token was not found. {{_data: \"{shown}\"}}"),
+    )
 }
 
 fn position_at(shard: &Shard, time: ClusterTime) -> Result<LogPosition, Error> {
