@@ -26,6 +26,10 @@ use verifier::{Control, Display, Place, Settings, Writes};
 /// What could not be told, and what was asked wrongly.
 const COULD_NOT_TELL: u8 = 2;
 const MEGABYTE: f64 = 1_000_000.0;
+/// A byte, and far more than any cluster holds.
+const MEGABYTES_MIN: f64 = 0.000_001;
+const MEGABYTES_MAX: f64 = 1_000_000_000_000.0;
+const PAUSE_SECONDS_MAX: f64 = 86_400.0;
 const DEFAULT_STATE_DIRECTORY: &str = "terndb-verify";
 const DEFAULT_META_DATABASE: &str = "terndb_verify";
 
@@ -81,11 +85,11 @@ pub struct VerifyOptions {
     pub changes: Option<String>,
 
     /// Partitions that are compared at the same time [default: 4]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub workers: Option<usize>,
 
     /// Size of a partition, in MB [default: 32]
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", allow_negative_numbers = true)]
     pub partition_mb: Option<f64>,
 
     /// primary, primaryPreferred, secondary, secondaryPreferred or nearest [default: the URI's]
@@ -97,11 +101,11 @@ pub struct VerifyOptions {
     pub read_concern: Option<String>,
 
     /// Read at most so much from both clusters together [default: no limit]
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", allow_negative_numbers = true)]
     pub max_mb_per_second: Option<f64>,
 
     /// Describe at most so many mismatches; all are counted [default: 1000]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_mismatches: Option<usize>,
 
     /// Write the report to this file, as JSON
@@ -138,7 +142,7 @@ pub struct VerifyOptions {
     pub restart: bool,
 
     /// The least time between two generations, in seconds [default: 1]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub generation_pause: Option<f64>,
 
     /// Show no progress
@@ -388,8 +392,12 @@ impl VerifyOptions {
         settings.listen = self.listen;
         settings.wait = self.wait;
         if let Some(seconds) = self.generation_pause {
-            settings.generation_pause = Duration::try_from_secs_f64(seconds)
-                .with_context(|| format!("generation-pause is {seconds}"))?;
+            if !(0.0..=PAUSE_SECONDS_MAX).contains(&seconds) {
+                bail!(
+                    "generation-pause is {seconds:?}, but it must be between 0 and {PAUSE_SECONDS_MAX} seconds"
+                );
+            }
+            settings.generation_pause = Duration::from_secs_f64(seconds);
         }
         settings.display = match (self.quiet, std::io::stderr().is_terminal()) {
             (true, _) => Display::Silent,
@@ -414,8 +422,14 @@ fn read_file(path: &Path) -> Result<VerifyOptions> {
 
 fn bytes(name: &str, megabytes: Option<f64>) -> Result<Option<u64>> {
     match megabytes {
-        Some(given) if given.is_nan() || given * MEGABYTE < 1.0 => {
-            bail!("{name} is {given}, but it must be greater than zero")
+        Some(given) if given > 0.0 && given < MEGABYTES_MIN => {
+            bail!("{name} is {given:?}, which is less than a byte: it must be at least 0.000001")
+        }
+        Some(given) if given.is_nan() || given <= 0.0 => {
+            bail!("{name} is {given:?}, but it must be greater than zero")
+        }
+        Some(given) if given > MEGABYTES_MAX => {
+            bail!("{name} is {given:?}, but it must be at most {MEGABYTES_MAX}")
         }
         given => Ok(given.map(|given| (given * MEGABYTE) as u64)),
     }
@@ -507,7 +521,14 @@ mod tests {
             ("read_concern = 'best'", "majority"),
             ("partition_by = 'size'", "id or natural"),
             ("state = 'a'\nmeta = 'b'", "give one"),
-            ("generation_pause = -1.0", "generation-pause"),
+            ("generation_pause = -1.0", "between 0 and 86400 seconds"),
+            ("generation_pause = 1e300", "is 1e300, but it must be between"),
+            ("generation_pause = nan", "between 0 and 86400 seconds"),
+            ("max_mb_per_second = 1e-7", "is 1e-7, which is less than a byte"),
+            ("max_mb_per_second = 1e300", "is 1e300, but it must be at most"),
+            ("partition_mb = inf", "it must be at most 1000000000000"),
+            ("partition_mb = nan", "greater than zero"),
+            ("map = ['a=b', 'a=c']", "about the same name"),
         ];
         for (text, expected) in mistakes {
             let text = format!("{CLUSTERS}{text}");

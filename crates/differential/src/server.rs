@@ -7,6 +7,7 @@
 //! `mongod` cannot choose a port itself, so one is asked from the system and handed over; should
 //! another process take it in between, the start is tried again with another.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -31,8 +32,10 @@ const SET_NAME: &str = "terndb";
 pub struct Server {
     child: Child,
     pub address: String,
-    /// Held for its destructor: the data goes when the process is gone.
-    _data: tempfile::TempDir,
+    /// How it is started again, on the same port.
+    again: (PathBuf, Vec<OsString>),
+    /// Held for its destructor as well: the data goes when the process is gone.
+    data: tempfile::TempDir,
     /// The other members of its set.
     _others: Vec<Server>,
 }
@@ -42,6 +45,81 @@ impl Drop for Server {
         // Both fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    /// Kills the process; its files stay.
+    pub fn stop(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Starts it again after [`Server::stop`], with the files that it has, and waits until it can be
+    /// written.
+    pub fn start_again(&mut self) -> anyhow::Result<()> {
+        let (binary, arguments) = &self.again;
+        self.child = Command::new(binary)
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot run {}", binary.display()))?;
+        wait_until_it_answers(self)?;
+        wait_until_it_is_primary(&self.address)
+    }
+
+    /// A copy of its files, while it is stopped.
+    pub fn copy_files(&self) -> anyhow::Result<tempfile::TempDir> {
+        let copy = tempfile::tempdir()?;
+        copy_folder(self.data.path(), copy.path())?;
+        Ok(copy)
+    }
+
+    /// Replaces its files by an earlier copy of them, while it is stopped.
+    pub fn put_back(&self, copy: &Path) -> anyhow::Result<()> {
+        for entry in std::fs::read_dir(self.data.path())? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true => std::fs::remove_dir_all(entry.path())?,
+                false => std::fs::remove_file(entry.path())?,
+            }
+        }
+        copy_folder(copy, self.data.path())
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => copy_folder(&entry.path(), &target)?,
+            false => {
+                std::fs::copy(entry.path(), target)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn wait_until_it_is_primary(address: &str) -> anyhow::Result<()> {
+    let hello = encode(&vec![field("hello", 1), field("$db", "admin")]);
+    let deadline = Instant::now() + Duration::from_secs(START_SECONDS_MAX);
+    let mut client = Client::connect(address)?;
+    client.set_read_timeout(Some(Duration::from_secs(START_SECONDS_MAX)))?;
+    loop {
+        let reply = decode(client.command_bytes(&hello)?)?;
+        if get(&reply, "isWritablePrimary").is_some_and(Value::is_truthy) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("it does not become primary: {}", print_fields(&reply));
+        }
+        // The election takes a moment, and nothing tells when it is over.
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -109,20 +187,20 @@ pub fn start_mongod_with_users() -> anyhow::Result<Server> {
 fn try_start_mongod(binary: &Path, options: &[&str]) -> anyhow::Result<Server> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let data = tempfile::tempdir()?;
+    let port_text = port.to_string();
+    let given = ["--port", &port_text];
+    let mut arguments: Vec<OsString> = vec!["--dbpath".into(), data.path().into()];
+    let fixed = [
+        given.as_slice(),
+        &["--bind_ip", "127.0.0.1", "--nounixsocket"],
+        &["--wiredTigerCacheSizeGB", "0.25", "--quiet"],
+        options,
+        &["--setParameter", "diagnosticDataCollectionEnabled=false"],
+        &["--setParameter", "ttlMonitorEnabled=false"],
+    ];
+    arguments.extend(fixed.concat().into_iter().map(OsString::from));
     let child = Command::new(binary)
-        .arg("--dbpath")
-        .arg(data.path())
-        .args([
-            "--port",
-            &port.to_string(),
-            "--bind_ip",
-            "127.0.0.1",
-            "--nounixsocket",
-        ])
-        .args(["--wiredTigerCacheSizeGB", "0.25", "--quiet"])
-        .args(options)
-        .args(["--setParameter", "diagnosticDataCollectionEnabled=false"])
-        .args(["--setParameter", "ttlMonitorEnabled=false"])
+        .args(&arguments)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -130,7 +208,8 @@ fn try_start_mongod(binary: &Path, options: &[&str]) -> anyhow::Result<Server> {
     Ok(Server {
         child,
         address: format!("127.0.0.1:{port}"),
-        _data: data,
+        again: (binary.to_owned(), arguments),
+        data,
         _others: Vec::new(),
     })
 }
@@ -293,7 +372,8 @@ pub fn start_terndb_with(arguments: &[&str]) -> anyhow::Result<Server> {
     let mut server = Server {
         child,
         address: String::new(),
-        _data: data,
+        again: (binary.clone(), Vec::new()),
+        data,
         _others: Vec::new(),
     };
     let mut lines = BufReader::new(stdout.context("no standard output")?).lines();
@@ -305,6 +385,11 @@ pub fn start_terndb_with(arguments: &[&str]) -> anyhow::Result<Server> {
             break address;
         }
     };
+    let (_, port) = server.address.rsplit_once(':').context("no port")?;
+    let mut again: Vec<OsString> = vec!["up".into(), "--port".into(), port.into()];
+    again.extend(["--data".into(), server.data.path().join("data").into()]);
+    again.extend(arguments.iter().map(OsString::from));
+    server.again.1 = again;
     // Whatever else it prints must not fill the pipe and stop it.
     std::thread::spawn(move || lines.count());
     wait_until_it_answers(&mut server)?;

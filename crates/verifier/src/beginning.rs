@@ -5,19 +5,20 @@
 //! the changes of both sides from there up to now. Documents that changed are looked at again, and
 //! collections that came or went are scanned anew, as they are while clusters are written. Where nothing
 //! tells the changes (servers without an oplog, an oplog that no longer reaches back, a user who may not
-//! read them) what was compared earlier proves nothing, and the run begins anew. Either is said on
-//! standard error, whatever else is shown.
+//! read them) what was compared earlier proves nothing, and the run begins anew. So does every run of which a
+//! side went back in time (see `history`). Either is said on standard error, whatever else is shown.
 
 use crate::cluster::Cluster;
 use crate::error::VerifyError;
 use crate::follow::follow;
+use crate::history::Historians;
 use crate::merge::Side;
 use crate::record::{FORMAT, Moment, RunRecord, TaskRecord, decode, put, run_key};
 use crate::scan::Shared;
 use crate::settings::{Settings, Writes};
 use crate::store::Store;
 use crate::survey::Survey;
-use crate::time::{ClusterTime, now_ms};
+use crate::time::{ClusterTime, now_ms, shown_moment};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
@@ -113,10 +114,11 @@ pub async fn check_filter(settings: &Settings, filter: &[u8]) -> Result<(), Veri
         .await
 }
 
-/// The run that the store holds, if it can be gone on with.
+/// The run that the store holds, if it can be gone on with: both sides must still be what they were.
 pub async fn unfinished(
     store: &Store,
     settings: &Settings,
+    historians: &Historians,
 ) -> Result<Option<RunRecord>, VerifyError> {
     let record: RunRecord = match store.get(&run_key()).await? {
         Some(bytes) => decode(&bytes)?,
@@ -136,6 +138,15 @@ pub async fn unfinished(
     }
     if record.start.is_none() && settings.writes == Writes::On {
         return Err(another("that was begun with --writes-off"));
+    }
+    for historian in historians {
+        if let Err(why) = historian.resume(store).await? {
+            let begun = shown_moment(record.started_ms);
+            eprintln!(
+                "terndb verify: the run that was begun at {begun} is begun anew, because {why}"
+            );
+            return Ok(None);
+        }
     }
     Ok(Some(record))
 }

@@ -4,15 +4,16 @@
 //! a filter must carry the exact bytes of a bound. The driver does not retry such commands: whoever
 //! runs a task runs it again.
 
+use crate::element::{Malformed, Writer};
 use crate::error::VerifyError;
 use crate::merge::Side;
-use crate::metadata::CollectionEntry;
+use crate::metadata::{CollectionEntry, check_settings};
 use crate::namespace::Namespace;
 use crate::range_query::AcrossTypes;
 use crate::settings::{Settings, Writes};
 use crate::time::Watermark;
 use crate::topology::Topology;
-use bson::{Document, doc};
+use bson::{Document, RawDocumentBuf, doc};
 use futures_util::StreamExt;
 use mongodb::Client;
 use mongodb::options::{
@@ -186,6 +187,38 @@ impl Cluster {
         })
     }
 
+    /// A connection to a replica set of the cluster, as `name/host:port,host:port`.
+    pub fn replica_set(&self, hosts: &str) -> Result<Cluster, VerifyError> {
+        let wrong = |error| self.failed("connect to a shard", &error);
+        let (name, members) = hosts.split_once('/').unwrap_or(("", hosts));
+        let mut options = self.options.clone();
+        let parsed = members.split(',').map(ServerAddress::parse);
+        options.hosts = parsed.collect::<Result<_, _>>().map_err(wrong)?;
+        options.direct_connection = None;
+        options.repl_set_name = Some(name.to_owned()).filter(|name| !name.is_empty());
+        Ok(Cluster {
+            client: Client::with_options(options).map_err(wrong)?,
+            address: members.to_owned(),
+            topology: Topology::ReplicaSet,
+            ..self.clone()
+        })
+    }
+
+    /// The shards of a cluster, by name, with their connection strings.
+    pub async fn shards(&self) -> Result<Vec<(String, String)>, VerifyError> {
+        let action = "read its shards in config.shards";
+        let listed = self
+            .drain("config", doc! {"find": "shards"}, action)
+            .await?;
+        let shards = listed.iter().map(|shard| {
+            let name = shard.get_str("_id")?.to_owned();
+            Ok((name, shard.get_str("host")?.to_owned()))
+        });
+        shards
+            .collect::<Result<_, bson::error::Error>>()
+            .map_err(|_| self.malformed(action))
+    }
+
     /// Whether the URI wants one member of a set, whatever others there are.
     pub(crate) fn is_direct(&self) -> bool {
         self.options.direct_connection == Some(true)
@@ -227,29 +260,50 @@ impl Cluster {
     /// The collections and views of a database.
     pub async fn collections(&self, database: &str) -> Result<Vec<CollectionEntry>, VerifyError> {
         let action = format!("list the collections of {database}");
-        let command = doc! {"listCollections": 1};
-        let listed = self.drain(database, command, &action).await?;
-        let entries = listed.into_iter().map(|entry| {
-            Ok(CollectionEntry {
-                name: entry.get_str("name")?.to_owned(),
-                kind: entry.get_str("type").unwrap_or("collection").to_owned(),
-                options: entry.get_document("options").cloned().unwrap_or_default(),
-                uuid: entry
-                    .get_document("info")
-                    .ok()
-                    .and_then(|info| info.get("uuid"))
-                    .map(ToString::to_string),
-            })
-        });
+        let mut command = Writer::new();
+        command.int32("listCollections", 1);
+        let listed = self.definitions(database, command, &action).await?;
+        let entries = listed.iter().map(|entry| CollectionEntry::parse(entry));
         entries
-            .collect::<Result<_, bson::error::Error>>()
-            .map_err(|_| self.malformed(&action))
+            .collect::<Result<_, Malformed>>()
+            .map_err(|Malformed| self.malformed(&action))
     }
 
-    pub async fn indexes(&self, namespace: &Namespace) -> Result<Vec<Document>, VerifyError> {
+    /// The indexes of a collection, as BSON.
+    pub async fn indexes(&self, namespace: &Namespace) -> Result<Vec<Vec<u8>>, VerifyError> {
         let action = format!("list the indexes of {namespace}");
-        let command = doc! {"listIndexes": &namespace.collection};
-        self.drain(&namespace.database, command, &action).await
+        let mut command = Writer::new();
+        command.text("listIndexes", &namespace.collection);
+        let database = &namespace.database;
+        let listed = self.definitions(database, command, &action).await?;
+        for index in &listed {
+            check_settings(index).map_err(|Malformed| self.malformed(&action))?;
+        }
+        Ok(listed)
+    }
+
+    /// All results of a command that lists definitions, as they are; none if the collection is gone.
+    async fn definitions(
+        &self,
+        database: &str,
+        mut command: Writer,
+        action: &str,
+    ) -> Result<Vec<Vec<u8>>, VerifyError> {
+        command.document("cursor", &Writer::new().finish());
+        let command = RawDocumentBuf::from_bytes(command.finish())
+            .expect("what the writer wrote is a document");
+        let from = self.definitions_from.clone();
+        let opened = self.open_at(database, command, 0, action, from).await;
+        let mut documents = match opened {
+            Ok(documents) => documents,
+            Err(error) if code_of(&error) == Some(NAMESPACE_NOT_FOUND) => return Ok(Vec::new()),
+            Err(error) => return Err(self.failed(action, &error)),
+        };
+        let mut found = Vec::new();
+        while let Some(batch) = documents.next().await? {
+            found.extend(batch.documents().map(<[u8]>::to_vec));
+        }
+        Ok(found)
     }
 
     pub async fn size(&self, namespace: &Namespace) -> Result<CollectionSize, VerifyError> {

@@ -90,27 +90,22 @@ pub enum Verdict {
     Repeated,
 }
 
-/// Whether two sides hold the same documents, in any order.
-fn same_documents(
+/// How many documents both sides have, each paired once, in any order.
+pub fn pairs(
     comparison: Comparison,
     source: &[Vec<u8>],
     destination: &[Vec<u8>],
-) -> Result<bool, Malformed> {
+) -> Result<usize, Malformed> {
     let mut left: Vec<&Vec<u8>> = destination.iter().collect();
     for one in source {
-        let mut place = None;
         for (position, other) in left.iter().enumerate() {
             if comparison.same_document(one, other)? {
-                place = Some(position);
+                left.swap_remove(position);
                 break;
             }
         }
-        match place {
-            Some(place) => drop(left.swap_remove(place)),
-            None => return Ok(false),
-        }
     }
-    Ok(left.is_empty())
+    Ok(destination.len() - left.len())
 }
 
 /// Judges the documents that were found with one `_id`.
@@ -128,8 +123,13 @@ pub fn judge(
             true => Verdict::Same,
             false => Verdict::Content,
         },
-        (one, other) if same_documents(comparison, one, other)? => Verdict::Same,
-        (_, _) => Verdict::Repeated,
+        (one, other) => {
+            let pairs = pairs(comparison, one, other)?;
+            match pairs == one.len() && pairs == other.len() {
+                true => Verdict::Same,
+                false => Verdict::Repeated,
+            }
+        }
     })
 }
 
@@ -187,5 +187,17 @@ mod tests {
         check(&[&one, &other], &[&other, &one], Verdict::Same);
         check(&[&one, &one], &[&other, &one], Verdict::Repeated);
         check(&[&one, &other], &[], Verdict::Repeated);
+        let documents =
+            |given: &[&Vec<u8>]| -> Vec<Vec<u8>> { given.iter().copied().cloned().collect() };
+        let check_pairs = |source: &[&Vec<u8>], destination: &[&Vec<u8>], expected| {
+            let (source, destination) = (documents(source), documents(destination));
+            let found = pairs(Comparison::Bytes, &source, &destination).unwrap();
+            assert_eq!(found, expected);
+        };
+        check_pairs(&[&one, &other], &[&one], 1);
+        check_pairs(&[&one], &[&other, &one], 1);
+        check_pairs(&[&one, &one], &[&one], 1);
+        check_pairs(&[&one, &other], &[&other, &one], 2);
+        check_pairs(&[&one], &[&other], 0);
     }
 }

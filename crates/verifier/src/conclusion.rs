@@ -49,7 +49,7 @@ impl Shared {
             metadata_mismatches: survey.metadata.clone(),
             mismatches: Ledger::first(&self.store, self.settings.described_max).await?,
             unverified,
-            warnings: survey.warnings.clone(),
+            warnings: [survey.warnings.clone(), self.silences()].concat(),
             definition_changes: changes,
             may_do_better,
         }

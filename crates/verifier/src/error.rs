@@ -68,6 +68,16 @@ pub enum VerifyError {
         detail: String,
     },
 
+    /// What was seen of it may never have been.
+    #[error(
+        "the {side} at {address} is not what it was when this run began: {detail}; start again with the same options to begin anew"
+    )]
+    WentBack {
+        side: Side,
+        address: String,
+        detail: String,
+    },
+
     #[error("the {side} at {address} failed to {action}: {detail}")]
     Server {
         side: Side,
@@ -209,6 +219,7 @@ impl VerifyError {
             | VerifyError::Stopped
             | VerifyError::Interrupted(_)
             | VerifyError::NoChanges { .. }
+            | VerifyError::WentBack { .. }
             | VerifyError::Credentials { .. }
             | VerifyError::Privilege { .. }
             | VerifyError::Malformed { .. } => false,

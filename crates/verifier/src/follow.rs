@@ -55,6 +55,13 @@ pub async fn follow(shared: Arc<Shared>, side: Side, start: ClusterTime) -> Veri
         Ok(kept) => kept.map(|record: StreamRecord| record.mark),
         Err(error) => return error,
     };
+    // Behind what is known to be as it was, changes may have been put back.
+    if let Some(known) = shared.historian(side).resumed_at() {
+        mark = mark.map(|mark| match mark.time() {
+            Some(time) if time <= known => mark,
+            Some(_) | None => Mark::Time(known),
+        });
+    }
     let cluster = shared.side(side);
     let mut worked = Instant::now();
     loop {
@@ -102,8 +109,7 @@ impl Feed {
         };
         // A run may go on in another way than it began in: a time serves both.
         let time = match mark {
-            Some(Mark::Time(time)) => *time,
-            Some(Mark::Token(token)) => ClusterTime::of_token(token).unwrap_or(start),
+            Some(mark) => mark.time().unwrap_or(start),
             None => start,
         };
         match changes {

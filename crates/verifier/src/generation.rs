@@ -275,7 +275,7 @@ impl Shared {
                     chunks.push((pair.clone(), chunk));
                 }
             }
-            let mut done = futures_util::stream::iter(chunks)
+            let mut looking = futures_util::stream::iter(chunks)
                 .map(|(pair, chunk)| async move {
                     match pair {
                         Some(pair) => self.look_at_chunk(&pair, chunk, is_last).await,
@@ -283,18 +283,23 @@ impl Shared {
                     }
                 })
                 .buffer_unordered(self.settings.workers);
-            while let Some(ended) = done.next().await {
-                ended?;
+            let mut done = Vec::new();
+            while let Some(ended) = looking.next().await {
+                done.extend(ended?);
             }
+            self.cover().await?;
+            let deletes = done.into_iter().map(Change::Delete);
+            self.store.write(deletes.collect()).await?;
         }
     }
 
+    /// Looks at documents of one collection; returns the keys of what is done.
     async fn look_at_chunk(
         &self,
         pair: &Pair,
         chunk: Vec<(Vec<u8>, Recheck)>,
         is_last: bool,
-    ) -> Result<(), VerifyError> {
+    ) -> Result<Vec<Vec<u8>>, VerifyError> {
         // One that changed and differed is there twice.
         let mut changed: HashMap<&Value, Option<i64>> = HashMap::new();
         for (_, one) in &chunk {
@@ -329,7 +334,7 @@ impl Shared {
                 self.queue.add(&self.store, &again, Vec::new()).await?;
             }
         }
-        self.remove(chunk).await
+        Ok(keys(chunk))
     }
 
     /// Documents of collections that are not compared. If the survey does not know the name at
@@ -338,7 +343,7 @@ impl Shared {
         &self,
         survey: &Survey,
         chunk: Vec<(Vec<u8>, Recheck)>,
-    ) -> Result<(), VerifyError> {
+    ) -> Result<Vec<Vec<u8>>, VerifyError> {
         let known = |one: &Recheck| {
             let name = one.namespace.split_once('.');
             name.is_some_and(|(database, collection)| {
@@ -354,13 +359,12 @@ impl Shared {
             self.queue.add(&self.store, &unknown, Vec::new()).await?;
             self.status.definitions_have_changed();
         }
-        self.remove(chunk).await
+        Ok(keys(chunk))
     }
+}
 
-    async fn remove(&self, chunk: Vec<(Vec<u8>, Recheck)>) -> Result<(), VerifyError> {
-        let deletes = chunk.into_iter().map(|(key, _)| Change::Delete(key));
-        self.store.write(deletes.collect()).await
-    }
+fn keys(chunk: Vec<(Vec<u8>, Recheck)>) -> Vec<Vec<u8>> {
+    chunk.into_iter().map(|(key, _)| key).collect()
 }
 
 async fn feed(
@@ -405,6 +409,8 @@ async fn work(
                     counts: Some(counts),
                 };
                 let key = task_key(task.pair.collection, task.number);
+                // What is kept as done must have seen nothing that can be put back unnoticed.
+                shared.cover().await?;
                 shared.store.write(vec![put(key, &record)?]).await?;
                 shared.status.tasks_done.fetch_add(1, Ordering::Relaxed);
             }

@@ -5,6 +5,8 @@
 //! user may see its configuration), its name and members as the driver finds them, and the id of a
 //! sharded cluster (if the user may read `config`). What a user may not see is left out: an
 //! identity that is not noticed costs a run that proves nothing, and says so to nobody but its user.
+//! Files that were copied bring their ids along: two processes whose sets, or shards, have no server in common
+//! are two clusters, whatever ids they have.
 //!
 //! A cluster may be compared with itself as long as `--map` gives everything another name there.
 
@@ -14,6 +16,7 @@ use crate::settings::Settings;
 use crate::survey::Survey;
 use crate::topology::Topology;
 use bson::{Bson, Document, doc};
+use std::collections::BTreeSet;
 
 /// What is known of who a cluster is.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -23,6 +26,8 @@ pub struct Identity {
     /// The set's name and its members; none if the URI wants one member only.
     members: Option<(Bson, Bson)>,
     cluster_id: Option<Bson>,
+    /// All servers that it says it has: its members, or those of its shards.
+    hosts: BTreeSet<String>,
 }
 
 impl Identity {
@@ -33,13 +38,13 @@ impl Identity {
             .await?;
         // Both need privileges that a run does not, so that a refusal means nothing.
         let silent = "tell its identity";
-        let (mut set_id, mut cluster_id) = (None, None);
+        let mut identity = Identity::of_greeting(&hello, cluster.is_direct());
         match cluster.topology {
             Topology::Standalone => {}
             Topology::ReplicaSet => {
                 let command = doc! {"replSetGetConfig": 1};
                 let reply = cluster.command("admin", command, silent).await;
-                set_id = reply.ok().and_then(|reply| {
+                identity.set_id = reply.ok().and_then(|reply| {
                     let settings = reply.get_document("config").ok()?.get_document("settings");
                     settings.ok()?.get("replicaSetId").cloned()
                 });
@@ -47,16 +52,16 @@ impl Identity {
             Topology::Sharded => {
                 let command = doc! {"find": "version", "limit": 1};
                 let found = cluster.drain("config", command, silent).await;
-                cluster_id = found
+                identity.cluster_id = found
                     .ok()
                     .and_then(|found| found.first()?.get("clusterId").cloned());
+                for (_, hosts) in cluster.shards().await.unwrap_or_default() {
+                    let members = hosts.split_once('/').map_or(hosts.as_str(), |(_, all)| all);
+                    identity.hosts.extend(members.split(',').map(str::to_owned));
+                }
             }
         }
-        Ok(Identity {
-            set_id,
-            cluster_id,
-            ..Identity::of_greeting(&hello, cluster.is_direct())
-        })
+        Ok(identity)
     }
 
     fn of_greeting(hello: &Document, direct: bool) -> Identity {
@@ -65,7 +70,10 @@ impl Identity {
             .get("setName")
             .cloned()
             .zip(hello.get("hosts").cloned());
+        let hosts = hello.get_array("hosts").into_iter().flatten();
+        let hosts = hosts.filter_map(|host| host.as_str().map(str::to_owned));
         Identity {
+            hosts: hosts.collect(),
             process: version.and_then(|version| version.get("processId").cloned()),
             members: set.filter(|_| !direct),
             ..Identity::default()
@@ -76,8 +84,17 @@ impl Identity {
         fn agree<T: PartialEq>(one: &Option<T>, other: &Option<T>) -> bool {
             one.is_some() && one == other
         }
-        agree(&self.process, &other.process)
-            || agree(&self.set_id, &other.set_id)
+        if agree(&self.process, &other.process) {
+            return true;
+        }
+        // A copy of another's files has its ids, and servers of its own.
+        let differ = |one: &BTreeSet<String>, other: &BTreeSet<String>| {
+            !one.is_empty() && !other.is_empty() && one.is_disjoint(other)
+        };
+        if differ(&self.hosts, &other.hosts) {
+            return false;
+        }
+        agree(&self.set_id, &other.set_id)
             || agree(&self.members, &other.members)
             || agree(&self.cluster_id, &other.cluster_id)
     }
@@ -123,6 +140,17 @@ mod tests {
             ..Identity::default()
         };
         assert!(of_cluster(1).is_same(&of_cluster(1)));
+        let copied = |process: i32, hosts: &[&str], direct: bool| Identity {
+            set_id: Some(7.into()),
+            cluster_id: Some(7.into()),
+            ..Identity::of_greeting(&greeting(process, "r", hosts), direct)
+        };
+        for direct in [true, false] {
+            let one = copied(1, &["a:1", "b:1"], direct);
+            assert!(!one.is_same(&copied(2, &["c:1"], direct)));
+            assert!(one.is_same(&copied(2, &["b:1", "c:1"], direct)));
+            assert!(one.is_same(&copied(1, &["c:1"], direct)));
+        }
         assert!(!of_cluster(1).is_same(&of_cluster(2)));
     }
 }

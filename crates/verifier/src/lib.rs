@@ -12,6 +12,7 @@
 //! partition    cutting the order of _id       survey, sharding   what both sides have
 //! range_query  filters for a partition        plan, scan         tasks: two readers, one comparator
 //!                                             identity           whether both are one cluster
+//!                                             history            whether a side went back in time
 //!                                             hashing            what to hash documents with
 //!                                             natural, series    tasks of other kinds
 //! merge        the comparator                 recheck            documents looked up by _id
@@ -46,6 +47,7 @@ mod event;
 mod follow;
 mod generation;
 pub mod hashing;
+mod history;
 mod html;
 mod identity;
 mod lane;

@@ -114,6 +114,17 @@ enum Rule {
     Collection { from: Namespace, to: Namespace },
 }
 
+impl Rule {
+    fn is_about_the_same(&self, other: &Rule) -> bool {
+        match (self, other) {
+            (Rule::Database { from, .. }, Rule::Database { from: other, .. }) => from == other,
+            (Rule::Collection { from, .. }, Rule::Collection { from: other, .. }) => from == other,
+            (Rule::Database { .. }, Rule::Collection { .. })
+            | (Rule::Collection { .. }, Rule::Database { .. }) => false,
+        }
+    }
+}
+
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -131,13 +142,19 @@ pub struct Mapping {
 
 impl Mapping {
     pub fn parse(texts: &[String]) -> Result<Mapping, VerifyError> {
-        let mut rules = Vec::new();
+        let mut rules: Vec<Rule> = Vec::new();
         for text in texts {
             let rule = parse_rule(text).ok_or_else(|| {
                 VerifyError::settings(format!(
                     "the mapping {text:?} is not understood: write database=database or database.collection=database.collection"
                 ))
             })?;
+            let same = |known: &&Rule| known.is_about_the_same(&rule);
+            if let Some(known) = rules.iter().find(same) {
+                return Err(VerifyError::settings(format!(
+                    "--map {known} and --map {rule} are about the same name: give it one name on the destination"
+                )));
+            }
             rules.push(rule);
         }
         Ok(Mapping { rules })
@@ -337,6 +354,12 @@ mod tests {
         for wrong in ["a", "a=", "a.b=c", "=b", "a.=b.c"] {
             assert!(Mapping::parse(&[wrong.to_owned()]).is_err(), "{wrong}");
         }
+        for twice in [["a=b", "a=c"], ["a.x=b.y", "a.x=b.z"], ["a=b", "a=b"]] {
+            let error = Mapping::parse(&twice.map(str::to_owned)).unwrap_err();
+            assert!(error.to_string().contains("the same name"), "{error}");
+        }
+        // A rule for a collection is an exception from that for its database.
+        assert!(Mapping::parse(&["a=b", "a.x=b.y"].map(str::to_owned)).is_ok());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::namespace::Namespace;
 use bson::{Document, RawDocumentBuf, doc};
 use futures_util::StreamExt;
 use mongodb::error::Error as DriverError;
+use mongodb::options::SelectionCriteria;
 use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
 
 /// What is read of documents in order of `_id`.
@@ -303,10 +304,24 @@ impl Cluster {
         batch_documents: u32,
         action: &str,
     ) -> Result<Documents, DriverError> {
+        let from = self.reads_from.clone();
+        self.open_at(database, command, batch_documents, action, from)
+            .await
+    }
+
+    /// As [`Cluster::open`], at such a member.
+    pub(crate) async fn open_at(
+        &self,
+        database: &str,
+        command: RawDocumentBuf,
+        batch_documents: u32,
+        action: &str,
+        from: SelectionCriteria,
+    ) -> Result<Documents, DriverError> {
         let database = self.client.database(database);
         let mut request = database
             .run_raw_cursor_command(command)
-            .selection_criteria(self.reads_from.clone());
+            .selection_criteria(from);
         if batch_documents > 0 {
             request = request.batch_size(batch_documents);
         }

@@ -3,7 +3,7 @@
 //! Only this gives verdicts. Both sides are read at the same time (large documents one by one), after whatever cluster time is
 //! known of them, and what is found is matched by the exact bytes of the `_id`.
 
-use crate::compare::{Verdict, judge};
+use crate::compare::{Verdict, judge, pairs};
 use crate::difference::differences;
 use crate::element::{Malformed, Value};
 use crate::error::VerifyError;
@@ -27,6 +27,8 @@ pub struct Looked {
     pub judged: Judged,
     pub on_source: u64,
     pub on_destination: u64,
+    /// How many of the source's documents the destination has.
+    pub pairs: u64,
 }
 
 /// Documents by their `_id`s.
@@ -144,6 +146,11 @@ impl Shared {
             },
             on_source: source.len() as u64,
             on_destination: destination.len() as u64,
+            pairs: match kind {
+                None => source.len(),
+                Some(MismatchKind::Repeated) => pairs(comparison, source, destination)?,
+                Some(MismatchKind::Missing | MismatchKind::Extra | MismatchKind::Content) => 0,
+            } as u64,
         })
     }
 }

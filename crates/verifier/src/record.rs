@@ -7,6 +7,7 @@
 //! q generation name 0 digest why  a document to be looked at again in that generation
 //! m name 0 digest                 a document that differed when it was last looked at
 //! s side                          how far the side's changes are known
+//! h side                          what shows that the side did not go back in time
 //! e time side name                a change of collections or indexes during the run
 //! x name                          a collection that is to be scanned anew
 //! ```
@@ -141,6 +142,16 @@ pub enum Mark {
     Time(ClusterTime),
 }
 
+impl Mark {
+    /// Up to where changes are known; None for a token of a form that is not known.
+    pub fn time(&self) -> Option<ClusterTime> {
+        match self {
+            Mark::Token(token) => ClusterTime::of_token(token),
+            Mark::Time(time) => Some(*time),
+        }
+    }
+}
+
 /// A change of collections or indexes during the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefinitionChange {
@@ -207,6 +218,10 @@ fn named(mut key: Vec<u8>, namespace: &str, id: &Value) -> Vec<u8> {
 
 pub fn stream_key(side: Side) -> Vec<u8> {
     vec![b's', side as u8]
+}
+
+pub fn history_key(side: Side) -> Vec<u8> {
+    vec![b'h', side as u8]
 }
 
 /// The same change has the same key, so that an event that is read twice is kept once.

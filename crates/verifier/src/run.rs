@@ -15,7 +15,8 @@
 //! - a document that differs goes into the **ledger** and into the next queue, before the task or the
 //!   queue entry that it came from is done;
 //! - the **generation**, after its queue was closed and before it is worked off;
-//! - the times at which **writes went off**.
+//! - the times at which **writes went off**;
+//! - what shows that a side did not go back in time (see `history`), before anything is marked as done.
 //!
 //! Every write may be the last of a process. Repeating what was not marked as done is harmless, so
 //! the next process goes on from the marks (`kill -9` at any time). A run is forgotten by whoever
@@ -27,7 +28,8 @@
 //! recheck was put into a queue that was open then, so it was worked off later, by a read that waits for
 //! the time of *c* on the side that changed; the other side did not change any more, or its own last
 //! change has its own recheck. So the last look at the document saw its last state on both sides.
-//! All looks are read at majority: what they saw cannot be rolled back. The last generation begins
+//! All looks are read at majority: what they saw cannot be rolled back, and a side that somebody put
+//! back is noticed (see `history`). The last generation begins
 //! after both streams passed a time taken when writes were off, so no change is still to come.
 //! Collections are subject to the same argument by their uuids (see `collections`).
 //!
@@ -42,6 +44,7 @@ use crate::error::VerifyError;
 use crate::follow::follow;
 use crate::generation::Pairs;
 use crate::hashing;
+use crate::history::{self, Historian};
 use crate::identity::Identity;
 use crate::lane::Lanes;
 use crate::ledger::Ledger;
@@ -151,7 +154,8 @@ impl Run {
             crate::store::forget(&settings.place).await?;
         }
         let store = Store::open(&settings.place).await?;
-        let kept = unfinished(&store, &settings).await?;
+        let historians = [Historian::new(&source), Historian::new(&destination)];
+        let kept = unfinished(&store, &settings, &historians).await?;
         let resumed = kept.is_some();
         let record = match kept {
             Some(record) => record,
@@ -160,9 +164,16 @@ impl Run {
                     source.check_can_be_followed(settings.changes)?;
                     destination.check_can_be_followed(settings.changes)?;
                 }
-                begin_record(&store, &settings, now).await?
+                let record = begin_record(&store, &settings, now).await?;
+                for historian in &historians {
+                    historian.begin(&store).await?;
+                }
+                record
             }
         };
+        for silence in historians.iter().filter_map(Historian::silence) {
+            eprintln!("terndb verify: warning: {silence}");
+        }
         if record.start.is_some() && settings.writes == Writes::Off {
             // Begun while clusters were written; that they are off now is news.
             settings.writes = Writes::On;
@@ -188,6 +199,7 @@ impl Run {
             started: Instant::now(),
             nodes: Nodes::default(),
             lanes: Lanes::default(),
+            historians,
         });
         let mut run = Run {
             shared,
@@ -225,6 +237,9 @@ impl Run {
                 shared.ledger.forget(&shared.store, name).await?;
             }
             self.record = begin_record(&shared.store, &shared.settings, now).await?;
+            for historian in &shared.historians {
+                historian.begin(&shared.store).await?;
+            }
             self.resumed = false;
         }
         Ok(())
@@ -238,6 +253,7 @@ impl Run {
                 beside.spawn(follow(self.shared.clone(), side, start.on(side)));
             }
         }
+        beside.spawn(history::watch(self.shared.clone()));
         let showing = {
             let (shared, display) = (self.shared.clone(), self.shared.settings.display);
             tokio::spawn(progress::show(shared, display, self.control.clone()))
@@ -256,6 +272,17 @@ impl Run {
         showing.abort();
         // Bars must be off the screen before the report is on it; an aborted task is an expected error.
         let _ = showing.await;
+        let ended = match ended {
+            Ok(()) => self.shared.cover().await,
+            // A side that went back in time fails in many ways; the cause is what to say.
+            Err(error) if !matches!(error, VerifyError::State { .. }) => {
+                match self.shared.cover_once().await {
+                    Err(cause @ VerifyError::WentBack { .. }) => Err(cause),
+                    Ok(()) | Err(_) => Err(error),
+                }
+            }
+            Err(error) => Err(error),
+        };
         ended?;
         self.shared.status.enter(Phase::Idle);
         let report =

@@ -14,6 +14,7 @@ use crate::cluster::{Cluster, CollectionSize};
 use crate::digest::FastMap;
 use crate::element::{Malformed, Value, ValueRef};
 use crate::error::VerifyError;
+use crate::history::Historians;
 use crate::lane::{Lanes, TaskLane, Weight};
 use crate::ledger::{Judged, Ledger};
 use crate::merge::{Batch, Merge, Need, Side, id_of};
@@ -57,6 +58,7 @@ pub struct Shared {
     pub started: Instant,
     pub nodes: Nodes,
     pub lanes: Lanes,
+    pub historians: Historians,
 }
 
 /// A collection on both sides.
@@ -148,6 +150,8 @@ pub struct Running<'a> {
     pub task: &'a Task,
     pub shared: &'a Arc<Shared>,
     suspects: Vec<Value>,
+    /// Those that are counted as equal already, and whose `_id` somebody has twice.
+    repeated: Vec<Value>,
     /// Those that were found on both sides: where the order of two streams is not the one we
     /// think, a document can be a suspect once from each.
     seen: HashMap<u64, Seen>,
@@ -162,6 +166,7 @@ impl Task {
             task: self,
             shared,
             suspects: Vec::new(),
+            repeated: Vec::new(),
             seen: HashMap::new(),
             lane: shared.lanes.for_task(),
             counts: Counts::default(),
@@ -290,18 +295,16 @@ impl Running<'_> {
             let ids: Vec<ValueRef<'_>> = ids
                 .collect::<Result<_, _>>()
                 .map_err(|Malformed| self.malformed())?;
-            let mut same = vec![None; ids.len()];
-            // How many of the destination's documents have counterparts here: others, on other shards of
-            // the source, count there.
-            let mut copies = vec![0_u64; ids.len()];
-            let places: FastMap<ValueRef<'_>, usize> = ids
-                .iter()
-                .enumerate()
-                .map(|(place, id)| (*id, place))
-                .collect();
-            for id in &ids {
-                copies[places[id]] += 1;
+            let mut fetched_with = vec![0; ids.len()];
+            let mut same = vec![false; ids.len()];
+            let mut places: FastMap<ValueRef<'_>, usize> = FastMap::default();
+            places.reserve(ids.len());
+            // Where the same `_id` stood before, as it can only on another shard.
+            let mut before = vec![None; ids.len()];
+            for (place, id) in ids.iter().enumerate() {
+                before[place] = places.insert(*id, place);
             }
+            let places_of = |last: usize| std::iter::successors(Some(last), |at| before[*at]);
             let filter = both(ids_filter(&ids), self.shared.settings.filter.as_deref());
             let destination = &self.shared.destination;
             let mut fetched = destination
@@ -312,28 +315,40 @@ impl Running<'_> {
                 for other in others.documents() {
                     let id = id_of(other).map_err(|Malformed| self.malformed())?;
                     // Where types compare equal, more is found than was asked for.
-                    let Some(&place) = places.get(&id) else {
+                    let Some(&last) = places.get(&id) else {
                         continue;
                     };
-                    if copies[place] > 0 {
-                        copies[place] -= 1;
+                    // Of the destination's documents those count that have counterparts here: others, on
+                    // other shards of the source, count there.
+                    if fetched_with[last] < places_of(last).count() {
                         self.counts.destination_documents += 1;
                         self.counts.destination_bytes += other.len() as u64;
                     }
                     let comparison = self.shared.settings.comparison;
-                    let equal = comparison
-                        .same_document(chunk[place], other)
-                        .map_err(|Malformed| self.malformed())?;
-                    same[place] = Some(equal && same[place].is_none());
+                    let mut paired = false;
+                    for place in places_of(last) {
+                        fetched_with[place] += 1;
+                        if !paired && !same[place] {
+                            paired = comparison
+                                .same_document(chunk[place], other)
+                                .map_err(|Malformed| self.malformed())?;
+                            same[place] = paired;
+                        }
+                    }
                 }
             }
-            for (id, same) in ids.iter().zip(same) {
-                match same {
-                    Some(true) => self.counts.equal += 1,
-                    Some(false) | None => self.suspects.push(id.to_value()),
+            for (place, id) in ids.iter().enumerate() {
+                self.counts.equal += u64::from(same[place]);
+                let is_single =
+                    fetched_with[place] == 1 && places[id] == place && before[place].is_none();
+                if !same[place] {
+                    self.suspects.push(id.to_value());
+                } else if !is_single {
+                    // It counts already; what is to be said of its `_id` is not known.
+                    self.repeated.push(id.to_value());
                 }
             }
-            if self.suspects.len() >= SUSPECTS_MAX {
+            if self.suspects.len() + self.repeated.len() >= SUSPECTS_MAX {
                 self.look_again().await?;
             }
         }
@@ -357,6 +372,12 @@ impl Running<'_> {
                 *count == 1
             }
         });
+        for id in std::mem::take(&mut self.repeated) {
+            if !seen.contains_key(&hash(&id)) && !documents.contains_key(&id) {
+                documents.insert(id.clone(), 0);
+                self.suspects.push(id);
+            }
+        }
         self.counts.rechecked += self.suspects.len() as u64;
         let pair = &self.task.pair;
         for ids in self.suspects.chunks(Shared::looked_up_at_once(pair)) {
@@ -366,14 +387,15 @@ impl Running<'_> {
                 if !by_record && looked.on_source.max(looked.on_destination) > 1 {
                     self.counts.duplicates += 1;
                 }
+                let here = documents.get(&looked.judged.id).copied().unwrap_or(0);
+                self.counts.equal += match (&self.task.part, looked.judged.kind) {
+                    (Part::Ids, _) => 0,
+                    (_, None) if by_record => here.min(looked.on_source),
+                    (_, Some(_)) if by_record => 0,
+                    (_, _) => looked.pairs,
+                };
                 match looked.judged.kind {
                     None => {
-                        let here = documents.get(&looked.judged.id).copied().unwrap_or(0);
-                        self.counts.equal += match self.task.part {
-                            Part::Ids => 0,
-                            _ if by_record => here.min(looked.on_source),
-                            _ => looked.on_source,
-                        };
                         seen.insert(hash(&looked.judged.id), Seen::Same);
                         continue;
                     }

@@ -2,7 +2,8 @@
 //!
 //! A measurement need not have an `_id` of its own, the order of its fields is that of the bucket
 //! it happens to lie in, and change streams do not tell of it. So both sides are read in order of
-//! time, measurements of one time are compared as a bag, fields in any order, and a collection is
+//! time, measurements of one time are compared as a bag, fields in any order (those of documents within only if
+//! order is to be ignored), and a collection is
 //! compared once: at the end, when writes are off.
 //!
 //! ```text
@@ -13,8 +14,8 @@
 //! A mismatch is named by the whole measurement. Memory is one batch for each side and the
 //! measurements of one time.
 
-use crate::compare::sorted_fields;
-use crate::element::{Malformed, Value, field, kind};
+use crate::compare::{Comparison, sorted_fields};
+use crate::element::{Element, LEVELS_MAX, Malformed, Value, check_depth, elements, field, kind};
 use crate::error::VerifyError;
 use crate::ledger::Judged;
 use crate::merge::{Batch, Side};
@@ -43,14 +44,33 @@ impl Measurements {
     }
 }
 
-/// The fields of a measurement, by name: where they stand in it says nothing.
-fn normalized(measurement: &[u8]) -> Result<Vec<u8>, Malformed> {
+/// The fields of a measurement, by name: where they stand in it says nothing. Within its values the order
+/// of fields counts, unless it is to be ignored.
+fn normalized(comparison: Comparison, measurement: &[u8]) -> Result<Vec<u8>, Malformed> {
+    if comparison == Comparison::IgnoreFieldOrder {
+        check_depth(measurement, LEVELS_MAX)?;
+    }
+    rewritten(comparison, &sorted_fields(measurement)?)
+}
+
+fn rewritten(comparison: Comparison, fields: &[Element<'_>]) -> Result<Vec<u8>, Malformed> {
     let mut bytes = vec![0; 4];
-    for element in sorted_fields(measurement)? {
+    for element in fields {
         bytes.push(element.value.kind);
         bytes.extend_from_slice(element.name);
         bytes.push(0);
-        bytes.extend_from_slice(element.value.bytes);
+        let inner = element.value.bytes;
+        match (comparison, element.value.kind) {
+            (Comparison::IgnoreFieldOrder, kind::DOCUMENT) => {
+                bytes.extend(rewritten(comparison, &sorted_fields(inner)?)?);
+            }
+            (Comparison::IgnoreFieldOrder, kind::ARRAY) => {
+                // Its items keep their places.
+                let items = elements(inner)?.collect::<Result<Vec<_>, _>>()?;
+                bytes.extend(rewritten(comparison, &items)?);
+            }
+            (_, _) => bytes.extend_from_slice(inner),
+        }
     }
     bytes.push(0);
     let length = i32::try_from(bytes.len()).map_err(|_| Malformed)?;
@@ -155,7 +175,9 @@ impl Running<'_> {
             if time_of(head, time_field).map_err(malformed)? != *time {
                 return Ok(gathered);
             }
-            *bag.entry(normalized(head).map_err(malformed)?).or_default() += sign;
+            let comparison = self.shared.settings.comparison;
+            let measurement = normalized(comparison, head).map_err(malformed)?;
+            *bag.entry(measurement).or_default() += sign;
             from.position += 1;
             gathered += 1;
         }
@@ -185,5 +207,39 @@ impl Running<'_> {
         let name = self.task.pair.source.to_string();
         let shared = self.shared;
         shared.ledger.note(&shared.store, &name, &judged).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bson::{Document, doc};
+
+    #[test]
+    fn order_within_values_counts_unless_it_is_ignored() {
+        let check = |one: Document, other: Document, by_bytes: bool, ignoring_order: bool| {
+            let expected = [
+                (Comparison::Bytes, by_bytes),
+                (Comparison::IgnoreFieldOrder, ignoring_order),
+            ];
+            for (comparison, expected) in expected {
+                let rewritten =
+                    |given: &Document| normalized(comparison, &given.to_vec().unwrap()).unwrap();
+                let same = rewritten(&one) == rewritten(&other);
+                assert_eq!(same, expected, "{comparison:?} {one} {other}");
+            }
+        };
+        check(doc! {"a": 1, "b": 2}, doc! {"b": 2, "a": 1}, true, true);
+        check(
+            doc! {"t": 1, "m": {"a": 1, "b": [{"c": 1, "d": {"e": 1, "f": 2}}]}},
+            doc! {"m": {"b": [{"d": {"f": 2, "e": 1}, "c": 1}], "a": 1}, "t": 1},
+            false,
+            true,
+        );
+        check(doc! {"a": [1, 2]}, doc! {"a": [2, 1]}, false, false);
+        check(doc! {"a": {"b": 1}}, doc! {"a": {"b": 1.0}}, false, false);
+        let whole = doc! {"a": {"b": [1, {"c": 2}]}, "z": "x"}.to_vec().unwrap();
+        let same = normalized(Comparison::IgnoreFieldOrder, &whole).unwrap();
+        assert_eq!(same, whole);
     }
 }

@@ -7,11 +7,11 @@
 use crate::cluster::Cluster;
 use crate::error::VerifyError;
 use crate::merge::Side;
-use crate::metadata::{MetadataMismatch, same_setting, show};
+use crate::metadata::{MetadataMismatch, Numbers, document, same_setting, show};
 use crate::namespace::Namespace;
 use crate::report::Unverified;
 use crate::topology::Topology;
-use bson::{Bson, Document, doc};
+use bson::{Document, doc};
 use std::collections::HashMap;
 
 /// The keys of sharded collections by their names, with whether they are unique.
@@ -87,11 +87,12 @@ impl BothShardKeys {
         let same = match (one, other) {
             (None, None) => true,
             (Some(one), Some(other)) => {
-                same_setting(&Bson::Document(one.clone()), &Bson::Document(other.clone()))
+                let (one, other) = (bytes(one), bytes(other));
+                same_setting(document(&one), document(&other), Numbers::ByValue)
             }
             (_, _) => false,
         };
-        let shown = |key: Option<&Document>| key.map(|key| show(&Bson::Document(key.clone())));
+        let shown = |key: Option<&Document>| key.map(|key| show(document(&bytes(key))));
         (!same).then(|| MetadataMismatch {
             namespace: name.to_string(),
             what: "shard key".to_owned(),
@@ -99,6 +100,10 @@ impl BothShardKeys {
             destination: shown(other),
         })
     }
+}
+
+fn bytes(key: &Document) -> Vec<u8> {
+    key.to_vec().expect("a document of ours")
 }
 
 async fn shard_keys(cluster: &Cluster) -> Result<ShardKeys, VerifyError> {

@@ -118,7 +118,7 @@ impl Survey {
                     });
                     return Ok(());
                 }
-                entry.time_field().map(str::to_owned)
+                entry.time_field()
             }
             // Of a view there is nothing beside its definition; another pair is a mismatch already.
             (_, _) => return Ok(()),

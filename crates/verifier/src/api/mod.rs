@@ -108,6 +108,7 @@ fn failed(error: &VerifyError) -> Response {
         | VerifyError::Stopped
         | VerifyError::NoChanges { .. }
         | VerifyError::Server { .. }
+        | VerifyError::WentBack { .. }
         | VerifyError::Malformed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
     };
     refused(code, &error.to_string())

@@ -8,6 +8,7 @@
 use super::lease::Lease;
 use super::{Change, Entry, failed};
 use crate::error::VerifyError;
+use crate::record::run_key;
 use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, Document, doc};
 use futures_util::TryStreamExt;
@@ -17,6 +18,8 @@ use mongodb::{Client, Collection, Database};
 use std::ops::Bound;
 use std::time::Duration;
 
+/// Where an earlier version kept its entries.
+const EARLIER: &str = "state";
 const CHANGES_AT_ONCE: usize = 1000;
 const ATTEMPTS: u32 = 6;
 
@@ -29,15 +32,20 @@ pub struct DatabaseStore {
 
 impl DatabaseStore {
     pub async fn open(uri: &str, name: &str) -> Result<DatabaseStore, VerifyError> {
-        let place = format!("{}, database {name}", crate::cluster::shown_address(uri));
+        let (database, place) = connect(uri, name).await?;
         let wrong = |error: DriverError| VerifyError::of_meta(&place, &error);
-        let mut options = ClientOptions::parse(uri).await.map_err(wrong)?;
-        options.server_selection_timeout = Some(Duration::from_secs(10));
-        options.read_concern = Some(ReadConcern::majority());
-        options.selection_criteria =
-            Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
-        let client = Client::with_options(options).map_err(wrong)?;
-        let database = client.database(name);
+        if earlier(&database).await.map_err(wrong)?.is_some() {
+            return Err(failed(
+                &place,
+                format!(
+                    "its collection {EARLIER} holds a run of an earlier version of this program, which cannot be gone on with: end it with that version, give it up with --restart, or name another database with --meta-database"
+                ),
+            ));
+        }
+        DatabaseStore::take(database, place).await
+    }
+
+    async fn take(database: Database, place: String) -> Result<DatabaseStore, VerifyError> {
         let lease = Lease::take(&database, &place).await?;
         Ok(DatabaseStore {
             entries: database.collection(&lease.entries()),
@@ -153,9 +161,16 @@ impl DatabaseStore {
         &self.lease
     }
 
-    /// Leaves nothing behind that a later run would take for a collection of one side alone.
-    pub async fn remove(self) -> Result<(), VerifyError> {
-        self.lease.remove_all().await
+    /// Removes the run that is kept there, one of an earlier version too. Leaves nothing behind that a later
+    /// run would take for a collection of one side alone.
+    pub async fn remove(uri: &str, name: &str) -> Result<(), VerifyError> {
+        let (database, place) = connect(uri, name).await?;
+        let wrong = |error: DriverError| VerifyError::of_meta(&place, &error);
+        if let Some(entries) = earlier(&database).await.map_err(wrong)? {
+            entries.drop().await.map_err(wrong)?;
+        }
+        let store = DatabaseStore::take(database, place).await?;
+        store.lease.remove_all().await
     }
 
     fn broken(&self, error: &DriverError) -> VerifyError {
@@ -172,6 +187,26 @@ impl DatabaseStore {
     fn damaged(&self) -> VerifyError {
         failed(&self.place, "it holds entries that are not the verifier's")
     }
+}
+
+async fn connect(uri: &str, name: &str) -> Result<(Database, String), VerifyError> {
+    let place = format!("{}, database {name}", crate::cluster::shown_address(uri));
+    let wrong = |error: DriverError| VerifyError::of_meta(&place, &error);
+    let mut options = ClientOptions::parse(uri).await.map_err(wrong)?;
+    options.server_selection_timeout = Some(Duration::from_secs(10));
+    options.read_concern = Some(ReadConcern::majority());
+    options.selection_criteria = Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
+    let client = Client::with_options(options).map_err(wrong)?;
+    Ok((client.database(name), place))
+}
+
+/// The entries of an earlier version, which kept them under a name that others may use as well: known
+/// by its record of a run, which no one else has reason to write.
+async fn earlier(database: &Database) -> Result<Option<Collection<Document>>, DriverError> {
+    let entries = database.collection::<Document>(EARLIER);
+    let run = doc! {"_id": hexadecimal(&run_key()), "v": {"$type": "binData"}};
+    let found = entries.find_one(run).await?;
+    Ok(found.map(|_| entries))
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

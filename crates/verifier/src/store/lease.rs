@@ -45,6 +45,8 @@ const RENEWED_EVERY: Duration = Duration::from_secs(10);
 const LAPSES_AFTER_MS: i64 = 60_000;
 const DUPLICATE_KEY: i32 = 11000;
 const NAMESPACE_NOT_FOUND: i32 = 26;
+/// How often the lease is looked at while others take and leave it.
+const TAKINGS: u32 = 20;
 /// How often the entries are looked for while others rename them.
 const ADOPTIONS: u32 = 10;
 
@@ -67,35 +69,48 @@ impl Lease {
     /// Takes the lease and what it is for, or says who has it.
     pub async fn take(database: &Database, place: &str) -> Result<Lease, VerifyError> {
         let broken = |error: DriverError| VerifyError::of_meta(place, &error);
-        let now = server_time(database).await.map_err(broken)?;
-        let (mut first, mut token) = (now.timestamp_millis(), now.timestamp_millis());
-        let inserted = owners(database).insert_one(owner(first, token, now)).await;
-        match inserted {
-            Ok(_) => {}
-            Err(error) if is_duplicate(&error) => {
-                let held = owners(database).find_one(doc! {"_id": KEY}).await;
-                let held = held.map_err(broken)?.unwrap_or_default();
-                first = held.get_i64("first").unwrap_or(first);
-                token = token.max(held.get_i64("token").unwrap_or_default() + 1);
-                // Only if it is still what was judged: of two who find it free one gets it.
-                let mut judged = doc! {"_id": KEY, "token": held.get("token")};
-                let replaced = match why_free(&held, now) {
-                    Some(why) => {
-                        if why == Free::Lapsed {
-                            judged.insert("renewed", held.get("renewed"));
-                        }
-                        let mine = owner(first, token, now);
-                        let replaced = owners(database).replace_one(judged, mine).await;
-                        replaced.map_err(broken)?.matched_count
-                    }
-                    None => 0,
-                };
-                if replaced == 0 {
-                    return Err(in_use(place, &held));
-                }
+        let mut tries = 0;
+        let (first, token) = loop {
+            let now = server_time(database).await.map_err(broken)?;
+            let (mut first, mut token) = (now.timestamp_millis(), now.timestamp_millis());
+            let inserted = owners(database).insert_one(owner(first, token, now)).await;
+            match inserted {
+                Ok(_) => break (first, token),
+                Err(error) if is_duplicate(&error) => {}
+                Err(error) => return Err(broken(error)),
             }
-            Err(error) => return Err(broken(error)),
-        }
+            let held = owners(database).find_one(doc! {"_id": KEY}).await;
+            tries += 1;
+            let Some(held) = held.map_err(broken)? else {
+                // Its owner left between the two looks.
+                if tries < TAKINGS {
+                    continue;
+                }
+                return Err(super::failed(
+                    place,
+                    "other processes come and go there all the time: start again, or name another database with --meta-database",
+                ));
+            };
+            first = held.get_i64("first").unwrap_or(first);
+            token = token.max(held.get_i64("token").unwrap_or_default() + 1);
+            // Only if it is still what was judged: of two who find it free one gets it.
+            let mut judged = doc! {"_id": KEY, "token": held.get("token")};
+            let Some(why) = why_free(&held, now) else {
+                return Err(in_use(place, &held));
+            };
+            if why == Free::Lapsed {
+                judged.insert("renewed", held.get("renewed"));
+            }
+            let mine = owner(first, token, now);
+            let replaced = owners(database).replace_one(judged, mine).await;
+            if replaced.map_err(broken)?.matched_count > 0 {
+                break (first, token);
+            }
+            // It is no longer what was judged: somebody was faster, or its owner left.
+            if tries == TAKINGS {
+                return Err(in_use(place, &held));
+            }
+        };
         let (losing, lost) = watch::channel(false);
         let renewing = tokio::spawn(renew(database.clone(), token, losing));
         let lease = Lease {

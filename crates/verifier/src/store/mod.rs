@@ -162,10 +162,7 @@ pub async fn forget(place: &Place) -> Result<(), VerifyError> {
     match place {
         Place::Memory => Ok(()),
         Place::Directory(path) => directory::remove(path),
-        Place::Database { uri, name } => {
-            let store = DatabaseStore::open(uri, name).await?;
-            store.remove().await
-        }
+        Place::Database { uri, name } => DatabaseStore::remove(uri, name).await,
     }
 }
 

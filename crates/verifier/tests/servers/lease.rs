@@ -18,6 +18,10 @@ fn a_run_has_one_owner() -> Result<()> {
 pub async fn on_any_servers(servers: &Servers) -> Result<()> {
     who_gets_it(servers).await.context("who gets a lease")?;
     replaced(servers).await.context("a replaced owner")?;
+    come_and_go(servers).await.context("come and go")?;
+    of_an_earlier_version(servers)
+        .await
+        .context("an earlier version")?;
     between_taking_and_renaming(servers)
         .await
         .context("an owner that died early")?;
@@ -149,6 +153,48 @@ async fn replaced(servers: &Servers) -> Result<()> {
     nothing_is_left(servers).await
 }
 
+/// An owner may leave between two looks at who it is: nobody is told of one that there is not.
+async fn come_and_go(servers: &Servers) -> Result<()> {
+    let place = place(servers);
+    let visits = async || -> Result<()> {
+        for _ in 0..8 {
+            let opened = Store::open(&place).await.map(drop);
+            // Each takes it from the others, whose trouble with that is not what is looked for.
+            for error in [opened.err(), forget(&place).await.err()]
+                .into_iter()
+                .flatten()
+            {
+                ensure!(!error.to_string().contains("process 0 "), "{error}");
+            }
+        }
+        Ok(())
+    };
+    tokio::try_join!(visits(), visits(), visits())?;
+    until_nothing_is_left(servers).await
+}
+
+/// Its entries are told from a collection that only has the same name.
+async fn of_an_earlier_version(servers: &Servers) -> Result<()> {
+    let database = servers.destination.database("verify_lease");
+    let state = database.collection::<Document>("state");
+    state.insert_one(doc! {"_id": 1, "v": "theirs"}).await?;
+    let place = place(servers);
+    drop(Store::open(&place).await?);
+    forget(&place).await?;
+    ensure!(state.count_documents(doc! {}).await? == 1);
+    let value = bson::Binary {
+        subtype: bson::spec::BinarySubtype::Generic,
+        bytes: vec![5, 0, 0, 0, 0],
+    };
+    state.insert_one(doc! {"_id": "72", "v": value}).await?;
+    let Err(error) = Store::open(&place).await else {
+        bail!("it was taken for nothing");
+    };
+    ensure!(error.to_string().contains("earlier version"), "{error}");
+    forget(&place).await?;
+    nothing_is_left(servers).await
+}
+
 async fn between_taking_and_renaming(servers: &Servers) -> Result<()> {
     let place = place(servers);
     put(&Store::open(&place).await?, "a", "1").await?;
@@ -184,6 +230,10 @@ async fn no_verdict_without_it(servers: &Servers) -> Result<()> {
     let lapsed = doc! {"$set": {"renewed": bson::DateTime::from_millis(0)}};
     owners(servers).update_one(doc! {}, lapsed).await?;
     // A write that the run had sent when it ended may be made after the first of these.
+    until_nothing_is_left(servers).await
+}
+
+async fn until_nothing_is_left(servers: &Servers) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         forget(&place(servers)).await?;

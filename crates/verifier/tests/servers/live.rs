@@ -5,7 +5,9 @@ use anyhow::{Context, Result, ensure};
 use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::Client;
-use std::time::Duration;
+use mongodb::error::{ErrorKind, TRANSIENT_TRANSACTION_ERROR, WriteFailure};
+use mongodb::results::UpdateResult;
+use std::time::{Duration, Instant};
 use verifier::namespace::Pattern;
 use verifier::settings::{Changes, Partitioning};
 use verifier::{Control, Outcome, Report, Settings, verify, verify_controlled};
@@ -52,9 +54,12 @@ async fn played(servers: &Servers) -> Result<()> {
 }
 
 const RUN_DEADLINE: Duration = Duration::from_secs(600);
+/// How long what passes may take.
+const PASSING: Duration = Duration::from_secs(60);
+const DUPLICATE_KEY: i32 = 11000;
 
 /// A run in the background; `act` says when writes are off.
-async fn while_running<T>(
+pub async fn while_running<T>(
     settings: Settings,
     act: impl AsyncFnOnce() -> Result<T>,
 ) -> Result<(Report, T)> {
@@ -101,6 +106,24 @@ async fn quiet(servers: &Servers) -> Result<()> {
     Ok(())
 }
 
+/// Of two clients that insert the same document at once one may be told that it is there already.
+async fn upserted<A>(ask: impl Fn() -> A) -> Result<()>
+where
+    A: IntoFuture<Output = mongodb::error::Result<UpdateResult>>,
+{
+    let deadline = Instant::now() + PASSING;
+    loop {
+        match ask().await {
+            Ok(_) => return Ok(()),
+            Err(error) => match error.kind.as_ref() {
+                ErrorKind::Write(WriteFailure::WriteError(told))
+                    if told.code == DUPLICATE_KEY && Instant::now() < deadline => {}
+                _ => return Err(error.into()),
+            },
+        }
+    }
+}
+
 /// Writes to the source as an application would.
 async fn application(client: Client, database: &str, seed: u64, rounds: usize) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -116,17 +139,19 @@ async fn application(client: Client, database: &str, seed: u64, rounds: usize) -
             }
             3..6 => {
                 let update = doc! {"$inc": {"n": 1}, "$set": {"t": random.u32(..)}};
-                collection
-                    .update_one(doc! {"_id": id}, update)
-                    .upsert(true)
-                    .await?;
+                upserted(|| {
+                    let update = update.clone();
+                    collection.update_one(doc! {"_id": id}, update).upsert(true)
+                })
+                .await?;
             }
             _ => {
                 let document = doc! {"_id": id, "text": "x".repeat(random.usize(0..500))};
-                collection
-                    .replace_one(doc! {"_id": id}, document)
-                    .upsert(true)
-                    .await?;
+                upserted(|| {
+                    let replace = collection.replace_one(doc! {"_id": id}, &document);
+                    replace.upsert(true)
+                })
+                .await?;
             }
         }
     }
@@ -482,15 +507,37 @@ async fn transactions(servers: &Servers) -> Result<()> {
         let collection = database.collection::<Document>("c");
         let mut session = servers.source.start_session().await?;
         for (ids, bytes) in [(0..3, 10), (3..25, 1_000_000)] {
-            session.start_transaction().await?;
-            for id in ids {
-                let update = doc! {"$set": {"text": "x".repeat(bytes)}};
-                collection
-                    .update_one(doc! {"_id": id}, update)
-                    .session(&mut session)
-                    .await?;
+            // A server may refuse a transaction for a passing reason, such as a collection that was made
+            // just before or a cache that is full; whoever asks tries again.
+            let deadline = Instant::now() + PASSING;
+            loop {
+                session.start_transaction().await?;
+                let mut written = Ok(());
+                for id in ids.clone() {
+                    let update = doc! {"$set": {"text": "x".repeat(bytes)}};
+                    let update = collection
+                        .update_one(doc! {"_id": id}, update)
+                        .session(&mut session);
+                    written = update.await.map(drop);
+                    if written.is_err() {
+                        break;
+                    }
+                }
+                if written.is_ok() {
+                    written = session.commit_transaction().await;
+                }
+                match written {
+                    Ok(()) => break,
+                    Err(error)
+                        if error.contains_label(TRANSIENT_TRANSACTION_ERROR)
+                            && Instant::now() < deadline =>
+                    {
+                        // The server has given it up already, as a rule.
+                        let _ = session.abort_transaction().await;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
-            session.commit_transaction().await?;
         }
         session.start_transaction().await?;
         collection

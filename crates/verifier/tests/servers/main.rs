@@ -4,6 +4,7 @@
 //! starting a server takes longer than most of them.
 
 mod api;
+mod as_written;
 mod come_and_gone;
 mod cut_connections;
 mod ids;
@@ -18,6 +19,7 @@ mod resume;
 mod scenarios;
 mod secondaries;
 mod sharded;
+mod went_back;
 
 use anyhow::{Context, Result};
 use bson::{Bson, Document};
@@ -70,8 +72,8 @@ struct Servers {
     changes: Changes,
     /// Where runs read, if not from the primaries.
     reads_from: Option<SelectionCriteria>,
-    /// Held for their destructors: the processes end with them.
-    _running: [Server; 2],
+    /// Held for their destructors too: the processes end with them.
+    running: [Server; 2],
 }
 
 impl Servers {
@@ -86,7 +88,7 @@ impl Servers {
             to,
             changes: Changes::Stream,
             reads_from: None,
-            _running: [source, destination],
+            running: [source, destination],
         })
     }
 

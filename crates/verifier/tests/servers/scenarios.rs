@@ -22,6 +22,9 @@ fn two_real_servers() -> Result<()> {
         on_any_servers(&servers).await?;
         collations(&servers).await.context("collations")?;
         metadata(&servers).await.context("metadata")?;
+        crate::as_written::check(&servers)
+            .await
+            .context("as written")?;
         kinds_of_collections(&servers)
             .await
             .context("kinds of collections")?;

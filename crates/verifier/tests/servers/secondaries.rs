@@ -28,10 +28,8 @@ fn secondaries_are_read() -> Result<()> {
         ensure!(report.outcome == Outcome::Equal, "{report}");
         ensure!(report.totals.equal == 500, "{report}");
         let read: Vec<bool> = before.iter().zip(&after).map(|(b, a)| b != a).collect();
-        ensure!(
-            !read[0] && (read[1] || read[2]),
-            "{before:?} became {after:?}"
-        );
+        // The primary is asked for entries of its oplog, whoever is read.
+        ensure!(read[1] || read[2], "{before:?} became {after:?}");
 
         live::copied(&servers).await.context("copied")
     })

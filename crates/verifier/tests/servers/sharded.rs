@@ -156,6 +156,7 @@ async fn repeated_ids(servers: &Servers) -> Result<()> {
     let report = verify(servers.settings("repeated")).await?;
     let place = &report.mismatches[0].differences;
     ensure!(place.len() == 1 && place[0].path == "v", "{report}");
+    ensure!(report.totals.equal == 300, "{report}");
     ensure!(place[0].copy.as_ref() == Some(&key), "{report}");
     collection(&servers.destination)
         .delete_one(doc! {"_id": 7, "k": alike.get("k")})
@@ -167,10 +168,21 @@ async fn repeated_ids(servers: &Servers) -> Result<()> {
         let expected = format!("repeated repeated.c {}", shown_id(&7.into())?);
         ensure!(found(&report).into_iter().eq([expected]), "{report}");
         ensure!(report.totals.duplicates == 1, "{report}");
+        // Each document of the source that the destination has, in whatever order shards send them.
+        ensure!(report.totals.equal == 300, "{report}");
         let place = &report.mismatches[0].differences;
         ensure!(place.len() == 1 && place[0].path.is_empty(), "{report}");
         ensure!(place[0].copy.as_ref() == Some(&key), "{report}");
         ensure!(place[0].source.is_some() && place[0].destination.is_none());
+    }
+    // And the other way: the destination has one more.
+    for partitioning in [Partitioning::Id, Partitioning::Natural] {
+        let mut settings = servers.settings("repeated");
+        settings.partitioning = partitioning;
+        std::mem::swap(&mut settings.from, &mut settings.to);
+        let report = verify(settings).await?;
+        let counts = [report.totals.equal, report.totals.repeated];
+        ensure!(counts == [300, 1], "{report}");
     }
     Ok(())
 }
