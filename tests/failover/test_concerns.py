@@ -4,6 +4,7 @@ With TERNDB_FAILOVER_KIND=mongod the same is asked of the real server.
 """
 
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 from members import DEADLINE_S, ReplicaSet, wait_until
 from pymongo.errors import WriteConcernError
@@ -75,6 +76,27 @@ class Concerns(unittest.TestCase):
                     "birds", write_concern=WriteConcern(w="no such mode")
                 ).insert_one({})
             self.assertEqual(refused.exception.code, UNKNOWN_MODE)
+
+    def test_a_driver_retries_where_the_primary_steps_down_before_all_have_confirmed(self):
+        primary = self.set.wait_primary()
+        slow = next(member for member in self.set.members if member is not primary)
+        with self.set.client(retryWrites=True) as client:
+            wait_until(lambda: len(client.nodes) == 3, "the driver finds all members")
+            birds = client.test.get_collection("birds", write_concern=WriteConcern(w=3))
+            birds.insert_one({"_id": "first"})
+            slow.pause()
+            with ThreadPoolExecutor(1) as pool:
+                written = pool.submit(birds.update_one, {"_id": "first"}, {"$inc": {"flights": 1}})
+                # It waits for the third member from now on.
+                wait_until(lambda: client.test.birds.find_one({"flights": 1}), "the write is made")
+                wait_until(
+                    lambda: primary.ask({"replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 0, "force": True})
+                    or not primary.is_primary(),
+                    "the primary steps down",
+                )
+                slow.resume()
+                self.assertEqual(written.result(2 * DEADLINE_S).modified_count, 1)
+            self.assertEqual(birds.find_one(), {"_id": "first", "flights": 1})
 
 
 if __name__ == "__main__":

@@ -3,15 +3,13 @@
 use crate::Router;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::error::{Code, Error};
-use model::number::Number;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use wire::{ConnectionInfo, Reply, Request};
+use std::time::{SystemTime, UNIX_EPOCH};
+use wire::{AwaitedHello, ConnectionInfo, Reply, Request};
 
 const MAX_WIRE_VERSION: i32 = 17;
 /// A router's topology never changes.
 const TOPOLOGY_COUNTER: i64 = 0;
-const AWAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
 pub(crate) async fn hello(
     router: &Router,
@@ -121,27 +119,15 @@ async fn await_change(
     connection: &ConnectionInfo,
     body: Doc<'_>,
 ) -> Result<bool, Error> {
-    let known = body.get_doc("topologyVersion");
-    let wait_ms = body.get("maxAwaitTimeMS").and_then(Number::of);
-    let (known, wait_ms) = match (known, wait_ms) {
-        (Some(known), Some(wait_ms)) => (known, wait_ms.to_f64()),
-        (None, None) => return Ok(false),
-        (Some(_), None) | (None, Some(_)) => {
-            let message = "topologyVersion and maxAwaitTimeMS go together";
-            return Err(Error::location(31368, message));
-        }
+    let Some(asked) = AwaitedHello::parse("hello", body)? else {
+        return Ok(false);
     };
-    if !(0.0..=f64::from(i32::MAX)).contains(&wait_ms) {
-        let message = "maxAwaitTimeMS must be a non-negative integer";
-        return Err(Error::location(31373, message));
-    }
     // Another process id: the client knows an earlier life of this router.
-    if known.get("processId") != Some(ValueRef::ObjectId(router.process_id)) {
+    if asked.process_id != router.process_id {
         return Ok(true);
     }
-    let wait = Duration::from_millis(wait_ms as u64).min(AWAIT_MAX);
     tokio::select! {
-        () = tokio::time::sleep(wait) => {}
+        () = tokio::time::sleep(asked.wait) => {}
         () = connection.closed() => {}
         () = router.ending() => {}
     }

@@ -138,6 +138,11 @@ pub(crate) trait BatchSource: Send {
         false
     }
 
+    /// Whether it is a change stream, which a driver resumes after some errors.
+    fn is_change_stream(&self) -> bool {
+        false
+    }
+
     /// Whether who waits is told of news that bring no documents, too.
     fn tells_any_news(&self) -> bool {
         false

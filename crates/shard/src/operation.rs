@@ -59,6 +59,8 @@ pub(crate) struct Operation {
     next_look_ms: AtomicU64,
     /// Whether it was found to be costly: see `command/apart.rs`.
     runs_apart: AtomicBool,
+    /// Whether it goes on with a change stream, whose driver resumes it after some errors.
+    is_of_stream: AtomicBool,
     /// The getMore that goes on with what this one began.
     successor: ArcSwapOption<Operation>,
 }
@@ -85,6 +87,14 @@ impl Operation {
 
     pub(crate) fn runs_apart(&self) -> bool {
         self.runs_apart.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_of_stream(&self) {
+        self.is_of_stream.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_of_stream(&self) -> bool {
+        self.is_of_stream.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_time_limit(&self, limit: Duration) {
@@ -252,6 +262,7 @@ impl Operations {
             session: OnceLock::new(),
             next_look_ms: AtomicU64::new(LOOK_FOR_HANGUP_MS),
             runs_apart: AtomicBool::new(false),
+            is_of_stream: AtomicBool::new(false),
             successor: ArcSwapOption::empty(),
         });
         self.running.lock().insert(id, operation.clone());

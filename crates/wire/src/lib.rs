@@ -12,6 +12,7 @@
 //! Roles call each other through an [`Endpoint`]: in one process that is the other's [`Handler`],
 //! elsewhere a pool of connections. Same requests ([`Request::from_parts`]), with or without a socket.
 
+mod awaited;
 pub mod client;
 mod compression;
 mod connection;
@@ -28,6 +29,7 @@ mod server;
 mod session;
 mod spare;
 
+pub use awaited::AwaitedHello;
 pub use compression::{CompressionFault, Compressor};
 pub use connection::{ConnectionInfo, Origin};
 pub use endpoint::{

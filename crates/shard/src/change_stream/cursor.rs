@@ -144,6 +144,10 @@ impl BatchSource for StreamCursor {
         true
     }
 
+    fn is_change_stream(&self) -> bool {
+        true
+    }
+
     fn tells_any_news(&self) -> bool {
         self.merged
     }

@@ -58,6 +58,9 @@ pub(crate) struct EventSource {
     not_before: ClusterTime,
     /// Events of this entry up to this one were seen before.
     resumed: Option<ResumeToken>,
+    /// What follows in the pipeline, until the entry of that event was looked at. A member that is
+    /// behind has it later: until then nobody knows whether the event is one of this stream's.
+    behind: Option<Vec<Step>>,
     entries: VecDeque<Entry>,
     ready: VecDeque<Ready>,
     current: DocBuf,
@@ -92,12 +95,6 @@ impl EventSource {
             Start::ResumeAfter(token) => resume(shard, token.as_doc(), false)?,
             Start::StartAfter(token) => resume(shard, token.as_doc(), true)?,
         };
-        let lost = match &resumed {
-            Some(token) if !is_told(shard, &environment, stream, behind, token, position)? => {
-                Some(token.clone())
-            }
-            _ => None,
-        };
         let mark = match &resumed {
             Some(resumed) => ResumeToken::high_water_mark(resumed.time.next()),
             None => start.clone(),
@@ -107,7 +104,7 @@ impl EventSource {
             mark,
             invalidated: false,
             target: stream.target.clone(),
-            lost,
+            lost: None,
         }));
         let source = Self {
             shard: shard.clone(),
@@ -116,6 +113,7 @@ impl EventSource {
             state: state.clone(),
             position,
             not_before: start.time,
+            behind: resumed.as_ref().map(|_| behind.to_vec()),
             resumed,
             entries: VecDeque::new(),
             ready: VecDeque::new(),
@@ -138,9 +136,21 @@ impl EventSource {
         if entry.time < self.not_before {
             return Ok(true);
         }
+        self.look_for_resumed(&entry)?;
         self.state.lock().mark = ResumeToken::high_water_mark(entry.time.next());
         self.make_events(&entry)?;
         Ok(true)
+    }
+
+    /// Whether the first entry that is read tells the event to go on behind.
+    fn look_for_resumed(&mut self, entry: &Entry) -> Result<(), Error> {
+        let (Some(token), Some(behind)) = (&self.resumed, self.behind.take()) else {
+            return Ok(());
+        };
+        if !is_told(entry, &self.environment, &self.stream, &behind, token)? {
+            self.state.lock().lost = Some(token.clone());
+        }
+        Ok(())
     }
 
     fn make_events(&mut self, entry: &Entry) -> Result<(), Error> {
@@ -238,19 +248,18 @@ fn resume(shard: &Shard, token: Doc<'_>, from_invalidate: bool) -> Result<Place,
     Ok((position, mark, Some(token)))
 }
 
-/// Whether a stream tells the event of a token, as far as that is the same whenever it is told.
+/// Whether a stream tells the event of a token by this entry, as far as that is the same whenever it
+/// is told.
 fn is_told(
-    shard: &Shard,
+    entry: &Entry,
     environment: &Arc<dyn Environment>,
     stream: &ChangeStream,
     behind: &[Step],
     token: &ResumeToken,
-    position: LogPosition,
 ) -> Result<bool, Error> {
-    let entries = shard.log.read(position, 1).map_err(lost)?;
-    let Some(entry) = entries.first().filter(|entry| entry.time == token.time) else {
+    if entry.time != token.time {
         return Ok(false);
-    };
+    }
     let decoded = decode(entry)?;
     let moment = Moment {
         time: entry.time,

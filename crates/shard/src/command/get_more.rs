@@ -58,6 +58,14 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
         held.check_in();
         return Err(error);
     }
+    if held.cursor().source.is_change_stream() {
+        invocation.operation.set_of_stream();
+    }
+    // A member that was removed hears of nothing any more: who waits there waits for ever.
+    if let Err(error) = shard.check_goes_on() {
+        held.check_in();
+        return Err(error);
+    }
     let awaits = held.cursor().source.awaits_data();
     if invocation.envelope.time_limit.is_some() && !awaits {
         held.check_in();

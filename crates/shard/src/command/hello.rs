@@ -13,12 +13,11 @@ use crate::replica_set::configuration::Configuration;
 use crate::replica_set::transport::configuration_id;
 use crate::replica_set::{Topology, election_id};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use model::number::Number;
 use model::time::ClusterTime;
 use model::{Code, Error};
 use replication::{Role, Term};
-use std::time::{Duration, Instant};
-use wire::{Compressor, ConnectionInfo, Reply, Request};
+use std::time::Instant;
+use wire::{AwaitedHello, Compressor, ConnectionInfo, Reply, Request};
 
 const MAX_WIRE_VERSION: i32 = 17;
 const MAX_WRITE_BATCH: i32 = 100_000;
@@ -256,35 +255,14 @@ fn negotiate(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<Option<Vec<Co
 
 /// Waits as a watching client asks for; tells whether it asked.
 async fn await_change(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<bool, Error> {
-    let known = body.get_doc("topologyVersion");
-    let wait_ms = body
-        .get("maxAwaitTimeMS")
-        .and_then(Number::of)
-        .map(Number::to_f64);
-    let (known, wait_ms) = match (known, wait_ms) {
-        (Some(known), Some(wait_ms)) => (known, wait_ms),
-        (None, None) => return Ok(false),
-        (Some(_), None) | (None, Some(_)) => {
-            return Err(Error::location(
-                31368,
-                "topologyVersion and maxAwaitTimeMS go together",
-            ));
-        }
+    let Some(asked) = AwaitedHello::parse(invocation.request.name(), body)? else {
+        return Ok(false);
     };
-    if !(0.0..=f64::from(i32::MAX)).contains(&wait_ms) {
-        return Err(Error::location(
-            31373,
-            "maxAwaitTimeMS must be a non-negative integer",
-        ));
-    }
     // Another process id: the client knows an earlier life of this server.
-    if known.get("processId") != Some(ValueRef::ObjectId(invocation.shard.process_id)) {
+    if asked.process_id != invocation.shard.process_id {
         return Ok(true);
     }
-    let counter = known.get("counter").and_then(Number::of);
-    let Some(counter) = counter.and_then(|counter| counter.to_i64_truncated()) else {
-        return Err(missing_counter());
-    };
+    let counter = asked.counter;
     let mut topology = invocation.shard.replica_set.watch();
     if counter > topology.borrow().version {
         return Err(Error::location(
@@ -294,20 +272,12 @@ async fn await_change(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<bool
             ),
         ));
     }
-    let wait = Duration::from_millis(wait_ms as u64);
     tokio::select! {
         // The sender lives in the shard, so this ends only by the value.
         _ = topology.wait_for(|topology| topology.version > counter) => {}
-        () = tokio::time::sleep(wait) => {}
+        () = tokio::time::sleep(asked.wait) => {}
         () = invocation.connection.closed() => {}
         () = invocation.shard.shutdown_begun() => {}
     }
     Ok(true)
-}
-
-fn missing_counter() -> Error {
-    Error::location(
-        40414,
-        "BSON field 'topologyVersion.counter' is missing but a required field",
-    )
 }

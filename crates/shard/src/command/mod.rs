@@ -57,6 +57,7 @@ use arguments::Argument;
 use envelope::Envelope;
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
 use model::{Code, Error, Namespace};
+use placement::MayGoOn;
 use query::context::{Interrupts, QueryContext};
 use query::expression::Expression;
 use std::sync::Arc;
@@ -318,10 +319,13 @@ pub(crate) async fn dispatch(
     if let Err(error) = &answer {
         Box::pin(shard.await_change(error)).await;
     }
-    let explained = answer.map_err(|error| shard.explain_to_drivers(error, is_retryable));
+    let explained = answer.map_err(|error| {
+        let may_go_on = MayGoOn::of(request, is_retryable, operation.is_of_stream());
+        shard.explain_to_drivers(error, may_go_on)
+    });
     let mut reply = explained.into();
     if let Some(confirmation) = confirmation {
-        reply = Box::pin(shard.await_members(reply, &confirmation, &operation)).await;
+        reply = Box::pin(shard.await_members(reply, request, &confirmation, &operation)).await;
     }
     shard.tell_time(&mut reply);
     reply

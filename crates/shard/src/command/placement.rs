@@ -32,6 +32,42 @@ enum Placement {
     Primary,
 }
 
+/// What a driver does on its own account after an error that passes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MayGoOn {
+    No,
+    /// A write with a number is sent again.
+    Write,
+    /// A change stream is resumed, on whatever member there is.
+    Stream,
+}
+
+impl MayGoOn {
+    pub(crate) fn of(
+        request: &Request,
+        is_retryable_write: bool,
+        goes_on_with_stream: bool,
+    ) -> Self {
+        if is_retryable_write {
+            MayGoOn::Write
+        } else if goes_on_with_stream || opens_stream(request) {
+            MayGoOn::Stream
+        } else {
+            MayGoOn::No
+        }
+    }
+
+    /// What an error is called for a driver that may go on.
+    pub(crate) fn label_after(self, code: Code) -> Option<&'static str> {
+        let passes = tells_of_another_state(code) || is_worth_a_retry(code);
+        match self {
+            MayGoOn::Write if passes => Some("RetryableWriteError"),
+            MayGoOn::Stream if passes => Some("ResumableChangeStreamError"),
+            MayGoOn::Write | MayGoOn::Stream | MayGoOn::No => None,
+        }
+    }
+}
+
 fn placement(command: &str) -> Placement {
     match command {
         "find" | "aggregate" | "count" | "distinct" | "explain" | "listCollections"
@@ -125,7 +161,8 @@ impl Shard {
         match placement(request.name()) {
             Placement::Anywhere => Ok(()),
             Placement::Primary => Err(not_primary()),
-            Placement::Read if linearizable => Err(Error::new(
+            // A change stream takes no such concern anywhere, and says so itself.
+            Placement::Read if linearizable && !opens_stream(request) => Err(Error::new(
                 Code::NOT_WRITABLE_PRIMARY,
                 "cannot satisfy linearizable read concern on non-primary node",
             )),
@@ -151,6 +188,14 @@ impl Shard {
             return Ok(());
         }
         Err(no_member())
+    }
+
+    /// Refuses to go on with a cursor where no read could begin, whoever leads.
+    pub(crate) fn check_goes_on(&self) -> Result<(), Error> {
+        match self.replica_set.is_primary() {
+            true => Ok(()),
+            false => self.check_readable(),
+        }
     }
 
     /// Work that arrives when the member is about to stop belongs elsewhere.
@@ -181,10 +226,10 @@ impl Shard {
     }
 
     /// An error as a client of a replica set is told it.
-    pub(crate) fn explain_to_drivers(&self, error: Error, is_retryable: bool) -> Error {
+    pub(crate) fn explain_to_drivers(&self, error: Error, may_go_on: MayGoOn) -> Error {
         let changes_state = tells_of_another_state(error.code);
-        let label = is_retryable && (changes_state || is_worth_a_retry(error.code));
-        if !changes_state && !label {
+        let label = may_go_on.label_after(error.code);
+        if !changes_state && label.is_none() {
             return error;
         }
         let mut details = DocWriter::new();
@@ -196,11 +241,8 @@ impl Shard {
         if changes_state {
             append_topology_version(&mut details, self.process_id, &self.replica_set.topology());
         }
-        if label {
-            details
-                .begin_array("errorLabels")
-                .push("RetryableWriteError")
-                .end();
+        if let Some(label) = label {
+            details.begin_array("errorLabels").push(label).end();
         }
         error.with_details(details.finish())
     }
@@ -250,12 +292,27 @@ fn is_worth_a_retry(code: Code) -> bool {
     )
 }
 
+/// Whether only a primary can have answered it.
+pub(crate) fn needs_primary(request: &Request) -> bool {
+    placement(request.name()) == Placement::Primary || writes_documents(request)
+}
+
 /// Whether a pipeline ends by writing.
 fn writes_documents(request: &Request) -> bool {
-    let Some(pipeline) = request.body().get_array("pipeline") else {
-        return false;
-    };
-    let last = pipeline.iter().last();
-    matches!(last, Some(ValueRef::Document(stage))
-        if matches!(stage.first().map(|element| element.key()), Some("$out" | "$merge")))
+    let pipeline = request.body().get_array("pipeline");
+    let last = pipeline.and_then(|pipeline| pipeline.iter().last());
+    matches!(last.and_then(stage_name), Some("$out" | "$merge"))
+}
+
+fn opens_stream(request: &Request) -> bool {
+    let pipeline = request.body().get_array("pipeline");
+    let first = pipeline.and_then(|pipeline| pipeline.get(0));
+    request.name() == "aggregate" && first.and_then(stage_name) == Some("$changeStream")
+}
+
+fn stage_name(stage: ValueRef<'_>) -> Option<&str> {
+    match stage {
+        ValueRef::Document(stage) => stage.first().map(|element| element.key()),
+        _ => None,
+    }
 }

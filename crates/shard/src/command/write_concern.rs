@@ -9,6 +9,7 @@
 
 use crate::Shard;
 use crate::command::arguments::fields;
+use crate::command::placement::{MayGoOn, needs_primary};
 use crate::operation::Operation;
 use crate::replica_set::configuration::Configuration;
 use crate::replica_set::transport::member_id;
@@ -18,7 +19,7 @@ use model::{Code, Error};
 use replication::Members as LogMembers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wire::Reply;
+use wire::{Reply, Request};
 
 /// How often a wait looks whether it still makes sense.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -77,7 +78,20 @@ impl WriteConcernOptions {
                     }
                     options.timeout_ms = number as i32;
                 }
-                "provenance" | "getLastError" | "wElectionId" | "wOpTime" => {}
+                "provenance" => match field.string()? {
+                    "clientSupplied"
+                    | "implicitDefault"
+                    | "customDefault"
+                    | "getLastErrorDefaults"
+                    | "internalWriteDefault" => {}
+                    other => {
+                        return Err(Error::bad_value(format!(
+                            "Enumeration value '{other}' for field \
+                             'WriteConcernOptions.provenance' is not a valid value."
+                        )));
+                    }
+                },
+                "getLastError" | "wElectionId" | "wOpTime" => {}
                 _ => return Err(field.unknown()),
             }
         }
@@ -270,28 +284,39 @@ impl Configuration {
 
 impl Shard {
     /// Waits for the members that a write concern names, and tells in the reply if they did not confirm.
+    ///
+    /// ⚑ A primary that has stepped down since the write does not know who has it: then nobody has
+    /// confirmed, and a driver that may retry is told to.
     pub(crate) async fn await_members(
         &self,
         reply: Reply,
+        request: &Request,
         options: &WriteConcernOptions,
         operation: &Operation,
     ) -> Reply {
-        match self.confirmed_by(options, operation).await {
-            Ok(()) => reply,
-            Err(error) => with_concern_error(&reply, options, &error),
-        }
+        // What failed or was none has written nothing that a primary before could have lost sight of.
+        let has_succeeded = reply.document().get("ok") == Some(ValueRef::Double(1.0));
+        let may_have_written = has_succeeded && needs_primary(request);
+        let confirmed = self.confirmed_by(options, may_have_written, operation);
+        let Err(error) = confirmed.await else {
+            return reply;
+        };
+        let is_retryable = request.body().get("txnNumber").is_some();
+        let label = MayGoOn::of(request, is_retryable, false).label_after(error.code);
+        with_concern_error(&reply, options, &error, label)
     }
 
     async fn confirmed_by(
         &self,
         options: &WriteConcernOptions,
+        may_have_written: bool,
         operation: &Operation,
     ) -> Result<(), Error> {
         let Some(configuration) = self.replica_set.configuration() else {
             return Ok(());
         };
         configuration.check_satisfiable(&options.members)?;
-        if !self.replica_set.is_primary() {
+        if !may_have_written && !self.replica_set.is_primary() {
             return Ok(());
         }
         // At or after whatever the command has written.
@@ -311,17 +336,17 @@ impl Shard {
                             .is_some_and(|progress| progress.applied >= Some(position))
                 })
             };
-            let look = Instant::now() + LOOK_INTERVAL;
-            let until = deadline.map_or(look, |deadline| deadline.min(look));
-            let waited = tokio::time::timeout_at(until.into(), members.wait_for(confirmed)).await;
-            if matches!(waited, Ok(Ok(_))) {
-                return Ok(());
-            }
             if !self.replica_set.is_primary() {
                 return Err(Error::new(
                     Code::PRIMARY_STEPPED_DOWN,
                     "Primary stepped down while waiting for replication",
                 ));
+            }
+            let look = Instant::now() + LOOK_INTERVAL;
+            let until = deadline.map_or(look, |deadline| deadline.min(look));
+            let waited = tokio::time::timeout_at(until.into(), members.wait_for(confirmed)).await;
+            if matches!(waited, Ok(Ok(_))) {
+                return Ok(());
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 let details = DocWriter::new().with("wtimeout", true).finish();
@@ -337,7 +362,12 @@ impl Shard {
 }
 
 /// The same reply, with the error in front of `ok`.
-fn with_concern_error(reply: &Reply, options: &WriteConcernOptions, error: &Error) -> Reply {
+fn with_concern_error(
+    reply: &Reply,
+    options: &WriteConcernOptions,
+    error: &Error,
+    label: Option<&'static str>,
+) -> Reply {
     let mut writer = Reply::writer();
     for element in reply.document().iter() {
         if element.key() == "ok" {
@@ -357,6 +387,9 @@ fn with_concern_error(reply: &Reply, options: &WriteConcernOptions, error: &Erro
                 .end()
                 .end()
                 .end();
+            if let Some(label) = label {
+                writer.begin_array("errorLabels").push(label).end();
+            }
         }
         writer.append_element(&element);
     }
