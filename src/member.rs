@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   start: components (engine, log) ─► state (set, configuration) ─► serve ─► elected? primary services
-//!   stop:  hand leadership over ─► hello says so, new work is refused ─► what runs finishes, or is
-//!          interrupted ─► log and engine synced
+//!   stop:  hand leadership over ─► hello says so, new work is refused, until clients are gone or their time
+//!          is over ─► what runs has finished, or is interrupted ─► log and engine synced
 //! ```
 
 use crate::reach::Reach;
@@ -120,28 +120,27 @@ impl Member {
         let Member {
             shard,
             handle,
-            mut serving,
+            serving,
             background,
             deciding,
         } = self;
-        let limit = if hand_over { HAND_OVER } else { Duration::ZERO };
+        // Where all members stop together, clients have nowhere to go.
+        let (hand_over, limit) = match hand_over {
+            true => (HAND_OVER, shard.quiesce_limit()),
+            false => (Duration::ZERO, Duration::ZERO),
+        };
         if let Some(deciding) = deciding {
             // What it has begun is written down; the next primary goes on.
             deciding.stop.send_replace(true);
             deciding.running.await.context("the config server failed")?;
         }
-        shard.begin_quiesce(limit).await;
-        shard.begin_shutdown();
+        shard.begin_quiesce(hand_over, limit).await;
+        if shard.quiesced(limit, FINISH).await {
+            tracing::info!("interrupting what still runs");
+            shard.interrupt_operations();
+        }
         handle.shutdown();
-        let drained = match tokio::time::timeout(FINISH, &mut serving).await {
-            Ok(drained) => drained,
-            Err(_) => {
-                tracing::info!("interrupting what still runs");
-                shard.interrupt_operations();
-                serving.await
-            }
-        };
-        drained.context("the server did not end in order")?;
+        serving.await.context("the server did not end in order")?;
         match tokio::time::timeout(FINISH, background).await {
             Ok(ended) => ended.context("a background task failed")?,
             // It may be left at any point, and goes on after the next start.

@@ -40,6 +40,7 @@ mod operation;
 mod oplog;
 mod parameters;
 mod primary_services;
+mod quiesce;
 mod read;
 mod recent_log;
 mod replica_set;
@@ -59,7 +60,7 @@ pub use clock::{Clock, SystemClock};
 pub use migration::Connect;
 pub use recent_log::RecentLog;
 pub use replica_set::waiting_room::{Doorway, WaitingRoom};
-pub use replica_set::{Membership, ReplicaSetOptions};
+pub use replica_set::{MemberNumber, Membership, ReplicaSetOptions};
 pub use shard::{LogWindow, OpenError, Shard, ShardHandler, ShardOptions};
 
 /// The store this shard runs on.

@@ -11,6 +11,8 @@ use tokio::sync::watch;
 /// The values of all parameters at one moment.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Settings {
+    /// How far ahead of this machine's clock a client may push the cluster's time.
+    pub(crate) clock_drift_secs: i64,
     pub(crate) cursor_timeout_ms: i64,
     pub(crate) group_memory_bytes: i64,
     pub(crate) sort_memory_bytes: i32,
@@ -24,6 +26,7 @@ pub(crate) struct Settings {
     pub(crate) session_refresh_ms: i32,
     pub(crate) session_timeout_minutes: i32,
     pub(crate) session_refresh_disabled: bool,
+    pub(crate) shutdown_timeout_ms: i32,
     pub(crate) move_pinned_log_bytes_max: i64,
     pub(crate) move_stall_secs: i32,
     pub(crate) orphan_cleanup_delay_secs: i32,
@@ -35,6 +38,7 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            clock_drift_secs: 365 * 24 * 3600,
             cursor_timeout_ms: 600_000,
             group_memory_bytes: 100 * 1024 * 1024,
             sort_memory_bytes: 100 * 1024 * 1024,
@@ -48,6 +52,8 @@ impl Default for Settings {
             session_refresh_ms: 300_000,
             session_timeout_minutes: 30,
             session_refresh_disabled: false,
+            // The real server waits for 15 s, whether anybody is there or not.
+            shutdown_timeout_ms: 2_000,
             move_pinned_log_bytes_max: 32 << 30,
             move_stall_secs: 900,
             orphan_cleanup_delay_secs: 900,
@@ -76,6 +82,7 @@ pub(crate) const SETTABLE: &[&str] = &[
     "quiet",
     "rangeDeleterBatchDelayMS",
     "rangeDeleterBatchSize",
+    "shutdownTimeoutMillisForSignaledShutdown",
     "ttlMonitorEnabled",
     "ttlMonitorSleepSecs",
 ];
@@ -85,6 +92,7 @@ pub(crate) const AT_STARTUP: &[&str] = &[
     "disableLogicalSessionCacheRefresh",
     "localLogicalSessionTimeoutMinutes",
     "logicalSessionRefreshMillis",
+    "maxAcceptableLogicalClockDriftSecs",
 ];
 
 impl Settings {
@@ -103,11 +111,13 @@ impl Settings {
             "quiet" => self.quiet.into(),
             "rangeDeleterBatchDelayMS" => self.range_deleter_batch_delay_ms.into(),
             "rangeDeleterBatchSize" => self.range_deleter_batch_size.into(),
+            "shutdownTimeoutMillisForSignaledShutdown" => self.shutdown_timeout_ms.into(),
             "ttlMonitorEnabled" => self.ttl_enabled.into(),
             "ttlMonitorSleepSecs" => self.ttl_sleep_secs.into(),
             "disableLogicalSessionCacheRefresh" => self.session_refresh_disabled.into(),
             "localLogicalSessionTimeoutMinutes" => self.session_timeout_minutes.into(),
             "logicalSessionRefreshMillis" => self.session_refresh_ms.into(),
+            "maxAcceptableLogicalClockDriftSecs" => self.clock_drift_secs.into(),
             _ => return None,
         })
     }
@@ -172,6 +182,9 @@ impl Settings {
                 self.range_deleter_batch_delay_ms = not_negative(name, value)?;
             }
             "rangeDeleterBatchSize" => self.range_deleter_batch_size = not_negative(name, value)?,
+            "shutdownTimeoutMillisForSignaledShutdown" => {
+                self.shutdown_timeout_ms = not_negative(name, value)?;
+            }
             "ttlMonitorEnabled" => self.ttl_enabled = truth,
             "ttlMonitorSleepSecs" => {
                 self.ttl_sleep_secs = positive(name, value)?;
@@ -181,6 +194,13 @@ impl Settings {
                 self.session_timeout_minutes = positive(name, value)?;
             }
             "logicalSessionRefreshMillis" => self.session_refresh_ms = positive(name, value)?,
+            "maxAcceptableLogicalClockDriftSecs" => {
+                let seconds = integer(name, value, i64::MIN, i64::MAX)?;
+                if seconds <= 0 {
+                    return Err(out_of_range(name, seconds, "greater than 0"));
+                }
+                self.clock_drift_secs = seconds;
+            }
             _ => unreachable!("callers set only parameters that can be set"),
         }
         Ok(())

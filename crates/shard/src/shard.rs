@@ -14,10 +14,12 @@ use crate::latency::Latency;
 use crate::migration::Migrations;
 use crate::operation::Operations;
 use crate::parameters::Parameters;
+use crate::quiesce::Callers;
 use crate::read::{PlanCache, virtual_collections};
+use crate::replica_set::MemberNumber;
 use crate::replica_set::configuration::{CONFIGURATION_KEY, Configuration};
 use crate::replica_set::primary;
-use crate::replica_set::transport::{self, Peers, member_id};
+use crate::replica_set::transport::{self, Peers};
 use crate::replica_set::waiting_room;
 use crate::replica_set::{Membership, ReplicaSet, Topology};
 use crate::rules::Rules;
@@ -29,6 +31,7 @@ use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
 use model::bson::{Doc, DocBuf, ObjectId};
 use model::ids::Uuid;
+use parking_lot::Mutex;
 use replication::{Group, GroupId, LogPosition, Role};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -37,9 +40,6 @@ use std::time::{Duration, Instant};
 use storage::{FjallEngine, FjallOptions, StoreOptions};
 use tokio::sync::{Notify, watch};
 use wire::{ConnectionInfo, Handler, MetricsSnapshot, Reply, Request, ServerHandle};
-
-/// How far ahead of this machine's clock a client may push the cluster's time.
-pub(crate) const CLOCK_DRIFT_SECONDS_MAX: u32 = 365 * 24 * 3600;
 
 /// How a shard is opened.
 #[derive(Clone, Debug)]
@@ -145,6 +145,10 @@ pub struct Shard {
     ids: ObjectIds,
     shutdown: watch::Sender<bool>,
     shutdown_wanted: Notify,
+    /// How long a client that asked for the shutdown lets others be told of it.
+    pub(crate) shutdown_limit: Mutex<Option<Duration>>,
+    /// Connections of other members.
+    pub(crate) callers: Callers,
     server: OnceLock<ServerHandle>,
     closed: AtomicBool,
 }
@@ -217,16 +221,17 @@ impl Shard {
             } => peers.fix_hosts(
                 founders
                     .iter()
-                    .map(|(id, host)| (member_id(*id), host.clone())),
+                    .map(|(id, host)| (MemberNumber::first(*id).in_log(), host.clone())),
             ),
             Membership::Founder { founders, .. } => {
                 for (id, host) in founders {
-                    peers.set_host(member_id(*id), host);
+                    peers.set_host(MemberNumber::first(*id).in_log(), host);
                 }
             }
             Membership::Newcomer {
-                caller: (id, host), ..
-            } => peers.set_host(member_id(*id), host),
+                caller: (caller, host),
+                ..
+            } => peers.set_host(caller.in_log(), host),
         }
         let sessions = Arc::new(SessionCatalog::new());
         let operations = Arc::new(Operations::new());
@@ -248,6 +253,7 @@ impl Shard {
         let log = open_log(
             &options.data,
             options.log_window,
+            parameters.current().clock_drift_secs,
             applier,
             &replica_set,
             peers.clone(),
@@ -292,6 +298,8 @@ impl Shard {
             ids: ObjectIds::new(),
             shutdown: watch::Sender::new(false),
             shutdown_wanted: Notify::new(),
+            shutdown_limit: Mutex::default(),
+            callers: Callers::default(),
             server: OnceLock::new(),
             closed: AtomicBool::new(false),
         }))
@@ -308,17 +316,6 @@ impl Shard {
             .get()
             .map(ServerHandle::metrics)
             .unwrap_or_default()
-    }
-
-    /// Hands leadership over if there is somebody to take it, and tells clients that the
-    /// member is about to stop: the first part of a shutdown.
-    pub async fn begin_quiesce(&self, limit: Duration) {
-        let alone = self.log.members().configuration.voters.len() <= 1;
-        if self.replica_set.is_primary() && !alone && !limit.is_zero() {
-            // If nobody can take over, the others elect somebody when this one is gone.
-            let _ = tokio::time::timeout(limit, self.log.transfer(None)).await;
-        }
-        self.replica_set.quiesces(Instant::now() + limit);
     }
 
     /// Says that the shard is about to stop: what waits for news stops waiting.
@@ -426,16 +423,21 @@ impl Handler for ShardHandler {
         match request.name() {
             transport::REPLICATE => self.0.receive(connection, &request).into(),
             primary::ADVANCE => self.0.advance(&request).await.into(),
-            transport::JOIN => self.0.answer_call(connection, &request).into(),
+            transport::JOIN => self.0.answer_call(&request).into(),
             waiting_room::FOUND => Err(waiting_room::already_initialized()).into(),
             _ => command::dispatch(&self.0, connection, &request).await,
         }
+    }
+
+    fn disconnected(&self, connection: &Arc<ConnectionInfo>) {
+        self.0.callers.disconnected(connection);
     }
 }
 
 fn open_log(
     data: &Path,
     window: LogWindow,
+    clock_drift_secs: i64,
     applier: Applier,
     replica_set: &ReplicaSet,
     peers: Arc<Peers>,
@@ -449,7 +451,7 @@ fn open_log(
     })?;
     let membership = replica_set.membership();
     let options = replication::Options {
-        drift_seconds_max: CLOCK_DRIFT_SECONDS_MAX,
+        drift_seconds_max: u32::try_from(clock_drift_secs).unwrap_or(u32::MAX),
         window_bytes: window.bytes,
         window_ms: window.age_ms,
         segment_bytes: window.segment_bytes,
@@ -490,7 +492,7 @@ fn load_replica_set(
             .map_err(|fault| model::Error::new(model::Code::INVALID_BSON, fault.to_string()))?)
     };
     let configuration = document(CONFIGURATION_KEY)?
-        .map(|doc| Configuration::from_document(doc.as_doc(), ObjectId([0; 12])))
+        .map(|doc| Configuration::from_stored(doc.as_doc()))
         .transpose()?;
     let defaults = document(DEFAULTS_KEY)?
         .map(|doc| ConcernDefaults::from_document(doc.as_doc()))

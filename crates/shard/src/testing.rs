@@ -56,9 +56,18 @@ impl TestShard {
 
     /// With a log that keeps so much.
     pub(crate) async fn open_keeping(window: LogWindow) -> Self {
+        Self::open_as(window, &[]).await
+    }
+
+    /// With parameters that it starts with.
+    pub(crate) async fn open_with(parameters: &[(&str, &str)]) -> Self {
+        Self::open_as(LogWindow::default(), parameters).await
+    }
+
+    async fn open_as(window: LogWindow, parameters: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let clock = Arc::new(TestClock(AtomicI64::new(0)));
-        let shard = open(directory.path(), &clock, window).await;
+        let shard = open(directory.path(), &clock, window, parameters).await;
         Self {
             shard,
             clock,
@@ -78,7 +87,7 @@ impl TestShard {
         tokio::task::block_in_place(|| shard.close()).expect("the shard closes");
         assert_eq!(Arc::strong_count(&shard), 1, "nobody else holds the shard");
         drop(shard);
-        let shard = open(directory.path(), &clock, LogWindow::default()).await;
+        let shard = open(directory.path(), &clock, LogWindow::default(), &[]).await;
         Self {
             shard,
             clock,
@@ -171,12 +180,19 @@ impl TestShard {
     }
 }
 
-async fn open(directory: &Path, clock: &Arc<TestClock>, log_window: LogWindow) -> Arc<Shard> {
+async fn open(
+    directory: &Path,
+    clock: &Arc<TestClock>,
+    log_window: LogWindow,
+    parameters: &[(&str, &str)],
+) -> Arc<Shard> {
+    let parameters = parameters.iter();
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let options = ShardOptions {
         log_window,
         data: directory.to_owned(),
         cache_bytes: 8 << 20,
-        parameters: Vec::new(),
+        parameters: parameters.map(owned).collect(),
     };
     let shard = tokio::task::block_in_place(|| Shard::open_with_clock(&options, clock.clone()))
         .expect("the shard opens");

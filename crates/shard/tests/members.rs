@@ -4,8 +4,8 @@
 use bson::{Document, doc};
 use model::bson::DocBuf;
 use shard::{
-    Doorway, LogWindow, Membership, ReplicaSetOptions, Shard, ShardHandler, ShardOptions,
-    WaitingRoom,
+    Doorway, LogWindow, MemberNumber, Membership, ReplicaSetOptions, Shard, ShardHandler,
+    ShardOptions, WaitingRoom,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,8 +85,8 @@ impl Member {
     }
 
     async fn stop(self) {
-        self.shard.begin_quiesce(Duration::ZERO).await;
-        self.shard.begin_shutdown();
+        let none = Duration::ZERO;
+        self.shard.begin_quiesce(none, none).await;
         self.server.shutdown();
         for task in self.tasks {
             task.await.expect("a task ends in order");
@@ -258,6 +258,126 @@ async fn members_elect_replicate_and_hand_over() {
     }
 }
 
+/// A server that holds nothing.
+struct Empty {
+    room: Arc<WaitingRoom>,
+    doorway: Arc<Doorway<ShardHandler>>,
+    running: wire::Running,
+    host: String,
+}
+
+impl Empty {
+    async fn listen() -> Empty {
+        let (listener, host) = listener().await;
+        let room = Arc::new(WaitingRoom::new("flock", &host).expect("a host"));
+        let doorway: Arc<Doorway<ShardHandler>> = Arc::new(Doorway::new(room.clone()));
+        Empty {
+            room,
+            running: doorway.clone().serve(listener),
+            doorway,
+            host,
+        }
+    }
+
+    /// Adds it to a set under a number, and lets it begin as what it is told.
+    async fn added(
+        self,
+        primary: &Member,
+        configuration: &mut Document,
+        id: i32,
+    ) -> (Member, MemberNumber) {
+        let listed = configuration.get_array_mut("members").expect("members");
+        listed.push(doc! {"_id": id, "host": &self.host}.into());
+        let reply = primary
+            .run(doc! {"replSetReconfig": configuration.clone()})
+            .await;
+        assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+        let membership = tokio::time::timeout(DEADLINE, self.room.became())
+            .await
+            .expect("the primary calls the newcomer");
+        let Membership::Newcomer { member, .. } = membership else {
+            panic!("it was not there from the beginning: {membership:?}");
+        };
+        assert_eq!(member.id, id);
+        let data = TempDir::new().expect("a temporary directory");
+        let shard = tokio::task::block_in_place(|| Shard::open_member(&options(&data), membership))
+            .expect("an empty directory opens");
+        self.doorway.open(ShardHandler(shard.clone()));
+        let wire::Running { handle, task } = self.running;
+        let newcomer = Member::start(shard, self.host, data, handle, task).await;
+        self.room.settle();
+        (newcomer, member)
+    }
+}
+
+/// Stores the next configuration after it was changed.
+async fn configure(primary: &Member, change: impl FnOnce(&mut Vec<bson::Bson>)) {
+    let mut configuration = patient_configuration(primary).await;
+    change(configuration.get_array_mut("members").expect("members"));
+    let reply = primary.run(doc! {"replSetReconfig": configuration}).await;
+    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+}
+
+/// What a server answers to a member that takes it for that one.
+async fn call(server: &Member, to: MemberNumber) -> Option<i32> {
+    let hello = server.run(doc! {"_terndbJoin": 1, "set": "flock", "to": to.id,
+    "toLife": i64::from(to.life), "from": 0, "host": "nobody:1", "newcomer": false});
+    code(&hello.await)
+}
+
+/// ⚑ A number that is given to another server is another member: the one that was removed, and still
+/// runs, is not taken for it, whoever was restarted and remembers nothing. If it is the removed one
+/// that is added again, it comes back as what it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_number_that_was_taken_away_is_given_as_another_member() {
+    let members = founders(1).await;
+    let first = primary(&members).await;
+    let mut configuration = patient_configuration(first).await;
+    let (old, before) = Empty::listen()
+        .await
+        .added(first, &mut configuration, 1)
+        .await;
+    assert_eq!(call(&old, before).await, None);
+    let write = async |id: i32| {
+        let both = doc! {"insert": "c", "documents": [{"_id": id}], "$db": "test",
+        "writeConcern": {"w": 2, "wtimeout": 60_000}};
+        let reply = first.run(both).await;
+        assert!(!reply.contains_key("writeConcernError"), "{reply}");
+    };
+    write(1).await;
+    let leave = |members: &mut Vec<bson::Bson>| members.truncate(1);
+    configure(first, leave).await;
+
+    let mut configuration = patient_configuration(first).await;
+    let (new, after) = Empty::listen()
+        .await
+        .added(first, &mut configuration, 1)
+        .await;
+    assert_eq!(after.id, before.id);
+    assert_ne!(after.life, before.life);
+    assert_eq!(call(&old, after).await, Some(93), "it is another member");
+    assert_eq!(call(&new, before).await, Some(93), "it is another member");
+    write(2).await;
+    assert_eq!(count(&new).await, 2, "the new one has confirmed it");
+
+    configure(first, leave).await;
+    let host = old.host.clone();
+    configure(first, |members| {
+        members.push(doc! {"_id": 1, "host": host}.into());
+    })
+    .await;
+    write(3).await;
+    assert_eq!(
+        count(&old).await,
+        3,
+        "the one that came back has confirmed it"
+    );
+    assert_eq!(call(&old, before).await, None);
+    for member in members.into_iter().chain([old, new]) {
+        member.stop().await;
+    }
+}
+
 /// A server that holds nothing is added, catches up, votes, and is removed again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_is_added_and_removed() {
@@ -269,33 +389,12 @@ async fn a_member_is_added_and_removed() {
             .await;
         assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
     }
-    let (listener, host) = listener().await;
-    let room = Arc::new(WaitingRoom::new("flock", &host).expect("a host"));
-    let doorway: Arc<Doorway<ShardHandler>> = Arc::new(Doorway::new(room.clone()));
-    let wire::Running {
-        handle,
-        task: serving,
-    } = doorway.clone().serve(listener);
-
     let mut configuration = patient_configuration(first).await;
     let version = configuration.get_i32("version").expect("a version");
-    let listed = configuration.get_array_mut("members").expect("members");
-    listed.push(doc! {"_id": 1, "host": &host}.into());
-    let reply = first
-        .run(doc! {"replSetReconfig": configuration.clone()})
-        .await;
-    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
-
-    let membership = tokio::time::timeout(DEADLINE, room.became())
+    let (newcomer, _) = Empty::listen()
         .await
-        .expect("the primary calls the newcomer");
-    assert!(matches!(membership, Membership::Newcomer { member: 1, .. }));
-    let data = TempDir::new().expect("a temporary directory");
-    let shard = tokio::task::block_in_place(|| Shard::open_member(&options(&data), membership))
-        .expect("an empty directory opens");
-    doorway.open(ShardHandler(shard.clone()));
-    let newcomer = Member::start(shard, host, data, handle, serving).await;
-    room.settle();
+        .added(first, &mut configuration, 1)
+        .await;
     members.push(newcomer);
 
     let both = doc! {"insert": "c", "documents": [{"_id": 10}], "$db": "test",

@@ -5,7 +5,6 @@ use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
 use crate::parameters::{AT_STARTUP, SETTABLE};
 use crate::recent_log::RecentLog;
-use crate::shard::CLOCK_DRIFT_SECONDS_MAX;
 use model::bson::{ArrayBuf, DocWriter, Kind, Value, ValueRef};
 use model::{Code, Error};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,10 +92,6 @@ fn parameters(shard: &Shard) -> Vec<(&'static str, Value)> {
         ("authenticationMechanisms", Value::Array(ArrayBuf::new())),
         ("featureCompatibilityVersion", Value::Document(version)),
         ("enableTestCommands", false.into()),
-        (
-            "maxAcceptableLogicalClockDriftSecs",
-            i64::from(CLOCK_DRIFT_SECONDS_MAX).into(),
-        ),
         ("transactionLifetimeLimitSeconds", 60.into()),
     ];
     for name in SETTABLE.iter().chain(AT_STARTUP) {

@@ -10,7 +10,6 @@ use super::placement::{append_topology_version, shutting_down};
 use super::{Answer, Invocation};
 use crate::Shard;
 use crate::replica_set::configuration::Configuration;
-use crate::replica_set::transport::configuration_id;
 use crate::replica_set::{Topology, election_id};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
@@ -141,7 +140,7 @@ pub(crate) fn append_set(
     let primary = match role {
         Role::Leader { .. } => Some(me),
         Role::Follower { leader, .. } => leader
-            .and_then(|leader| configuration.member(configuration_id(leader)))
+            .and_then(|leader| configuration.member_in_log(leader))
             .map(|leader| leader.host.as_str()),
         Role::Candidate { .. } | Role::Installing { .. } | Role::Gone => None,
     };

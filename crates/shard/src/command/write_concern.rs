@@ -11,8 +11,8 @@ use crate::Shard;
 use crate::command::arguments::fields;
 use crate::command::placement::{MayGoOn, needs_primary};
 use crate::operation::Operation;
+use crate::replica_set::MemberNumber;
 use crate::replica_set::configuration::Configuration;
-use crate::replica_set::transport::member_id;
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::number::Number;
 use model::{Code, Error};
@@ -329,7 +329,8 @@ impl Shard {
         loop {
             let confirmed = |members: &Arc<LogMembers>| -> bool {
                 configuration.is_confirmed(&options.members, |id| {
-                    let member = member_id(id);
+                    let life = configuration.lives.of(id);
+                    let member = MemberNumber { id, life }.in_log();
                     members.me == member
                         || members
                             .of(member)

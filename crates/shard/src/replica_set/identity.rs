@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   member.bson   { member: int, founders: [ { _id, host } ], configuration?: document }
-//!                 { member: int, caller: { _id, host } }                          a newcomer
+//!                 { member: int, life?: long, caller: { _id, life?: long, host } }    a newcomer
 //! ```
 //!
-//! Written once, before the member takes part. A directory without
+//! A life that is not there is 0, which is that of all founders. Written once, before the member takes part. A directory without
 //! this file belongs to the only member of a set, or to nobody yet.
 
 use super::Membership;
+use super::transport::MemberNumber;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use std::fs::File;
 use std::io::{self, Write};
@@ -47,12 +48,14 @@ impl Membership {
         match self {
             Membership::Newcomer {
                 member,
-                caller: (id, host),
+                caller: (caller, host),
             } => {
                 writer
-                    .append("member", *member)
+                    .append("member", member.id)
+                    .append("life", i64::from(member.life))
                     .begin_document("caller")
-                    .append("_id", *id)
+                    .append("_id", caller.id)
+                    .append("life", i64::from(caller.life))
                     .append("host", host.as_str())
                     .end();
             }
@@ -89,8 +92,18 @@ impl Membership {
             _ => None,
         };
         let Some(listed) = document.get_array("founders") else {
-            let caller = named(document.get_doc("caller")?)?;
-            return Some(Membership::Newcomer { member, caller });
+            let caller = document.get_doc("caller")?;
+            let (id, host) = named(caller)?;
+            let number = |id, doc| {
+                Some(MemberNumber {
+                    id,
+                    life: life(doc)?,
+                })
+            };
+            return Some(Membership::Newcomer {
+                member: number(member, document)?,
+                caller: (number(id, caller)?, host),
+            });
         };
         let mut founders = Vec::new();
         for founder in listed.iter() {
@@ -107,9 +120,33 @@ impl Membership {
     }
 }
 
+fn life(document: Doc<'_>) -> Option<u32> {
+    match document.get("life") {
+        None => Some(0),
+        Some(ValueRef::Int64(life)) => u32::try_from(life).ok(),
+        Some(_) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_newcomer_of_an_earlier_version_is_in_its_first_life() {
+        let caller = DocWriter::new().with("_id", 2).with("host", "a:1").finish();
+        let document = DocWriter::new()
+            .with("member", 7)
+            .with("caller", &caller)
+            .finish();
+        assert_eq!(
+            Membership::from_document(&document),
+            Some(Membership::Newcomer {
+                member: MemberNumber::first(7),
+                caller: (MemberNumber::first(2), "a:1".to_owned()),
+            })
+        );
+    }
 
     #[test]
     fn what_is_stored_is_loaded() {
@@ -118,8 +155,8 @@ mod tests {
         assert_eq!(Membership::load(&directory).expect("nothing"), None);
         for membership in [
             Membership::Newcomer {
-                member: 7,
-                caller: (0, "a:1".to_owned()),
+                member: MemberNumber { id: 7, life: 3 },
+                caller: (MemberNumber::first(0), "a:1".to_owned()),
             },
             Membership::Founder {
                 member: 1,

@@ -8,10 +8,12 @@
 //!   a new member: learner ─► has caught up ─► voter         a member that is gone: removed
 //! ```
 //!
+//! A member that was added again and has lost its data gets another life (`returning.rs`) before it is
+//! given any.
+//!
 //! A member that has just been added counts for nothing until it holds what the others hold, so adding
 //! one never endangers a majority.
 
-use super::transport::member_id;
 use crate::Shard;
 use crate::primary_services::Tenure;
 use replication::{LogPosition, MemberId, Members};
@@ -49,11 +51,14 @@ async fn step(shard: &Shard) -> bool {
         return false;
     };
     let members = shard.log.members();
+    if shard.renew_lives(&configuration, &members).await {
+        return true;
+    }
     let wanted = |voter: bool| -> Vec<MemberId> {
         let members = configuration.members.iter();
         let mut ids: Vec<MemberId> = members
             .filter(|member| member.is_voter() == voter)
-            .map(|member| member_id(member.id))
+            .map(|member| configuration.in_log(member))
             .collect();
         ids.sort_unstable();
         ids

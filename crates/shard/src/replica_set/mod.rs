@@ -10,6 +10,7 @@
 //! | `start.rs` | how a member begins; the first configuration |
 //! | `identity.rs`, `waiting_room.rs` | which member a server is, and how it learns it |
 //! | `membership.rs` | from the configuration to the members of the log |
+//! | `returning.rs` | whether a member that is added again is the server that was removed |
 //! | `takeover.rs` | who is wanted more as primary becomes it |
 //! | `transport.rs`, `link.rs` | links to the other members |
 //! | `primary.rs` | what a secondary asks of the primary |
@@ -25,6 +26,7 @@ mod identity;
 mod link;
 pub(crate) mod membership;
 pub(crate) mod primary;
+mod returning;
 mod start;
 pub(crate) mod takeover;
 pub(crate) mod transport;
@@ -41,7 +43,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use transport::{Peers, configuration_id, member_id};
+pub use transport::MemberNumber;
+use transport::Peers;
 
 /// How a shard takes part in its replica set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +70,10 @@ pub enum Membership {
         configuration: Option<DocBuf>,
     },
     /// Added to a set that exists, by a member that has called.
-    Newcomer { member: i32, caller: (i32, String) },
+    Newcomer {
+        member: MemberNumber,
+        caller: (MemberNumber, String),
+    },
 }
 
 impl Membership {
@@ -80,9 +86,8 @@ impl Membership {
 
     pub(crate) fn member(&self) -> MemberId {
         match self {
-            Membership::Founder { member, .. } | Membership::Newcomer { member, .. } => {
-                member_id(*member)
-            }
+            Membership::Founder { member, .. } => MemberNumber::first(*member).in_log(),
+            Membership::Newcomer { member, .. } => member.in_log(),
         }
     }
 
@@ -92,8 +97,10 @@ impl Membership {
                 Beginning::Voters(vec![self.member()])
             }
             Membership::Founder { founders, .. } => {
-                let mut voters: Vec<MemberId> =
-                    founders.iter().map(|(id, _)| member_id(*id)).collect();
+                let mut voters: Vec<MemberId> = founders
+                    .iter()
+                    .map(|(id, _)| MemberNumber::first(*id).in_log())
+                    .collect();
                 voters.sort_unstable();
                 Beginning::Voters(voters)
             }
@@ -216,7 +223,7 @@ impl ReplicaSet {
         let topology = self.topology.borrow();
         let configuration = topology.configuration.as_ref();
         configuration
-            .and_then(|now| now.member(configuration_id(member)))
+            .and_then(|now| now.member_in_log(member))
             .map_or(1, MemberConfiguration::rank)
     }
 
@@ -241,8 +248,8 @@ impl ReplicaSet {
     pub(crate) fn take_over(&self, loaded: &ReplicaSet) {
         *self.defaults.write() = loaded.defaults.read().clone();
         let configuration = loaded.topology.borrow().configuration.clone();
-        for member in configuration.iter().flat_map(|now| &now.members) {
-            self.peers.set_host(member_id(member.id), &member.host);
+        if let Some(configuration) = &configuration {
+            self.find_members(configuration);
         }
         self.topology.send_modify(|topology| {
             topology.version += 1;
@@ -250,11 +257,17 @@ impl ReplicaSet {
         });
     }
 
+    /// Tells the links where the members are.
+    fn find_members(&self, configuration: &Configuration) {
+        for member in &configuration.members {
+            self.peers
+                .set_host(configuration.in_log(member), &member.host);
+        }
+    }
+
     /// The log has applied another configuration.
     pub(crate) fn configured(&self, configuration: Configuration) {
-        for member in &configuration.members {
-            self.peers.set_host(member_id(member.id), &member.host);
-        }
+        self.find_members(&configuration);
         self.topology.send_modify(|topology| {
             topology.version += 1;
             topology.configuration = Some(Arc::new(configuration));

@@ -10,7 +10,7 @@
 //! several members is written by whoever of them is elected first.
 
 use super::configuration::{CONFIGURATION_KEY, Configuration, read_host};
-use super::transport::{Absence, Incoming, Introduction, configuration_id, member_id};
+use super::transport::{Absence, Introduction, MemberNumber};
 use super::{Membership, ReplicaSetOptions};
 use crate::Shard;
 use model::{Code, Error};
@@ -122,16 +122,13 @@ impl Shard {
             Box::new(move |to| {
                 let shard = shard.upgrade()?;
                 let members = shard.log.members();
+                let number = MemberNumber::from_log(to);
                 let configuration = shard.replica_set.configuration();
-                Some(Introduction {
-                    set: shard.replica_set.name.get()?.clone(),
-                    replica_set_id: configuration.map(|now| now.settings.replica_set_id),
-                    to: configuration_id(to),
-                    from: configuration_id(members.me),
-                    host: shard.replica_set.host().to_owned(),
-                    newcomer: !members.configuration.voters.contains(&to)
-                        && !members.configuration.outgoing.contains(&to),
-                })
+                let returned = configuration.is_some_and(|now| now.lives.is_returned(number.id));
+                let newcomer = !returned
+                    && !members.configuration.voters.contains(&to)
+                    && !members.configuration.outgoing.contains(&to);
+                shard.introduction(number, newcomer)
             }),
             Box::new(move |member, absence| {
                 let Some(shard) = reported.upgrade() else {
@@ -144,10 +141,21 @@ impl Shard {
             }),
         );
         if let Some(configuration) = self.replica_set.configuration() {
-            for member in &configuration.members {
-                self.peers.set_host(member_id(member.id), &member.host);
-            }
+            self.replica_set.find_members(&configuration);
         }
+    }
+
+    /// What this member says when it calls another one.
+    pub(super) fn introduction(&self, to: MemberNumber, newcomer: bool) -> Option<Introduction> {
+        let configuration = self.replica_set.configuration();
+        Some(Introduction {
+            set: self.replica_set.name.get()?.clone(),
+            replica_set_id: configuration.map(|now| now.settings.replica_set_id),
+            to,
+            from: MemberNumber::from_log(self.log.members().me),
+            host: self.replica_set.host().to_owned(),
+            newcomer,
+        })
     }
 
     /// Packets of the log from another member.
@@ -156,11 +164,7 @@ impl Shard {
         connection: &ConnectionInfo,
         request: &Request,
     ) -> Result<Reply, Error> {
-        let incoming = connection.handler_state(Incoming::default);
-        if !incoming.is_current(&self.peers) {
-            let message = "the member that sends this is another one by now";
-            return Err(Error::new(Code::INVALID_REPLICA_SET_CONFIG, message));
-        }
+        let incoming = self.callers.incoming(connection);
         incoming.receive(request, |packet| {
             if let Err(error) = self.log.receive(packet) {
                 tracing::debug!(%error, "a packet is not taken");
@@ -170,18 +174,14 @@ impl Shard {
     }
 
     /// Another member has called; whether it is right about whom.
-    pub(crate) fn answer_call(
-        &self,
-        connection: &ConnectionInfo,
-        request: &Request,
-    ) -> Result<Reply, Error> {
+    pub(crate) fn answer_call(&self, request: &Request) -> Result<Reply, Error> {
         let caller = &Introduction::parse(request.body())?;
         let members = self.log.members();
         let refuse = |message: &str| Err(Error::new(Code::INVALID_REPLICA_SET_CONFIG, message));
         if self.replica_set.name.get() != Some(&caller.set) {
             return refuse("this server belongs to another replica set");
         }
-        if member_id(caller.to) != members.me {
+        if caller.to.in_log() != members.me {
             return refuse("this server is another member");
         }
         let known = self.replica_set.configuration();
@@ -191,15 +191,10 @@ impl Shard {
         {
             return refuse("this server belongs to another replica set of the same name");
         }
-        let from = member_id(caller.from);
-        if self.peers.has_left(from, &caller.host) {
-            return refuse("another server is this member");
-        }
+        let from = caller.from.in_log();
         if !self.peers.knows(from) {
             self.peers.set_host(from, &caller.host);
         }
-        let incoming = connection.handler_state(Incoming::default);
-        incoming.called_by(from, &caller.host);
         Ok(Reply::ok())
     }
 
@@ -209,7 +204,7 @@ impl Shard {
         mut configuration: Configuration,
     ) -> Result<(), Error> {
         configuration.term = i64::try_from(self.log.term().get()).unwrap_or(i64::MAX);
-        let document = configuration.to_document();
+        let document = configuration.to_stored();
         self.propose_catalog(|encoder| encoder.put_meta(CONFIGURATION_KEY, document.as_bytes()))
             .await
     }

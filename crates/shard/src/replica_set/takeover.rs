@@ -13,7 +13,7 @@
 //!
 //! A primary that has been given priority 0 hands over at once, to whoever may lead.
 
-use super::transport::{configuration_id, member_id};
+use super::transport::configuration_id;
 use crate::Shard;
 use crate::primary_services::Tenure;
 use replication::{MemberId, Members};
@@ -106,7 +106,7 @@ impl Shard {
             return false;
         };
         configuration.members.iter().any(|member| {
-            let id = member_id(member.id);
+            let id = configuration.in_log(member);
             id != members.me
                 && member.is_voter()
                 && member.is_electable()

@@ -5,7 +5,8 @@
 //! follow `_terndbReplicate` commands without answers, each with as many packets as were waiting.
 //!
 //! ```text
-//!   {_terndbJoin: 1, set, replicaSetId?, to: member, from: member, host, newcomer: bool, $db: "admin"}
+//!   {_terndbJoin: 1, set, replicaSetId?, to: member, toLife, from: member, fromLife, host, newcomer: bool,
+//!    $db: "admin"}
 //!   {_terndbReplicate: 1, parts: [binary…], more: bool, $db: "admin"}
 //! ```
 //!
@@ -19,14 +20,15 @@
 //!
 //! A server that was never configured takes the part that `_terndbJoin` gives to a newcomer. It is given
 //! only to a member that is no voter yet ⚑: a voter that has lost its data has also lost its promises, and
-//! must be removed and added again.
+//! must be removed and added again. It is then in another life (`configuration/lives.rs`), and so is any
+//! other server that gets the number: what the one before still says is not taken for its word ⚑.
 
 use super::link::Link;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::{Code, Error};
 use parking_lot::{Mutex, RwLock};
 use replication::{MemberId, Transport};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,14 +49,37 @@ const PART_BYTES_MAX: usize = 8 << 20;
 /// Packets that arrive in parts may not grow beyond this.
 const PACKET_BYTES_MAX: usize = 1 << 30;
 
-/// The member of the log that a member of the configuration is.
-pub(crate) fn member_id(id: i32) -> MemberId {
-    MemberId::new(u64::from(id.unsigned_abs()) + 1)
+/// A member of the configuration in one of its lives: one member of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberNumber {
+    /// The configuration's id, 0 to 255.
+    pub id: i32,
+    pub life: u32,
+}
+
+impl MemberNumber {
+    /// The number of a member with which the set begins.
+    pub const fn first(id: i32) -> Self {
+        Self { id, life: 0 }
+    }
+
+    pub(crate) fn in_log(self) -> MemberId {
+        let id = u64::from(self.id.unsigned_abs() & 0xFF);
+        MemberId::new((u64::from(self.life) << 8) + id + 1)
+    }
+
+    pub(crate) fn from_log(member: MemberId) -> Self {
+        let number = member.get() - 1;
+        Self {
+            id: (number & 0xFF) as i32,
+            life: u32::try_from(number >> 8).unwrap_or(u32::MAX),
+        }
+    }
 }
 
 /// The configuration's id of a member of the log.
 pub(crate) fn configuration_id(member: MemberId) -> i32 {
-    i32::try_from(member.get() - 1).unwrap_or(i32::MAX)
+    MemberNumber::from_log(member).id
 }
 
 /// What a caller says of itself and of whom it calls.
@@ -62,9 +87,8 @@ pub(crate) fn configuration_id(member: MemberId) -> i32 {
 pub(crate) struct Introduction {
     pub(crate) set: String,
     pub(crate) replica_set_id: Option<ObjectId>,
-    /// The configuration's ids of the two.
-    pub(crate) to: i32,
-    pub(crate) from: i32,
+    pub(crate) to: MemberNumber,
+    pub(crate) from: MemberNumber,
     /// Where the caller is reached.
     pub(crate) host: String,
     /// Whether the called one may begin as an empty member.
@@ -79,8 +103,10 @@ impl Introduction {
             writer.append("replicaSetId", id);
         }
         writer
-            .append("to", self.to)
-            .append("from", self.from)
+            .append("to", self.to.id)
+            .append("toLife", i64::from(self.to.life))
+            .append("from", self.from.id)
+            .append("fromLife", i64::from(self.from.life))
             .append("host", self.host.as_str())
             .append("newcomer", self.newcomer)
             .append("$db", "admin");
@@ -88,9 +114,18 @@ impl Introduction {
     }
 
     pub(crate) fn parse(body: Doc<'_>) -> Result<Self, Error> {
-        let number = |name: &str| match body.get(name) {
-            Some(ValueRef::Int32(number)) if (0..=255).contains(&number) => Ok(number),
-            _ => Err(malformed(JOIN)),
+        let number = |id: &str, life: &str| {
+            let life = match body.get(life) {
+                None => Some(0),
+                Some(ValueRef::Int64(life)) => u32::try_from(life).ok(),
+                Some(_) => None,
+            };
+            match (body.get(id), life) {
+                (Some(ValueRef::Int32(id)), Some(life)) if (0..=255).contains(&id) => {
+                    Ok(MemberNumber { id, life })
+                }
+                _ => Err(malformed(JOIN)),
+            }
         };
         let text = |name: &str| body.get_str(name).ok_or_else(|| malformed(JOIN));
         Ok(Self {
@@ -99,8 +134,8 @@ impl Introduction {
                 Some(ValueRef::ObjectId(id)) => Some(id),
                 _ => None,
             },
-            to: number("to")?,
-            from: number("from")?,
+            to: number("to", "toLife")?,
+            from: number("from", "fromLife")?,
             host: text("host")?.to_owned(),
             newcomer: body.get("newcomer") == Some(ValueRef::Boolean(true)),
         })
@@ -134,8 +169,6 @@ struct Place {
 #[derive(Default)]
 pub(super) struct Directory {
     hosts: RwLock<HashMap<MemberId, Place>>,
-    /// Where members were before. Forgotten with the process.
-    former: Mutex<HashSet<(MemberId, String)>>,
     detours: RwLock<BTreeMap<String, String>>,
     pub(super) introduce: RwLock<Option<Introduce>>,
     report: RwLock<Option<Report>>,
@@ -144,9 +177,12 @@ pub(super) struct Directory {
 impl Directory {
     pub(super) fn address_of(&self, member: MemberId) -> Option<String> {
         let hosts = self.hosts.read();
-        let host = &hosts.get(&member)?.host;
+        Some(self.detour(&hosts.get(&member)?.host))
+    }
+
+    fn detour(&self, host: &str) -> String {
         let detours = self.detours.read();
-        Some(detours.get(host).unwrap_or(host).clone())
+        detours.get(host).map_or(host, String::as_str).to_owned()
     }
 
     pub(super) fn report(&self, member: MemberId, absence: Absence) {
@@ -185,8 +221,7 @@ impl Peers {
         *self.directory.report.write() = Some(report);
     }
 
-    /// Where a member is reached. ⚑ If that is another place than before, the link to the old one
-    /// ends, and who calls from there is not heard any more: another server is this member now.
+    /// Where a member is reached. If that is another place than before, the link to the old one ends.
     pub(crate) fn set_host(&self, member: MemberId, host: &str) {
         let mut hosts = self.directory.hosts.write();
         let known = hosts.get(&member);
@@ -199,19 +234,9 @@ impl Peers {
         };
         let before = hosts.insert(member, place);
         drop(hosts);
-        let mut former = self.directory.former.lock();
-        former.remove(&(member, host.to_owned()));
-        if let Some(before) = before {
-            former.insert((member, before.host));
-            drop(former);
+        if before.is_some() {
             self.links.lock().remove(&member);
         }
-    }
-
-    /// Whether a member was at this host and is elsewhere now.
-    pub(crate) fn has_left(&self, member: MemberId, host: &str) -> bool {
-        let former = self.directory.former.lock();
-        former.contains(&(member, host.to_owned()))
     }
 
     /// Where members are reached, whatever a configuration says.
@@ -231,6 +256,11 @@ impl Peers {
     /// Hosts that are reached by another address from here.
     pub(crate) fn set_detours(&self, detours: &BTreeMap<String, String>) {
         self.directory.detours.write().clone_from(detours);
+    }
+
+    /// By which address a host is reached.
+    pub(crate) fn detour(&self, host: &str) -> String {
+        self.directory.detour(host)
     }
 
     /// By which address a member is reached.
@@ -344,27 +374,13 @@ fn replicate_command(parts: &[&[u8]], more: bool) -> Vec<u8> {
     message(FLAG_MORE_TO_COME, &writer.finish())
 }
 
-/// What has arrived of a packet that comes in parts, and who sends it; kept with its connection.
+/// What has arrived of a packet that comes in parts; kept with its connection.
 #[derive(Default)]
 pub(crate) struct Incoming {
     begun: Mutex<Vec<u8>>,
-    caller: Mutex<Option<(MemberId, String)>>,
 }
 
 impl Incoming {
-    /// Who has called, and from which host.
-    pub(crate) fn called_by(&self, member: MemberId, host: &str) {
-        *self.caller.lock() = Some((member, host.to_owned()));
-    }
-
-    /// ⚑ Whether the caller still can be the member that it called itself: a member that was
-    /// removed does not answer for one that has its number since then.
-    pub(crate) fn is_current(&self, peers: &Peers) -> bool {
-        let caller = self.caller.lock();
-        let caller = caller.as_ref();
-        caller.is_none_or(|(member, host)| !peers.has_left(*member, host))
-    }
-
     /// Calls `take` for each packet that is complete.
     pub(crate) fn receive(
         &self,
@@ -436,8 +452,8 @@ mod tests {
         let introduction = Introduction {
             set: "flock".to_owned(),
             replica_set_id: Some(ObjectId([7; 12])),
-            to: 0,
-            from: 2,
+            to: MemberNumber::first(0),
+            from: MemberNumber { id: 2, life: 7 },
             host: "tern:27019".to_owned(),
             newcomer: true,
         };

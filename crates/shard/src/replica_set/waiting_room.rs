@@ -240,7 +240,7 @@ impl WaitingRoom {
             return Err(Error::new(
                 Code::NOT_YET_INITIALIZED,
                 "this server holds no data; a member that has lost its data must be removed from \
-                 the set and added again with another _id",
+                 the set and added again",
             ));
         }
         let membership = Membership::Newcomer {

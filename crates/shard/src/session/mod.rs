@@ -22,7 +22,7 @@ mod header;
 mod history;
 mod home;
 mod reap;
-mod refresh;
+pub(crate) mod refresh;
 mod retry;
 mod views;
 

@@ -17,7 +17,6 @@
 
 use crate::Shard;
 use crate::error::from_storage;
-use crate::shard::CLOCK_DRIFT_SECONDS_MAX;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +37,7 @@ impl Shard {
     /// clocks may be is nobody's: the config server would never come as far.
     pub(crate) fn hear_config_time(&self, message: Doc<'_>) {
         let now = self.clock.now_ms() / 1000;
-        let limit = now + i64::from(CLOCK_DRIFT_SECONDS_MAX);
+        let limit = now.saturating_add(self.parameters.current().clock_drift_secs);
         if let Some(ValueRef::Timestamp(time)) = message.get(FIELD)
             && i64::from(time.seconds) <= limit
         {

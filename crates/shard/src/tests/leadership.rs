@@ -125,8 +125,8 @@ async fn a_member_that_is_about_to_stop_says_so_and_takes_no_more_work() {
     let shard = &server.shard;
     let (heard, ()) = tokio::time::timeout(Duration::from_secs(60), async {
         tokio::join!(server.run("admin", &wait), async {
-            shard.begin_quiesce(Duration::from_secs(30)).await;
-            shard.begin_shutdown();
+            let limit = Duration::from_secs(30);
+            shard.begin_quiesce(Duration::ZERO, limit).await;
         })
     })
     .await

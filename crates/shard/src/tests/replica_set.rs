@@ -1,7 +1,7 @@
 //! The set of one member as clients see it: hello, configuration, times, concerns.
 
-use crate::ReplicaSetOptions;
 use crate::testing::TestShard;
+use crate::{Clock, ReplicaSetOptions};
 use differential::notation::print_fields;
 use differential::value::{Fields, Value, get};
 use std::time::Duration;
@@ -220,4 +220,27 @@ async fn the_election_timeout_is_the_configured_one() {
         .await;
     server.shard.begin_shutdown();
     background.await.expect("it ends");
+}
+
+/// How far a client may push the clock is what the server was started with.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_clock_is_pushed_as_far_as_the_parameter_says() {
+    let server = TestShard::open_with(&[("maxAcceptableLogicalClockDriftSecs", "3600")]).await;
+    let now = (server.clock.now_ms() / 1000) as u32;
+    let push = async |seconds: u32| {
+        server
+            .run("admin", &format!("{{ping: 1, {}}}", gossip(seconds)))
+            .await
+    };
+    let far = push(now + 2 * 3600).await;
+    assert_eq!(get(&far, "code"), Some(&Value::Int32(205)));
+    let near = push(now + 1800).await;
+    assert_eq!(get(&near, "ok"), Some(&Value::Double(1.0)));
+    assert_eq!(cluster_time(&near).0, now + 1800);
+    server
+        .check(
+            "admin {getParameter: 1, maxAcceptableLogicalClockDriftSecs: 1} => {maxAcceptableLogicalClockDriftSecs: 3600L}
+             admin {setParameter: 1, maxAcceptableLogicalClockDriftSecs: 5} => {ok: 0.0}",
+        )
+        .await;
 }

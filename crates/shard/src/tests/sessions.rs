@@ -6,6 +6,7 @@ use differential::notation::print_fields;
 use differential::value::{Value, get};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use wire::{BoxFuture, CallError, Endpoint, InProcess, Reply, Request};
 
 const FIRST: &str = r#"lsid: {id: UUID("00000000-0000-4000-8000-000000000001")}"#;
@@ -494,4 +495,77 @@ async fn parameters_are_known_and_fixed() {
             "#,
         )
         .await;
+}
+
+/// Sessions are written as often as the server was told, by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_are_refreshed_as_often_as_the_parameter_says() {
+    let shard = TestShard::open_with(&[("logicalSessionRefreshMillis", "10")]).await;
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1}}], {FIRST}}} => {{n: 1}}"
+        ))
+        .await;
+    let background = shard.shard.spawn_background();
+    let written = async {
+        while stored(&shard).await == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let written = tokio::time::timeout(Duration::from_secs(60), written).await;
+    written.expect("the session is written long before five minutes have passed");
+    shard.shard.begin_shutdown();
+    background.await.expect("it ends in order");
+}
+
+/// With the refresh switched off nothing is written by itself; who asks for it is served.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_refresh_of_sessions_can_be_switched_off() {
+    let parameters = [
+        ("disableLogicalSessionCacheRefresh", "true"),
+        ("logicalSessionRefreshMillis", "1"),
+    ];
+    let shard = TestShard::open_with(&parameters).await;
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 1}}], {FIRST}}} => {{n: 1}}"
+        ))
+        .await;
+    let ended = tokio::time::timeout(
+        Duration::from_secs(60),
+        crate::session::refresh::run(&shard.shard),
+    );
+    ended.await.expect("there is nothing to do for it");
+    assert_eq!((local(&shard).await, stored(&shard).await), (1, 0));
+    refresh(&shard).await;
+    assert_eq!(stored(&shard).await, 1);
+}
+
+/// How long sessions live: told to drivers, and what their documents and what is kept for retries go by.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_live_as_long_as_the_parameter_says() {
+    for (minutes, is_left) in [("4", false), ("6", true)] {
+        let shard = TestShard::open_with(&[("localLogicalSessionTimeoutMinutes", minutes)]).await;
+        let seconds = minutes.parse::<i32>().expect("a number") * 60;
+        shard
+            .check(&format!(
+                r#"
+                admin {{hello: 1}} => {{logicalSessionTimeoutMinutes: {minutes}}}
+                {{insert: "c", documents: [{{_id: 1}}], {FIRST}, txnNumber: 1L}} => {{n: 1}}
+                admin {{refreshLogicalSessionCacheNow: 1}} => {{}}
+                config {{listIndexes: "system.sessions"}} => {{cursor: {{firstBatch: [{{name: "_id_"}}, {{expireAfterSeconds: {seconds}}}]}}}}
+                "#
+            ))
+            .await;
+        shard.clock.advance_minutes(5);
+        shard.shard.expire_documents().await;
+        refresh(&shard).await;
+        reap(&shard).await;
+        let left = usize::from(is_left);
+        assert_eq!(
+            (local(&shard).await, stored(&shard).await, documents(&shard)),
+            (left, left, left),
+            "of {minutes} minutes"
+        );
+    }
 }

@@ -23,7 +23,7 @@ use crate::session::{Retryable, SessionCatalog};
 use crate::sharding::{OwnershipKey, OwnershipPart, OwnershipUpdate, ShardingState};
 use crate::{Shard, Store};
 use model::Error;
-use model::bson::{Doc, DocBuf, ObjectId};
+use model::bson::{Doc, DocBuf};
 use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
@@ -528,7 +528,7 @@ impl Applier {
             }
             if let (CONFIGURATION_KEY, Some(value)) = (key, value) {
                 let doc = Doc::from_bytes(value)?;
-                let configuration = Configuration::from_document(doc, ObjectId([0; 12]))?;
+                let configuration = Configuration::from_stored(doc)?;
                 self.replica_set.configured(configuration);
                 continue;
             }

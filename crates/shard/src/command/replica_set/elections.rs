@@ -39,7 +39,7 @@ pub(super) fn append_elections(
     configuration: &Configuration,
     members: &Members,
 ) {
-    let own = configuration.member(configuration_id(members.me));
+    let own = configuration.member_in_log(members.me);
     let priority = own.map_or(0.0, |own| own.priority);
     let timeout_ms = i64::from(configuration.settings.election_timeout_ms);
     match (members.elections.won, members.elections.voted) {

@@ -6,7 +6,7 @@ mod status;
 
 use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
-use crate::replica_set::configuration::Configuration;
+use crate::replica_set::configuration::{Configuration, Lives};
 use crate::replica_set::waiting_room::already_initialized;
 use model::bson::ValueRef;
 use model::number::Number;
@@ -68,7 +68,9 @@ pub(crate) async fn reconfigure(invocation: &Invocation<'_>) -> Answer {
     };
     let _ddl = shard.ddl.lock().await;
     let current = configuration(invocation)?;
-    let next = current.successor(document, forced)?;
+    let mut next = current.successor(document, forced)?;
+    let returning = shard.returning(&current, &next).await;
+    next.lives = Lives::successor(&current, &next, &returning);
     if next.member_at(shard.replica_set.host()).is_none() {
         return Err(Error::new(
             Code::NODE_NOT_FOUND,

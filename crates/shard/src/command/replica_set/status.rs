@@ -8,7 +8,6 @@ use super::elections::append_elections;
 use crate::Shard;
 use crate::command::{Answer, Invocation, finish};
 use crate::replica_set::configuration::{Configuration, MemberConfiguration};
-use crate::replica_set::transport::{configuration_id, member_id};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error};
@@ -152,7 +151,7 @@ impl View<'_> {
     /// From whom a member gets the log.
     fn append_source(&self, writer: &mut DocWriter, member: replication::MemberId) {
         let leader = self.members.leader.filter(|leader| *leader != member);
-        let source = leader.and_then(|leader| self.configuration.member(configuration_id(leader)));
+        let source = leader.and_then(|leader| self.configuration.member_in_log(leader));
         writer
             .append(
                 "syncSourceHost",
@@ -194,7 +193,7 @@ impl View<'_> {
     }
 
     fn append_member(&self, writer: &mut DocWriter, member: &MemberConfiguration) {
-        let id = member_id(member.id);
+        let id = self.configuration.in_log(member);
         if id == self.members.me {
             return self.append_self(writer, member);
         }
@@ -251,7 +250,7 @@ impl View<'_> {
     }
 
     fn append_other(&self, writer: &mut DocWriter, member: &MemberConfiguration) {
-        let id = member_id(member.id);
+        let id = self.configuration.in_log(member);
         let progress = self.members.of(id);
         let is_leader = self.members.leader == Some(id);
         let state = self.state_of(progress, is_leader);

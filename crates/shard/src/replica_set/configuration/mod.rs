@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   meta key  "replica-set/configuration"
-//!   value     what `replSetGetConfig` answers: { _id, version, term, members: [ … ], settings: { … } }
+//!   value     what `replSetGetConfig` answers: { _id, version, term, members: [ … ], settings: { … } },
+//!             and which lives the members are in (`lives.rs`)
 //! ```
 //!
 //! `reading.rs` reads it, and refuses what MongoDB refuses of single fields: unknown ones, types,
@@ -16,11 +17,13 @@
 //! read and does not hold is that too for a set that is founded, and for one that is changed
 //! `NewReplicaSetConfigurationIncompatible`.
 
+mod lives;
 mod reading;
 
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::{Code, Error};
 
+pub(crate) use lives::Lives;
 pub(crate) use reading::read_host;
 
 /// Where the configuration is stored.
@@ -37,6 +40,7 @@ pub(crate) struct Configuration {
     pub(crate) members: Vec<MemberConfiguration>,
     pub(crate) journal_default: bool,
     pub(crate) settings: SetSettings,
+    pub(crate) lives: Lives,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -124,6 +128,7 @@ impl Configuration {
                 .collect(),
             journal_default: true,
             settings: SetSettings::new(replica_set_id),
+            lives: Lives::default(),
         }
     }
 
