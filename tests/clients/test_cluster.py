@@ -1,5 +1,6 @@
 """A sharded cluster in one process: `terndb up --shards 3`."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -16,6 +17,8 @@ from bson.min_key import MinKey
 from server import DEADLINE_S, Process, binary, connect, for_shell, only_terndb, readme_commands
 
 MONGOSH = os.environ.get("TERNDB_MONGOSH")
+# How long a stream waits for what will not come.
+SHORT_MS = 50
 ZONES = """
 sh.addShardToZone("shard1", "north")
 sh.updateZoneKeyRange("tour.nests", { ring: 400 }, { ring: 700 }, "north")
@@ -182,6 +185,39 @@ class Sharded(ClusterProgram):
         self.assertEqual(replies, [1.0] * 8)
         self.assertEqual(len(self.owners("shop.once")), 6)
         self.assertEqual(self.client.config.locks.count_documents({}), 0)
+
+    def test_streams_have_nothing_of_moves(self):
+        """Neither through the router nor on the shards: not what is copied, not what is removed."""
+        self.shard("fleet.birds", k=1)
+        birds = self.client.fleet.birds
+        birds.insert_many([{"_id": number, "k": number} for number in range(100)])
+        (donor,) = set(self.owners("fleet.birds"))
+        hosts = {shard["_id"]: shard["host"].split("/")[-1] for shard in self.client.config.shards.find()}
+        recipient = next(name for name in sorted(hosts) if name != donor)
+        with contextlib.ExitStack() as open_until_here:
+            streams = {"router": open_until_here.enter_context(birds.watch(max_await_time_ms=SHORT_MS))}
+            for name, host in hosts.items():
+                shard = open_until_here.enter_context(connect(f"mongodb://{host}/?directConnection=true"))
+                shard.admin.command("setParameter", 1, orphanCleanupDelaySecs=0)
+                streams[name] = open_until_here.enter_context(shard.fleet.watch(max_await_time_ms=SHORT_MS))
+            move = {"moveRange": "fleet.birds", "min": {"k": 50}, "max": {"k": 90}, "toShard": recipient}
+            self.client.admin.command(move)
+            with connect(f"mongodb://{hosts[donor]}/?directConnection=true") as shard:
+                shard.admin.command("cleanupOrphaned", "fleet.birds")
+                self.assertEqual(shard.fleet.command("validate", "birds")["nrecords"], 60, "all are removed")
+            birds.insert_many([{"_id": f"{k}", "k": k} for k in (10.5, 60.5)])
+            expected = {"router": ["10.5", "60.5"], donor: ["10.5"], recipient: ["60.5"]}
+            for name, stream in streams.items():
+                events = []
+                deadline = time.monotonic() + DEADLINE_S
+                while len(events) < len(expected.get(name, [])) and time.monotonic() < deadline:
+                    event = stream.try_next()
+                    events += [event] if event else []
+                # Whatever else there is to tell comes with the next look.
+                event = stream.try_next()
+                events += [event] if event else []
+                told = [(event["operationType"], event["documentKey"]["_id"]) for event in events]
+                self.assertEqual(told, [("insert", key) for key in expected.get(name, [])], name)
 
     def test_status_is_printed(self):
         self.shard("shop.orders", _id="hashed")

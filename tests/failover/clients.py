@@ -213,3 +213,40 @@ class Monotonic(Client):
         document = database.monotonic.find_one({"_id": self.name})
         number = document["number"] if document else 0
         assert number >= self.seen, f"{self.name}: {self.seen} was read at majority, {number} is there"
+
+
+class Ordered(Client):
+    """Two documents: one client writes the first and then the second, another one reads the second and then the first,
+    in one session, on whatever members. Who has seen the second sees the first, and nobody sees less than before."""
+
+    # A member that is cut off cannot answer.
+    pace = 5
+
+    def __init__(self, replica_set, name: str, writes: bool):
+        super().__init__(replica_set, name)
+        self.writes = writes
+        self.seen = (0, 0)
+        self._session = self._client.start_session(causal_consistency=True)
+
+    def step(self, number: int) -> None:
+        if self.writes:
+            for name in ("first", "second"):
+                self.database.ordered.update_one({"_id": name}, {"$set": {"number": number}}, upsert=True)
+            return
+        collection = self.database.get_collection("ordered", read_concern=ReadConcern("majority"))
+        nearest = collection.with_options(read_preference=pymongo.ReadPreference.NEAREST)
+        read = {}
+        for name in ("second", "first"):
+            document = nearest.find_one({"_id": name}, session=self._session, max_time_ms=2000)
+            read[name] = document["number"] if document else 0
+        assert read["first"] >= read["second"], f"{self.name}: read {read}: the effect without its cause"
+        seen = (read["first"], read["second"])
+        went_back = any(now < before for now, before in zip(seen, self.seen))
+        assert not went_back, f"{self.name}: read {seen} after {self.seen}"
+        self.seen = seen
+
+    def check(self, database) -> None:
+        """Judged at every step; what was read is there in the end."""
+        for name, seen in zip(("first", "second"), self.seen):
+            document = database.ordered.find_one({"_id": name}) or {"number": 0}
+            assert document["number"] >= seen, f"{self.name}: {seen} of {name} was read, {document['number']} is there"

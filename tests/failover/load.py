@@ -3,7 +3,7 @@
 import os
 import unittest
 
-from clients import DATABASE, Causal, ExactlyOnce, Monotonic, Register, SharedRegisters, Swaps
+from clients import DATABASE, Causal, ExactlyOnce, Monotonic, Ordered, Register, SharedRegisters, Swaps
 from members import DEADLINE_S, ReplicaSet, wait_until
 from network import Network
 
@@ -25,6 +25,8 @@ class UnderLoad(unittest.TestCase):
             *(Register(self.set, f"reader{at}", self.shared, writes=False) for at in range(2)),
             Causal(self.set, "causal"),
             Monotonic(self.set, "monotonic"),
+            Ordered(self.set, "cause", writes=True),
+            Ordered(self.set, "effect", writes=False),
         ]
 
     def tearDown(self):

@@ -42,6 +42,7 @@ use crate::membership::Changing;
 use crate::message::{Envelope, Packet};
 use crate::raft_entry::to_raft;
 use crate::raft_store::RaftStore;
+use crate::recovery::committed_for_certain;
 use crate::sequencer::{Shared, Wake};
 use crate::state_machine::StateMachine;
 use crate::transport::Transport;
@@ -495,7 +496,7 @@ fn new_node(
     // What is applied is committed, and so is what comes before the log. The members that
     // a group begins with are agreed upon beforehand.
     let agreed = u64::from(state.configuration_position > LogPosition::BEFORE_FIRST);
-    let commit = applied
+    let commit = committed_for_certain(log, state, applied)?
         .get()
         .max(log.unbroken_first().previous().get())
         .max(agreed.min(log.appended().get()));

@@ -46,6 +46,9 @@ use crate::state_machine::{StateMachine, Syncer};
 /// Spare files beyond this are removed.
 pub(crate) const SPARES_MAX: usize = 2;
 
+/// So much of the log is looked through at a time.
+const READ_BYTES: usize = 1 << 20;
+
 /// The first entry of every log: the members it began with. It has the same bytes
 /// everywhere, so that whoever joins later learns of them from the log.
 const FIRST_TERM: Term = Term::new(1);
@@ -165,6 +168,42 @@ pub(crate) fn first_entry(state: &MemberState) -> Option<Entry> {
         }),
         payload: bytes::Bytes::new(),
     })
+}
+
+/// How far the log is committed for certain, although that is not kept.
+///
+/// ⚑ A change of members is proposed only when the one before it has been applied. So a log that holds two of
+/// them says of the first that it is committed, and the member must not stand for election before
+/// it has carried it out: with members of two changes ago, it could be elected by a majority that nobody else
+/// counts.
+pub(crate) fn committed_for_certain(
+    log: &LogState,
+    member: &MemberState,
+    applied: LogPosition,
+) -> Result<LogPosition, Error> {
+    // Alone it has carried out whatever it has acknowledged.
+    if member.configuration.is_sole(log.options.member) {
+        return Ok(applied);
+    }
+    let (mut certain, mut change) = (applied, None);
+    let mut reached = applied.max(log.unbroken_first().previous());
+    while reached < log.appended() {
+        let entries = log.read_until(reached, log.appended(), READ_BYTES);
+        let entries = entries.map_err(|error| Error::Corrupt {
+            file: log.active().name.clone(),
+            detail: error.to_string(),
+        })?;
+        let Some(newest) = entries.last() else { break };
+        reached = newest.position;
+        for entry in &entries {
+            if matches!(entry.kind, EntryKind::Configuration(_))
+                && let Some(before) = change.replace(entry.position)
+            {
+                certain = before;
+            }
+        }
+    }
+    Ok(certain)
 }
 
 /// What the state needs next must be in the log.

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
+    /// Who evaluates a change of a key holds its latch until the entry is appended.
+    HoldLatches,
     /// Evaluation sees what was appended and is not applied yet.
     SeeAppended,
     /// What was only appended is forgotten with leadership.

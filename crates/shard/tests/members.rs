@@ -427,3 +427,73 @@ async fn a_member_is_added_and_removed() {
         member.stop().await;
     }
 }
+
+async fn insert(primary: &Member, id: i32, w: bson::Bson) {
+    let command = doc! {"insert": "c", "documents": [{"_id": id}], "$db": "test",
+    "writeConcern": {"w": w, "wtimeout": 60_000}};
+    let reply = primary.run(command).await;
+    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
+    assert!(!reply.contains_key("writeConcernError"), "{reply}");
+}
+
+/// As many members as a set may have voters, and an even number: elected, written, deposed, some of them lost, those
+/// removed one after the other.
+async fn check_large_set(count_of_members: usize) {
+    let mut members = founders(count_of_members).await;
+    let first = primary(&members).await;
+    configure(first, |_| {}).await;
+    insert(first, 1, "majority".into()).await;
+    insert(first, 2, (count_of_members as i32).into()).await;
+    let step_down = doc! {"replSetStepDown": 120, "secondaryCatchUpPeriodSecs": 60};
+    let reply = first.run(step_down).await;
+    assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");
+    let old = first.host.clone();
+    let second = primary(&members).await.host.clone();
+    assert_ne!(second, old);
+
+    let lost = (count_of_members - 1) / 2;
+    let mut ids = Vec::new();
+    for _ in 0..lost {
+        let at = members.iter().position(|member| member.host != second);
+        let member = members.remove(at.expect("others are there"));
+        ids.push(member.host.clone());
+        member.stop().await;
+    }
+    let second = primary(&members).await;
+    insert(second, 3, "majority".into()).await;
+    for host in ids {
+        configure(second, |listed| {
+            listed.retain(|member| {
+                let member = member.as_document().expect("a member");
+                member.get_str("host").ok() != Some(host.as_str())
+            });
+        })
+        .await;
+    }
+    let left = members.len();
+    assert_eq!(left, count_of_members - lost);
+    wait_until("the others are gone from the set", || async {
+        let status = second.run(doc! {"replSetGetStatus": 1}).await;
+        status.get_array("members").map(Vec::len) == Ok(left)
+            && status.get_i32("votingMembersCount") == Ok(left as i32)
+    })
+    .await;
+    insert(second, 4, (left as i32).into()).await;
+    for member in &members {
+        assert_eq!(count(member).await, 4);
+        assert_eq!(hash(member).await, hash(second).await);
+    }
+    for member in members {
+        member.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_set_of_six() {
+    check_large_set(6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_set_of_seven() {
+    check_large_set(7).await;
+}

@@ -45,6 +45,59 @@ fn one_member_becomes_three_and_another_one() {
     board.close();
 }
 
+/// ⚑ What is committed is not kept. A member that dies with two changes of members in its log, and has carried out
+/// neither, still knows that the first one holds: otherwise it could be elected by members that do not count any
+/// more.
+#[test]
+fn a_change_that_another_one_followed_holds_after_a_crash() {
+    let board = Switchboard::default();
+    let members = begin(&board, 3, |_| {});
+    let first = leader(&members);
+    write(first, b"before").wait().expect("applied");
+    let others: Vec<_> = members
+        .iter()
+        .filter(|other| other.id != first.id)
+        .collect();
+    let [other, leaving] = others[..] else {
+        panic!("there are three");
+    };
+    let applied = |payloads: usize| {
+        wait_for("the other one to apply it", || {
+            (other.journal.payloads().len() == payloads).then_some(())
+        });
+    };
+    applied(1);
+    let file = other.disk.contents("member.state").expect("it is there");
+    let journal = other.journal.copy();
+    let mut voters = vec![first.id, other.id];
+    voters.sort_unstable();
+    for learners in [vec![], vec![leaving.id]] {
+        block_on(first.group.change_members(&voters, &learners)).expect("they are the members");
+    }
+    write(first, b"after").wait().expect("applied");
+    applied(2);
+    board.close();
+
+    // As if it had died before it carried out the first one.
+    other
+        .disk
+        .damage("member.state", 0, &file)
+        .expect("written");
+    let alone = Switchboard::default();
+    let again = alone.open(
+        other.id.get(),
+        other.disk.clone(),
+        journal,
+        Beginning::Joining,
+        |_| {},
+    );
+    wait_for("it knows who is a member", || {
+        let known = again.group.members();
+        (known.configuration.voters == voters).then_some(())
+    });
+    alone.close();
+}
+
 /// Members that come too late for the log get a copy of the state.
 #[test]
 fn a_member_that_the_log_does_not_reach_back_for_gets_the_state() {

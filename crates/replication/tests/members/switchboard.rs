@@ -39,6 +39,14 @@ impl Journal {
         self.pages.lock().payloads.clone()
     }
 
+    /// What it holds now.
+    pub fn copy(&self) -> Journal {
+        let pages = self.pages.lock().clone();
+        Journal {
+            pages: Arc::new(Mutex::new(pages)),
+        }
+    }
+
     pub fn set_priority(&self, member: MemberId, priority: u64) {
         self.pages.lock().priorities.insert(member, priority);
     }
@@ -236,12 +244,26 @@ impl Transport for Line {
 
 pub struct Member {
     pub id: MemberId,
+    pub disk: Arc<SimulatedDisk>,
     pub group: Group<Journal>,
     pub journal: Journal,
 }
 
 impl Switchboard {
     pub fn add(&self, id: u64, beginning: Beginning, adjust: impl FnOnce(&mut Options)) -> Member {
+        let disk = Arc::new(SimulatedDisk::new());
+        self.open(id, disk, Journal::default(), beginning, adjust)
+    }
+
+    /// With what a disk and a journal hold.
+    pub fn open(
+        &self,
+        id: u64,
+        disk: Arc<SimulatedDisk>,
+        journal: Journal,
+        beginning: Beginning,
+        adjust: impl FnOnce(&mut Options),
+    ) -> Member {
         let id = MemberId::new(id);
         let mut options = Options::new(GroupId(5));
         options.member = id;
@@ -250,21 +272,25 @@ impl Switchboard {
         options.tick_ms = 100;
         options.segment_bytes = 4096;
         adjust(&mut options);
-        let journal = Journal::default();
         let line = Line {
             me: id,
             board: self.clone(),
         };
         let group = Group::open(
             options,
-            Arc::new(SimulatedDisk::new()),
+            disk.clone(),
             Arc::new(SystemClock),
             Arc::new(line),
             journal.clone(),
         )
         .expect("opens");
         self.lines.lock().groups.insert(id, group.clone());
-        Member { id, group, journal }
+        Member {
+            id,
+            disk,
+            group,
+            journal,
+        }
     }
 
     pub fn cut(&self, member: MemberId) {

@@ -11,6 +11,7 @@ use model::{Code, Error};
 use query::context::QueryContext;
 use query::filter::Filter;
 use std::sync::Arc;
+use std::time::Duration;
 use wire::Reply;
 
 pub(crate) fn current_op(invocation: &Invocation<'_>) -> Answer {
@@ -215,17 +216,20 @@ pub(crate) fn fsync_unlock(invocation: &Invocation<'_>) -> Answer {
 
 pub(crate) fn shutdown(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
+    let mut limit = None;
     for argument in arguments("shutdown", invocation.request.body()) {
         match argument.name() {
             "force" => {
                 argument.loose_boolean()?;
             }
             "timeoutSecs" => {
-                argument.integer()?;
+                let seconds = argument.integer()?;
+                limit = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
             }
             _ => return Err(argument.unknown()),
         }
     }
+    *invocation.shard.shutdown_limit.lock() = limit;
     invocation.shard.request_shutdown();
     finish(Reply::writer())
 }

@@ -53,6 +53,26 @@ async fn increment(server: &TestShard) -> Option<Value> {
     value.get("n").cloned()
 }
 
+/// Who finds a key latched waits; here until its time is over, because it is held for longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_evaluates_holds_the_latch() {
+    check(Rule::HoldLatches, async |server| {
+        server
+            .check("{insert: 'c', documents: [{_id: 1, n: 0}]} => {n: 1}")
+            .await;
+        let shard = &server.shard;
+        let namespace = Namespace::new("test", "c").expect("a name");
+        let collection = shard.catalog.get(&namespace).expect("it exists");
+        let key = RecordKey::from_id(ValueRef::Int32(1));
+        let stripe = shard.record_stripe(&collection, &key);
+        let _held = shard.latches.hold(vec![stripe], || Ok(())).expect("free");
+        let update = "{update: 'c', updates: [{q: {_id: 1}, u: {$inc: {n: 1}}}], maxTimeMS: 3000}";
+        let reply = server.run("test", update).await;
+        get(&reply, "code") == Some(&Value::Int32(50))
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn evaluation_sees_what_earlier_entries_replace() {
     check(Rule::SeeAppended, async |server| {

@@ -99,6 +99,16 @@ fn wait<'a>(
 }
 
 impl Held<'_> {
+    /// As if these were held.
+    pub(crate) fn in_name_only(mut stripes: Vec<Stripe>) -> Self {
+        stripes.sort_unstable();
+        stripes.dedup();
+        Self {
+            stripes,
+            _guards: Vec::new(),
+        }
+    }
+
     pub(crate) fn covers(&self, stripe: Stripe) -> bool {
         self.stripes.binary_search(&stripe).is_ok()
     }
