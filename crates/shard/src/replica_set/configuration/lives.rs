@@ -279,8 +279,11 @@ mod tests {
         configuration
     }
 
-    /// The lives of the members after a row of configurations; who returns is said with each.
-    fn lives(row: &[(&[(i32, &str)], &[(i32, u32)])]) -> Configuration {
+    /// Members and their hosts, and who of them returns to which life.
+    type Step<'a> = (&'a [(i32, &'a str)], &'a [(i32, u32)]);
+
+    /// The lives of the members after a row of configurations.
+    fn lives(row: &[Step<'_>]) -> Configuration {
         let mut now = configuration(row[0].0);
         for (hosts, returning) in &row[1..] {
             let mut next = configuration(hosts);
