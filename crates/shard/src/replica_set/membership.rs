@@ -14,6 +14,7 @@
 //! A member that has just been added counts for nothing until it holds what the others hold, so adding
 //! one never endangers a majority.
 
+use super::returning::Returned;
 use crate::Shard;
 use crate::primary_services::Tenure;
 use replication::{LogPosition, MemberId, Members};
@@ -51,7 +52,8 @@ async fn step(shard: &Shard) -> bool {
         return false;
     };
     let members = shard.log.members();
-    if shard.renew_lives(&configuration, &members).await {
+    let returned = shard.renew_lives(&configuration, &members).await;
+    if returned == Returned::Renewed {
         return true;
     }
     let wanted = |voter: bool| -> Vec<MemberId> {
@@ -69,7 +71,7 @@ async fn step(shard: &Shard) -> bool {
         return true;
     }
     if (&now.voters, &now.learners) == (&voters, &learners) {
-        return false;
+        return returned == Returned::NotAll;
     }
     let (ready, behind): (Vec<MemberId>, Vec<MemberId>) = voters.into_iter().partition(|voter| {
         now.voters.contains(voter) || has_caught_up(&members, *voter, shard.log.last_applied())

@@ -9,8 +9,9 @@
 //!   it is another member                      another life (and it refuses that one, too)
 //! ```
 //!
-//! ⚑ A member that has come back to its life and is no voter yet is never begun anew under it: links do not
-//! call it a newcomer. So whoever is silent when it is added is one server, or none.
+//! ⚑ A member that has come back to its life is never begun anew under it: links do not call it a newcomer. So
+//! whoever is silent when it is added is one server, or none. It is asked again until it is heard; it may still be
+//! a voter meanwhile, if it was removed and added again before the log had carried out the first.
 
 use super::configuration::{Configuration, Lives};
 use super::transport::{MemberNumber, ask};
@@ -23,6 +24,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+/// A member that was not heard for so long is asked who it is.
+const TICKS_AWAY: u64 = 50;
 
 /// What the server at a member's host says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +34,23 @@ enum Whereabouts {
     Empty,
     Other,
     Silent,
+}
+
+/// What is known of those who should have come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Returned {
+    All,
+    /// Somebody was not heard yet.
+    NotAll,
+    /// Somebody has another life now.
+    Renewed,
+}
+
+/// Whether a member has said something lately.
+fn is_heard(members: &Members, number: MemberNumber) -> bool {
+    let progress = members.of(number.in_log());
+    let ticks = progress.and_then(|progress| progress.ticks_since_contact);
+    number.in_log() == members.me || ticks.is_some_and(|ticks| ticks < TICKS_AWAY)
 }
 
 impl Shard {
@@ -60,26 +80,27 @@ impl Shard {
         returning
     }
 
-    /// Gives another life to members that should have come back to theirs, and hold nothing; whether
-    /// there were any.
-    pub(super) async fn renew_lives(&self, known: &Configuration, members: &Members) -> bool {
+    /// Gives another life to members that should have come back to theirs, and hold nothing.
+    pub(super) async fn renew_lives(&self, known: &Configuration, members: &Members) -> Returned {
         let mut lives = known.lives.clone();
+        let mut returned = Returned::All;
         for member in &known.members {
             let number = known.number(member);
-            let votes = members.configuration.voters.contains(&number.in_log())
-                || members.configuration.outgoing.contains(&number.in_log());
-            if known.lives.is_returned(member.id)
-                && !votes
-                && self.ask_life(number, &member.host).await == Whereabouts::Empty
-            {
-                lives.renew(member.id, &member.host);
+            if !known.lives.is_returned(member.id) || is_heard(members, number) {
+                continue;
+            }
+            match self.ask_life(number, &member.host).await {
+                Whereabouts::Empty => lives.renew(member.id, &member.host),
+                Whereabouts::Same | Whereabouts::Other | Whereabouts::Silent => {
+                    returned = Returned::NotAll;
+                }
             }
         }
-        if lives == known.lives {
-            return false;
+        if lives != known.lives {
+            self.store_lives(known, lives).await;
+            returned = Returned::Renewed;
         }
-        self.store_lives(known, lives).await;
-        true
+        returned
     }
 
     async fn store_lives(&self, known: &Configuration, lives: Lives) {
