@@ -6,7 +6,7 @@
 //!
 //! A server that hangs, closes the connection or sends what is not BSON fails the row, not the run.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wire::client::Client;
 
@@ -18,6 +18,10 @@ use crate::value::{Fields, Value, decode, encode, field, get};
 
 /// Long enough for a loaded machine; a reply that takes longer counts as none.
 const REPLY_SECONDS_MAX: u64 = 20;
+
+/// What the oracle says while it looks at another configuration of its set.
+const CONFIGURATION_IN_PROGRESS: i32 = 109;
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The replies to a row's commands, or why there are none.
 pub type Outcome = Result<Vec<Fields>, String>;
@@ -92,12 +96,21 @@ impl Session {
             let me = get(&hello, "me").and_then(Value::as_str);
             self.me = Some(me.unwrap_or("nobody:1").to_owned());
         }
-        let command = step
+        let command: Fields = step
             .command
             .iter()
             .map(|(name, value)| (name.clone(), self.substitute(value)))
             .collect();
-        let reply = self.command(&database, command)?;
+        let deadline = Instant::now() + Duration::from_secs(REPLY_SECONDS_MAX);
+        let reply = loop {
+            let reply = self.command(&database, command.clone())?;
+            // Another session's row asks for a configuration at this moment.
+            let in_progress = get(&reply, "code") == Some(&Value::Int32(CONFIGURATION_IN_PROGRESS));
+            if !in_progress || Instant::now() > deadline {
+                break reply;
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        };
         if let Some(Value::Int64(id)) = get(&reply, "cursor").and_then(|cursor| cursor.get("id")) {
             self.last_cursor = *id;
         }
