@@ -13,25 +13,27 @@
 //! that change several collections at once have one time, and so has what moves bring;
 //! MongoDB writes operations of one transaction in that way, and its tools take them apart.
 //!
-//! Entries from before a set's first leader have no time. They are not shown.
+//! What a set begins with before it knows the time is not shown. Its first document is that of its first
+//! configuration.
 
 use super::operation::{Logged, SessionHeader, malformed, operations};
+use crate::replica_set::configuration::CONFIGURATION_KEY;
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
 use replication::{Entry, EntryKind};
-use storage::entry::Name;
+use storage::entry::{Name, Operation};
 
 /// MongoDB's version of the shape.
 const VERSION: i64 = 2;
 
 /// The documents of an entry, in order.
 pub(super) fn documents(entry: &Entry) -> Result<Vec<DocBuf>, Error> {
-    if entry.time == ClusterTime::ZERO {
-        return Ok(Vec::new());
-    }
     let decoded = storage::entry::Entry::decode(&entry.payload).map_err(malformed)?;
     if let Some(message) = own_message(&entry.kind) {
+        if entry.time.seconds() == 0 {
+            return Ok(Vec::new());
+        }
         let mut out = DocWriter::new();
         append_message(&mut out, message);
         append_moment(&mut out, entry, entry.time);
@@ -45,7 +47,9 @@ pub(super) fn documents(entry: &Entry) -> Result<Vec<DocBuf>, Error> {
     };
     let taken = decoded.header.times.unwrap_or(1) as usize;
     Ok(match &logged[..] {
-        [] => Vec::new(),
+        [] => {
+            configuration(&decoded)?.map_or_else(Vec::new, |document| vec![view.message(document)])
+        }
         [only] => vec![view.document(only, 0, 0)],
         several if several.len() <= taken => {
             let last = several.len() - 1;
@@ -75,6 +79,14 @@ impl View<'_> {
         let time = earlier(self.entry.time, following);
         let previous = (at > 0).then(|| earlier(time, 1));
         self.append_rest(&mut out, time, previous);
+        out.finish()
+    }
+
+    /// What the entry says, where it does nothing that clients know of.
+    fn message(&self, message: DocBuf) -> DocBuf {
+        let mut out = DocWriter::new();
+        out.append("op", "n").append("ns", "").append("o", &message);
+        append_moment(&mut out, self.entry, self.entry.time);
         out.finish()
     }
 
@@ -134,6 +146,28 @@ fn earlier(time: ClusterTime, by: usize) -> ClusterTime {
 
 fn term_of(entry: &Entry) -> i64 {
     i64::try_from(entry.term.get()).unwrap_or(i64::MAX)
+}
+
+/// What an entry says that brings another configuration of the set.
+fn configuration(entry: &storage::entry::Entry<'_>) -> Result<Option<DocBuf>, Error> {
+    for operation in entry.operations() {
+        if let Operation::PutMeta { key, value } = operation.map_err(malformed)?
+            && key == CONFIGURATION_KEY
+        {
+            let stored = Doc::from_bytes(value).map_err(|_| malformed("configuration"))?;
+            let version = stored.get("version");
+            return Ok(Some(match version {
+                Some(ValueRef::Int32(1)) | None => {
+                    DocWriter::new().with("msg", "initiating set").finish()
+                }
+                Some(version) => DocWriter::new()
+                    .with("msg", "Reconfig set")
+                    .with("version", version)
+                    .finish(),
+            }));
+        }
+    }
+    Ok(None)
 }
 
 /// What an entry says that the log made for itself.

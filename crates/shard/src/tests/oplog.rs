@@ -20,6 +20,27 @@ async fn entries(shard: &TestShard, filter: &str) -> Vec<String> {
     batch.iter().map(print).collect()
 }
 
+/// ⚑ The oplog of a young set begins when the set does.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_begins_with_the_first_configuration() {
+    let shard = TestShard::open().await;
+    let reply = shard.run("local", "{find: 'oplog.rs', limit: 1}").await;
+    let batch = get(&reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
+    let batch = batch.and_then(Value::as_array).expect("a batch");
+    let first = batch.first().expect("an entry");
+    let message = first.get("o").and_then(|o| o.get("msg"));
+    assert_eq!(
+        message,
+        Some(&Value::from("initiating set")),
+        "{}",
+        print(first)
+    );
+    let Some(Value::Timestamp(seconds, _)) = first.get("ts") else {
+        panic!("no time: {}", print(first));
+    };
+    assert!(*seconds > 0);
+}
+
 const OF_TEST: &str = "{op: {$ne: 'n'}}";
 
 #[tokio::test(flavor = "multi_thread")]
