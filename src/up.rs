@@ -27,6 +27,10 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+/// Queries are walked by recursion as deep as they are nested, and a build without optimisation has
+/// large frames. What is not used of it is never touched.
+const STACK_BYTES: usize = 8 * 1024 * 1024;
+
 /// Threads for who computes for long (the shard's `command/apart.rs`). Made as they are
 /// needed; beyond this many, whoever computes holds up the others.
 const BLOCKING_THREADS_MAX: usize = 4096;
@@ -62,6 +66,7 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_stack_size(STACK_BYTES)
         .build()
         .context("cannot start the runtime")
 }

@@ -224,7 +224,8 @@ fn shape(value: &Value) -> Value {
     }
 }
 
-/// Of an explanation: the namespace, the tree of stages, and how many documents came out.
+/// Of an explanation: the namespace, the tree of stages, and how many documents came out; of a
+/// pipeline its stages as they are shown.
 fn explained(reply: &Fields) -> Fields {
     let mut fields = Vec::new();
     if let Some(plan) = lookup(reply, "queryPlanner.winningPlan") {
@@ -240,17 +241,28 @@ fn explained(reply: &Fields) -> Fields {
         }
     }
     if let Some(stages) = get(reply, "stages").and_then(Value::as_array) {
-        let names = stages
-            .iter()
-            .filter_map(|stage| stage.as_document()?.first());
+        let stages = stages.iter().filter_map(Value::as_document);
         fields.push(field(
             "stages",
-            names
-                .map(|(name, _)| Value::from(name.as_str()))
-                .collect::<Vec<_>>(),
+            stages.map(pipeline_stage).collect::<Vec<_>>(),
         ));
     }
     fields
+}
+
+/// A stage of a pipeline: its name, what it is about unless it is the search, and what it gave.
+fn pipeline_stage(stage: &Fields) -> Value {
+    let mut shown = Vec::new();
+    if let Some((name, spec)) = stage.first() {
+        shown.push(field("name", Value::from(name.as_str())));
+        if name != "$cursor" {
+            shown.push(field("spec", spec.clone()));
+        }
+    }
+    if let Some(returned) = get(stage, "nReturned") {
+        shown.push(field("nReturned", returned.clone()));
+    }
+    Value::Document(shown)
 }
 
 /// Stage names with the index each uses and its bounds, nested as the plan nests them.

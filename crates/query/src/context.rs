@@ -71,6 +71,8 @@ pub struct QueryContext {
     pub late_values: Arc<[Option<Value>]>,
     /// Asked by expressions that take long.
     pub interrupts: Interrupts,
+    /// Whether what is wrong with a constant is told only when it is evaluated, if it ever is.
+    pub computes_late: bool,
 }
 
 impl QueryContext {
@@ -82,6 +84,15 @@ impl QueryContext {
             late_variables: Vec::new(),
             late_values: Arc::new([]),
             interrupts: Interrupts::default(),
+            computes_late: false,
+        }
+    }
+
+    /// This context for expressions that are not computed before they are evaluated.
+    pub fn computing_late(&self) -> Self {
+        Self {
+            computes_late: true,
+            ..self.clone()
         }
     }
 

@@ -90,6 +90,19 @@ impl IndexDefinition {
         Self::from_stored(spec.as_doc())
     }
 
+    /// Refuses what cannot be built, though it can be written down: a name or an index that is there
+    /// already is looked for before.
+    pub fn check_buildable(&self) -> Result<(), Error> {
+        let mut fields = self.fields.iter();
+        if self.unique && fields.any(|field| field.kind == FieldKind::Hashed) {
+            return Err(Error::location(
+                16764,
+                "Currently hashed indexes cannot guarantee uniqueness. Use a regular index.",
+            ));
+        }
+        Ok(())
+    }
+
     /// This definition with one option of its specification set, or taken away.
     pub fn with_option(&self, name: &str, value: Option<ValueRef<'_>>) -> Result<Self, Error> {
         let mut spec = DocWriter::new();

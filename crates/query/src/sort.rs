@@ -23,7 +23,7 @@ pub use spilled::StreamSpill;
 
 use crate::index_keys::index_keys;
 use crate::path::Path;
-use model::bson::{Doc, Value, ValueRef};
+use model::bson::{Doc, MAX_DEPTH, Value, ValueRef};
 use model::key::{Direction, KeyBuilder};
 use model::number::Number;
 use model::{Code, Error};
@@ -64,7 +64,11 @@ impl SortPattern {
         for element in doc {
             let direction = parse_direction(element.key(), element.value())?;
             check_path(element.key())?;
-            pattern.paths.push(Path::new(element.key()));
+            let path = Path::new(element.key());
+            if path.components().len() > MAX_DEPTH {
+                return Err(Error::new(Code::OVERFLOW, "FieldPath is too long"));
+            }
+            pattern.paths.push(path);
             pattern.directions.push(direction);
         }
         if pattern.paths.len() > MAX_FIELDS {

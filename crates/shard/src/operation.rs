@@ -10,6 +10,7 @@
 //! still ask the operation they were parsed for. So a cursor's getMore takes
 //! that operation's place ([`Operation::continue_as`]).
 
+use crate::read::Planned;
 use crate::session::SessionId;
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
@@ -63,6 +64,10 @@ pub(crate) struct Operation {
     is_of_stream: AtomicBool,
     /// The getMore that goes on with what this one began.
     successor: ArcSwapOption<Operation>,
+    /// Whether anything was written for it.
+    has_written: AtomicBool,
+    /// The plan of its first search, for `currentOp`.
+    plan: OnceLock<Arc<Planned>>,
 }
 
 impl query::context::Interrupt for Operation {
@@ -78,6 +83,26 @@ impl Operation {
     /// From now on another operation runs what was parsed for this one.
     pub(crate) fn continue_as(&self, successor: &Arc<Operation>) {
         self.successor.store(Some(successor.clone()));
+    }
+
+    /// Says that something was written for it, whatever becomes of the rest.
+    pub(crate) fn note_write(&self) {
+        self.has_written.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_written(&self) -> bool {
+        self.has_written.load(Ordering::Relaxed)
+    }
+
+    /// Tells with which plan it searches. Searches within the first one are not told.
+    pub(crate) fn show_plan(&self, plan: &Arc<Planned>) {
+        if self.plan.get().is_none() {
+            let _ = self.plan.set(plan.clone());
+        }
+    }
+
+    pub(crate) fn plan(&self) -> Option<&Arc<Planned>> {
+        self.plan.get()
     }
 
     /// Says that no step of it is known to be short.
@@ -264,6 +289,8 @@ impl Operations {
             runs_apart: AtomicBool::new(false),
             is_of_stream: AtomicBool::new(false),
             successor: ArcSwapOption::empty(),
+            has_written: AtomicBool::new(false),
+            plan: OnceLock::new(),
         });
         self.running.lock().insert(id, operation.clone());
         // Asked after it is listed: whoever interrupts all has either seen it or is seen here.

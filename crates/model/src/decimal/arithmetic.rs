@@ -31,6 +31,16 @@ type Work = dec::Decimal<12>;
 pub(super) type WideWork = dec::Decimal<20>;
 const UNIT: u128 = 1000;
 
+/// The power of ten of the least number that has all its digits.
+const MIN_NORMAL_POWER: i32 = -6143;
+
+/// Zero as functions return it that have no better one.
+pub(super) const SMALLEST_ZERO: Decimal = Decimal::Finite {
+    negative: false,
+    coefficient: 0,
+    exponent: MIN_EXPONENT,
+};
+
 const NEGATIVE: u8 = 0x80;
 const INFINITE: u8 = 0x40;
 const QUIET_NAN: u8 = 0x20;
@@ -55,24 +65,71 @@ impl Decimal {
         self.combine(other, |context, left, right| context.div(left, right))
     }
 
-    /// The result has all 34 digits, as the server writes powers.
+    /// The result has all 34 digits, as the server writes powers, and zero has no sign. Where
+    /// libdecnumber finds nothing to answer, this is what the server says: `x^0` is 1 whatever `x`
+    /// is, `(-1)^infinity` is 1, whole exponents may be of any size.
+    ///
+    /// Zero to a negative power is the caller's to refuse.
     pub fn pow(self, exponent: Decimal) -> Decimal {
-        match self.combine(exponent, |context, left, right| context.pow(left, right)) {
-            Decimal::Finite {
-                negative,
-                coefficient: 0,
-                ..
-            } => Decimal::Finite {
-                negative,
-                coefficient: 0,
-                exponent: MIN_EXPONENT,
-            },
+        let is_one = |value: Decimal| value.compare(Decimal::ONE).is_eq();
+        if exponent.is_zero() || (!self.is_nan() && is_one(self)) {
+            return Decimal::ONE.padded_to(MIN_EXPONENT);
+        }
+        if self.is_nan() || exponent.is_nan() {
+            return Decimal::NaN;
+        }
+        let is_whole = exponent.is_infinite() || exponent.is_integral();
+        if self.is_negative() && !self.is_zero() && !self.is_infinite() && !is_whole {
+            return Decimal::NaN;
+        }
+        let is_odd = !exponent.remainder(Decimal::from_i64(2)).is_zero() && !exponent.is_infinite();
+        let magnitude = self.abs();
+        let power = match (magnitude, exponent) {
+            _ if is_one(magnitude) => Decimal::ONE,
+            (_, Decimal::Infinity { negative }) => {
+                match magnitude.compare(Decimal::ONE).is_gt() != negative {
+                    true => Decimal::Infinity { negative: false },
+                    false => Decimal::ZERO,
+                }
+            }
+            _ if magnitude.is_zero() || magnitude.is_infinite() => {
+                match magnitude.is_zero() == exponent.is_negative() {
+                    true => Decimal::Infinity { negative: false },
+                    false => Decimal::ZERO,
+                }
+            }
+            // Below the least normal number libdecnumber needs more room.
+            _ if magnitude.magnitude_power() < MIN_NORMAL_POWER => {
+                let mut value = to_wide(magnitude);
+                wide_context().pow(&mut value, &to_wide(exponent));
+                from_wide(value)
+            }
+            _ => magnitude.combine(exponent, |context, left, right| context.pow(left, right)),
+        };
+        let power = match power {
+            Decimal::Finite { coefficient: 0, .. } => return SMALLEST_ZERO,
             power => power.padded_to(MIN_EXPONENT),
+        };
+        // What overflows does so upwards, but for a power of infinity itself.
+        let keeps_sign = !power.is_infinite() || self.is_infinite();
+        match self.is_negative() && is_odd && is_whole && keeps_sign {
+            true => power.negate(),
+            false => power,
         }
     }
 
     pub fn exp(self) -> Decimal {
-        self.transform(|context, value| context.exp(value))
+        if self.is_zero() || self.is_infinite() {
+            return self.transform(|context, value| context.exp(value));
+        }
+        // So close to one that its digits do not show it.
+        if self.magnitude_power() < -34 {
+            return Decimal::ONE;
+        }
+        match self.transform(|context, value| context.exp(value)) {
+            Decimal::Finite { coefficient: 0, .. } => SMALLEST_ZERO,
+            power => power,
+        }
     }
 
     pub fn ln(self) -> Decimal {
@@ -212,12 +269,12 @@ impl Decimal {
         }
     }
 
-    /// NaN where the whole part has more than 34 digits, as on the server.
+    /// NaN where the whole part has more than 34 digits, and of infinity, as on the server.
     pub fn floor(self) -> Decimal {
         self.to_whole(Rounding::Floor)
     }
 
-    /// NaN where the whole part has more than 34 digits, as on the server.
+    /// NaN where the whole part has more than 34 digits, and of infinity, as on the server.
     pub fn ceil(self) -> Decimal {
         self.to_whole(Rounding::Ceiling)
     }
@@ -225,6 +282,7 @@ impl Decimal {
     fn to_whole(self, rounding: Rounding) -> Decimal {
         match self.round_to_place(0, rounding) {
             Decimal::Finite { exponent, .. } if exponent > 0 => Decimal::NaN,
+            Decimal::Infinity { .. } => Decimal::NaN,
             rounded => rounded,
         }
     }

@@ -15,8 +15,10 @@
 //! kept wherever a value is only passed on.
 //!
 //! `text` reads and writes strings, `arithmetic` computes (on
-//! libdecnumber), `trigonometry` sums up series.
+//! libdecnumber), `trigonometry` sums up series, of angles that `angle` has made
+//! small.
 
+mod angle;
 mod arithmetic;
 mod text;
 mod trigonometry;

@@ -1,12 +1,12 @@
 //! Trigonometric and hyperbolic functions of decimals.
 //!
 //! libdecnumber has none, so they are summed up from their series with 54
-//! digits and rounded to 34 in the end. An angle is first brought within a turn;
-//! beyond 10^15 turns too few digits of pi would be left, and the result comes
-//! from doubles instead. Domain errors are the caller's to refuse: here they
-//! are NaN.
+//! digits and rounded to 34 in the end. An angle is first brought within an
+//! eighth of a turn of an axis (`angle.rs`), exactly, however large it is. Domain
+//! errors are the caller's to refuse: here they are NaN.
 
-use super::arithmetic::{WideWork, from_wide, to_wide, wide_context};
+use super::angle::ReducedAngle;
+use super::arithmetic::{SMALLEST_ZERO, WideWork, from_wide, to_wide, wide_context};
 use super::{Decimal, MIN_EXPONENT};
 use dec::Context;
 
@@ -86,16 +86,31 @@ impl Wide {
         sum
     }
 
-    fn sine_and_cosine(&mut self, angle: WideWork) -> (WideWork, WideWork) {
-        let pi = self.constant(PI);
-        let turn = self.add(pi, &pi);
-        let mut reduced = angle;
-        self.context.rem_near(&mut reduced, &turn);
+    fn sine_and_cosine(&mut self, angle: Decimal) -> (WideWork, WideWork) {
+        let (quadrant, reduced) = match ReducedAngle::of(angle) {
+            Some(reduced) => {
+                let quarters = self.constant(&reduced.quarters);
+                let (pi, two) = (self.constant(PI), self.whole(2));
+                let angle = self.multiply(quarters, &pi);
+                (reduced.quadrant, self.divide(angle, &two))
+            }
+            None => (0, to_wide(angle)),
+        };
         let square = self.multiply(reduced, &reduced);
         let one = self.whole(1);
         let sine = self.alternating(reduced, &square, 1);
         let cosine = self.alternating(one, &square, 0);
-        (sine, cosine)
+        match quadrant {
+            0 => (sine, cosine),
+            1 => (cosine, self.negated(sine)),
+            2 => (self.negated(sine), self.negated(cosine)),
+            _ => (self.negated(cosine), sine),
+        }
+    }
+
+    fn negated(&mut self, mut value: WideWork) -> WideWork {
+        self.context.neg(&mut value);
+        value
     }
 
     fn arc_tangent(&mut self, value: WideWork) -> WideWork {
@@ -130,16 +145,27 @@ impl Wide {
 
 impl Decimal {
     pub fn sin(self) -> Decimal {
-        self.of_angle(f64::sin, |_, sine, _| sine)
+        if self.is_zero() {
+            return self;
+        }
+        self.of_angle(|_, sine, _| sine).padded_to(MIN_EXPONENT)
     }
 
     pub fn cos(self) -> Decimal {
-        let cosine = self.of_angle(f64::cos, |_, _, cosine| cosine);
+        // Where one is written without its zeros is the server's habit.
+        if !self.is_zero() && (-60..=-18).contains(&self.magnitude_power()) {
+            return Decimal::ONE;
+        }
+        let cosine = self.of_angle(|_, _, cosine| cosine);
         cosine.padded_to(MIN_EXPONENT)
     }
 
     pub fn tan(self) -> Decimal {
-        self.of_angle(f64::tan, |wide, sine, cosine| wide.divide(sine, &cosine))
+        if self.is_zero() {
+            return self.scaled_zero();
+        }
+        self.of_angle(|wide, sine, cosine| wide.divide(sine, &cosine))
+            .padded_to(MIN_EXPONENT)
     }
 
     pub fn atan(self) -> Decimal {
@@ -149,26 +175,41 @@ impl Decimal {
             Decimal::Finite { coefficient: 0, .. } => self,
             // Far out, squares would leave the exponent range; the angle is a right one.
             Decimal::Finite { negative, .. } if self.magnitude_power() > 40 => half_pi(negative),
-            Decimal::Finite { .. } if self.magnitude_power() < -40 => self,
+            Decimal::Finite { .. } if self.magnitude_power() < -40 => self.padded_to(MIN_EXPONENT),
             Decimal::Finite { .. } => {
                 let mut wide = Wide::new();
                 let angle = wide.arc_tangent(to_wide(self));
-                from_wide(angle)
+                from_wide(angle).padded_to(MIN_EXPONENT)
             }
         }
     }
 
     /// The angle of the point `(x, self)`.
     pub fn atan2(self, x: Decimal) -> Decimal {
-        if self.is_nan() || x.is_nan() || self.is_infinite() || x.is_infinite() {
-            return Decimal::from_f64_exact(self.to_f64().atan2(x.to_f64()));
+        if self.is_nan() || x.is_nan() {
+            return Decimal::NaN;
+        }
+        let signed = |angle: Decimal| match self.is_negative() {
+            true => angle.negate(),
+            false => angle,
+        };
+        match (self.is_infinite(), x) {
+            (true, Decimal::Infinity { negative }) => {
+                return signed(eighths_of_turn(if negative { 3 } else { 1 }));
+            }
+            (true, _) => return half_pi(self.is_negative()),
+            (false, Decimal::Infinity { negative: false }) => return signed(SMALLEST_ZERO),
+            (false, Decimal::Infinity { negative: true }) => {
+                return signed(from_wide(Wide::new().constant(PI)));
+            }
+            (false, _) => {}
         }
         if x.is_zero() && !self.is_zero() {
             return half_pi(self.is_negative());
         }
         let pi = || from_wide(Wide::new().constant(PI));
         match (self.is_zero(), x.is_negative(), self.is_negative()) {
-            (true, false, _) => self,
+            (true, false, _) => signed(SMALLEST_ZERO),
             (true, true, false) => pi(),
             (true, true, true) => pi().negate(),
             (false, false, _) => self.divide(x).atan(),
@@ -185,9 +226,9 @@ impl Decimal {
 
     pub fn asin(self) -> Decimal {
         if self.is_zero() {
-            return self;
+            return self.scaled_zero();
         }
-        self.within(|wide, value| {
+        let angle = self.within(|wide, value| {
             let one = wide.whole(1);
             let square = wide.multiply(value, &value);
             let under = wide.subtract(one, &square);
@@ -200,10 +241,14 @@ impl Decimal {
             let root = wide.square_root(under);
             let tangent = wide.divide(value, &root);
             wide.arc_tangent(tangent)
-        })
+        });
+        angle.padded_to(MIN_EXPONENT)
     }
 
     pub fn acos(self) -> Decimal {
+        if !self.is_nan() && self.compare(Decimal::ONE).is_eq() {
+            return SMALLEST_ZERO;
+        }
         // 2 atan(sqrt((1 - x) / (1 + x))) keeps its digits near 1.
         self.within(|wide, value| {
             let one = wide.whole(1);
@@ -220,6 +265,9 @@ impl Decimal {
     }
 
     pub fn sinh(self) -> Decimal {
+        if self.is_zero() {
+            return self.scaled_zero();
+        }
         self.of_exponentials(|wide, grown, shrunk| {
             let two = wide.whole(2);
             let difference = wide.subtract(grown, &shrunk);
@@ -228,6 +276,9 @@ impl Decimal {
     }
 
     pub fn cosh(self) -> Decimal {
+        if !self.is_zero() && (-39..=-17).contains(&self.magnitude_power()) {
+            return Decimal::ONE;
+        }
         if self.is_negligible() {
             return Decimal::ONE.padded_to(MIN_EXPONENT);
         }
@@ -239,8 +290,11 @@ impl Decimal {
     }
 
     pub fn tanh(self) -> Decimal {
+        if self.is_zero() {
+            return self;
+        }
         // From here on 34 digits do not tell it from one.
-        if !self.is_nan() && self.abs().compare(Decimal::from_i64(50)).is_gt() {
+        if !self.is_nan() && self.abs().compare(Decimal::from_i64(40)).is_ge() {
             return Decimal::from_i64(if self.is_negative() { -1 } else { 1 });
         }
         self.of_exponentials(|wide, grown, shrunk| {
@@ -251,8 +305,14 @@ impl Decimal {
     }
 
     pub fn asinh(self) -> Decimal {
+        if self.is_zero() {
+            return self.smallest_zero();
+        }
         if self.is_negative() {
             return self.negate().asinh().negate();
+        }
+        if self.is_far() {
+            return self.logarithm_of_double();
         }
         self.logarithm_of(|wide, value| {
             let one = wide.whole(1);
@@ -267,6 +327,9 @@ impl Decimal {
         if self.compare(Decimal::ONE).is_lt() {
             return Decimal::NaN;
         }
+        if self.is_far() {
+            return self.logarithm_of_double();
+        }
         self.logarithm_of(|wide, value| {
             let one = wide.whole(1);
             let square = wide.multiply(value, &value);
@@ -277,6 +340,13 @@ impl Decimal {
     }
 
     pub fn atanh(self) -> Decimal {
+        if self.is_zero() {
+            return self.smallest_zero();
+        }
+        // The logarithm would cancel where the function is its argument.
+        if self.is_negligible() {
+            return self.padded_to(MIN_EXPONENT);
+        }
         let half = Decimal::Finite {
             negative: false,
             coefficient: 5,
@@ -311,8 +381,40 @@ impl Decimal {
         self.is_zero() || self.magnitude_power() < -18
     }
 
+    /// The zero that some functions give for zero: as many digits behind the point as they work with.
+    fn scaled_zero(self) -> Decimal {
+        const DIGITS: i32 = 40;
+        match self {
+            Decimal::Finite {
+                negative, exponent, ..
+            } => Decimal::Finite {
+                negative,
+                coefficient: 0,
+                exponent: (exponent - DIGITS).max(MIN_EXPONENT),
+            },
+            Decimal::Infinity { .. } | Decimal::NaN => self,
+        }
+    }
+
+    fn smallest_zero(self) -> Decimal {
+        match self.is_negative() {
+            true => SMALLEST_ZERO.negate(),
+            false => SMALLEST_ZERO,
+        }
+    }
+
+    /// So large that one beside its square does not show, which itself may be out of range.
+    fn is_far(self) -> bool {
+        !self.is_infinite() && !self.is_nan() && self.magnitude_power() > 60
+    }
+
+    /// `ln(2x)`.
+    fn logarithm_of_double(self) -> Decimal {
+        self.logarithm_of(|wide, value| wide.add(value, &value))
+    }
+
     /// The power of ten of the leading digit of a finite number.
-    fn magnitude_power(self) -> i32 {
+    pub(super) fn magnitude_power(self) -> i32 {
         match self {
             Decimal::Finite {
                 coefficient,
@@ -323,19 +425,12 @@ impl Decimal {
         }
     }
 
-    fn of_angle(
-        self,
-        in_doubles: fn(f64) -> f64,
-        choose: impl FnOnce(&mut Wide, WideWork, WideWork) -> WideWork,
-    ) -> Decimal {
+    fn of_angle(self, choose: impl FnOnce(&mut Wide, WideWork, WideWork) -> WideWork) -> Decimal {
         if !matches!(self, Decimal::Finite { .. }) {
             return Decimal::NaN;
         }
-        if self.magnitude_power() > 15 {
-            return Decimal::from_f64(in_doubles(self.to_f64()));
-        }
         let mut wide = Wide::new();
-        let (sine, cosine) = wide.sine_and_cosine(to_wide(self));
+        let (sine, cosine) = wide.sine_and_cosine(self);
         from_wide(choose(&mut wide, sine, cosine))
     }
 
@@ -353,7 +448,7 @@ impl Decimal {
         combine: impl FnOnce(&mut Wide, WideWork, WideWork) -> WideWork,
     ) -> Decimal {
         if self.is_negligible() {
-            return self;
+            return self.padded_to(MIN_EXPONENT);
         }
         let mut wide = Wide::new();
         let mut grown = to_wide(self);
@@ -365,13 +460,24 @@ impl Decimal {
 
     fn logarithm_of(self, argument: impl FnOnce(&mut Wide, WideWork) -> WideWork) -> Decimal {
         if self.is_negligible() {
-            return self;
+            return self.padded_to(MIN_EXPONENT);
         }
         let mut wide = Wide::new();
         let mut value = argument(&mut wide, to_wide(self));
         wide.context.ln(&mut value);
         from_wide(value)
     }
+}
+
+/// One eighth, or three. The server has a digit less of one.
+fn eighths_of_turn(count: i32) -> Decimal {
+    let mut wide = Wide::new();
+    if count == 1 {
+        return from_wide(wide.constant("0.785398163397448309615660845819876"));
+    }
+    let (pi, four, count) = (wide.constant(PI), wide.whole(4), wide.whole(count));
+    let eighth = wide.divide(pi, &four);
+    from_wide(wide.multiply(eighth, &count))
 }
 
 fn half_pi(negative: bool) -> Decimal {

@@ -227,7 +227,6 @@ pub(super) fn index_of_array<'a>(
             ),
         ));
     };
-    let wanted = arguments[1].evaluate(frame)?;
     let start = match arguments.get(2) {
         Some(node) => index_argument(&node.evaluate(frame)?, "$indexOfArray", "starting")?,
         None => 0,
@@ -236,6 +235,8 @@ pub(super) fn index_of_array<'a>(
         Some(node) => index_argument(&node.evaluate(frame)?, "$indexOfArray", "ending")?,
         None => usize::MAX,
     };
+    // What is looked for is evaluated last, as the real server does it.
+    let wanted = arguments[1].evaluate(frame)?;
     let found = values
         .iter()
         .enumerate()

@@ -170,6 +170,13 @@ pub(crate) fn check_n(value: Option<ValueRef<'_>>) -> Result<usize, Error> {
             format!("Value for 'n' must be of integral type, but found {value:?}"),
         ));
     };
+    // A double beyond all whole numbers has a code of its own.
+    if matches!(number, Number::Double(double) if !double.is_finite()) {
+        return Err(Error::location(
+            31109,
+            format!("Can't coerce out of range value {value:?} to long"),
+        ));
+    }
     let Some(n) = number.to_i64_exact() else {
         return Err(Error::location(
             5787903,
@@ -342,13 +349,6 @@ pub(super) fn zip<'a>(
         }
         evaluated.push(value);
     }
-    let mut filler = Vec::with_capacity(inputs.len());
-    for at in 0..inputs.len() {
-        filler.push(match defaults.get(at) {
-            Some(node) => node.evaluate(frame)?,
-            None => Evaluated::null(),
-        });
-    }
     let columns: Vec<Vec<ValueRef<'_>>> = evaluated
         .iter()
         .filter_map(as_array)
@@ -361,6 +361,15 @@ pub(super) fn zip<'a>(
         lengths.min()
     }
     .unwrap_or(0);
+    let mut filler = Vec::with_capacity(inputs.len());
+    // Where none is needed none is evaluated.
+    let any_is_short = columns.iter().any(|column| column.len() < rows);
+    for at in 0..columns.len() {
+        filler.push(match defaults.get(at) {
+            Some(node) if any_is_short => node.evaluate(frame)?,
+            Some(_) | None => Evaluated::null(),
+        });
+    }
     let mut output = ArrayWriter::new();
     for row in 0..rows {
         let mut line = ArrayWriter::new();

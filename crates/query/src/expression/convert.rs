@@ -188,7 +188,9 @@ fn double(value: ValueRef<'_>) -> Result<Option<f64>, Error> {
         ValueRef::Decimal128(stored) => {
             let decimal = Decimal::from_bits(stored);
             let double = decimal.to_f64();
-            if double.is_infinite() && !decimal.is_infinite() {
+            // Numbers below all normal doubles are refused as those above are.
+            let vanishes = double.abs() < f64::MIN_POSITIVE && !decimal.is_zero();
+            if vanishes || (double.is_infinite() && !decimal.is_infinite()) {
                 return Err(failure("Conversion would overflow target type"));
             }
             Some(double)

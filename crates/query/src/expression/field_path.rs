@@ -16,7 +16,7 @@ pub struct FieldPath {
 }
 
 /// Paths longer than this are refused, as deep as documents may nest.
-const MAX_NAMES: usize = 200;
+pub(super) const MAX_NAMES: usize = 200;
 
 impl FieldPath {
     /// Checks and splits `a.b.c`.

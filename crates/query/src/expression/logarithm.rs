@@ -33,7 +33,7 @@ pub(super) fn ln<'a>(arguments: &'a [Node], frame: &mut Frame<'a>) -> Result<Eva
             return Err(not_positive(28766, "$ln's argument"));
         }
         Ok(match number {
-            Number::Decimal(v) => Number::Decimal(v.ln()),
+            Number::Decimal(v) if !v.is_nan() => Number::Decimal(v.ln()),
             other => Number::Double(other.to_f64().ln()),
         })
     })
@@ -48,7 +48,7 @@ pub(super) fn log10<'a>(
             return Err(not_positive(28761, "$log10's argument"));
         }
         Ok(match number {
-            Number::Decimal(v) => Number::Decimal(v.log10()),
+            Number::Decimal(v) if !v.is_nan() => Number::Decimal(v.log10()),
             other => Number::Double(other.to_f64().log10()),
         })
     })
@@ -93,11 +93,12 @@ pub(super) fn log<'a>(
     let Some(base_number) = base.as_value().and_then(Number::of) else {
         return Err(wrong(28757, "base", &base));
     };
-    if !in_domain(number) {
+    // Both are looked at as doubles: a decimal below all of them is zero here.
+    if !in_domain(Number::Double(number.to_f64())) {
         return Err(not_positive(28758, "$log's argument"));
     }
     let one = !base_number.is_nan() && base_number.compare(Number::Int32(1)).is_eq();
-    if !in_domain(base_number) || one {
+    if !in_domain(Number::Double(base_number.to_f64())) || one {
         return Err(Error::location(
             28759,
             "$log's base must be a positive number not equal to 1",
@@ -147,7 +148,13 @@ pub(super) fn pow<'a>(
     let Some(exponent) = exponent.as_value().and_then(Number::of) else {
         return Err(wrong(28763, "exponent", &exponent));
     };
-    if base.is_zero() && !exponent.is_nan() && exponent.compare(Number::Int32(0)).is_lt() {
+    let decimal = matches!(base, Number::Decimal(_)) || matches!(exponent, Number::Decimal(_));
+    // Of decimals the sign decides, also that of a zero.
+    let is_negative = match decimal {
+        true => exponent.to_decimal().is_negative(),
+        false => exponent.compare(Number::Int32(0)).is_lt(),
+    };
+    if base.is_zero() && !exponent.is_nan() && is_negative {
         return Err(Error::location(
             28764,
             "$pow cannot take a base of 0 and a negative exponent",

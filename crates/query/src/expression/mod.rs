@@ -51,6 +51,7 @@ pub use identifier::check_user_variable;
 pub use node::Evaluated;
 pub(crate) use node::truthy;
 pub(crate) use object::{Merged, not_mergeable};
+pub use table::is_commutative;
 #[cfg(test)]
 pub(crate) use tests::{parse_json, print_json};
 

@@ -1,7 +1,7 @@
 //! From BSON to a tree: operators through the table, names to slots, constants
 //! to values.
 
-use super::field_path::{FieldPath, check_field_name};
+use super::field_path::{FieldPath, MAX_NAMES, check_field_name};
 use super::fold::fold;
 use super::identifier::check_variable;
 use super::node::Node;
@@ -37,8 +37,8 @@ impl<'c> Parser<'c> {
     pub(super) fn parse(&mut self, value: ValueRef<'_>) -> Result<Node, Error> {
         let node = self.operand(value)?;
         match self.fold_error.take() {
-            Some(error) => Err(error),
-            None => Ok(node),
+            Some(error) if !self.context.computes_late => Err(error),
+            Some(_) | None => Ok(node),
         }
     }
 
@@ -117,6 +117,10 @@ impl<'c> Parser<'c> {
         }
         let Some(rest) = rest.strip_prefix('$') else {
             let path = FieldPath::parse(rest)?;
+            // The variable that it begins with counts as one of its names.
+            if path.names().len() == MAX_NAMES {
+                return Err(Error::new(Code::OVERFLOW, "FieldPath is too long"));
+            }
             // `$a` means `$$CURRENT.a`, and CURRENT can be bound like any other.
             return Ok(match self.slot_of("CURRENT") {
                 Some(slot) => Node::Variable {

@@ -131,6 +131,16 @@ fn compile(
         .map_err(|error| Error::location(51111, format!("Invalid Regex in {operator}: {error}")))
 }
 
+fn check_input(input: &Evaluated<'_>, operator: &str) -> Result<(), Error> {
+    match input.as_value() {
+        None | Some(ValueRef::String(_) | ValueRef::Null | ValueRef::Undefined) => Ok(()),
+        Some(_) => Err(Error::location(
+            51104,
+            format!("{operator} needs 'input' to be of type string"),
+        )),
+    }
+}
+
 /// Runs `search` on the input text; `None` if the input or the pattern is null.
 fn with_match<'a, T>(
     arguments: &'a [Node],
@@ -148,18 +158,16 @@ fn with_match<'a, T>(
                 Some(node) => node.evaluate(frame)?,
                 None => Evaluated::Missing,
             };
+            check_input(&input, operator)?;
             computed = compile(regex.as_value(), options.as_value(), operator)?;
             computed.as_ref()
         }
     };
     let text = match input.as_value() {
         Some(ValueRef::String(text)) => text,
-        None | Some(ValueRef::Null | ValueRef::Undefined) => return Ok(None),
-        Some(_) => {
-            return Err(Error::location(
-                51104,
-                format!("{operator} needs 'input' to be of type string"),
-            ));
+        _ => {
+            check_input(&input, operator)?;
+            return Ok(None);
         }
     };
     regex.map(|regex| search(regex, text, frame)).transpose()

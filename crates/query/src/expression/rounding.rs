@@ -111,10 +111,6 @@ fn to_place<'a>(
     to_whole: fn(f64) -> f64,
 ) -> Result<Evaluated<'a>, Error> {
     let value = arguments[0].evaluate(frame)?;
-    let place = match arguments.get(1) {
-        Some(node) => Some(node.evaluate(frame)?),
-        None => None,
-    };
     if value.is_nullish() {
         return Ok(Evaluated::null());
     }
@@ -127,9 +123,14 @@ fn to_place<'a>(
             ),
         ));
     };
-    let place = match &place {
-        Some(place) if place.is_nullish() => return Ok(Evaluated::null()),
-        Some(place) => check_place(place, operator)?,
+    let place = match arguments.get(1) {
+        Some(node) => {
+            let place = node.evaluate(frame)?;
+            if place.is_nullish() {
+                return Ok(Evaluated::null());
+            }
+            check_place(&place, operator)?
+        }
         None => 0,
     };
     let rounded = match number {

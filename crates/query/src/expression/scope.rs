@@ -276,6 +276,9 @@ impl Filter {
                 ),
             ));
         }
+        if matches!(input.as_value(), Some(ValueRef::Array(items)) if items.is_empty()) {
+            return Ok(ArrayWriter::new().finish().into());
+        }
         let limit = self.limit(frame)?;
         let mut output = ArrayWriter::new();
         for_each(&input, 28651, "$filter", |value| {

@@ -6,7 +6,7 @@
 
 use super::array::as_array;
 use super::node::{Evaluated, Frame, Node, truthy_value};
-use model::bson::{Array, ArrayBuf, Value, ValueRef};
+use model::bson::{Array, ArrayBuf, Kind, Value, ValueRef};
 use model::{Error, order};
 
 /// Elements between two steps at which the evaluation may be interrupted.
@@ -219,6 +219,20 @@ pub(super) fn check_constants(operator: &str, arguments: &[Node]) -> Result<(), 
     };
     match (operator, arguments) {
         ("$setEquals", operands) => operands.iter().try_for_each(|node| check(node, 5887502)),
+        ("$indexOfArray", [Node::Constant(array), ..])
+            if !array.as_ref().is_nullish()
+                && array.as_ref().kind() != Kind::Array
+                && !arguments.iter().all(Node::is_constant) =>
+        {
+            Err(Error::location(
+                50809,
+                format!(
+                    "First operand of $indexOfArray must be an array. First argument is of type: \
+                     {}",
+                    array.as_ref().kind().name()
+                ),
+            ))
+        }
         ("$setIsSubset", [part, whole]) if !part.is_constant() => check(whole, 17311),
         _ => Ok(()),
     }

@@ -2,8 +2,8 @@
 //! two halves of a timestamp.
 
 use super::node::{Evaluated, Frame, Node};
-use model::Error;
 use model::bson::{MAX_DOCUMENT_BYTES, Timestamp, ValueRef};
+use model::{Code, Error};
 
 /// The most bytes that one computed value may take.
 const MAX_COMPUTED_BYTES: usize = 64 * 1024 * 1024;
@@ -93,6 +93,12 @@ pub(super) fn bson_size<'a>(
     let value = arguments[0].evaluate(frame)?;
     match value.as_value() {
         None | Some(ValueRef::Null | ValueRef::Undefined) => Ok(Evaluated::null()),
+        Some(ValueRef::Document(doc)) if doc.len() > MAX_DOCUMENT_BYTES + 16 * 1024 => {
+            Err(Error::new(
+                Code::BSON_OBJECT_TOO_LARGE,
+                format!("BSONObj size: {} is invalid", doc.len()),
+            ))
+        }
         Some(ValueRef::Document(doc)) => Ok((doc.len() as i32).into()),
         Some(other) => Err(Error::location(
             31393,

@@ -26,11 +26,16 @@ pub(super) struct Operator {
 impl Operator {
     /// Whether arguments may be regrouped and reordered.
     pub(super) fn is_commutative(&self) -> bool {
-        matches!(
-            self.name,
-            "$add" | "$multiply" | "$setUnion" | "$setIntersection" | "$min" | "$max" | "$sum"
-        )
+        is_commutative(self.name)
     }
+}
+
+/// Whether an operator may take its arguments regrouped and in any order.
+pub fn is_commutative(name: &str) -> bool {
+    matches!(
+        name,
+        "$add" | "$multiply" | "$setUnion" | "$setIntersection" | "$min" | "$max" | "$sum"
+    )
 }
 
 impl fmt::Debug for Operator {

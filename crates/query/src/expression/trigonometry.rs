@@ -18,14 +18,21 @@ enum Domain {
 }
 
 impl Domain {
-    fn holds(self, argument: f64) -> bool {
+    /// Decimals are compared as they are: as doubles they may be infinite, or one.
+    fn holds(self, argument: Number) -> bool {
         if argument.is_nan() {
             return true;
         }
         match self {
             Domain::Any => true,
-            Domain::Finite => argument.is_finite(),
-            Domain::Between(least, most) => (least..=most).contains(&argument),
+            Domain::Finite => match argument {
+                Number::Decimal(decimal) => !decimal.is_infinite(),
+                other => other.to_f64().is_finite(),
+            },
+            Domain::Between(least, most) => {
+                argument.compare(Number::Double(least)).is_ge()
+                    && argument.compare(Number::Double(most)).is_le()
+            }
         }
     }
 }
@@ -40,7 +47,7 @@ fn apply<'a>(
 ) -> Result<Evaluated<'a>, Error> {
     one_number(arguments, frame, operator, |number| {
         let argument = number.to_f64();
-        if !domain.holds(argument) {
+        if !domain.holds(number) {
             return Err(Error::location(
                 50989,
                 format!("cannot apply {operator} to {argument}, value out of range"),
@@ -54,29 +61,46 @@ fn apply<'a>(
 }
 
 macro_rules! functions {
-    ($($name:ident $operator:literal $domain:expr;)*) => {$(
+    ($($name:ident $operator:literal $domain:expr, $function:expr;)*) => {$(
         pub(super) fn $name<'a>(
             arguments: &'a [Node],
             frame: &mut Frame<'a>,
         ) -> Result<Evaluated<'a>, Error> {
-            apply(arguments, frame, $operator, $domain, f64::$name, Decimal::$name)
+            apply(arguments, frame, $operator, $domain, $function, Decimal::$name)
         }
     )*};
 }
 
 functions! {
-    sin "$sin" Domain::Finite;
-    cos "$cos" Domain::Finite;
-    tan "$tan" Domain::Finite;
-    asin "$asin" Domain::Between(-1.0, 1.0);
-    acos "$acos" Domain::Between(-1.0, 1.0);
-    atan "$atan" Domain::Any;
-    sinh "$sinh" Domain::Any;
-    cosh "$cosh" Domain::Any;
-    tanh "$tanh" Domain::Any;
-    asinh "$asinh" Domain::Any;
-    acosh "$acosh" Domain::Between(1.0, f64::INFINITY);
-    atanh "$atanh" Domain::Between(-1.0, 1.0);
+    sin "$sin" Domain::Finite, f64::sin;
+    cos "$cos" Domain::Finite, f64::cos;
+    tan "$tan" Domain::Finite, f64::tan;
+    asin "$asin" Domain::Between(-1.0, 1.0), f64::asin;
+    acos "$acos" Domain::Between(-1.0, 1.0), f64::acos;
+    atan "$atan" Domain::Any, f64::atan;
+    sinh "$sinh" Domain::Any, f64::sinh;
+    cosh "$cosh" Domain::Any, f64::cosh;
+    tanh "$tanh" Domain::Any, f64::tanh;
+    asinh "$asinh" Domain::Any, far_asinh;
+    acosh "$acosh" Domain::Between(1.0, f64::INFINITY), far_acosh;
+    atanh "$atanh" Domain::Between(-1.0, 1.0), f64::atanh;
+}
+
+/// Beyond this the square of a double may be infinite, and one beside it does not show.
+const FAR: f64 = 1e150;
+
+fn far_asinh(value: f64) -> f64 {
+    if value.is_finite() && value.abs() > FAR {
+        return (value.abs().ln() + std::f64::consts::LN_2).copysign(value);
+    }
+    value.asinh()
+}
+
+fn far_acosh(value: f64) -> f64 {
+    if value.is_finite() && value > FAR {
+        return value.ln() + std::f64::consts::LN_2;
+    }
+    value.acosh()
 }
 
 pub(super) fn atan2<'a>(

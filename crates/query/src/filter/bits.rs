@@ -61,10 +61,14 @@ impl BitTest {
     }
 }
 
-/// The number whose bits are asked for: decimals are rounded to one.
+/// The number whose bits are asked for: decimals are rounded to one, and those that are none, or beyond
+/// all, have the sign's bit alone.
 fn bits(number: Number) -> Option<i64> {
     match number {
-        Number::Decimal(decimal) => decimal.round_to_place(0, Rounding::HalfEven).to_i64_exact(),
+        Number::Decimal(decimal) => {
+            let whole = decimal.round_to_place(0, Rounding::HalfEven);
+            Some(whole.to_i64_exact().unwrap_or(i64::MIN))
+        }
         Number::Int32(_) | Number::Int64(_) | Number::Double(_) => number.to_i64_exact(),
     }
 }

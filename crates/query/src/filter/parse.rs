@@ -6,7 +6,7 @@ use super::parse_field::parse_field;
 use crate::context::QueryContext;
 use crate::expression::Expression;
 use crate::path::Path;
-use model::bson::{Doc, ValueRef};
+use model::bson::{Doc, MAX_STORED_DEPTH, ValueRef};
 use model::number::Number;
 use model::{Code, Error};
 
@@ -34,7 +34,11 @@ pub(super) fn parse_document(
         match name.strip_prefix('$') {
             // Parts of a DBRef are fields.
             None | Some("ref" | "id" | "db") => {
-                parse_field(&Path::new(name), value, context, &mut children)?;
+                let path = Path::new(name);
+                if path.components().len() > MAX_STORED_DEPTH {
+                    return Err(Error::location(5729100, "FieldPath is too long"));
+                }
+                parse_field(&path, value, context, &mut children)?;
             }
             Some(operator) => {
                 if let Some(child) = parse_operator(operator, value, scope, context)? {

@@ -441,12 +441,6 @@ impl Specification<'_> {
                 ),
             ));
         }
-        if hashed == 1 && flag("unique") {
-            return Err(Error::location(
-                16764,
-                "Currently hashed indexes cannot guarantee uniqueness. Use a regular index.",
-            ));
-        }
         Ok(())
     }
 

@@ -62,7 +62,7 @@ pub use environment::{Environment, ScanRequest};
 pub use list_sessions::SessionsOf;
 pub use output::{Merge, Out, WhenMatched, WhenNotMatched};
 pub use parse::{Place, Scope, not_an_array, parse};
-pub use run::{lets_through, split_scan, start};
+pub use run::{CountedChain, chain_counted, lets_through, split_scan, start};
 pub use source::{Advance, Documents, Source, Visitor};
 pub use stage::{Stage, Step};
 
@@ -79,10 +79,12 @@ pub struct Transform {
 impl Transform {
     /// Parses the pipeline of an update.
     pub fn parse_update(stages: Array<'_>, context: &QueryContext) -> Result<Self, Error> {
+        // Nothing of it is computed before there is a document.
+        let context = context.computing_late();
         let scope = Scope {
             database: "update",
             collection: None,
-            context,
+            context: &context,
             place: Place::Update,
             depth: 0,
         };

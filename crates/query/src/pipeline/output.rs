@@ -162,6 +162,7 @@ impl Merge {
                 "on" => on = Some(parse_on(value)?),
                 "let" => match value {
                     ValueRef::Document(defined) => variables = Some(defined),
+                    ValueRef::Null | ValueRef::Undefined => {}
                     _ => return Err(wrong_type("$merge", "let", value, "object")),
                 },
                 "whenMatched" => when_matched = parse_when_matched(value)?,

@@ -108,6 +108,23 @@ pub fn not_an_array() -> Error {
 }
 
 pub fn parse(stages: Array<'_>, scope: &Scope<'_>) -> Result<Vec<Step>, Error> {
+    let parsed = parse_all(stages, scope);
+    // Constants are computed when all stages have been read: what is wrong with a later stage is
+    // told before what is wrong with a constant of an earlier one.
+    match parsed {
+        Err(error) if scope.depth == 0 && !scope.context.computes_late => {
+            let late = scope.context.computing_late();
+            let scope = Scope {
+                context: &late,
+                ..*scope
+            };
+            parse_all(stages, &scope).and(Err(error))
+        }
+        parsed => parsed,
+    }
+}
+
+fn parse_all(stages: Array<'_>, scope: &Scope<'_>) -> Result<Vec<Step>, Error> {
     let mut steps = Vec::new();
     for (at, value) in stages.iter().enumerate() {
         let ValueRef::Document(doc) = value else {

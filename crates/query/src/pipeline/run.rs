@@ -10,7 +10,8 @@ use super::lookup::LookingUp;
 use super::optimize::{optimize, push_down};
 use super::redact::Redacting;
 use super::source::{
-    Advance, Documents, Interruption, Limited, Matching, Projecting, Replacing, Skipping, Source,
+    Advance, Counted, Documents, Interruption, Limited, Matching, Projecting, Replacing, Skipping,
+    Source,
 };
 use super::stage::{Stage, Step};
 use super::union::{Uniting, documents};
@@ -18,6 +19,7 @@ use super::unwind::Unwinding;
 use model::bson::{DocBuf, Value};
 use model::{Code, Error, Namespace};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Starts a pipeline over a collection, or one that makes its own documents.
 /// Stages that write are left out: the caller does what they say.
@@ -118,6 +120,28 @@ pub fn lets_through(
     let source = Box::new(Documents::new(vec![document]));
     let found = chain(source, steps.to_vec(), environment)?.advance()?;
     Ok(matches!(found, Advance::Document))
+}
+
+/// A running chain, and what each of its stages has given so far.
+pub type CountedChain = (Box<dyn Source>, Vec<Arc<AtomicU64>>);
+
+/// Puts the stages behind a scan, and counts what each of them gives: for explain.
+pub fn chain_counted(
+    mut source: Box<dyn Source>,
+    mut steps: Vec<Step>,
+    environment: &Arc<dyn Environment>,
+) -> Result<CountedChain, Error> {
+    compile(&mut steps);
+    let mut counts = Vec::with_capacity(steps.len());
+    for step in steps {
+        let given = Arc::new(AtomicU64::new(0));
+        source = Box::new(Counted {
+            input: attach(source, step.stage, environment)?,
+            given: given.clone(),
+        });
+        counts.push(given);
+    }
+    Ok((source, counts))
 }
 
 /// Puts stages behind a source.

@@ -17,6 +17,7 @@ use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What came of asking for the next document.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +90,30 @@ impl Source for Documents {
 
     fn take(&mut self) -> DocBuf {
         std::mem::take(&mut self.current)
+    }
+}
+
+/// What a stage gives, counted.
+pub(super) struct Counted {
+    pub(super) input: Box<dyn Source>,
+    pub(super) given: Arc<AtomicU64>,
+}
+
+impl Source for Counted {
+    fn advance(&mut self) -> Result<Advance, Error> {
+        let advance = self.input.advance()?;
+        if advance == Advance::Document {
+            self.given.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(advance)
+    }
+
+    fn current(&self) -> Doc<'_> {
+        self.input.current()
+    }
+
+    fn take(&mut self) -> DocBuf {
+        self.input.take()
     }
 }
 

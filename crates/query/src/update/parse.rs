@@ -273,6 +273,8 @@ fn bit(value: ValueRef<'_>) -> Result<Modifier, Error> {
 }
 
 fn rename(building: &mut Building<'_>, from: &str, value: ValueRef<'_>) -> Result<(), Error> {
+    // What is in conflict with another change is told before what is wrong with this one.
+    building.add(from, Modifier::Unset)?;
     let ValueRef::String(to) = value else {
         return Err(Error::bad_value(format!(
             "The 'to' field for $rename must be a string: {from}: {}",
@@ -306,7 +308,6 @@ fn rename(building: &mut Building<'_>, from: &str, value: ValueRef<'_>) -> Resul
             )));
         }
     }
-    building.add(from, Modifier::Unset)?;
     building.add(to, Modifier::RenameFrom(from.to_owned()))?;
     // The value may be nested as deep as a document can be, and goes deeper.
     if to.split('.').count() > from.split('.').count() {

@@ -3,9 +3,11 @@
 //! A path is split when the update is parsed ([`Component`]); while a document
 //! is walked, [`At`] remembers the way as a chain on the stack.
 
-use model::bson::MAX_DEPTH;
 use model::{Code, Error};
 use std::cmp::Ordering;
+
+/// The most components of a path.
+const COMPONENTS_MAX: usize = 255;
 
 /// One step of an update path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,11 +83,12 @@ pub(super) fn parse(path: &str) -> Result<Vec<Component>, Error> {
     }
     let mut components = Vec::new();
     for part in path.split('.') {
-        // Longer than any document is deep: the walk recurses by component.
-        if components.len() == MAX_DEPTH {
+        // Longer than any document is deep: the walk recurses by component. The real server counts
+        // in a byte, and takes one more for none at all.
+        if components.len() == COMPONENTS_MAX {
             return Err(Error::new(
-                Code::OVERFLOW,
-                format!("An update path has at most {MAX_DEPTH} components"),
+                Code::EMPTY_FIELD_NAME,
+                format!("An update path has at most {COMPONENTS_MAX} components"),
             ));
         }
         let component = match part {

@@ -5,17 +5,14 @@
 //! leaves out as many, if that record is still the first to come. Only pipelines whose stages look at
 //! one document at a time are asked for their place; of others the router counts all or nothing.
 
-use super::{ShardEnvironment, while_running};
+use super::{ShardEnvironment, check_size, while_running};
 use crate::cursor::{Batch, BatchSource, Filled};
 use crate::operation::Operation;
 use crate::read::{Budget, ScanPart};
+use model::Error;
 use model::bson::{DocBuf, DocWriter, ValueRef};
-use model::{Code, Error};
 use query::pipeline::{Advance, Source};
 use std::sync::Arc;
-
-/// What a document of a reply may weigh: stages may build larger ones.
-const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024 + 16 * 1024;
 
 pub(crate) struct PipelineSource {
     source: Box<dyn Source>,
@@ -119,16 +116,7 @@ impl BatchSource for PipelineSource {
                 }
             }
             let document = self.source.current();
-            if document.len() > DOCUMENT_BYTES_MAX {
-                return Err(Error::new(
-                    Code::BSON_OBJECT_TOO_LARGE,
-                    format!(
-                        "BSONObj size: {} is invalid. Size must be between 0 and \
-                         {DOCUMENT_BYTES_MAX}(16MB)",
-                        document.len()
-                    ),
-                ));
-            }
+            check_size(document.len())?;
             self.left_over = !batch.offer(document);
             if self.left_over {
                 return Ok(Filled::Full);

@@ -24,8 +24,8 @@ pub(crate) use environment::ShardEnvironment;
 pub(crate) use merge::{check_unique, merge_into};
 pub(crate) use out::write_out;
 
-use model::Error;
 use model::bson::DocBuf;
+use model::{Code, Error};
 use query::pipeline::{Advance, Source};
 
 /// Documents of one portion, at most.
@@ -43,11 +43,28 @@ fn portion(source: &mut dyn Source) -> Result<Vec<DocBuf>, Error> {
                 break;
             }
             let document = source.take();
+            check_size(document.as_bytes().len())?;
             bytes += document.as_bytes().len();
             documents.push(document);
         }
         Ok(documents)
     })
+}
+
+/// What a document of a reply, or one to be written, may weigh: stages may build larger ones.
+const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024 + 16 * 1024;
+
+fn check_size(bytes: usize) -> Result<(), Error> {
+    if bytes <= DOCUMENT_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::BSON_OBJECT_TOO_LARGE,
+        format!(
+            "BSONObj size: {bytes} is invalid. Size must be between 0 and \
+             {DOCUMENT_BYTES_MAX}(16MB)"
+        ),
+    ))
 }
 
 /// Errors while documents flow are told from errors of the pipeline itself.

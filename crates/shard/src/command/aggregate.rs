@@ -131,6 +131,29 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
     finish_cursor(writer, 0, &namespace, at)
 }
 
+/// What a pipeline that is explained may not carry.
+pub(crate) fn check_explained(command: Doc<'_>) -> Result<(), Error> {
+    let fields = Fields::read(command)?;
+    let refuse = |message: &str| Err(Error::new(Code::FAILED_TO_PARSE, message));
+    match command.get("writeConcern") {
+        None => {}
+        Some(ValueRef::Document(_)) => {
+            return refuse("Aggregation explain does not support the 'writeConcern' option");
+        }
+        Some(other) => {
+            return Err(mismatch(&format!(
+                "BSON field 'aggregate.writeConcern' is the wrong type '{}', expected type \
+                 'object'",
+                other.kind().name()
+            )));
+        }
+    }
+    if fields.explain.is_some() {
+        return refuse("The 'explain' option is illegal when a explain verbosity is also provided");
+    }
+    Ok(())
+}
+
 fn is_linearizable(body: Doc<'_>) -> bool {
     let concern = body.get_doc("readConcern");
     concern.and_then(|concern| concern.get_str("level")) == Some("linearizable")

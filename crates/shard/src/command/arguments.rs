@@ -81,6 +81,7 @@ pub(crate) fn runtime_constants(
     };
     match constants.get("localNow") {
         Some(ValueRef::DateTime(now_ms)) => context.now_ms = now_ms,
+        None => return Err(missing("runtimeConstants", "localNow")),
         _ => return Err(fail("must have a date as localNow")),
     }
     match constants.get("clusterTime") {

@@ -27,6 +27,9 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
             "deletes" => listed = Some(argument),
             "stmtId" => ids.first(&argument)?,
             "stmtIds" => ids.listed(&argument)?,
+            "bypassDocumentValidation" => {
+                argument.loose_boolean()?;
+            }
             "let" => variables = argument.optional_doc()?,
             "_terndbBroadcast" => part = Some(Part::read(argument.doc()?)?),
             _ => return Err(argument.unknown()),

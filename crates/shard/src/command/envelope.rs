@@ -73,7 +73,7 @@ impl Envelope {
                 continue;
             }
             match (name, element.value()) {
-                ("maxTimeMS", value) => envelope.time_limit = time_limit(value)?,
+                ("maxTimeMS", value) => envelope.time_limit = time_limit(command, value)?,
                 ("maxTimeMSOpOnly", _) => {
                     return Err(Error::new(
                         Code::INVALID_OPTIONS,
@@ -277,7 +277,8 @@ fn is_retryable(command: &str) -> bool {
     )
 }
 
-fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
+/// A limit as a command gives it; zero is none.
+pub(crate) fn time_limit(command: &str, value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
     let number = match Number::of(value) {
         None => return Err(Error::bad_value("maxTimeMS must be a number")),
         // A decimal is rounded, a double must be whole.
@@ -286,6 +287,12 @@ fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
     };
     if number.fract() != 0.0 || number.is_nan() {
         return Err(Error::bad_value("maxTimeMS has non-integral value"));
+    }
+    if number < 0.0 && command == "aggregate" {
+        return Err(Error::location(
+            51024,
+            format!("BSON field 'maxTimeMS' value must be >= 0, actual value '{number}'"),
+        ));
     }
     if !(0.0..=f64::from(i32::MAX)).contains(&number) {
         return Err(Error::bad_value(format!(
@@ -296,7 +303,7 @@ fn time_limit(value: ValueRef<'_>) -> Result<Option<Duration>, Error> {
 }
 
 /// Commands that write, or whose result may be written.
-fn takes_write_concern(command: &str) -> bool {
+pub(crate) fn takes_write_concern(command: &str) -> bool {
     matches!(
         command,
         "insert"

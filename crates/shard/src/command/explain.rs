@@ -7,10 +7,13 @@
 //! | --- | --- |
 //! | `searches.rs` | the search of each command, from its arguments |
 //! | `pipelines.rs` | the search that a pipeline begins with, and its other stages |
+//! | `expressions.rs` | expressions as they are shown |
+//! | `counting.rs` | what each stage of a pipeline gives |
 //! | `report.rs` | the reply |
 //!
-//! Left out: what the stages behind a pipeline's search did.
+//! Left out: what a pipeline's stages took of memory and disk.
 
+mod counting;
 mod expressions;
 mod pipelines;
 mod report;
@@ -22,11 +25,14 @@ use crate::read::stages::{Shape, Stage, distinct_stages, rejected, stages};
 use crate::read::{Budget, DistinctScan, Execution, Query, Step, query_hashes, trials};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::{Code, Error, Namespace};
+use parking_lot::Mutex;
 use query::context::QueryContext;
 use query::filter::Filter;
 use query::path::Path;
+use query::pipeline::Step as PipelineStep;
 use query::update::{Update, UpdateMoment};
 use report::{Report, Trial};
+use std::sync::Arc;
 use std::time::Instant;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -70,9 +76,13 @@ pub(crate) fn explain(invocation: &Invocation<'_>) -> Answer {
             _ => return Err(argument.unknown()),
         }
     }
+    searches::check_envelope(invocation, command)?;
     let is_pipeline = command
         .first()
         .is_some_and(|first| first.key() == "aggregate");
+    if is_pipeline {
+        super::aggregate::check_explained(command)?;
+    }
     let runs = command.get("pipeline").is_some() && command.get("explain").is_none();
     if is_pipeline && runs && command.get("cursor").is_none() {
         return Err(Error::new(
@@ -154,13 +164,20 @@ enum Purpose {
     },
     /// The stages behind the search, or a projection if that is all there is.
     Aggregate {
-        rest: Vec<DocBuf>,
+        rest: Vec<ShownStage>,
+        steps: Vec<PipelineStep>,
         projection: Option<DocBuf>,
     },
     /// A pipeline that makes its own documents.
     Made {
-        stages: Vec<DocBuf>,
+        stages: Vec<ShownStage>,
     },
+}
+
+/// A stage as it is shown, and which step of the pipeline it stands for.
+struct ShownStage {
+    spec: DocBuf,
+    step: usize,
 }
 
 /// An update that is tried and not written.
@@ -213,16 +230,27 @@ impl Explained {
             elapsed_ms: 0,
             hashes: None,
             trials: Vec::new(),
+            stages_returned: Vec::new(),
         };
         if let Purpose::Made { .. } = self.purpose {
             return report.reply(invocation, command, verbosity, &self.purpose);
         }
         match shard.readable(&self.namespace) {
             None => {
+                self.check_missing(invocation)?;
+                if !matches!(
+                    self.purpose,
+                    Purpose::Find { .. } | Purpose::Distinct { .. } | Purpose::Aggregate { .. }
+                ) {
+                    report.parsed = None;
+                }
                 if let Purpose::Count { .. } = self.purpose {
                     report.winning = Stage::new("COUNT")
                         .done(DocWriter::new().with("nCounted", 0).with("nSkipped", 0))
                         .over(Stage::new("EOF"));
+                }
+                if verbosity > Verbosity::QueryPlanner {
+                    report.stages_returned = self.count_stages(invocation, None)?;
                 }
             }
             Some(collection)
@@ -264,9 +292,18 @@ impl Explained {
                 report.hashes = Some(query_hashes(&self.query, &collection.indexes));
                 let mut would_modify = 0;
                 if verbosity > Verbosity::QueryPlanner {
-                    would_modify = tokio::task::block_in_place(|| {
-                        self.run_to_end(&mut execution, invocation)
-                    })?;
+                    if self.has_stages() {
+                        let searched = Arc::new(Mutex::new(execution));
+                        report.stages_returned =
+                            self.count_stages(invocation, Some(searched.clone()))?;
+                        execution = Arc::into_inner(searched)
+                            .expect("the stages that ran over it are gone")
+                            .into_inner();
+                    } else {
+                        would_modify = tokio::task::block_in_place(|| {
+                            self.run_to_end(&mut execution, invocation)
+                        })?;
+                    }
                 }
                 self.describe(&execution, &mut report, would_modify);
                 if verbosity == Verbosity::AllPlansExecution {
@@ -278,6 +315,21 @@ impl Explained {
         }
         report.elapsed_ms = i32::try_from(started.elapsed().as_millis()).unwrap_or(i32::MAX);
         report.reply(invocation, command, verbosity, &self.purpose)
+    }
+
+    /// A change of one document is not explained where there is not even a database.
+    fn check_missing(&self, invocation: &Invocation<'_>) -> Result<(), Error> {
+        let database = self.namespace.database();
+        let catalog = invocation.shard.catalog.current();
+        if let Purpose::FindAndModify { .. } = self.purpose
+            && catalog.database(database).next().is_none()
+        {
+            return Err(Error::new(
+                Code::NAMESPACE_NOT_FOUND,
+                format!("database {database} does not exist"),
+            ));
+        }
+        Ok(())
     }
 
     /// Runs the search, and says how many of its documents would be changed.

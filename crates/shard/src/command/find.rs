@@ -94,16 +94,13 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let mut writer = Reply::writer_with_capacity(bytes);
     writer.begin_document("cursor");
     let Some(collection) = found else {
-        // The real server writes this reply in another order.
+        // The real server writes this reply in another order, and without a time.
         writer
             .append("id", 0i64)
             .append("ns", namespace.as_str())
             .begin_array("firstBatch")
+            .end()
             .end();
-        if let Some(time) = at {
-            writer.append("atClusterTime", time);
-        }
-        writer.end();
         return finish(writer);
     };
     let execution = Execution::new(shard, &collection, command.query, invocation.operation)?;
@@ -203,24 +200,26 @@ fn find_by_id(invocation: &Invocation<'_>, namespace: &Namespace) -> Result<Opti
     {
         return Ok(None);
     }
-    let mut record = None;
-    if let Some(collection) = shard.catalog.current().get(namespace) {
-        let Some(key) = collection.record_key_of_id(id) else {
+    let catalog = shard.catalog.current();
+    // Of a collection that is not there the reply has another form.
+    let Some(collection) = catalog.get(namespace) else {
+        return Ok(None);
+    };
+    let Some(key) = collection.record_key_of_id(id) else {
+        return Ok(None);
+    };
+    let mut record = shard
+        .store
+        .get(collection.id, key.as_bytes())
+        .map_err(from_storage)?;
+    if let Some(ownership) = &collection.ownership {
+        // What was read is what was owned, if that was the same before and after.
+        let now = shard.catalog.by_id(collection.id);
+        let is_same = now.is_some_and(|now| now.has_the_same_ownership(collection));
+        if !is_same || collection.has_blocks() {
             return Ok(None);
-        };
-        record = shard
-            .store
-            .get(collection.id, key.as_bytes())
-            .map_err(from_storage)?;
-        if let Some(ownership) = &collection.ownership {
-            // What was read is what was owned, if that was the same before and after.
-            let now = shard.catalog.by_id(collection.id);
-            let is_same = now.is_some_and(|now| now.has_the_same_ownership(collection));
-            if !is_same || collection.has_blocks() {
-                return Ok(None);
-            }
-            record.take_if(|found| ownership.hides(Doc::from_validated(found.document())));
         }
+        record.take_if(|found| ownership.hides(Doc::from_validated(found.document())));
     }
     shard.counters.returned(usize::from(record.is_some()));
     let bytes = record.as_ref().map_or(0, |record| record.document().len());
@@ -564,7 +563,7 @@ impl FindCommand {
     }
 
     /// Only what grows at its end can be followed.
-    fn check_tailable(&self, collection: Option<&Collection>) -> Result<(), Error> {
+    pub(crate) fn check_tailable(&self, collection: Option<&Collection>) -> Result<(), Error> {
         let grows = match collection {
             Some(collection) => collection.made.as_ref().is_some_and(|m| m.is_tailable()),
             None => true,

@@ -42,6 +42,8 @@ pub(super) fn parse(body: Doc<'_>) -> Result<Arguments<'_>, Error> {
             "remove" => parsed.remove = argument.loose_boolean()?,
             "new" => parsed.new = argument.loose_boolean()?,
             "upsert" => parsed.upsert = argument.loose_boolean()?,
+            // Left over from commands that a driver builds alike.
+            "batchSize" | "singleBatch" => {}
             "bypassDocumentValidation" => {
                 argument.loose_boolean()?;
             }
@@ -86,6 +88,7 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
         )?)),
     };
     let filter = parsed.query.unwrap_or(Doc::EMPTY);
+    let mut selection = Selection::parse(filter, parsed.hint.clone(), context.clone())?;
     let projection = match parsed.fields {
         Some(fields) if !fields.is_empty() => {
             Some(Projection::parse(fields, Some(filter), &context)?)
@@ -97,7 +100,6 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
             "cannot use a positional projection and return the new document",
         ));
     }
-    let mut selection = Selection::parse(filter, parsed.hint.clone(), context)?;
     if parsed.upsert {
         query::filter::refuse_expression_in_upsert(filter)?;
     }

@@ -86,6 +86,9 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     if let Some(left) = cursor.time_left {
         invocation.operation.set_time_limit(left);
     }
+    if let Some(plan) = cursor.opened_by.plan() {
+        invocation.operation.show_plan(plan);
+    }
     if cursor.opened_by.runs_apart() {
         invocation.operation.set_apart();
     }

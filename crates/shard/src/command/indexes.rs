@@ -219,6 +219,7 @@ pub(crate) fn choose(
                 });
             }
         }
+        definition.check_buildable()?;
         chosen.new.push(definition.clone());
         if existing.len().max(1) + chosen.new.len() > INDEXES_MAX {
             return Err(Error::new(

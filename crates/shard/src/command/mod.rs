@@ -316,7 +316,9 @@ pub(crate) async fn dispatch(
             answer(shard, connection, request, &operation, envelope).await
         }
     };
+    let mut ran_out = false;
     if let Err(error) = &answer {
+        ran_out = error.code == Code::MAX_TIME_MS_EXPIRED;
         Box::pin(shard.await_change(error)).await;
     }
     let explained = answer.map_err(|error| {
@@ -324,7 +326,12 @@ pub(crate) async fn dispatch(
         shard.explain_to_drivers(error, may_go_on)
     });
     let mut reply = explained.into();
-    if let Some(confirmation) = confirmation {
+    if ran_out {
+        // There is no time left to wait in: what was written is not known to be confirmed.
+        if operation.has_written() {
+            reply = write_concern::told_unconfirmed(reply, request.body());
+        }
+    } else if let Some(confirmation) = confirmation {
         reply = Box::pin(shard.await_members(reply, request, &confirmation, &operation)).await;
     }
     shard.tell_time(&mut reply);

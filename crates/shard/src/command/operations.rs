@@ -5,6 +5,7 @@ use super::arguments::{arguments, is_generic};
 use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
 use crate::operation::Operation;
+use crate::read::stages::summary;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
 use model::{Code, Error};
@@ -57,10 +58,15 @@ fn describe(shard: &Shard, operation: &Operation) -> DocBuf {
     let command = Doc::from_validated(&operation.command);
     let running = operation.started.elapsed();
     let connection = &operation.connection;
+    let name = &shard.host.name;
+    let host = match connection.local() {
+        Some(local) => format!("{name}:{}", local.port()),
+        None => name.clone(),
+    };
     let mut writer = DocWriter::new();
     writer
         .append("type", "op")
-        .append("host", &shard.host.name)
+        .append("host", &host)
         .append("desc", format!("conn{}", connection.id()).as_str())
         .append("connectionId", connection.id() as i32);
     if let Some(peer) = connection.peer() {
@@ -78,8 +84,8 @@ fn describe(shard: &Shard, operation: &Operation) -> DocBuf {
         .append("currentOpTime", iso_time(shard.clock.now_ms()).as_str())
         .append("threaded", true)
         .append("opid", operation.id);
-    if let Some(session) = command.get_doc("lsid") {
-        writer.append("lsid", session);
+    if let Some(session) = operation.session() {
+        session.append(&mut writer, "lsid");
     }
     writer
         .append("secs_running", running.as_secs() as i64)
@@ -87,6 +93,10 @@ fn describe(shard: &Shard, operation: &Operation) -> DocBuf {
         .append("op", kind_of(command))
         .append("ns", namespace_of(command).as_str())
         .append("command", command);
+    if let Some(plan) = operation.plan().filter(|_| name_of(command) != "explain") {
+        let summary = summary(plan, name_of(command) == "count");
+        writer.append("planSummary", summary.as_str());
+    }
     if operation.is_killed() {
         writer.append("killPending", true);
     }
@@ -103,13 +113,17 @@ fn describe(shard: &Shard, operation: &Operation) -> DocBuf {
     writer.finish()
 }
 
+fn name_of(command: Doc<'_>) -> &str {
+    command.first().map_or("", |element| element.key())
+}
+
 fn kind_of(command: Doc<'_>) -> &'static str {
-    match command.first().map(|element| element.key()) {
-        Some("find") => "query",
-        Some("getMore") => "getmore",
-        Some("insert") => "insert",
-        Some("update") => "update",
-        Some("delete") => "remove",
+    match name_of(command) {
+        "find" => "query",
+        "getMore" => "getmore",
+        "insert" => "insert",
+        "update" => "update",
+        "delete" => "remove",
         _ => "command",
     }
 }
@@ -128,6 +142,12 @@ fn namespace_of(command: Doc<'_>) -> String {
             format!("{database}.$cmd.aggregate")
         }
         Some((_, ValueRef::String(collection))) => format!("{database}.{collection}"),
+        Some(("explain", ValueRef::Document(explained))) => {
+            match explained.first().map(|first| first.value()) {
+                Some(ValueRef::String(collection)) => format!("{database}.{collection}"),
+                _ => format!("{database}.$cmd"),
+            }
+        }
         _ => format!("{database}.$cmd"),
     }
 }

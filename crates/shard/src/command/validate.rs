@@ -24,6 +24,7 @@ use foldhash::fast::FixedState;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::ids::IndexId;
 use model::key::TypeBits;
+use model::time::ClusterTime;
 use model::{Code, Error};
 use std::hash::BuildHasher;
 use std::ops::Bound;
@@ -40,12 +41,14 @@ const LISTED_MAX: usize = 100;
 pub(crate) async fn validate(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace_of_check()?;
     let (mut full, mut background, mut metadata) = (false, false, false);
+    let mut fast_count = false;
     for argument in arguments("validate", invocation.request.body()) {
         let wanted = model::number::is_truthy(argument.value());
         match argument.name() {
             "full" => full = wanted,
             "background" => background = wanted,
             "metadata" => metadata = wanted,
+            "enforceFastCount" => fast_count = wanted,
             "repair" if wanted => {
                 return Err(Error::new(
                     Code::COMMAND_NOT_SUPPORTED,
@@ -55,11 +58,22 @@ pub(crate) async fn validate(invocation: &Invocation<'_>) -> Answer {
             _ => {}
         }
     }
-    if full && background {
+    let refused = match () {
+        () if background && full => {
+            "both { background: true } and { full: true } is not supported."
+        }
+        () if background && fast_count => {
+            "both { background: true } and { enforceFastCount: true } is not supported."
+        }
+        () if metadata && (full || background || fast_count) => {
+            "{ metadata: true } is not supported with any other options"
+        }
+        () => "",
+    };
+    if !refused.is_empty() {
         return Err(Error::new(
             Code::INVALID_OPTIONS,
-            "Running the validate command with both { background: true } and { full: true } is \
-             not supported.",
+            format!("Running the validate command with {refused}"),
         ));
     }
     let shard = invocation.shard;
@@ -70,7 +84,7 @@ pub(crate) async fn validate(invocation: &Invocation<'_>) -> Answer {
         )
     };
     let known = shard.catalog.get(&namespace).ok_or_else(not_found)?;
-    let (collection, snapshot, counter) = {
+    let (collection, snapshot, counter, time) = {
         // No write is between append and apply while the gate is held.
         let _gate = known.gate.write().await;
         if shard.log.leading().is_ok() {
@@ -80,7 +94,7 @@ pub(crate) async fn validate(invocation: &Invocation<'_>) -> Answer {
         let (snapshot, counter) =
             tokio::task::block_in_place(|| shard.store.snapshot_and_counter(known.id));
         let collection = shard.catalog.by_id(known.id).ok_or_else(not_found)?;
-        (collection, snapshot, counter)
+        (collection, snapshot, counter, shard.store.applied_time())
     };
     let mut report = Report::new(&collection);
     if !metadata {
@@ -90,7 +104,7 @@ pub(crate) async fn validate(invocation: &Invocation<'_>) -> Answer {
     }
     let mut writer = Reply::writer();
     writer.append("ns", namespace.as_str());
-    report.append_to(&mut writer, metadata);
+    report.append_to(&mut writer, metadata, background.then_some(time));
     finish(writer)
 }
 
@@ -357,7 +371,8 @@ impl Report {
             && self.indexes.iter().all(|report| report.errors.is_empty())
     }
 
-    fn append_to(&self, writer: &mut DocWriter, metadata: bool) {
+    /// `time`: of the state that was looked at, if that is to be told.
+    fn append_to(&self, writer: &mut DocWriter, metadata: bool, time: Option<ClusterTime>) {
         if !metadata {
             append_count(writer, "nInvalidDocuments", self.invalid_documents);
             writer.append("nNonCompliantDocuments", 0);
@@ -383,9 +398,11 @@ impl Report {
         }
         writer
             .append("valid", self.is_valid())
-            .append("repaired", false)
-            .begin_array("warnings")
-            .end();
+            .append("repaired", false);
+        if let Some(time) = time {
+            writer.append("readTimestamp", time);
+        }
+        writer.begin_array("warnings").end();
         let of_indexes = self.indexes.iter().flat_map(|report| &report.errors);
         append_texts(writer, "errors", self.errors.iter().chain(of_indexes));
         for (name, documents) in [

@@ -362,6 +362,28 @@ impl Shard {
     }
 }
 
+/// The reply of a command that wrote something and ran out of time. Who asked for no more than
+/// this member gets it as it is.
+pub(crate) fn told_unconfirmed(reply: Reply, command: Doc<'_>) -> Reply {
+    let stated = command
+        .get_doc("writeConcern")
+        .map(WriteConcernOptions::parse);
+    let options = match stated {
+        Some(Ok(options)) if matches!(options.members, Members::Count(0 | 1)) => return reply,
+        Some(Ok(options)) => options,
+        // Shown as the server shows one that was not given.
+        Some(Err(_)) | None => WriteConcernOptions {
+            members: Members::Count(1),
+            journal: None,
+            fsync: false,
+            timeout_ms: 0,
+            provenance: "",
+        },
+    };
+    let error = Error::new(Code::MAX_TIME_MS_EXPIRED, "operation exceeded time limit");
+    with_concern_error(&reply, &options, &error, None)
+}
+
 /// The same reply, with the error in front of `ok`.
 fn with_concern_error(
     reply: &Reply,
@@ -383,11 +405,10 @@ fn with_concern_error(
             }
             writer.begin_document("writeConcern");
             options.append_to(&mut writer);
-            writer
-                .append("provenance", options.provenance)
-                .end()
-                .end()
-                .end();
+            if !options.provenance.is_empty() {
+                writer.append("provenance", options.provenance);
+            }
+            writer.end().end().end();
             if let Some(label) = label {
                 writer.begin_array("errorLabels").push(label).end();
             }
@@ -395,4 +416,42 @@ fn with_concern_error(
         writer.append_element(&element);
     }
     Reply::from_writer(writer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Reply, told_unconfirmed};
+    use model::bson::DocWriter;
+
+    /// The reply of a command that ran out of time after it had written, with this concern.
+    fn told(concern: Option<DocWriter>) -> String {
+        let mut command = DocWriter::new().with("update", "c");
+        if let Some(concern) = concern {
+            command.append("writeConcern", &concern.finish());
+        }
+        let reply = Reply::from_writer(Reply::writer().with("ok", 0.0).with("code", 50));
+        let reply = told_unconfirmed(reply, command.finish().as_doc());
+        model::text::document_quoted(reply.document())
+    }
+
+    #[test]
+    fn what_was_written_in_time_is_told_to_be_unconfirmed() {
+        let with = |concern: &str| {
+            format!(
+                "{{ writeConcernError: {{ code: 50, codeName: \"MaxTimeMSExpired\", errmsg: \
+                 \"operation exceeded time limit\", errInfo: {{ writeConcern: {concern} }} }}, ok: \
+                 0.0, code: 50 }}"
+            )
+        };
+        assert_eq!(told(None), with("{ w: 1, wtimeout: 0 }"));
+        assert_eq!(
+            told(Some(DocWriter::new().with("w", 2).with("wtimeout", 50))),
+            with("{ w: 2, wtimeout: 50, provenance: \"clientSupplied\" }")
+        );
+        // This member alone is no reason to wait.
+        assert_eq!(
+            told(Some(DocWriter::new().with("w", 1))),
+            "{ ok: 0.0, code: 50 }"
+        );
+    }
 }

@@ -140,6 +140,7 @@ impl Execution {
         let planned = plan(shard, &collection, &query, operation)?;
         planned.count_use();
         let mut execution = Self::with_plan(shard, &collection, query, planned, Some(snapshot))?;
+        operation.show_plan(&execution.planned);
         execution.restrict();
         execution.stand_at_place()?;
         Ok(execution)

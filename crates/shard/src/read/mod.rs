@@ -45,7 +45,7 @@ pub(crate) use candidates::Candidates;
 pub(crate) use distinct::DistinctScan;
 pub(crate) use execution::{Budget, Execution, Found, Step, Taken, Visited, append_ranges};
 pub(crate) use part::{ScanPart, ranges_of};
-pub(crate) use planning::{PlanCache, plan, query_hashes, trials};
+pub(crate) use planning::{PlanCache, Planned, plan, query_hashes, trials};
 pub(crate) use query::Query;
 pub(crate) use record_order::{Further, RecordOrder, Sought};
 pub(crate) use spill::spill_into;

@@ -337,6 +337,28 @@ fn sort_stage(
         .returning(returned, statistics.steps + returned + 2)
 }
 
+/// The plan in one line, as `currentOp` shows it. `counted`: only the number of documents is wanted.
+pub(crate) fn summary(planned: &Planned, counted: bool) -> String {
+    let scan = |access: &IndexAccess| {
+        let index = &planned.indexes[access.index];
+        let name = match counted && access.covered && access.residual.is_none() {
+            true if is_one_range(access) => "COUNT_SCAN",
+            _ => "IXSCAN",
+        };
+        let pattern = model::text::document_quoted(index.definition.key_pattern());
+        format!("{name} {pattern}")
+    };
+    match &planned.plan.access {
+        Access::Nothing | Access::Records { .. } => "COLLSCAN".to_owned(),
+        Access::Id(_) => "IDHACK".to_owned(),
+        Access::Index(access) => scan(access),
+        Access::Union(union) => {
+            let scans: Vec<String> = union.branches.iter().map(scan).collect();
+            scans.join(", ")
+        }
+    }
+}
+
 fn access_stage(planned: &Planned, plan: &Plan, statistics: &Statistics, counted: bool) -> Stage {
     match &plan.access {
         // MongoDB scans for what cannot be; here nothing is read.

@@ -143,6 +143,9 @@ impl Shard {
             }
         };
         if let Some(pending) = pending {
+            if let Some(operation) = operation {
+                operation.note_write();
+            }
             pending.await.map_err(crate::error::from_log)?;
             if let Some(session) = session {
                 session.applied();

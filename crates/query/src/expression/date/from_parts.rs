@@ -102,14 +102,6 @@ pub(in super::super) fn date_from_parts<'a>(
                 ),
             ));
         };
-        if at == 0 && !(1..=9999).contains(&number) {
-            return Err(Error::location(
-                if iso { 31095 } else { 40523 },
-                format!(
-                    "'{name}' must evaluate to an integer in the range 1 to 9999, found {number}"
-                ),
-            ));
-        }
         let limited = !matches!(*name, "year" | "isoWeekYear" | "second" | "millisecond");
         if limited && !(-32_768..=32_767).contains(&number) {
             return Err(Error::location(
@@ -120,6 +112,16 @@ pub(in super::super) fn date_from_parts<'a>(
         parts[at] = number;
     }
     let [first, second, third, hour, minute, seconds, millisecond] = parts;
+    // Looked at last: whatever is wrong with another part is told before.
+    if !(1..=9999).contains(&first) {
+        return Err(Error::location(
+            if iso { 31095 } else { 40523 },
+            format!(
+                "'{}' must evaluate to an integer in the range 1 to 9999, found {first}",
+                names[0]
+            ),
+        ));
+    }
     let day = if iso {
         iso_day_number(first, second, third)
     } else {

@@ -171,7 +171,6 @@ fn the_index_on_id() {
 fn hashed_and_expiring() {
     let hashed = || Value::from("hashed");
     check(&[("x", hashed()), ("y", hashed())], &[], "31303");
-    check(&[("x", hashed())], &[("unique", true.into())], "16764");
     check(
         &[("x", 1.into()), ("y", 1.into())],
         &[("expireAfterSeconds", 5.into())],

@@ -6,21 +6,40 @@
 //!   {$cond: {if, then, else}}  {$cond: [if, then, else]}
 //! ```
 //!
-//! Left out: expressions of constants, which MongoDB has computed by then.
+//! What depends on no document has been computed, and constants of sums and the like are one
+//! and come last:
+//!
+//! ```text
+//!   {$add: [1, "$a", 2]}       {$add: ["$a", {$const: 3}]}
+//!   {$toUpper: "a"}            {$const: "A"}
+//! ```
 
 use model::bson::{Array, Doc, DocBuf, DocWriter, Value, ValueRef};
+use query::context::QueryContext;
+use query::expression::{Expression, is_commutative};
 
 /// An expression.
-pub(super) fn shown(value: ValueRef<'_>) -> Value {
+pub(super) fn shown(value: ValueRef<'_>, context: &QueryContext) -> Value {
+    if let Some(computed) = computed(value, context) {
+        return constant(computed.as_ref());
+    }
     match value {
         ValueRef::String(text) if text.starts_with('$') => value.to_owned(),
-        ValueRef::Array(items) => list(items),
+        ValueRef::Array(items) => list(items.iter(), context),
         ValueRef::Document(doc) => match doc.first() {
-            Some(only) if only.key().starts_with('$') => operator(only.key(), only.value()),
-            _ => Value::Document(fields(doc)),
+            Some(only) if only.key().starts_with('$') => {
+                operator(only.key(), only.value(), context)
+            }
+            _ => Value::Document(fields(doc, context)),
         },
         _ => constant(value),
     }
+}
+
+/// The value, if it depends on no document.
+fn computed(value: ValueRef<'_>, context: &QueryContext) -> Option<Value> {
+    let expression = Expression::parse(value, context).ok()?;
+    expression.as_constant().map(|value| value.to_owned())
 }
 
 fn constant(value: ValueRef<'_>) -> Value {
@@ -28,39 +47,26 @@ fn constant(value: ValueRef<'_>) -> Value {
 }
 
 /// An object whose fields are expressions.
-pub(super) fn fields(doc: Doc<'_>) -> DocBuf {
+pub(super) fn fields(doc: Doc<'_>, context: &QueryContext) -> DocBuf {
     let mut out = DocWriter::new();
     for element in doc {
-        out.append(element.key(), &shown(element.value()));
+        out.append(element.key(), &shown(element.value(), context));
     }
     out.finish()
 }
 
-fn list(items: Array<'_>) -> Value {
-    let mut holder = DocWriter::new();
-    holder.begin_array("items");
-    for item in items.iter() {
-        holder.push(&shown(item));
-    }
-    holder.end();
-    let holder = holder.finish();
-    holder.get("items").unwrap_or(ValueRef::Null).to_owned()
+fn list<'a>(items: impl Iterator<Item = ValueRef<'a>>, context: &QueryContext) -> Value {
+    Value::Array(items.map(|item| shown(item, context)).collect())
 }
 
-fn operator(name: &str, argument: ValueRef<'_>) -> Value {
+fn operator(name: &str, argument: ValueRef<'_>, context: &QueryContext) -> Value {
     if matches!(name, "$literal" | "$const") {
         return constant(argument);
     }
     let argument = match (name, argument) {
         ("$cond", ValueRef::Document(doc)) => {
-            let mut ordered = DocWriter::new();
-            ordered.begin_array("items");
-            for part in ["if", "then", "else"] {
-                ordered.push(&shown(doc.get(part).unwrap_or(ValueRef::Null)));
-            }
-            ordered.end();
-            let ordered = ordered.finish();
-            ordered.get("items").unwrap_or(ValueRef::Null).to_owned()
+            let part = |name| doc.get(name).unwrap_or(ValueRef::Null);
+            list(["if", "then", "else"].map(part).into_iter(), context)
         }
         // Names of variables, and arguments by name.
         (_, ValueRef::Document(doc)) if takes_named(name) => {
@@ -69,27 +75,53 @@ fn operator(name: &str, argument: ValueRef<'_>) -> Value {
                 match element.key() {
                     "as" => out.append("as", element.value()),
                     "vars" if name == "$let" => match element.value() {
-                        ValueRef::Document(vars) => out.append("vars", &fields(vars)),
+                        ValueRef::Document(vars) => out.append("vars", &fields(vars, context)),
                         other => out.append("vars", other),
                     },
-                    key => out.append(key, &shown(element.value())),
+                    key => out.append(key, &shown(element.value(), context)),
                 };
             }
             Value::Document(out.finish())
         }
+        (_, ValueRef::Array(items)) if is_commutative(name) => regrouped(name, items, context),
         // One argument is a list of one to MongoDB.
-        (_, ValueRef::Array(items)) => list(items),
-        (_, other) => {
-            let only = shown(other);
-            let mut holder = DocWriter::new();
-            holder.begin_array("items");
-            holder.push(&only);
-            holder.end();
-            let holder = holder.finish();
-            holder.get("items").unwrap_or(ValueRef::Null).to_owned()
-        }
+        (_, ValueRef::Array(items)) => list(items.iter(), context),
+        (_, other) => list(std::iter::once(other), context),
     };
     Value::Document(DocWriter::new().with(name, &argument).finish())
+}
+
+/// The arguments of an operator that may take them in any order: those of the same operator within
+/// it are its own, and constants are one, and last.
+fn regrouped(name: &str, items: Array<'_>, context: &QueryContext) -> Value {
+    let (mut others, mut constants) = (Vec::new(), Vec::new());
+    let mut pending: Vec<ValueRef<'_>> = items.iter().collect();
+    pending.reverse();
+    while let Some(item) = pending.pop() {
+        if let Some(value) = computed(item, context) {
+            constants.push(constant(value.as_ref()));
+            continue;
+        }
+        let inner = match item {
+            ValueRef::Document(doc) => doc.get_array(name).filter(|inner| inner.count() > 1),
+            _ => None,
+        };
+        match inner {
+            Some(inner) => {
+                let first = pending.len();
+                pending.extend(inner.iter());
+                pending[first..].reverse();
+            }
+            None => others.push(shown(item, context)),
+        }
+    }
+    if constants.len() > 1 {
+        let call = DocWriter::new().with(name, &Value::Array(constants.iter().cloned().collect()));
+        if let Some(value) = computed(ValueRef::Document(call.finish().as_doc()), context) {
+            constants = vec![constant(value.as_ref())];
+        }
+    }
+    Value::Array(others.into_iter().chain(constants).collect())
 }
 
 /// Operators whose arguments have names.
@@ -122,11 +154,11 @@ fn takes_named(name: &str) -> bool {
 }
 
 /// The fields of `$group`: the key, and accumulators over expressions.
-pub(super) fn group(spec: Doc<'_>) -> DocBuf {
+pub(super) fn group(spec: Doc<'_>, context: &QueryContext) -> DocBuf {
     let mut out = DocWriter::new();
     for element in spec {
         match (element.key(), element.value()) {
-            ("_id", id) => out.append("_id", &shown(id)),
+            ("_id", id) => out.append("_id", &shown(id, context)),
             (name, ValueRef::Document(accumulator)) => {
                 let mut inner = DocWriter::new();
                 match accumulator.first() {
@@ -136,10 +168,10 @@ pub(super) fn group(spec: Doc<'_>) -> DocBuf {
                     Some(only) => match only.value() {
                         // Those with several arguments name them.
                         ValueRef::Document(named) if only.key().ends_with('N') => {
-                            inner.append(only.key(), &fields(named));
+                            inner.append(only.key(), &fields(named, context));
                         }
                         argument => {
-                            inner.append(only.key(), &shown(argument));
+                            inner.append(only.key(), &shown(argument, context));
                         }
                     },
                     None => {}
@@ -153,7 +185,7 @@ pub(super) fn group(spec: Doc<'_>) -> DocBuf {
 }
 
 /// The fields of `$project`: kept, left out, or computed.
-pub(super) fn project(spec: Doc<'_>) -> DocBuf {
+pub(super) fn project(spec: Doc<'_>, context: &QueryContext) -> DocBuf {
     let mut out = DocWriter::new();
     let excludes = spec.iter().all(|element| {
         let value = element.value();
@@ -169,7 +201,7 @@ pub(super) fn project(spec: Doc<'_>) -> DocBuf {
             value if value.is_number() || matches!(value, ValueRef::Boolean(_)) => {
                 Value::Boolean(model::number::is_truthy(value))
             }
-            value => shown(value),
+            value => shown(value, context),
         };
         // What is kept comes before what is computed.
         match &value {

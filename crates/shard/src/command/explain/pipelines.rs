@@ -2,15 +2,19 @@
 
 use super::expressions;
 use super::searches::namespace_of;
-use super::{Explained, Purpose};
+use super::{Explained, PipelineStep, Purpose, ShownStage};
 use crate::command::arguments::missing;
 use crate::command::{Invocation, let_variables};
 use crate::read::Query;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::{Error, Namespace};
+use query::context::QueryContext;
 use query::filter::Filter;
 use query::path::Path;
-use query::pipeline::{Place, Scope, Stage as PipelineStage, not_an_array, parse, split_scan};
+use query::pipeline::{
+    Merge, Place, Scope, Stage as PipelineStage, WhenMatched, WhenNotMatched, not_an_array, parse,
+    split_scan,
+};
 use query::projection::Projection;
 
 impl Explained {
@@ -54,7 +58,7 @@ impl Explained {
                 namespace: Namespace::new(database, "$cmd.aggregate")?,
                 query: Query::new(Filter::everything()),
                 purpose: Purpose::Made {
-                    stages: shown(&steps, database),
+                    stages: shown(&steps, database, &context),
                 },
             });
         };
@@ -90,7 +94,8 @@ impl Explained {
             namespace,
             query,
             purpose: Purpose::Aggregate {
-                rest: shown(&rest, database),
+                rest: shown(&rest, database, &context),
+                steps: rest,
                 projection,
             },
         })
@@ -98,10 +103,11 @@ impl Explained {
 }
 
 /// Stages as MongoDB shows them, which is not always as they were written.
-fn shown(steps: &[query::pipeline::Step], database: &str) -> Vec<DocBuf> {
-    let mut out: Vec<DocBuf> = Vec::new();
+fn shown(steps: &[PipelineStep], database: &str, context: &QueryContext) -> Vec<ShownStage> {
+    let mut stages = Vec::new();
     let mut sorted_limit = None;
-    for step in steps {
+    for (at, step) in steps.iter().enumerate() {
+        let mut out: Vec<DocBuf> = Vec::new();
         let taken_in = sorted_limit.take();
         let spec = step.spec.as_doc();
         match (&step.stage, spec.first().map(|first| first.value())) {
@@ -124,18 +130,24 @@ fn shown(steps: &[query::pipeline::Step], database: &str) -> Vec<DocBuf> {
                 let target = DocWriter::new().with("db", database).with("coll", name);
                 out.push(DocWriter::new().with("$out", &target.finish()).finish());
             }
+            (PipelineStage::Merge(merge), _) => out.push(match merging(merge) {
+                Some(shown) => DocWriter::new().with("$merge", &shown).finish(),
+                None => step.spec.clone(),
+            }),
             (PipelineStage::Match(filter), _) => {
                 let filter = filter.clone().normalized().to_document();
                 out.push(DocWriter::new().with("$match", &filter).finish());
             }
             (_, Some(ValueRef::Document(spec))) => {
                 out.push(match step.name() {
-                    "$group" => one("$group", &expressions::group(spec)),
-                    "$project" => one("$project", &expressions::project(spec)),
-                    name @ ("$addFields" | "$set") => one(name, &expressions::fields(spec)),
-                    name @ "$replaceRoot" => one(name, &expressions::fields(spec)),
+                    "$group" => one("$group", &expressions::group(spec, context)),
+                    "$project" => one("$project", &expressions::project(spec, context)),
+                    name @ ("$addFields" | "$set") => {
+                        one(name, &expressions::fields(spec, context))
+                    }
+                    name @ "$replaceRoot" => one(name, &expressions::fields(spec, context)),
                     "$replaceWith" => {
-                        let root = expressions::shown(ValueRef::Document(spec));
+                        let root = expressions::shown(ValueRef::Document(spec), context);
                         let root = DocWriter::new().with("newRoot", &root).finish();
                         one("$replaceRoot", &root)
                     }
@@ -144,8 +156,48 @@ fn shown(steps: &[query::pipeline::Step], database: &str) -> Vec<DocBuf> {
             }
             _ => out.push(step.spec.clone()),
         }
+        stages.extend(out.into_iter().map(|spec| ShownStage { spec, step: at }));
     }
-    out
+    stages
+}
+
+/// All that a `$merge` does, said or not. One with a pipeline is shown as it was written.
+fn merging(merge: &Merge) -> Option<DocBuf> {
+    let matched = match merge.when_matched {
+        WhenMatched::Replace => "replace",
+        WhenMatched::Merge => "merge",
+        WhenMatched::KeepExisting => "keepExisting",
+        WhenMatched::Fail => "fail",
+        WhenMatched::Pipeline(_) => return None,
+    };
+    let not_matched = match merge.when_not_matched {
+        WhenNotMatched::Insert => "insert",
+        WhenNotMatched::Discard => "discard",
+        WhenNotMatched::Fail => "fail",
+    };
+    let mut out = DocWriter::new();
+    out.begin_document("into")
+        .append("db", merge.target.database())
+        .append("coll", merge.target.collection())
+        .end();
+    match merge.on.as_deref() {
+        None => {
+            out.append("on", "_id");
+        }
+        Some([only]) => {
+            out.append("on", only);
+        }
+        Some(several) => {
+            out.begin_array("on");
+            for name in several {
+                out.push(name.as_str());
+            }
+            out.end();
+        }
+    }
+    out.append("whenMatched", matched)
+        .append("whenNotMatched", not_matched);
+    Some(out.finish())
 }
 
 fn one(name: &str, spec: &DocBuf) -> DocBuf {

@@ -3,7 +3,7 @@
 //! A pipeline of which the scan took over everything looks like a search; one
 //! with stages left is a `$cursor` with these behind it.
 
-use super::{Purpose, Verbosity};
+use super::{Purpose, ShownStage, Verbosity};
 use crate::command::{Answer, Invocation, diagnostic, finish};
 use crate::read::stages::Stage;
 use model::Namespace;
@@ -31,6 +31,8 @@ pub(super) struct Report {
     /// Of the query, and of the query with these indexes.
     pub(super) hashes: Option<(String, String)>,
     pub(super) trials: Vec<Trial>,
+    /// What each step of a pipeline gave, if it ran.
+    pub(super) stages_returned: Vec<u64>,
 }
 
 impl Report {
@@ -54,16 +56,12 @@ impl Report {
                         .append("executionTimeMillisEstimate", i64::from(self.elapsed_ms));
                 }
                 out.end();
-                for stage in rest {
-                    out.push(stage);
-                }
+                self.write_stages(&mut out, rest);
                 out.end();
             }
             Purpose::Made { stages } => {
                 out.begin_array("stages");
-                for stage in stages {
-                    out.push(stage);
-                }
+                self.write_stages(&mut out, stages);
                 out.end();
             }
             Purpose::Aggregate { .. } => self.write(&mut out, verbosity, true),
@@ -93,6 +91,20 @@ impl Report {
             .append("gitVersion", "")
             .end();
         finish(out)
+    }
+
+    fn write_stages(&self, out: &mut DocWriter, stages: &[ShownStage]) {
+        for stage in stages {
+            out.push_document();
+            for element in stage.spec.iter() {
+                out.append_element(&element);
+            }
+            if let Some(returned) = self.stages_returned.get(stage.step) {
+                out.append("nReturned", *returned as i64)
+                    .append("executionTimeMillisEstimate", i64::from(self.elapsed_ms));
+            }
+            out.end();
+        }
     }
 
     fn write(&self, out: &mut DocWriter, verbosity: Verbosity, optimized: bool) {

@@ -5,7 +5,7 @@ use crate::command::arguments::{arguments, missing};
 use crate::command::count::CountCommand;
 use crate::command::distinct::DistinctCommand;
 use crate::command::find::{FindCommand, sort_pattern};
-use crate::command::{Invocation, delete, find_and_modify, let_variables, update};
+use crate::command::{Invocation, delete, envelope, find_and_modify, let_variables, update};
 use crate::read::Query;
 use model::bson::{Doc, ValueRef};
 use model::{Code, Error, Namespace};
@@ -26,9 +26,32 @@ pub(super) fn namespace_of(
     }
 }
 
+/// The fields that any command may carry, in one that is explained: a time limit, and the database.
+pub(super) fn check_envelope(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<(), Error> {
+    let name = command.first().map_or("", |first| first.key());
+    let expected = invocation.request.database();
+    match command.get("$db") {
+        Some(ValueRef::String(named)) if named != expected => {
+            return Err(Error::new(
+                Code::INVALID_NAMESPACE,
+                format!("Mismatched $db in explain command. Expected {expected} but got {named}"),
+            ));
+        }
+        _ => {}
+    }
+    match command.get("maxTimeMS") {
+        Some(limit) if matches!(name, "find" | "count" | "distinct" | "aggregate") => {
+            envelope::time_limit(name, limit).map(|_| ())
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Explained {
     pub(super) fn find(invocation: &Invocation<'_>, command: Doc<'_>) -> Result<Self, Error> {
         let parsed = FindCommand::parse(invocation, command)?;
+        let namespace = namespace_of(invocation, command)?;
+        parsed.check_tailable(invocation.shard.readable(&namespace).as_deref())?;
         let projection = parsed
             .projection_spec
             .filter(|spec| !spec.as_doc().is_empty())
@@ -39,7 +62,7 @@ impl Explained {
                 )
             });
         Ok(Self {
-            namespace: namespace_of(invocation, command)?,
+            namespace,
             query: parsed.query,
             purpose: Purpose::Find { projection },
         })
@@ -75,6 +98,14 @@ impl Explained {
             _ => "deletes",
         };
         let namespace = namespace_of(invocation, command)?;
+        for argument in arguments(name, command) {
+            match argument.name() {
+                "ordered" | "stmtId" | "stmtIds" | "let" => {}
+                "bypassDocumentValidation" => {}
+                known if known == list => {}
+                _ => return Err(argument.unknown()),
+            }
+        }
         let statements = match command.get(list) {
             Some(ValueRef::Array(statements)) => statements,
             _ => return Err(missing(name, list)),
@@ -195,12 +226,8 @@ fn check_arguments(invocation: &Invocation<'_>, command: Doc<'_>, name: &str) ->
                             "Write batch sizes must be between 1 and 100000. Got 0 operations.",
                         ));
                     }
-                    "documents"
-                    | "ordered"
-                    | "bypassDocumentValidation"
-                    | "stmtId"
-                    | "stmtIds"
-                    | "let" => {}
+                    "documents" | "ordered" | "bypassDocumentValidation" | "stmtId" | "stmtIds" => {
+                    }
                     _ => return Err(argument.unknown()),
                 }
             }
