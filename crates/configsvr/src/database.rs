@@ -82,6 +82,9 @@ pub(crate) async fn create_in_turn(
     on: Option<&ShardId>,
 ) -> Result<DatabasePlacement, Fault> {
     let there = tenure.state().await?.authority.database(name).cloned();
+    let called = |wanted: &ShardId| tenure.with_state(|state| state.shard_called(wanted.as_str()));
+    let wanted = on.map(called).transpose()?;
+    let on = wanted.as_ref();
     if let Some(placement) = there {
         return match on {
             Some(wanted) if *wanted != placement.primary => Err(Fault::new(
@@ -95,15 +98,7 @@ pub(crate) async fn create_in_turn(
         };
     }
     let primary = match on {
-        Some(wanted) => {
-            if !tenure.with_state(|state| state.hosts.contains_key(wanted)) {
-                return Err(Fault::new(
-                    Code::SHARD_NOT_FOUND,
-                    format!("Shard {wanted} not found"),
-                ));
-            }
-            wanted.clone()
-        }
+        Some(wanted) => wanted.clone(),
         None => least_loaded(tenure).await?,
     };
     let now = tenure.store.next_time();

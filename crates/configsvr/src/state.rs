@@ -211,6 +211,22 @@ impl State {
         shards
     }
 
+    /// A shard by its id, its connection string, the name of its replica set, or one of its hosts.
+    pub(crate) fn shard_called(&self, name: &str) -> Result<ShardId, Fault> {
+        let id = ShardId::new(name);
+        if self.hosts.contains_key(&id) {
+            return Ok(id);
+        }
+        let is_meant = |connection: &str| {
+            let (set, hosts) = connection.split_once('/').unwrap_or(("", connection));
+            connection == name || set == name || hosts.split(',').any(|host| host == name)
+        };
+        let found = self.hosts.iter().find(|(_, host)| is_meant(host));
+        let found = found.map(|(shard, _)| shard.clone());
+        let missing = || Fault::new(Code::SHARD_NOT_FOUND, format!("Shard {name} not found"));
+        found.ok_or_else(missing)
+    }
+
     pub(crate) fn shard_names(&self) -> Vec<ShardId> {
         self.hosts.keys().cloned().collect()
     }

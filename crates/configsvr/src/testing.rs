@@ -43,6 +43,14 @@ struct WireState {
     loss: Loss,
     /// Shards say no to what the config server tells them.
     refuses: bool,
+    /// What overtakes the next message of a name to a shard.
+    overtaking: Option<Overtaking>,
+}
+
+struct Overtaking {
+    shard: String,
+    message: &'static str,
+    command: Request,
 }
 
 /// What happens to one message.
@@ -59,6 +67,7 @@ impl Wire {
                 left: None,
                 loss: Loss::Request,
                 refuses: false,
+                overtaking: None,
             }),
             cut: Notify::new(),
         })
@@ -70,7 +79,33 @@ impl Wire {
             left: Some(messages),
             loss,
             refuses: false,
+            overtaking: None,
         };
+    }
+
+    /// A client's command reaches a shard just before the next message of this name does.
+    pub(crate) fn overtake(&self, shard: &str, message: &'static str, database: &str, line: &str) {
+        let Ok(Value::Document(mut fields)) = parse(line) else {
+            panic!("{line} is not a command");
+        };
+        fields.push(("$db".to_owned(), Value::String(database.to_owned())));
+        let body = DocBuf::from_bytes(encode(&fields)).expect("encoded BSON is valid");
+        self.state.lock().overtaking = Some(Overtaking {
+            shard: shard.to_owned(),
+            message,
+            command: Request::from_parts(body, Vec::new()).expect("a command"),
+        });
+    }
+
+    /// Whether the command has overtaken its message.
+    pub(crate) fn has_overtaken(&self) -> bool {
+        self.state.lock().overtaking.is_none()
+    }
+
+    fn overtaking(&self, shard: &str, message: &str) -> Option<Request> {
+        let overtaking = &mut self.state.lock().overtaking;
+        let meant = |it: &mut Overtaking| it.shard == shard && it.message == message;
+        overtaking.take_if(meant).map(|it| it.command)
     }
 
     /// From now on shards refuse whatever the config server tells them of placements.
@@ -123,6 +158,12 @@ impl Endpoint for Wired {
             if self.wire.state.lock().refuses && request.name() == "_terndbForgetPlacement" {
                 let refused = model::Error::new(model::Code::UNKNOWN_ERROR, "refused");
                 return Ok(Reply::error(&refused));
+            }
+            if let Some(first) = self.wire.overtaking(&self.name, request.name()) {
+                let reply = self.to.call(first).await?;
+                let doc = reply.document();
+                let ok = doc.get("ok") == Some(model::bson::ValueRef::Double(1.0));
+                assert!(ok && doc.get("writeErrors").is_none(), "{doc:?}");
             }
             let arrives =
                 async |request: Request| match self.donor.answer(&self.name, &request).await {

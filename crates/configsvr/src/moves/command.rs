@@ -258,16 +258,7 @@ impl Wanted {
     }
 
     fn recipient(&self, state: &State) -> Result<ShardId, Fault> {
-        let named = state
-            .hosts
-            .iter()
-            .find(|(name, host)| name.as_str() == self.to || **host == self.to);
-        named.map(|(name, _)| name.clone()).ok_or_else(|| {
-            Fault::new(
-                Code::SHARD_NOT_FOUND,
-                format!("Shard {} not found", self.to),
-            )
-        })
+        state.shard_called(&self.to)
     }
 
     fn range(&self, table: &RoutingTable) -> Result<KeyRange, Fault> {

@@ -2,9 +2,13 @@
 //!
 //! ```text
 //!   prepare: it answers, its name is its set's, it has no database that the cluster has
-//!   join:    it writes down whose shard it is     (refused if it is another cluster's)
+//!   join:    it writes down whose shard it is     (refused if it is another cluster's), and forgets what
+//!            is left of databases if it was this cluster's before
 //!   enter:   config.shards, and a document for each database that it brings along
 //! ```
+//!
+//! A shard that was removed owned nothing any more, and nobody could write to it since: what it holds are
+//! empty collections and documents that moved away. ⚑ It forgets them only if it says so as well.
 //!
 //! A shard that is added again by its name and set, with other addresses, is reached there from now on.
 
@@ -18,7 +22,8 @@ use crate::state::Effect;
 use crate::tenure::{Plan, Tenure, ask_endpoint};
 use cluster::routing::ShardId;
 use model::Code;
-use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::BoxFuture;
 
@@ -31,6 +36,8 @@ pub(crate) struct AddShard {
     /// `set/host,host`.
     host: String,
     databases: Vec<String>,
+    /// What is left of databases from the time when it was a shard of this cluster before.
+    left: Vec<String>,
     joined: bool,
 }
 
@@ -76,23 +83,26 @@ impl AddShard {
             shard: ShardId::new(name),
             host: host.to_owned(),
             databases: Vec::new(),
+            left: Vec::new(),
             joined: false,
         })
     }
 
     pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
-        let databases = fields.doc.get_array("databases");
+        let names = |field: &str| {
+            let names = fields.doc.get_array(field).into_iter();
+            let names = names.flat_map(|names| names.iter());
+            let names = names.filter_map(|name| match name {
+                ValueRef::String(name) => Some(name.to_owned()),
+                _ => None,
+            });
+            names.collect()
+        };
         Ok(Self {
             shard: ShardId::new(fields.text("shard")?),
             host: fields.text("host")?.to_owned(),
-            databases: databases
-                .into_iter()
-                .flat_map(|names| names.iter())
-                .filter_map(|name| match name {
-                    ValueRef::String(name) => Some(name.to_owned()),
-                    _ => None,
-                })
-                .collect(),
+            databases: names("databases"),
+            left: names("left"),
             joined: fields.flag("joined"),
         })
     }
@@ -161,13 +171,19 @@ impl AddShard {
         list.append("nameOnly", true);
         let listed = self.ask(tenure, list.finish().as_doc()).await?;
         let listed = listed.as_doc().get_array("databases");
+        let left = self.left_over(tenure, state.cluster).await?;
         self.databases.clear();
+        self.left.clear();
         for entry in listed.into_iter().flat_map(|names| names.iter()) {
             let ValueRef::Document(entry) = entry else {
                 continue;
             };
             let name = entry.get_str("name").unwrap_or_default();
             if matches!(name, "admin" | "config" | "local") {
+                continue;
+            }
+            if left.contains(name) {
+                self.left.push(name.to_owned());
                 continue;
             }
             if let Some(placement) = state.authority.database(name) {
@@ -182,6 +198,37 @@ impl AddShard {
             self.databases.push(name.to_owned());
         }
         Ok(None)
+    }
+
+    /// Databases of which it has sharded collections, if it has been a shard of this cluster.
+    async fn left_over(
+        &self,
+        tenure: &Tenure,
+        cluster: ObjectId,
+    ) -> Result<BTreeSet<String>, Fault> {
+        let state = self.ask(tenure, by("shardingState", 1).as_doc()).await?;
+        if state.get("clusterId") != Some(ValueRef::ObjectId(cluster)) {
+            return Ok(BTreeSet::new());
+        }
+        let versions = state.as_doc().get_doc("versions").unwrap_or(Doc::EMPTY);
+        let names = versions.iter().filter_map(|version| {
+            let (database, _) = version.key().split_once('.')?;
+            Some(database.to_owned())
+        });
+        Ok(names.collect())
+    }
+
+    async fn forget_left(&self, tenure: &Tenure) -> Result<(), Fault> {
+        for name in &self.left {
+            let command = DocWriter::new()
+                .with("_terndbForgetDatabase", 1)
+                .with("db", name)
+                .with("quietly", true)
+                .with("unlessOwned", true)
+                .finish();
+            self.ask(tenure, command.as_doc()).await?;
+        }
+        Ok(())
     }
 
     /// A shard of the cluster has other members or addresses than were known.
@@ -209,16 +256,17 @@ impl AddShard {
             .with("shard", self.shard.as_str())
             .with("clusterId", cluster)
             .finish();
-        match self.ask(tenure, command.as_doc()).await {
+        let joined = async {
+            self.ask(tenure, command.as_doc()).await?;
+            self.forget_left(tenure).await?;
             // From now on it keeps its sessions in the cluster.
-            Ok(_) => match self.drop_sessions(tenure).await {
-                Ok(()) => {
-                    self.joined = true;
-                    Ok(Step::Next)
-                }
-                Err(fault @ Fault::Refused(_)) => Ok(Step::Failed(fault)),
-                Err(fault) => Err(fault),
-            },
+            self.drop_sessions(tenure).await
+        };
+        match joined.await {
+            Ok(()) => {
+                self.joined = true;
+                Ok(Step::Next)
+            }
             Err(fault @ Fault::Refused(_)) => Ok(Step::Failed(fault)),
             Err(fault) => Err(fault),
         }
@@ -292,6 +340,10 @@ impl Operation for AddShard {
             .append("joined", self.joined)
             .begin_array("databases");
         for name in &self.databases {
+            writer.push(name);
+        }
+        writer.end().begin_array("left");
+        for name in &self.left {
             writer.push(name);
         }
         writer.end();

@@ -141,14 +141,7 @@ impl MovePrimary {
         let state = tenure.state().await?;
         let placement = state.authority.database(&self.name);
         let placement = placement.ok_or_else(|| crate::database::not_found(&self.name))?;
-        let shards = &mut state.hosts.iter();
-        let to = shards.find(|(name, host)| name.as_str() == self.wanted || **host == self.wanted);
-        let Some((to, _)) = to else {
-            return Err(Fault::new(
-                Code::SHARD_NOT_FOUND,
-                format!("Shard {} not found", self.wanted),
-            ));
-        };
+        let to = &state.shard_called(&self.wanted)?;
         if placement.primary == *to {
             return Ok(Some(ok()));
         }

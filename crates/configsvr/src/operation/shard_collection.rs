@@ -4,14 +4,15 @@
 //!   prepare   options, the collection's own, its indexes; where the first chunks will be
 //!   index     the index on the key, on the primary shard, where it may be made
 //!   others    shards that will own chunks, but the primary: they make the collection, empty
-//!   primary   the primary shard becomes one owner among others ── it holds data now? ──► undo, one chunk
+//!   primary   the primary shard becomes one owner among others ── it is not as it was? ──► undo, plan anew
 //!   decide    config.collections and config.chunks, one entry
 //! ```
 //!
 //! ⚑ Nobody sends anything to the others before the decision, so whatever they made can be taken back. The
-//! primary is the last to be told and refuses if it holds documents that it would not own: those were
-//! written after it was found to be empty. From its consent on the operation only goes forward, and who
-//! asks for routing waits until it is decided.
+//! primary is the last to be told and refuses if its collection is not the one that was planned for: until
+//! then clients write to it, create it, and give it indexes. What the others made is taken back, and all is
+//! worked out again, as if the command had come after those changes. From the primary's consent on the
+//! operation only goes forward, and who asks for routing waits until it is decided.
 //!
 //! The cluster's sessions collection is sharded in the same way (`sessions.rs`).
 //!
@@ -23,7 +24,7 @@ use super::{Context, Operation, Step};
 use crate::collection::{self, Facts};
 use crate::commit::{Commit, by};
 use crate::documents::{self, CHUNKS, COLLECTIONS, CollectionEntry, Fields, uuid_value};
-use crate::error::Fault;
+use crate::error::{Fault, Retry};
 use crate::placement;
 use crate::queue::Claim;
 use crate::tenure::{Plan, Tenure};
@@ -47,6 +48,9 @@ const CHUNKS_IN_ONE_ENTRY: usize = 5_000;
 const BATCH: usize = 1_000;
 const CHUNKS_PER_SHARD_MAX: u64 = 8_192;
 const CHUNKS_MAX: u64 = 1_000_000;
+
+/// What a primary shard answers whose collection is not the one that was planned for.
+const OVERTAKEN: [Code; 2] = [Code::CONFLICTING_OPERATION_IN_PROGRESS, Code::INVALID_UUID];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
@@ -86,6 +90,8 @@ struct Placing {
     began: ClusterTime,
     primary: ShardId,
     options: DocBuf,
+    /// Whether there are no documents yet.
+    is_empty: bool,
     /// Indexes that every owner has.
     indexes: Vec<DocBuf>,
     /// One of them that the primary lacks.
@@ -94,6 +100,24 @@ struct Placing {
     owners: Vec<ShardId>,
     /// Between chunks that lie as zones want it.
     bounds: Option<Vec<KeyBound>>,
+}
+
+impl Placing {
+    /// Of a collection that nobody knows yet.
+    fn new() -> Self {
+        Self {
+            uuid: documents::new_uuid(),
+            epoch: documents::new_object_id(),
+            began: ClusterTime::ZERO,
+            primary: ShardId::new(""),
+            options: DocBuf::new(),
+            is_empty: true,
+            indexes: Vec::new(),
+            create: None,
+            owners: Vec::new(),
+            bounds: None,
+        }
+    }
 }
 
 fn invalid(message: impl Into<String>) -> Fault {
@@ -203,17 +227,7 @@ impl ShardCollection {
             initial_chunks: None,
             presplits_zones: false,
             has_simple_collation: true,
-            plan: Placing {
-                uuid: documents::new_uuid(),
-                epoch: documents::new_object_id(),
-                began: ClusterTime::ZERO,
-                primary: ShardId::new(""),
-                options: DocBuf::new(),
-                indexes: Vec::new(),
-                create: None,
-                owners: Vec::new(),
-                bounds: None,
-            },
+            plan: Placing::new(),
             phase: Phase::Index,
         }
     }
@@ -243,15 +257,19 @@ impl ShardCollection {
             key: key.to_owned(),
             pattern: ShardKeyPattern::parse(key)?,
             unique: fields.flag("unique"),
-            initial_chunks: None,
-            presplits_zones: false,
-            has_simple_collation: true,
+            initial_chunks: match fields.doc.get("numInitialChunks") {
+                Some(_) => Some(fields.number("numInitialChunks")? as u64),
+                None => None,
+            },
+            presplits_zones: fields.flag("presplitHashedZones"),
+            has_simple_collation: fields.flag("simpleCollation"),
             plan: Placing {
                 uuid: fields.uuid("uuid")?,
                 epoch: fields.object_id("epoch")?,
                 began: fields.time("began")?,
                 primary: ShardId::new(fields.text("primary")?),
                 options: fields.doc("options")?.to_owned(),
+                is_empty: fields.flag("isEmpty"),
                 indexes: list("indexes")
                     .filter_map(|index| match index {
                         ValueRef::Document(index) => Some(index.to_owned()),
@@ -336,12 +354,19 @@ impl ShardCollection {
             }
         }
         if self.is_of_sessions() {
-            return self.place_sessions(tenure).await;
+            self.place_sessions(tenure).await?;
+            return Ok(None);
         }
         let database =
             crate::database::create_in_turn(tenure, self.namespace.database(), None).await?;
         self.plan.primary = database.primary.clone();
-        let facts = Facts::ask(tenure, &database.primary, &self.namespace).await?;
+        self.place(tenure).await?;
+        Ok(None)
+    }
+
+    /// Works out from what is on the primary shard how the collection begins.
+    async fn place(&mut self, tenure: &Tenure) -> Result<(), Fault> {
+        let facts = Facts::ask(tenure, &self.plan.primary, &self.namespace).await?;
         let is_empty = facts.as_ref().is_none_or(|facts| facts.is_empty);
         let exists = facts.is_some();
         if let Some(facts) = facts {
@@ -353,6 +378,7 @@ impl ShardCollection {
             self.plan.options = facts.options;
             self.plan.indexes = facts.indexes;
         }
+        self.plan.is_empty = is_empty;
         self.choose_index(exists, is_empty)?;
         match self.chunks_by_zones(tenure, is_empty).await? {
             Some(FirstChunks { bounds, owners }) => {
@@ -362,7 +388,7 @@ impl ShardCollection {
             None => self.plan.owners = self.first_owners(tenure, is_empty)?,
         }
         self.plan.began = tenure.store.next_time();
-        Ok(None)
+        Ok(())
     }
 
     fn is_of_sessions(&self) -> bool {
@@ -370,7 +396,7 @@ impl ShardCollection {
     }
 
     /// Its database is the config server's, but no part of it is there: all shards are alike.
-    async fn place_sessions(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
+    async fn place_sessions(&mut self, tenure: &Tenure) -> Result<(), Fault> {
         let shards = usable_shards(tenure);
         let Some(first) = shards.first() else {
             return Err(Fault::new(Code::SHARD_NOT_FOUND, "No shards found"));
@@ -383,7 +409,7 @@ impl ShardCollection {
         let owner = |chunk: u64| shards[(chunk * count / chunks) as usize].clone();
         self.plan.owners = (0..chunks).map(owner).collect();
         self.plan.began = tenure.store.next_time();
-        Ok(None)
+        Ok(())
     }
 
     fn check_collection(&self, facts: &Facts) -> Result<(), Fault> {
@@ -608,8 +634,9 @@ impl ShardCollection {
             command.push(index);
         }
         command.end();
-        // One chunk may hold whatever is there.
-        if self.plan.owners.len() > 1 {
+        command.append("indexesAreAll", true);
+        // What was empty was not looked at for documents without a place among the chunks.
+        if self.plan.is_empty {
             command.append("mustBeEmpty", true);
         }
         placement::tell(command, entry, table, shard)
@@ -642,11 +669,8 @@ impl ShardCollection {
             .await
         {
             Ok(_) => self.phase = Phase::Decide,
-            // It holds documents by now.
-            Err(Fault::Refused(error))
-                if error.code == Code::CONFLICTING_OPERATION_IN_PROGRESS
-                    && self.plan.owners.len() > 1 =>
-            {
+            // It is another collection by now, or not empty any more, or has other indexes.
+            Err(Fault::Refused(error)) if OVERTAKEN.contains(&error.code) => {
                 self.phase = Phase::Undo;
             }
             Err(fault @ Fault::Refused(_)) => {
@@ -667,14 +691,29 @@ impl ShardCollection {
         Ok(())
     }
 
+    /// As if the command had come only now.
     async fn begin_anew(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
         self.take_back(tenure).await?;
-        // As if it had not been empty at first. Another life: the others may hear of the first one late.
-        self.plan.owners = vec![self.plan.primary.clone()];
-        self.plan.bounds = None;
-        self.plan.epoch = documents::new_object_id();
-        self.plan.began = tenure.store.next_time();
-        self.phase = Phase::Primary;
+        // Another life: the others may hear of the first one late.
+        let before = std::mem::replace(&mut self.plan, Placing::new());
+        let placed = match self.is_of_sessions() {
+            true => {
+                self.plan.indexes = before.indexes;
+                self.place_sessions(tenure).await
+            }
+            false => {
+                self.plan.primary = before.primary;
+                self.place(tenure).await
+            }
+        };
+        match placed {
+            Ok(()) => {}
+            Err(fault @ Fault::Refused(_)) if fault.retry() == Retry::Never => {
+                return Ok(Step::Failed(fault));
+            }
+            Err(fault) => return Err(fault),
+        }
+        self.phase = Phase::Index;
         Ok(Step::Next)
     }
 
@@ -776,11 +815,14 @@ impl Operation for ShardCollection {
             .append("phase", phase.map_or("", |(_, name)| name))
             .append("key", &self.key)
             .append("unique", self.unique)
+            .append("presplitHashedZones", self.presplits_zones)
+            .append("simpleCollation", self.has_simple_collation)
             .append("uuid", uuid_value(&self.plan.uuid))
             .append("epoch", self.plan.epoch)
             .append("began", self.plan.began)
             .append("primary", self.plan.primary.as_str())
             .append("options", &self.plan.options)
+            .append("isEmpty", self.plan.is_empty)
             .begin_array("indexes");
         for index in &self.plan.indexes {
             writer.push(index);
@@ -788,6 +830,9 @@ impl Operation for ShardCollection {
         writer.end();
         if let Some(index) = &self.plan.create {
             writer.append("create", index);
+        }
+        if let Some(chunks) = self.initial_chunks {
+            writer.append("numInitialChunks", chunks as i64);
         }
         writer.begin_array("owners");
         for run in self.plan.owners.chunk_by(|a, b| a == b) {

@@ -277,3 +277,60 @@ async fn an_index_that_one_shard_refuses_is_on_none() {
         )
         .await;
 }
+
+/// ⚑ Until its shard has agreed, clients use the collection as one that is not sharded.
+#[tokio::test(flavor = "multi_thread")]
+async fn sharding_is_overtaken_by_clients() {
+    const CREATED: &str = "_terndbCreateSharded";
+    let cluster = Cluster::start(2).await;
+    let wire = Wire::whole();
+    cluster.elect(wire.clone()).await;
+    let index = "{createIndexes: 'c', indexes: [{key: {b: 1}, name: 'b'}]}";
+    let hashed = "{shardCollection: 'test.c', key: {_id: 'hashed'}}";
+    let by_id = "{shardCollection: 'test.c', key: {_id: 1}}";
+    let ranged = "{shardCollection: 'test.c', key: {a: 1}}";
+    let one_chunk = "config! {_configsvrGetRouting: 'test.c'} => {chunks: [{shard: 'shard0'}]}
+        shard0! test {count: 'c'} => {n: 1}";
+    let four_chunks = "config! config {count: 'chunks'} => {n: 4}";
+    let everywhere = "config! config {count: 'chunks'} => {n: 4}
+        shard0! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {name: 'b'}, {}]}}
+        shard1! test {listIndexes: 'c'} => {cursor: {firstBatch: [{}, {name: 'b'}, {}]}}";
+    let insert = "{insert: 'c', documents: [{_id: 1, a: 1}]}";
+    let empty = "test {create: 'c'} => {}";
+    #[rustfmt::skip]
+    let rows = [
+        ("a collection is made by a write", "", insert, by_id, "{}", one_chunk),
+        ("and lacks the index", "", insert, hashed, "72", "config! {_configsvrGetRouting: 'test.c'} => {sharded: false}"),
+        ("a collection is made", "", "{create: 'c'}", hashed, "{}", four_chunks),
+        ("a collection is made with an index", "", index, hashed, "{}", everywhere),
+        ("it gets its first document", empty, insert, hashed, "{}", one_chunk),
+        ("the document has an array for a key", empty, "{insert: 'c', documents: [{a: [1]}]}", ranged, "96", "config! {_configsvrGetRouting: 'test.c'} => {sharded: false}"),
+        ("it gets another index", empty, index, hashed, "{}", &everywhere.replace("[{}, {name: 'b'}, {}]", "[{}, {}, {name: 'b'}]")),
+        ("it gets an index that no key keeps unique", empty, "{createIndexes: 'c', indexes: [{key: {u: 1}, name: 'u', unique: true}]}", hashed, "72", "config! {_configsvrGetRouting: 'test.c'} => {sharded: false}"),
+    ];
+    for (what, before, overtaking, operation, expected, after) in rows {
+        cluster
+            .check(
+                "test {dropDatabase: 1} => {}
+                admin {enableSharding: 'test', primaryShard: 'shard0'} => {}",
+            )
+            .await;
+        if !before.is_empty() {
+            cluster
+                .check(&before.replace("test {", "shard0! test {"))
+                .await;
+        }
+        wire.overtake("shard0", CREATED, "test", overtaking);
+        cluster
+            .check(&format!("admin {operation} => {expected}"))
+            .await;
+        assert!(wire.has_overtaken(), "{what}");
+        cluster.check(after).await;
+        cluster
+            .check(
+                "admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+                config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}",
+            )
+            .await;
+    }
+}

@@ -71,6 +71,12 @@ async fn databases_are_made_where_the_least_data_is() {
             admin {enableSharding: 'c', primaryShard: 'shard1'} => {}
             admin {enableSharding: 'c', primaryShard: 'shard0'} => 48
             admin {enableSharding: 'd', primaryShard: 'shard9'} => 70
+            # A shard by its host, and by its connection string.
+            admin {enableSharding: 'c', primaryShard: 'shard1:1'} => {}
+            admin {enableSharding: 'c', primaryShard: 'shard0:1'} => 48
+            admin {enableSharding: 'c', primaryShard: 'shard1/shard1:1'} => {}
+            admin {movePrimary: 'c', to: 'shard1:1'} => {}
+            admin {movePrimary: 'c', to: 'shard1:2'} => 70
             admin {enableSharding: 'admin'} => 72
             config! config {find: 'databases', sort: {_id: 1}, projection: {_id: 1, primary: 1, partitioned: 1}} => {cursor: {firstBatch: [{_id: 'a', primary: 'shard0', partitioned: false}, {_id: 'b', primary: 'shard1'}, {_id: 'c', primary: 'shard1'}]}}
             config! {_configsvrGetRouting: 'a.x'} => {sharded: false}
@@ -96,17 +102,27 @@ async fn a_shard_that_left_comes_back() {
             # Without ranges: they went when it was emptied.
             shard1! admin {_terndbCreateSharded: 1, ns: 'config.system.sessions', uuid: UUID(\"00000000-0000-4000-8000-000000000005\"), key: {_id: 1}, placement: {e: ObjectId(\"00000000000000000000000a\"), t: Timestamp(5, 0), v: Timestamp(0, 0)}, collectionVersion: {e: ObjectId(\"00000000000000000000000a\"), t: Timestamp(5, 0), v: Timestamp(3, 0)}, owned: []} => {}
             shard1! config {drop: 'system.sessions'} => 20
+            # Of a collection of the cluster, too; it is dropped while the shard is away.
+            admin {shardCollection: 'test.c', key: {_id: 1}} => {}
+            shard1! admin {_terndbCreateSharded: 1, ns: 'test.c', uuid: UUID(\"00000000-0000-4000-8000-000000000006\"), key: {_id: 1}, placement: {e: ObjectId(\"00000000000000000000000b\"), t: Timestamp(5, 0), v: Timestamp(0, 0)}, collectionVersion: {e: ObjectId(\"00000000000000000000000b\"), t: Timestamp(5, 0), v: Timestamp(3, 0)}, owned: []} => {}
             admin {removeShard: 'shard1'} => {state: 'started'}
             admin {removeShard: 'shard1'} => {state: 'completed'}
             admin {removeShard: 'shard1'} => 70
             config! config {count: 'shards'} => {n: 1}
+            test {drop: 'c'} => {}
+            # ⚑ What it says to be its own is not forgotten.
+            shard1! admin {_terndbCreateSharded: 1, ns: 'test.d', uuid: UUID(\"00000000-0000-4000-8000-000000000007\"), key: {_id: 1}, placement: {e: ObjectId(\"00000000000000000000000c\"), t: Timestamp(5, 0), v: Timestamp(3, 0)}, collectionVersion: {e: ObjectId(\"00000000000000000000000c\"), t: Timestamp(5, 0), v: Timestamp(3, 0)}, owned: [{min: {_id: MinKey}, max: {_id: MaxKey}}]} => {}
+            admin {addShard: 'shard1/shard1:1'} => 117
+            shard1! admin {_terndbForgetPlacement: 1, ns: 'test.d', uuid: UUID(\"00000000-0000-4000-8000-000000000007\")} => {}
             admin {addShard: 'shard1/shard1:1'} => {shardAdded: 'shard1'}
             config! config {count: 'shards', query: {_id: 'shard1', state: 1, draining: {$exists: false}}} => {n: 1}
             # It is as good as any other.
+            shard1! test {listCollections: 1} => {cursor: {firstBatch: []}}
+            admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}
             admin {enableSharding: 'back', primaryShard: 'shard1'} => {}
             shard1! back {insert: 'c', documents: [{_id: 1}]} => {n: 1}
             admin {shardCollection: 'back.h', key: {_id: 'hashed'}} => {}
-            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 2}
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 4}
             admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
             config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}
             ",

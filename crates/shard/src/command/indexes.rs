@@ -25,7 +25,7 @@ use wire::Reply;
 /// Indexes that one collection may have, the one on `_id` included.
 const INDEXES_MAX: usize = 64;
 /// How long to wait for another's build before looking whether to go on.
-const BUILD_WAIT: Duration = Duration::from_secs(1);
+pub(crate) const BUILD_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn create_indexes(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;

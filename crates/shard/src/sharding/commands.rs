@@ -4,10 +4,10 @@
 //!   _terndbBecomeShard     {shard, clusterId}
 //!   _terndbSetDatabase     {db, version, primary}
 //!   _terndbCreateSharded   {ns, uuid, options, indexes, key, unique, placement,
-//!                           collectionVersion, owned: [{min, max}], mustBeEmpty}
+//!                           collectionVersion, owned: [{min, max}], mustBeEmpty, indexesAreAll}
 //!   _terndbSetPlacement    {ns, uuid, key, unique, placement, collectionVersion, owned}
 //!   _terndbForgetPlacement {ns, uuid, quietly}
-//!   _terndbForgetDatabase  {db, quietly}
+//!   _terndbForgetDatabase  {db, quietly, unlessOwned}
 //!   _terndbRename          {from, ns, uuid, quietly} and, if it is sharded, the fields of a placement
 //! ```
 //!
@@ -19,7 +19,10 @@
 //! What all shards do, one of them tells to change streams: the others are told to do it `quietly`.
 //!
 //! With `mustBeEmpty`, a collection that is not sharded yet and holds documents by now stays what it
-//! is, and the answer is 117: its shard would give some of them up, and nobody else has them. ⚑
+//! is, and the answer is 117: its shard would give some of them up, and nobody else has them. ⚑ So it is
+//! with `indexesAreAll` if it has others than `indexes` by now, which the other owners would lack.
+//!
+//! With `unlessOwned`, a database of which anything is this shard's own stays, and the answer is 117. ⚑
 //!
 //! A collection that exists and gets new indexes with its placement has them built first, so
 //! that crash windows are those of an index build; the placement comes behind them.
@@ -27,9 +30,9 @@
 use super::ownership::Ownership;
 use super::state::{Identity, KnownDatabase, StateKey};
 use crate::Shard;
-use crate::catalog::{Clustering, Collection};
+use crate::catalog::{Clustering, Collection, Index};
 use crate::command::arguments::{Argument, arguments, fields, missing};
-use crate::command::indexes::choose;
+use crate::command::indexes::{BUILD_WAIT, choose};
 use crate::command::{Answer, Invocation, finish};
 use crate::ddl::{New, Order, Telling};
 use model::bson::{Doc, DocBuf, ValueRef};
@@ -167,6 +170,7 @@ struct Fields<'a> {
     collection_version: Option<PlacementVersion>,
     owned: Option<Argument<'a>>,
     must_be_empty: bool,
+    indexes_are_all: bool,
     quietly: bool,
     from: Option<Namespace>,
 }
@@ -202,6 +206,7 @@ impl<'a> Fields<'a> {
                 }
                 ("owned", _) => read.owned = Some(argument),
                 ("mustBeEmpty", _) => read.must_be_empty = argument.boolean()?,
+                ("indexesAreAll", _) => read.indexes_are_all = argument.boolean()?,
                 ("quietly", _) => read.quietly = argument.boolean()?,
                 ("from", _) => read.from = Some(Namespace::parse(argument.string()?)?),
                 _ => return Err(argument.unknown()),
@@ -282,6 +287,7 @@ pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
     let shard = invocation.shard;
     shard.require_identity()?;
     loop {
+        let catalog_change = shard.catalog.changed();
         let ddl = shard.ddl.lock().await;
         let Some(collection) = shard.catalog.get(&namespace) else {
             let indexes = choose(None, &namespace, &fields.indexes)?.new;
@@ -301,8 +307,24 @@ pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
         };
         check_uuid(&collection, uuid)?;
         let chosen = choose(Some(&collection), &namespace, &fields.indexes)?;
-        if chosen.wait {
-            return Err(conflict(format!("an index of {namespace} is being built")));
+        let is_first = collection.ownership.is_none();
+        let is_being_built = |index: &Arc<Index>| !index.is_ready();
+        if chosen.wait || is_first && collection.indexes.iter().any(is_being_built) {
+            drop(ddl);
+            // Looks again now and then: whoever asks may be gone.
+            let _ = tokio::time::timeout(BUILD_WAIT, catalog_change).await;
+            invocation.operation.check()?;
+            continue;
+        }
+        if fields.indexes_are_all && is_first {
+            let given = |name: &str| fields.indexes.iter().any(|index| index.name == name);
+            let mut indexes = collection.secondary_indexes();
+            if let Some((_, other)) = indexes.find(|(_, index)| !given(&index.definition.name)) {
+                return Err(conflict(format!(
+                    "{namespace} has the index {} by now",
+                    other.definition.name
+                )));
+            }
         }
         if chosen.new.is_empty() {
             let known = collection.ownership.as_deref();
@@ -381,16 +403,20 @@ pub(crate) async fn cleanup_orphaned(invocation: &Invocation<'_>) -> Answer {
 pub(crate) async fn forget_database(invocation: &Invocation<'_>) -> Answer {
     const NAME: &str = "_terndbForgetDatabase";
     invocation.admin_only()?;
-    let (mut name, mut telling) = (None, Telling::Aloud);
+    let (mut name, mut telling, mut unless_owned) = (None, Telling::Aloud, false);
     for argument in arguments(NAME, invocation.request.body()) {
         match argument.name() {
             "db" => name = Some(argument.string()?),
             "quietly" if argument.boolean()? => telling = Telling::Quietly,
             "quietly" => {}
+            "unlessOwned" => unless_owned = argument.boolean()?,
             _ => return Err(argument.unknown()),
         }
     }
     let name = name.ok_or_else(|| missing(NAME, "db"))?;
+    if unless_owned {
+        invocation.shard.check_nothing_is_owned(name)?;
+    }
     invocation.shard.drop_database(name, telling).await?;
     ok()
 }
@@ -410,6 +436,28 @@ pub(crate) async fn rename(invocation: &Invocation<'_>) -> Answer {
         .rename_decided(&from, &to, uuid, ownership, fields.telling());
     renamed.await?;
     ok()
+}
+
+impl Shard {
+    /// Refuses if a database or anything in it is this shard's own. What it does not own by then nobody but
+    /// the config server can give it.
+    fn check_nothing_is_owned(&self, database: &str) -> Result<(), Error> {
+        let known = self.sharding.known();
+        let is_home = known.databases.get(database).is_some_and(|it| it.primary);
+        let is_owned = |collection: &Arc<Collection>| match &collection.ownership {
+            Some(ownership) => {
+                let moving = &ownership.moving;
+                !ownership.owned.is_empty()
+                    || !moving.received().is_empty()
+                    || !moving.undecided().is_empty()
+            }
+            None => true,
+        };
+        match is_home || self.catalog.current().database(database).any(is_owned) {
+            true => Err(conflict(format!("{database} holds what is owned here"))),
+            false => Ok(()),
+        }
+    }
 }
 
 fn check_uuid(collection: &Collection, uuid: Uuid) -> Result<(), Error> {
