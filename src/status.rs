@@ -206,8 +206,10 @@ async fn sizes(router: &Host, namespace: &str) -> [String; 2] {
     match ask(router, database, command).await {
         Ok(stats) => {
             let number = |name: &str| stats.get(name).and_then(Number::of);
-            let documents = number("count").map_or(0.0, |count| count.to_f64());
-            let bytes = number("size").map_or(0.0, |size| size.to_f64());
+            let number = |name: &str| number(name).map_or(0.0, |number| number.to_f64());
+            let orphans = number("numOrphanDocs");
+            let documents = number("count") - orphans;
+            let bytes = number("size") - orphans * number("avgObjSize");
             [format!("{documents:.0}"), in_units(bytes)]
         }
         Err(_) => unknown(),

@@ -11,6 +11,7 @@ import time
 import unittest
 from pathlib import Path
 
+import bson
 import pymongo
 from bson.min_key import MinKey
 
@@ -168,6 +169,53 @@ class Sharded(ClusterProgram):
             writer.join()
             found = sorted(document["_id"] for document in self.client.race[name].find())
             self.assertEqual(found, sorted(told))
+
+    def test_what_has_moved_away_is_not_counted_as_owned(self):
+        self.client.admin.command("enableSharding", "shop", primaryShard="shard0")
+        self.shard("shop.moved", km=1)
+        moved = self.client.shop.moved
+        moved.insert_many([{"_id": number, "km": number} for number in range(100)])
+        self.client.admin.command("split", "shop.moved", middle={"km": 60})
+        self.client.admin.command("moveRange", "shop.moved", min={"km": 60}, toShard="shard1")
+
+        def distribution():
+            [found] = self.client.admin.aggregate(
+                [{"$shardedDataDistribution": {}}, {"$match": {"ns": "shop.moved"}}]
+            )
+            return {
+                part["shardName"]: (part["numOwnedDocuments"], part["numOrphanedDocs"], part["ownedSizeBytes"])
+                for part in found["shards"]
+            }
+
+        size = len(bson.encode({"_id": 1, "km": 1}))
+        whole = {"shard0": (60, 40, 60 * size), "shard1": (40, 0, 40 * size)}
+        self.assertEqual(distribution(), whole)
+        stats = self.client.shop.command("collStats", "moved")
+        self.assertEqual((stats["count"], stats["numOrphanDocs"]), (140, 40))
+        self.assertEqual({name: part["numOrphanDocs"] for name, part in stats["shards"].items()}, {"shard0": 40, "shard1": 0})
+        host = self.client.config.shards.find_one({"_id": "shard0"})["host"].split("/")[1]
+        with connect(f"mongodb://{host}") as donor:
+            [task] = donor.config.rangeDeletions.find({"nss": "shop.moved"})
+            self.assertEqual(task["numOrphanDocs"], 40)
+            before = donor.admin.command("getParameter", 1, orphanCleanupDelaySecs=1)["orphanCleanupDelaySecs"]
+            donor.admin.command("setParameter", 1, orphanCleanupDelaySecs=0)
+            try:
+                self.client.admin.command("cleanupOrphaned", "shop.moved")
+            finally:
+                donor.admin.command("setParameter", 1, orphanCleanupDelaySecs=before)
+        self.assertEqual(distribution(), whole | {"shard0": (60, 0, 60 * size)})
+
+    def test_out_keeps_the_options_of_what_it_replaces(self):
+        self.shard("shop.orders", _id="hashed")
+        self.client.shop.orders.insert_many([{"_id": number} for number in range(20)])
+        images = {"changeStreamPreAndPostImages": {"enabled": True}}
+        self.client.shop.create_collection("sums", **images)
+        self.client.shop.sums.create_index("n")
+        self.client.shop.orders.aggregate([{"$group": {"_id": None, "n": {"$sum": 1}}}, {"$out": "sums"}])
+        self.assertEqual(list(self.client.shop.sums.find()), [{"_id": None, "n": 20}])
+        self.assertEqual(self.client.shop.sums.options(), images)
+        self.assertIn("n_1", self.client.shop.sums.index_information())
+        self.assertEqual(sorted(self.client.shop.list_collection_names()), ["orders", "sums"])
 
     def test_two_routers_worth_of_ddl_at_once(self):
         """The same operation asked for many times at once is done once."""

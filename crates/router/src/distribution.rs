@@ -106,13 +106,15 @@ async fn parts_of(router: &Arc<Router>, name: &str) -> Result<Option<DocBuf>, Fa
             number.map_or(0, |number| number.to_f64() as i64)
         };
         let (orphans, average) = (number("numOrphanDocs"), number("avgObjSize"));
+        // Orphans are counted, not weighed.
+        let orphaned_bytes = orphans * average;
         writer
             .push_document()
             .append("shardName", shard.key())
             .append("numOrphanedDocs", orphans)
-            .append("numOwnedDocuments", number("count"))
-            .append("ownedSizeBytes", number("size"))
-            .append("orphanedSizeBytes", orphans * average)
+            .append("numOwnedDocuments", number("count") - orphans)
+            .append("ownedSizeBytes", number("size") - orphaned_bytes)
+            .append("orphanedSizeBytes", orphaned_bytes)
             .end();
     }
     writer.end();

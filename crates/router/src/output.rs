@@ -1,7 +1,7 @@
 //! `$out` and `$merge` behind a merging half: what it makes is written through this router.
 //!
-//! `$out` fills a collection of another name, with the indexes of the one that it replaces, and
-//! then renames it over that one, so that nobody ever sees half of it. `$merge` is a batch of
+//! `$out` fills a collection of another name, with the options and indexes of the one that it
+//! replaces, and then renames it over that one, so that nobody ever sees half of it. `$merge` is a batch of
 //! updates for each portion of documents; into a sharded collection it joins by the shard key and
 //! `_id` where the client names no fields.
 
@@ -115,11 +115,22 @@ async fn replace(command: &Command<'_>, source: &mut dyn Source, out: &Out) -> R
     }
     let name = format!("tmp.agg_out.{}", object_id());
     let filled = Namespace::new(target.database(), &name)?;
-    let create = DocWriter::new().with("create", name.as_str());
+    let mut create = DocWriter::new().with("create", name.as_str());
+    for option in options_of(command, target).await?.iter() {
+        create.append_element(&option);
+    }
     let create = command.own(create, target.database()).finish();
     checked(ddl::on_collection(router, &Request::from_parts(create, Vec::new())?).await?)?;
-    let written = fill(command, source, target, &filled).await;
-    if let Err(failure) = written {
+    let written = async {
+        fill(command, source, target, &filled).await?;
+        let rename = DocWriter::new()
+            .with("renameCollection", filled.as_str())
+            .with("to", target.as_str())
+            .with("dropTarget", true);
+        let rename = command.own(rename, "admin").finish();
+        checked(ddl::forward(router, &Request::from_parts(rename, Vec::new())?).await?)
+    };
+    if let Err(failure) = written.await {
         let drop = DocWriter::new().with("drop", name.as_str());
         let drop = command.own(drop, target.database()).finish();
         let dropped = ddl::forward(router, &Request::from_parts(drop, Vec::new())?).await;
@@ -128,13 +139,22 @@ async fn replace(command: &Command<'_>, source: &mut dyn Source, out: &Out) -> R
         }
         return Err(failure);
     }
-    let rename = DocWriter::new()
-        .with("renameCollection", filled.as_str())
-        .with("to", target.as_str())
-        .with("dropTarget", true);
-    let rename = command.own(rename, "admin").finish();
-    checked(ddl::forward(router, &Request::from_parts(rename, Vec::new())?).await?)?;
     Ok(())
+}
+
+/// The options of a collection that is not sharded; none if there is no such collection.
+async fn options_of(command: &Command<'_>, name: &Namespace) -> Result<DocBuf, Failure> {
+    let mut list = DocWriter::new().with("listCollections", 1);
+    list.begin_document("filter")
+        .append("name", name.collection())
+        .end();
+    let list = list.with("$db", name.database()).finish();
+    let list = Request::from_parts(list, Vec::new())?;
+    let listed = crate::catalog::list_collections(command.router, &list).await?;
+    let cursor = listed.document().get_doc("cursor").unwrap_or(Doc::EMPTY);
+    let found = crate::registry::batch_of(cursor).next();
+    let options = found.and_then(|found| found.get_doc("options"));
+    Ok(options.unwrap_or(Doc::EMPTY).to_owned())
 }
 
 /// Copies indexes, then documents.

@@ -78,6 +78,7 @@ pub(crate) async fn coll_stats(router: &Router, request: &Request) -> Result<Rep
     for name in [
         "count",
         "size",
+        "numOrphanDocs",
         "storageSize",
         "totalIndexSize",
         "totalSize",

@@ -230,7 +230,8 @@ impl View {
     }
 }
 
-/// Bytes and documents of a collection on a shard.
+/// Bytes and documents of a collection that a shard owns: what moved away and is still there would move
+/// more after it.
 async fn size_of(tenure: &Tenure, shard: &ShardId, name: &Namespace) -> Result<(u64, u64), Fault> {
     let command = DocWriter::new()
         .with("collStats", name.collection())
@@ -240,5 +241,7 @@ async fn size_of(tenure: &Tenure, shard: &ShardId, name: &Namespace) -> Result<(
         let number = stats.get(field).and_then(Number::of);
         number.map_or(0, |number| number.to_f64() as u64)
     };
-    Ok((number("size"), number("count")))
+    let orphans = number("numOrphanDocs");
+    let bytes = number("size").saturating_sub(orphans * number("avgObjSize"));
+    Ok((bytes, number("count").saturating_sub(orphans)))
 }

@@ -120,7 +120,8 @@ pub(crate) fn append_collection_stats(
     if let Some(average) = sizes.data_bytes.checked_div(sizes.documents) {
         append_count(writer, "avgObjSize", average);
     }
-    writer.append("numOrphanDocs", 0);
+    let orphans = shard.orphan_documents(&collection).min(sizes.documents);
+    append_count(writer, "numOrphanDocs", orphans);
     append_count(writer, "storageSize", sizes.storage_bytes / scale);
     writer
         .append("freeStorageSize", 0)

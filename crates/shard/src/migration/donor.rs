@@ -326,6 +326,7 @@ impl Driver {
             },
             donor,
             described: self.state.described.clone(),
+            documents: self.state.documents,
         });
         loop {
             self.check()?;
@@ -403,7 +404,8 @@ impl Driver {
                     _ if plan.part_of.is_some() => {}
                     Phase::Committed(_) => {
                         let now = self.shard.cluster_time();
-                        documents.push(plan.deletion(false, plan.when_to_clean(), now)?);
+                        let (when, left) = (plan.when_to_clean(), next.documents);
+                        documents.push(plan.deletion(false, when, now, left)?);
                     }
                     Phase::Aborted => documents.push(RangeDeletion::delete(id)?),
                     Phase::Copying | Phase::WritesBlocked | Phase::ReadsBlocked => {}

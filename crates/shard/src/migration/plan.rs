@@ -262,6 +262,7 @@ impl Plan {
         pending: bool,
         when: WhenToClean,
         since: ClusterTime,
+        documents: i64,
     ) -> Result<StateWrite, Error> {
         let bounds = Fields(self.bounds.as_doc());
         let task = RangeDeletion {
@@ -274,7 +275,7 @@ impl Plan {
             max: bounds.doc("max")?.to_owned(),
             when,
             pending,
-            documents: 0,
+            documents,
             since,
         };
         task.put()
@@ -296,12 +297,18 @@ pub(super) struct DonorState {
     pub(super) donor: Donor,
     /// Of a part: the collection as it was when this began.
     pub(super) described: Option<DocBuf>,
+    /// How many documents the range has; known once writes are blocked.
+    pub(super) documents: i64,
 }
 
 impl DonorState {
     pub(super) fn document(&self) -> DocBuf {
         let since = self.donor.since as i64;
-        let mut writer = self.plan.document().with("since", since);
+        let mut writer = self
+            .plan
+            .document()
+            .with("since", since)
+            .with("documents", self.documents);
         if let Some(described) = &self.described {
             writer.append("described", described);
         }
@@ -341,6 +348,7 @@ impl DonorState {
             },
             plan,
             described: doc.get_doc("described").map(Doc::to_owned),
+            documents: fields.long("documents").unwrap_or(0),
         })
     }
 }

@@ -560,13 +560,14 @@ impl Driver {
         let (id, range) = (plan.id, plan.range.clone());
         let phase = state.recipient.phase;
         let now = self.shard.log.latest_time();
+        let brought = self.progress.documents.load(Ordering::Relaxed) as i64;
         let deletion = match phase {
             _ if plan.part_of.is_some() => None,
             Phase::Receiving { .. } | Phase::Ready => {
-                Some(plan.deletion(true, WhenToClean::Now, now)?)
+                Some(plan.deletion(true, WhenToClean::Now, now, brought)?)
             }
             Phase::Owner => Some(RangeDeletion::delete(id)?),
-            Phase::Aborted => Some(plan.deletion(false, WhenToClean::Now, now)?),
+            Phase::Aborted => Some(plan.deletion(false, WhenToClean::Now, now, brought)?),
         };
         let mut documents = vec![put(super::namespace(RECIPIENTS), state.document())];
         documents.extend(deletion);

@@ -158,6 +158,13 @@ impl Migrations {
         self.inner.lock().recipients.values().cloned().collect()
     }
 
+    /// How many documents a move has brought so far, as long as this member is its recipient.
+    pub(crate) fn received(&self, id: Uuid) -> u64 {
+        let inner = self.inner.lock();
+        let known = inner.recipients.get(&id);
+        known.map_or(0, |it| it.progress.documents.load(Ordering::Relaxed))
+    }
+
     /// Whether a recipient has begun to make its collection ready.
     pub(super) fn is_beginning(&self, id: Uuid) -> bool {
         self.inner.lock().beginning.contains(&id)
@@ -378,6 +385,7 @@ impl Service {
             plan,
             donor,
             described,
+            documents: 0,
         };
         let plan = &state.plan;
         let check = |known: &Ownership| -> Result<Ownership, Error> {
@@ -401,7 +409,7 @@ impl Service {
         let mut documents = vec![put(super::namespace(COORDINATORS), state.document())];
         if !is_part {
             let now = shard.log.latest_time();
-            documents.push(plan.deletion(true, plan.when_to_clean(), now)?);
+            documents.push(plan.deletion(true, plan.when_to_clean(), now, 0)?);
         }
         let transition = Transition {
             ownership: Some(Box::new(check)),
@@ -640,7 +648,7 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
     let mut documents = vec![put(super::namespace(RECIPIENTS), state.document())];
     if !is_part {
         let now = shard.log.latest_time();
-        documents.push(plan.deletion(true, WhenToClean::Now, now)?);
+        documents.push(plan.deletion(true, WhenToClean::Now, now, 0)?);
     }
     let transition = Transition {
         ownership: Some(Box::new(check)),

@@ -125,6 +125,11 @@ impl Shard {
                 return Ok(Some(id));
             };
             after = Some(last);
+            if batch.removed > 0
+                && let Err(error) = self.count_down(origin, batch.removed).await
+            {
+                tracing::debug!("what is left of a range is not noted: {error}");
+            }
             if let Some(tenure) = tenure {
                 let pause = u64::try_from(settings.range_deleter_batch_delay_ms).unwrap_or(0);
                 tokio::select! {

@@ -43,6 +43,7 @@ impl Driver {
             Ok(drained) => drained,
             Err(error) => return Ok(self.gives_up(error.message)),
         };
+        self.state.documents = digest.documents as i64;
         let event = Event::Drained {
             at: at.get(),
             digest,
