@@ -75,6 +75,21 @@ fn main() {
         "one key to its shard     {:>10.1?}",
         (spent() - began) / LOOKUPS as u32
     );
+
+    // As the router asks for an equality: the key, and what comes right behind it.
+    let after = |key: &KeyBound| KeyBound::new(&[key.as_bytes(), &[0]].concat());
+    let ranges: Vec<KeyRange> = keys
+        .iter()
+        .map(|key| KeyRange::new(key.clone(), after(key)))
+        .collect();
+    let began = spent();
+    for range in &ranges {
+        black_box(table.targets(std::slice::from_ref(range)));
+    }
+    println!(
+        "one equality to shards   {:>10.1?}",
+        (spent() - began) / LOOKUPS as u32
+    );
 }
 
 /// CPU time of this process, which has one thread, where Linux tells it.

@@ -89,6 +89,16 @@ impl Heads {
 
     /// How many of the keys are at or before `key`; `at` gives the keys.
     pub(super) fn count_up_to<'a>(&self, key: &[u8], at: impl Fn(usize) -> &'a KeyBound) -> usize {
+        self.count(key, |place| at(place).as_bytes() <= key)
+    }
+
+    /// How many of the keys are before `key`.
+    pub(super) fn count_before<'a>(&self, key: &[u8], at: impl Fn(usize) -> &'a KeyBound) -> usize {
+        self.count(key, |place| at(place).as_bytes() < key)
+    }
+
+    /// How many keys count; `counts` tells it of those whose heads do not.
+    fn count(&self, key: &[u8], counts: impl Fn(usize) -> bool) -> usize {
         let common = self.common.as_bytes();
         let Some(rest) = key.strip_prefix(common) else {
             // Before or after all of them.
@@ -105,7 +115,7 @@ impl Heads {
         let (mut low, mut high) = (low, low + equal);
         while low < high {
             let middle = low + (high - low) / 2;
-            if at(middle).as_bytes() <= key {
+            if counts(middle) {
                 low = middle + 1;
             } else {
                 high = middle;
@@ -193,6 +203,8 @@ mod tests {
             let heads = Heads::new(bounds.iter());
             let expected = bounds.iter().filter(|bound| bound.as_bytes() <= &wanted[..]).count();
             prop_assert_eq!(heads.count_up_to(&wanted, |at| &bounds[at]), expected);
+            let expected = bounds.iter().filter(|bound| bound.as_bytes() < &wanted[..]).count();
+            prop_assert_eq!(heads.count_before(&wanted, |at| &bounds[at]), expected);
         }
     }
 }

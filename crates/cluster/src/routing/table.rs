@@ -181,22 +181,21 @@ impl RoutingTable {
 
     /// All chunks that have keys in a range, in order.
     pub fn overlapping<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = ChunkView<'a>> {
-        let (mut block, mut chunk) = self.place_of(range.min.as_bytes());
-        let mut done = range.is_empty();
+        // Both ends are looked up: a chunk's own key would be one more walk into cold memory.
+        let last = match range.is_empty() {
+            true => None,
+            false => self.last_before(range.max.as_bytes()),
+        };
+        let mut next = last.map(|_| self.place_of(range.min.as_bytes()));
         std::iter::from_fn(move || {
-            if done || block == self.blocks.len() {
-                return None;
-            }
-            let view = self.view(block, chunk);
-            if view.chunk.min >= range.max {
-                done = true;
-                return None;
-            }
-            chunk += 1;
-            if chunk == self.blocks[block].chunks.len() {
-                (block, chunk) = (block + 1, 0);
-            }
-            Some(view)
+            let place @ (block, chunk) = next.take_if(|place| Some(*place) <= last)?;
+            let ends = chunk + 1 == self.blocks[block].chunks.len();
+            next = Some(if ends {
+                (block + 1, 0)
+            } else {
+                (block, chunk + 1)
+            });
+            Some(self.view(place.0, place.1))
         })
     }
 
@@ -279,6 +278,15 @@ impl RoutingTable {
         let Block { chunks, heads, .. } = &*self.blocks[block];
         let after = heads.count_up_to(key, |at| &chunks[at].min);
         (block, after.saturating_sub(1))
+    }
+
+    /// The last chunk that begins before a key, if one does.
+    fn last_before(&self, key: &[u8]) -> Option<(usize, usize)> {
+        let before = self.heads.count_before(key, |at| self.blocks[at].first());
+        let block = before.checked_sub(1)?;
+        let Block { chunks, heads, .. } = &*self.blocks[block];
+        let before = heads.count_before(key, |at| &chunks[at].min);
+        Some((block, before.checked_sub(1)?))
     }
 
     fn view(&self, block: usize, chunk: usize) -> ChunkView<'_> {

@@ -258,7 +258,7 @@ impl ShardCollection {
             pattern: ShardKeyPattern::parse(key)?,
             unique: fields.flag("unique"),
             initial_chunks: match fields.doc.get("numInitialChunks") {
-                Some(_) => Some(fields.number("numInitialChunks")? as u64),
+                Some(_) => Some(fields.number("numInitialChunks")?),
                 None => None,
             },
             presplits_zones: fields.flag("presplitHashedZones"),
