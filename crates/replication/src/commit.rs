@@ -228,6 +228,7 @@ impl<S: StateMachine> Driver<S> {
                 driver.node.raft.election_elapsed += 1;
             }
             driver.pursue_copies();
+            driver.discard_copies();
             Ok(())
         });
     }
@@ -442,6 +443,7 @@ impl<S: StateMachine> Driver<S> {
                 parts,
                 next,
             } => self.part_read(to, position, parts, next),
+            Request::CopyResumed { copy, resumed } => self.copy_resumed(copy, resumed),
         }
     }
 

@@ -28,10 +28,15 @@
 //! Parts are read on a thread of their own, which gives them back to the loop: reading a
 //! large state from disk holds nobody up. (Without threads they are read in the loop.)
 //!
+//! So is what a receiver has gathered before it was restarted. Until that is known it answers that it still wants
+//! the part that it was sent, and takes none of any copy.
+//!
 //! Nothing that the receiver has is touched before all of the copy is there: its log may
-//! be what makes a majority.
+//! be what makes a majority. If that has led as far as the copy meanwhile, or nobody has sent a part for
+//! [`KEPT`], what was gathered is discarded.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 use model::time::ClusterTime;
@@ -45,11 +50,13 @@ use crate::error::BoxError;
 use crate::install::begin_after_installed;
 use crate::member::{Configuration, MemberId, Role};
 use crate::message::{Part, PartAnswer, encode_part, encode_part_answer};
-use crate::state_machine::{CopyId, Resumed, StateInstall, StateMachine, StateParts};
+use crate::state_machine::{CopyId, Resume, StateInstall, StateMachine, StateParts};
 use crate::work::Request;
 
 /// How much of the state one packet carries.
 const PART_BYTES: usize = 256 << 10;
+/// How long parts are kept that nobody goes on with.
+const KEPT: Duration = Duration::from_secs(3600);
 
 /// A copy on its way to a member.
 struct Copy {
@@ -78,6 +85,40 @@ struct Receiving {
     install: Box<dyn StateInstall>,
 }
 
+impl Receiving {
+    fn of(copy: CopyId, gathering: Gathering) -> Self {
+        let CopyId {
+            from,
+            leader_term,
+            position,
+        } = copy;
+        Self {
+            from,
+            leader_term,
+            position,
+            wanted: gathering.wanted,
+            held: gathering.held,
+            kept: 0,
+            install: gathering.install,
+        }
+    }
+
+    fn copy(&self) -> CopyId {
+        CopyId {
+            from: self.from,
+            leader_term: self.leader_term,
+            position: self.position,
+        }
+    }
+}
+
+/// A copy of which there is something, the part that is wanted next, and what is held of that.
+pub(crate) struct Gathering {
+    install: Box<dyn StateInstall>,
+    wanted: u64,
+    held: Bytes,
+}
+
 /// What was read of a state that is being copied.
 pub(crate) enum PartRead {
     Body(Vec<u8>),
@@ -95,13 +136,32 @@ struct Complete {
     install: Box<dyn StateInstall>,
 }
 
-#[derive(Default)]
 pub(crate) struct Copying {
     /// Members that `raft` wants to have a copy.
     pub wanted: Vec<MemberId>,
     sending: BTreeMap<MemberId, Copy>,
     receiving: Option<Receiving>,
+    /// The copy of which it is being looked for what is there.
+    resuming: Option<CopyId>,
+    /// One of which nothing is there: who goes on with it is refused, and begins anew.
+    missing: Option<CopyId>,
     complete: Option<Complete>,
+    /// When the last part came, or the process began: something may be gathered since then.
+    gathered_tick: Option<u64>,
+}
+
+impl Default for Copying {
+    fn default() -> Self {
+        Self {
+            wanted: Vec::new(),
+            sending: BTreeMap::new(),
+            receiving: None,
+            resuming: None,
+            missing: None,
+            complete: None,
+            gathered_tick: Some(0),
+        }
+    }
 }
 
 /// Reads what comes next of a state, unless the receiver holds it.
@@ -113,6 +173,21 @@ fn read(parts: &mut dyn StateParts, held: &[u8]) -> Result<PartRead, BoxError> {
         Some(body) => PartRead::Body(body),
         None => PartRead::End,
     })
+}
+
+/// Looks for what there is of a copy.
+fn resume(resume: Resume) -> Result<Option<Gathering>, BoxError> {
+    let Some((mut install, parts)) = resume()? else {
+        return Ok(None);
+    };
+    let held = held(&mut *install)?;
+    // The first part is empty and not kept.
+    let wanted = parts + 1;
+    Ok(Some(Gathering {
+        install,
+        wanted,
+        held,
+    }))
 }
 
 /// What an earlier copy has left of what comes next.
@@ -268,6 +343,10 @@ impl<S: StateMachine> Driver<S> {
         if answer.is_refused {
             return self.end_copy(from, Err("the member begins anew".to_owned()));
         }
+        if answer.wanted == copy.part.number {
+            // It looks what it has of the copy, which takes its time.
+            copy.attempts = 0;
+        }
         if answer.wanted != copy.part.number + 1 {
             return;
         }
@@ -334,33 +413,28 @@ impl<S: StateMachine> Driver<S> {
             self.answer_part(from, answer(part.number + 1, false, Bytes::new()));
             return Ok(());
         }
-        let known = self.copying.receiving.as_ref().is_some_and(|receiving| {
-            receiving.from == from
-                && receiving.leader_term == part.leader_term
-                && receiving.position == part.position
-        });
-        if !known {
-            let copy = CopyId {
-                from,
-                leader_term: part.leader_term,
-                position: part.position,
-            };
-            let Some((mut install, wanted)) = self.take_over(copy, part.number)? else {
-                self.answer_part(from, answer(0, true, Bytes::new()));
-                return Ok(());
-            };
-            let held = held(&mut *install)?;
-            self.copying.receiving = Some(Receiving {
-                from,
-                leader_term: part.leader_term,
-                position: part.position,
-                wanted,
-                held,
-                kept: 0,
-                install,
-            });
+        let copy = CopyId {
+            from,
+            leader_term,
+            position,
+        };
+        self.copying.gathered_tick = Some(self.ticks);
+        let is_known = |receiving: &Receiving| receiving.copy() == copy;
+        if !self.copying.receiving.as_ref().is_some_and(is_known)
+            && self.copying.missing != Some(copy)
+        {
+            self.take_over(copy, part.number)?;
         }
-        let Some(receiving) = &mut self.copying.receiving else {
+        if self.copying.resuming.is_some() {
+            self.answer_part(from, answer(part.number, false, Bytes::new()));
+            return Ok(());
+        }
+        self.copying.missing = None;
+        let receiving = self.copying.receiving.as_mut().filter(|it| is_known(it));
+        let Some(receiving) = receiving.filter(|it| it.wanted >= part.number) else {
+            // Parts before this one are missing.
+            self.copying.receiving.take_if(|it| is_known(it));
+            self.answer_part(from, answer(0, true, Bytes::new()));
             return Ok(());
         };
         if part.number == receiving.wanted {
@@ -388,18 +462,82 @@ impl<S: StateMachine> Driver<S> {
         Ok(())
     }
 
-    /// Begins to take over a state, or goes on with what there is of it. `None` if parts before
-    /// this one are missing.
-    fn take_over(&mut self, copy: CopyId, part: u64) -> Result<Option<Resumed>, String> {
-        let failed = |error: BoxError| format!("beginning to take over a state: {error}");
-        if part == 0 {
-            let install = self.state.begin_install(copy).map_err(failed)?;
-            return Ok(Some((install, 0)));
+    /// Begins to take over a state, or to look for what there is of it. ⚑ While that is not known nothing is
+    /// begun: both would be at the same files.
+    fn take_over(&mut self, copy: CopyId, part: u64) -> Result<(), String> {
+        if self.copying.resuming.is_some() {
+            return Ok(());
         }
-        let resumed = self.state.resume_install(copy).map_err(failed)?;
-        // The first part is empty and not kept.
-        let resumed = resumed.map(|(install, parts)| (install, parts + 1));
-        Ok(resumed.filter(|(_, wanted)| *wanted >= part))
+        if part == 0 {
+            let failed = |error: BoxError| format!("beginning to take over a state: {error}");
+            let mut install = self.state.begin_install(copy).map_err(failed)?;
+            let held = held(&mut *install)?;
+            let gathering = Gathering {
+                install,
+                wanted: 0,
+                held,
+            };
+            self.copying.receiving = Some(Receiving::of(copy, gathering));
+            return Ok(());
+        }
+        self.copying.resuming = Some(copy);
+        let looks = self.state.resume_install(copy);
+        if !self.reads_apart {
+            let resumed = resume(looks);
+            self.copy_resumed(copy, resumed);
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let looks = move || {
+            let resumed = resume(looks);
+            shared.request(Request::CopyResumed { copy, resumed });
+        };
+        let thread = std::thread::Builder::new().name("log-copy".to_owned());
+        if let Err(error) = thread.spawn(looks) {
+            self.copy_resumed(copy, Err(error.into()));
+        }
+        Ok(())
+    }
+
+    /// It is known what there is of a copy. The sender sends again what it was not answered, and is told then.
+    pub(crate) fn copy_resumed(
+        &mut self,
+        copy: CopyId,
+        resumed: Result<Option<Gathering>, BoxError>,
+    ) {
+        if self.copying.resuming.take() != Some(copy) {
+            return;
+        }
+        match resumed {
+            Ok(Some(gathering)) => {
+                self.copying.receiving = Some(Receiving::of(copy, gathering));
+            }
+            Ok(None) => self.copying.missing = Some(copy),
+            Err(error) => {
+                tracing::warn!(%error, "what is there of a copy cannot be read");
+                self.copying.missing = Some(copy);
+            }
+        }
+    }
+
+    /// Discards what was gathered of copies that nobody needs any more.
+    pub(crate) fn discard_copies(&mut self) {
+        let applied = self.shared.log.applied();
+        let copying = &mut self.copying;
+        let Some(since) = copying.gathered_tick.filter(|_| copying.resuming.is_none()) else {
+            return;
+        };
+        let receiving = copying.receiving.as_ref().map(|copy| copy.position);
+        let complete = copying.complete.as_ref().map(|copy| copy.position);
+        let is_behind = receiving.max(complete).is_some_and(|copy| copy <= applied);
+        let ticks = self.ticks.saturating_sub(since);
+        let idle = (self.shared.tick()).saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX));
+        if is_behind || idle > KEPT {
+            copying.receiving = None;
+            copying.complete = None;
+            copying.gathered_tick = None;
+            self.state.discard_installs();
+        }
     }
 
     fn answer_part(&self, to: MemberId, answer: PartAnswer) {
@@ -479,6 +617,7 @@ impl<S: StateMachine> Driver<S> {
             position,
             time: complete.time,
         });
+        self.copying.gathered_tick = None;
         self.offer_copy();
         tracing::info!(member = %self.me(), %position, "installed a state");
         Ok(())

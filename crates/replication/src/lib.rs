@@ -92,6 +92,6 @@ pub use member::{
 };
 pub use options::{Beginning, Faults, Options};
 pub use segment::GroupId;
-pub use state_machine::{CopyId, Resumed, StateInstall, StateMachine, StateParts, Syncer};
+pub use state_machine::{CopyId, Resume, Resumed, StateInstall, StateMachine, StateParts, Syncer};
 pub use transport::{NoTransport, Transport};
 pub use trim::Pin;

@@ -52,6 +52,10 @@ pub trait StateInstall: Send {
 /// A state that was begun to be gathered, and how many of its parts are there.
 pub type Resumed = (Box<dyn StateInstall>, u64);
 
+/// Looks for a state that was begun to be gathered. It may read all that is there of it, so that it is called
+/// on a thread of its own.
+pub type Resume = Box<dyn FnOnce() -> Result<Option<Resumed>, BoxError> + Send>;
+
 /// Holds the state that the log leads to. It lives on the log's thread.
 ///
 /// What it must guarantee: after a crash of the process it holds exactly what was
@@ -113,11 +117,16 @@ pub trait StateMachine: Send + 'static {
         Err("this state cannot be replaced".into())
     }
 
-    /// Goes on to gather a state that was begun before, perhaps in an earlier life of the process;
-    /// and how many of its parts are there. `None` if they are not, or are of another copy.
-    fn resume_install(&mut self, _copy: CopyId) -> Result<Option<Resumed>, BoxError> {
-        Ok(None)
+    /// How to go on to gather a state that was begun before, perhaps in an earlier life of the process;
+    /// and how many of its parts are there. `None` if they are not, or are of another copy. None is begun
+    /// before that is known.
+    fn resume_install(&mut self, _copy: CopyId) -> Resume {
+        Box::new(|| Ok(None))
     }
+
+    /// What was gathered of states is of no use any more: the log has led further, or nobody has gone on with
+    /// it for long.
+    fn discard_installs(&mut self) {}
 
     /// Replaces the state by one that was gathered completely; it is that of `position`.
     /// Whenever the machine fails, the old state or the new one is found afterwards; when

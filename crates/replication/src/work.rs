@@ -2,12 +2,12 @@
 
 use tokio::sync::oneshot;
 
-use crate::copying::PartRead;
+use crate::copying::{Gathering, PartRead};
 use crate::entry::{Applied, Entry, LogPosition};
 use crate::error::{BoxError, ChangeError, LeaderError, ProposeError};
 use crate::member::MemberId;
 use crate::message::Envelope;
-use crate::state_machine::StateParts;
+use crate::state_machine::{CopyId, StateParts};
 
 pub(crate) type Answer = oneshot::Sender<Result<Applied, ProposeError>>;
 
@@ -72,6 +72,11 @@ pub(crate) enum Request {
         position: LogPosition,
         parts: Box<dyn StateParts>,
         next: Result<PartRead, BoxError>,
+    },
+    /// It is known what there is of a copy that is being received.
+    CopyResumed {
+        copy: CopyId,
+        resumed: Result<Option<Gathering>, BoxError>,
     },
     StepDown(oneshot::Sender<Result<(), LeaderError>>),
 }

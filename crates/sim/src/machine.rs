@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use replication::simulated_disk::SimulatedDisk;
 use replication::{
     Beginning, BoxError, Committed, ConfigurationChange, CopyId, Driver, EntryKind, Error, Group,
-    LogPosition, MemberId, MemberStep, Options, Role, StateInstall, StateMachine, StateParts,
-    Syncer, Term,
+    LogPosition, MemberId, MemberStep, Options, Resume, Role, StateInstall, StateMachine,
+    StateParts, Syncer, Term,
 };
 
 use crate::network::Outbox;
@@ -205,23 +205,30 @@ impl StateMachine for Ledger {
         }))
     }
 
-    fn resume_install(
-        &mut self,
-        copy: CopyId,
-    ) -> Result<Option<(Box<dyn StateInstall>, u64)>, BoxError> {
-        let found = self.pages.lock().incoming.clone();
-        let Some(incoming) = found.filter(|incoming| incoming.copy == copy) else {
-            return Ok(None);
-        };
-        let mut gathered = Gathered {
-            ledger: self.clone(),
-            records: Vec::new(),
-        };
-        for part in &incoming.parts {
-            gathered.take(part)?;
-        }
-        self.pages.lock().resumed += 1;
-        Ok(Some((Box::new(gathered), incoming.parts.len() as u64)))
+    fn resume_install(&mut self, copy: CopyId) -> Resume {
+        let ledger = self.clone();
+        Box::new(move || {
+            let found = ledger.pages.lock().incoming.clone();
+            let Some(incoming) = found.filter(|incoming| incoming.copy == copy) else {
+                return Ok(None);
+            };
+            let mut gathered = Gathered {
+                ledger: ledger.clone(),
+                records: Vec::new(),
+            };
+            for part in &incoming.parts {
+                gathered.take(part)?;
+            }
+            ledger.pages.lock().resumed += 1;
+            let install: Box<dyn StateInstall> = Box::new(gathered);
+            Ok(Some((install, incoming.parts.len() as u64)))
+        })
+    }
+
+    fn discard_installs(&mut self) {
+        let mut pages = self.pages.lock();
+        pages.incoming = None;
+        pages.earlier = None;
     }
 
     fn install(

@@ -49,5 +49,5 @@ pub use engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice};
 pub use error::{Disposition, Error, Result};
 pub use store::{
     Before, Committed, IndexEntry, PastSnapshot, Position, Record, Snapshot, StagedState,
-    StateCopy, Store, StoreOptions, StoredRecord, finish_install,
+    StateCopy, Store, StoreOptions, StoredRecord, discard_staged, finish_install,
 };

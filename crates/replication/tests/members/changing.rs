@@ -1,8 +1,12 @@
 //! Changing the members of a group that works.
 
+use parking_lot::Mutex;
 use replication::{Beginning, ChangeError};
+use std::sync::Arc;
 
-use crate::switchboard::{Switchboard, begin, block_on, ids, is_leader, leader, wait_for, write};
+use crate::switchboard::{
+    Stop, Switchboard, begin, block_on, ids, is_leader, leader, wait_for, write,
+};
 
 #[test]
 fn one_member_becomes_three_and_another_one() {
@@ -125,5 +129,44 @@ fn a_member_that_the_log_does_not_reach_back_for_gets_the_state() {
     assert_eq!(second.journal.payloads().len(), 70);
     block_on(first.group.change_members(&ids(&[1, 2]), &[])).expect("a voter");
     write(first, b"by two").wait().expect("applied");
+    board.close();
+}
+
+/// ⚑ A member that was restarted looks what it has of a copy, which may be all of a large state: the log's loop
+/// does not wait for that, and whoever sends the copy does not give it up.
+#[test]
+fn a_member_answers_while_it_looks_what_it_has_of_a_copy() {
+    let board = Switchboard::default();
+    let mut members = begin(&board, 1, |options| options.window_bytes = 0);
+    for number in 0..60u8 {
+        write(&members[0], &[number; 200]).wait().expect("applied");
+    }
+    members[0].group.maintain();
+    let held = Arc::new(Mutex::new(()));
+    let no_further = held.lock();
+    let stop = Stop {
+        left: 50,
+        held: held.clone(),
+    };
+    members[0].journal.stop_reading(stop);
+    let second = board.add(2, Beginning::Joining, |_| {});
+    let first = members.remove(0);
+    block_on(first.group.change_members(&ids(&[1]), &ids(&[2]))).expect("a learner");
+    wait_for("ten parts", || {
+        (second.journal.gathered() == (1, 10)).then_some(())
+    });
+    let looks = second.journal.looks();
+    let looking = looks.lock();
+    let second = board.restart(second, |_| {});
+    drop(no_further);
+    let is_asked = || Arc::strong_count(&looks) > 2;
+    wait_for("the member to look", || is_asked().then_some(()));
+    // Its loop goes on: it says that it does not lead.
+    assert!(block_on(second.group.read_barrier()).is_err());
+    drop(looking);
+    wait_for("the learner to catch up", || {
+        (second.journal.payloads() == first.journal.payloads()).then_some(())
+    });
+    assert_eq!(second.journal.gathered().0, 1, "it was begun once");
     board.close();
 }

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use replication::simulated_disk::SimulatedDisk;
 use replication::{
     Beginning, BoxError, Committed, CopyId, Durability, EntryKind, Group, GroupId, LogPosition,
-    MemberId, Options, Pending, Role, StateInstall, StateMachine, StateParts, Syncer, SystemClock,
-    Transport,
+    MemberId, Options, Pending, Resume, Role, StateInstall, StateMachine, StateParts, Syncer,
+    SystemClock, Transport,
 };
 
 /// What was applied, in order: the payloads of proposals.
@@ -32,6 +32,10 @@ struct Pages {
     earlier: Vec<Vec<u8>>,
     begun: u64,
     kept: u64,
+    /// Who looks for what there is of a copy waits for who holds this.
+    looks: Arc<Mutex<()>>,
+    /// Where who reads the state waits.
+    stop: Option<Stop>,
 }
 
 impl Journal {
@@ -75,15 +79,36 @@ impl Journal {
         self.pages.lock().kept
     }
 
+    /// Whoever holds this keeps others from finding what there is of a copy.
+    pub fn looks(&self) -> Arc<Mutex<()>> {
+        self.pages.lock().looks.clone()
+    }
+
+    /// Where who reads the state waits from now on.
+    pub fn stop_reading(&self, stop: Stop) {
+        self.pages.lock().stop = Some(stop);
+    }
+
     pub fn installs(&self) -> u64 {
         self.pages.lock().installs
     }
 }
 
-struct Parts(Vec<Vec<u8>>);
+/// What is left of a state, and where its reader waits.
+struct Parts(Vec<Vec<u8>>, Option<Stop>);
+
+/// Who reads a state waits, when so many parts are left, for who holds it.
+#[derive(Clone)]
+pub struct Stop {
+    pub left: usize,
+    pub held: Arc<Mutex<()>>,
+}
 
 impl StateParts for Parts {
     fn next_part(&mut self, _bytes_max: usize) -> Result<Option<Vec<u8>>, BoxError> {
+        if let Some(stop) = self.1.as_ref().filter(|stop| stop.left == self.0.len()) {
+            drop(stop.held.lock());
+        }
         Ok(if self.0.is_empty() {
             None
         } else {
@@ -160,7 +185,8 @@ impl StateMachine for Journal {
     }
 
     fn open_copy(&mut self) -> Result<Box<dyn StateParts>, BoxError> {
-        Ok(Box::new(Parts(self.payloads())))
+        let stop = self.pages.lock().stop.clone();
+        Ok(Box::new(Parts(self.payloads(), stop)))
     }
 
     fn begin_install(&mut self, copy: CopyId) -> Result<Box<dyn StateInstall>, BoxError> {
@@ -172,18 +198,27 @@ impl StateMachine for Journal {
         Ok(Box::new(Gathered(self.pages.clone())))
     }
 
-    fn resume_install(
-        &mut self,
-        copy: CopyId,
-    ) -> Result<Option<(Box<dyn StateInstall>, u64)>, BoxError> {
-        let pages = self.pages.lock();
-        Ok(match &pages.staged {
-            Some((staged, parts)) if *staged == copy => {
-                let install = Box::new(Gathered(self.pages.clone()));
-                Some((install as Box<dyn StateInstall>, parts.len() as u64))
-            }
-            _ => None,
+    fn resume_install(&mut self, copy: CopyId) -> Resume {
+        let all = self.pages.clone();
+        Box::new(move || {
+            let looks = all.lock().looks.clone();
+            // Waits for who holds it.
+            drop(looks.lock());
+            let pages = all.lock();
+            Ok(match &pages.staged {
+                Some((staged, parts)) if *staged == copy => {
+                    let install = Box::new(Gathered(all.clone()));
+                    Some((install as Box<dyn StateInstall>, parts.len() as u64))
+                }
+                _ => None,
+            })
         })
+    }
+
+    fn discard_installs(&mut self) {
+        let mut pages = self.pages.lock();
+        pages.staged = None;
+        pages.earlier = Vec::new();
     }
 
     fn install(
@@ -253,6 +288,18 @@ impl Switchboard {
     pub fn add(&self, id: u64, beginning: Beginning, adjust: impl FnOnce(&mut Options)) -> Member {
         let disk = Arc::new(SimulatedDisk::new());
         self.open(id, disk, Journal::default(), beginning, adjust)
+    }
+
+    /// Ends a member's process and begins it again.
+    pub fn restart(&self, member: Member, adjust: impl FnOnce(&mut Options)) -> Member {
+        let Member {
+            id, disk, journal, ..
+        } = member;
+        let group = self.lines.lock().groups.remove(&id);
+        if let Some(group) = group {
+            group.close().expect("closes");
+        }
+        self.open(id.get(), disk, journal, Beginning::Joining, adjust)
     }
 
     /// With what a disk and a journal hold.

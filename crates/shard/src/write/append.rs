@@ -28,8 +28,8 @@ use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
 use replication::{
-    BoxError, Committed, CopyId, Durability, LogPosition, MemberId, ProposeError, Role,
-    StateInstall, StateMachine, StateParts, Syncer, Term,
+    BoxError, Committed, CopyId, Durability, LogPosition, MemberId, ProposeError, Resume, Resumed,
+    Role, StateInstall, StateMachine, StateParts, Syncer, Term,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -660,16 +660,18 @@ impl StateMachine for Applier {
         Ok(Box::new(Staged(staged)))
     }
 
-    fn resume_install(
-        &mut self,
-        copy: CopyId,
-    ) -> Result<Option<(Box<dyn StateInstall>, u64)>, BoxError> {
-        let resumed = StagedState::resume(&self.data, &copy_name(copy))?;
-        Ok(
-            resumed.map(|(staged, parts)| -> (Box<dyn StateInstall>, u64) {
-                (Box::new(Staged(staged)), parts)
-            }),
-        )
+    fn resume_install(&mut self, copy: CopyId) -> Resume {
+        let (data, name) = (self.data.clone(), copy_name(copy));
+        Box::new(move || {
+            let resumed = StagedState::resume(&data, &name)?;
+            Ok(resumed.map(|(staged, parts)| -> Resumed { (Box::new(Staged(staged)), parts) }))
+        })
+    }
+
+    fn discard_installs(&mut self) {
+        if let Err(error) = storage::discard_staged(&self.data) {
+            tracing::warn!("what was gathered of another member's state is not removed: {error}");
+        }
     }
 
     fn install(

@@ -56,6 +56,9 @@ const NAME: &str = "name";
 const PART_HEAD_BYTES: u64 = 8;
 const PAIR_HEAD_BYTES: usize = 8;
 const DIGEST_BYTES: usize = 16;
+/// Pieces of an earlier copy that are looked at for what comes behind a key. Where many lie before it, because
+/// what is copied now is less, the search goes on behind the next part.
+const LOOKS_MAX: usize = 16;
 /// A piece that is held was one part. Where the sender has so many times as much in its place, it differs.
 const HELD_PARTS_MAX: usize = 4;
 /// Parts that nobody has gone on with for so long are not kept any more.
@@ -181,6 +184,8 @@ struct Earlier {
     file: BufReader<File>,
     /// A piece of it that lies behind what was gathered, and its last key.
     held: Option<(Vec<u8>, Vec<u8>)>,
+    /// It was looked at for as long as it may be, until something is gathered.
+    rests: bool,
 }
 
 impl Earlier {
@@ -191,12 +196,16 @@ impl Earlier {
             path,
             file,
             held: None,
+            rests: false,
         })
     }
 
     /// The next piece that has something behind a key, and only that of it. What cannot be read is the end.
-    fn piece_behind(&mut self, last: &[u8]) -> Option<&(Vec<u8>, Vec<u8>)> {
-        loop {
+    fn piece_behind(&mut self, last: &[u8], looks_max: usize) -> Option<&(Vec<u8>, Vec<u8>)> {
+        if self.rests {
+            return None;
+        }
+        for _ in 0..looks_max {
             let piece = match self.held.take() {
                 Some((piece, _)) => piece,
                 None => read_part(&mut self.file, &self.path).ok()?,
@@ -216,6 +225,8 @@ impl Earlier {
                 return Some(self.held.insert((rest, end)));
             }
         }
+        self.rests = true;
+        None
     }
 }
 
@@ -271,7 +282,11 @@ impl StagedState {
         }
         file.set_len(end).map_err(failed)?;
         file.seek(SeekFrom::Start(end)).map_err(failed)?;
-        let earlier = Earlier::open(&directory);
+        let mut earlier = Earlier::open(&directory);
+        if let Some(earlier) = &mut earlier {
+            // All that lies before it, at once: nobody waits for this.
+            earlier.piece_behind(&last, usize::MAX);
+        }
         let resumed = Self {
             directory,
             file,
@@ -287,12 +302,15 @@ impl StagedState {
         if let Some(last) = last {
             self.last = last;
         }
+        if let Some(earlier) = &mut self.earlier {
+            earlier.rests = false;
+        }
         Ok(())
     }
 
     /// Describes what an earlier copy has left of what comes next.
     pub fn held(&mut self) -> Option<Vec<u8>> {
-        let (piece, last) = self.earlier.as_mut()?.piece_behind(&self.last)?;
+        let (piece, last) = self.earlier.as_mut()?.piece_behind(&self.last, LOOKS_MAX)?;
         let mut held = digest_of(piece).to_vec();
         held.extend_from_slice(last);
         Some(held)
@@ -341,6 +359,21 @@ impl StagedState {
         renamed.map_err(|e| Error::io(&complete, e))?;
         Ok(complete)
     }
+}
+
+/// Removes what was gathered of copies that were not finished.
+pub fn discard_staged(data: &Path) -> Result<()> {
+    let directory = data.join(INCOMING);
+    // The name first: it says that the file beside it is of use.
+    for name in [NAME, UNFINISHED, EARLIER] {
+        let path = directory.join(name);
+        match fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io(&path, error)),
+        }
+    }
+    Ok(())
 }
 
 /// The last key of a part, all of which can be read.

@@ -17,7 +17,7 @@
 //!   its position and never walks over its own tombstones.
 //! - A scan at an earlier time that spans several snapshots holds a [`HistoryPin`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -77,6 +77,15 @@ pub struct Maintained {
     pub has_more: bool,
 }
 
+/// Which times must stay readable.
+#[derive(Default)]
+pub(super) struct Pins {
+    /// How many there are at each time.
+    counts: BTreeMap<ClusterTime, usize>,
+    /// Where the start of history is about to be, while that is being written.
+    announced: Option<ClusterTime>,
+}
+
 /// Keeps history readable from a time on, until dropped.
 pub struct HistoryPin {
     shared: Arc<Shared>,
@@ -86,10 +95,10 @@ pub struct HistoryPin {
 impl Drop for HistoryPin {
     fn drop(&mut self) {
         let mut pins = self.shared.pins.lock();
-        if let Some(count) = pins.get_mut(&self.time) {
+        if let Some(count) = pins.counts.get_mut(&self.time) {
             *count -= 1;
             if *count == 0 {
-                pins.remove(&self.time);
+                pins.counts.remove(&self.time);
             }
         }
     }
@@ -99,18 +108,25 @@ impl<E: Engine> Store<E> {
     /// Promises that reads at `time` stay possible while the pin is held.
     pub fn pin_history(&self, time: ClusterTime) -> Result<HistoryPin> {
         let mut pins = self.shared.pins.lock();
-        let oldest = self.shared.history_start();
+        let start = self.shared.history_start();
+        let oldest = pins.announced.map_or(start, |to| to.max(start));
         if time < oldest {
             return Err(Error::SnapshotTooOld {
                 asked: time,
                 oldest,
             });
         }
-        *pins.entry(time).or_default() += 1;
+        *pins.counts.entry(time).or_default() += 1;
         Ok(HistoryPin {
             shared: Arc::clone(&self.shared),
             time,
         })
+    }
+
+    /// The earliest time that somebody keeps.
+    pub fn pinned_history(&self) -> Option<ClusterTime> {
+        let pins = self.shared.pins.lock();
+        pins.counts.first_key_value().map(|(time, _)| *time)
     }
 
     /// The earliest time that can be read.
@@ -173,11 +189,10 @@ impl<E: Engine> Store<E> {
 
     fn advance_history(&self, now: ClusterTime) -> Result<()> {
         let window = self.history_window.load(Ordering::Relaxed);
-        // Held until the end, so that no pin slips in below the new start.
-        let pins = self.shared.pins.lock();
+        let mut pins = self.shared.pins.lock();
         let mut target = ClusterTime::new(now.seconds().saturating_sub(window), 0);
         target = target.min(self.shared.time());
-        if let Some((&lowest, _)) = pins.first_key_value() {
+        if let Some((&lowest, _)) = pins.counts.first_key_value() {
             target = target.min(lowest);
         }
         let start = self.shared.history_start();
@@ -189,6 +204,16 @@ impl<E: Engine> Store<E> {
         if !is_due {
             return Ok(());
         }
+        // ⚑ No pin slips in below the new start from here on. The lock is not held while the engine writes:
+        // whoever reads at an earlier time would wait for a disk that has nothing to do with it.
+        pins.announced = Some(target);
+        drop(pins);
+        let written = self.write_history_start(target);
+        self.shared.pins.lock().announced = None;
+        written
+    }
+
+    fn write_history_start(&self, target: ClusterTime) -> Result<()> {
         let mut batch = WriteBatch::default();
         batch.put(
             layout::history_start().to_slice(),
@@ -288,7 +313,112 @@ fn joined(prefixes: impl Iterator<Item = Vec<u8>>) -> Vec<(Vec<u8>, Vec<u8>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::GarbageRule;
+    use crate::engine::memory::{MemoryEngine, MemorySnapshot};
+    use crate::store::StoreOptions;
     use model::ids::CollectionId;
+    use parking_lot::Mutex;
+
+    /// Writes nothing while it is told to wait.
+    struct Held {
+        engine: MemoryEngine,
+        writes: Arc<Mutex<()>>,
+    }
+
+    impl Engine for Held {
+        type Snapshot = MemorySnapshot;
+
+        fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
+            self.engine.get(key)
+        }
+
+        fn snapshot(&self) -> MemorySnapshot {
+            self.engine.snapshot()
+        }
+
+        fn write(&self, batch: WriteBatch) -> Result<()> {
+            let _turn = self.writes.lock();
+            self.engine.write(batch)
+        }
+
+        fn sync(&self) -> Result<()> {
+            self.engine.sync()
+        }
+
+        fn approximate_size_bytes(&self) -> u64 {
+            self.engine.approximate_size_bytes()
+        }
+
+        fn set_garbage(&self, rule: GarbageRule) {
+            self.engine.set_garbage(rule);
+        }
+
+        fn collect_garbage(&self, budget: usize) -> Result<()> {
+            self.engine.collect_garbage(budget)
+        }
+
+        fn release_stretch(&self, low: &[u8], high: &[u8]) -> Result<()> {
+            self.engine.release_stretch(low, high)
+        }
+
+        fn compact(&self) -> Result<()> {
+            self.engine.compact()
+        }
+    }
+
+    /// ⚑ Who pins history waits for no disk, and gets nothing that is about to be forgotten.
+    #[test]
+    fn pins_do_not_wait_for_the_engine() {
+        let writes = Arc::new(Mutex::new(()));
+        let engine = Held {
+            engine: MemoryEngine::default(),
+            writes: writes.clone(),
+        };
+        let options = StoreOptions {
+            history_window_seconds: 10,
+            ..StoreOptions::default()
+        };
+        let store = Arc::new(Store::open(engine, options).expect("opened"));
+        let at = |seconds: u32| ClusterTime::new(seconds, 0);
+        let mut payload = Vec::new();
+        crate::entry::Encoder::new(&mut payload).noop();
+        store
+            .apply(&[crate::Committed {
+                position: 1,
+                time: at(1000),
+                payload: &payload,
+                before: &[],
+                after: &[],
+            }])
+            .expect("applied");
+        assert!(store.pin_history(at(500)).is_ok(), "all of it is there");
+        let held = writes.lock();
+        let maintaining = std::thread::spawn({
+            let store = store.clone();
+            move || store.maintain(at(1010), 100).map(|_| ())
+        });
+        let (told, pinned) = std::sync::mpsc::channel();
+        let pinning = std::thread::spawn({
+            let store = store.clone();
+            move || {
+                // The engine is written to, sooner or later, and does not come back: what is earlier is
+                // refused then.
+                while store.pin_history(at(500)).is_ok() {
+                    std::thread::yield_now();
+                }
+                let start = store.history_start();
+                let pin = store.pin_history(at(1000)).expect("it stays");
+                let _ = told.send((start, pin));
+            }
+        });
+        let pinned = pinned.recv_timeout(std::time::Duration::from_secs(60));
+        drop(held);
+        maintaining.join().expect("ends").expect("maintains");
+        pinning.join().expect("ends");
+        let (start, _pin) = pinned.expect("who pins does not wait for the engine");
+        assert_eq!(start, ClusterTime::ZERO);
+        assert_eq!(store.history_start(), at(1000));
+    }
 
     #[test]
     fn neighbours_are_one_stretch() {

@@ -37,7 +37,7 @@ mod past;
 mod snapshot;
 mod stretches;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ use model::time::ClusterTime;
 use parking_lot::{Mutex, RwLock};
 
 pub use apply::{Before, Committed};
-pub use copy::{StagedState, StateCopy, finish_install};
+pub use copy::{StagedState, StateCopy, discard_staged, finish_install};
 pub use counters::Counter;
 pub use maintain::{HistoryPin, Maintained};
 pub use pairs::Verdict;
@@ -114,7 +114,7 @@ struct Shared {
     /// Reads at this time and later find all they need.
     history_start: AtomicU64,
     /// Lock order: before changing `history_start`.
-    pins: Mutex<BTreeMap<ClusterTime, usize>>,
+    pins: Mutex<maintain::Pins>,
     dropped: RwLock<Arc<BTreeSet<Subject>>>,
     /// Spares point reads the lock while nothing is dropped.
     has_dropped: AtomicBool,
