@@ -63,8 +63,32 @@
 //!   an operation on indexes tells are all owners there are until it has ended.
 //!
 //! How fast copying may go is decided in `pace.rs`. Left to the shell: copying itself, the sums that
-//! `digest` stands for, deadlines, and when "almost caught up" is. Not here yet: the history of sessions,
-//! which has to be there before the recipient may say *ready*.
+//! `digest` stands for, deadlines, and when "almost caught up" is; and the history of sessions, which comes
+//! with the log, so that it is there before the recipient may say *ready*.
+//!
+//! **Rules of the design, and what finds out without them.** The rules of DESIGN.md, sections 5 and 6, that are
+//! marked ⚑. Here: `migration/tests.rs` searches everything with the rule switched off, by this name, and finds a
+//! fault. Elsewhere: a test that fails without it.
+//!
+//! | rule | without it |
+//! | --- | --- |
+//! | clone batches are entries of the recipient's log | `copies_are_durable`; `shard/src/tests/moves/lost_primaries.rs` |
+//! | ownership and blocks are data | `blocks_are_durable` |
+//! | reads are blocked, durably, before the decision is asked for | `reads_are_blocked` |
+//! | the recipient's OK: all up to the blocking entry, by content | `ready_means_all_of_it` |
+//! | and the history of sessions | `history_comes_too`; `shard/src/tests/moves/sessions.rs` |
+//! | deciding is one compare-and-set, outcomes are final | `outcomes_are_final` |
+//! | an unknown outcome is settled, never guessed | `donor_settles` |
+//! | after its OK the recipient never aborts alone | `ready_recipient_never_aborts` |
+//! | the decision compares the catalog's version | `commits_compare_catalogs`, `changing_catalogs_stop_commits`, `readiness_is_of_one_attempt` |
+//! | a late message begins nothing that has ended | `old_commits_are_told_by_version` |
+//! | range deletions are refused for what is owned | `owned_ranges_are_not_deleted`, with `owned_ranges_are_not_received`; `shard/src/tests/range_deletion.rs` |
+//! | the donor's shard version always changes | `cluster/src/routing/tests.rs` |
+//! | what is not owned is not written, with a version or without | `shard/src/tests/owned.rs`, `blocked.rs` |
+//! | a read at a time goes to the owner of that time | `shard/src/tests/moves/times.rs`, `past.rs`; `cluster/src/authority/tests.rs` |
+//! | a document with several entries comes at its first | `cluster/src/scan/tests/worlds.rs`; `shard/src/tests/emitted_once.rs` |
+//! | a token holds what was delivered | `cluster/src/scan/tests/worlds.rs`, which goes on from tokens |
+//! | and a time floor | travels (`cluster/src/scan/tests.rs`); no test misses it yet |
 
 pub mod donor;
 pub mod pace;

@@ -34,6 +34,8 @@ struct Rules {
     commits_compare_catalogs: bool,
     changing_catalogs_stop_commits: bool,
     readiness_is_of_one_attempt: bool,
+    copies_are_durable: bool,
+    history_comes_too: bool,
 }
 
 const ALL_RULES: Rules = Rules {
@@ -49,6 +51,8 @@ const ALL_RULES: Rules = Rules {
     commits_compare_catalogs: true,
     changing_catalogs_stop_commits: true,
     readiness_is_of_one_attempt: true,
+    copies_are_durable: true,
+    history_comes_too: true,
 };
 
 const SHARDS: usize = 2;
@@ -85,6 +89,8 @@ struct Shard {
     owns: bool,
     /// One bit for each write that it has.
     data: u8,
+    /// One bit for each write whose retry it would answer.
+    history: u8,
     /// Writes to the range in its log.
     position: LogPosition,
     /// A range deletion is registered: what is here is not live.
@@ -321,6 +327,7 @@ impl Search {
                 continue;
             };
             let source = &world.shards[giver(number)];
+            let here_owns = world.shards[shard].owns;
             let is_donor = |donor: &Donor| {
                 number_of(donor.moved.id) == number
                     && !donor.has_given_away()
@@ -331,6 +338,9 @@ impl Search {
             {
                 let mut after = world.clone();
                 after.shards[shard].data = source.data;
+                if self.rules.history_comes_too {
+                    after.shards[shard].history |= source.history;
+                }
                 let event = recipient::Event::Copied {
                     up_to: source.position,
                     digest: digest(source.data),
@@ -339,6 +349,11 @@ impl Search {
                     self.apply_recipient(&mut after, shard, number, transition);
                     next.push((format!("recipient {shard} copies"), after));
                 }
+            }
+            if !self.rules.copies_are_durable && !here_owns && world.shards[shard].data != 0 {
+                let mut after = world.clone();
+                after.shards[shard].data = 0;
+                next.push((format!("recipient {shard} restarts and has less"), after));
             }
             // It looks at what the donor has once the version stands, and asks whether it still does.
             let catalog = recipient.moved.catalog;
@@ -396,6 +411,7 @@ impl Search {
             after.written += 1;
             after.acknowledged |= bit;
             after.shards[shard].data |= bit;
+            after.shards[shard].history |= bit;
             after.shards[shard].position += 1;
             next.push((format!("write {bit} on {shard}"), after));
         }
@@ -682,6 +698,11 @@ impl Search {
             if self.serves_reads(world, shard) && lost != 0 {
                 return Some(format!("a read on {shard} misses write {lost}"));
             }
+            // Whoever got no answer to a write asks again.
+            let forgotten = world.acknowledged & !world.shards[shard].history;
+            if self.serves_writes(world, shard) && forgotten != 0 {
+                return Some(format!("a retry of {forgotten} on {shard} writes again"));
+            }
             let has_index = world.shards[shard].has_index;
             if self.serves_reads(world, shard) && world.catalog == CHANGED && !has_index {
                 return Some(format!("the index is missing on {shard}"));
@@ -804,6 +825,20 @@ fn every_rule_is_needed() {
         "old commits are told by their version",
         Rules {
             old_commits_are_told_by_version: false,
+            ..ALL_RULES
+        },
+    );
+    check(
+        "what was copied survives the recipient's primary",
+        Rules {
+            copies_are_durable: false,
+            ..ALL_RULES
+        },
+    );
+    check(
+        "the history of retryable writes comes with the range",
+        Rules {
+            history_comes_too: false,
             ..ALL_RULES
         },
     );
