@@ -23,6 +23,8 @@ pub(crate) struct Counters {
     pub(crate) waits_for_moves: AtomicU64,
     pub(crate) range_deletions: AtomicU64,
     pub(crate) range_deleted_documents: AtomicU64,
+    /// Records that index builds have gone through.
+    pub(crate) indexed_records: AtomicU64,
 }
 
 impl Counters {
@@ -41,6 +43,14 @@ impl Counters {
     /// An operation waits for the end of a move.
     pub(crate) fn waited_for_move(&self) {
         self.waits_for_moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What was done by now of what a range that is to come may have to wait for: dead ranges are removed,
+    /// indexes built.
+    pub(crate) fn preparation(&self) -> u64 {
+        let counters = [&self.range_deleted_documents, &self.indexed_records];
+        let counts = counters.map(|counter| counter.load(Ordering::Relaxed));
+        counts.iter().sum()
     }
 
     /// What `serverStatus` tells of moves.

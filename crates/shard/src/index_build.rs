@@ -35,6 +35,7 @@ use replication::{Durability, ProposeError};
 use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use storage::entry::{Encoder, IndexAction, IndexChange};
 use storage::{Direction, KeyRange};
 
@@ -159,6 +160,8 @@ impl Shard {
                 return Ok(());
             };
             self.append_batch(batch.payload, &batch.multikey).await?;
+            let counter = &self.counters.indexed_records;
+            counter.fetch_add(batch.records, Ordering::Relaxed);
             after = Some(last);
         }
     }
@@ -236,6 +239,7 @@ fn aborted(why: &str) -> Error {
 struct Batch {
     payload: Vec<u8>,
     multikey: MultikeyFound,
+    records: u64,
     /// The last record covered; `None` at the end of the collection.
     last: Option<Vec<u8>>,
 }
@@ -251,6 +255,7 @@ impl Batch {
         let mut batch = Batch {
             payload: Vec::new(),
             multikey: MultikeyFound::default(),
+            records: 0,
             last: None,
         };
         let mut length = 0;
@@ -301,6 +306,7 @@ impl Batch {
                 })
                 .collect();
             encoder.index_entries(collection.id, record.key(), &changes);
+            batch.records += 1;
             batch.last = Some(record.key().to_vec());
             if length >= BATCH_BYTES {
                 break;

@@ -2,7 +2,7 @@
 
 use crate::broadcast::Broadcasts;
 use crate::catalog::multikey;
-use crate::catalog::{Catalog, CatalogKey, Collection, NextIds};
+use crate::catalog::{Catalog, CatalogKey, CatalogLock, Collection, NextIds};
 use crate::change_stream::Watchers;
 use crate::clock::Clock;
 use crate::command;
@@ -141,7 +141,7 @@ pub struct Shard {
     /// Where queries put what does not fit into memory.
     pub(crate) scratch: PathBuf,
     /// Changes of the catalog happen one after the other.
-    pub(crate) ddl: tokio::sync::Mutex<()>,
+    pub(crate) ddl: CatalogLock,
     ids: ObjectIds,
     shutdown: watch::Sender<bool>,
     shutdown_wanted: Notify,
@@ -294,7 +294,7 @@ impl Shard {
             started: Instant::now(),
             process_id: ObjectIds::new().next(0),
             scratch,
-            ddl: tokio::sync::Mutex::new(()),
+            ddl: CatalogLock::default(),
             ids: ObjectIds::new(),
             shutdown: watch::Sender::new(false),
             shutdown_wanted: Notify::new(),

@@ -25,6 +25,7 @@ use cluster::routing::{ChunkView, RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
 use model::range::{KeyBound, KeyRange};
+use model::shard_key::ShardKeyPattern;
 use model::text::document_quoted;
 use model::{Code, Error, Namespace};
 use std::sync::Arc;
@@ -114,21 +115,13 @@ pub(crate) async fn move_chunk(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result
             (name, value) => read_option(&mut options, "moveChunk", name, value)?,
         }
     }
-    let to = to.ok_or_else(|| {
-        Fault::new(
-            Code::OPERATION_FAILED,
-            "you have to specify where you want to move the chunk",
-        )
-    })?;
+    let to = to.ok_or_else(|| missing("moveChunk.to"))?;
+    let either = |why: &str| Err(Fault::new(Code::INVALID_OPTIONS, why));
     let what = match (find, bounds) {
         (Some(find), None) => What::Find(find),
         (None, Some((min, max))) => What::Chunk(min, max),
-        (Some(_), Some(_)) | (None, None) => {
-            return Err(Fault::new(
-                Code::OPERATION_FAILED,
-                "need to specify either a find query, or both lower and upper bounds.",
-            ));
-        }
+        (Some(_), Some(_)) => return either("cannot specify bounds and query at the same time"),
+        (None, None) => return either("need to specify query or bounds"),
     };
     let wanted = Wanted {
         namespace,
@@ -265,23 +258,38 @@ impl Wanted {
         let pattern = &table.pattern;
         match &self.what {
             What::Exactly(range) => Ok(range.clone()),
-            What::Find(document) => {
-                let key = pattern.key_of(document.as_doc())?;
-                Ok(table.find(&key).range())
+            What::Find(filter) => {
+                let filter = filter.as_doc();
+                let key = asked_key(pattern, filter).ok_or_else(|| {
+                    let filter = document_quoted(filter);
+                    let why = format!("no shard key found in chunk query {filter}");
+                    Fault::Refused(Error::location(656450, why))
+                })?;
+                Ok(table.find(&pattern.key_of(key.as_doc())?).range())
             }
             What::Chunk(min, max) => {
-                let range =
-                    KeyRange::new(pattern.bound(min.as_doc())?, pattern.bound(max.as_doc())?);
+                let bounds = || {
+                    let (min, max) = (document_quoted(min.as_doc()), document_quoted(max.as_doc()));
+                    format!("[{min}, {max})")
+                };
+                let is_key = |bound: &DocBuf| !bound.iter().any(|field| is_no_key(field.value()));
+                let range = match (pattern.bound(min.as_doc()), pattern.bound(max.as_doc())) {
+                    (Ok(low), Ok(high)) if is_key(min) && is_key(max) => KeyRange::new(low, high),
+                    _ => {
+                        let bounds = bounds();
+                        let why =
+                            format!("shard key bounds {bounds} are not valid for the shard key");
+                        return Err(Fault::Refused(Error::location(656451, why)));
+                    }
+                };
                 let view = table.find(range.min.as_bytes());
                 match view.range() == range {
                     true => Ok(range),
-                    false => Err(Fault::new(
-                        Code::OPERATION_FAILED,
-                        format!(
-                            "no chunk found with the given upper and lower bounds in {}",
-                            self.namespace
-                        ),
-                    )),
+                    false => {
+                        let bounds = bounds();
+                        let why = format!("no chunk found with the shard key bounds {bounds}");
+                        Err(Fault::Refused(Error::location(656452, why)))
+                    }
                 }
             }
             What::Range(min, max) => {
@@ -325,6 +333,79 @@ impl Wanted {
                 .is_ok_and(|given| given == *bound)
         });
         given.cloned()
+    }
+}
+
+/// Values that no shard key has.
+fn is_no_key(value: ValueRef<'_>) -> bool {
+    matches!(value, ValueRef::Array(_) | ValueRef::Undefined)
+}
+
+/// The shard key that a filter asks for, as a document has it: every field by equality. `None` if one is missing.
+fn asked_key(pattern: &ShardKeyPattern, filter: Doc<'_>) -> Option<DocBuf> {
+    let fields = pattern.fields().iter();
+    let values = fields.map(|field| Some((&*field.path, asked_value(filter, &field.path)?)));
+    let values: Option<Vec<_>> = values.collect();
+    let mut key = DocWriter::new();
+    append_nested(&mut key, &values?);
+    Some(key.finish())
+}
+
+/// What a filter wants a field to be.
+fn asked_value<'a>(filter: Doc<'a>, path: &str) -> Option<ValueRef<'a>> {
+    let found = filter.iter().find_map(|element| match element.value() {
+        ValueRef::Array(all) if element.key() == "$and" => all.iter().find_map(|one| match one {
+            ValueRef::Document(one) => asked_value(one, path),
+            _ => None,
+        }),
+        value if element.key() == path => equality(value),
+        ValueRef::Document(inner) if !is_operator(inner) => {
+            let rest = path.strip_prefix(element.key())?.strip_prefix('.')?;
+            rest.split('.')
+                .try_fold(ValueRef::Document(inner), |at, name| match at {
+                    ValueRef::Document(at) => at.get(name),
+                    _ => None,
+                })
+        }
+        _ => None,
+    });
+    found.filter(|value| !is_no_key(*value))
+}
+
+fn is_operator(value: Doc<'_>) -> bool {
+    value
+        .first()
+        .is_some_and(|first| first.key().starts_with('$'))
+}
+
+fn equality(value: ValueRef<'_>) -> Option<ValueRef<'_>> {
+    match value {
+        ValueRef::Document(operators) if is_operator(operators) => operators.get("$eq"),
+        ValueRef::Regex { .. } => None,
+        value => Some(value),
+    }
+}
+
+/// Fields by their paths, as documents within documents.
+fn append_nested(writer: &mut DocWriter, fields: &[(&str, ValueRef<'_>)]) {
+    let mut done: Vec<&str> = Vec::new();
+    for (path, value) in fields {
+        let Some((name, _)) = path.split_once('.') else {
+            writer.append(path, *value);
+            continue;
+        };
+        if done.contains(&name) {
+            continue;
+        }
+        done.push(name);
+        let within = fields.iter().filter_map(|(path, value)| {
+            let rest = path.strip_prefix(name)?.strip_prefix('.')?;
+            Some((rest, *value))
+        });
+        let within: Vec<_> = within.collect();
+        writer.begin_document(name);
+        append_nested(writer, &within);
+        writer.end();
     }
 }
 

@@ -7,7 +7,7 @@
 //!   => {outcome: "committed", version: {e, t, v}, validAfter: Timestamp} | {outcome: "aborted"}
 //!      | {outcome: "catalogChanged", catalogVersion: long}
 //!
-//!   {_configsvrCatalogVersion: 1, ns, uuid} => {catalogVersion: long, changes: bool}
+//!   {_configsvrCatalogVersion: 1, ns, uuid, id?} => {catalogVersion: long, changes: bool}
 //! ```
 //!
 //! ⚑ One entry, by operation id: the chunks and the outcome are written together, under the condition that
@@ -18,7 +18,8 @@
 //! ⚑ It is put off if options or indexes have changed since the version that the donor names, or change
 //! right now. That is no outcome: versions only grow, so it is known that the move will never be committed
 //! with that one, and the donor asks again with the one that stands (`_configsvrCatalogVersion`) when the
-//! recipient has the same indexes.
+//! recipient has the same indexes. A donor that is about to finish names its move (`id`): one that is put off again
+//! and again gets its turn (`registry.rs`).
 //!
 //! ⚑ The recipient owns the range from a time on (`validAfter`) that is later than the donor's blocking
 //! entry, which is later than all that the recipient has received. It is chosen once, in the entry that
@@ -82,6 +83,11 @@ pub(crate) async fn catalog_version(tenure: &Tenure, body: Doc<'_>) -> Result<Do
     let state = tenure.state().await?;
     let (entry, _) = state.sharded(&namespace)?;
     check_life(&namespace, entry.uuid == uuid)?;
+    if body.get("id").is_some() {
+        tenure
+            .moves
+            .is_told(fields.uuid("id")?, entry.catalog.version);
+    }
     Ok(DocWriter::new()
         .with("catalogVersion", entry.catalog.version as i64)
         .with("changes", entry.catalog.changes)
@@ -146,9 +152,13 @@ async fn commit(tenure: &Tenure, asked: Asked, blocked_at: ClusterTime) -> Resul
         .store
         .time_after(blocked_at.max(known.unwrap_or(blocked_at)));
     let bounds = bounds_of(tenure, &moved, now).await?;
-    tenure
+    let verdict = tenure
         .decide(|state| plan(state, &moved, &asked, &bounds, now))
-        .await
+        .await?;
+    if let Verdict::CatalogChanged(now) = verdict {
+        tenure.moves.is_told(asked.id, now);
+    }
+    Ok(verdict)
 }
 
 /// Whether a running move is the one that is asked for.

@@ -2,6 +2,11 @@
 //!
 //! It lives in memory and is complete at any time: a move is here before its state document is written, and
 //! a new primary enters what it finds stored before it serves.
+//!
+//! **A fair turn.** A move whose donor is about to finish asks which version of options and indexes stands, and
+//! waits while they change. Operations on them that follow each other without a gap would put it off for ever.
+//! So it is counted how often a move was told of another version than before: from [`PUT_OFF_ENOUGH`] on, the
+//! next operation waits until the move has ended, [`TURN`] at most; then it is the operations' turn again.
 
 use super::Move;
 use crate::error::Fault;
@@ -15,7 +20,14 @@ use model::{Code, Namespace};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
+
+/// Versions of options and indexes that a move has to wait for until those who change them wait for the move. An
+/// operation makes two: one that does not stand yet, and one that does.
+const PUT_OFF_ENOUGH: u32 = 4;
+/// How long they wait. A recipient may have to build an index first.
+const TURN: Duration = Duration::from_secs(30);
 
 /// How a move ended, once it has.
 pub(crate) type Waiting = watch::Receiver<Option<Result<DocBuf, Fault>>>;
@@ -28,6 +40,10 @@ pub(crate) struct Moves {
 struct Running {
     moved: Arc<Move>,
     waiting: Waiting,
+    /// The version of options and indexes that its donor was told last, when it was about to finish.
+    told: Option<u64>,
+    /// How often that was another one than before.
+    put_off: u32,
 }
 
 /// Whoever asks for a move either begins it, or waits for one that runs.
@@ -115,6 +131,8 @@ impl Moves {
         let place = Running {
             moved: moved.clone(),
             waiting,
+            told: None,
+            put_off: 0,
         };
         running.insert(moved.id, place);
         Registered {
@@ -122,6 +140,43 @@ impl Moves {
             ended,
             running: self.running.clone(),
         }
+    }
+
+    /// A move's donor is about to finish, and is told which version of options and indexes there is.
+    pub(super) fn is_told(&self, id: OperationId, version: u64) {
+        if let Some(run) = self.running.lock().get_mut(&id) {
+            let is_news = run.told.is_some_and(|told| told != version);
+            run.put_off += u32::from(is_news);
+            run.told = Some(version);
+        }
+    }
+
+    /// Waits, for a limited time, for moves of a collection that had to wait often enough. ⚑ For who is about to
+    /// change options or indexes, and has not begun.
+    pub(crate) async fn give_way(&self, name: &Namespace) {
+        let give_way = async {
+            while let Some(mut waiting) = self.put_off_enough(name) {
+                // Its sender is gone without a word when the tenure is over.
+                if waiting.wait_for(Option::is_some).await.is_err() {
+                    return;
+                }
+            }
+        };
+        if tokio::time::timeout(TURN, give_way).await.is_err() {
+            let mut running = self.running.lock();
+            for run in running.values_mut() {
+                if run.moved.namespace == *name {
+                    run.put_off = 0;
+                }
+            }
+        }
+    }
+
+    fn put_off_enough(&self, name: &Namespace) -> Option<Waiting> {
+        let running = self.running.lock();
+        let mut of_it = running.values().filter(|run| run.moved.namespace == *name);
+        let found = of_it.find(|run| run.put_off >= PUT_OFF_ENOUGH);
+        found.map(|run| run.waiting.clone())
     }
 
     pub(super) fn get(&self, id: OperationId) -> Option<Arc<Move>> {

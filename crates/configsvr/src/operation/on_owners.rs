@@ -3,7 +3,8 @@
 //! ⚑ The collection's catalog version grows before the first shard is touched and again after the last, and
 //! none stands in between: no move is committed then, so that whoever owns the collection when shards are
 //! told owns it until the end. Moves go on meanwhile. One that looked at options and indexes before is put
-//! off when it wants to commit, until its recipient has caught up (`moves`).
+//! off when it wants to commit, until its recipient has caught up (`moves`). If that has happened to it often
+//! enough, the next operation waits for it, for a limited time.
 //!
 //! One shard that refuses ends the operation. Indexes that others have made by then are dropped again; what
 //! others have dropped or modified stays so, as with MongoDB, and can be asked for again.
@@ -119,6 +120,8 @@ impl OnOwners {
                 .await?;
             return Ok(Some(answer));
         };
+        // ⚑ Nothing of this has begun: a move that others before it have put off may end first.
+        tenure.moves.give_way(&self.namespace).await;
         match self.name() {
             "createIndexes" => {
                 self.check_unique(&entry.pattern)?;

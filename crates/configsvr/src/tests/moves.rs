@@ -78,10 +78,18 @@ async fn what_cannot_be_moved_is_refused() {
             admin {moveRange: 'test.birds', min: {b: 0}, toShard: 'shard1'} => 2
             admin {moveRange: 'test.birds', min: {a: 8}, max: {a: 4}, toShard: 'shard1'} => 72
             admin {moveRange: 'test.birds', min: {a: 5}, max: {a: 15}, toShard: 'shard1'} => 72
-            admin {moveChunk: 'test.birds', find: {a: 5}} => 96
-            admin {moveChunk: 'test.birds', to: 'shard1'} => 96
-            admin {moveChunk: 'test.birds', find: {a: 5}, bounds: [{a: 0}, {a: 10}], to: 'shard1'} => 96
-            admin {moveChunk: 'test.birds', bounds: [{a: 0}, {a: 5}], to: 'shard1'} => 96
+            admin {moveChunk: 'test.birds', find: {a: 5}} => 40414
+            admin {moveChunk: 'test.birds', to: 'shard1'} => 72
+            admin {moveChunk: 'test.birds', find: {a: 5}, bounds: [{a: 0}, {a: 10}], to: 'shard1'} => 72
+            admin {moveChunk: 'test.birds', find: 5, to: 'shard1'} => 14
+            # The whole shard key by equality, or nothing is found.
+            admin {moveChunk: 'test.birds', find: {}, to: 'shard1'} => 656450
+            admin {moveChunk: 'test.birds', find: {b: 5}, to: 'shard1'} => 656450
+            admin {moveChunk: 'test.birds', find: {a: {$gt: 5}}, to: 'shard1'} => 656450
+            admin {moveChunk: 'test.birds', find: {a: [5]}, to: 'shard1'} => 656450
+            admin {moveChunk: 'test.birds', bounds: [{a: 0}, {b: 5}], to: 'shard1'} => 656451
+            admin {moveChunk: 'test.birds', bounds: [{a: [0]}, {a: 10}], to: 'shard1'} => 656451
+            admin {moveChunk: 'test.birds', bounds: [{a: 0}, {a: 5}], to: 'shard1'} => 656452
             admin {setAllowMigrations: 'test.birds', allowMigrations: 1} => 14
             admin {setAllowMigrations: 'test.birds', allowMigrations: false} => {}
             admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => 117
@@ -167,6 +175,56 @@ async fn indexes_change_while_a_range_moves() {
             )
             .await;
     }
+}
+
+/// ⚑ Operations on indexes that follow each other without a gap do not put a move off for ever: it gets its turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_gets_its_turn_among_operations_on_indexes() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    cluster.donor.behaves(Manner::Copies);
+    let moving = cluster.run("admin", MOVE);
+    let changing = async {
+        cluster.donor.was_asked(1).await;
+        let find = "{find: 'terndb_operations', filter: {kind: 'moveRange'}}";
+        let stored = first(&cluster.run("config! config", find).await);
+        let of = |name: &str| print(stored.get(name).expect("a field"));
+        let about_to_finish = format!(
+            "config! {{_configsvrCatalogVersion: 1, ns: 'test.birds', uuid: {}, id: {}}} => {{changes: false}}",
+            of("uuid"),
+            of("_id")
+        );
+        // Whenever the donor could go on, the indexes have changed.
+        for number in 0..4 {
+            cluster.check(&about_to_finish).await;
+            let create = format!(
+                "test {{createIndexes: 'birds', indexes: [{{key: {{b{number}: 1}}, name: 'b{number}'}}]}} => {{}}"
+            );
+            cluster.check(&create).await;
+        }
+        cluster.check(&about_to_finish).await;
+        // The new owner has nothing to drop it from: nobody has copied anything.
+        let next = cluster.run("test", "{dropIndexes: 'birds', index: 'b0'}");
+        let lets_go = async {
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            cluster.donor.behaves(Manner::Commits);
+        };
+        tokio::join!(next, lets_go);
+    };
+    let (moved, ()) = tokio::join!(moving, changing);
+    assert_eq!(get(&moved, "ok"), Some(&Value::Double(1.0)), "{moved:?}");
+    let mut times = Vec::new();
+    for what in ["moveChunk.from", "onOwners.start"] {
+        let find = format!(
+            "{{find: 'changelog', filter: {{what: '{what}'}}, sort: {{time: -1}}, limit: 1}}"
+        );
+        let last = first(&cluster.run("config! config", &find).await);
+        match last.get("time") {
+            Some(Value::Date(time)) => times.push(*time),
+            _ => panic!("{last:?}"),
+        }
+    }
+    assert!(times[0] <= times[1], "it began before the move had ended");
 }
 
 const MOVE: &str = "{moveRange: 'test.birds', min: {a: 0}, max: {a: 10}, toShard: 'shard1'}";

@@ -18,10 +18,12 @@
 
 mod clustering;
 mod document;
+mod lock;
 pub(crate) mod multikey;
 
 pub(crate) use clustering::Clustering;
 pub(crate) use document::{CatalogKey, IndexState, NextIds};
+pub(crate) use lock::CatalogLock;
 pub(crate) use multikey::Multikey;
 
 use crate::read::VirtualCollection;

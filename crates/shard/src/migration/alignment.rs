@@ -2,16 +2,17 @@
 //!
 //! ```text
 //!   what the donor's collection is like, of version v
-//!     ─► [ddl] does v still stand? ─► options, definitions, what is dropped: one entry
-//!                                  ─► what is missing: entered, built while the log is followed
-//!     ─► [ddl] and again, until nothing is missing
+//!     ─► does v still stand? ─► [ddl] nobody had the lock since? ─► options, definitions, what is dropped: one entry
+//!                                                               ─► what is missing: entered, built while the log is followed
+//!     ─► and again, until nothing is missing
 //! ```
 //!
 //! An operation on indexes goes to the shards that own a collection. The recipient of a move may own nothing
 //! of it, and be told nothing; or it owns some, and is told by both, in any order. ⚑ So it changes nothing
-//! before it has heard from the config server, holding the lock of catalog changes, that the version it was
-//! told of still stands: then no operation has begun since whose effects here it could undo, and one that
-//! begins later waits for the lock. An answer from a member of the config server that was deposed does no
+//! before it has heard from the config server that the version it was told of still stands, and holds the
+//! lock of catalog changes, which nobody has had since it asked: then no operation has begun since whose
+//! effects here it could undo, and one that begins later waits for the lock. The lock is not held while the
+//! config server is asked: it may be away. An answer from a member of the config server that was deposed does no
 //! harm: if an operation had come here, this shard would not believe a member that knows less
 //! (`sharding/config_time.rs`).
 //!
@@ -24,6 +25,7 @@
 //! Crash windows: each change is an entry of this shard's log. A build that is not finished is removed by the
 //! next primary, and the donor tells again.
 
+use super::Asking;
 use super::plan::{Fields, Plan, wrong};
 use crate::Shard;
 use crate::catalog::{Collection, Index};
@@ -36,8 +38,10 @@ use query::index::{IndexDefinition, parse_specification};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the config server may take to answer, while nobody else changes the catalog.
+/// How long the config server may take to answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
+/// How often others may change the catalog between an answer and the lock, before the donor tells again.
+const OVERTAKEN_MAX: u32 = 10;
 /// How long to wait for another's build before looking whether to go on.
 const BUILD_WAIT: Duration = Duration::from_secs(1);
 
@@ -85,15 +89,24 @@ pub(super) async fn align(
     description: &Description,
     operation: &Operation,
 ) -> Result<bool, Error> {
+    let mut overtaken = 0;
     loop {
         operation.check()?;
         let catalog_change = shard.catalog.changed();
-        let ddl = shard.ddl.lock().await;
-        let known = look_up(shard, collection)?;
-        match super::standing_catalog(shard, plan, ANSWER_WAIT).await {
+        let place = shard.ddl.place();
+        match super::standing_catalog(shard, plan, Asking::ToAlign, ANSWER_WAIT).await {
             Ok(Some(standing)) if standing == description.catalog => {}
             Ok(_) | Err(_) => return Ok(false),
         }
+        let ddl = shard.ddl.lock().await;
+        if !shard.ddl.is_next(place) {
+            overtaken += 1;
+            match overtaken < OVERTAKEN_MAX {
+                true => continue,
+                false => return Ok(false),
+            }
+        }
+        let known = look_up(shard, collection)?;
         let difference = Difference::between(&known, description);
         if difference.is_being_built {
             drop(ddl);

@@ -220,6 +220,7 @@ pub(crate) async fn receive(invocation: &Invocation<'_>) -> Answer {
             .with("phase", "receiving")
             .with("copied", 0_i64)
             .with("scanned", false)
+            .with("prepared", invocation.shard.counters.preparation() as i64)
             .with("ok", 1.0)
             .finish();
         return Ok(Reply::from(report));

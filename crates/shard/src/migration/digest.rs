@@ -19,6 +19,7 @@
 
 use super::stretch::Stretch;
 use crate::Shard;
+use crate::sharding::Applied;
 use cluster::migration::Digest;
 use model::Error;
 use model::bson::Doc;
@@ -54,12 +55,21 @@ pub(super) fn take_away(digest: &mut Digest, key: &[u8], document: &[u8]) {
     digest.sum = digest.sum.wrapping_sub(hash(key, document));
 }
 
-/// What is stored of a stretch now. The caller sees to it that nothing of it changes.
-pub(super) fn of_stored(shard: &Shard, stretch: &Stretch) -> Result<Digest, Error> {
+/// What is stored of a stretch now; how many records were looked at is told now and then. The caller sees to
+/// it that nothing of it changes.
+pub(super) fn of_stored(
+    shard: &Shard,
+    stretch: &Stretch,
+    looks: impl Fn(u64),
+) -> Result<Digest, Error> {
     let mut digest = NOTHING;
     let snapshot = shard.store.snapshot();
     let records = stretch.records(None);
-    for record in snapshot.scan_records(stretch.collection, records, Direction::Forward) {
+    let records = snapshot.scan_records(stretch.collection, records, Direction::Forward);
+    for (number, record) in records.enumerate() {
+        if number % SCAN_RECORDS == 0 {
+            looks(SCAN_RECORDS as u64);
+        }
         let record = record.map_err(crate::error::from_storage)?;
         if stretch.has(record.key(), Doc::from_validated(record.document())) {
             add(&mut digest, record.key(), record.document());
@@ -112,6 +122,18 @@ impl Follower {
         let is_known = |(at, _): &mut (LogPosition, u64)| at.get() <= position;
         while self.ahead.pop_front_if(is_known).is_some() {}
         self.ahead.iter().map(|(_, changes)| changes).sum()
+    }
+
+    /// Writes are blocked, and the digest is told: nothing of the stretch changes until [`Follower::goes_on`],
+    /// so that no version of it has to be kept.
+    pub(super) fn rests(&mut self) {
+        self.pin = None;
+    }
+
+    /// Writes are free again from an entry on. ⚑ What lies in between is of other ranges.
+    pub(super) fn goes_on(&mut self, shard: &Shard, freed: Applied) {
+        self.followed = self.followed.max(freed.position);
+        self.pin = shard.store.pin_history(freed.time).ok();
     }
 
     /// Scans a bit; true if that was the last.

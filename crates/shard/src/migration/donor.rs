@@ -34,7 +34,8 @@
 //! The log is pinned from the position before the copy on, here and on the other members
 //! (`pins.rs`). If one has less of it when it takes over, because it got a copy of the state
 //! meanwhile, the recipient is told so, and the move is aborted. One that does not get on keeps it for a
-//! limited time (`stall.rs`).
+//! limited time (`stall.rs`). ⚑ Once reads are blocked nothing is kept, neither log nor history: the config
+//! server may stay away for as long as it likes.
 //!
 //! *copying* is in `donor/copying.rs`, the phases in which clients wait in `donor/critical_section.rs`.
 
@@ -355,6 +356,9 @@ impl Driver {
             // The recipient has everything, and asks for nothing any more.
             Phase::ReadsBlocked => {
                 self.pin = None;
+                if let Some(follower) = &mut self.follower {
+                    follower.rests();
+                }
                 if let Some((_, since)) = &self.blocked {
                     let took = since.elapsed().as_micros() as u64;
                     let mut steps = self.handle.steps.lock();
@@ -370,6 +374,12 @@ impl Driver {
                     // Put off: more of the log is asked for. It was let go a moment ago.
                     let since = LogPosition::new(next.donor.since);
                     self.pin = self.shard.log.pin(since).ok();
+                    // ⚑ Only from there: otherwise writes were free all the time.
+                    if self.state.donor.phase == Phase::ReadsBlocked
+                        && let Some(follower) = &mut self.follower
+                    {
+                        follower.goes_on(&self.shard, applied);
+                    }
                 } else {
                     self.follower = None;
                 }

@@ -16,6 +16,7 @@
 use super::copy::binary;
 use super::peers::{Failure, ask};
 use super::plan::{Fields, uuid_value, wrong};
+use super::progress::Progress;
 use crate::Shard;
 use crate::command::{Answer, finish};
 use crate::operation::Operation;
@@ -115,6 +116,7 @@ pub(super) async fn fetch(
     id: Uuid,
     named: Option<&[Vec<u8>]>,
     operation: &Operation,
+    progress: &Progress,
 ) -> Result<(), Failure> {
     let mut after: Option<Vec<u8>> = None;
     let mut left = named;
@@ -145,6 +147,7 @@ pub(super) async fn fetch(
                 return Err(wrong("session").into());
             };
             take_over(shard, session, id, operation).await?;
+            progress.prepares(1);
         }
         let Some(next) = Fields(reply).bytes("next") else {
             return Ok(());

@@ -172,16 +172,28 @@ async fn ask_config(
     Ok(reply)
 }
 
+/// Why it is asked which version of options and indexes stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asking {
+    /// The move is about to finish, and has to wait if it is another one.
+    ToFinish,
+    ToAlign,
+}
+
 /// The version of a collection's options and indexes that all owners have; `None` while they change.
 async fn standing_catalog(
     shard: &Shard,
     plan: &Plan,
+    why: Asking,
     wait: Duration,
 ) -> Result<Option<u64>, Failure> {
-    let question = DocWriter::new()
+    let mut question = DocWriter::new()
         .with("_configsvrCatalogVersion", 1)
         .with("ns", plan.namespace.as_str())
         .with("uuid", uuid_value(&plan.uuid));
+    if why == Asking::ToFinish {
+        question.append("id", uuid_value(&plan.id));
+    }
     let reply = ask_config(shard, question, wait).await?;
     let fields = Fields(reply.document());
     let version = fields.count("catalogVersion")?;

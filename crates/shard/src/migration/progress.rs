@@ -10,6 +10,9 @@ pub(super) struct Progress {
     pub(super) began: Instant,
     pub(super) documents: AtomicU64,
     pub(super) bytes: AtomicU64,
+    /// What was done before the first document could come: left-overs removed, histories of sessions taken
+    /// over, what an earlier primary has received looked at. It says only that something goes on.
+    pub(super) prepared: AtomicU64,
     /// Changes that came through the log.
     pub(super) replayed: AtomicU64,
     pub(super) scanned: AtomicBool,
@@ -26,6 +29,7 @@ impl Progress {
             began: Instant::now(),
             documents: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            prepared: AtomicU64::new(0),
             replayed: AtomicU64::new(0),
             scanned: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -37,6 +41,10 @@ impl Progress {
     pub(super) fn copied(&self, documents: u64, bytes: u64) {
         self.documents.fetch_add(documents, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn prepares(&self, steps: u64) {
+        self.prepared.fetch_add(steps, Ordering::Relaxed);
     }
 
     pub(super) fn set_pace(&self, pace: Pace) {
@@ -58,6 +66,7 @@ impl Progress {
             .append("documents", count(&self.documents))
             .append("bytes", count(&self.bytes))
             .append("replayed", count(&self.replayed))
+            .append("prepared", count(&self.prepared))
             .append("pace", count(&self.pace_thousandths) as f64 / 1000.0);
     }
 }

@@ -32,7 +32,7 @@ use crate::catalog::{Collection, Index};
 use crate::command::envelope::WriteConcern;
 use crate::operation::Operation;
 use crate::primary_services::Tenure;
-use crate::sharding::{ReceivedChange, StateWrite};
+use crate::sharding::ReceivedChange;
 use crate::write::Received;
 use cluster::migration::Digest;
 use model::bson::{Array, Doc, DocWriter, ValueRef};
@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use storage::{Direction, Record};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use wire::{Endpoint, Reply};
 
 /// What one answer about the donor's log is to weigh.
@@ -83,6 +83,9 @@ pub(super) enum Ended {
     Stopped,
 }
 
+/// Nothing of earlier days is left in the range. It is answered when that is written down.
+pub(super) struct Cleared(pub(super) oneshot::Sender<()>);
+
 pub(super) struct Receiver {
     pub(super) shard: Arc<Shard>,
     pub(super) plan: Plan,
@@ -98,8 +101,8 @@ pub(super) struct Receiver {
     pub(super) resumes: bool,
     /// What an earlier receiver of this primary came to, before more of the log had to follow.
     pub(super) goes_on: Option<Complete>,
-    /// The document that says that nothing of earlier days is left.
-    pub(super) cleared: StateWrite,
+    /// To whom it is told that nothing of earlier days is left.
+    pub(super) cleared: mpsc::Sender<Cleared>,
 }
 
 /// What ends the work early.
@@ -132,7 +135,10 @@ impl Receiver {
         if !self.resumes {
             self.remove_left_overs().await?;
         } else {
-            digest = tokio::task::block_in_place(|| digest::of_stored(&self.shard, &self.stretch))?;
+            digest = tokio::task::block_in_place(|| {
+                let looks = |records| self.progress.prepares(records);
+                digest::of_stored(&self.shard, &self.stretch, looks)
+            })?;
             after = self.last_stored()?;
         }
         self.sessions(None).await?;
@@ -192,21 +198,22 @@ impl Receiver {
         })
     }
 
-    /// ⚑ Whoever receives a range begins with nothing, and writes down that it does: a new
-    /// primary could not tell what was left behind from what was copied.
+    /// ⚑ Whoever receives a range begins with nothing, and has it written down that it does: a new
+    /// primary could not tell what was left behind from what was copied. The driver writes it, as everything
+    /// that its document says: nobody else knows what else has changed.
     async fn remove_left_overs(&self) -> Result<(), Stop> {
         loop {
             self.check()?;
             let found = tokio::task::block_in_place(|| self.stored_keys(REMOVED_RECORDS))?;
             let is_last = found.is_empty();
-            let document = match is_last {
-                true => std::slice::from_ref(&self.cleared),
-                false => &[],
-            };
-            self.write(found, document).await?;
+            self.progress.prepares(found.len() as u64);
             if is_last {
-                return Ok(());
+                let (written, answered) = oneshot::channel();
+                let told = self.cleared.send(Cleared(written)).await;
+                told.map_err(|_| Stop::Stopped)?;
+                return answered.await.map_err(|_| Stop::Stopped);
             }
+            self.write(found).await?;
         }
     }
 
@@ -250,7 +257,14 @@ impl Receiver {
         loop {
             self.check()?;
             let (donor, id) = (&*self.donor, self.plan.id);
-            let fetched = history::fetch(&self.shard, donor, id, named, &self.operation);
+            let fetched = history::fetch(
+                &self.shard,
+                donor,
+                id,
+                named,
+                &self.operation,
+                &self.progress,
+            );
             match fetched.await {
                 Ok(()) => return Ok(()),
                 Err(Failure::Unreachable(_)) => self.pause().await,
@@ -387,7 +401,7 @@ impl Receiver {
                 });
             }
             self.count(&collection, &changes, digest)?;
-            self.write(changes, &[]).await?;
+            self.write(changes).await?;
         }
         let count = documents.count() as u64;
         self.progress.copied(count, bytes as u64);
@@ -513,16 +527,12 @@ impl Receiver {
         })
     }
 
-    async fn write(
-        &self,
-        changes: Vec<ReceivedChange>,
-        documents: &[StateWrite],
-    ) -> Result<(), Error> {
+    async fn write(&self, changes: Vec<ReceivedChange>) -> Result<(), Error> {
         let (collection, id) = (self.collection, self.plan.id);
         let concern = WriteConcern::Applied;
         let written = self
             .shard
-            .write_received(collection, id, &changes, documents, concern);
+            .write_received(collection, id, &changes, &[], concern);
         written.await.map(|_| ())
     }
 
@@ -622,7 +632,7 @@ impl Receiver {
         }
         self.count(&collection, &changes, digest)?;
         self.progress.replayed(changes.len() as u64, bytes);
-        self.write(changes, &[]).await?;
+        self.write(changes).await?;
         Ok(())
     }
 

@@ -29,7 +29,7 @@ use super::alignment::{Description, align};
 use super::peers::Failure;
 use super::plan::{Fields, Plan, RecipientState, phase_name, uuid_value};
 use super::progress::Progress;
-use super::receive::{Complete, Ended, Orders, Receiver};
+use super::receive::{Cleared, Complete, Ended, Orders, Receiver};
 use super::stretch::Stretch;
 use super::{RECIPIENTS, put, remove};
 use crate::Shard;
@@ -129,7 +129,8 @@ struct Finishing {
 impl Driver {
     pub(super) async fn run(mut self) {
         let orders = watch::Sender::new(Orders::default());
-        let mut receiver = self.start_receiver(&orders);
+        let (cleared, mut clearings) = mpsc::channel(1);
+        let mut receiver = self.start_receiver(&orders, &cleared);
         let mut finishing: Option<Finishing> = None;
         let mut why: Option<Error> = None;
         let silence = match self.state.plan.part_of {
@@ -144,7 +145,7 @@ impl Driver {
                 self.stop_aligning();
             } else if receiver.is_none() && self.found.is_none() {
                 // It was ready, and is not any more.
-                receiver = self.start_receiver(&orders);
+                receiver = self.start_receiver(&orders, &cleared);
             }
             if self.is_forgotten() {
                 let id = self.state.plan.id;
@@ -165,6 +166,12 @@ impl Driver {
                     receiver = None;
                     why = self.received(ended, &mut finishing).await;
                 }
+                Some(Cleared(written)) = clearings.recv() => {
+                    // Who is not answered stops.
+                    if self.is_cleared().await {
+                        let _ = written.send(());
+                    }
+                }
                 aligned = aligned(&mut self.aligning) => {
                     why = self.aligned(aligned).await.or(why);
                 }
@@ -182,6 +189,7 @@ impl Driver {
         }
         orders.send_modify(|orders| orders.stop = true);
         self.stop_aligning();
+        drop(clearings);
         // They write, so they are never left in the middle.
         if let Some(aligning) = self.aligning.take() {
             let _ = aligning.task.await;
@@ -207,7 +215,11 @@ impl Driver {
             .is_some_and(|ended| ended + KEPT_MS < self.shard.clock.now_ms())
     }
 
-    fn start_receiver(&mut self, orders: &watch::Sender<Orders>) -> Option<JoinHandle<Ended>> {
+    fn start_receiver(
+        &mut self,
+        orders: &watch::Sender<Orders>,
+        cleared: &mpsc::Sender<Cleared>,
+    ) -> Option<JoinHandle<Ended>> {
         if !matches!(self.state.recipient.phase, Phase::Receiving { .. }) {
             return None;
         }
@@ -229,9 +241,7 @@ impl Driver {
         let tenure = self.tenure.clone();
         let since = LogPosition::new(self.state.since);
         let resumes = self.state.cleared;
-        let mut cleared = self.state.clone();
-        cleared.cleared = true;
-        let cleared = put(super::namespace(RECIPIENTS), cleared.document());
+        let cleared = cleared.clone();
         Some(tokio::spawn(async move {
             let described = DocWriter::new()
                 .with("_terndbReceive", 1)
@@ -261,6 +271,16 @@ impl Driver {
             };
             receiver.run().await
         }))
+    }
+
+    /// Writes down that nothing of earlier days is left; false if it does not matter any more.
+    async fn is_cleared(&mut self) -> bool {
+        if matches!(self.state.recipient.phase, Phase::Receiving { .. }) {
+            let mut state = self.state.clone();
+            state.cleared = true;
+            self.write(state, None).await;
+        }
+        self.state.cleared
     }
 
     async fn read(

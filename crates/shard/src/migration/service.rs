@@ -29,7 +29,7 @@ use crate::primary_services::Tenure;
 use crate::sharding::range_deletion::WhenToClean;
 use crate::sharding::{Ownership, Transition};
 use cluster::authority::Outcome;
-use cluster::migration::donor::Donor;
+use cluster::migration::donor::{Donor, Phase};
 use cluster::migration::recipient::{Recipient, Standing};
 use model::bson::{Doc, DocBuf};
 use model::ids::Uuid;
@@ -447,7 +447,13 @@ impl Service {
             inner.databases.get(&whole).cloned()
         });
         // If it is gone the recipient is told so when it asks for it.
-        let pin = shard.log.pin(LogPosition::new(state.donor.since)).ok();
+        let pin = match state.donor.phase {
+            Phase::Copying | Phase::WritesBlocked => {
+                shard.log.pin(LogPosition::new(state.donor.since)).ok()
+            }
+            // Nobody asks for it, and the config server may stay away for long.
+            Phase::ReadsBlocked | Phase::Committed(_) | Phase::Aborted => None,
+        };
         let handle = Arc::new(DonorHandle {
             began: Instant::now(),
             collection: collection.map(|collection| collection.id),

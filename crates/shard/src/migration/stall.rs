@@ -9,6 +9,9 @@
 //! | `moveStallSecs` | 900 | nothing was heard of the recipient for so long, or always the same |
 //! | `movePinnedLogBytesMax` | 32 GiB | the log that is kept for it is larger, in whole files |
 //!
+//! Getting on is also what comes before the first document: a recipient that removes left-overs, builds indexes
+//! or takes over histories of sessions counts what it does (`prepared`).
+//!
 //! ⚑ Only while copying: nothing was asked of the config server then, so the donor may still abort on its
 //! own. Writes are blocked for seconds at most (`donor.rs`), and once reads are, the recipient has
 //! everything, and nothing is kept for it any more. What is kept goes with the phase: the document of an
@@ -23,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// What a recipient told of its progress last.
 pub(super) struct Stall {
-    told: Option<[Option<i64>; 4]>,
+    told: Option<[Option<i64>; 5]>,
     since: Instant,
 }
 
@@ -37,7 +40,7 @@ impl Stall {
 
     /// Takes note of a report.
     pub(super) fn hear(&mut self, report: Fields<'_>) {
-        let names = ["copied", "documents", "bytes", "replayed"];
+        let names = ["copied", "documents", "bytes", "replayed", "prepared"];
         let told = Some(names.map(|name| report.long(name).ok()));
         if told != self.told {
             self.told = told;
@@ -67,5 +70,34 @@ impl Stall {
             ));
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::bson::DocWriter;
+
+    /// ⚑ Whatever a recipient tells that is new counts, what it prepares too; the same again does not.
+    #[test]
+    fn who_prepares_gets_on() {
+        let report = |name: &str, count: i64| {
+            let names = ["copied", "documents", "bytes", "replayed", "prepared"];
+            let mut writer = DocWriter::new();
+            for known in names {
+                writer.append(known, if known == name { count } else { 0 });
+            }
+            writer.finish()
+        };
+        for name in ["copied", "documents", "bytes", "replayed", "prepared"] {
+            let mut stall = Stall::begins();
+            stall.hear(Fields(report(name, 1).as_doc()));
+            let long_ago = stall.since - Duration::from_millis(1);
+            for (count, gets_on) in [(1, false), (2, true), (2, false)] {
+                stall.since = long_ago;
+                stall.hear(Fields(report(name, count).as_doc()));
+                assert_eq!(stall.since > long_ago, gets_on, "{name} {count}");
+            }
+        }
     }
 }

@@ -10,4 +10,5 @@ mod primaries;
 mod rules;
 mod sessions;
 mod times;
+mod waiting;
 mod world;

@@ -8,7 +8,7 @@ use crate::migration::pacing::Pacer;
 use crate::migration::peers::Failure;
 use crate::migration::plan::{Fields, append_range, uuid_value};
 use crate::migration::stall::Stall;
-use crate::migration::standing_catalog;
+use crate::migration::{Asking, standing_catalog};
 use cluster::migration::donor::Event;
 use model::bson::DocWriter;
 use model::{Code, Error};
@@ -158,7 +158,8 @@ impl Driver {
         if self.state.plan.part_of.is_some() {
             return Ok(Ok(true));
         }
-        match standing_catalog(&self.shard, &self.state.plan, ANSWER_WAIT).await {
+        let (plan, why) = (&self.state.plan, Asking::ToFinish);
+        match standing_catalog(&self.shard, plan, why, ANSWER_WAIT).await {
             Ok(Some(catalog)) => {
                 self.standing = Some(catalog);
                 if self.state.donor.moved.catalog < catalog {
