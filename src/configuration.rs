@@ -68,7 +68,7 @@ pub struct UpOptions {
     #[arg(long, value_name = "NAME=VALUE")]
     pub set_parameter: Option<Vec<String>>,
 
-    /// Other members' hosts, and by which address this one reaches them where it is another one
+    /// Hosts of other members and of other roles, and by which address this one reaches them where it is another one
     #[arg(skip)]
     pub detours: Option<BTreeMap<String, String>>,
 

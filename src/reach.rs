@@ -3,7 +3,7 @@
 
 use parking_lot::RwLock;
 use router::{Router, RouterOptions};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 use tokio::task::JoinHandle;
 use wire::{
@@ -18,9 +18,18 @@ pub type Connect = Arc<dyn Fn(&str, &str) -> Arc<dyn Endpoint> + Send + Sync>;
 #[derive(Clone, Default)]
 pub struct Reach {
     here: Arc<RwLock<HashMap<String, Arc<dyn Endpoint>>>>,
+    /// Others' hosts, and by which address they are reached where it is another one.
+    detours: Arc<BTreeMap<String, String>>,
 }
 
 impl Reach {
+    pub fn with_detours(detours: &BTreeMap<String, String>) -> Self {
+        Self {
+            detours: Arc::new(detours.clone()),
+            ..Self::default()
+        }
+    }
+
     /// Says that a server is in this process.
     pub fn add(&self, host: &str, endpoint: Arc<dyn Endpoint>) {
         self.here.write().insert(host.to_owned(), endpoint);
@@ -78,7 +87,10 @@ impl Reach {
         let reach = self.clone();
         Arc::new(move |host: &str| match reach.here.read().get(host) {
             Some(endpoint) => endpoint.clone(),
-            None => Arc::new(Host::new(host, HostOptions::default())),
+            None => {
+                let by = reach.detours.get(host).map_or(host, String::as_str);
+                Arc::new(Host::new(by, HostOptions::default()))
+            }
         })
     }
 }

@@ -78,7 +78,7 @@ async fn begin(
     part: Part,
     signals: &mut StopSignals,
 ) -> Result<Option<Member>> {
-    let reach = Reach::default();
+    let reach = Reach::with_detours(&settings.detours);
     let config = settings.config_servers.as_deref();
     let config = config.map(|servers| reach.set(servers));
     let known = Membership::load(&options.data)

@@ -21,6 +21,8 @@ class Link:
         self.target = target
         self.delay_s = 0.0
         self.cut = False
+        self.silent = False
+        """What is sent arrives, and what is answered does not."""
         self.carried_bytes = 0
         self._life = 0
         """Connections of an earlier life than this one break."""
@@ -29,9 +31,9 @@ class Link:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def heal(self) -> None:
-        if self.cut:
+        if self.cut or self.silent:
             self._life += 1
-            self.cut = False
+            self.cut = self.silent = False
         self.delay_s = 0.0
 
     def close(self) -> None:
@@ -57,12 +59,15 @@ class Link:
             except OSError:
                 return
             with far:
-                back = threading.Thread(target=self._pump, args=(far, near, life), daemon=True)
+                back = threading.Thread(target=self._pump, args=(far, near, life, True), daemon=True)
                 back.start()
-                self._pump(near, far, life)
+                self._pump(near, far, life, False)
                 back.join()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, life: int) -> None:
+    def _stalls(self, answers: bool) -> bool:
+        return self.cut or (self.silent and answers)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, life: int, answers: bool) -> None:
         source.settimeout(LOOK_S)
         try:
             while life == self._life:
@@ -74,7 +79,7 @@ class Link:
                     return
                 if self.delay_s:
                     time.sleep(self.delay_s)
-                while self.cut and life == self._life:
+                while self._stalls(answers) and life == self._life:
                     time.sleep(LOOK_S)
                 if life != self._life:
                     return
