@@ -522,10 +522,19 @@ mod tests {
             ("partition_by = 'size'", "id or natural"),
             ("state = 'a'\nmeta = 'b'", "give one"),
             ("generation_pause = -1.0", "between 0 and 86400 seconds"),
-            ("generation_pause = 1e300", "is 1e300, but it must be between"),
+            (
+                "generation_pause = 1e300",
+                "is 1e300, but it must be between",
+            ),
             ("generation_pause = nan", "between 0 and 86400 seconds"),
-            ("max_mb_per_second = 1e-7", "is 1e-7, which is less than a byte"),
-            ("max_mb_per_second = 1e300", "is 1e300, but it must be at most"),
+            (
+                "max_mb_per_second = 1e-7",
+                "is 1e-7, which is less than a byte",
+            ),
+            (
+                "max_mb_per_second = 1e300",
+                "is 1e300, but it must be at most",
+            ),
             ("partition_mb = inf", "it must be at most 1000000000000"),
             ("partition_mb = nan", "greater than zero"),
             ("map = ['a=b', 'a=c']", "about the same name"),
