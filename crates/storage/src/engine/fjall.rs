@@ -46,6 +46,7 @@ use fjall::compaction::filter::{
 };
 use fjall::config::{
     BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
+    PartitioningPolicy, PinningPolicy,
 };
 use fjall::{
     AbstractTree, CompressionType, Database, Guard, Iter, Keyspace, KeyspaceCreateOptions,
@@ -170,6 +171,12 @@ impl FjallEngine {
                             .with_table_target_size(options.table_bytes),
                     ))
                     .filter_policy(FilterPolicy::all(bloom))
+                    // ⚑ A filter of a whole table weighs a megabyte, and is read and checked as one block: where
+                    // it is not in the cache (a part of which it may not even fit into), each look for a key
+                    // costs as much. The few tables of the first levels keep theirs in memory; below, they
+                    // are made of small parts.
+                    .filter_block_pinning_policy(PinningPolicy::new([true, true, false]))
+                    .filter_block_partitioning_policy(PartitioningPolicy::new([false, false, true]))
                     // What is merged again soon is not worth compressing: level one is
                     // as large as what gathers above it.
                     .data_block_compression_policy(CompressionPolicy::new([
@@ -442,6 +449,58 @@ mod tests {
         }
         engine.write(batch).expect("written");
         engine.sync().expect("synced");
+    }
+
+    /// What this thread has read from files so far.
+    fn bytes_read() -> u64 {
+        let counters = std::fs::read_to_string("/proc/thread-self/io").expect("counters");
+        let read = counters
+            .lines()
+            .find_map(|line| line.strip_prefix("rchar: "));
+        read.and_then(|bytes| bytes.parse().ok()).expect("a number")
+    }
+
+    /// Whether a key is there is found out without reading the filters of whole tables, also where the cache
+    /// holds none of them.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn looking_for_a_key_reads_little() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = FjallOptions {
+            cache_bytes: 64 << 10,
+            memtable_bytes: 1 << 20,
+            level_zero_tables: 2,
+            table_bytes: 2 << 20,
+            ..FjallOptions::default()
+        };
+        let engine = FjallEngine::open(directory.path(), &options).expect("opens");
+        // Scattered, as `_id`s are.
+        let key = |number: u64| number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes();
+        let numbers: Vec<u64> = (0..200_000).collect();
+        for some in numbers.chunks(20_000) {
+            let mut batch = WriteBatch::default();
+            for number in some {
+                batch.put(Slice::new(&key(2 * number)), Slice::new(&[7; 16]));
+            }
+            engine.write(batch).expect("written");
+            engine.sync().expect("synced");
+        }
+        let tree = &engine.0.keyspace.tree;
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        // Below the tables that were flushed; which number the level has depends on what there is.
+        let is_merged = || (1..7).any(|level| tree.level_table_count(level).unwrap_or(0) > 1);
+        while !is_merged() {
+            assert!(std::time::Instant::now() < deadline, "nothing is merged");
+            std::thread::yield_now();
+        }
+        let looks = 1000;
+        let before = bytes_read();
+        for number in 0..looks {
+            let absent = key(2 * number + 1);
+            assert_eq!(engine.get(&absent).expect("read"), None);
+        }
+        let each = (bytes_read() - before) / looks;
+        assert!(each < 16 << 10, "{each} bytes were read for a key");
     }
 
     #[test]
