@@ -5,6 +5,7 @@
 
 use super::arguments::{Argument, arguments};
 use super::envelope::ReadConcern;
+use super::resume_token::{self, ResumeFields};
 use super::{Answer, Invocation, finish, let_variables, refuse_collation};
 use crate::catalog::Collection;
 use crate::cursor::{
@@ -55,6 +56,7 @@ struct Fields<'a> {
     return_key: bool,
     tailable: bool,
     await_data: bool,
+    resume: ResumeFields<'a>,
 }
 
 pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
@@ -65,7 +67,12 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     if !names_ranges && let Some(answer) = find_by_id(invocation, &namespace)? {
         return Ok(answer);
     }
-    let mut command = FindCommand::parse(invocation, body)?;
+    let fields = Fields::read(body)?;
+    let part = match part {
+        None if fields.resume.requested => Some(Arc::new(fields.resume.part(invocation).await?)),
+        part => part,
+    };
+    let mut command = FindCommand::of(invocation, fields)?;
     let shard = invocation.shard;
     let at = command.query.at;
     let found = shard.readable(&namespace);
@@ -104,7 +111,9 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
         return finish(writer);
     };
     let execution = Execution::new(shard, &collection, command.query, invocation.operation)?;
+    let part = execution.query().part.as_ref();
     let mut source = FindSource {
+        token: part.and_then(|part| Some(part.after.as_ref()?.encode())),
         execution,
         projection: command.projection,
         await_data: command.await_data,
@@ -239,6 +248,8 @@ pub(crate) struct FindSource {
     pub(crate) await_data: bool,
     /// Where each document of the batch stands, for who asks for that.
     pub(crate) places: Vec<Vec<u8>>,
+    /// Where the batches before ended, for who asks for tokens.
+    token: Option<Vec<u8>>,
 }
 
 impl BatchSource for FindSource {
@@ -249,6 +260,9 @@ impl BatchSource for FindSource {
         budget: &mut Budget,
     ) -> Result<Filled, Error> {
         if batch.documents() == 0 {
+            if let Some(last) = self.places.pop() {
+                self.token = Some(last);
+            }
             self.places.clear();
         }
         loop {
@@ -298,6 +312,12 @@ impl BatchSource for FindSource {
     }
 
     fn append_state(&self, writer: &mut DocWriter) {
+        let query = self.execution.query();
+        if query.part.as_ref().is_some_and(|part| part.token) {
+            let place = self.places.last().or(self.token.as_ref());
+            let time = self.execution.shard().store.applied_time();
+            return resume_token::append(writer, place.map(Vec::as_slice), time);
+        }
         let ended = self.execution.is_ended();
         let place = (!ended).then(|| self.execution.place(false, 0));
         self.execution.append_part(writer, place, &self.places);
@@ -402,6 +422,12 @@ impl<'a> Fields<'a> {
                 "returnKey" => fields.return_key = flag(&argument)?,
                 "tailable" => fields.tailable = flag(&argument)?,
                 "awaitData" => fields.await_data = flag(&argument)?,
+                "$_requestResumeToken" => fields.resume.requested = flag(&argument)?,
+                "$_resumeAfter" | "$_startAt" => {
+                    // An empty one is none.
+                    fields.resume.after =
+                        Some(object(&argument)?).filter(|token| !token.is_empty());
+                }
                 "showRecordId" => {
                     if flag(&argument)? {
                         return Err(Error::new(
@@ -435,6 +461,7 @@ impl<'a> Fields<'a> {
                 _ => return Err(argument.unknown()),
             }
         }
+        fields.resume.check(fields.hint.as_ref(), fields.sort)?;
         Ok(fields)
     }
 }
@@ -495,7 +522,10 @@ pub(crate) fn sort_pattern(
 
 impl FindCommand {
     pub(crate) fn parse(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<Self, Error> {
-        let fields = Fields::read(body)?;
+        Self::of(invocation, Fields::read(body)?)
+    }
+
+    fn of(invocation: &Invocation<'_>, fields: Fields<'_>) -> Result<Self, Error> {
         if fields.await_data && !fields.tailable {
             return Err(Error::new(
                 Code::FAILED_TO_PARSE,

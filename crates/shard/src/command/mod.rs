@@ -38,6 +38,7 @@ pub(crate) mod probes;
 pub(crate) mod read_concern;
 pub(crate) mod rename;
 pub(crate) mod replica_set;
+mod resume_token;
 pub(crate) mod session;
 pub(crate) mod statement_ids;
 pub(crate) mod stats;

@@ -246,7 +246,7 @@ impl Shard {
 
     /// ⚑ Waits until nothing can be written at or before a time any more: an entry at
     /// or after it is applied. A time that was never given out is refused.
-    async fn reach_time(
+    pub(super) async fn reach_time(
         &self,
         option: &str,
         time: ClusterTime,

@@ -210,7 +210,7 @@ impl Execution {
         &self.planned
     }
 
-    pub(super) fn shard(&self) -> &Arc<Shard> {
+    pub(crate) fn shard(&self) -> &Arc<Shard> {
         &self.shard
     }
 

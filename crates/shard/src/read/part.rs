@@ -46,6 +46,8 @@ pub(crate) struct ScanPart {
     pub(crate) uuid: Option<Uuid>,
     pub(crate) after: Option<Place>,
     pub(crate) places: bool,
+    /// A client wants to know where each batch ends: nobody merges it.
+    pub(crate) token: bool,
 }
 
 impl ScanPart {

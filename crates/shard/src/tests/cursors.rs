@@ -285,3 +285,82 @@ async fn write_odd(server: Arc<TestShard>, stop: Arc<AtomicBool>, writer: u64) {
         server.run("test", &command).await;
     }
 }
+
+/// Every batch is a cursor of its own, which goes on from the token of the one before; the record that a token
+/// stands at may be gone by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_go_on_with_another_cursor() {
+    let server = TestShard::open().await;
+    let documents: Vec<String> = (1..=9)
+        .map(|id| format!("{{_id: {id}, x: {}}}", id % 2))
+        .collect();
+    server.insert(&documents).await;
+    let ask = async |token: Option<&Value>, rest: &str| {
+        let after = token.map_or_else(String::new, |token| {
+            format!(", $_resumeAfter: {}", differential::notation::print(token))
+        });
+        let command = format!(
+            "{{find: 'c', hint: {{$natural: 1}}, $_requestResumeToken: true{rest}{after}}}"
+        );
+        let reply = server.run("test", &command).await;
+        let cursor = get(&reply, "cursor").unwrap_or_else(|| panic!("{command}: {reply:?}"));
+        let batch = cursor
+            .get("firstBatch")
+            .and_then(Value::as_array)
+            .expect("a batch");
+        let ids: Vec<Value> = batch
+            .iter()
+            .filter_map(|one| one.get("_id").cloned())
+            .collect();
+        let token = cursor
+            .get("postBatchResumeToken")
+            .cloned()
+            .expect("a token");
+        let id = cursor.get("id").cloned().expect("an id");
+        (ids, token, id)
+    };
+    let numbers = |ids: std::ops::RangeInclusive<i32>| ids.map(Value::Int32).collect::<Vec<_>>();
+    let (ids, token, _) = ask(None, ", batchSize: 4, singleBatch: true").await;
+    assert_eq!(ids, numbers(1..=4));
+    server
+        .check("{delete: 'c', deletes: [{q: {_id: 4}, limit: 1}]} => {n: 1}")
+        .await;
+    server
+        .check("{insert: 'c', documents: [{_id: 3.5}, {_id: 4.5}]} => {n: 2}")
+        .await;
+    let (ids, token, id) = ask(Some(&token), ", batchSize: 2").await;
+    assert_eq!(ids, [Value::Double(4.5), Value::Int32(5)]);
+    // A getMore has a token, too.
+    let Value::Int64(id) = id else {
+        panic!("{id:?}")
+    };
+    let more = server
+        .run(
+            "test",
+            &format!("{{getMore: {id}L, collection: 'c', batchSize: 1}}"),
+        )
+        .await;
+    let later = get(&more, "cursor").and_then(|cursor| cursor.get("postBatchResumeToken").cloned());
+    let (ids, _, _) = ask(later.as_ref(), "").await;
+    assert_eq!(ids, numbers(7..=9));
+    let (ids, last, id) = ask(Some(&token), "").await;
+    assert_eq!((ids, id), (numbers(6..=9), Value::Int64(0)));
+    // At the end it waits for what comes.
+    assert_eq!(ask(Some(&last), "").await.0, []);
+    server
+        .check("{insert: 'c', documents: [{_id: 10}]} => {n: 1}")
+        .await;
+    assert_eq!(ask(Some(&last), "").await.0, numbers(10..=10));
+    // Nothing was read yet.
+    let (_, first, _) = ask(None, ", batchSize: 0").await;
+    assert_eq!(differential::notation::print(&first), "{$recordId: null}");
+    assert_eq!(ask(Some(&first), ", limit: 1").await.0, numbers(1..=1));
+    let filtered = ask(None, ", filter: {x: 1}, batchSize: 2, singleBatch: true").await;
+    let rest = ask(Some(&filtered.1), ", filter: {x: 1}").await;
+    assert_eq!(rest.0, [5, 7, 9].map(Value::Int32));
+    let damaged = differential::notation::print(&Value::Binary(0, vec![0; 3]));
+    let refused = format!(
+        "{{find: 'c', hint: {{$natural: 1}}, $_requestResumeToken: true, $_resumeAfter: {{$recordId: {damaged}}}}} => 2"
+    );
+    server.check(&refused).await;
+}
