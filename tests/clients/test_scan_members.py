@@ -1,7 +1,8 @@
 """Scans over shards of three members, while ranges move all the time and members are killed.
 
 Sorted and unsorted, of primaries and of secondaries: a cursor goes on at another member from where it stood, every
-document that was there throughout comes once, and totals are the truth. `TERNDB_SCAN_DOCUMENTS` sets how many documents
+document that was there throughout comes once, and totals are the truth. A router that is killed is replaced by another
+one, which goes on from the token of the last batch. `TERNDB_SCAN_DOCUMENTS` sets how many documents
 there are, up to the million that the design is made for; `TERNDB_SCAN_KILLS` how many members are killed in each scan.
 """
 
@@ -11,9 +12,9 @@ import unittest
 
 import test_moves
 from pymongo import ReadPreference
-from pymongo.errors import PyMongoError
+from pymongo.errors import BulkWriteError, PyMongoError
 
-from server import DEADLINE_S, only_terndb, wait_until
+from server import DEADLINE_S, connect, only_terndb, wait_until
 
 DOCUMENTS = int(os.environ.get("TERNDB_SCAN_DOCUMENTS", "6000"))
 KILLS = int(os.environ.get("TERNDB_SCAN_KILLS", "1"))
@@ -28,10 +29,28 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
         super().setUp()
         for start in range(0, DOCUMENTS, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, DOCUMENTS))
-            self.birds.insert_many([{"_id": number, "k": number % test_moves.KEYS, "rank": -number} for number in numbers])
-        self.birds.create_index("rank")
+            wait_until(lambda: self.fill(numbers), f"documents from {start} on")  # noqa: B023
+        wait_until(self.index, "an index")
         self.moved, self.not_moved, self.killed = [], [], 0
         self.kills_wanted = 0
+
+    def fill(self, numbers):
+        """On a busy machine primaries change by themselves; what is there already is refused when it comes again."""
+        birds = [{"_id": number, "k": number % test_moves.KEYS, "rank": -number} for number in numbers]
+        try:
+            self.birds.insert_many(birds, ordered=False)
+        except BulkWriteError as refused:
+            errors = refused.details["writeErrors"]
+            return bool(errors) and all(error["code"] == 11000 for error in errors)
+        except PyMongoError:
+            return False
+        return True
+
+    def index(self):
+        try:
+            return self.birds.create_index("rank")
+        except PyMongoError:
+            return None
 
     def kill_member(self):
         """Any member: the others of its set are enough. Not all the time, or no move would come to its end."""
@@ -73,6 +92,48 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
             return list(self.birds.aggregate(pipeline))
         except PyMongoError:
             return None
+
+    def test_another_router_goes_on(self):
+        """A router is killed between two batches: another one goes on from the token, on members that may lag."""
+        found, token = [], None
+        threads = [self.until_done(part) for part in (self.move, self.kill_member)]
+        self.kills_wanted = KILLS
+        routers = iter(range(1, 100))
+        try:
+            for sort in ({}, {"rank": 1}):
+                found, token = [], None
+                while token is None or token:
+                    cursor = self.batch(sort, token)
+                    found.extend(bird["_id"] for bird in cursor["firstBatch"])
+                    token = cursor["postBatchResumeToken"]
+                    if len(found) == 2 * (DOCUMENTS // 4):
+                        self.router.stop(signal.SIGKILL)
+                        self.router = self.run_role("router", f"router{next(routers)}")
+                        self.client = connect(f"mongodb://127.0.0.1:{self.router.port}")
+                        self.addCleanup(self.client.close)
+                expected = list(range(DOCUMENTS))
+                self.assertEqual(sorted(found, reverse=True), expected[::-1], f"seed {self.seed}")
+                if sort:
+                    self.assertEqual(found, expected[::-1], f"seed {self.seed}")
+        finally:
+            self.done.set()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(self.failures, [], f"seed {self.seed}")
+
+    def batch(self, sort, token):
+        """One batch, from a token on; whoever is asked while a shard has no primary is refused, and asks again."""
+        command = {"find": "birds", "projection": {"rank": 1}, "batchSize": DOCUMENTS // 4, "singleBatch": True}
+        command |= {"$_requestResumeToken": True} | ({"sort": sort} if sort else {})
+        command |= {"$_resumeAfter": token} if token else {}
+
+        def attempt():
+            try:
+                return self.client.fleet.command(command, read_preference=ReadPreference.SECONDARY_PREFERRED)["cursor"]
+            except PyMongoError:
+                return None
+
+        return wait_until(attempt, "a batch")
 
     def test_every_document_comes_once(self):
         threads = [self.until_done(part) for part in (self.move, self.kill_member)]

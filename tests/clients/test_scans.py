@@ -1,5 +1,8 @@
 """Scans of a sharded collection while its ranges move all the time: every document once.
 
+All that reads or writes many documents is here: cursors, tokens that other cursors go on from, totals, other collections
+that pipelines read, writes of many documents. And what a cursor says whose collection goes away.
+
 `TERNDB_SCAN_DOCUMENTS` sets how many documents there are: some thousands where nobody says so, up to the
 million that the design is made for."""
 
@@ -141,7 +144,8 @@ class Scans(ClusterProgram):
         either = collection.find({"$or": [{"group": {"$lt": 50}}, {"tags": 50}]}, batch_size=size)
         self.check_all(self.numbers(either), everything)
         counters = self.client.admin.command("serverStatus")["shardingStatistics"]["elasticScans"]
-        self.assertGreater(counters["virtualScansOpened"], 0)
+        for name in ("scans", "virtualScansOpened", "batchesRepeated", "hops"):
+            self.assertGreater(counters[name], 0, name)
 
     def test_totals_are_the_truth(self):
         collection = self.collection
@@ -190,6 +194,135 @@ class Scans(ClusterProgram):
             stopping.set()
             writer.join(120)
 
+    def while_moving(self, work):
+        """Does something until a range has moved meanwhile; whether one does is chance, so that it is not asked for
+        ever."""
+        for _ in range(10):
+            before = self.mover.moved
+            work()
+            if self.mover.moved > before:
+                return
+
+    def test_other_collections_of_a_pipeline(self):
+        """Both sides of a `$lookup`, `$unionWith` and `$facet`."""
+        collection, groups = self.collection, self.client.scans.groups
+        each = DOCUMENTS // 100
+        groups.insert_many([{"_id": group} for group in range(100)])
+        join = {"$lookup": {"from": "c", "localField": "_id", "foreignField": "group", "as": "found"}}
+        joined = {group: list(range(group, DOCUMENTS, 100)) for group in range(100)}
+
+        def from_outside():
+            found = groups.aggregate([join], batchSize=10)
+            self.assertEqual({one["_id"]: sorted(bird["_id"] for bird in one["found"]) for one in found}, joined)
+
+        def by_pipeline():
+            inner = [{"$match": {"$expr": {"$eq": ["$group", "$$group"]}}}, {"$count": "n"}]
+            few = [{"$match": {"_id": {"$lt": 5}}}]
+            lookup = {"$lookup": {"from": "c", "let": {"group": "$_id"}, "pipeline": inner, "as": "found"}}
+            found = groups.aggregate([*few, lookup])
+            self.assertEqual([one["found"] for one in found], [[{"n": each}]] * 5)
+
+        def from_inside():
+            lookup = {"$lookup": {"from": "groups", "localField": "group", "foreignField": "_id", "as": "found"}}
+            found = collection.aggregate([lookup, {"$project": {"found": 1}}], batchSize=max(DOCUMENTS // 20, 1))
+            seen = [(one["_id"], [group["_id"] for group in one["found"]]) for one in found]
+            self.assertEqual(sorted(seen), [(number, [number % 100]) for number in range(DOCUMENTS)])
+
+        def united():
+            found = groups.aggregate([{"$unionWith": "c"}, {"$group": {"_id": None, "n": {"$sum": 1}}}])
+            self.assertEqual(list(found), [{"_id": None, "n": DOCUMENTS + 100}])
+            union = {"$unionWith": {"coll": "c", "pipeline": [{"$match": {"group": {"$lt": 10}}}]}}
+            found = collection.aggregate([{"$project": {"_id": 1}}, union, {"$project": {"_id": 1}}])
+            numbers = Counter(one["_id"] for one in found)
+            self.assertEqual(numbers, Counter(range(DOCUMENTS)) + Counter(n for n in range(DOCUMENTS) if n % 100 < 10))
+
+        def faceted():
+            sums = [{"$group": {"_id": None, "sum": {"$sum": "$_id"}}}]
+            facets = {"number": [{"$count": "n"}], "sum": sums, "first": [{"$sort": {"k": 1}}, {"$limit": 2}]}
+            [found] = collection.aggregate([{"$facet": facets}])
+            self.assertEqual(found["number"], [{"n": DOCUMENTS}])
+            self.assertEqual(found["sum"], [{"_id": None, "sum": DOCUMENTS * (DOCUMENTS - 1) // 2}])
+            self.assertEqual([one["_id"] for one in found["first"]], [0, 1])
+
+        for work in (from_outside, by_pipeline, from_inside, united, faceted):
+            with self.subTest(work.__name__):
+                self.while_moving(work)
+
+    def test_counts_and_values(self):
+        collection = self.collection
+        half = DOCUMENTS // 2
+
+        def counted(**options):
+            return collection.database.command("count", "c", **options)["n"]
+
+        def counts():
+            self.assertEqual(counted(limit=half), half)
+            self.assertEqual(counted(skip=10), DOCUMENTS - 10)
+            self.assertEqual(counted(skip=DOCUMENTS - 7, limit=half), 7)
+            self.assertEqual(counted(skip=DOCUMENTS + 1), 0)
+            self.assertEqual(counted(query={"group": {"$lt": 10}}, skip=5, limit=20), 20)
+            self.assertEqual(collection.count_documents({"tags": 50}, skip=3), DOCUMENTS - 3)
+
+        def values():
+            self.assertEqual(collection.distinct("tags"), [*range(11), 50])
+            self.assertEqual(collection.distinct("_id", {"group": 7}), list(range(7, DOCUMENTS, 100)))
+
+        for work in (counts, values):
+            with self.subTest(work.__name__):
+                self.while_moving(work)
+
+    def test_writes_of_many_documents(self):
+        """Each document once, and counted once."""
+        collection = self.collection
+        rounds = 0
+
+        def update():
+            nonlocal rounds
+            rounds += 1
+            result = collection.update_many({"group": {"$gte": 10}}, {"$inc": {"changed": 1}})
+            matched = DOCUMENTS - DOCUMENTS // 10
+            self.assertEqual((result.matched_count, result.modified_count), (matched, matched))
+
+        def delete():
+            self.mover.wait_for(1)
+            for group in range(50, 60):
+                self.assertEqual(collection.delete_many({"group": group}).deleted_count, DOCUMENTS // 100)
+
+        self.while_moving(update)
+        wrong = {"$or": [{"group": {"$lt": 10}, "changed": {"$exists": True}}]}
+        wrong["$or"].append({"group": {"$gte": 10}, "changed": {"$ne": rounds}})
+        self.assertEqual(list(collection.find(wrong).limit(3)), [])
+        delete()
+        left = [number for number in range(DOCUMENTS) if not 50 <= number % 100 < 60]
+        self.check_all([found["_id"] for found in collection.find({}, {"_id": 1})], left)
+
+    def test_tokens(self):
+        """Every batch is a cursor of its own, which goes on from the token of the one before."""
+        size = max(DOCUMENTS // 20, 1)
+        rank = list(reversed(range(DOCUMENTS)))
+        window = {"skip": DOCUMENTS // 10, "limit": DOCUMENTS // 2}
+        cases = [
+            ({}, None),
+            ({"sort": {"rank": 1}}, rank),
+            ({"sort": {"rank": 1}, **window}, rank[DOCUMENTS // 10 :][: DOCUMENTS // 2]),
+            ({"filter": {"tags": {"$gte": 3}}, "hint": {"tags": 1}}, None),
+        ]
+        for at, (options, expected) in enumerate(cases):
+            found, token = [], None
+            while token is None or token:
+                names = ("$_resumeAfter", "$_startAt")
+                after = {names[at % 2]: token} if token else {}
+                asked = {"batchSize": size, "singleBatch": True, "$_requestResumeToken": True}
+                cursor = self.client.scans.command({"find": "c", **options, **asked, **after})["cursor"]
+                found.extend(one["_id"] for one in cursor["firstBatch"])
+                token = cursor["postBatchResumeToken"]
+                if len(found) == 5 * size:
+                    self.mover.wait_for(1)
+            if expected is None:
+                self.check_all(found, range(DOCUMENTS))
+            else:
+                self.assertEqual(found, expected)
+
     def write_one(self, collection, number):
         at = number * 7919 % DOCUMENTS
         collection.update_one({"k": at}, {"$inc": {"other": 1}})
@@ -197,6 +330,63 @@ class Scans(ClusterProgram):
         if number > 20:
             earlier = (number - 20) * 7919 % DOCUMENTS + 0.5
             collection.delete_one({"_id": f"extra {number - 20}", "k": earlier})
+
+
+@only_terndb
+class CollectionsThatGoAway(ClusterProgram):
+    """A cursor whose collection is not the same any more ends with an error, never as if it had come to its end."""
+
+    def cursor(self):
+        """A cursor in the middle of a collection on two shards."""
+        self.shard("scans.c", k=1)
+        self.fill()
+        [chunk] = self.client.config.chunks.find({"uuid": self.uuid()})
+        to = "shard1" if chunk["shard"] != "shard1" else "shard0"
+        self.client.admin.command("moveRange", "scans.c", min={"k": 500}, toShard=to)
+        cursor = self.client.scans.c.find(batch_size=100)
+        for _ in range(150):
+            next(cursor)
+        return cursor
+
+    def fill(self):
+        self.client.scans.c.insert_many([{"_id": number, "k": number} for number in range(1000)])
+
+    def uuid(self):
+        return self.client.config.collections.find_one({"_id": "scans.c"})["uuid"]
+
+    def check_killed(self, cursor):
+        with self.assertRaises(pymongo.errors.OperationFailure) as killed:
+            list(cursor)
+        self.assertEqual((killed.exception.code, killed.exception.details["codeName"]), (175, "QueryPlanKilled"))
+
+    def test_dropped(self):
+        cursor = self.cursor()
+        self.client.scans.drop_collection("c")
+        self.check_killed(cursor)
+
+    def test_renamed(self):
+        cursor = self.cursor()
+        self.client.admin.command("renameCollection", "scans.c", to="scans.d")
+        self.check_killed(cursor)
+
+    def test_another_of_the_same_name(self):
+        cursor = self.cursor()
+        self.client.scans.drop_collection("c")
+        self.shard("scans.c", k=1)
+        self.fill()
+        self.check_killed(cursor)
+
+    def test_another_that_is_not_sharded(self):
+        cursor = self.cursor()
+        self.client.scans.drop_collection("c")
+        self.fill()
+        self.check_killed(cursor)
+
+    def test_another_key(self):
+        cursor = self.cursor()
+        self.client.scans.c.create_index([("k", 1), ("m", 1)])
+        self.client.admin.command("refineCollectionShardKey", "scans.c", key={"k": 1, "m": 1})
+        self.check_killed(cursor)
 
 
 if __name__ == "__main__":
