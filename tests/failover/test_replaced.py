@@ -1,6 +1,7 @@
 """A member is removed, and its number is given to another server, as `rs.remove` and `rs.add` do: from then on that
 server is the member, and the old one, which still runs, answers for nobody, also when all others were restarted."""
 
+import shutil
 import unittest
 
 from members import Member, ReplicaSet, free_ports, wait_until
@@ -70,6 +71,29 @@ class Replaced(unittest.TestCase):
         with new.client(socketTimeoutMS=60_000) as there:
             self.assertEqual(there.test.birds.count_documents({}), DOCUMENTS + 2)
         self.assertFalse(self.is_secondary(old))
+
+    def test_a_member_that_has_lost_its_data_is_removed_and_added_again(self):
+        primary = self.set.wait_primary()
+        lost = next(member for member in self.set.members if member is not primary)
+        entry = {"_id": lost.number, "host": lost.host}
+        with self.set.client() as client:
+            birds = client.test.get_collection("birds", write_concern=WriteConcern(3, wtimeout=60_000))
+            birds.insert_many([{"_id": number} for number in range(DOCUMENTS)])
+            lost.kill()
+            shutil.rmtree(lost.data)
+            lost.data.mkdir()
+
+            def remove(config):
+                config["members"] = [member for member in config["members"] if member["_id"] != lost.number]
+
+            self.configure(remove)
+            # It is not there, and might be the one that left: only when it answers is it known to be empty.
+            self.configure(lambda config: config["members"].append(entry))
+            lost.start()
+            wait_until(lambda: self.is_secondary(lost), "it takes part again")
+            birds.insert_one({"_id": "last"})
+        with lost.client(socketTimeoutMS=60_000) as there:
+            self.assertEqual(there.test.birds.count_documents({}), DOCUMENTS + 1)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ async fn halves_are_for_those_who_merge() {
             {aggregate: "c", pipeline: [{$limit: 1}, {$project: {_id: 0, now: "$$NOW", time: "$$CLUSTER_TIME"}}], cursor: {}, runtimeConstants: {localNow: Date(1000), clusterTime: Timestamp(7, 1)}} => {cursor: {firstBatch: [{now: Date(1000), time: Timestamp(7, 1)}]}}
             {find: "c", filter: {$expr: {$eq: ["$$NOW", Date(1000)]}}, runtimeConstants: {localNow: Date(1000)}} => {cursor: {firstBatch: [{_id: 1}, {_id: 2}, {_id: 3}]}}
             {find: "c", runtimeConstants: 1} => 14
-            {find: "c", runtimeConstants: {}} => 14
+            {find: "c", runtimeConstants: {}} => 40414
             {count: "c", runtimeConstants: {localNow: Date(1000)}} => 40415
             "#,
         )
