@@ -21,6 +21,7 @@ use crate::cluster::{Cluster, code_of};
 use crate::element::Malformed;
 use crate::error::VerifyError;
 use crate::event::Event;
+use crate::late::series_of;
 use crate::merge::Side;
 use crate::namespace::Namespace;
 use crate::record::{
@@ -240,6 +241,10 @@ impl Shared {
         let mut then = Vec::new();
         for event in events {
             self.side(side).reads_after.raise(event.time);
+            if let (Some(series), Some(_)) = (series_of(&event.namespace), &event.id) {
+                self.count_measurements(side, event, &series);
+                continue;
+            }
             let name = self.name_on_source(side, &event.namespace);
             if !self.settings.verifies(&event.namespace, &name) {
                 // A collection may still get a name that is verified.
@@ -333,6 +338,14 @@ impl Shared {
             at_ms: event.time.milliseconds(),
         };
         put(definition_key(event.time, &change), &change)
+    }
+
+    /// Time series are compared as a whole, at the end: all there is to know before is that they changed.
+    fn count_measurements(&self, side: Side, event: &Event, series: &Namespace) {
+        let name = self.name_on_source(side, series);
+        if self.settings.verifies(series, &name) {
+            self.count(side, event);
+        }
     }
 
     fn count(&self, side: Side, event: &Event) {

@@ -51,6 +51,7 @@ mod history;
 mod html;
 mod identity;
 mod lane;
+mod late;
 mod ledger;
 pub mod merge;
 pub mod metadata;

@@ -310,7 +310,7 @@ impl Run {
                 };
             }
             if last {
-                return Ok(());
+                return self.shared.count_late_measurements(&self.survey).await;
             }
             last = self.wait_for_work(begun.elapsed()).await?;
             positions = self.shared.status.positions();

@@ -47,6 +47,10 @@ impl ClusterTime {
         let Bson::Document(token) = bson::serialize_to_bson(token).ok()? else {
             return None;
         };
+        ClusterTime::of_token_document(&token)
+    }
+
+    pub fn of_token_document(token: &Document) -> Option<ClusterTime> {
         ClusterTime::of_token_text(token.get_str("_data").ok()?)
     }
 

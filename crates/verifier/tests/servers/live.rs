@@ -7,6 +7,8 @@ use futures_util::TryStreamExt;
 use mongodb::Client;
 use mongodb::error::{ErrorKind, TRANSIENT_TRANSACTION_ERROR, WriteFailure};
 use mongodb::results::UpdateResult;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use verifier::namespace::Pattern;
 use verifier::settings::{Changes, Partitioning};
@@ -22,6 +24,7 @@ fn two_replica_sets() -> Result<()> {
             transactions(&servers).await.context("transactions")?;
             capped(&servers).await.context("capped")?;
             series(&servers).await.context("series")?;
+            late_measurements(&servers).await.context("late")?;
             servers.clear().await?;
         }
         Ok(())
@@ -483,6 +486,43 @@ async fn series(servers: &Servers) -> Result<()> {
             report.totals.extra,
             report.totals.equal
         ) == (1, 0, 99),
+        "{report}"
+    );
+    Ok(())
+}
+
+/// Who writes measurements all the time has not stopped when writes are said to be off.
+async fn late_measurements(servers: &Servers) -> Result<()> {
+    let measurement = |n: i64| doc! {"_id": n, "t": bson::DateTime::from_millis(n)};
+    for client in servers.clients() {
+        let create = doc! {"create": "c", "timeseries": {"timeField": "t"}};
+        client.database("late").run_command(create).await?;
+        let measurements: Vec<Document> = (0..100).map(measurement).collect();
+        insert(client, "late", "c", &measurements).await?;
+    }
+    let mut settings = servers.live_settings("late");
+    // Slow enough that some are written while the last generation reads.
+    settings.bytes_per_second_max = Some(2000);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let writer = tokio::spawn({
+        let (destination, is_over) = (servers.destination.clone(), is_over.clone());
+        async move {
+            for n in 100.. {
+                if is_over.load(Ordering::SeqCst) {
+                    break;
+                }
+                insert(&destination, "late", "c", &[measurement(n)]).await?;
+            }
+            anyhow::Ok(())
+        }
+    });
+    let ended = while_running(settings, async || Ok(())).await;
+    is_over.store(true, Ordering::SeqCst);
+    writer.await??;
+    let (report, ()) = ended?;
+    let mut reasons = report.unverified.iter().map(|one| one.why.as_str());
+    ensure!(
+        reasons.any(|why| why.contains("after writes were said to be off")),
         "{report}"
     );
     Ok(())
