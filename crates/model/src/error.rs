@@ -133,6 +133,7 @@ codes! {
     TOO_MANY_LOGICAL_SESSIONS = 261 "TooManyLogicalSessions",
     NOT_A_RETRYABLE_WRITE_COMMAND = 50768 "NotARetryableWriteCommand",
     DURATION_OVERFLOW = 159 "DurationOverflow",
+    MAX_STALENESS_OUT_OF_RANGE = 160 "MaxStalenessOutOfRange",
     DUPLICATE_KEY = 11000 "DuplicateKey",
     BSON_OBJECT_TOO_LARGE = 10334 "BSONObjectTooLarge",
     MERGE_STAGE_NO_MATCHING_DOCUMENT = 13113 "MergeStageNoMatchingDocument",

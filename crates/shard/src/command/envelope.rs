@@ -4,6 +4,7 @@ use crate::command::arguments::{is_generic, refuse_duplicates};
 use crate::command::default_concerns::ConcernDefaults;
 pub(crate) use crate::command::read_concern::ReadConcern;
 use crate::command::read_concern::ReadConcernOptions;
+use crate::command::read_preference::allows_secondaries;
 pub(crate) use crate::command::write_concern::WriteConcern;
 use crate::command::write_concern::WriteConcernOptions;
 use crate::replica_set::cluster_time;
@@ -381,18 +382,4 @@ fn is_stable(command: &str) -> bool {
             | "refreshSessions"
             | "update"
     )
-}
-
-/// Whether a read preference accepts a member that is not the primary. Which of them is chosen is the
-/// driver's part.
-fn allows_secondaries(preference: Doc<'_>) -> Result<bool, Error> {
-    match preference.get("mode") {
-        Some(ValueRef::String("primary")) => Ok(false),
-        Some(ValueRef::String(
-            "primaryPreferred" | "secondary" | "secondaryPreferred" | "nearest",
-        )) => Ok(true),
-        other => Err(Error::bad_value(format!(
-            "Could not parse $readPreference mode {other:?}. Only the modes 'primary', 'primaryPreferred', 'secondary', 'secondaryPreferred', and 'nearest' are supported."
-        ))),
-    }
 }

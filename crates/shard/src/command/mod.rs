@@ -36,6 +36,7 @@ mod oplog_note;
 pub(crate) mod placement;
 pub(crate) mod probes;
 pub(crate) mod read_concern;
+mod read_preference;
 pub(crate) mod rename;
 pub(crate) mod replica_set;
 mod resume_token;

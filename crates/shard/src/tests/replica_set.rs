@@ -244,3 +244,29 @@ async fn the_clock_is_pushed_as_far_as_the_parameter_says() {
         )
         .await;
 }
+
+/// A driver chooses by it; what it asks for must make sense all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn read_preferences_are_checked() {
+    let shard = TestShard::open().await;
+    shard
+        .check(
+            r#"
+            {find: "c", $readPreference: {mode: "secondary", maxStalenessSeconds: 90}} => {ok: 1.0}
+            {find: "c", $readPreference: {mode: "nearest", tags: [{a: "b"}, {}], hedge: {enabled: true}}} => {ok: 1.0}
+            {find: "c", $readPreference: {mode: "primary", tags: [{}], maxStalenessSeconds: 0}} => {ok: 1.0}
+            {find: "c", $readPreference: {}} => 4
+            {find: "c", $readPreference: {mode: 1}} => 14
+            {find: "c", $readPreference: {mode: "Secondary"}} => 2
+            {find: "c", $readPreference: {mode: "secondary", tags: 5}} => 14
+            {find: "c", $readPreference: {mode: "primary", tags: [{a: "b"}]}} => 2
+            {find: "c", $readPreference: {mode: "secondary", maxStalenessSeconds: 5}} => 160
+            {find: "c", $readPreference: {mode: "secondary", maxStalenessSeconds: -1}} => 2
+            {find: "c", $readPreference: {mode: "secondary", maxStalenessSeconds: "x"}} => 14
+            {find: "c", $readPreference: {mode: "primary", maxStalenessSeconds: 90}} => 2
+            {find: "c", $readPreference: {mode: "primary", hedge: {enabled: true}}} => 72
+            {find: "c", $readPreference: {mode: "secondary", hedge: 5}} => 14
+            "#,
+        )
+        .await;
+}
