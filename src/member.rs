@@ -140,7 +140,16 @@ impl Member {
             shard.interrupt_operations();
         }
         handle.shutdown();
-        serving.await.context("the server did not end in order")?;
+        let mut serving = serving;
+        let served = match tokio::time::timeout(FINISH, &mut serving).await {
+            Ok(served) => served,
+            // What came in the last moment.
+            Err(_) => {
+                shard.interrupt_operations();
+                serving.await
+            }
+        };
+        served.context("the server did not end in order")?;
         match tokio::time::timeout(FINISH, background).await {
             Ok(ended) => ended.context("a background task failed")?,
             // It may be left at any point, and goes on after the next start.

@@ -152,9 +152,13 @@ async fn commit(tenure: &Tenure, asked: Asked, blocked_at: ClusterTime) -> Resul
         .store
         .time_after(blocked_at.max(known.unwrap_or(blocked_at)));
     let bounds = bounds_of(tenure, &moved, now).await?;
-    let verdict = tenure
-        .decide(|state| plan(state, &moved, &asked, &bounds, now))
-        .await?;
+    // ⚑ Taken anew while nothing else is decided: of two placements the later one has the later time,
+    // whatever was waited for before. Tokens of scans name placements by it.
+    let work_out = |state: &State| {
+        let now = tenure.store.time_after(now);
+        plan(state, &moved, &asked, &bounds, now)
+    };
+    let verdict = tenure.decide(work_out).await?;
     if let Verdict::CatalogChanged(now) = verdict {
         tenure.moves.is_told(asked.id, now);
     }

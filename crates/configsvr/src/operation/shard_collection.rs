@@ -262,14 +262,19 @@ impl ShardCollection {
                 None => None,
             },
             presplits_zones: fields.flag("presplitHashedZones"),
-            has_simple_collation: fields.flag("simpleCollation"),
+            // Operations that an earlier version began do not say it, nor whether it is empty.
+            has_simple_collation: fields.flag("simpleCollation")
+                || fields.doc.get("simpleCollation").is_none(),
             plan: Placing {
                 uuid: fields.uuid("uuid")?,
                 epoch: fields.object_id("epoch")?,
                 began: fields.time("began")?,
                 primary: ShardId::new(fields.text("primary")?),
                 options: fields.doc("options")?.to_owned(),
-                is_empty: fields.flag("isEmpty"),
+                is_empty: match fields.doc.get("isEmpty") {
+                    Some(_) => fields.flag("isEmpty"),
+                    None => owners.len() > 1,
+                },
                 indexes: list("indexes")
                     .filter_map(|index| match index {
                         ValueRef::Document(index) => Some(index.to_owned()),

@@ -2,6 +2,7 @@
 
 use super::arguments::{arguments, missing};
 use super::find::finish_cursor;
+use super::placement::shutting_down;
 use super::{Answer, Invocation};
 use crate::cursor::{Batch, BatchSource, Filled, batch_bytes, fill_batch};
 use crate::session::SessionId;
@@ -67,6 +68,11 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
         return Err(error);
     }
     let awaits = held.cursor().source.awaits_data();
+    // Nothing more comes here; elsewhere it does.
+    if awaits && shard.is_shutting_down() {
+        held.check_in();
+        return Err(shutting_down());
+    }
     if invocation.envelope.time_limit.is_some() && !awaits {
         held.check_in();
         return Err(Error::bad_value(

@@ -15,6 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use wire::Reply;
 
+/// Nobody who stops a server waits longer for its clients.
+const QUIESCE_MAX_S: u64 = 24 * 60 * 60;
+
 pub(crate) fn current_op(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
     let body = invocation.request.body();
@@ -244,7 +247,8 @@ pub(crate) fn shutdown(invocation: &Invocation<'_>) -> Answer {
             }
             "timeoutSecs" => {
                 let seconds = argument.integer()?;
-                limit = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
+                let seconds = u64::try_from(seconds).unwrap_or(0);
+                limit = Some(Duration::from_secs(seconds.min(QUIESCE_MAX_S)));
             }
             _ => return Err(argument.unknown()),
         }

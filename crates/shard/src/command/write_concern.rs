@@ -312,7 +312,7 @@ impl Shard {
         may_have_written: bool,
         operation: &Operation,
     ) -> Result<(), Error> {
-        let Some(configuration) = self.replica_set.configuration() else {
+        let Some(mut configuration) = self.replica_set.configuration() else {
             return Ok(());
         };
         configuration.check_satisfiable(&options.members)?;
@@ -358,6 +358,10 @@ impl Shard {
                 .with_details(details));
             }
             operation.check()?;
+            // A member may live another life by now, under the same number.
+            if let Some(now) = self.replica_set.configuration() {
+                configuration = now;
+            }
         }
     }
 }

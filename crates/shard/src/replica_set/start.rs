@@ -124,8 +124,11 @@ impl Shard {
                 let members = shard.log.members();
                 let number = MemberNumber::from_log(to);
                 let configuration = shard.replica_set.configuration();
-                let returned = configuration.is_some_and(|now| now.lives.is_returned(number.id));
-                let newcomer = !returned
+                // ⚑ Nobody is begun in a life that is over, as long as links to it remain.
+                let may_begin = configuration.is_some_and(|now| {
+                    now.member_in_log(to).is_some() && !now.lives.is_returned(number.id)
+                });
+                let newcomer = may_begin
                     && !members.configuration.voters.contains(&to)
                     && !members.configuration.outgoing.contains(&to);
                 shard.introduction(number, newcomer)

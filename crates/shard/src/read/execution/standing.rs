@@ -7,6 +7,7 @@ use super::{Execution, Found};
 use model::Error;
 use model::bson::{DocWriter, ValueRef};
 use model::range::RangeSet;
+use query::plan::Access;
 
 impl Execution {
     /// Where the next document comes from; `again` if the last one is still to come.
@@ -70,6 +71,16 @@ impl Execution {
             }
             (Standing::Branch { mark, .. }, None, true) if *mark == Mark::Beginning => Ok(()),
             (Standing::Branch { branch, mark }, None, false) => {
+                // Behind the last one is where a union ends. What says more was not written by us.
+                let last = match &self.planned.plan.access {
+                    Access::Union(union) => union.branches.len(),
+                    Access::Nothing | Access::Id(_) | Access::Records { .. } | Access::Index(_) => {
+                        0
+                    }
+                };
+                if *branch as usize > last {
+                    return Err(lost_plan());
+                }
                 self.branch = *branch as usize;
                 self.mark = mark.clone();
                 Ok(())
