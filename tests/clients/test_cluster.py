@@ -30,6 +30,17 @@ sh.removeShardFromZone("shard1", "north")
 """
 
 
+@contextlib.contextmanager
+def orphans_removed_at_once(shard):
+    """Other tests of the same cluster go by the delay that it has."""
+    before = shard.admin.command("getParameter", 1, orphanCleanupDelaySecs=1)["orphanCleanupDelaySecs"]
+    shard.admin.command("setParameter", 1, orphanCleanupDelaySecs=0)
+    try:
+        yield
+    finally:
+        shard.admin.command("setParameter", 1, orphanCleanupDelaySecs=before)
+
+
 class ClusterProgram(unittest.TestCase):
     maxDiff = None
 
@@ -197,12 +208,8 @@ class Sharded(ClusterProgram):
         with connect(f"mongodb://{host}") as donor:
             [task] = donor.config.rangeDeletions.find({"nss": "shop.moved"})
             self.assertEqual(task["numOrphanDocs"], 40)
-            before = donor.admin.command("getParameter", 1, orphanCleanupDelaySecs=1)["orphanCleanupDelaySecs"]
-            donor.admin.command("setParameter", 1, orphanCleanupDelaySecs=0)
-            try:
+            with orphans_removed_at_once(donor):
                 self.client.admin.command("cleanupOrphaned", "shop.moved")
-            finally:
-                donor.admin.command("setParameter", 1, orphanCleanupDelaySecs=before)
         self.assertEqual(distribution(), whole | {"shard0": (60, 0, 60 * size)})
 
     def test_out_keeps_the_options_of_what_it_replaces(self):
@@ -246,7 +253,7 @@ class Sharded(ClusterProgram):
             streams = {"router": open_until_here.enter_context(birds.watch(max_await_time_ms=SHORT_MS))}
             for name, host in hosts.items():
                 shard = open_until_here.enter_context(connect(f"mongodb://{host}/?directConnection=true"))
-                shard.admin.command("setParameter", 1, orphanCleanupDelaySecs=0)
+                open_until_here.enter_context(orphans_removed_at_once(shard))
                 streams[name] = open_until_here.enter_context(shard.fleet.watch(max_await_time_ms=SHORT_MS))
             move = {"moveRange": "fleet.birds", "min": {"k": 50}, "max": {"k": 90}, "toShard": recipient}
             self.client.admin.command(move)
