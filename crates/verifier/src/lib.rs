@@ -13,6 +13,7 @@
 //! range_query  filters for a partition        plan, scan         tasks: two readers, one comparator
 //!                                             identity           whether both are one cluster
 //!                                             history            whether a side went back in time
+//!                                             late               measurements after writes off
 //!                                             hashing            what to hash documents with
 //!                                             natural, series    tasks of other kinds
 //! merge        the comparator                 recheck            documents looked up by _id
