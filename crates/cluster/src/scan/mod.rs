@@ -41,7 +41,8 @@
 //! to be there since. What is sorted alike comes in the order of streams.
 //!
 //! Partial results that count only as a whole (groups, counts) are batches with one answer:
-//! `ended`, or not answered at all.
+//! `ended`, or not answered at all. ⚑ Scans of these (*whole* ones) deliver nothing before all streams
+//! have ended: until then everything can begin anew, with another placement.
 //!
 //! *Asking ahead* ([`Scan::ask_ahead`]): a stream may be asked for its next batch while the one before
 //! is still being delivered. It is the same question as it would be later, from the place behind all
@@ -56,6 +57,7 @@ use model::time::ClusterTime;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
+mod delivering;
 mod token;
 
 #[cfg(test)]
@@ -79,6 +81,8 @@ pub enum Reached {
 pub enum Order {
     Sorted,
     Unsorted,
+    /// Stream by stream, when all of them have ended.
+    Whole,
 }
 
 /// Names a stream of one scan.
@@ -269,7 +273,7 @@ impl<E> Scan<E> {
             let opens =
                 matches!(stream.part, Part::Base { .. }) && stream.reached == Reached::Beginning;
             let is_due = match self.order {
-                Order::Sorted => true,
+                Order::Sorted | Order::Whole => true,
                 Order::Unsorted => is_first || opens,
             };
             is_first &= stream.has_ended();
@@ -307,7 +311,7 @@ impl<E> Scan<E> {
     pub fn ask_ahead(&mut self, stream: StreamId) -> Option<Question> {
         let at = stream.0;
         let is_due = match self.order {
-            Order::Sorted => true,
+            Order::Sorted | Order::Whole => true,
             Order::Unsorted => self.streams.iter().position(|other| !other.has_ended()) == Some(at),
         };
         let wanted = self.wanted_results();
@@ -325,7 +329,7 @@ impl<E> Scan<E> {
         let streams = self.streams.iter().enumerate();
         let mut left = streams.filter(|(_, stream)| !stream.has_ended());
         match self.order {
-            Order::Sorted => {
+            Order::Sorted | Order::Whole => {
                 let dry = left.filter(|(_, stream)| is_dry(stream));
                 dry.map(|(at, _)| StreamId(at)).collect()
             }
@@ -395,7 +399,7 @@ impl<E> Scan<E> {
         }
         let floor = match self.order {
             Order::Sorted => self.floor.as_ref(),
-            Order::Unsorted => None,
+            Order::Unsorted | Order::Whole => None,
         };
         let entries = batch.entries.into_iter();
         // What came to be before the floor since then is not a result any more.
@@ -441,76 +445,6 @@ impl<E> Scan<E> {
         gone
     }
 
-    /// The next result, if it is there. If it is not, ask [`Scan::questions`].
-    pub fn deliver(&mut self) -> Option<Entry<E>> {
-        let at = self.next_stream()?;
-        let entry = self.take_from(at)?;
-        if let Some(limit) = &mut self.limit {
-            *limit -= 1;
-        }
-        Some(entry)
-    }
-
-    /// What [`Scan::deliver`] would deliver. It is not delivered by that ⚑: a token does not
-    /// stand behind it.
-    pub fn peek(&mut self) -> Option<&Entry<E>> {
-        let at = self.next_stream()?;
-        self.streams[at].buffer.front()
-    }
-
-    /// Puts several results in the place of the one that [`Scan::peek`] shows, which stood for
-    /// them: for scans without an order, a window, and places of single results.
-    pub fn split_next(&mut self, parts: impl FnOnce(E) -> Vec<E>) {
-        debug_assert!(self.order == Order::Unsorted && self.limit.is_none());
-        let Some(at) = self.next_stream() else {
-            return;
-        };
-        let buffer = &mut self.streams[at].buffer;
-        let Some(entry) = buffer.pop_front() else {
-            return;
-        };
-        for value in parts(entry.value).into_iter().rev() {
-            buffer.push_front(Entry {
-                sort: Vec::new(),
-                place: None,
-                value,
-            });
-        }
-    }
-
-    /// The stream of the next result, behind those that are left out.
-    fn next_stream(&mut self) -> Option<usize> {
-        loop {
-            if self.limit == Some(0) {
-                return None;
-            }
-            let at = match self.order {
-                Order::Unsorted => self.first_buffered()?,
-                Order::Sorted => self.least_buffered()?,
-            };
-            if self.skip == 0 {
-                return Some(at);
-            }
-            self.skip -= 1;
-            self.take_from(at)?;
-        }
-    }
-
-    fn take_from(&mut self, at: usize) -> Option<Entry<E>> {
-        let stream = &mut self.streams[at];
-        let entry = stream.buffer.pop_front()?;
-        if let Some(place) = &entry.place {
-            stream.delivered = Reached::Behind(place.clone());
-        }
-        if stream.buffer.is_empty() {
-            stream.delivered = stream.reached.clone();
-        }
-        if self.order == Order::Sorted && self.floor.as_ref() != Some(&entry.sort) {
-            self.floor = Some(entry.sort.clone());
-        }
-        Some(entry)
-    }
-
     /// All streams there ever were, in the order in which they were opened.
     pub fn streams(&self) -> impl Iterator<Item = StreamView<'_>> {
         let streams = self.streams.iter().enumerate();
@@ -526,30 +460,6 @@ impl<E> Scan<E> {
             hops: stream.hops,
             has_ended: stream.has_ended(),
         })
-    }
-
-    /// In the order of streams: what one of them offers is delivered before the next begins.
-    fn first_buffered(&self) -> Option<usize> {
-        let at = self.streams.iter().position(|stream| !stream.has_ended())?;
-        (!self.streams[at].buffer.is_empty()).then_some(at)
-    }
-
-    /// The stream whose next entry is the least of all, if all that have not ended
-    /// have one.
-    fn least_buffered(&self) -> Option<usize> {
-        let mut least: Option<(usize, &[u8])> = None;
-        for (at, stream) in self.streams.iter().enumerate() {
-            match stream.buffer.front() {
-                Some(entry) => {
-                    if least.is_none_or(|(_, other)| entry.sort.as_slice() < other) {
-                        least = Some((at, &entry.sort));
-                    }
-                }
-                None if stream.reached == Reached::End => {}
-                None => return None,
-            }
-        }
-        least.map(|(at, _)| at)
     }
 
     /// Adds ranges that were found elsewhere: to a stream that is at the same place on

@@ -77,10 +77,10 @@ enum TokenRanges {
 }
 
 impl<E> Scan<E> {
-    /// What is left to deliver; `None` if nothing is. All entries must have come with their
-    /// places.
+    /// What is left to deliver; `None` if nothing is, and of whole scans, from which nobody can go on.
+    /// All entries must have come with their places.
     pub fn token(&self, not_before: ClusterTime) -> Option<ScanToken> {
-        if self.has_ended() {
+        if self.has_ended() || self.order == Order::Whole {
             return None;
         }
         let left = self.streams.iter().filter(|stream| !stream.has_ended());

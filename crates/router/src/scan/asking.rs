@@ -1,92 +1,21 @@
 //! One question to one shard: on its cursor, or anew from a place.
 
 use super::ScanCommand;
+use super::piece::Piece;
+use super::reported::{Reported, malformed};
 use crate::Router;
 use crate::failure::{Failure, Stale, checked, unreachable};
-use crate::merge::Batch;
-use crate::registry::{array_of, batch_of};
+use crate::registry::batch_of;
 use crate::request::fields_without;
-use cluster::routing::{RoutingTable, ShardId};
+use cluster::routing::RoutingTable;
 use cluster::scan::{Asked, Entry, Place, Question};
-use model::bson::{Doc, DocWriter, Kind, ValueRef};
+use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
-use model::range::{KeyBound, KeyRange, RangeSet};
+use model::range::RangeSet;
 use model::time::ClusterTime;
 use model::version::PlacementVersion;
-use std::ops::Range;
 use std::sync::Arc;
 use wire::{Endpoint, Reply, Request};
-
-/// A document where it lies in a shard's reply, or all documents of a batch.
-#[derive(Clone)]
-pub(crate) struct Piece {
-    reply: Arc<Reply>,
-    bytes: Range<usize>,
-    /// The bytes are a whole array, of so many documents.
-    batch_of: Option<u32>,
-}
-
-impl Piece {
-    /// `document` must be one of the reply's.
-    fn new(reply: &Arc<Reply>, document: Doc<'_>) -> Option<Piece> {
-        Some(Piece {
-            bytes: place_in(reply, document.as_bytes())?,
-            reply: reply.clone(),
-            batch_of: None,
-        })
-    }
-
-    /// All documents of the reply's batch; `None` if it holds none, or anything else.
-    fn batch(reply: &Arc<Reply>) -> Option<Piece> {
-        let batch = array_of(reply.document().get_doc("cursor")?)?;
-        let mut documents = 0;
-        for element in batch.elements() {
-            if element.kind() != Kind::Document {
-                return None;
-            }
-            documents += 1;
-        }
-        (documents > 0).then_some(Piece {
-            bytes: place_in(reply, batch.as_bytes())?,
-            reply: reply.clone(),
-            batch_of: Some(documents),
-        })
-    }
-
-    pub(crate) fn is_batch(&self) -> bool {
-        self.batch_of.is_some()
-    }
-
-    /// Puts a batch as it came into one that is empty, if it fits.
-    pub(crate) fn pass_on(&self, batch: &mut Batch) -> bool {
-        let array = &self.reply.document().as_bytes()[self.bytes.clone()];
-        // Between its length and its end.
-        let elements = &array[4..array.len() - 1];
-        self.batch_of
-            .is_some_and(|documents| batch.offer_all(elements, documents))
-    }
-
-    /// The documents of a batch, each by itself.
-    pub(crate) fn split(self) -> Vec<Piece> {
-        let cursor = self.reply.document().get_doc("cursor");
-        let documents = cursor.into_iter().flat_map(batch_of);
-        let pieces = documents.filter_map(|document| Piece::new(&self.reply, document));
-        pieces.collect()
-    }
-
-    pub(crate) fn document(&self) -> Doc<'_> {
-        Doc::from_validated(&self.reply.document().as_bytes()[self.bytes.clone()])
-    }
-}
-
-/// Where a part of a reply lies in it.
-fn place_in(reply: &Reply, part: &[u8]) -> Option<Range<usize>> {
-    let whole = reply.document().as_bytes();
-    let start = (part.as_ptr() as usize).checked_sub(whole.as_ptr() as usize)?;
-    let place = start..start + part.len();
-    whole.get(place.clone())?;
-    Some(place)
-}
 
 /// A shard's cursor.
 #[derive(Clone)]
@@ -115,80 +44,6 @@ pub(super) struct Answered {
     pub(super) times: Vec<ClusterTime>,
     /// What it weighs, if it was asked on an open cursor.
     pub(super) bytes_on_cursor: Option<usize>,
-}
-
-/// What a reply says of a part of a scan.
-pub(super) struct Reported {
-    pub(super) cursor: i64,
-    pub(super) place: Option<Place>,
-    places: Vec<Place>,
-    not_owned: RangeSet,
-    version: Option<PlacementVersion>,
-}
-
-impl Reported {
-    pub(super) fn read(reply: Doc<'_>, shard: &ShardId) -> Result<Reported, Error> {
-        // What is no cursor is an answer by itself: a count.
-        let Some(cursor) = reply.get_doc("cursor") else {
-            let scan = reply.get_doc("scan").unwrap_or(Doc::EMPTY);
-            return Ok(Reported {
-                cursor: 0,
-                place: None,
-                places: Vec::new(),
-                not_owned: ranges_of(scan, "notOwned"),
-                version: version(scan),
-            });
-        };
-        let id = match cursor.get("id") {
-            Some(ValueRef::Int64(id)) => id,
-            _ => return Err(malformed(shard, "the cursor has no id")),
-        };
-        let scan = cursor.get_doc("scan").unwrap_or(Doc::EMPTY);
-        let place = match scan.get("place") {
-            Some(ValueRef::Binary { bytes, .. }) => Some(bytes.to_vec()),
-            _ => None,
-        };
-        let places = scan.get_array("places").into_iter();
-        let places = places.flat_map(|places| places.iter());
-        let places = places.filter_map(|place| match place {
-            ValueRef::Binary { bytes, .. } => Some(bytes.to_vec()),
-            _ => None,
-        });
-        Ok(Reported {
-            cursor: id,
-            place,
-            places: places.collect(),
-            not_owned: ranges_of(scan, "notOwned"),
-            version: version(scan),
-        })
-    }
-}
-
-/// The ranges in an array of bounds.
-pub(crate) fn ranges_of(scan: Doc<'_>, name: &str) -> RangeSet {
-    let listed = scan.get_array(name).into_iter();
-    let bounds: Vec<KeyBound> = listed
-        .flat_map(|bounds| bounds.iter())
-        .filter_map(|bound| match bound {
-            ValueRef::Binary { bytes, .. } => Some(KeyBound::new(bytes)),
-            _ => None,
-        })
-        .collect();
-    let (pairs, _) = bounds.as_chunks::<2>();
-    let ranges = pairs.iter();
-    RangeSet::of(ranges.map(|[min, max]| KeyRange::new(min.clone(), max.clone())))
-}
-
-/// The version that a reply says the shard has.
-pub(crate) fn version(scan: Doc<'_>) -> Option<PlacementVersion> {
-    PlacementVersion::from_document(scan.get_doc("version")?).ok()
-}
-
-fn malformed(shard: &ShardId, why: &str) -> Error {
-    Error::new(
-        Code::INTERNAL_ERROR,
-        format!("shard {shard} did not answer as it should: {why}"),
-    )
 }
 
 /// Who asks, for all streams of one round.

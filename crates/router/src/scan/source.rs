@@ -1,7 +1,7 @@
 //! A scan as a running pipeline pulls it.
 
 use super::ElasticScan;
-use super::asking::Piece;
+use super::piece::Piece;
 use crate::environment::wait;
 use crate::merge::kill_cursor;
 use model::bson::{Doc, DocBuf};

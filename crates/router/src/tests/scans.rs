@@ -202,6 +202,32 @@ fn a_dropped_collection_ends_the_cursor() {
     });
 }
 
+/// ⚑ Some shards have answered, another one has to be asked again, and by then the collection has another
+/// shard key: nobody has seen anything, so that all is routed anew.
+#[test]
+fn a_total_begins_anew_as_long_as_nobody_has_seen_anything() {
+    run(async {
+        let world = full_world().await;
+        world.move_b_to_c();
+        // b is asked with a version that it has not, then by ranges.
+        let faults = [Fault::None, Fault::AnotherLife];
+        world.shards["b"].faults.lock().extend(faults);
+        let count = DocWriter::new().with("count", "birds").with("$db", "test");
+        let reply = world.run(count.finish()).await;
+        assert_eq!(int(&reply, "n"), 30, "{reply:?}");
+        assert!(world.shards["b"].faults.lock().is_empty());
+        // The same behind a range that was found elsewhere.
+        let world = full_world().await;
+        world.move_b_to_c();
+        let faults = [Fault::None, Fault::None, Fault::AnotherLife];
+        world.shards["c"].faults.lock().extend(faults);
+        let count = DocWriter::new().with("count", "birds").with("$db", "test");
+        let reply = world.run(count.finish()).await;
+        assert_eq!(int(&reply, "n"), 30, "{reply:?}");
+        assert!(world.shards["c"].faults.lock().is_empty());
+    });
+}
+
 /// What comes to be while a scan goes on may come or not, but nothing comes twice.
 #[test]
 fn inserts_and_deletes_between_batches() {

@@ -344,11 +344,30 @@ impl FakeShard {
             }
             "delete" => Reply::from_writer(Reply::writer().with("n", 1).with("ok", 1.0)),
             "count" => {
-                if let Some(error) = self.stale(received) {
-                    return Reply::error(&error);
-                }
-                let count = self.documents.lock().len() as i32;
-                Reply::from_writer(Reply::writer().with("n", count).with("ok", 1.0))
+                let part = body.get_doc("_terndbScan").unwrap_or(Doc::EMPTY);
+                let asked = part
+                    .get_array("ranges")
+                    .map(|_| crate::scan::ranges_of(part, "ranges"));
+                let mut writer = Reply::writer();
+                let counted = match asked {
+                    Some(asked) => {
+                        let owned = asked.intersection(&self.ranges());
+                        let documents = self.documents.lock();
+                        let keys = documents.iter().map(|doc| encoded(key(doc.as_doc())));
+                        writer.begin_document("scan");
+                        let not_owned = asked.difference(&owned);
+                        crate::scan::append_ranges(&mut writer, "notOwned", &not_owned);
+                        writer.begin_document("version");
+                        version(*self.major.lock()).append_to(&mut writer);
+                        writer.end().end();
+                        keys.filter(|key| owned.contains(key)).count()
+                    }
+                    None => match self.stale(received) {
+                        Some(error) => return Reply::error(&error),
+                        None => self.documents.lock().len(),
+                    },
+                };
+                Reply::from_writer(writer.with("n", counted as i32).with("ok", 1.0))
             }
             "distinct" => {
                 let mut writer = Reply::writer();

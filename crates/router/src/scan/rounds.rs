@@ -1,0 +1,308 @@
+//! Rounds of questions: everybody is asked who must answer before more can be delivered, until one of them has.
+//!
+//! ```text
+//!   ask ──► what was asked ahead, and the rest ──► settle ──┬─ answered: taken
+//!    ▲                                                      ├─ not now, not there yet: a pause, then again
+//!    └──────────────────────────────────────────────────────┤
+//!                                                           └─ another collection: the scan ends
+//! ```
+//!
+//! Every wait has a deadline: [`PATIENCE`] for a range to arrive where it is said to be, and for a
+//! shard to have a primary again. ⚑ It counts from the moment on which nobody answers any more: what a
+//! shard needs to sort or to group is not waiting for a range.
+
+use super::ElasticScan;
+use super::asking::{Ask, Asker, OpenCursor};
+use super::piece::Piece;
+use crate::failure::{Failure, Stale};
+use crate::merge::kill_cursor;
+use cluster::routing::ShardId;
+use cluster::scan::{self, Question, Scan, StreamId};
+use model::error::{Code, Error};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// How long a scan waits for a range, or for a shard, before it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// Since when nobody has answered.
+#[derive(Default)]
+struct Patience(Option<Instant>);
+
+impl Patience {
+    /// Whether it is over at a time; it begins with the first that is asked about.
+    fn ends(&mut self, at: Instant) -> bool {
+        at.duration_since(*self.0.get_or_insert(at)) >= PATIENCE
+    }
+}
+
+impl ElasticScan {
+    /// Asks every shard that must answer before anything more can be delivered.
+    pub(crate) async fn ask(&mut self) -> Result<(), Failure> {
+        let mut patience = Patience::default();
+        let mut pause = PAUSE_MIN;
+        loop {
+            let mut answers = self.awaited().await;
+            let questions = self.scan.questions();
+            if questions.is_empty() && answers.is_empty() {
+                return match self.scan.has_ended() {
+                    true => Ok(()),
+                    false => Err(Failure::Error(Error::new(
+                        Code::INTERNAL_ERROR,
+                        "a question of a scan got lost",
+                    ))),
+                };
+            }
+            answers.extend(self.ask_all(questions).await);
+            let (mut must_wait, mut failure) = (None, None);
+            let mut answered = Vec::new();
+            for (question, answer) in answers {
+                let bytes = match &answer {
+                    Ok(Ask::Answered(answer)) => answer.bytes_on_cursor,
+                    Ok(Ask::Lost | Ask::Stale(_) | Ask::Away(_)) | Err(_) => None,
+                };
+                let settled = match answer {
+                    Ok(answer) => self.settle(&question, answer).await,
+                    Err(failure) => Err(failure),
+                };
+                match settled {
+                    Ok(None) => answered.push((question.stream, bytes)),
+                    Ok(Some(reason)) => must_wait = Some(reason),
+                    Err(other) => {
+                        self.scan.unanswered(question.stream);
+                        // Of several the first is told, unless another says that all is to be
+                        // routed again.
+                        if failure.is_none() || matches!(other, Failure::Stale(_)) {
+                            failure = Some(other);
+                        }
+                    }
+                }
+            }
+            if let Some(failure) = failure {
+                return Err(failure);
+            }
+            if !answered.is_empty() {
+                patience = Patience::default();
+            }
+            for (stream, bytes) in answered {
+                if let Some(bytes) = bytes {
+                    self.ask_ahead(stream, bytes);
+                }
+            }
+            let Some(reason) = must_wait else {
+                // ⚑ As long as nothing is delivered, all can still be routed anew: the next round is asked
+                // before anybody takes the answers of this one.
+                if self.command.whole && self.scan.peek().is_none() && !self.scan.has_ended() {
+                    continue;
+                }
+                return Ok(());
+            };
+            // What is here can be delivered meanwhile.
+            if self.scan.peek().is_some() {
+                return Ok(());
+            }
+            if patience.ends(Instant::now() + pause) {
+                return Err(reason);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    pub(super) fn asker(&self) -> Arc<Asker> {
+        Arc::new(Asker {
+            router: self.router.clone(),
+            command: self.command.clone(),
+            base: self.scan.base().clone(),
+            batch_size: self.batch_size,
+            limit: self.scan.wanted_results(),
+            not_before: self.not_before,
+            begun: self.begun,
+        })
+    }
+
+    async fn ask_all(&mut self, questions: Vec<Question>) -> Vec<(Question, Result<Ask, Failure>)> {
+        let asker = self.asker();
+        let with_cursor: Vec<(Question, Option<OpenCursor>)> = questions
+            .into_iter()
+            .map(|question| {
+                let at = question.stream.index();
+                let cursor = self.cursors.get_mut(at).and_then(Option::take);
+                (question, cursor)
+            })
+            .collect();
+        if with_cursor.len() == 1 {
+            let mut answers = Vec::with_capacity(1);
+            for (question, cursor) in with_cursor {
+                let answer = asker.ask(&question, cursor).await;
+                answers.push((question, answer));
+            }
+            return answers;
+        }
+        let mut asking = JoinSet::new();
+        for (question, cursor) in with_cursor {
+            let asker = asker.clone();
+            asking.spawn(async move {
+                let answer = asker.ask(&question, cursor).await;
+                (question, answer)
+            });
+        }
+        let mut answers = Vec::with_capacity(asking.len());
+        while let Some(ended) = asking.join_next().await {
+            match ended {
+                Ok(answer) => answers.push(answer),
+                // It panicked, or the runtime ends: whoever asked is not answered.
+                Err(error) => tracing::error!(%error, "a question to a shard did not end"),
+            }
+        }
+        answers.sort_by_key(|(question, _)| question.stream);
+        answers
+    }
+
+    /// Takes an answer. If it says that there is nothing to take yet, why.
+    async fn settle(&mut self, question: &Question, ask: Ask) -> Result<Option<Failure>, Failure> {
+        let stream = question.stream;
+        match ask {
+            Ask::Answered(answered) => {
+                let moved = match answered.not_owned.is_empty() {
+                    true => Some(Vec::new()),
+                    false => {
+                        let (shard, version) = (&question.shard, answered.version);
+                        self.locate(shard, &answered.not_owned, version).await?
+                    }
+                };
+                let Some(moved) = moved else {
+                    // It is said to be where it is not: the news are on their way, somewhere.
+                    if let Some(cursor) = answered.cursor {
+                        kill_cursor(&*cursor.member, self.command.namespace.as_str(), cursor.id)
+                            .await;
+                    }
+                    self.scan.unanswered(stream);
+                    self.count_repeat();
+                    return Ok(Some(self.did_not_arrive(&question.shard)));
+                };
+                for time in answered.times {
+                    self.not_before = self.not_before.max(time);
+                }
+                self.keep_cursor(stream, answered.cursor);
+                let batch = scan::Batch {
+                    entries: answered.entries,
+                    reached: answered.place,
+                    ended: answered.ended,
+                    moved,
+                };
+                self.take(stream, batch)?;
+                Ok(None)
+            }
+            Ask::Lost => {
+                self.count_repeat();
+                self.scan.name_ranges(stream);
+                Ok(Some(self.did_not_arrive(&question.shard)))
+            }
+            Ask::Stale(stale) => {
+                let is_of_this = match &stale {
+                    Stale::Collection {
+                        wanted: Some(wanted),
+                        ..
+                    } => wanted.incarnation == self.scan.base().incarnation,
+                    Stale::Collection { wanted: None, .. } => self.begun,
+                    Stale::Database => false,
+                };
+                self.router.routing.note(&self.command.namespace, &stale);
+                if !is_of_this {
+                    return Err(self.killed());
+                }
+                // Some of its ranges went, or came: it is asked for those it had.
+                self.count_repeat();
+                self.scan.name_ranges(stream);
+                Ok(Some(self.did_not_arrive(&question.shard)))
+            }
+            Ask::Away(reason) => {
+                self.count_repeat();
+                self.scan.unanswered(stream);
+                Ok(Some(reason))
+            }
+        }
+    }
+
+    fn count_repeat(&self) {
+        let counters = &self.router.scans;
+        counters.batches_repeated.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Hands a batch to the core, and counts the streams that it opens.
+    pub(super) fn take(
+        &mut self,
+        stream: StreamId,
+        batch: scan::Batch<Piece>,
+    ) -> Result<(), Failure> {
+        let hops_of = |scan: &Scan<Piece>| {
+            let streams = scan.streams().filter(|stream| stream.is_virtual);
+            let hops = streams.map(|stream| u64::from(stream.hops));
+            hops.fold((0, 0), |(count, sum), hops| (count + 1, sum + hops))
+        };
+        let moves = !batch.moved.is_empty();
+        let before: (u64, u64) = if moves { hops_of(&self.scan) } else { (0, 0) };
+        let taken = self.scan.answered(stream, batch);
+        taken.map_err(|error| Error::new(Code::INTERNAL_ERROR, error.to_string()))?;
+        if moves {
+            let after = hops_of(&self.scan);
+            let counters = &self.router.scans;
+            let opened = after.0.saturating_sub(before.0);
+            counters.virtual_opened.fetch_add(opened, Ordering::Relaxed);
+            let hops = after.1.saturating_sub(before.1);
+            counters.hops.fetch_add(hops, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn did_not_arrive(&self, shard: &ShardId) -> Failure {
+        Failure::Error(Error::new(
+            Code::EXCEEDED_TIME_LIMIT,
+            format!(
+                "a range of {} did not arrive at shard {shard} within {} seconds",
+                self.command.namespace,
+                PATIENCE.as_secs()
+            ),
+        ))
+    }
+
+    /// The error for a collection that is not the one whose scan this is any more. As long as
+    /// nobody has seen anything of it, all is routed again instead.
+    pub(super) fn killed(&self) -> Failure {
+        if !self.begun {
+            let base = self.scan.streams().next();
+            return Failure::Stale(Stale::Collection {
+                shard: base.map_or_else(|| ShardId::new(""), |stream| stream.shard.clone()),
+                wanted: None,
+            });
+        }
+        Failure::Error(Error::new(
+            Code::QUERY_PLAN_KILLED,
+            format!(
+                "collection {} was dropped, renamed or resharded during the scan",
+                self.command.namespace
+            ),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ⚑ A shard that sorts or groups for minutes beside one whose range has moved is no reason to give up.
+    #[test]
+    fn patience_begins_when_nobody_answers() {
+        let mut patience = Patience::default();
+        // The others have answered after an hour, and one has to be asked again.
+        let begins = Instant::now() + Duration::from_secs(3600);
+        assert!(!patience.ends(begins));
+        assert!(!patience.ends(begins + PATIENCE / 2));
+        assert!(patience.ends(begins + PATIENCE));
+    }
+}

@@ -1,0 +1,66 @@
+//! Scans as clients hold them: a token after each batch, from which any router goes on.
+
+use super::{ElasticScan, ScanCommand};
+use crate::Router;
+use crate::failure::Failure;
+use cluster::cache::Placement;
+use cluster::scan::{Scan, ScanToken, TokenError};
+use model::bson::{Doc, DocWriter, ValueRef};
+use model::error::{Code, Error};
+use model::range::RangeSet;
+use std::sync::Arc;
+
+/// The field of a resume token.
+const TOKEN: &str = "terndbScan";
+
+impl ElasticScan {
+    /// Goes on where a token stands, on whichever router it was given out.
+    pub(crate) async fn resume(
+        router: &Arc<Router>,
+        command: ScanCommand,
+        token: Doc<'_>,
+        wanted: RangeSet,
+    ) -> Result<ElasticScan, Failure> {
+        let refuse = |error: TokenError| {
+            let code = match error {
+                TokenError::Damaged | TokenError::Version(_) => Code::BAD_VALUE,
+                TokenError::OtherIncarnation => Code::QUERY_PLAN_KILLED,
+                TokenError::TooOld => Code::STALE_CHUNK_HISTORY,
+            };
+            Failure::Error(Error::new(code, error.to_string()))
+        };
+        let Some(ValueRef::Binary { bytes, .. }) = token.get(TOKEN) else {
+            return Err(refuse(TokenError::Damaged));
+        };
+        let token = ScanToken::decode(bytes).map_err(refuse)?;
+        let not_before = token.not_before;
+        let mut placement = router.routing.placement(&command.namespace, None).await?;
+        // What is known here may be older than what the scan began with.
+        if !matches!(&placement, Placement::Sharded(table) if token.is_told_by(table)) {
+            router.routing.mark_stale(&command.namespace);
+            placement = router.routing.placement(&command.namespace, None).await?;
+        }
+        let Placement::Sharded(table) = placement else {
+            return Err(refuse(TokenError::OtherIncarnation));
+        };
+        let scan = Scan::resume(token, Arc::new(table), wanted).map_err(refuse)?;
+        let mut resumed = Self::with_scan(router, command, scan);
+        resumed.begun = true;
+        resumed.not_before = not_before;
+        Ok(resumed)
+    }
+
+    /// Where the batches stand that were delivered; an empty document if nothing is left.
+    pub(super) fn append_token(&self, cursor: &mut DocWriter) {
+        cursor.begin_document("postBatchResumeToken");
+        if let Some(token) = self.scan.token(self.not_before) {
+            let bytes = token.encode();
+            let bytes = ValueRef::Binary {
+                subtype: 0,
+                bytes: &bytes,
+            };
+            cursor.append(TOKEN, bytes);
+        }
+        cursor.end();
+    }
+}
