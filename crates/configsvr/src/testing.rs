@@ -51,6 +51,7 @@ struct Overtaking {
     shard: String,
     message: &'static str,
     command: Request,
+    succeeds: bool,
 }
 
 /// What happens to one message.
@@ -85,6 +86,28 @@ impl Wire {
 
     /// A client's command reaches a shard just before the next message of this name does.
     pub(crate) fn overtake(&self, shard: &str, message: &'static str, database: &str, line: &str) {
+        self.let_overtake(shard, message, database, line, true);
+    }
+
+    /// The same, and the shard refuses it.
+    pub(crate) fn overtake_in_vain(
+        &self,
+        shard: &str,
+        message: &'static str,
+        database: &str,
+        line: &str,
+    ) {
+        self.let_overtake(shard, message, database, line, false);
+    }
+
+    fn let_overtake(
+        &self,
+        shard: &str,
+        message: &'static str,
+        database: &str,
+        line: &str,
+        succeeds: bool,
+    ) {
         let Ok(Value::Document(mut fields)) = parse(line) else {
             panic!("{line} is not a command");
         };
@@ -94,6 +117,7 @@ impl Wire {
             shard: shard.to_owned(),
             message,
             command: Request::from_parts(body, Vec::new()).expect("a command"),
+            succeeds,
         });
     }
 
@@ -102,10 +126,10 @@ impl Wire {
         self.state.lock().overtaking.is_none()
     }
 
-    fn overtaking(&self, shard: &str, message: &str) -> Option<Request> {
+    fn overtaking(&self, shard: &str, message: &str) -> Option<Overtaking> {
         let overtaking = &mut self.state.lock().overtaking;
         let meant = |it: &mut Overtaking| it.shard == shard && it.message == message;
-        overtaking.take_if(meant).map(|it| it.command)
+        overtaking.take_if(meant)
     }
 
     /// From now on shards refuse whatever the config server tells them of placements.
@@ -160,10 +184,11 @@ impl Endpoint for Wired {
                 return Ok(Reply::error(&refused));
             }
             if let Some(first) = self.wire.overtaking(&self.name, request.name()) {
-                let reply = self.to.call(first).await?;
+                let reply = self.to.call(first.command).await?;
                 let doc = reply.document();
                 let ok = doc.get("ok") == Some(model::bson::ValueRef::Double(1.0));
-                assert!(ok && doc.get("writeErrors").is_none(), "{doc:?}");
+                let succeeded = ok && doc.get("writeErrors").is_none();
+                assert_eq!(succeeded, first.succeeds, "{doc:?}");
             }
             let arrives =
                 async |request: Request| match self.donor.answer(&self.name, &request).await {

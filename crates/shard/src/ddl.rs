@@ -28,7 +28,7 @@ use crate::catalog::multikey;
 use crate::catalog::{CatalogKey, Clustering, Collection, Index, IndexState, NextIds};
 use crate::operation::Operation;
 use crate::oplog::Commands;
-use crate::sharding::{CONFIG_TIME_KEY, Ownership, OwnershipKey};
+use crate::sharding::{CONFIG_TIME_KEY, Ownership, OwnershipKey, TimePlace};
 use crate::write::Companion;
 use model::bson::DocBuf;
 use model::ids::{CollectionId, IndexId, Uuid};
@@ -184,6 +184,7 @@ impl Shard {
             if let Some(ownership) = &new.ownership {
                 put_ownership(encoder, collection.id, ownership);
             }
+            TimePlace::of_name(encoder, collection.id)
         })
         .await?;
         self.catalog.by_id(collection.id).ok_or_else(|| {
@@ -408,6 +409,10 @@ impl Shard {
                 let head = ownership.head_document();
                 encoder.put_meta(&OwnershipKey::head(renamed.id), head.as_bytes());
             }
+            match renamed.namespace == source.namespace {
+                true => None,
+                false => Some(TimePlace::of_name(encoder, renamed.id)),
+            }
         })
         .await
     }
@@ -481,27 +486,27 @@ impl Shard {
     }
 
     /// Appends an entry of catalog operations and waits until it is applied.
-    pub(crate) async fn propose_catalog(
+    pub(crate) async fn propose_catalog<T: Timed>(
         &self,
-        encode: impl Fn(&mut Encoder<'_>),
+        encode: impl Fn(&mut Encoder<'_>) -> T,
     ) -> Result<(), Error> {
         self.propose_with(Header::default(), encode).await
     }
 
     /// The same for an entry that carries out commands of clients.
-    pub(crate) async fn propose_command(
+    pub(crate) async fn propose_command<T: Timed>(
         &self,
         commands: Commands,
-        encode: impl Fn(&mut Encoder<'_>),
+        encode: impl Fn(&mut Encoder<'_>) -> T,
     ) -> Result<(), Error> {
         self.propose_told(commands, Telling::Aloud, encode).await
     }
 
-    async fn propose_told(
+    async fn propose_told<T: Timed>(
         &self,
         commands: Commands,
         telling: Telling,
-        encode: impl Fn(&mut Encoder<'_>),
+        encode: impl Fn(&mut Encoder<'_>) -> T,
     ) -> Result<(), Error> {
         let times = commands.count();
         let commands = commands.finish();
@@ -517,24 +522,29 @@ impl Shard {
         self.propose_with(header, encode).await
     }
 
-    async fn propose_with(
+    async fn propose_with<T: Timed>(
         &self,
         header: Header<'_>,
-        encode: impl Fn(&mut Encoder<'_>),
+        encode: impl Fn(&mut Encoder<'_>) -> T,
     ) -> Result<(), Error> {
         let times = header.times.unwrap_or(1);
         loop {
             let mut payload = Vec::new();
             let mut encoder = Encoder::with_header(&mut payload, header);
-            encode(&mut encoder);
+            let timed = encode(&mut encoder);
             if let Some(time) = self.sharding.config_time.to_store() {
                 encoder.put_meta(CONFIG_TIME_KEY, time.as_bytes());
             }
-            let proposed =
-                self.log
-                    .propose_several(None, Durability::Synced, times, payload, |_, _, _| {
-                        Companion::empty()
-                    });
+            let proposed = self.log.propose_several(
+                None,
+                Durability::Synced,
+                times,
+                payload,
+                |payload, _, time| {
+                    timed.fill_in(payload, time);
+                    Companion::empty()
+                },
+            );
             match proposed {
                 Ok(pending) => {
                     pending.await.map_err(crate::error::from_log)?;
@@ -545,6 +555,29 @@ impl Shard {
                 }
                 Err(error) => return Err(crate::error::from_log(error)),
             }
+        }
+    }
+}
+
+/// What an encoded entry still lacks: its own time, in some place or in none.
+pub(crate) trait Timed {
+    fn fill_in(&self, payload: &mut [u8], time: ClusterTime);
+}
+
+impl Timed for () {
+    fn fill_in(&self, _payload: &mut [u8], _time: ClusterTime) {}
+}
+
+impl Timed for TimePlace {
+    fn fill_in(&self, payload: &mut [u8], time: ClusterTime) {
+        TimePlace::fill_in(self, payload, time);
+    }
+}
+
+impl<T: Timed> Timed for Option<T> {
+    fn fill_in(&self, payload: &mut [u8], time: ClusterTime) {
+        if let Some(timed) = self {
+            timed.fill_in(payload, time);
         }
     }
 }
@@ -583,6 +616,7 @@ fn put_ownership(encoder: &mut Encoder<'_>, id: CollectionId, ownership: &Owners
 
 fn drop_collection(encoder: &mut Encoder<'_>, collection: &Collection) {
     encoder.delete_meta(&CatalogKey::collection(collection.id));
+    encoder.delete_meta(&CatalogKey::since(collection.id));
     encoder.drop_collection(collection.id);
     drop_indexes(encoder, &collection.indexes);
     if collection.ownership.is_some() {

@@ -25,7 +25,7 @@ use crate::replica_set::{Membership, ReplicaSet, Topology};
 use crate::rules::Rules;
 use crate::session::{SessionCache, SessionCatalog, SessionHome};
 use crate::sharding::{
-    Ownership, OwnershipKey, OwnershipUpdate, RangeDeleter, Refresh, ShardingState,
+    Ownership, OwnershipKey, OwnershipUpdate, RangeDeleter, Refresh, ShardingState, time_of_change,
 };
 use crate::write::{Applier, Latches, Overlay};
 use crate::{Store, SystemClock};
@@ -205,10 +205,7 @@ impl Shard {
                 ..StoreOptions::default()
             },
         )?);
-        let catalog = Arc::new(Catalog::new(
-            load_collections(&store, &*clock)?,
-            store.applied_time(),
-        ));
+        let catalog = Arc::new(Catalog::new(load_collections(&store, &*clock)?));
         let rules = Arc::new(Rules::default());
         let overlay = Arc::new(Overlay::new(rules.clone()));
         let peers = Arc::new(Peers::new());
@@ -541,6 +538,11 @@ fn load_collections(store: &Store, clock: &dyn Clock) -> Result<Vec<Collection>,
             moving: document(OwnershipKey::moving(id))?,
         };
         collection.ownership = Ownership::updated(None, &stored)?;
+        collection.since = match document(CatalogKey::since(id))? {
+            Some(since) => time_of_change(since.as_doc())?,
+            // By an earlier version: nobody knows, so it is from now on.
+            None => store.applied_time(),
+        };
         for (id, index) in collection.secondary_indexes() {
             for pair in snapshot.scan_meta(&multikey::prefix(id)) {
                 let (key, value) = pair?;

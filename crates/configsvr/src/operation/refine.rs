@@ -2,12 +2,17 @@
 //!
 //! ```text
 //!   prepare  the new key continues the old one; every owner has an index that begins with it
+//!   announce every owner looks whether its documents fit the new key, and lets none in that does not
+//!   │           one refuses? ──► withdraw: as if nothing had been said
 //!   decide   a new incarnation: the collection's document, one entry
 //!   shards   owners take over key and version; what they own stays the same
 //!   chunks   their stored bounds get the new fields, some with each entry
 //! ```
 //!
-//! Between the two a request routed by the old incarnation is still right: who owns what did not change.
+//! ⚑ A document with an array in one of the new fields has no place among the new keys. It is looked for where
+//! nothing can come in between, before the decision.
+//!
+//! Between the decision and the shards a request routed by the old incarnation is still right: who owns what did not change.
 
 use super::{Context, Operation, Step};
 use crate::collection;
@@ -37,7 +42,27 @@ pub(crate) struct Refine {
     key: DocBuf,
     epoch: ObjectId,
     began: ClusterTime,
-    decided: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Debug)]
+enum Phase {
+    Announce,
+    /// What an owner said to it.
+    Withdraw(Error),
+    Decide,
+    Decided,
+}
+
+impl Phase {
+    fn name(&self) -> &'static str {
+        match self {
+            Phase::Announce => "announce",
+            Phase::Withdraw(_) => "withdraw",
+            Phase::Decide => "decide",
+            Phase::Decided => "decided",
+        }
+    }
 }
 
 impl Refine {
@@ -55,7 +80,7 @@ impl Refine {
             key: key.to_owned(),
             epoch: documents::new_object_id(),
             began: ClusterTime::ZERO,
-            decided: false,
+            phase: Phase::Announce,
         })
     }
 
@@ -65,7 +90,17 @@ impl Refine {
             key: fields.doc("key")?.to_owned(),
             epoch: fields.object_id("epoch")?,
             began: fields.time("began")?,
-            decided: fields.flag("decided"),
+            phase: match fields.doc.get_str("phase") {
+                Some("withdraw") => Phase::Withdraw(Error::new(
+                    Code::OPERATION_FAILED,
+                    "a shard refused the refined shard key",
+                )),
+                Some("decide") => Phase::Decide,
+                Some("decided") => Phase::Decided,
+                // What an earlier version began and had decided says so in another field.
+                _ if fields.flag("decided") => Phase::Decided,
+                _ => Phase::Announce,
+            },
         })
     }
 
@@ -116,8 +151,43 @@ impl Refine {
         Ok(None)
     }
 
+    /// Tells every owner which key comes next, or that none does.
+    async fn tell_next_key(&self, tenure: &Tenure, key: Option<&DocBuf>) -> Result<(), Fault> {
+        let (uuid, shards) = {
+            let state = tenure.state().await?;
+            let (entry, _) = state.sharded(&self.namespace)?;
+            (entry.uuid, state.participants(&self.namespace))
+        };
+        let mut command = DocWriter::new()
+            .with("_terndbSetNextKey", 1)
+            .with("ns", self.namespace.as_str())
+            .with("uuid", uuid_value(&uuid));
+        if let Some(key) = key {
+            command.append("key", key);
+        }
+        let command = command.finish();
+        for shard in shards {
+            tenure.insist(&shard, "admin", command.as_doc()).await?;
+        }
+        Ok(())
+    }
+
+    async fn announce(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
+        self.phase = match self.tell_next_key(tenure, Some(&self.key)).await {
+            Ok(()) => Phase::Decide,
+            Err(Fault::Refused(error)) => Phase::Withdraw(error),
+            Err(fault) => return Err(fault),
+        };
+        Ok(Step::Next)
+    }
+
+    async fn withdraw(&self, tenure: &Tenure, why: Error) -> Result<Step, Fault> {
+        self.tell_next_key(tenure, None).await?;
+        Ok(Step::Failed(Fault::Refused(why)))
+    }
+
     async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
-        self.decided = true;
+        self.phase = Phase::Decided;
         let here = &*self;
         let incarnation = Incarnation {
             epoch: here.epoch,
@@ -230,7 +300,7 @@ impl Operation for Refine {
             .append("key", &self.key)
             .append("epoch", self.epoch)
             .append("began", self.began)
-            .append("decided", self.decided);
+            .append("phase", self.phase.name());
     }
 
     fn prepare<'a>(
@@ -241,9 +311,12 @@ impl Operation for Refine {
     }
 
     fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
-        match self.decided {
-            false => Box::pin(self.decide(context)),
-            true => Box::pin(self.tell(context.tenure)),
+        let tenure = context.tenure;
+        match self.phase.clone() {
+            Phase::Announce => Box::pin(self.announce(tenure)),
+            Phase::Withdraw(why) => Box::pin(self.withdraw(tenure, why)),
+            Phase::Decide => Box::pin(self.decide(context)),
+            Phase::Decided => Box::pin(self.tell(tenure)),
         }
     }
 }

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! ⚑ Nobody sends anything to the others before the decision, so whatever they made can be taken back. The
-//! primary is the last to be told and refuses if its collection is not the one that was planned for: until
-//! then clients write to it, create it, and give it indexes. What the others made is taken back, and all is
+//! primary is the last to be told and refuses if its collection is not the one that was planned for, or holds
+//! a document with an array in the key: until then clients write to it, create it, and give it indexes. What the others made is taken back, and all is
 //! worked out again, as if the command had come after those changes. From the primary's consent on the
 //! operation only goes forward, and who asks for routing waits until it is decided.
 //!
@@ -376,9 +376,6 @@ impl ShardCollection {
         let exists = facts.is_some();
         if let Some(facts) = facts {
             self.check_collection(&facts)?;
-            if !facts.is_empty {
-                self.check_arrays(tenure).await?;
-            }
             self.plan.uuid = facts.uuid;
             self.plan.options = facts.options;
             self.plan.indexes = facts.indexes;
@@ -459,30 +456,6 @@ impl ShardCollection {
             ));
         }
         Ok(())
-    }
-
-    /// Documents whose key is an array have no place in the order of keys.
-    async fn check_arrays(&self, tenure: &Tenure) -> Result<(), Fault> {
-        let mut query = DocWriter::new().with("find", self.namespace.collection());
-        query.begin_document("filter").begin_array("$or");
-        for field in self.pattern.fields() {
-            let ends = field.path.match_indices('.').map(|(at, _)| at);
-            for end in ends.chain([field.path.len()]) {
-                query.push_document().begin_document(&field.path[..end]);
-                query.append("$type", "array").end().end();
-            }
-        }
-        query.end().end();
-        let query = query.with("limit", 1).with("singleBatch", true).finish();
-        let database = self.namespace.database();
-        let found = collection::ask_all(tenure, &self.plan.primary, database, query).await?;
-        match found.is_empty() {
-            true => Ok(()),
-            false => Err(Fault::new(
-                Code::OPERATION_FAILED,
-                "couldn't find valid index for shard key: a document has an array in it",
-            )),
-        }
     }
 
     /// MongoDB's rules: an index that begins with the key is needed; for an empty collection it is made.

@@ -6,9 +6,14 @@
 //!               clustering: document (absent: by _id),
 //!               indexes: [ { id: int (absent for _id), spec: document,
 //!                            state: "ready" | "building" } ] }
+//!   meta key  "catalog/since/" + collection id as 8 hex digits
+//!   value     { changedAt: Timestamp }    since then the name means this collection
 //!   meta key  "catalog/next-id"
 //!   value     { collection: int, index: int }    the next ids to give
 //! ```
+//!
+//! The time of a name is that of the entry that gave it, which does not know it while it is encoded; so it
+//! has a document of its own, into which it is filled in. Earlier versions did not store it.
 
 use super::{Clustering, Collection, Index, Multikey};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -21,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::RwLock;
 
 const COLLECTION_PREFIX: &str = "catalog/collection/";
+const SINCE_PREFIX: &str = "catalog/since/";
 const NEXT_ID: &str = "catalog/next-id";
 
 /// Whether an index has all entries yet.
@@ -40,6 +46,11 @@ impl CatalogKey {
 
     pub(crate) fn collection(id: CollectionId) -> Vec<u8> {
         format!("{COLLECTION_PREFIX}{:08x}", id.0).into_bytes()
+    }
+
+    /// Where the time of a collection's name is.
+    pub(crate) fn since(id: CollectionId) -> Vec<u8> {
+        format!("{SINCE_PREFIX}{:08x}", id.0).into_bytes()
     }
 
     /// The collection a meta key stands for, if it is a catalog document's.

@@ -51,8 +51,7 @@ pub(crate) struct Collection {
     pub(crate) options: DocBuf,
     /// The index on `_id` comes first; building ones are included.
     pub(crate) indexes: Vec<Arc<Index>>,
-    /// Before this time the name meant another collection, or none. Not stored:
-    /// after a restart it is the time of the last entry applied before.
+    /// Before this time the name meant another collection, or none.
     pub(crate) since: ClusterTime,
     /// What records are ordered by before `_id`, if by anything.
     pub(crate) clustering: Option<Arc<Clustering>>,
@@ -221,11 +220,10 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
-    /// The catalog as it was stored by the entries up to `time`.
-    pub(crate) fn new(collections: Vec<Collection>, time: ClusterTime) -> Self {
+    /// The catalog as it was stored.
+    pub(crate) fn new(collections: Vec<Collection>) -> Self {
         let mut version = CatalogVersion::default();
-        for mut collection in collections {
-            collection.since = time;
+        for collection in collections {
             version.put(collection);
         }
         Self {
@@ -285,12 +283,8 @@ impl Catalog {
             };
             let mut collection = known.copy();
             collection.ownership = Ownership::updated(known.ownership.as_ref(), &update)?;
-            let came = |before: &Arc<Ownership>| {
-                before.owned.is_empty() || !before.moving.receiving.is_empty()
-            };
-            if known.ownership.as_ref().is_some_and(came) && collection.ownership.is_none() {
-                // It has come here with its database: what it was before is not known here. One that stays
-                // because the move was aborted has been here all the time.
+            let comes = (known.ownership.as_ref()).is_some_and(|before| before.is_arrival());
+            if comes && collection.ownership.is_none() {
                 collection.since = time;
             }
             version.put(collection);
@@ -306,9 +300,8 @@ impl Catalog {
         collections: Vec<Collection>,
         time: ClusterTime,
     ) -> Result<(), Error> {
-        let ownerships: Vec<_> = collections
-            .iter()
-            .map(|collection| (collection.id, collection.ownership.clone()))
+        let stored: Vec<_> = (collections.iter())
+            .map(|it| (it.id, it.ownership.clone(), it.since))
             .collect();
         let gone: Vec<CollectionId> = self.current.load().by_id.keys().copied().collect();
         let mut changes: Vec<_> = gone.into_iter().map(|id| (id, None)).collect();
@@ -331,10 +324,11 @@ impl Catalog {
             self.add_multikey(id, |_| MultikeyPaths::clone(&paths));
         }
         let mut version = CatalogVersion::clone(&self.current.load());
-        for (id, ownership) in ownerships {
+        for (id, ownership, since) in stored {
             if let Some(known) = version.by_id.get(&id) {
                 let mut collection = known.copy();
                 collection.ownership = ownership;
+                collection.since = since;
                 version.put(collection);
             }
         }

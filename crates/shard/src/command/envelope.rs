@@ -329,6 +329,7 @@ pub(crate) fn takes_write_concern(command: &str) -> bool {
             | "_terndbForgetPlacement"
             | "_terndbRename"
             | "_terndbSetDatabase"
+            | "_terndbSetNextKey"
             | "_terndbSetPlacement"
     )
 }

@@ -567,6 +567,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "_terndbBecomeShard" => sharding::become_shard(invocation).await,
         "_terndbSetDatabase" => sharding::set_database(invocation).await,
         "_terndbCreateSharded" => sharding::create_sharded(invocation).await,
+        "_terndbSetNextKey" => sharding::set_next_key(invocation).await,
         "_terndbSetPlacement" => sharding::set_placement(invocation).await,
         "_terndbForgetPlacement" => sharding::forget_placement(invocation).await,
         "cleanupOrphaned" => sharding::cleanup_orphaned(invocation).await,

@@ -109,6 +109,7 @@ fn placement(command: &str) -> Placement {
         | "_terndbMoveSessions"
         | "_terndbRename"
         | "_terndbSetDatabase"
+        | "_terndbSetNextKey"
         | "_terndbSetPlacement" => Placement::Primary,
         _ => Placement::Anywhere,
     }

@@ -751,6 +751,7 @@ async fn ready_collection(
                 orphans: false,
                 moving: Arc::default(),
                 unsharded: false,
+                next_key: None,
             }),
             replaces,
             order: Order::Like(clustering.clone()),

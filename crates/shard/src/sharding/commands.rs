@@ -22,11 +22,15 @@
 //! is, and the answer is 117: its shard would give some of them up, and nobody else has them. ⚑ So it is
 //! with `indexesAreAll` if it has others than `indexes` by now, which the other owners would lack.
 //!
+//! A filled collection gets its first ownership only if none of its documents has an array in the key
+//! (`next_key.rs`); what comes afterwards is checked as it is written. ⚑
+//!
 //! With `unlessOwned`, a database of which anything is this shard's own stays, and the answer is 117. ⚑
 //!
 //! A collection that exists and gets new indexes with its placement has them built first, so
 //! that crash windows are those of an index build; the placement comes behind them.
 
+use super::next_key::check_no_arrays;
 use super::ownership::Ownership;
 use super::state::{Identity, KnownDatabase, StateKey};
 use crate::Shard;
@@ -253,6 +257,7 @@ impl<'a> Fields<'a> {
             owned,
             moving: known.map_or_else(Arc::default, |known| known.moving.clone()),
             unsharded: false,
+            next_key: None,
         })
     }
 }
@@ -550,10 +555,14 @@ impl Shard {
                 collection.namespace
             )));
         }
+        if known.is_none() && !is_empty {
+            check_no_arrays(collection, &new.pattern)?;
+        }
         if let Some(known) = known
             && known.pattern == new.pattern
         {
             new.moving = known.moving.clone();
+            new.next_key = known.next_key_of(&new.pattern);
             // ⚑ Whose owner is being decided changes hands by its move alone.
             let undecided = known.moving.undecided();
             let held = |owned: &RangeSet| owned.intersection(&undecided);

@@ -34,6 +34,7 @@
 //! | `config_time.rs` | how far the config server must have come, to be believed |
 //! | `waiting.rs` | waiting for ranges whose owner is being decided |
 //! | `version_check.rs` | what travels with a routed request, and its errors |
+//! | `next_key.rs` | whether a shard key fits what is stored, and keeping it so until it is the key |
 //! | `shard_key_update.rs` | what an update may do to a shard key |
 //! | `commands.rs` | the config server's commands to a shard |
 //! | `refresh.rs` | asking the config server |
@@ -44,6 +45,7 @@
 mod commands;
 mod config_time;
 mod moving;
+mod next_key;
 mod ownership;
 pub(crate) mod range_deletion;
 mod received;
@@ -61,9 +63,10 @@ pub(crate) use commands::{
     set_database, set_placement,
 };
 pub(crate) use config_time::CONFIG_TIME_KEY;
-pub(crate) use moving::BlockLevel;
 #[cfg(test)]
 pub(crate) use moving::Moving;
+pub(crate) use moving::{BlockLevel, time_of_change};
+pub(crate) use next_key::set_next_key;
 pub(crate) use ownership::{Ownership, OwnershipKey, OwnershipPart, OwnershipUpdate, whole};
 pub(crate) use range_deletion::RangeDeleter;
 pub(crate) use received::ReceivedChange;
@@ -73,6 +76,8 @@ pub(crate) use shard_key_update::{UpdateStatement, would_leave};
 pub(crate) use state::{KnownDatabase, MovingDatabase, ShardingState, StateKey};
 #[cfg(test)]
 pub(crate) use transition::Expectation;
-pub(crate) use transition::{Applied, OwnershipChange, StateChange, StateWrite, Transition};
+pub(crate) use transition::{
+    Applied, OwnershipChange, StateChange, StateWrite, TimePlace, Transition,
+};
 pub(crate) use version_check::{CheckedRoute, Routed, not_owned};
 pub(crate) use waiting::{is_to_be_read_again, read_again};

@@ -212,7 +212,7 @@ impl Moving {
     }
 
     pub(crate) fn from_document(doc: Doc<'_>) -> Result<Self, Error> {
-        let changed_at = time(doc, CHANGED_AT)?.ok_or_else(|| damaged(CHANGED_AT))?;
+        let changed_at = time_of_change(doc)?;
         let mut moving = Moving {
             dead: ranges(doc, "dead")?,
             known_since: time(doc, "knownSince")?,
@@ -260,6 +260,17 @@ pub(crate) fn fill_in_time(document: &mut [u8], time: ClusterTime) {
         place[..4].copy_from_slice(&time.increment().to_le_bytes());
         place[4..].copy_from_slice(&time.seconds().to_le_bytes());
     }
+}
+
+/// A document that has nothing but the time of its entry.
+pub(crate) fn moment() -> DocBuf {
+    let time = ClusterTime::ZERO;
+    DocWriter::new().with(CHANGED_AT, time).finish()
+}
+
+/// The time that was filled in.
+pub(crate) fn time_of_change(doc: Doc<'_>) -> Result<ClusterTime, Error> {
+    time(doc, CHANGED_AT)?.ok_or_else(|| damaged(CHANGED_AT))
 }
 
 fn binary(bound: &KeyBound) -> ValueRef<'_> {

@@ -3,7 +3,8 @@
 //! ```text
 //!   meta key  "sharding/ownership/" + collection id as 8 hex digits
 //!   value     { key: document, unique: bool, placement: {e, t, v}, collectionVersion: {e, t, v},
-//!               orphans: bool, unsharded: true }         the last one only where it is so
+//!               orphans: bool, unsharded: true,          the last two only where it is so
+//!               nextKey: document }
 //!   meta key  "sharding/owned/" + collection id as 8 hex digits
 //!   value     { ranges: [min, max, min, max, ..] }    encoded bounds as binary, ascending
 //! ```
@@ -14,6 +15,8 @@
 //! A collection that is not sharded has an ownership only while the primary of its database moves: it is
 //! one range then, given away or received whole (`migration/database.rs`). Nobody works out keys for it.
 //!
+//! *Next key*: the shard key that the collection is about to get (`next_key.rs`).
+//!
 //! *Orphans* are documents that are stored here and not owned. There are none until ranges
 //! are given away or received, because what is not owned cannot be written; as long as there
 //! are none, nobody has to look at documents to know that they are owned.
@@ -21,6 +24,7 @@
 use super::moving::{
     Block, BlockLevel, Earlier, Moving, Receiving, append_ranges, damaged, ranges,
 };
+use super::next_key::NextKey;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::{CollectionId, Uuid};
 use model::range::{KeyBound, KeyRange, RangeSet};
@@ -51,6 +55,8 @@ pub(crate) struct Ownership {
     pub(crate) moving: Arc<Moving>,
     /// The collection is not sharded; it moves with its database.
     pub(crate) unsharded: bool,
+    /// What is written must have a place among keys of this kind too.
+    pub(crate) next_key: Option<NextKey>,
 }
 
 /// A change of the stored documents; what is not mentioned stays.
@@ -135,7 +141,14 @@ impl Ownership {
             orphans: false,
             moving: Arc::default(),
             unsharded: true,
+            next_key: None,
         })
+    }
+
+    /// Whether the collection comes here with its database: what it was before is not known here. One that
+    /// stays because the move was aborted has been here all the time.
+    pub(crate) fn is_arrival(&self) -> bool {
+        self.owned.is_empty() || !self.moving.receiving.is_empty()
     }
 
     /// Whether it is what is left here of a collection that lives elsewhere. ⚑ One that comes again is not:
@@ -410,6 +423,9 @@ impl Ownership {
         if self.unsharded {
             writer.append("unsharded", true);
         }
+        if let Some(next) = &self.next_key {
+            writer.append("nextKey", &next.key);
+        }
         writer.finish()
     }
 
@@ -443,6 +459,7 @@ impl Ownership {
             owned,
             moving,
             unsharded: head.get("unsharded") == Some(ValueRef::Boolean(true)),
+            next_key: head.get_doc("nextKey").map(NextKey::parse).transpose()?,
         })
     }
 

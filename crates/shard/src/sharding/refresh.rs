@@ -271,6 +271,7 @@ impl Told {
             orphans: known.orphans,
             moving: known.moving.clone(),
             unsharded: false,
+            next_key: known.next_key_of(&self.pattern),
         })
     }
 }

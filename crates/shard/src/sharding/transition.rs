@@ -16,11 +16,11 @@
 //! was decided with it (`moving.rs`).
 
 use super::config_time::CONFIG_TIME_KEY;
-use super::moving::fill_in_time;
+use super::moving::{fill_in_time, moment};
 use super::ownership::{Ownership, OwnershipKey};
 use super::range_deletion::check_registered;
 use crate::Shard;
-use crate::catalog::Collection;
+use crate::catalog::{CatalogKey, Collection};
 use crate::command::envelope::WriteConcern;
 use crate::write::{Evaluator, Hold, NotAppended, Refusal, Stripe, Version};
 use model::bson::{Doc, DocBuf, Value};
@@ -91,6 +91,8 @@ pub(crate) struct OwnershipChange {
     ranges: Option<DocBuf>,
     moving: DocBuf,
     config_time: Option<DocBuf>,
+    /// From then on the collection's name means it: it has come with its database.
+    names: bool,
 }
 
 /// Where the time of the entry belongs in its payload.
@@ -108,17 +110,19 @@ impl OwnershipChange {
             ranges: (!keeps_ranges).then(|| new.ranges_document()),
             moving: new.moving.to_document(),
             config_time: shard.sharding.config_time.to_store(),
+            names: false,
         }
     }
 
     /// From then on the collection has none.
-    fn gone(shard: &Shard, id: CollectionId) -> Self {
+    fn gone(shard: &Shard, id: CollectionId, known: &Ownership) -> Self {
         Self {
             collection: id,
             head: None,
             ranges: None,
             moving: DocBuf::new(),
             config_time: shard.sharding.config_time.to_store(),
+            names: known.is_arrival(),
         }
     }
 
@@ -131,17 +135,18 @@ impl OwnershipChange {
             encoder.delete_meta(&OwnershipKey::head(id));
             encoder.delete_meta(&OwnershipKey::ranges(id));
             self.encode_config_time(encoder);
-            return TimePlace { at: 0, len: 0 };
+            return match self.names {
+                true => TimePlace::of_name(encoder, id),
+                false => TimePlace { at: 0, len: 0 },
+            };
         };
-        encoder.put_meta(&OwnershipKey::moving(id), self.moving.as_bytes());
-        let len = self.moving.as_bytes().len();
-        let at = encoder.position() - len;
+        let place = TimePlace::put(encoder, &OwnershipKey::moving(id), &self.moving);
         encoder.put_meta(&OwnershipKey::head(id), head.as_bytes());
         if let Some(ranges) = &self.ranges {
             encoder.put_meta(&OwnershipKey::ranges(id), ranges.as_bytes());
         }
         self.encode_config_time(encoder);
-        TimePlace { at, len }
+        place
     }
 
     fn encode_config_time(&self, encoder: &mut Encoder<'_>) {
@@ -152,6 +157,19 @@ impl OwnershipChange {
 }
 
 impl TimePlace {
+    /// Puts a document that gets the time of its entry.
+    fn put(encoder: &mut Encoder<'_>, key: &[u8], document: &DocBuf) -> TimePlace {
+        encoder.put_meta(key, document.as_bytes());
+        let len = document.as_bytes().len();
+        let at = encoder.position() - len;
+        TimePlace { at, len }
+    }
+
+    /// Puts since when a collection's name means it: since this entry.
+    pub(crate) fn of_name(encoder: &mut Encoder<'_>, id: CollectionId) -> TimePlace {
+        TimePlace::put(encoder, &CatalogKey::since(id), &moment())
+    }
+
     pub(crate) fn fill_in(&self, payload: &mut [u8], time: ClusterTime) {
         if self.len > 0
             && let Some(document) = payload.get_mut(self.at..self.at + self.len)
@@ -232,8 +250,8 @@ impl Shard {
         let known = held.ownership.as_deref().or(transition.first.as_ref());
         let following = match (&transition.ownership, known) {
             _ if transition.forgets_ownership => {
-                let gone = || OwnershipChange::gone(self, changed);
-                held.ownership.is_some().then(gone)
+                let known = held.ownership.as_deref();
+                known.map(|known| OwnershipChange::gone(self, changed, known))
             }
             (None, None) => None,
             (None, Some(known)) => {

@@ -228,3 +228,31 @@ async fn an_earlier_time_does_not_show_a_later_collection() {
         ))
         .await;
 }
+
+/// Since when a name means its collection is stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_earlier_time_can_be_read_after_a_restart() {
+    let (server, time) = changed().await;
+    let find = format!("{{find: 'c', {}}}", at(time));
+    let server = server.reopen().await;
+    assert_eq!(documents(&server, &find).await, BEFORE);
+    // What changes an index keeps the name's time.
+    server.check("{dropIndexes: 'c', index: 'x'} => {}").await;
+    let server = server.reopen().await;
+    assert_eq!(documents(&server, &find).await, BEFORE);
+    server
+        .check("admin {renameCollection: 'test.c', to: 'test.d'} => {}")
+        .await;
+    let renamed = server.shard.store.applied_time();
+    server
+        .check("{insert: 'd', documents: [{_id: 'later'}]} => {n: 1}")
+        .await;
+    let server = server.reopen().await;
+    server
+        .check(&format!("{{find: 'd', {}}} => 246", at(time)))
+        .await;
+    let find = format!("{{find: 'd', filter: {{x: {{$gt: 50}}}}, {}}}", at(renamed));
+    assert_eq!(documents(&server, &find).await, "{_id: 2, x: 99}");
+    let find = format!("{{find: 'd', filter: {{_id: 'later'}}, {}}}", at(renamed));
+    assert_eq!(documents(&server, &find).await, "");
+}

@@ -561,6 +561,9 @@ impl<'s> Evaluator<'s> {
             true => !ownership.owned.is_empty(),
             false => {
                 let key = ownership.pattern.key_of(document)?;
+                if let Some(next) = &ownership.next_key {
+                    next.pattern.key_of(document)?;
+                }
                 ownership.owned.contains(&key)
             }
         };

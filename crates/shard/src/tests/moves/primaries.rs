@@ -101,6 +101,29 @@ async fn an_aborted_move_leaves_what_was_read_of_earlier_times() {
     world.close().await;
 }
 
+/// ⚑ What a collection was before it came with its database is not known here, nor after a restart: its copy was
+/// not complete then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_that_has_come_is_not_read_at_earlier_times() {
+    let mut world = World::new("{x: 1}").await;
+    let documents: Vec<String> = (0..40).map(|x| format!("{{_id: {x}}}")).collect();
+    world.on(0).insert(&documents).await;
+    let moved = world.on(0).run("admin", MOVE).await;
+    assert_eq!(outcome(&moved), "committed", "{moved:?}");
+    let namespace = model::Namespace::parse("test.c").expect("a name");
+    let deadline = Instant::now() + PATIENCE;
+    while (world.on(1).shard.catalog.get(&namespace)).is_none_or(|it| it.ownership.is_some()) {
+        assert!(Instant::now() < deadline, "it stays between two shards");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let since = (world.on(1).shard.catalog.get(&namespace)).map(|it| it.since);
+    world.restart(1).await;
+    let stored = (world.on(1).shard.catalog.get(&namespace)).map(|it| it.since);
+    assert_eq!(stored, since);
+    assert_eq!(world.shown(1).await.len(), 40);
+    world.close().await;
+}
+
 /// What the donor hears of one part.
 #[derive(Default)]
 struct Reports {
