@@ -24,8 +24,8 @@ use wire::{BoxFuture, Endpoint, Request};
 
 /// What a batch may weigh: one document of the greatest size always fits.
 pub(crate) const BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// What is enough where no number of documents is asked for.
-const BATCH_BYTES_AMPLE: usize = 1024 * 1024;
+/// What is worth a message of its own.
+const BATCH_BYTES_WORTH: usize = 64 * 1024;
 
 /// Documents on their way into a reply.
 pub(crate) struct Batch {
@@ -51,10 +51,11 @@ impl Batch {
         self.documents >= self.documents_max
     }
 
-    /// Whether it is enough for somebody who did not say how much he wants: what the next batch of a
-    /// shard brings is passed on as it comes, instead of being taken apart to fill this one.
-    pub(crate) fn is_ample(&self) -> bool {
-        self.documents_max == u64::MAX && self.writer.len() - self.start >= BATCH_BYTES_AMPLE
+    /// Whether it may go although there is room left: what a shard's next batch brings is passed on as
+    /// it comes then, instead of being taken apart to fill this one. A client's number of documents is
+    /// the most that it gets.
+    pub(crate) fn is_worth_sending(&self) -> bool {
+        self.writer.len() - self.start >= BATCH_BYTES_WORTH
     }
 
     /// Whether a document of so many bytes still fits.

@@ -24,6 +24,7 @@ pub struct Request {
     sequences: Vec<Sequence>,
     exhaust_allowed: bool,
     more_to_come: bool,
+    passes_batch: bool,
 }
 
 /// A list of documents that travels beside the body, as if it were an array field of it.
@@ -64,6 +65,7 @@ impl Request {
             sequences,
             exhaust_allowed: false,
             more_to_come: false,
+            passes_batch: false,
         })
     }
 
@@ -71,6 +73,18 @@ impl Request {
         self.exhaust_allowed = exhaust_allowed;
         self.more_to_come = more_to_come;
         self
+    }
+
+    /// Says that whoever asks passes the reply's batch on without a look at its documents, so that
+    /// they need no check: `Doc`s of them must not be read (see [`model::bson::validate_around_batch`]).
+    #[must_use]
+    pub fn passing_batch(mut self, passes: bool) -> Request {
+        self.passes_batch = passes;
+        self
+    }
+
+    pub(crate) fn passes_batch(&self) -> bool {
+        self.passes_batch
     }
 
     /// The command document.

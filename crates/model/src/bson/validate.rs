@@ -36,13 +36,45 @@ pub enum InvalidBson {
     TooDeep,
 }
 
-/// Where an open document ends, and whether a scope of code encloses it.
+/// An open document: where it ends, and what it is to whoever passes batches on.
 struct Open {
     end: usize,
+    role: Role,
+}
+
+/// What a document is in a reply whose batch is only passed on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Reply,
+    Cursor,
+    Batch,
+    Other,
+}
+
+impl Role {
+    /// What a value of this name and kind is in a document of this role.
+    fn of_field(self, name: &[u8], kind: Kind) -> Role {
+        match (self, kind, name) {
+            (Role::Reply, Kind::Document, b"cursor") => Role::Cursor,
+            (Role::Cursor, Kind::Array, b"firstBatch" | b"nextBatch") => Role::Batch,
+            _ => Role::Other,
+        }
+    }
 }
 
 /// Checks that `bytes` is exactly one well-formed document of at most `limit` bytes.
 pub fn validate(bytes: &[u8], limit: usize) -> Result<(), InvalidBson> {
+    walk(bytes, limit, Role::Other)
+}
+
+/// Checks a reply whose batch nobody looks into: of the documents in `cursor.firstBatch` and
+/// `cursor.nextBatch` only where they end, of everything else all that [`validate`] checks. What is
+/// in them must not be read before it is validated.
+pub fn validate_around_batch(bytes: &[u8], limit: usize) -> Result<(), InvalidBson> {
+    walk(bytes, limit, Role::Reply)
+}
+
+fn walk(bytes: &[u8], limit: usize, role: Role) -> Result<(), InvalidBson> {
     if bytes.len() > limit {
         return Err(InvalidBson::TooLarge {
             length: bytes.len(),
@@ -58,10 +90,10 @@ pub fn validate(bytes: &[u8], limit: usize) -> Result<(), InvalidBson> {
             available: bytes.len(),
         });
     }
-    open.push(Open { end: root });
+    open.push(Open { end: root, role });
 
     while let Some(current) = open.last() {
-        let end = current.end;
+        let (end, role) = (current.end, current.role);
         let tag = walk.byte(end)?;
         if tag == 0 {
             if walk.at != end {
@@ -76,13 +108,24 @@ pub fn validate(bytes: &[u8], limit: usize) -> Result<(), InvalidBson> {
                 offset: walk.at - 1,
             });
         };
+        let name = walk.at;
         walk.c_string(end)?;
+        let name = name..walk.at - 1;
         if let Some(nested_end) = walk.value(kind, end)? {
+            if role == Role::Batch && kind == Kind::Document {
+                walk.pass_over(nested_end)?;
+                continue;
+            }
             // The outermost document is open too and does not count as a level.
             if open.len() > MAX_DEPTH {
                 return Err(InvalidBson::TooDeep);
             }
-            open.push(Open { end: nested_end });
+            let role = match role {
+                Role::Other => Role::Other,
+                role => role.of_field(&bytes[name], kind),
+            };
+            let end = nested_end;
+            open.push(Open { end, role });
         }
     }
     Ok(())
@@ -159,6 +202,15 @@ impl Walk<'_> {
             });
         }
         Ok(start + length as usize)
+    }
+
+    /// Goes to the end of a document without a look at what it holds.
+    fn pass_over(&mut self, document_end: usize) -> Result<(), InvalidBson> {
+        self.at = document_end;
+        match self.bytes[document_end - 1] {
+            0 => Ok(()),
+            _ => Err(self.malformed("document without its final NUL")),
+        }
     }
 
     fn c_string(&mut self, end: usize) -> Result<(), InvalidBson> {
@@ -272,7 +324,9 @@ fn name_length(bytes: &[u8]) -> Option<(usize, bool)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{InvalidBson, MAX_DEPTH, name_length, nesting_depth, validate};
+    use super::{
+        InvalidBson, MAX_DEPTH, name_length, nesting_depth, validate, validate_around_batch,
+    };
     use crate::bson::Doc;
 
     const LIMIT: usize = 1 << 20;
@@ -365,6 +419,46 @@ mod tests {
             (b"\0", false),
         ] {
             check(element, accepted);
+        }
+    }
+
+    /// A document that is not one, in a batch and in other places of a reply.
+    #[test]
+    fn batches_that_are_passed_on_are_checked_for_their_ends_only() {
+        let broken = wrap(b"\x02v\0\x10\0\0\0a\0");
+        let field =
+            |kind: u8, name: &[u8], value: &[u8]| [&[kind][..], name, b"\0", value].concat();
+        let reply = |cursor: &[u8], batch: &[u8], element: &[u8]| {
+            let batch = field(4, batch, &wrap(element));
+            wrap(&field(3, cursor, &wrap(&batch)))
+        };
+        let document = field(3, b"0", &broken);
+        for (bytes, accepted) in [
+            (reply(b"cursor", b"firstBatch", &document), true),
+            (reply(b"cursor", b"nextBatch", &document), true),
+            (reply(b"cursor", b"batch", &document), false),
+            (reply(b"Cursor", b"nextBatch", &document), false),
+            // An array is looked into.
+            (
+                reply(b"cursor", b"nextBatch", &field(4, b"0", &broken)),
+                false,
+            ),
+            (wrap(&field(4, b"nextBatch", &wrap(&document))), false),
+        ] {
+            assert!(validate(&bytes, LIMIT).is_err(), "{bytes:02x?}");
+            let passed = validate_around_batch(&bytes, LIMIT);
+            assert_eq!(passed.is_ok(), accepted, "{bytes:02x?}: {passed:?}");
+        }
+        // Ends count.
+        for end in [
+            &b"\x06\0\0\0\0"[..],
+            b"\x04\0\0\0\0",
+            b"\x05\0\0\0\x01",
+            b"\xff\xff\xff\xff\0",
+            b"\xff\xff\xff\x7f\0",
+        ] {
+            let bytes = reply(b"cursor", b"nextBatch", &field(3, b"0", end));
+            assert!(validate_around_batch(&bytes, LIMIT).is_err(), "{end:02x?}");
         }
     }
 

@@ -106,6 +106,7 @@ impl Asker {
         self.router.clock.append_to(&mut more);
         more.append("$db", namespace.database());
         let request = Request::from_parts(more.finish(), Vec::new())?;
+        let request = request.passing_batch(self.command.passes);
         let shard = &question.shard;
         let reply = match cursor.member.call(request).await {
             Ok(reply) => reply,
@@ -183,7 +184,8 @@ impl Asker {
         }
         append_part(&mut writer, question, &self.base, self.command.places);
         self.router.clock.append_to(&mut writer);
-        Request::from_parts(writer.finish(), Vec::new())
+        let request = Request::from_parts(writer.finish(), Vec::new())?;
+        Ok(request.passing_batch(self.command.passes))
     }
 
     /// The command's fields, with the time floor ⚑: a member that lags behind must not lose what an
@@ -217,9 +219,13 @@ impl Asker {
         let reported = Reported::read(reply.document(), shard)?;
         let mut places = reported.places.into_iter();
         let mut entries = Vec::new();
-        let passed = self.command.passes.then(|| Piece::batch(&reply)).flatten();
+        let passed = match self.command.passes {
+            true => Piece::batch(&reply).map_err(|why| malformed(shard, why))?,
+            false => None,
+        };
         let documents: Vec<Doc<'_>> = match reply.document().get_doc("cursor") {
-            Some(_) if passed.is_some() => Vec::new(),
+            // ⚑ Documents of a batch that is passed on are not checked: nobody reads them.
+            _ if self.command.passes => Vec::new(),
             Some(cursor) => batch_of(cursor).collect(),
             None => vec![reply.document()],
         };

@@ -32,8 +32,12 @@ impl ElasticScan {
     /// What does not fit is not delivered: a token that goes with the batch stands before it.
     async fn fill_from(&mut self, batch: &mut Batch) -> Result<bool, Failure> {
         loop {
+            let next = self.scan.peek();
+            // Whoever takes one batch apart takes all behind it apart, for none begins where another
+            // ends then.
+            let passes = self.command.passes && next.is_none_or(|entry| entry.value.is_batch());
             // The end is told with the last batch where it is known already.
-            if batch.is_full() || (self.command.passes && batch.is_ample()) {
+            if batch.is_full() || (passes && batch.is_worth_sending()) {
                 return Ok(self.scan.has_ended());
             }
             let Some(entry) = self.scan.peek() else {
@@ -47,7 +51,8 @@ impl ElasticScan {
                 if entry.value.pass_on(batch) {
                     self.arrived();
                 } else {
-                    self.scan.split_next(|piece| piece.split());
+                    let pieces = entry.value.split()?;
+                    self.scan.split_next(|_| pieces);
                 }
                 continue;
             }

@@ -20,7 +20,7 @@ use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-use model::bson::{MAX_INTERNAL_BYTES, validate};
+use model::bson::{MAX_INTERNAL_BYTES, validate, validate_around_batch};
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -113,7 +113,8 @@ impl Host {
             .write_to(&mut stream)
             .await
             .map_err(|error| self.not_sent(error))?;
-        let reply = read_reply(&mut stream, request_id).await.map_err(|error| {
+        let reply = read_reply(&mut stream, request_id, request.passes_batch());
+        let reply = reply.await.map_err(|error| {
             CallError::OutcomeUnknown(format!(
                 "the connection to {} ended before the reply: {error}",
                 self.address
@@ -231,7 +232,11 @@ async fn write_part(stream: &mut TcpStream, joined: &mut Vec<u8>, part: &[u8]) -
 }
 
 /// Reads one message straight into the buffer of a reply; memory follows what arrives.
-async fn read_reply(stream: &mut TcpStream, request_id: i32) -> io::Result<Reply> {
+async fn read_reply(
+    stream: &mut TcpStream,
+    request_id: i32,
+    passes_batch: bool,
+) -> io::Result<Reply> {
     let mut buffer = Vec::with_capacity(READ_BYTES_MIN);
     let mut length = None;
     while length.is_none_or(|length| buffer.len() < length) {
@@ -260,7 +265,11 @@ async fn read_reply(stream: &mut TcpStream, request_id: i32) -> io::Result<Reply
     if length != Some(buffer.len()) || flags_and_kind != [0; PREFIX_BYTES - HEADER_SIZE] {
         return Err(io::Error::other("the reply is not one plain OP_MSG"));
     }
-    validate(&buffer[PREFIX_BYTES..], MAX_INTERNAL_BYTES).map_err(io::Error::other)?;
+    let check = match passes_batch {
+        true => validate_around_batch,
+        false => validate,
+    };
+    check(&buffer[PREFIX_BYTES..], MAX_INTERNAL_BYTES).map_err(io::Error::other)?;
     Ok(Reply::from_message(buffer))
 }
 
