@@ -2,9 +2,16 @@
 //!
 //! All calls share one connection without a socket: handlers keep nothing on it that calls could
 //! take from each other, and no peer can hang up.
+//!
+//! ⚑ What has begun is finished, as behind a socket, where a caller that gives up (a time limit, the
+//! loser of a `select`) does not reach the handler: an index build that is dropped in its middle would be
+//! neither there nor gone. Commands run within their callers, which costs no switch of tasks; one whose
+//! caller goes away becomes a task of its own.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::{Context, Poll};
 
 use super::{BoxFuture, CallError, Endpoint};
 use crate::connection::ConnectionInfo;
@@ -32,7 +39,51 @@ impl<H: Handler> InProcess<H> {
 
 impl<H: Handler> Endpoint for InProcess<H> {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
-        Box::pin(async move { Ok(self.handler.handle(&self.connection, request).await) })
+        let (handler, connection) = (self.handler.clone(), self.connection.clone());
+        Box::pin(Finished {
+            command: Some(Box::pin(async move {
+                handler.handle(&connection, request).await
+            })),
+            has_begun: false,
+        })
+    }
+}
+
+/// A command that goes on by itself when nobody waits for it any more.
+struct Finished {
+    /// `None`: it has ended.
+    command: Option<BoxFuture<'static, Reply>>,
+    /// One that has not is like a request that was not sent.
+    has_begun: bool,
+}
+
+impl Future for Finished {
+    type Output = Result<Reply, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.has_begun = true;
+        let Some(command) = &mut self.command else {
+            let ended = CallError::OutcomeUnknown("the call has ended before".to_owned());
+            return Poll::Ready(Err(ended));
+        };
+        let reply = command.as_mut().poll(context);
+        if reply.is_ready() {
+            self.command = None;
+        }
+        reply.map(Ok)
+    }
+}
+
+impl Drop for Finished {
+    fn drop(&mut self) {
+        // One that panicked has nothing left to do.
+        if !self.has_begun || std::thread::panicking() {
+            return;
+        }
+        let runtime = tokio::runtime::Handle::try_current();
+        if let (Some(command), Ok(runtime)) = (self.command.take(), runtime) {
+            runtime.spawn(command);
+        }
     }
 }
 
@@ -40,5 +91,59 @@ impl<H: Handler> Drop for InProcess<H> {
     fn drop(&mut self) {
         self.connection.mark_closed();
         self.handler.disconnected(&self.connection);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Request;
+    use model::bson::DocWriter;
+    use std::time::Duration;
+    use tokio::sync::Notify;
+
+    /// A handler that waits in its middle.
+    #[derive(Default)]
+    struct Slow {
+        may_go_on: Notify,
+        ended: Arc<Notify>,
+        begun: AtomicI64,
+    }
+
+    impl Handler for Slow {
+        async fn handle(&self, _: &Arc<ConnectionInfo>, _: Request) -> Reply {
+            self.begun.fetch_add(1, Ordering::Relaxed);
+            self.may_go_on.notified().await;
+            self.ended.notify_one();
+            Reply::ok()
+        }
+    }
+
+    fn request() -> Request {
+        let body = DocWriter::new().with("ping", 1).with("$db", "admin");
+        Request::from_parts(body.finish(), Vec::new()).expect("a request")
+    }
+
+    #[tokio::test]
+    async fn a_command_whose_caller_gives_up_is_finished() {
+        let slow = Arc::new(Slow::default());
+        let endpoint = InProcess::new(slow.clone());
+        let given_up = tokio::time::timeout(Duration::ZERO, endpoint.call(request()));
+        assert!(given_up.await.is_err());
+        let ended = slow.ended.clone();
+        slow.may_go_on.notify_one();
+        let limit = Duration::from_secs(60);
+        let finished = tokio::time::timeout(limit, ended.notified()).await;
+        assert!(finished.is_ok(), "it was dropped in its middle");
+    }
+
+    #[tokio::test]
+    async fn a_command_that_was_not_begun_is_not_sent() {
+        let slow = Arc::new(Slow::default());
+        let endpoint = InProcess::new(slow.clone());
+        drop(endpoint.call(request()));
+        // Whatever was spawned would run now.
+        tokio::task::yield_now().await;
+        assert_eq!(slow.begun.load(Ordering::Relaxed), 0);
     }
 }
