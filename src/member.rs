@@ -141,12 +141,11 @@ impl Member {
         }
         handle.shutdown();
         let mut serving = serving;
-        let served = match tokio::time::timeout(FINISH, &mut serving).await {
-            Ok(served) => served,
-            // What came in the last moment.
-            Err(_) => {
-                shard.interrupt_operations();
-                serving.await
+        let served = loop {
+            match tokio::time::timeout(FINISH, &mut serving).await {
+                Ok(served) => break served,
+                // What came in the last moment.
+                Err(_) => shard.interrupt_operations(),
             }
         };
         served.context("the server did not end in order")?;
@@ -346,4 +345,98 @@ pub fn reachable(address: SocketAddr) -> String {
          127.0.0.1:{port}. Say --host NAME:{port} for clients on other machines"
     );
     format!("127.0.0.1:{port}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::bson::{DocBuf, DocWriter};
+    use shard::LogWindow;
+    use wire::Request;
+    use wire::client::Client;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    async fn run(member: &Member, command: DocWriter) -> String {
+        let request = Request::from_parts(command.finish(), Vec::new()).expect("a command");
+        let reply = member.shard.endpoint().call(request).await;
+        model::text::document_quoted(reply.expect("an answer").document())
+    }
+
+    /// The set of a member, with another one that has no vote and is never there.
+    fn with_absent(host: &str) -> DocWriter {
+        let mut command = DocWriter::new();
+        command.begin_document("replSetReconfig");
+        command.append("_id", "flock").append("version", 2);
+        command.begin_array("members").push_document();
+        command.append("_id", 0).append("host", host).end();
+        command.push_document().append("_id", 1);
+        command.append("host", "127.0.0.1:1");
+        command.append("votes", 0).append("priority", 0).end();
+        command.end().end().append("$db", "admin");
+        command
+    }
+
+    /// Writes, on a connection that looks like another member's, and waits for a member that never comes.
+    fn wait_for_absent(host: &str) -> Client {
+        let mut packets = DocWriter::new();
+        packets.append("_terndbReplicate", 1);
+        packets.begin_array("parts").end().append("$db", "admin");
+        let packets = packets.finish();
+        let mut insert = DocWriter::new();
+        insert.append("insert", "c").begin_array("documents");
+        insert.push_document().append("_id", 1).end().end();
+        insert.begin_document("writeConcern").append("w", 2).end();
+        insert.append("$db", "test");
+        let mut client = Client::connect(host).expect("it listens");
+        let sent = client.send_without_reply(packets.as_bytes());
+        sent.expect("it is sent");
+        let sent = client.send_with_flags(0, insert.finish().as_bytes());
+        sent.expect("it is sent");
+        client
+    }
+
+    /// Nobody waits for connections of other members before a member stops; what runs on one is
+    /// interrupted all the same.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_still_runs_when_a_member_stops_is_answered() {
+        let data = tempfile::tempdir().expect("a temporary directory");
+        let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+        let host = listener.local_addr().expect("an address").to_string();
+        let options = ShardOptions {
+            data: data.path().to_owned(),
+            cache_bytes: 8 << 20,
+            parameters: Vec::new(),
+            log_window: LogWindow::default(),
+        };
+        let set = ReplicaSetOptions {
+            name: "flock".to_owned(),
+            host: host.clone(),
+            detours: Default::default(),
+        };
+        let alone = Membership::ALONE;
+        let reach = Reach::default();
+        let started = Member::start(listener, &options, &set, alone, None, &reach).await;
+        let member = started.expect("it starts");
+        let reply = run(&member, with_absent(&host)).await;
+        assert!(reply.contains("ok: 1.0"), "{reply}");
+        let mut client = wait_for_absent(&host);
+        let written = async {
+            let count = || DocWriter::new().with("count", "c").with("$db", "test");
+            while !run(&member, count()).await.contains("n: 1,") {
+                tokio::task::yield_now().await;
+            }
+        };
+        let written = tokio::time::timeout(DEADLINE, written).await;
+        written.expect("it is written");
+        let stopped = tokio::time::timeout(DEADLINE, member.stop(true)).await;
+        stopped.expect("it stops in time").expect("it stops");
+        let reply = client.read_reply().expect("it is answered").to_vec();
+        let reply = DocBuf::from_bytes(reply).expect("a document");
+        let reply = model::text::document_quoted(reply.as_doc());
+        assert!(
+            reply.contains("writeConcernError: { code: 11600"),
+            "{reply}"
+        );
+    }
 }

@@ -35,7 +35,7 @@ use model::ids::{CollectionId, IndexId, Uuid};
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use query::index::IndexDefinition;
-use replication::{Durability, ProposeError};
+use replication::{Durability, ProposeError, Term};
 use std::sync::{Arc, OnceLock};
 use storage::entry::{Encoder, Header};
 use tokio::sync::RwLock;
@@ -490,7 +490,18 @@ impl Shard {
         &self,
         encode: impl Fn(&mut Encoder<'_>) -> T,
     ) -> Result<(), Error> {
-        self.propose_with(Header::default(), encode).await
+        self.propose_with(None, Header::default(), encode).await
+    }
+
+    /// The same for what was worked out while this member led in `term`: refused if it has not led without
+    /// interruption since.
+    pub(crate) async fn propose_catalog_in(
+        &self,
+        term: Term,
+        encode: impl Fn(&mut Encoder<'_>),
+    ) -> Result<(), Error> {
+        self.propose_with(Some(term), Header::default(), encode)
+            .await
     }
 
     /// The same for an entry that carries out commands of clients.
@@ -519,11 +530,12 @@ impl Shard {
             },
             ..Header::default()
         };
-        self.propose_with(header, encode).await
+        self.propose_with(None, header, encode).await
     }
 
     async fn propose_with<T: Timed>(
         &self,
+        term: Option<Term>,
         header: Header<'_>,
         encode: impl Fn(&mut Encoder<'_>) -> T,
     ) -> Result<(), Error> {
@@ -536,7 +548,7 @@ impl Shard {
                 encoder.put_meta(CONFIG_TIME_KEY, time.as_bytes());
             }
             let proposed = self.log.propose_several(
-                None,
+                term,
                 Durability::Synced,
                 times,
                 payload,

@@ -87,18 +87,21 @@ impl ChangeStream {
 
 impl ChangeStream {
     /// Of the stages behind a stream those that give the same for an event whenever it is told:
-    /// up to the first that reads what is looked up, if anything is, or what is chance. A
-    /// `$redact` is not looked at, as in MongoDB.
+    /// up to the first that reads what is looked up, if anything is, or what is chance. Who takes an
+    /// event as a whole reads that, too. A `$redact` is not looked at, as in MongoDB.
     pub fn lasting(behind: &[Step], looks_up: bool) -> &[Step] {
         let varies = |step: &Step| {
             matches!(step.stage, Stage::Redact(_))
-                || (looks_up && mentions(&step.spec, "fullDocument"))
+                || (looks_up && LOOKED_UP.iter().any(|name| mentions(&step.spec, name)))
                 || CHANCE.iter().any(|name| mentions(&step.spec, name))
         };
         let lasting = behind.iter().position(varies).unwrap_or(behind.len());
         &behind[..lasting]
     }
 }
+
+/// Names in stages that read what is looked up: by its name, or with all that an event has.
+const LOOKED_UP: [&str; 4] = ["fullDocument", "$$ROOT", "$$CURRENT", "$jsonSchema"];
 
 /// Names in stages by which they give one thing now and another later.
 const CHANCE: [&str; 4] = ["$sampleRate", "$rand", "$$NOW", "$$CLUSTER_TIME"];

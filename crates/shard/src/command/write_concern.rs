@@ -358,8 +358,11 @@ impl Shard {
                 .with_details(details));
             }
             operation.check()?;
-            // A member may live another life by now, under the same number.
-            if let Some(now) = self.replica_set.configuration() {
+            // A member may live another life by now, under the same number, or have been removed.
+            if let Some(now) = self.replica_set.configuration()
+                && now != configuration
+            {
+                now.check_satisfiable(&options.members)?;
                 configuration = now;
             }
         }

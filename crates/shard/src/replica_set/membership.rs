@@ -48,11 +48,15 @@ pub(crate) async fn run(shard: &Arc<Shard>, tenure: &Tenure) {
 
 /// Takes the next step; whether there is more to do.
 async fn step(shard: &Shard) -> bool {
+    // Who hands leadership over, or has lost it, changes nothing.
+    let Ok(term) = shard.log.leading() else {
+        return true;
+    };
     let Some(configuration) = shard.replica_set.configuration() else {
         return false;
     };
     let members = shard.log.members();
-    let returned = shard.renew_lives(&configuration, &members).await;
+    let returned = shard.renew_lives(term, &configuration, &members).await;
     if returned == Returned::Renewed {
         return true;
     }

@@ -18,7 +18,7 @@ use super::transport::{MemberNumber, ask};
 use crate::Shard;
 use model::Code;
 use model::bson::ValueRef;
-use replication::Members;
+use replication::{Members, Term};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -81,7 +81,13 @@ impl Shard {
     }
 
     /// Gives another life to members that should have come back to theirs, and hold nothing.
-    pub(super) async fn renew_lives(&self, known: &Configuration, members: &Members) -> Returned {
+    /// The caller led in `term` when it read the configuration.
+    pub(super) async fn renew_lives(
+        &self,
+        term: Term,
+        known: &Configuration,
+        members: &Members,
+    ) -> Returned {
         let mut lives = known.lives.clone();
         let mut returned = Returned::All;
         for member in &known.members {
@@ -97,13 +103,13 @@ impl Shard {
             }
         }
         if lives != known.lives {
-            self.store_lives(known, lives).await;
+            self.store_lives(term, known, lives).await;
             returned = Returned::Renewed;
         }
         returned
     }
 
-    async fn store_lives(&self, known: &Configuration, lives: Lives) {
+    async fn store_lives(&self, term: Term, known: &Configuration, lives: Lives) {
         let _ddl = self.ddl.lock().await;
         let Some(now) = self.replica_set.configuration() else {
             return;
@@ -115,7 +121,7 @@ impl Shard {
         let mut next = Configuration::clone(&now);
         next.version = next.version.saturating_add(1);
         next.lives = lives;
-        if let Err(error) = self.store_configuration(next).await {
+        if let Err(error) = self.store_configuration(term, next).await {
             tracing::warn!("a member has lost its data, and is not begun anew yet: {error}");
         }
     }

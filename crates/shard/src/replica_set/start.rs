@@ -14,6 +14,7 @@ use super::transport::{Absence, Introduction, MemberNumber};
 use super::{Membership, ReplicaSetOptions};
 use crate::Shard;
 use model::{Code, Error};
+use replication::{MemberId, Term};
 use std::sync::Arc;
 use wire::{ConnectionInfo, Reply, Request};
 
@@ -56,6 +57,7 @@ impl Shard {
     }
 
     async fn follow_address(&self, host: String) -> Result<(), Error> {
+        let term = self.log.leading().map_err(crate::error::from_log)?;
         let Some(stored) = self.replica_set.configuration() else {
             return Ok(());
         };
@@ -64,7 +66,7 @@ impl Shard {
                 let mut moved = Configuration::clone(&stored);
                 moved.version = moved.version.saturating_add(1);
                 moved.members[0].host = host;
-                self.store_configuration(moved).await
+                self.store_configuration(term, moved).await
             }
             _ => Ok(()),
         }
@@ -74,6 +76,7 @@ impl Shard {
     /// given new ones all together.
     pub(crate) async fn found_configuration(&self) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
+        let term = self.log.leading().map_err(crate::error::from_log)?;
         let Some(name) = self.replica_set.name.get() else {
             return Ok(());
         };
@@ -110,7 +113,7 @@ impl Shard {
             }),
         };
         match next {
-            Some(next) => self.store_configuration(next).await,
+            Some(next) => self.store_configuration(term, next).await,
             None => Ok(()),
         }
     }
@@ -119,20 +122,7 @@ impl Shard {
     fn introduce_peers(self: &Arc<Self>) {
         let (shard, reported) = (Arc::downgrade(self), Arc::downgrade(self));
         self.peers.introduce_with(
-            Box::new(move |to| {
-                let shard = shard.upgrade()?;
-                let members = shard.log.members();
-                let number = MemberNumber::from_log(to);
-                let configuration = shard.replica_set.configuration();
-                // ⚑ Nobody is begun in a life that is over, as long as links to it remain.
-                let may_begin = configuration.is_some_and(|now| {
-                    now.member_in_log(to).is_some() && !now.lives.is_returned(number.id)
-                });
-                let newcomer = may_begin
-                    && !members.configuration.voters.contains(&to)
-                    && !members.configuration.outgoing.contains(&to);
-                shard.introduction(number, newcomer)
-            }),
+            Box::new(move |to| shard.upgrade()?.introduction_to(to)),
             Box::new(move |member, absence| {
                 let Some(shard) = reported.upgrade() else {
                     return;
@@ -146,6 +136,21 @@ impl Shard {
         if let Some(configuration) = self.replica_set.configuration() {
             self.replica_set.find_members(&configuration);
         }
+    }
+
+    /// What a link says to a member when it begins.
+    pub(crate) fn introduction_to(&self, to: MemberId) -> Option<Introduction> {
+        let members = self.log.members();
+        let number = MemberNumber::from_log(to);
+        let configuration = self.replica_set.configuration();
+        // ⚑ Nobody is begun in a life that is over, as long as links to it remain.
+        let may_begin = configuration.is_some_and(|now| {
+            now.member_in_log(to).is_some() && !now.lives.is_returned(number.id)
+        });
+        let newcomer = may_begin
+            && !members.configuration.voters.contains(&to)
+            && !members.configuration.outgoing.contains(&to);
+        self.introduction(number, newcomer)
     }
 
     /// What this member says when it calls another one.
@@ -201,15 +206,22 @@ impl Shard {
         Ok(Reply::ok())
     }
 
-    /// Makes a configuration the one that holds, through the log.
+    /// Makes a configuration the one that holds, through the log. The caller holds `ddl`, and led in `term` when
+    /// it read the configuration that this one follows.
+    ///
+    /// ⚑ Whoever has lost that term meanwhile stores nothing: another primary may have stored a configuration that
+    /// this one knows nothing of, and would undo, together with the lives that it gave.
     pub(crate) async fn store_configuration(
         &self,
+        term: Term,
         mut configuration: Configuration,
     ) -> Result<(), Error> {
-        configuration.term = i64::try_from(self.log.term().get()).unwrap_or(i64::MAX);
+        configuration.term = i64::try_from(term.get()).unwrap_or(i64::MAX);
         let document = configuration.to_stored();
-        self.propose_catalog(|encoder| encoder.put_meta(CONFIGURATION_KEY, document.as_bytes()))
-            .await
+        self.propose_catalog_in(term, |encoder| {
+            encoder.put_meta(CONFIGURATION_KEY, document.as_bytes());
+        })
+        .await
     }
 }
 

@@ -130,3 +130,24 @@ async fn shutdown_is_requested() {
     server.check("admin {shutdown: 1} => {ok: 1.0}").await;
     server.shard.shutdown_requested().await;
 }
+
+/// Who asks for more time than there is gets a day.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_waits_for_a_day_at_most() {
+    let server = TestShard::open().await;
+    for (seconds, limit_s) in [
+        ("9223372036854775807L", 86_400),
+        ("86401", 86_400),
+        ("7.0", 7),
+        ("-1", 0),
+    ] {
+        let shutdown = format!("admin {{shutdown: 1, timeoutSecs: {seconds}}} => {{ok: 1.0}}");
+        server.check(&shutdown).await;
+        let limit = *server.shard.shutdown_limit.lock();
+        let limit = limit.expect("it was given");
+        assert_eq!(limit, std::time::Duration::from_secs(limit_s), "{seconds}");
+        // Clients are told how much is left of it.
+        let none = std::time::Duration::ZERO;
+        server.shard.begin_quiesce(none, limit).await;
+    }
+}

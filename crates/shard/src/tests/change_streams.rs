@@ -352,6 +352,42 @@ async fn filtered_events_still_move_the_token() {
     assert_eq!(cursor.get("postBatchResumeToken"), first.get("_id"));
 }
 
+/// Whether a stream tells the event that it is resumed behind does not depend on what was looked up, be it named
+/// or part of a whole event.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_resumes_behind_an_event_that_what_was_looked_up_has_let_through() {
+    let shard = TestShard::open().await;
+    shard
+        .check("{insert: 'c', documents: [{_id: 1, a: 1}]} => {n: 1}")
+        .await;
+    let whole = |name: &str| {
+        format!(", {{$match: {{$expr: {{$gt: [{{$size: {{$objectToArray: '{name}'}}}}, 7]}}}}}}")
+    };
+    let stages = [
+        ", {$match: {'fullDocument.a': {$gt: 1}}}".to_owned(),
+        whole("$$ROOT"),
+        whole("$$CURRENT"),
+    ];
+    for (at, stages) in stages.iter().enumerate() {
+        let lookup = "fullDocument: 'updateLookup'";
+        let mut stream = Stream::open(&shard, &format!("{{{lookup}}}"), stages).await;
+        let update = |by: usize| {
+            format!(
+                "{{update: 'c', updates: [{{q: {{_id: 1}}, u: {{$set: {{a: {by}}}}}}}]}} => {{nModified: 1}}"
+            )
+        };
+        shard.check(&update(10 * at + 10)).await;
+        let first = stream.events().await;
+        assert_eq!(first.len(), 1, "{stages}");
+        shard.check(&update(10 * at + 11)).await;
+        let resume = format!("{{{lookup}, resumeAfter: {}}}", id_of(&first[0]));
+        let mut resumed = Stream::open(&shard, &resume, stages).await;
+        assert_eq!(resumed.events().await.len(), 1, "{stages}");
+        resumed.close().await;
+        stream.close().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_or_renaming_ends_a_stream() {
     let shard = TestShard::open().await;
@@ -527,6 +563,14 @@ async fn a_waiting_stream_is_woken() {
         shard.shard.begin_shutdown();
     });
     assert!(get(&reply, "cursor").is_some(), "{reply:?}");
+    // From then on nothing comes here, and a driver goes on elsewhere: it is not to ask again and again.
+    let reply = stream.get_more(600_000).await;
+    assert_eq!(get(&reply, "code"), Some(&Value::Int32(91)), "{reply:?}");
+    let labels = get(&reply, "errorLabels").and_then(Value::as_array);
+    assert_eq!(
+        labels,
+        Some(&[Value::String("ResumableChangeStreamError".to_owned())][..])
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

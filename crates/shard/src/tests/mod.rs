@@ -24,6 +24,7 @@ mod parts;
 mod past;
 mod races;
 mod range_deletion;
+mod reconfiguration;
 mod refresh;
 mod removal;
 mod replica_set;

@@ -6,6 +6,7 @@ mod status;
 
 use super::{Answer, Invocation, bare_failure, finish};
 use crate::Shard;
+use crate::error::from_log;
 use crate::replica_set::configuration::{Configuration, Lives};
 use crate::replica_set::waiting_room::already_initialized;
 use model::bson::ValueRef;
@@ -66,23 +67,32 @@ pub(crate) async fn reconfigure(invocation: &Invocation<'_>) -> Answer {
     let Some(document) = document else {
         return bare_failure("no configuration specified");
     };
-    let _ddl = shard.ddl.lock().await;
-    let current = configuration(invocation)?;
-    let mut next = current.successor(document, forced)?;
-    let returning = shard.returning(&current, &next).await;
-    next.lives = Lives::successor(&current, &next, &returning);
-    if next.member_at(shard.replica_set.host()).is_none() {
-        return Err(Error::new(
-            Code::NODE_NOT_FOUND,
-            format!(
-                "No host described in new configuration with {{version: {}}} for replica set {} \
-                 maps to this node",
-                next.version, next.name
-            ),
-        ));
+    loop {
+        invocation.operation.check()?;
+        let term = shard.log.leading().map_err(from_log)?;
+        let current = configuration(invocation)?;
+        let mut next = current.successor(document, forced)?;
+        if next.member_at(shard.replica_set.host()).is_none() {
+            return Err(Error::new(
+                Code::NODE_NOT_FOUND,
+                format!(
+                    "No host described in new configuration with {{version: {}}} for replica set \
+                     {} maps to this node",
+                    next.version, next.name
+                ),
+            ));
+        }
+        // Hosts may be silent for long: nobody else waits for them meanwhile.
+        let returning = shard.returning(&current, &next).await;
+        next.lives = Lives::successor(&current, &next, &returning);
+        let _ddl = shard.ddl.lock().await;
+        // ⚑ What follows another configuration than the one that holds would undo it, and give lives that
+        // it has given. It is checked against that one again.
+        if configuration(invocation)? == current {
+            shard.store_configuration(term, next).await?;
+            return finish(Reply::writer());
+        }
     }
-    shard.store_configuration(next).await?;
-    finish(Reply::writer())
 }
 
 pub(crate) async fn step_down(invocation: &Invocation<'_>) -> Answer {
