@@ -13,6 +13,7 @@ use model::bson::{DocBuf, DocWriter, ObjectId, ValueRef};
 use model::error::{Code, Error};
 use parking_lot::Mutex;
 use support::*;
+use tokio::sync::Notify;
 use wire::{
     BoxFuture, CallError, Endpoint, Host, HostOptions, InProcess, ReplicaSet, ReplicaSetTimes,
     Reply, Request, Sequence, ServerOptions,
@@ -163,8 +164,14 @@ struct SetState {
     election: u8,
     hosts: Vec<&'static str>,
     away: Vec<&'static str>,
+    release: Arc<Notify>,
+    hellos_to_a: usize,
     /// Loses the reply to the next command.
     lose_reply: bool,
+    /// These answer nothing until they are released.
+    silent: Vec<&'static str>,
+    /// Of these only `hello` is answered until they are released.
+    slow: Vec<&'static str>,
     /// Commands other than hello, with who answered.
     asked: Vec<(String, String)>,
 }
@@ -172,6 +179,7 @@ struct SetState {
 struct FakeMember {
     host: String,
     set: Arc<Set>,
+    release: Arc<Notify>,
 }
 
 impl Endpoint for FakeMember {
@@ -182,6 +190,7 @@ impl Endpoint for FakeMember {
         } else {
             let is_primary = set.primary == Some(self.host.as_str());
             if request.name() == "hello" {
+                set.hellos_to_a += usize::from(self.host == "a");
                 let mut writer = Reply::writer()
                     .with("setName", "flock")
                     .with("setVersion", 1)
@@ -211,7 +220,15 @@ impl Endpoint for FakeMember {
                 }
             }
         };
-        Box::pin(async move { result })
+        let waits = set.silent.contains(&self.host.as_str())
+            || (set.slow.contains(&self.host.as_str()) && request.name() != "hello");
+        let release = self.release.clone();
+        Box::pin(async move {
+            if waits {
+                release.notified().await;
+            }
+            result
+        })
     }
 }
 
@@ -235,6 +252,15 @@ impl Set {
 
     /// One that looks no longer than this for a member to ask.
     fn endpoint_within(self: &Arc<Set>, limit: Duration, seeds: &[&str]) -> ReplicaSet {
+        self.endpoint_with(limit, DEADLINE / 2, seeds)
+    }
+
+    fn endpoint_with(
+        self: &Arc<Set>,
+        selection_limit: Duration,
+        hello_limit: Duration,
+        seeds: &[&str],
+    ) -> ReplicaSet {
         let (set, made) = (self.clone(), Mutex::new(HashMap::new()));
         let dial = move |host: &str| -> Arc<dyn Endpoint> {
             let mut made = made.lock();
@@ -242,14 +268,15 @@ impl Set {
                 Arc::new(FakeMember {
                     host: host.to_owned(),
                     set: set.clone(),
+                    release: set.0.lock().release.clone(),
                 })
             });
             member.clone()
         };
         let times = ReplicaSetTimes {
-            selection_limit: limit,
+            selection_limit,
             pause: Duration::from_millis(1),
-            hello_limit: DEADLINE / 2,
+            hello_limit,
         };
         ReplicaSet::new("flock", seeds.iter().copied(), Arc::new(dial), times)
     }
@@ -367,4 +394,82 @@ fn reads_go_where_their_preference_allows() {
         member.call(read("nearest")).await.unwrap();
         assert_eq!(set.asked(), first);
     });
+}
+
+/// An endpoint that takes members for silent soon.
+fn impatient(set: &Arc<Set>) -> ReplicaSet {
+    set.endpoint_with(DEADLINE / 2, Duration::from_millis(20), &["a", "b", "c"])
+}
+
+/// ⚑ A primary that is stopped keeps its connections, and those who wait for it.
+#[test]
+fn a_silent_primary_is_not_waited_for_when_another_leads() {
+    let set = Set::new(&["a", "b", "c"]);
+    let endpoint = impatient(&set);
+    run(async {
+        let opened = endpoint.open(insert(true)).await.unwrap();
+        let member = opened.member.expect("who answered");
+        set.0.lock().silent = vec!["a"];
+        set.elect(Some("b"));
+        for call in [endpoint.call(insert(true)), member.call(insert(true))] {
+            let lost = call.await;
+            assert!(
+                matches!(lost, Err(CallError::OutcomeUnknown(_))),
+                "{lost:?}"
+            );
+        }
+        set.asked();
+        endpoint.call(insert(false)).await.unwrap();
+        assert_eq!(set.asked(), ["insert@b"]);
+    });
+}
+
+#[test]
+fn a_call_that_is_dropped_casts_doubt_on_its_member() {
+    let set = Set::new(&["a", "b"]);
+    // Nobody is taken for silent while it waits.
+    let endpoint = set.endpoint(&["a", "b"]);
+    run(async {
+        endpoint.call(insert(false)).await.unwrap();
+        set.0.lock().silent = vec!["a"];
+        set.elect(Some("b"));
+        let dropped = tokio::time::timeout(Duration::ZERO, endpoint.call(insert(true))).await;
+        assert!(dropped.is_err());
+        set.asked();
+        endpoint.call(insert(false)).await.unwrap();
+        assert_eq!(set.asked(), ["insert@b"]);
+    });
+}
+
+/// What takes long is waited for: nobody else could tell what becomes of it.
+#[test]
+fn a_slow_member_and_a_silent_one_without_a_successor_are_waited_for() {
+    let silent = |state: &mut SetState| state.silent = vec!["a"];
+    let slow = |state: &mut SetState| state.slow = vec!["a"];
+    for waits in [silent, slow] {
+        let set = Set::new(&["a", "b", "c"]);
+        let endpoint = Arc::new(impatient(&set));
+        run(async {
+            endpoint.call(insert(false)).await.unwrap();
+            waits(&mut set.0.lock());
+            let call = {
+                let endpoint = endpoint.clone();
+                tokio::spawn(async move { endpoint.call(insert(true)).await })
+            };
+            // It was asked some times whether it lives.
+            let said = set.0.lock().hellos_to_a;
+            while set.0.lock().hellos_to_a < said + 6 {
+                assert!(!call.is_finished());
+                tokio::task::yield_now().await;
+            }
+            set.0.lock().silent.clear();
+            set.0.lock().slow.clear();
+            let release = set.0.lock().release.clone();
+            while !call.is_finished() {
+                release.notify_waiters();
+                tokio::task::yield_now().await;
+            }
+            call.await.unwrap().unwrap();
+        });
+    }
 }

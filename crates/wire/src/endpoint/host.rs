@@ -59,6 +59,9 @@ const READ_BYTES_MIN: usize = 4096;
 const READ_BYTES_STEP: usize = 64 * 1024;
 /// Parts up to this size are written in one piece with the others.
 const JOINED_BYTES_MAX: usize = 64 * 1024;
+/// How long sent bytes may stay unconfirmed by the peer's system before a connection has ended.
+#[cfg(target_os = "linux")]
+const UNCONFIRMED_MAX: Duration = Duration::from_secs(30);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -135,6 +138,9 @@ impl Host {
             .with_time(KEEPALIVE_IDLE)
             .with_interval(KEEPALIVE_INTERVAL);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+        // Keep-alive is silent while something is on its way: a request that nobody confirms.
+        #[cfg(target_os = "linux")]
+        SockRef::from(&stream).set_tcp_user_timeout(Some(UNCONFIRMED_MAX))?;
         Ok(stream)
     }
 

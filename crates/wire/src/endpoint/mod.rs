@@ -14,6 +14,7 @@ mod host;
 mod in_process;
 mod read_preference;
 mod replica_set;
+mod watched;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -49,9 +50,8 @@ pub struct Answer {
 
 /// Somebody who answers commands.
 ///
-/// A call that is dropped ends its connection if there is one, and leaves the outcome unknown. In
-/// this process nobody else finishes what a dropped call has begun: calls that write are awaited
-/// to their end.
+/// A call that is dropped ends its connection if there is one, and leaves the outcome unknown:
+/// whoever was asked finishes what he has begun.
 pub trait Endpoint: Send + Sync {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>>;
 

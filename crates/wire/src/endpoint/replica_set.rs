@@ -10,6 +10,8 @@
 //!             └───► a reply, or OutcomeUnknown: the caller's
 //! ```
 //!
+//! While a call waits its member is watched (`watched.rs`).
+//!
 //! What is refused with "not primary" is sent again only where that cannot repeat anything: a batch
 //! of writes may have lost its primary half-way, and then answers the same. Such a batch is sent
 //! again if it belongs to a retryable write, whose statements the set recognises.
@@ -30,6 +32,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::read_preference::{ReadMode, ReadPreference};
+use super::watched::{Heard, Watched};
 use super::{Answer, BoxFuture, CallError, Endpoint};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -58,34 +61,49 @@ impl Default for ReplicaSetTimes {
 }
 
 /// The members of one replica set.
-pub struct ReplicaSet {
+pub struct ReplicaSet(Arc<Shared>);
+
+/// What all calls to a set, and to members of it, share.
+pub(super) struct Shared {
     name: String,
     dial: Dial,
-    times: ReplicaSetTimes,
-    known: Arc<Mutex<Known>>,
+    pub(super) times: ReplicaSetTimes,
+    pub(super) known: Mutex<Known>,
     /// Held by who looks, so that others wait for what it finds.
     looking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct Known {
-    members: BTreeMap<String, Member>,
+pub(super) struct Known {
+    pub(super) members: BTreeMap<String, Member>,
     /// Counts looks: who waited for one need not look again.
-    looks: u64,
+    pub(super) looks: u64,
     /// The primary's claim: of two that call themselves primary the later elected one is.
     claim: Option<Claim>,
     /// Where the next read among equals goes.
     turn: usize,
 }
 
-struct Member {
+pub(super) struct Member {
     endpoint: Arc<dyn Endpoint>,
-    role: Role,
+    pub(super) role: Role,
     tags: Option<DocBuf>,
+    pub(super) heard: Arc<Heard>,
+}
+
+impl Member {
+    fn new(endpoint: Arc<dyn Endpoint>) -> Member {
+        Member {
+            endpoint,
+            role: Role::Unknown,
+            tags: None,
+            heard: Arc::default(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
+pub(super) enum Role {
     Unknown,
     Primary,
     Secondary,
@@ -99,7 +117,7 @@ struct Claim {
 }
 
 /// What a member says it is.
-struct Said {
+pub(super) struct Said {
     host: String,
     role: Role,
     tags: Option<DocBuf>,
@@ -115,42 +133,39 @@ impl ReplicaSet {
         dial: Dial,
         times: ReplicaSetTimes,
     ) -> ReplicaSet {
-        let member = |host: &str| Member {
-            endpoint: dial(host),
-            role: Role::Unknown,
-            tags: None,
-        };
         let members = hosts
             .into_iter()
-            .map(|host| (host.to_owned(), member(host)))
+            .map(|host| (host.to_owned(), Member::new(dial(host))))
             .collect();
-        ReplicaSet {
+        ReplicaSet(Arc::new(Shared {
             name: name.to_owned(),
-            known: Arc::new(Mutex::new(Known {
+            known: Mutex::new(Known {
                 members,
                 ..Known::default()
-            })),
+            }),
             dial,
             times,
             looking: tokio::sync::Mutex::default(),
-        }
+        }))
     }
 
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
+    pub fn hosts(&self) -> Vec<String> {
+        self.0.known.lock().members.keys().cloned().collect()
+    }
+}
+
+impl Shared {
     fn described(&self) -> String {
         let known = self.known.lock();
         let hosts: Vec<&str> = known.members.keys().map(String::as_str).collect();
         format!("{}/{}", self.name, hosts.join(","))
     }
 
-    pub fn hosts(&self) -> Vec<String> {
-        self.known.lock().members.keys().cloned().collect()
-    }
-
-    async fn send(&self, request: Request) -> Result<Answer, CallError> {
+    async fn send(self: &Arc<Self>, request: Request) -> Result<Answer, CallError> {
         let preference = ReadPreference::of(request.body());
         let deadline = Instant::now() + self.times.selection_limit;
         let mut last_error = None;
@@ -162,14 +177,23 @@ impl ReplicaSet {
                 (Err(_), Some(error)) => return Err(error),
                 (Err(error), None) => return Err(error),
             };
-            match endpoint.call(request.clone()).await {
+            let member = Watched {
+                set: self.clone(),
+                endpoint,
+                host,
+                mode: preference.mode,
+            };
+            let result = member.ask(request.clone()).await;
+            let host = member.host.clone();
+            let answer = |reply| Answer {
+                reply,
+                member: Some(Arc::new(member)),
+            };
+            match result {
                 Ok(reply) if is_not_primary(reply.document()) => {
                     self.doubt(&host);
                     if Instant::now() >= deadline || !may_be_repeated(&request) {
-                        return Ok(Answer {
-                            reply,
-                            member: Some(endpoint),
-                        });
+                        return Ok(answer(reply));
                     }
                     // It takes itself for the primary and answers otherwise: that takes time to end.
                     if refused_by.as_ref() == Some(&host) {
@@ -178,12 +202,7 @@ impl ReplicaSet {
                     refused_by = Some(host);
                     last_error = None;
                 }
-                Ok(reply) => {
-                    return Ok(Answer {
-                        reply,
-                        member: Some(endpoint),
-                    });
-                }
+                Ok(reply) => return Ok(answer(reply)),
                 Err(error @ CallError::OutcomeUnknown(_)) => {
                     self.doubt(&host);
                     return Err(error);
@@ -201,7 +220,7 @@ impl ReplicaSet {
 
     /// A member that fits, looking for one if need be.
     async fn select(
-        &self,
+        self: &Arc<Self>,
         preference: &ReadPreference,
         deadline: Instant,
     ) -> Result<(String, Arc<dyn Endpoint>), CallError> {
@@ -240,7 +259,7 @@ impl ReplicaSet {
     }
 
     /// Asks all members what they are, unless somebody did since `looks`.
-    async fn look(&self, looks: u64, mode: ReadMode) {
+    pub(super) async fn look(self: &Arc<Self>, looks: u64, mode: ReadMode) {
         let _one_at_a_time = self.looking.lock().await;
         let mut asking = JoinSet::new();
         {
@@ -250,14 +269,8 @@ impl ReplicaSet {
             }
             for (host, member) in &known.members {
                 let (host, endpoint) = (host.clone(), member.endpoint.clone());
-                let (name, limit) = (self.name.clone(), self.times.hello_limit);
-                let (known, dial) = (self.known.clone(), self.dial.clone());
-                asking.spawn(async move {
-                    let said = ask(name, host, endpoint, limit).await?;
-                    let role = said.role;
-                    known.lock().learn(said, &dial);
-                    Some(role)
-                });
+                let set = self.clone();
+                asking.spawn(async move { set.ask(&host, &endpoint).await });
             }
         }
         while let Some(said) = asking.join_next().await {
@@ -269,7 +282,15 @@ impl ReplicaSet {
         self.known.lock().looks += 1;
     }
 
-    fn doubt(&self, host: &str) {
+    /// Asks a member what it is, and remembers it.
+    pub(super) async fn ask(&self, host: &str, endpoint: &Arc<dyn Endpoint>) -> Option<Role> {
+        let said = ask(&self.name, host, endpoint, self.times.hello_limit).await?;
+        let role = said.role;
+        self.known.lock().learn(said, &self.dial);
+        Some(role)
+    }
+
+    pub(super) fn doubt(&self, host: &str) {
         let mut known = self.known.lock();
         if let Some(member) = known.members.get_mut(host) {
             member.role = Role::Unknown;
@@ -279,17 +300,17 @@ impl ReplicaSet {
 
 impl Endpoint for ReplicaSet {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
-        Box::pin(async move { Ok(self.send(request).await?.reply) })
+        Box::pin(async move { Ok(self.0.send(request).await?.reply) })
     }
 
     fn open(&self, request: Request) -> BoxFuture<'_, Result<Answer, CallError>> {
-        Box::pin(self.send(request))
+        Box::pin(self.0.send(request))
     }
 
     fn connection_string(&self) -> Option<String> {
         // Before anybody was asked there is nothing to tell.
-        let asked = self.known.lock().claim.is_some();
-        asked.then(|| self.described())
+        let asked = self.0.known.lock().claim.is_some();
+        asked.then(|| self.0.described())
     }
 }
 
@@ -360,11 +381,7 @@ impl Known {
         }
         for host in &said.hosts {
             if !self.members.contains_key(host) {
-                let member = Member {
-                    endpoint: dial(host),
-                    role: Role::Unknown,
-                    tags: None,
-                };
+                let member = Member::new(dial(host));
                 self.members.insert(host.clone(), member);
             }
         }
@@ -375,12 +392,7 @@ impl Known {
     }
 }
 
-async fn ask(
-    set: String,
-    host: String,
-    endpoint: Arc<dyn Endpoint>,
-    limit: Duration,
-) -> Option<Said> {
+async fn ask(set: &str, host: &str, endpoint: &Arc<dyn Endpoint>, limit: Duration) -> Option<Said> {
     let body = DocWriter::new()
         .with("hello", 1)
         .with("$db", "admin")
@@ -388,7 +400,7 @@ async fn ask(
     let request = Request::from_parts(body, Vec::new()).ok()?;
     let reply = timeout(limit, endpoint.call(request)).await.ok()?.ok()?;
     let reply = reply.document();
-    if reply.get_str("setName") != Some(&set) {
+    if reply.get_str("setName") != Some(set) {
         return None;
     }
     let is = |field: &str| reply.get(field) == Some(ValueRef::Boolean(true));
@@ -407,7 +419,7 @@ async fn ask(
     let number = |field: &str| reply.get(field).and_then(Number::of);
     Some(Said {
         // A member may be reached by another name than the one the set knows it by.
-        host: reply.get_str("me").map_or(host, str::to_owned),
+        host: reply.get_str("me").unwrap_or(host).to_owned(),
         role,
         tags: reply.get_doc("tags").map(Doc::to_owned),
         hosts,
