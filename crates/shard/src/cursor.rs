@@ -46,6 +46,7 @@ pub(crate) struct Batch {
     start: usize,
     documents: u64,
     documents_max: u64,
+    bytes_max: usize,
     /// Bytes that the reply will carry beside the documents.
     beside: usize,
 }
@@ -59,8 +60,15 @@ impl Batch {
             writer,
             documents: 0,
             documents_max: documents_max.unwrap_or(u64::MAX),
+            bytes_max: BATCH_BYTES_MAX,
             beside: 0,
         }
+    }
+
+    /// Lets it weigh no more than this, unless its first document does.
+    pub(crate) fn with_bytes_max(mut self, bytes_max: Option<usize>) -> Self {
+        self.bytes_max = bytes_max.unwrap_or(BATCH_BYTES_MAX).min(BATCH_BYTES_MAX);
+        self
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -81,7 +89,7 @@ impl Batch {
     pub(crate) fn offer_with(&mut self, document: Doc<'_>, place: usize) -> bool {
         let beside = self.beside + 2 * place;
         let bytes = self.writer.len() - self.start + beside + document.len() + 16;
-        if self.is_full() || (self.documents > 0 && bytes > BATCH_BYTES_MAX) {
+        if self.is_full() || (self.documents > 0 && bytes > self.bytes_max) {
             return false;
         }
         self.writer.push(document);

@@ -185,7 +185,7 @@ pub struct Scan<E> {
     floor: Option<Vec<u8>>,
     skip: u64,
     limit: Option<u64>,
-    /// When the base placement had come to be, once a token has asked for it.
+    /// When the base placement had come to be, once somebody has asked for it.
     base_since: OnceLock<ClusterTime>,
 }
 
@@ -401,9 +401,18 @@ impl<E> Scan<E> {
             Order::Sorted => self.floor.as_ref(),
             Order::Unsorted | Order::Whole => None,
         };
-        let entries = batch.entries.into_iter();
         // What came to be before the floor since then is not a result any more.
-        let entries = entries.filter(|entry| floor.is_none_or(|floor| entry.sort >= *floor));
+        let too_early = floor.map_or(0, |floor| {
+            let entries = &batch.entries;
+            entries.partition_point(|entry| entry.sort < *floor)
+        });
+        // ⚑ It was counted as one all the same by a shard that returns no more than are wanted.
+        let counted_in_vain = too_early > 0 && self.limit.is_some() && !nothing_left;
+        let last = batch.entries.last();
+        if let (true, Some(place)) = (counted_in_vain, last.and_then(|last| last.place.clone())) {
+            stream.reached = Reached::Behind(place);
+        }
+        let entries = batch.entries.into_iter().skip(too_early);
         stream.buffer.extend(entries);
         if stream.buffer.is_empty() {
             stream.delivered = stream.reached.clone();

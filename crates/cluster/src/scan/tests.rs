@@ -1,6 +1,25 @@
 //! The worked example of the specification, all small worlds, and many large ones.
+//!
+//! ⚑ Each rule was switched off once, in a world that does without it; the search, or a scenario, finds what
+//! goes wrong then:
+//!
+//! | rule | without it | test |
+//! | --- | --- | --- |
+//! | a document comes at its first entry only | it comes again | `rules::a_document_comes_at_its_first_entry_only` |
+//! | a shard answers for a range as a whole: what it says it owns is of the snapshot it reads | a range that has just gone is lost | `rules::ownership_is_of_the_snapshot` |
+//! | what moved goes on from where its stream was *before* the batch | what lies before the batch's end is lost | `rules::what_moved_goes_on_from_before_the_batch` |
+//! | a token stands behind what was delivered | what was fetched only is lost | `rules::tokens_stand_behind_what_was_delivered` |
+//! | a token holds what is left of skip and limit | both count again | `rules::tokens_hold_what_is_left_of_the_window` |
+//! | later batches read at or after earlier ones | a member that lags loses what was there | `lagging::later_batches_read_later` |
+//! | a token holds that time | the same on another router | `lagging::tokens_hold_the_time_floor` |
+//! | ranges are asked for by name only at or after the base placement | a range that came back is read as it was before | `lagging::named_ranges_are_read_at_the_base_placement_or_later` |
+//! | what lies before the floor and was counted by a shard's limit is asked for again | results are missing | `what_a_limit_counted_in_vain_is_asked_for_again` |
+//! | ranges join no stream that was answered | its cursor does not know them | `ranges_do_not_join_a_stream_that_was_answered` |
+//! | nothing of a whole scan is delivered before all has ended | it cannot begin anew | `a_whole_scan_delivers_nothing_before_its_end` |
 
 mod example;
+mod lagging;
+mod rules;
 mod worlds;
 
 use super::*;
@@ -33,10 +52,21 @@ enum Emission {
     FirstSeen,
 }
 
+/// What a shard says that it owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Telling {
+    /// In the snapshot that the batch reads.
+    OfSnapshot,
+    /// Before the last thing that happened.
+    OfBefore,
+}
+
 /// Ranges of a shard key, who owns them now, and the documents, by id.
 #[derive(Clone, Debug)]
 struct World {
     owners: Vec<&'static str>,
+    owners_before: Vec<&'static str>,
+    telling: Telling,
     documents: BTreeMap<u32, Document>,
     emission: Emission,
 }
@@ -72,6 +102,8 @@ impl World {
     fn new(owners: &[&'static str]) -> Self {
         Self {
             owners: owners.to_vec(),
+            owners_before: owners.to_vec(),
+            telling: Telling::OfSnapshot,
             documents: BTreeMap::new(),
             emission: Emission::First,
         }
@@ -97,7 +129,11 @@ impl World {
             Asked::These(ranges) => ranges.clone(),
         };
         let mut moved = Vec::new();
-        for (slot, owner) in self.owners.iter().enumerate() {
+        let told = match self.telling {
+            Telling::OfSnapshot => &self.owners,
+            Telling::OfBefore => &self.owners_before,
+        };
+        for (slot, owner) in told.iter().enumerate() {
             if *owner != question.shard.as_str() {
                 let range = RangeSet::of([slot_range(slot, slots)]);
                 let ranges = asked.intersection(&range).into_iter();
@@ -198,6 +234,41 @@ fn answers_that_cannot_be_true_change_nothing() {
     ));
 }
 
+/// ⚑ Partial results count as a whole: until all streams have ended, virtual ones too, nothing is taken, and
+/// everybody who has not answered is asked.
+#[test]
+fn a_whole_scan_delivers_nothing_before_its_end() {
+    let mut world = World::new(&["A", "B", "C"]);
+    for id in 0..3u32 {
+        let document = Document {
+            slot: id as usize,
+            positions: vec![id.to_be_bytes().to_vec()],
+        };
+        world.documents.insert(id, document);
+    }
+    let base = world.table();
+    let mut scan = begin(&world, Order::Whole);
+    world.owners[1] = "C";
+    let questions = scan.questions();
+    assert_eq!(questions.len(), 3);
+    for question in questions {
+        scan.answered(question.stream, world.serve(&question, &base, 10))
+            .unwrap();
+        assert_eq!(scan.peek(), None);
+        assert_eq!(scan.token(ClusterTime::ZERO), None, "nobody can go on");
+    }
+    let [virtual_one] = &scan.questions()[..] else {
+        panic!("what was found elsewhere is asked for");
+    };
+    scan.answered(virtual_one.stream, world.serve(virtual_one, &base, 10))
+        .unwrap();
+    let found: Vec<u32> = std::iter::from_fn(|| scan.deliver())
+        .map(|entry| entry.value)
+        .collect();
+    assert_eq!(found, [0, 2, 1]);
+    assert!(scan.has_ended());
+}
+
 #[test]
 fn many_moves_make_few_streams() {
     let mut world = World::new(&["A"; 20]);
@@ -290,6 +361,53 @@ fn tokens_are_small_and_checked() {
     other.incarnation.epoch = ObjectId([2; 12]);
     let resumed = Scan::<u32>::resume(token, Arc::new(other), everything());
     assert_eq!(resumed.unwrap_err(), TokenError::OtherIncarnation);
+}
+
+/// ⚑ A token's stream stands behind what it has delivered, which may be before the floor. What came to be in between is
+/// no result; but the shard has counted it, and ended with it.
+#[test]
+fn what_a_limit_counted_in_vain_is_asked_for_again() {
+    let world = World::new(&["A", "B"]);
+    let entry = |sort: u8| Entry {
+        sort: vec![sort],
+        place: Some(vec![sort]),
+        value: u32::from(sort),
+    };
+    let batch = |sorts: &[u8], ended| Batch {
+        entries: sorts.iter().map(|sort| entry(*sort)).collect(),
+        reached: None,
+        ended,
+        moved: Vec::new(),
+    };
+    let mut scan = begin(&world, Order::Sorted).with_window(0, Some(6));
+    for (question, sorts) in scan.questions().iter().zip([[10, 50], [20, 30]]) {
+        scan.answered(question.stream, batch(&sorts, false))
+            .unwrap();
+    }
+    let found: Vec<u32> = (0..3)
+        .filter_map(|_| scan.deliver())
+        .map(|one| one.value)
+        .collect();
+    assert_eq!(found, [10, 20, 30]);
+    let token = scan.token(ClusterTime::ZERO).unwrap();
+    let mut scan = Scan::<u32>::resume(token, Arc::new(world.table()), everything()).unwrap();
+    // Three are wanted. Meanwhile A has got two more behind 10.
+    let questions = scan.questions();
+    scan.answered(questions[0].stream, batch(&[12, 14, 50], true))
+        .unwrap();
+    scan.answered(questions[1].stream, batch(&[], true))
+        .unwrap();
+    assert_eq!(scan.deliver().map(|one| one.value), Some(50));
+    let again = scan.questions();
+    assert_eq!(again.len(), 1, "A has more");
+    assert_eq!(again[0].after, Some(vec![50]));
+    scan.answered(again[0].stream, batch(&[60, 70], true))
+        .unwrap();
+    let found: Vec<u32> = std::iter::from_fn(|| scan.deliver())
+        .map(|one| one.value)
+        .collect();
+    assert_eq!(found, [60, 70]);
+    assert!(scan.has_ended());
 }
 
 /// The base placement is found again in a later one, for as long as its chunks remember.

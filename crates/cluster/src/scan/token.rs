@@ -97,7 +97,7 @@ impl<E> Scan<E> {
         });
         Some(ScanToken {
             incarnation: self.base.incarnation,
-            base: *self.base_since.get_or_init(|| came_to_be(&self.base)),
+            base: self.base_time(),
             not_before,
             order: self.order,
             skip: self.skip,
@@ -105,6 +105,12 @@ impl<E> Scan<E> {
             floor: self.floor.clone().unwrap_or_default(),
             streams: streams.collect(),
         })
+    }
+
+    /// When the base placement had come to be. ⚑ Whoever is asked for ranges by name reads at or after it: a
+    /// member that lags behind may have owned a range before it went away and came back.
+    pub fn base_time(&self) -> ClusterTime {
+        *self.base_since.get_or_init(|| came_to_be(&self.base))
     }
 
     /// Goes on where a token stands. `now` is any placement since the one that it names;

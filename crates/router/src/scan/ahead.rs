@@ -11,8 +11,10 @@
 //! question that would be asked later, so its answer is as good; it shows a moment that is a little earlier,
 //! as what is buffered here does in any case.
 //!
-//! Memory is bounded: one batch for each stream, and [`AHEAD_BYTES_MAX`] for all scans of a router, counted
-//! by what the batch before weighed. Where that is used up nothing is asked ahead.
+//! Memory is bounded ⚑: one batch for each stream, and [`AHEAD_BYTES_MAX`] for all scans of a router. The shard is
+//! told what the batch may weigh, twice as much as the one before, and so much room is taken; when it has come, its
+//! real weight counts. (A first document that is larger than that comes all the same.) Where the room is used up
+//! nothing is asked ahead.
 //!
 //! A scan that ends meanwhile kills the shard's cursor, which it knows, and leaves the answer to nobody.
 
@@ -22,11 +24,13 @@ use crate::Router;
 use crate::failure::Failure;
 use cluster::scan::{Question, StreamId};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::task::JoinHandle;
 
 /// Behind a batch of less than this nothing is asked ahead.
 const AHEAD_BYTES_MIN: usize = if cfg!(test) { 1 } else { 64 << 10 };
+/// What one batch may weigh at least, and at most.
+const BATCH_BYTES: std::ops::RangeInclusive<usize> = (256 << 10)..=(16 << 20);
 /// What all scans of a router may expect.
 const AHEAD_BYTES_MAX: usize = 128 << 20;
 
@@ -34,32 +38,39 @@ const AHEAD_BYTES_MAX: usize = 128 << 20;
 pub(super) struct Ahead {
     task: JoinHandle<(Question, Result<Ask, Failure>)>,
     cursor: OpenCursor,
-    _room: Room,
+    _room: Arc<Room>,
 }
 
 /// A part of the memory for what is asked ahead, until this is dropped.
 struct Room {
     router: Arc<Router>,
-    bytes: usize,
+    bytes: AtomicUsize,
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let expected = &self.router.scans.bytes_ahead;
-        expected.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.change_to(0);
     }
 }
 
 impl Room {
-    fn take(router: &Arc<Router>, bytes: usize) -> Option<Room> {
+    fn take(router: &Arc<Router>, bytes: usize) -> Option<Arc<Room>> {
         let room = Room {
             router: router.clone(),
-            bytes,
+            bytes: AtomicUsize::new(bytes),
         };
         let ScanCounters { bytes_ahead, .. } = &router.scans;
         let before = bytes_ahead.fetch_add(bytes, Ordering::Relaxed);
         // What is too much is given back as it is dropped.
-        (before + bytes <= AHEAD_BYTES_MAX).then_some(room)
+        (before + bytes <= AHEAD_BYTES_MAX).then(|| Arc::new(room))
+    }
+
+    /// Counts what is really there.
+    fn change_to(&self, bytes: usize) {
+        let before = self.bytes.swap(bytes, Ordering::Relaxed);
+        let ScanCounters { bytes_ahead, .. } = &self.router.scans;
+        bytes_ahead.fetch_add(bytes, Ordering::Relaxed);
+        bytes_ahead.fetch_sub(before, Ordering::Relaxed);
     }
 }
 
@@ -73,16 +84,22 @@ impl ElasticScan {
         let Some(cursor) = self.cursors.get(at).and_then(Option::as_ref).cloned() else {
             return;
         };
-        let Some(room) = Room::take(&self.router, bytes) else {
+        let bytes_max = (2 * bytes).clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end());
+        let Some(room) = Room::take(&self.router, bytes_max) else {
             return;
         };
         let Some(question) = self.scan.ask_ahead(stream) else {
             return;
         };
         self.cursors[at] = None;
-        let (asker, open) = (self.asker(), cursor.clone());
+        let (asker, open) = (self.asker(Some(bytes_max)), cursor.clone());
+        let taken = room.clone();
         let task = tokio::spawn(async move {
             let answer = asker.ask(&question, Some(open)).await;
+            taken.change_to(match &answer {
+                Ok(Ask::Answered(answered)) => answered.bytes_on_cursor.unwrap_or(0),
+                Ok(Ask::Lost | Ask::Stale(_) | Ask::Away(_)) | Err(_) => 0,
+            });
             (question, answer)
         });
         if self.ahead.len() <= at {

@@ -55,6 +55,8 @@ pub(super) struct Asker {
     pub(super) limit: Option<u64>,
     pub(super) not_before: ClusterTime,
     pub(super) begun: bool,
+    /// What a batch may weigh, if anybody has to know before it comes.
+    pub(super) bytes_max: Option<usize>,
 }
 
 impl Asker {
@@ -102,6 +104,11 @@ impl Asker {
         }
         if let Some(session) = &self.command.session {
             more.append("lsid", session);
+        }
+        if let Some(bytes) = self.bytes_max {
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            more.begin_document("_terndbScan").append("bytes", bytes);
+            more.end();
         }
         self.router.clock.append_to(&mut more);
         more.append("$db", namespace.database());
@@ -182,7 +189,14 @@ impl Asker {
                 writer.append("batchSize", i64::try_from(size).unwrap_or(i64::MAX));
             }
         }
-        append_part(&mut writer, question, &self.base, self.command.places);
+        append_part(&mut writer, question, &self.base);
+        if self.command.places {
+            writer.append("places", true);
+        }
+        if self.begun {
+            writer.append("goesOn", true);
+        }
+        writer.end();
         self.router.clock.append_to(&mut writer);
         let request = Request::from_parts(writer.finish(), Vec::new())?;
         Ok(request.passing_batch(self.command.passes))
@@ -267,13 +281,8 @@ impl Asker {
     }
 }
 
-/// Says which part of a scan is asked for, and by what it was routed.
-pub(crate) fn append_part(
-    writer: &mut DocWriter,
-    question: &Question,
-    base: &RoutingTable,
-    places: bool,
-) {
+/// Says which part of a scan is asked for, and by what it was routed. The part's document stays open.
+fn append_part(writer: &mut DocWriter, question: &Question, base: &RoutingTable) {
     if question.asked == Asked::AsInBase {
         writer.begin_document("shardVersion");
         base.shard_version(&question.shard).append_to(writer);
@@ -291,10 +300,6 @@ pub(crate) fn append_part(
     if let Some(place) = &question.after {
         writer.append("after", binary(place));
     }
-    if places {
-        writer.append("places", true);
-    }
-    writer.end();
 }
 
 pub(crate) fn append_ranges(writer: &mut DocWriter, name: &str, ranges: &RangeSet) {

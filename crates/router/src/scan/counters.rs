@@ -10,7 +10,7 @@ pub(crate) struct ScanCounters {
     pub(crate) batches_repeated: AtomicU64,
     pub(crate) hops: AtomicU64,
     pub(crate) asked_ahead: AtomicU64,
-    /// What the answers are expected to weigh that were asked for ahead.
+    /// What the answers weigh that were asked for ahead, or may weigh if they are not here yet.
     pub(crate) bytes_ahead: AtomicUsize,
 }
 

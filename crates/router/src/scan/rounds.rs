@@ -17,7 +17,7 @@ use super::piece::Piece;
 use crate::failure::{Failure, Stale};
 use crate::merge::kill_cursor;
 use cluster::routing::ShardId;
-use cluster::scan::{self, Question, Scan, StreamId};
+use cluster::scan::{self, Asked, Question, Scan, StreamId};
 use model::error::{Code, Error};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -113,7 +113,7 @@ impl ElasticScan {
         }
     }
 
-    pub(super) fn asker(&self) -> Arc<Asker> {
+    pub(super) fn asker(&self, bytes_max: Option<usize>) -> Arc<Asker> {
         Arc::new(Asker {
             router: self.router.clone(),
             command: self.command.clone(),
@@ -122,11 +122,16 @@ impl ElasticScan {
             limit: self.scan.wanted_results(),
             not_before: self.not_before,
             begun: self.begun,
+            bytes_max,
         })
     }
 
     async fn ask_all(&mut self, questions: Vec<Question>) -> Vec<(Question, Result<Ask, Failure>)> {
-        let asker = self.asker();
+        let names = |question: &Question| matches!(question.asked, Asked::These(_));
+        if questions.iter().any(names) {
+            self.not_before = self.not_before.max(self.scan.base_time());
+        }
+        let asker = self.asker(None);
         let with_cursor: Vec<(Question, Option<OpenCursor>)> = questions
             .into_iter()
             .map(|question| {

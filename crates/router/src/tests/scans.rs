@@ -319,6 +319,61 @@ fn batches_are_asked_for_ahead() {
     });
 }
 
+/// ⚑ What is asked for ahead takes no more memory than was set aside for it: the shard is told.
+#[test]
+fn what_is_asked_for_ahead_has_a_limit() {
+    run(async {
+        let world = full_world().await;
+        let (_, mut id) = batch(&world.run(find().with("batchSize", 2).finish()).await);
+        for _ in 0..2 {
+            id = batch(&world.run(more(id)).await).1;
+        }
+        let limits = || -> Vec<Option<i64>> {
+            let asked = world.shards["a"].asked.lock();
+            let more = asked.iter().filter(|asked| asked.get("getMore").is_some());
+            let limit = |asked: &DocBuf| match asked.as_doc().get_doc("_terndbScan")?.get("bytes") {
+                Some(ValueRef::Int64(bytes)) => Some(bytes),
+                _ => None,
+            };
+            more.map(limit).collect()
+        };
+        until(|| limits().len() >= 3).await;
+        let limits = limits();
+        assert_eq!(limits[0], None, "nobody asked ahead yet");
+        assert!(
+            limits[1..].iter().all(|limit| limit.is_some()),
+            "{limits:?}"
+        );
+        // What has arrived counts by what it weighs, and nothing when it is over.
+        until(|| world.bytes_ahead() < 1000).await;
+        read_on(&world, (Vec::new(), id)).await;
+        assert_eq!(world.bytes_ahead(), 0);
+    });
+}
+
+/// A cursor that goes on says so: what cannot be planned any more could be when it began.
+#[test]
+fn shards_are_told_that_a_scan_goes_on() {
+    run(async {
+        let world = full_world().await;
+        let (_, id) = batch(&world.run(find().with("batchSize", 3).finish()).await);
+        for name in ["a", "b", "c"] {
+            world.asked(name);
+        }
+        go_round(&world)(0);
+        read_on(&world, (Vec::new(), id)).await;
+        let goes_on = |asked: &DocBuf| {
+            let part = asked.as_doc().get_doc("_terndbScan");
+            part.is_some_and(|part| part.get("goesOn") == Some(ValueRef::Boolean(true)))
+        };
+        for name in ["a", "b", "c"] {
+            let asked = world.shards[name].asked.lock();
+            let mut opened = asked.iter().filter(|asked| asked.get("find").is_some());
+            assert!(opened.all(goes_on), "{name}: {asked:?}");
+        }
+    });
+}
+
 /// Waits until something holds.
 async fn until(holds: impl Fn() -> bool) {
     while !holds() {

@@ -653,6 +653,11 @@ impl World {
         self.handler.0.sessions.ended()
     }
 
+    /// What is set aside for batches that were asked for ahead.
+    pub(super) fn bytes_ahead(&self) -> usize {
+        self.handler.0.scans.bytes_ahead.load(Ordering::SeqCst)
+    }
+
     /// The collection is gone: nobody knows it, and all that it had.
     pub(super) fn drop_collection(&self) {
         self.config.chunks.lock().clear();

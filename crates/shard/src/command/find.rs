@@ -69,7 +69,14 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     }
     let fields = Fields::read(body)?;
     let part = match part {
-        None if fields.resume.requested => Some(Arc::new(fields.resume.part(invocation).await?)),
+        None if fields.resume.requested => {
+            let made = invocation.shard.virtual_collection(&namespace);
+            let part = match made.and_then(|collection| collection.made.as_ref()) {
+                Some(made) => fields.resume.part_of(&**made)?,
+                None => fields.resume.part(invocation).await?,
+            };
+            Some(Arc::new(part))
+        }
         part => part,
     };
     let mut command = FindCommand::of(invocation, fields)?;
@@ -314,6 +321,9 @@ impl BatchSource for FindSource {
     fn append_state(&self, writer: &mut DocWriter) {
         let query = self.execution.query();
         if query.part.as_ref().is_some_and(|part| part.token) {
+            if let Some(time) = self.execution.log_time() {
+                return resume_token::append_time(writer, time);
+            }
             let place = self.places.last().or(self.token.as_ref());
             let time = self.execution.shard().store.applied_time();
             return resume_token::append(writer, place.map(Vec::as_slice), time);

@@ -5,6 +5,7 @@ use super::find::finish_cursor;
 use super::placement::shutting_down;
 use super::{Answer, Invocation};
 use crate::cursor::{Batch, BatchSource, Filled, batch_bytes, fill_batch};
+use crate::read::ScanPart;
 use crate::session::SessionId;
 use model::bson::ValueRef;
 use model::{Code, Error, Namespace};
@@ -48,6 +49,7 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
             _ => return Err(argument.unknown()),
         }
     }
+    let bytes_max = ScanPart::read(body)?.and_then(|part| part.bytes);
     let collection = collection.ok_or_else(|| missing("getMore", "collection"))?;
     let namespace = Namespace::new(request.database(), collection)?;
     let shard = invocation.shard;
@@ -106,7 +108,7 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     };
     let mut writer = Reply::writer_with_capacity(bytes);
     writer.begin_document("cursor");
-    let mut batch = Batch::begin(writer, "nextBatch", batch_size);
+    let mut batch = Batch::begin(writer, "nextBatch", batch_size).with_bytes_max(bytes_max);
     let filled = if awaits {
         invocation.operation.lift_time_limit();
         let wait = invocation.envelope.time_limit.unwrap_or(AWAIT_DATA_DEFAULT);

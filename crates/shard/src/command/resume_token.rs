@@ -6,6 +6,7 @@
 //!
 //!   token   {$recordId: binary [time 8][place]}                 place: read/part.rs
 //!           {$recordId: null}                                   from the beginning
+//!           {ts: time}                                          of the log
 //! ```
 //!
 //! The rules about hint and sort are MongoDB's. Its tokens hold the number of a record, which must still be
@@ -13,10 +14,13 @@
 //! the same thing without that condition. ⚑ *Time* is when the batch was read: later ones read at or after it,
 //! so that a member that lags behind does not show less than an earlier batch did.
 //!
+//! The log's tokens are MongoDB's: the time of the last document that was looked at. As there, one goes on behind it
+//! with that time as `$recordId`, a number. Other collections that are made when they are read have none.
+//!
 //! Of sharded collections routers make tokens of their own, for any order (`cluster::scan`).
 
 use super::Invocation;
-use crate::read::{Place, ScanPart};
+use crate::read::{Place, ScanPart, VirtualCollection, record_is_gone};
 use model::bson::{Doc, DocWriter, Value, ValueRef};
 use model::key::Direction;
 use model::time::ClusterTime;
@@ -95,17 +99,52 @@ impl ResumeFields<'_> {
                 reached.await?;
             }
             // A record's number, as MongoDB has them.
-            ("$recordId", ValueRef::Int64(_)) => {
-                return Err(Error::new(
-                    Code::KEY_NOT_FOUND,
-                    "Failed to resume collection scan: the recordId from which we are attempting to \
-                     resume no longer exists in the collection",
-                ));
+            ("$recordId", ValueRef::Int64(number)) => return Err(record_is_gone(number)),
+            _ => return Err(malformed()),
+        }
+        Ok(part)
+    }
+}
+
+impl ResumeFields<'_> {
+    /// What is asked for of a collection that is made when it is read.
+    pub(super) fn part_of(&self, made: &dyn VirtualCollection) -> Result<ScanPart, Error> {
+        // The log is the only one that grows at its end and nowhere else.
+        if !made.is_tailable() {
+            let message = format!(
+                "$_requestResumeToken is not supported on {}",
+                made.namespace()
+            );
+            return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message));
+        }
+        let mut part = ScanPart {
+            token: true,
+            ..ScanPart::default()
+        };
+        let Some(token) = self.after else {
+            return Ok(part);
+        };
+        let mut fields = token.iter();
+        match (
+            fields.next().map(|field| (field.key(), field.value())),
+            fields.next(),
+        ) {
+            (Some(("$recordId", ValueRef::Null)), None) => {}
+            (Some(("$recordId", ValueRef::Int64(time))), None) => {
+                part.after_time = Some(ClusterTime::from_u64(time.cast_unsigned()));
             }
             _ => return Err(malformed()),
         }
         Ok(part)
     }
+}
+
+/// Writes the token of a batch of the log.
+pub(super) fn append_time(writer: &mut DocWriter, time: ClusterTime) {
+    writer
+        .begin_document("postBatchResumeToken")
+        .append("ts", time)
+        .end();
 }
 
 /// Writes the token of a batch that was read by this time and ends at a place, or at the beginning.

@@ -1,6 +1,6 @@
 //! `local.oplog.rs`: the log's entries, oldest first, as documents.
 //!
-//! A filter that bounds `ts` from below starts the read there. A scan holds the
+//! A filter that bounds `ts` from below, or a token, starts the read there. A scan holds the
 //! position it has reached and nothing else, so it may rest for as long as the log
 //! keeps what follows.
 //!
@@ -11,13 +11,14 @@
 
 use super::view;
 use crate::Shard;
-use crate::read::{Query, VirtualCollection, VirtualSource};
-use model::bson::{DocBuf, DocWriter, Value};
+use crate::read::{Query, VirtualCollection, VirtualSource, record_is_gone};
+use model::bson::{DocBuf, DocWriter, Value, ValueRef};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use query::filter::{Comparison, Filter, Predicate};
 use query::plan::ScanDirection;
 use replication::{Entry, LogBytes, LogPosition, ReadError};
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -43,6 +44,12 @@ impl VirtualCollection for Oplog {
     ) -> Result<Box<dyn VirtualSource>, Error> {
         let bound = lower_bound(&query.filter);
         let log = &shard.log;
+        if let Some(time) = query.part.as_ref().and_then(|part| part.after_time) {
+            let behind = Forward::behind(shard, time)?;
+            if bound.is_none_or(|bound| bound <= time) {
+                return Ok(Box::new(behind));
+            }
+        }
         let start = match bound {
             None => log.first_position().previous(),
             Some(time) => match log.position_at_time(time) {
@@ -145,6 +152,36 @@ struct Forward {
     read: VecDeque<Entry>,
     /// What is left of the entry at `reached`.
     shown: VecDeque<DocBuf>,
+}
+
+impl Forward {
+    /// Behind the document of a time; the error for a token that stands where nothing is in the log (any more).
+    fn behind(shard: &Shard, time: ClusterTime) -> Result<Forward, Error> {
+        let gone = || record_is_gone(time.to_u64().cast_signed());
+        let reached = match shard.log.position_at_time(time) {
+            Ok(reached) => reached,
+            Err(ReadError::TimeTooOld { .. }) => return Err(gone()),
+            Err(error) => return Err(unreadable(error)),
+        };
+        let mut behind = Forward {
+            reached,
+            read: VecDeque::new(),
+            shown: VecDeque::new(),
+        };
+        // It stands in the first entry that is not before it, among others perhaps.
+        while let Some(document) = behind.next(shard)? {
+            let found = match document.as_doc().get("ts") {
+                Some(ValueRef::Timestamp(found)) => found,
+                _ => break,
+            };
+            match ClusterTime::new(found.seconds, found.increment).cmp(&time) {
+                Ordering::Less => {}
+                Ordering::Equal => return Ok(behind),
+                Ordering::Greater => break,
+            }
+        }
+        Err(gone())
+    }
 }
 
 impl VirtualSource for Forward {

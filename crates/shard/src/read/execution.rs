@@ -53,6 +53,7 @@ use crate::{Shard, Snapshot};
 use life::Live;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::range::RangeSet;
+use model::time::ClusterTime;
 use model::{Code, Error};
 use query::path::Path;
 use query::plan::Access;
@@ -79,6 +80,8 @@ pub(crate) struct Execution {
     live: Option<Live>,
     /// Where the documents of a virtual collection come from.
     made: Option<Box<dyn VirtualSource>>,
+    /// The times of the last two documents of the log that were looked at, the earlier one first.
+    looked_at: [ClusterTime; 2],
     /// Branches that are merged in order.
     merging: Option<Box<Merging>>,
     branch: usize,
@@ -162,6 +165,7 @@ impl Execution {
             stage: Stage::Streaming,
             live: None,
             made: None,
+            looked_at: [ClusterTime::ZERO; 2],
             branch: 0,
             last: None,
             mark: Mark::Beginning,
@@ -204,6 +208,18 @@ impl Execution {
             execution.made = Some(made.open(shard, &execution.query, *direction)?);
         }
         Ok(execution)
+    }
+
+    /// When the last thing happened in the log that was looked at, and is not still to come; `None` for
+    /// other collections.
+    pub(crate) fn log_time(&self) -> Option<ClusterTime> {
+        let [before, last] = self.looked_at;
+        let time = if self.put_back.is_some() {
+            before
+        } else {
+            last
+        };
+        self.made.is_some().then_some(time)
     }
 
     pub(crate) fn planned(&self) -> &Planned {

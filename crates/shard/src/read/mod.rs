@@ -44,7 +44,7 @@ mod virtual_collection;
 pub(crate) use candidates::Candidates;
 pub(crate) use distinct::DistinctScan;
 pub(crate) use execution::{Budget, Execution, Found, Step, Taken, Visited, append_ranges};
-pub(crate) use part::{Place, ScanPart, ranges_of};
+pub(crate) use part::{Place, ScanPart, ranges_of, record_is_gone};
 pub(crate) use planning::{PlanCache, Planned, plan, query_hashes, trials};
 pub(crate) use query::Query;
 pub(crate) use record_order::{Further, RecordOrder, Sought};

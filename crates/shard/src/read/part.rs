@@ -1,11 +1,13 @@
 //! A part of a scan over several shards: what a router asks of this one.
 //!
 //! ```text
-//!   _terndbScan: {ranges: [min, max, ..], uuid, after: place, places: bool}
+//!   _terndbScan: {ranges: [min, max, ..], uuid, after: place, places: bool, goesOn: bool, bytes: long}
 //!     ranges   encoded bounds as binary; absent: what the request's version says
 //!     uuid     the collection that is scanned, given with ranges
 //!     after    where an earlier batch ended, here or on another shard
 //!     places   a place is wanted for each document
+//!     goesOn   the scan has begun, here or elsewhere: what it began with was there then
+//!     bytes    what the batch may weigh, unless its first document weighs more; in a `getMore`, too
 //!
 //!   scan: {place, places, notOwned: [min, max, ..], version: {e, t, v}, skipped}      in the answer
 //! ```
@@ -34,6 +36,7 @@ use crate::catalog::Collection;
 use model::bson::{Array, Doc, DocWriter, ValueRef};
 use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange, RangeSet};
+use model::time::ClusterTime;
 use model::{Code, Error};
 use std::sync::Arc;
 
@@ -46,6 +49,10 @@ pub(crate) struct ScanPart {
     pub(crate) uuid: Option<Uuid>,
     pub(crate) after: Option<Place>,
     pub(crate) places: bool,
+    pub(crate) goes_on: bool,
+    pub(crate) bytes: Option<usize>,
+    /// Of the log: behind the document of this time.
+    pub(crate) after_time: Option<ClusterTime>,
     /// A client wants to know where each batch ends: nobody merges it.
     pub(crate) token: bool,
 }
@@ -70,6 +77,11 @@ impl ScanPart {
                     part.after = Some(Place::decode(bytes)?);
                 }
                 ("places", ValueRef::Boolean(wanted)) => part.places = wanted,
+                ("goesOn", ValueRef::Boolean(goes_on)) => part.goes_on = goes_on,
+                ("bytes", ValueRef::Int64(bytes)) => {
+                    let bytes = usize::try_from(bytes).map_err(|_| malformed("bytes"))?;
+                    part.bytes = Some(bytes);
+                }
                 (name, _) => return Err(malformed(name)),
             }
         }
@@ -78,6 +90,16 @@ impl ScanPart {
 }
 
 impl ScanPart {
+    /// The error for a query that cannot be planned ⚑: whoever goes on has had a plan, so that it is the
+    /// plan which is gone, and not the query which is wrong.
+    pub(crate) fn refusal(&self, error: Error) -> Error {
+        let had_plan = self.goes_on || self.after.is_some();
+        match had_plan && error.code == Code::BAD_VALUE {
+            true => lost_plan(),
+            false => error,
+        }
+    }
+
     /// Whether nothing of what is asked for can be here: it is another collection, or none
     /// of a cluster.
     pub(crate) fn is_elsewhere(&self, collection: Option<&Collection>) -> bool {
@@ -251,6 +273,17 @@ pub(crate) fn lost_plan() -> Error {
     Error::new(
         Code::QUERY_PLAN_KILLED,
         "the plan that a scan over several shards began with is not available on this shard",
+    )
+}
+
+/// The error for a token that stands at the record of this number.
+pub(crate) fn record_is_gone(number: i64) -> Error {
+    Error::new(
+        Code::KEY_NOT_FOUND,
+        format!(
+            "Failed to resume collection scan: the recordId from which we are attempting to resume \
+             no longer exists in the collection. recordId: RecordId({number})"
+        ),
     )
 }
 

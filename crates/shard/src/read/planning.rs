@@ -150,8 +150,12 @@ pub(crate) fn plan(
         return plan_past(collection, query, indexes);
     }
     let views = views(&indexes);
+    let refusal = |error| match &query.part {
+        Some(part) => part.refusal(error),
+        None => error,
+    };
     let mut hint = match &query.hint {
-        Some(hint) => plan::find_hint(hint, &views)?,
+        Some(hint) => plan::find_hint(hint, &views).map_err(refusal)?,
         None => None,
     };
     if hint.is_none() && is_hidden_lookup(collection, query) {
@@ -168,7 +172,7 @@ pub(crate) fn plan(
         min: query.min.as_ref().map(|doc| doc.as_doc()),
         max: query.max.as_ref().map(|doc| doc.as_doc()),
     };
-    let mut candidates = plan::candidates(&request, &views)?;
+    let mut candidates = plan::candidates(&request, &views).map_err(refusal)?;
     let pinned = query.part.as_ref().and_then(|part| part.after.as_ref());
     let (winner, remembered) = match (candidates.len(), pinned) {
         // A scan over several shards goes on with the plan it began with.

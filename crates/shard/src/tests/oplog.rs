@@ -2,7 +2,7 @@
 
 use crate::testing::TestShard;
 use differential::notation::print;
-use differential::value::{Value, get};
+use differential::value::{Fields, Value, get};
 
 /// Entries of database `test`, without what differs from run to run.
 async fn entries(shard: &TestShard, filter: &str) -> Vec<String> {
@@ -306,4 +306,78 @@ async fn a_tailable_cursor_waits_for_what_comes() {
              local {find: 'oplog.rs', tailable: true, singleBatch: true} => 2",
         )
         .await;
+}
+
+/// As in MongoDB a token is the time of the last document that was looked at, and `$_resumeAfter` takes it as a
+/// number.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_times() {
+    let shard = TestShard::open().await;
+    let documents: Vec<String> = (1..=9).map(|id| format!("{{_id: {id}}}")).collect();
+    shard.insert(&documents).await;
+    let ask = async |rest: &str| {
+        let find = "find: 'oplog.rs', hint: {$natural: 1}, $_requestResumeToken: true";
+        shard.run("local", &format!("{{{find}{rest}}}")).await
+    };
+    let batch_of = |reply: &Fields| {
+        let cursor = get(reply, "cursor").unwrap_or_else(|| panic!("{reply:?}"));
+        let batch = cursor.get("firstBatch").and_then(Value::as_array);
+        let times: Vec<Value> = batch
+            .expect("a batch")
+            .iter()
+            .map(|entry| entry.get("ts").expect("a time").clone())
+            .collect();
+        let token = cursor.get("postBatchResumeToken").expect("a token").clone();
+        (times, token)
+    };
+    let number = |token: &Value| match token.get("ts") {
+        Some(Value::Timestamp(seconds, increment)) => {
+            (i64::from(*seconds) << 32) | i64::from(*increment)
+        }
+        _ => panic!("{} is no time", print(token)),
+    };
+    let (all, end) = batch_of(&ask(", batchSize: 1000").await);
+    assert_eq!(end.get("ts"), all.last());
+    // Every batch is a cursor of its own.
+    let (mut found, mut last) = batch_of(&ask(", batchSize: 2, singleBatch: true").await);
+    while found.len() < all.len() {
+        assert_eq!(last.get("ts"), found.last());
+        let after = format!("$_resumeAfter: {{$recordId: {}L}}", number(&last));
+        let reply = ask(&format!(", batchSize: 2, singleBatch: true, {after}")).await;
+        let (times, token) = batch_of(&reply);
+        assert!(!times.is_empty(), "{reply:?}");
+        found.extend(times);
+        last = token;
+    }
+    assert_eq!(found, all);
+    // What was looked at counts, also if it was not wanted; nothing was, of a batch of none.
+    let (times, token) = batch_of(&ask(", filter: {op: 'nothing'}").await);
+    assert_eq!((times.len(), token.get("ts")), (0, all.last()));
+    let (_, token) = batch_of(&ask(", batchSize: 0").await);
+    assert_eq!(token.get("ts"), Some(&Value::Timestamp(0, 0)));
+    let from_null = ask(", $_resumeAfter: {$recordId: null}, batchSize: 1000").await;
+    assert_eq!(batch_of(&from_null).0, all);
+    let of_the_filter = format!(
+        ", filter: {{ts: {{$gte: {}}}}}, $_resumeAfter: {{$recordId: {}L}}, batchSize: 1000",
+        print(&all[0]),
+        number(&end)
+    );
+    assert_eq!(batch_of(&ask(&of_the_filter).await).0, []);
+    // Where nothing is in the log nobody can go on, nor from MongoDB's own tokens.
+    for (after, code) in [
+        ("{$recordId: 5L}", 211),
+        ("{$recordId: 4611686018427387904L}", 211),
+        ("{$recordId: -1L}", 211),
+        (&*print(&end), 2),
+        ("{$recordId: 'x'}", 2),
+    ] {
+        let reply = ask(&format!(", $_resumeAfter: {after}")).await;
+        assert_eq!(get(&reply, "code"), Some(&Value::Int32(code)), "{after}");
+    }
+    // Others that are made when they are read say that they have none.
+    for (database, name) in [("local", "system.replset"), ("config", "transactions")] {
+        let find = format!("{{find: '{name}', hint: {{$natural: 1}}, $_requestResumeToken: true}}");
+        let reply = shard.run(database, &find).await;
+        assert_eq!(get(&reply, "code"), Some(&Value::Int32(115)), "{name}");
+    }
 }

@@ -281,6 +281,49 @@ async fn a_place_holds_with_its_plan_only() {
     assert_eq!(lost.err(), Some(Value::Int32(175)));
 }
 
+/// ⚑ Whoever goes on has had a plan: that its hinted index is gone is no mistake in the query.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hinted_index_that_is_dropped_ends_the_scan() {
+    let two = Two::open().await;
+    let query = "filter: {y: {$gte: 0}}, hint: 'y'";
+    let first = ask(&two.a, &open(query, &whole(), None))
+        .await
+        .expect("a batch");
+    for shard in [&two.a, &two.b] {
+        shard.check("{dropIndexes: 'c', index: 'y'} => {}").await;
+    }
+    let begun = open(query, &whole(), None).replace("uuid:", "goesOn: true, uuid:");
+    for (command, code) in [
+        (more(first.cursor), 175),
+        (open(query, &whole(), first.place.as_ref()), 175),
+        (begun, 175),
+        (open(query, &whole(), None), 2),
+    ] {
+        let ended = ask(&two.a, &command).await.err();
+        assert_eq!(ended, Some(Value::Int32(code)), "{command}");
+    }
+}
+
+/// A router says what a batch may weigh; one document comes in any case.
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_weigh_no_more_than_they_may() {
+    let shard = sharded(WHOLE).await;
+    let documents: Vec<String> = (0..30)
+        .map(|x| format!("{{_id: {x}, x: {x}, long: '{}'}}", "y".repeat(1000)))
+        .collect();
+    shard.insert(&documents).await;
+    let found = ask(&shard, &open("filter: {}", &whole(), None)).await;
+    let cursor = found.expect("a batch").cursor;
+    for (bytes, expected) in [(5_000, 4), (10, 1), (1 << 20, 21)] {
+        let asked =
+            format!("{{getMore: {cursor}L, collection: 'c', _terndbScan: {{bytes: {bytes}L}}}}");
+        let batch = ask(&shard, &asked).await.expect("a batch");
+        assert_eq!(batch.ids.len(), expected, "{bytes} bytes");
+    }
+    let negative = "{getMore: 1L, collection: 'c', _terndbScan: {bytes: -1L}}";
+    assert_eq!(ask(&shard, negative).await.err(), Some(Value::Int32(2)));
+}
+
 /// What comes beside the documents counts: a reply with places fits into a message all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn places_count_as_part_of_the_reply() {

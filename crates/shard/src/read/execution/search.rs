@@ -10,8 +10,9 @@ use super::{Budget, Execution, Found, RESUMED, Step};
 use crate::error::from_storage;
 use crate::operation::Operation;
 use model::Error;
-use model::bson::Doc;
+use model::bson::{Doc, ValueRef};
 use model::key::RecordKey;
+use model::time::ClusterTime;
 use query::filter::Filter;
 use query::plan::{Access, Union, has_key_inside};
 use std::sync::Arc;
@@ -172,6 +173,10 @@ impl Execution {
             return Ok(Some(Step::Ended));
         };
         self.statistics.documents_examined += 1;
+        if let Some(ValueRef::Timestamp(time)) = document.as_doc().get("ts") {
+            let time = ClusterTime::new(time.seconds, time.increment);
+            self.looked_at = [self.looked_at[1], time];
+        }
         let matched = matches(filter, document.as_doc())?;
         Ok(matched.then_some(Step::Found(Found::Made(document))))
     }
