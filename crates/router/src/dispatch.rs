@@ -10,7 +10,7 @@ use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::targeting::documents;
 use crate::{
     Router, STALE_RETRIES_MAX, aggregate, arguments, catalog, count, ddl, diagnostic, distribution,
-    explain, find, find_and_modify, get_more, hello, session, statistics,
+    explain, find, find_and_modify, get_more, hello, session, statistics, time_limit,
 };
 use model::bson::ValueRef;
 use model::error::{Code, Error};
@@ -35,6 +35,23 @@ pub(crate) async fn dispatch(
     if let Err(error) = arguments::check(&request) {
         return Reply::error(&error);
     }
+    match time_limit::of(&request) {
+        None => dispatch_now(router, connection, request).await,
+        Some(limit) => {
+            Box::pin(time_limit::answer_within(
+                limit, router, connection, request,
+            ))
+            .await
+        }
+    }
+}
+
+/// Carries out a command whose form is right.
+pub(crate) async fn dispatch_now(
+    router: &Arc<Router>,
+    connection: &Arc<ConnectionInfo>,
+    request: Request,
+) -> Reply {
     router.sessions.note(request.body());
     let of_config = match is_of_config(router, &request).await {
         Ok(of_config) => of_config,

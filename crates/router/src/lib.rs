@@ -57,6 +57,7 @@ mod statistics;
 mod targeting;
 #[cfg(test)]
 mod tests;
+mod time_limit;
 
 use config::ConfigServer;
 use cursor::Cursors;

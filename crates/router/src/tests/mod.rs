@@ -177,6 +177,31 @@ fn two_who_need_the_same_refresh_wait_for_one() {
     });
 }
 
+/// Whoever is away cannot obey a limit: the router answers, and what comes too late is closed.
+#[test]
+fn limits_hold_while_nobody_answers() {
+    run(async {
+        let world = World::new();
+        for key in 0..30 {
+            world.insert(&[key], plain).await;
+        }
+        let flush = DocWriter::new().with("flushRouterConfig", 1);
+        world.run(flush.with("$db", "admin").finish()).await;
+        let gate = Arc::new(Semaphore::new(0));
+        *world.config.gate.lock() = Some(gate.clone());
+        let limited = find().with("batchSize", 2).with("maxTimeMS", 20);
+        let reply = world.run(limited.finish()).await;
+        assert_eq!(int(&reply, "code"), Code::MAX_TIME_MS_EXPIRED.0);
+        gate.add_permits(100);
+        // It goes on to its end: shards are asked, and told that nobody wants to know.
+        let closes = |shard: &str| world.asked_names(shard).contains(&"killCursors".to_owned());
+        while !["a", "b", "c"].into_iter().any(closes) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(all(&world, find().finish()).await.len(), 30);
+    });
+}
+
 #[test]
 fn a_failed_refresh_is_tried_twice_more() {
     run(async {
