@@ -1,23 +1,22 @@
 //! What removing a range costs the engine, in CPU of the whole process per document: records of
 //! 1 kB in the order of their keys, each with two index entries that lie anywhere, beside as many
-//! that stay. Run with
-//! `cargo run --release -p storage --example forget -- 200000 delete|forget|drop`.
+//! of the same collection that stay. Run with
+//! `cargo run --release -p storage --example forget -- 200000 delete|forget|range|sweep|nothing`.
 //!
-//! `delete` copies each version into history, `forget` does not and looks nothing up, `drop` removes
-//! the collection and its indexes. Reading what is to be removed counts, except for `drop`; what
-//! flushes and merges take afterwards counts too.
+//! `delete` copies each version into history, `forget` does not and looks nothing up, `range`
+//! forgets all at once and releases whole tables, `sweep` also removes what is left, key by key.
+//! Reading what is to be removed counts; what flushes and merges take afterwards counts too.
 
 use std::time::{Duration, Instant};
 
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
-use storage::entry::{Description, Encoder, Header, IndexAction, IndexChange};
+use storage::entry::{Description, Encoder, ForgottenIndex, Header, IndexAction, IndexChange};
 use storage::{Before, Committed, FjallEngine, FjallOptions, KeyRange, Store, StoreOptions};
 
 const DOCUMENT_BYTES: usize = 1000;
 const ENTRY_DOCUMENTS: usize = 1000;
-const REMOVED: u32 = 5;
-const KEPT: u32 = 6;
+const COLLECTION: u32 = 5;
 
 type Disk = Store<FjallEngine>;
 
@@ -74,7 +73,7 @@ fn apply(store: &Disk, payload: &[u8], before: &[Before]) {
 }
 
 fn load(store: &Disk, collection: u32, documents: u64) {
-    let numbers: Vec<u64> = (0..documents).collect();
+    let numbers: Vec<u64> = (0..documents * 2).collect();
     for numbers in numbers.chunks(ENTRY_DOCUMENTS) {
         let mut payload = Vec::new();
         let mut encoder = Encoder::new(&mut payload);
@@ -93,8 +92,9 @@ fn load(store: &Disk, collection: u32, documents: u64) {
     }
 }
 
-fn remove(store: &Disk, forgets: bool) {
-    let id = CollectionId(REMOVED);
+fn remove(store: &Disk, documents: u64, forgets: bool) {
+    let id = CollectionId(COLLECTION);
+    let first = documents.to_be_bytes();
     let mut after: Option<Vec<u8>> = None;
     loop {
         let header = Header {
@@ -105,7 +105,7 @@ fn remove(store: &Disk, forgets: bool) {
         let mut encoder = Encoder::with_header(&mut payload, header);
         let low = match &after {
             Some(after) => std::ops::Bound::Excluded(&after[..]),
-            None => std::ops::Bound::Unbounded,
+            None => std::ops::Bound::Included(&first[..]),
         };
         let range = KeyRange::new(low, std::ops::Bound::Unbounded);
         let snapshot = store.snapshot();
@@ -113,7 +113,7 @@ fn remove(store: &Disk, forgets: bool) {
             let record = record.expect("sound");
             let keys = [0, 1].map(|index| fields(record.document(), index));
             let changes = [0, 1].map(|number| IndexChange {
-                index: index(REMOVED, number),
+                index: index(COLLECTION, number),
                 fields: &keys[number as usize],
                 action: IndexAction::Remove,
             });
@@ -132,6 +132,38 @@ fn remove(store: &Disk, forgets: bool) {
         apply(store, &payload, &before);
         after = Some(last);
     }
+}
+
+/// All at once.
+fn forget_range(store: &Disk, documents: u64, sweeps: bool) {
+    let id = CollectionId(COLLECTION);
+    let (low, high) = (documents.to_be_bytes(), [0xFF; 9]);
+    let range = KeyRange::new(
+        std::ops::Bound::Included(&low[..]),
+        std::ops::Bound::Excluded(&high[..]),
+    );
+    let (mut counted, mut bytes) = (0, 0);
+    for record in store.snapshot().scan_records_once(id, range) {
+        counted += 1;
+        bytes += record.expect("sound").document().len() as u64;
+    }
+    println!("counted by {:.2} s of CPU", cpu_seconds());
+    let header = Header {
+        unseen_since: Some(ClusterTime::ZERO),
+        ..Header::default()
+    };
+    let mut payload = Vec::new();
+    let mut encoder = Encoder::with_header(&mut payload, header);
+    let indexes = [0, 1].map(|number| ForgottenIndex {
+        index: index(COLLECTION, number),
+        entries: counted,
+        bytes: 0,
+    });
+    encoder.forget_range(id, (&low, &high), (counted, bytes), &indexes);
+    apply(store, &payload, &[]);
+    println!("applied by {:.2} s of CPU", cpu_seconds());
+    let now = ClusterTime::new(if sweeps { 100_000 } else { 1001 }, 0);
+    while store.maintain(now, 20_000).expect("maintained").has_more {}
 }
 
 /// Waits until the engine has nothing to do any more.
@@ -155,24 +187,22 @@ fn main() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let engine = FjallEngine::open(dir.path(), &FjallOptions::default()).expect("opened");
     let store = Store::open(engine, StoreOptions::default()).expect("opened");
-    load(&store, KEPT, documents);
-    load(&store, REMOVED, documents);
+    load(&store, COLLECTION, documents);
     store.sync().expect("synced");
     settle();
     let loaded = store.storage_bytes() / 1_000_000;
     let (cpu, started) = (cpu_seconds(), Instant::now());
+    println!("loaded by {cpu:.2} s of CPU");
     match &how[..] {
-        "drop" => {
+        // What the next flush brings about, whatever is in it.
+        "nothing" => {
             let mut payload = Vec::new();
-            let mut encoder = Encoder::new(&mut payload);
-            encoder.drop_collection(CollectionId(REMOVED));
-            encoder.drop_index(index(REMOVED, 0));
-            encoder.drop_index(index(REMOVED, 1));
+            Encoder::new(&mut payload).noop();
             apply(&store, &payload, &[]);
-            let now = ClusterTime::new(900, 0);
-            while store.maintain(now, 20_000).expect("maintained").has_more {}
+            store.sync().expect("synced");
         }
-        how => remove(&store, how == "forget"),
+        how @ ("range" | "sweep") => forget_range(&store, documents, how == "sweep"),
+        how => remove(&store, documents, how == "forget"),
     }
     let each = |seconds: f64| seconds * 1e6 / documents as f64;
     let (at_once, took) = (each(cpu_seconds() - cpu), started.elapsed());

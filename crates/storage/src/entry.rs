@@ -20,6 +20,8 @@
 //!    7 drop index      [index]
 //!    8 no-op
 //!    9 forget record   [collection][key][document length varint][change count varint][change]*
+//!   10 forget range    [collection][low][high][documents varint][bytes varint]
+//!                      [index count varint]([index][entries varint][bytes varint])*
 //!  change    [0 add | 1 remove][index][fields][type bits]             remove has no type bits
 //!  description  [0 insert | 1 replace | 2 update][difference]         only an update has a difference
 //! ```
@@ -31,6 +33,11 @@
 //! A record that is *forgotten* is deleted like any other, except that nobody has read it
 //! since the time in the header (seconds in 4 bytes, increment in 4 bytes): members whose
 //! history begins at that time or later do not put it into history, and do not look it up.
+//!
+//! A range that is *forgotten* is one stretch of record keys, from `low` to before `high`, whose
+//! records go all at once in the same way, with their entries in the indexes that are named.
+//! An entry that forgets a range puts nothing into it. Nothing of it is listed: documents and bytes say how much goes, exactly; entries and bytes of
+//! each index are estimates.
 //!
 //! An entry with *times* (a varint) has taken so many times in the log, of which its own is the
 //! last: readers may tell its operations apart by them.
@@ -68,6 +75,7 @@ const DROP_COLLECTION: u8 = 6;
 const DROP_INDEX: u8 = 7;
 const NOOP: u8 = 8;
 const FORGET_RECORD: u8 = 9;
+const FORGET_RANGE: u8 = 10;
 
 const ADD: u8 = 0;
 const REMOVE: u8 = 1;
@@ -150,6 +158,24 @@ pub enum Operation<'a> {
         document_bytes: u64,
         index: IndexChanges<'a>,
     },
+    /// All records from `low` to before `high` go, of which nobody reads any: the same.
+    ForgetRange {
+        collection: CollectionId,
+        low: &'a [u8],
+        high: &'a [u8],
+        /// How many there are, and the sum of their documents' lengths.
+        documents: u64,
+        bytes: u64,
+        indexes: ForgottenEntries<'a>,
+    },
+}
+
+/// How many entries of an index go with a range, and what their keys weigh.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForgottenIndex {
+    pub index: IndexId,
+    pub entries: u64,
+    pub bytes: u64,
 }
 
 /// Writes one payload. Operations follow in the order of the calls.
@@ -251,6 +277,27 @@ impl<'o> Encoder<'o> {
         put_bytes(self.out, key);
         put(self.out, document_bytes);
         self.changes(changes);
+    }
+
+    pub fn forget_range(
+        &mut self,
+        collection: CollectionId,
+        (low, high): (&[u8], &[u8]),
+        (documents, bytes): (u64, u64),
+        indexes: &[ForgottenIndex],
+    ) {
+        self.out.push(FORGET_RANGE);
+        put(self.out, u64::from(collection.0));
+        put_bytes(self.out, low);
+        put_bytes(self.out, high);
+        put(self.out, documents);
+        put(self.out, bytes);
+        put(self.out, indexes.len() as u64);
+        for index in indexes {
+            put(self.out, u64::from(index.index.0));
+            put(self.out, index.entries);
+            put(self.out, index.bytes);
+        }
     }
 
     pub fn index_entries(
@@ -544,6 +591,14 @@ impl<'a> Operations<'a> {
                 document_bytes: take(&mut self.rest).ok_or("document length")?,
                 index: self.changes()?,
             },
+            FORGET_RANGE => Operation::ForgetRange {
+                collection: self.collection()?,
+                low: self.bytes("low key")?,
+                high: self.bytes("high key")?,
+                documents: take(&mut self.rest).ok_or("documents")?,
+                bytes: take(&mut self.rest).ok_or("bytes")?,
+                indexes: self.forgotten_entries()?,
+            },
             _ => return Err("unknown operation"),
         })
     }
@@ -583,6 +638,27 @@ impl<'a> Operations<'a> {
             rest: &start[..length],
         })
     }
+
+    /// The same for what goes with a range.
+    fn forgotten_entries(&mut self) -> Result<ForgottenEntries<'a>, Malformed> {
+        let count = take(&mut self.rest).ok_or("index count")?;
+        let start = self.rest;
+        for _ in 0..count {
+            take_forgotten(&mut self.rest).ok_or("index of a range")?;
+        }
+        let length = start.len() - self.rest.len();
+        Ok(ForgottenEntries {
+            rest: &start[..length],
+        })
+    }
+}
+
+fn take_forgotten(input: &mut &[u8]) -> Option<ForgottenIndex> {
+    Some(ForgottenIndex {
+        index: IndexId(take_id(input)?),
+        entries: take(input)?,
+        bytes: take(input)?,
+    })
 }
 
 fn take_id(input: &mut &[u8]) -> Option<u32> {
@@ -619,6 +695,20 @@ impl<'a> Iterator for IndexChanges<'a> {
 
     fn next(&mut self) -> Option<IndexChange<'a>> {
         take_change(&mut self.rest)
+    }
+}
+
+/// The indexes of a forgotten range. They were checked when it was decoded.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ForgottenEntries<'a> {
+    rest: &'a [u8],
+}
+
+impl Iterator for ForgottenEntries<'_> {
+    type Item = ForgottenIndex;
+
+    fn next(&mut self) -> Option<ForgottenIndex> {
+        take_forgotten(&mut self.rest)
     }
 }
 

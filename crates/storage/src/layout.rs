@@ -5,6 +5,7 @@
 //!
 //!  records   [01 collection][record key]                       -> [commit time 8][document]
 //!  index     [10 index     ][encoded fields][record key]       -> [record key length varint][type bits]
+//!                                             or               -> [length + 65,536 varint][commit time 8][type bits]
 //!  history   [11 collection][record key][replaced at 6 or 9]   -> [commit time 8][document]
 //!  meta      [00 000000][kind 1][...]   the store's own state  -> see below
 //!            [00 000001][key]           documents of the shard -> opaque
@@ -34,7 +35,8 @@
 //! version to history copies nothing.
 //!
 //! **Index values** hold the record key's length, so that an entry is split into
-//! fields and record key without decoding either.
+//! fields and record key without decoding either. Entries of records that were stored again
+//! in a forgotten range also say when they were added: see `store/forgotten.rs`.
 //!
 //! The store's own state:
 //!
@@ -44,6 +46,8 @@
 //!  kind 2 [tag+id]            counter     [items varint][bytes varint]
 //!  kind 3 [tag+id]            dropped     empty: this collection or index is being removed
 //!  kind 4                     history     [8]: reads at this time and later are complete
+//!  kind 5 [tag+id][time 8][number 4]
+//!                             forgotten   a range whose records are gone: see `store/forgotten.rs`
 //! ```
 
 use std::ops::Deref;
@@ -80,6 +84,10 @@ const KIND_APPLIED: u8 = 1;
 const KIND_COUNTER: u8 = 2;
 const KIND_DROPPED: u8 = 3;
 const KIND_HISTORY: u8 = 4;
+const KIND_FORGOTTEN: u8 = 5;
+
+/// Added to the length in an index value that holds a time too: no record key is as long.
+const TIMED: u64 = 1 << 16;
 
 /// A collection's records or an index's entries: what is counted and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -186,11 +194,45 @@ pub fn index_entry(id: IndexId, fields: &[u8], key: &[u8]) -> StoredKey {
     index(id).with(fields).with(key)
 }
 
-pub fn index_value(key_bytes: usize, type_bits: &[u8]) -> Slice {
-    let mut value = Vec::with_capacity(3 + type_bits.len());
-    crate::varint::put(&mut value, key_bytes as u64);
+/// The time is stored only where it matters.
+pub fn index_value(key_bytes: usize, added: Option<ClusterTime>, type_bits: &[u8]) -> Slice {
+    let mut value = Vec::with_capacity(3 + TIME_BYTES + type_bits.len());
+    match added {
+        Some(time) => {
+            crate::varint::put(&mut value, key_bytes as u64 + TIMED);
+            value.extend_from_slice(&time_bytes(time));
+        }
+        None => crate::varint::put(&mut value, key_bytes as u64),
+    }
     value.extend_from_slice(type_bits);
     Slice::from(value)
+}
+
+/// What is in an index value.
+pub struct IndexValue {
+    pub key_bytes: usize,
+    /// When the entry was added; zero where that is not stored.
+    pub added: ClusterTime,
+    /// Where the type bits begin.
+    pub type_bits_at: usize,
+}
+
+pub fn split_index_value(value: &[u8]) -> Option<IndexValue> {
+    let mut rest = value;
+    let number = crate::varint::take(&mut rest)?;
+    let (length, added) = match number.checked_sub(TIMED) {
+        Some(length) => {
+            let added = value_time(rest).ok()?;
+            rest = &rest[TIME_BYTES..];
+            (length, added)
+        }
+        None => (number, ClusterTime::ZERO),
+    };
+    Some(IndexValue {
+        key_bytes: usize::try_from(length).ok()?,
+        added,
+        type_bits_at: value.len() - rest.len(),
+    })
 }
 
 pub fn histories(collection: CollectionId) -> StoredKey {
@@ -269,6 +311,28 @@ pub fn history_start() -> StoredKey {
     StoredKey::new(Tag::Meta, INTERNAL).with(&[KIND_HISTORY])
 }
 
+pub fn all_forgotten() -> StoredKey {
+    StoredKey::new(Tag::Meta, INTERNAL).with(&[KIND_FORGOTTEN])
+}
+
+/// A range of a collection that was forgotten at a time; the number tells those of one time apart.
+pub fn forgotten(collection: CollectionId, time: ClusterTime, number: u32) -> StoredKey {
+    let mut key = subject(all_forgotten(), Subject::Collection(collection));
+    key.push(&time_bytes(time));
+    key.with(&number.to_be_bytes())
+}
+
+/// Reads what follows the kind byte of such a key.
+pub fn parse_forgotten(rest: &[u8]) -> Option<(CollectionId, ClusterTime, u32)> {
+    let (Tag::Records, id, length) = parse_prefix(rest)? else {
+        return None;
+    };
+    let (time, number) = rest[length..].split_first_chunk::<TIME_BYTES>()?;
+    let time = ClusterTime::from_u64(u64::from_be_bytes(*time));
+    let number = u32::from_be_bytes(number.try_into().ok()?);
+    Some((CollectionId(id), time, number))
+}
+
 /// A document of the shard: the catalog, sessions, state documents.
 pub fn document(key: &[u8]) -> StoredKey {
     StoredKey::new(Tag::Meta, DOCUMENTS).with(key)
@@ -289,8 +353,10 @@ pub fn parse_subject(input: &[u8]) -> Result<Subject> {
 
 /// What a stored key belongs to, for the rule that finds garbage.
 pub enum Owner<'a> {
-    Record(CollectionId),
-    Index(IndexId),
+    /// With the record key.
+    Record(CollectionId, &'a [u8]),
+    /// With fields and record key.
+    Index(IndexId, &'a [u8]),
     /// With what follows the prefix: see [`split_history`].
     History(CollectionId, &'a [u8]),
     Meta,
@@ -300,8 +366,8 @@ pub fn owner(key: &[u8]) -> Option<Owner<'_>> {
     let (tag, id, length) = parse_prefix(key)?;
     Some(match tag {
         Tag::Meta => Owner::Meta,
-        Tag::Records => Owner::Record(CollectionId(id)),
-        Tag::Index => Owner::Index(IndexId(id)),
+        Tag::Records => Owner::Record(CollectionId(id), &key[length..]),
+        Tag::Index => Owner::Index(IndexId(id), &key[length..]),
         Tag::History => Owner::History(CollectionId(id), &key[length..]),
     })
 }

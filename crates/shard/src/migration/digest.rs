@@ -235,7 +235,8 @@ impl Follower {
                 | Operation::DropIndex { .. }
                 | Operation::Noop
                 // Of another range: one that moves is owned.
-                | Operation::ForgetRecord { .. } => continue,
+                | Operation::ForgetRecord { .. }
+                | Operation::ForgetRange { .. } => continue,
             };
             let is_here =
                 collection == self.stretch.collection && self.stretch.may_contain_key(key);

@@ -154,7 +154,8 @@ impl Told {
                 | Operation::DropIndex { .. }
                 | Operation::Noop
                 // Of another range: one that moves is owned.
-                | Operation::ForgetRecord { .. } => continue,
+                | Operation::ForgetRecord { .. }
+                | Operation::ForgetRange { .. } => continue,
             };
             if !stretch.may_contain_key(key) {
                 continue;

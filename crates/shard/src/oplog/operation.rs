@@ -183,7 +183,8 @@ pub(crate) fn operations<'a>(entry: &Entry<'a>) -> Result<Vec<Logged<'a>>, Error
             | Operation::DropCollection { .. }
             | Operation::DropIndex { .. }
             // Of a range that belongs to another shard: clients never hear of it.
-            | Operation::ForgetRecord { .. } => {}
+            | Operation::ForgetRecord { .. }
+                | Operation::ForgetRange { .. } => {}
         }
     }
     Ok(logged)

@@ -44,6 +44,7 @@
 
 mod commands;
 mod config_time;
+mod forgetting;
 mod moving;
 mod next_key;
 mod ownership;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   within the window of history      read by key, latched, evaluated ─► into history, entry by entry
-//!   nobody can read them any more     scanned once ─► forgotten, entry by entry
+//!   nobody can read them any more     few: scanned once ─► forgotten, entry by entry
+//!                                     many: counted ─► the range is forgotten, by one entry (`forgetting.rs`)
 //!   and nothing else is left here     the collection begins anew, empty: one entry
 //! ```
 //!
@@ -30,10 +31,10 @@
 //! ⚑ Nothing that is owned or received goes in any of these ways: it is checked for the whole range
 //! when each entry is appended, and for each document where keys do not tell.
 //!
-//! Left out: the engine has no tombstone for a stretch of keys, so that what is forgotten costs one
-//! tombstone for each record and index entry. Where a collection is not clustered by its shard key,
+//! Left out: where a collection is not clustered by its shard key,
 //! all of its records are looked at.
 
+use super::forgetting::Whole;
 use super::moving::Moving;
 use super::ownership::Ownership;
 use crate::Shard;
@@ -103,6 +104,11 @@ impl Shard {
             return Ok(Some(anew));
         }
         let id = collection.id;
+        match self.forget_range(id, origin, range, tenure).await? {
+            Whole::Forgotten => return Ok(Some(id)),
+            Whole::TenureOver => return Ok(None),
+            Whole::NotWorthIt => {}
+        }
         let mut after = None;
         loop {
             let settings = self.parameters.current();
@@ -277,7 +283,7 @@ impl Shard {
 
     /// Since when nobody sees what is dead in a range, if it may be forgotten by now. ⚑ Refused
     /// for what is anybody's.
-    fn may_forget(
+    pub(super) fn may_forget(
         &self,
         collection: &Collection,
         range: &KeyRange,

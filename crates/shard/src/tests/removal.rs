@@ -245,3 +245,80 @@ async fn a_collection_in_use_does_not_begin_anew() {
     assert_eq!((collection(&shard).id, stored(&shard)), (before, 1));
     assert_eq!(in_history(&shard), 0);
 }
+
+/// ⚑ A range that was forgotten at once comes back while its records are still stored: with other documents
+/// under the same keys. Nothing of before is seen, by whatever plan, and nothing that is new goes when the rest
+/// is removed; a restart in between changes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forgotten_range_comes_back_before_its_bytes_have_gone() {
+    let shard = with_documents().await;
+    let id = collection(&shard).id;
+    let given = deletion(&shard, 1, 10, 20);
+    give_away(&shard, &given).await.expect("is registered");
+    pass_window(&shard);
+    // By every way that leaves something in memory.
+    shard
+        .check(
+            "{aggregate: 'c', pipeline: [{$match: {y: {$gte: 0}}}, {$count: 'n'}], cursor: {}, readConcern: {level: 'available'}} => {cursor: {firstBatch: [{n: 30}]}}
+             {find: 'c', filter: {_id: 12}, readConcern: {level: 'available'}} => {cursor: {firstBatch: [{_id: 12}]}}",
+        )
+        .await;
+    delete_all(&shard).await.expect("is removed");
+    let store = &shard.shard.store;
+    assert_eq!((store.forgotten_ranges(id), stored(&shard)), (1, 20));
+    shard.check_valid("c").await;
+    let part = range(&shard, 10, 20);
+    let begun = change(&shard, |known| known.with_receiving(MOVE, part.clone())).await;
+    begun.expect("is applied");
+    let mut came = received(&shard, 12, 12);
+    let document = DocWriter::new().with("_id", 12).with("x", 12).with("y", 7);
+    came.document = Some(document.finish());
+    receive(&shard, &[came]).await.expect("is stored");
+    let owned = change(&shard, |known| {
+        Ok(known.without_receiving(MOVE).gaining(part.clone()))
+    });
+    owned.await.expect("is applied");
+    let check = async |shard: &TestShard| {
+        shard
+            .check(
+                "{find: 'c', filter: {x: {$gte: 10, $lt: 20}}} => {cursor: {firstBatch: [{_id: 12, x: 12, y: 7}]}}
+                 {find: 'c', filter: {_id: 12}} => {cursor: {firstBatch: [{_id: 12, x: 12, y: 7}]}}
+                 {find: 'c', filter: {y: {$in: [12, 112, 15]}}} => {cursor: {firstBatch: []}}
+                 {find: 'c', filter: {y: 7}, sort: {_id: 1}} => {cursor: {firstBatch: [{_id: 7}, {_id: 12}]}}
+                 {distinct: 'c', key: '_id', query: {y: {$gte: 110}}} => {values: [20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 10]}
+                 {count: 'c', query: {y: {$gte: 0}}} => {n: 21}
+                 {count: 'c'} => {n: 21}",
+            )
+            .await;
+        assert_eq!(stored(shard), 21);
+        shard.check_valid("c").await;
+    };
+    check(&shard).await;
+    let shard = shard.reopen().await;
+    check(&shard).await;
+    let store = &shard.shard.store;
+    let later = ClusterTime::new(store.applied_time().seconds() + 100_000, 0);
+    for _ in 0..100 {
+        store.maintain(later, 3).expect("maintained");
+    }
+    assert_eq!(store.forgotten_ranges(id), 0);
+    check(&shard).await;
+    store.compact().expect("compacted");
+    check(&shard).await;
+    let shard = shard.reopen().await;
+    check(&shard).await;
+}
+
+/// Few records go one by one.
+#[tokio::test(flavor = "multi_thread")]
+async fn few_records_leave_no_mark() {
+    let shard = with_documents().await;
+    let given = deletion(&shard, 1, 10, 15);
+    give_away(&shard, &given).await.expect("is registered");
+    pass_window(&shard);
+    delete_all(&shard).await.expect("is removed");
+    let id = collection(&shard).id;
+    assert_eq!(shard.shard.store.forgotten_ranges(id), 0);
+    assert_eq!((stored(&shard), in_history(&shard)), (25, 0));
+    shard.check_valid("c").await;
+}

@@ -523,7 +523,8 @@ impl Applier {
                 | entry::Operation::DropCollection { .. }
                 | entry::Operation::DropIndex { .. }
                 | entry::Operation::Noop
-                | entry::Operation::ForgetRecord { .. } => continue,
+                | entry::Operation::ForgetRecord { .. }
+                | entry::Operation::ForgetRange { .. } => continue,
             };
             if let Some((index, stored)) = multikey::parse(key, value.unwrap_or(&[])) {
                 if value.is_some() {

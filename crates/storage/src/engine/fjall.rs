@@ -146,7 +146,7 @@ impl FjallEngine {
         let engine_path = directory.engine_path();
         creation::clear_unfinished(&engine_path).map_err(|e| Error::io(path, e))?;
         let garbage = Arc::new(GarbageFactory {
-            rule: RwLock::new(Arc::new(|_: &[u8]| false)),
+            rule: RwLock::new(Arc::new(|_, _| false)),
         });
         let for_filter = Arc::clone(&garbage);
         let database = Database::builder(directory.engine_path())
@@ -430,7 +430,8 @@ struct GarbageFilter(GarbageRule);
 
 impl CompactionFilter for GarbageFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
-        Ok(if (self.0)(item.key()) {
+        // Nothing of ours lies apart from its key, so that values are at hand.
+        Ok(if (self.0)(item.key(), &|| item.value().ok()) {
             Verdict::Remove
         } else {
             Verdict::Keep

@@ -90,8 +90,10 @@ fn visible(versions: &Versions, sequence: u64) -> Option<&Slice> {
 
 impl Shared {
     fn commit(&self, batch: WriteBatch) {
-        let mut guard = self.state.write();
-        let state = &mut *guard;
+        self.commit_to(&mut self.state.write(), batch);
+    }
+
+    fn commit_to(&self, state: &mut State, batch: WriteBatch) {
         state.sequence += 1;
         let sequence = state.sequence;
         let oldest_needed = {
@@ -192,27 +194,30 @@ impl Engine for MemoryEngine {
             return Ok(());
         };
         let mut batch = WriteBatch::default();
+        // Until it is removed: a key may be written again.
+        let mut guard = self.0.state.write();
+        let state = &mut *guard;
+        let low = match &state.sweep_from {
+            Some(key) => Bound::Excluded(key.as_ref()),
+            None => Bound::Unbounded,
+        };
+        let mut last = None;
+        for (key, versions) in state
+            .keys
+            .range::<[u8], _>((low, Bound::Unbounded))
+            .take(budget)
         {
-            let mut guard = self.0.state.write();
-            let state = &mut *guard;
-            let low = match &state.sweep_from {
-                Some(key) => Bound::Excluded(key.as_ref()),
-                None => Bound::Unbounded,
-            };
-            let mut last = None;
-            for (key, _) in state
-                .keys
-                .range::<[u8], _>((low, Bound::Unbounded))
-                .take(budget)
-            {
-                if rule(key) {
-                    batch.remove(key.clone());
-                }
-                last = Some(key.clone());
+            let newest = visible(versions, u64::MAX);
+            if newest.is_some() && rule(key, &|| newest.cloned()) {
+                batch.remove(key.clone());
             }
-            state.sweep_from = last;
+            last = Some(key.clone());
         }
-        self.write(batch)
+        state.sweep_from = last;
+        if !batch.is_empty() {
+            self.0.commit_to(state, batch);
+        }
+        Ok(())
     }
 
     fn release_stretch(&self, _low: &[u8], _high: &[u8]) -> Result<()> {

@@ -9,8 +9,8 @@
 //!   positions, not snapshots);
 //! - after a crash the map holds a prefix of the batches, at least up to the last
 //!   [`Engine::sync`];
-//! - keys that the garbage rule covers may vanish at any moment, from new
-//!   snapshots, never from those already open.
+//! - pairs that the garbage rule covers may vanish at any moment, from new
+//!   snapshots, never from those already open, and never with a later value of the key.
 //!
 //! Values are [`Slice`]s: reference-counted views, cheap to clone. A slice that
 //! comes out of a scan may share a whole block of the engine's cache; copy it
@@ -24,6 +24,7 @@ mod key_filter;
 pub mod memory;
 
 use std::ops::Bound;
+use std::panic::RefUnwindSafe;
 use std::sync::Arc;
 
 pub use ::fjall::Slice;
@@ -81,8 +82,9 @@ impl<'a> KeyRange<'a> {
 /// Key and value as a scan yields them.
 pub type Pair = (Slice, Slice);
 
-/// Says which stored keys nobody will ask for again.
-pub type GarbageRule = Arc<dyn Fn(&[u8]) -> bool + Send + Sync + std::panic::RefUnwindSafe>;
+/// Says which stored pairs nobody will ask for again, by the key and, where it matters, the value.
+pub type GarbageRule =
+    Arc<dyn Fn(&[u8], &dyn Fn() -> Option<Slice>) -> bool + Send + Sync + RefUnwindSafe>;
 
 /// Changes that become visible together. The last change to a key wins.
 #[derive(Default, Debug)]

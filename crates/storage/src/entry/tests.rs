@@ -14,6 +14,7 @@ enum Owned {
     DropIndex(u32),
     Noop,
     Forget(u32, Vec<u8>, u64, Vec<Change>),
+    ForgetRange(u32, [Vec<u8>; 2], (u64, u64), Vec<(u32, u64, u64)>),
 }
 
 #[derive(Clone, Debug)]
@@ -71,6 +72,17 @@ fn encode(operations: &[Owned], header: Header<'_>) -> Vec<u8> {
             Owned::Noop => encoder.noop(),
             Owned::Forget(id, key, bytes, changes) => {
                 encoder.forget_record(CollectionId(*id), key, *bytes, &borrowed(changes));
+            }
+            Owned::ForgetRange(id, [low, high], counted, indexes) => {
+                let indexes = indexes
+                    .iter()
+                    .map(|&(index, entries, bytes)| ForgottenIndex {
+                        index: IndexId(index),
+                        entries,
+                        bytes,
+                    });
+                let indexes: Vec<ForgottenIndex> = indexes.collect();
+                encoder.forget_range(CollectionId(*id), (low, high), *counted, &indexes);
             }
         }
     }
@@ -132,6 +144,18 @@ fn owned(operation: Operation<'_>) -> Owned {
             document_bytes,
             index,
         } => Owned::Forget(collection.0, key.into(), document_bytes, changes(index)),
+        Operation::ForgetRange {
+            collection,
+            low,
+            high,
+            documents,
+            bytes,
+            indexes,
+        } => {
+            let indexes = indexes.map(|it| (it.index.0, it.entries, it.bytes));
+            let range = [low.into(), high.into()];
+            Owned::ForgetRange(collection.0, range, (documents, bytes), indexes.collect())
+        }
     }
 }
 
@@ -169,6 +193,15 @@ fn operation() -> impl Strategy<Value = Owned> {
         Just(Owned::Noop),
         (any::<u32>(), bytes(), any::<u64>(), changes())
             .prop_map(|(id, key, bytes, index)| Owned::Forget(id, key, bytes, index)),
+        (
+            any::<u32>(),
+            [bytes(), bytes()],
+            any::<(u64, u64)>(),
+            prop::collection::vec(any::<(u32, u64, u64)>(), 0..3)
+        )
+            .prop_map(|(id, range, counted, indexes)| {
+                Owned::ForgetRange(id, range, counted, indexes)
+            }),
     ]
 }
 

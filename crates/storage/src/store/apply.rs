@@ -31,9 +31,10 @@ use model::ids::CollectionId;
 use model::time::ClusterTime;
 
 use super::counters::Delta;
+use super::forgotten::{Mark, Marks};
 use super::{Record, Store};
 use crate::engine::{Engine, Slice, WriteBatch};
-use crate::entry::{Entry, IndexAction, IndexChanges, Operation};
+use crate::entry::{Entry, ForgottenEntries, IndexAction, IndexChanges, Operation};
 use crate::error::{Error, Result};
 use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
 
@@ -103,6 +104,9 @@ struct Pending<'s, E: Engine> {
     deltas: Vec<(Subject, Delta)>,
     dropped: Vec<Subject>,
     already_dropped: Arc<BTreeSet<Subject>>,
+    /// All ranges that are gone: those of before, and those of this batch.
+    marks: Option<Arc<Marks>>,
+    forgotten: Vec<Arc<Mark>>,
 }
 
 impl<E: Engine> Store<E> {
@@ -119,6 +123,8 @@ impl<E: Engine> Store<E> {
             deltas: Vec::new(),
             dropped: Vec::new(),
             already_dropped: self.shared.dropped(),
+            marks: self.shared.forgotten(),
+            forgotten: Vec::new(),
         };
         let before = self.applied();
         let (mut position, mut time) = (before, self.applied_time());
@@ -149,6 +155,7 @@ impl<E: Engine> Store<E> {
             written,
             deltas,
             dropped,
+            forgotten,
             ..
         } = pending;
         let next = self
@@ -159,11 +166,20 @@ impl<E: Engine> Store<E> {
         let subjects = deltas.iter().map(|(subject, _)| *subject);
         let scanned = batch.keys().filter(|key| layout::is_scanned(key));
         self.shared.stretches.changing(number, subjects, scanned);
+        let subjects = forgotten.iter().flat_map(|mark| mark.subjects());
+        self.shared.stretches.changing_all(number, subjects);
         let changing = || written.all.iter().filter(|written| !written.is_new);
         for written in changing() {
             self.shared.cache.mark_changing(&written.key);
         }
         self.engine.write(batch)?;
+        if !forgotten.is_empty() {
+            self.shared.change_forgotten(|marks| {
+                let mut marks = marks.clone();
+                forgotten.into_iter().for_each(|mark| marks.add(mark));
+                marks
+            });
+        }
         for written in changing() {
             let value = written.value.clone();
             self.shared.cache.changed(written.key.clone(), value);
@@ -204,7 +220,7 @@ impl<E: Engine> Pending<'_, E> {
                     let before = before.next().unwrap_or(&Before::Unknown);
                     let value = value_of(document, after.next(), entry.time);
                     self.record(collection, key, Some(value), before, entry.time)?;
-                    self.index(key, index)?;
+                    self.index(key, index, entry.time)?;
                 }
                 Operation::DeleteRecord {
                     collection,
@@ -214,13 +230,13 @@ impl<E: Engine> Pending<'_, E> {
                 } => {
                     let before = before.next().unwrap_or(&Before::Unknown);
                     self.record(collection, key, None, before, entry.time)?;
-                    self.index(key, index)?;
+                    self.index(key, index, entry.time)?;
                 }
                 Operation::IndexEntries {
                     collection: _,
                     key,
                     index,
-                } => self.index(key, index)?,
+                } => self.index(key, index, entry.time)?,
                 Operation::PutMeta { key, value } => {
                     layout::check_user_key(key.len())?;
                     let key = layout::document(key).to_slice();
@@ -249,7 +265,20 @@ impl<E: Engine> Pending<'_, E> {
                         // Here reads at earlier times still see it.
                         self.record(collection, key, None, &Before::Unknown, entry.time)?;
                     }
-                    self.index(key, index)?;
+                    self.index(key, index, entry.time)?;
+                }
+                Operation::ForgetRange {
+                    collection,
+                    low,
+                    high,
+                    documents,
+                    bytes,
+                    indexes,
+                } => {
+                    let unseen_since = decoded.header.unseen_since.unwrap_or(entry.time);
+                    let delta = less(documents, bytes);
+                    let times = (entry.time, unseen_since);
+                    self.forget_range(collection, (low, high), times, delta, indexes)?;
                 }
             }
         }
@@ -264,7 +293,7 @@ impl<E: Engine> Pending<'_, E> {
         layout::check_user_key(key.len())?;
         let stored = layout::record(collection, key);
         debug_assert!(
-            self.replaced(&stored, &Before::Unknown)
+            self.replaced(collection, key, &stored, &Before::Unknown)
                 .is_ok_and(
                     |found| found
                         .is_some_and(|found| u64::try_from(self::document_bytes(&found))
@@ -274,16 +303,91 @@ impl<E: Engine> Pending<'_, E> {
         );
         let stored = stored.to_slice();
         self.batch.remove(stored.clone());
-        let delta = Delta {
-            items: -1,
-            bytes: -i64::try_from(document_bytes).unwrap_or(i64::MAX),
-        };
-        self.count(Subject::Collection(collection), delta);
+        self.count(Subject::Collection(collection), less(1, document_bytes));
         self.written.all.push(Written {
             key: stored,
             value: None,
             is_new: false,
         });
+        Ok(())
+    }
+
+    /// Leaves a mark by which a range is gone: see `forgotten.rs`.
+    fn forget_range(
+        &mut self,
+        collection: CollectionId,
+        (low, high): (&[u8], &[u8]),
+        (time, unseen_since): (ClusterTime, ClusterTime),
+        delta: Delta,
+        indexes: ForgottenEntries<'_>,
+    ) -> Result<()> {
+        if self.is_dropped(Subject::Collection(collection)) || low >= high {
+            return Ok(());
+        }
+        layout::check_user_key(low.len())?;
+        layout::check_user_key(high.len())?;
+        self.count(Subject::Collection(collection), delta);
+        let mut ids = Vec::new();
+        for forgotten in indexes {
+            let subject = Subject::Index(forgotten.index);
+            if !self.is_dropped(subject) {
+                self.count(subject, less(forgotten.entries, forgotten.bytes));
+                ids.push(forgotten.index);
+            }
+        }
+        let name = (collection, time, self.forgotten.len() as u32);
+        let mark = Arc::new(Mark::new(name, unseen_since, (low, high), ids));
+        self.batch.put(mark.key().to_slice(), mark.value());
+        let mut marks = self.marks.as_deref().cloned().unwrap_or_default();
+        marks.add(Arc::clone(&mark));
+        self.marks = Some(Arc::new(marks));
+        self.forgotten.push(mark);
+        Ok(())
+    }
+
+    /// Before something is stored under a record key, or leads to it: whether it lies in forgotten
+    /// ranges. They have something new then.
+    fn within_forgotten(&mut self, subject: Subject, key: &[u8]) -> bool {
+        let Some(marks) = self.marks.clone() else {
+            return false;
+        };
+        let mut is_within = false;
+        for mark in marks.of(subject).iter().filter(|mark| mark.contains(key)) {
+            is_within = true;
+            if mark.note_written() {
+                self.batch.put(mark.key().to_slice(), mark.value());
+            }
+        }
+        is_within
+    }
+
+    /// A record is stored over what was forgotten: here reads at earlier times may still see that.
+    fn keep_forgotten(
+        &mut self,
+        collection: CollectionId,
+        key: &[u8],
+        stored: &StoredKey,
+    ) -> Result<()> {
+        let history_start = self.store.shared.history_start();
+        let marks = self.marks.clone().unwrap_or_default();
+        let marks = marks.of(Subject::Collection(collection)).iter();
+        let marks: Vec<_> = marks.filter(|mark| mark.contains(key)).collect();
+        if marks.iter().all(|mark| mark.is_ripe(history_start)) {
+            return Ok(());
+        }
+        let found = match self.written.get(stored) {
+            Some(value) => value.clone(),
+            None => self.store.engine.get(stored)?,
+        };
+        let Some(found) = found else { return Ok(()) };
+        let committed = layout::value_time(&found)?;
+        let covering = marks.iter().filter(|mark| committed <= mark.time);
+        if let Some(first) = covering.min_by_key(|mark| mark.time)
+            && !first.is_ripe(history_start)
+        {
+            let key = layout::history(collection, key, first.time);
+            self.batch.put(key.to_slice(), Slice::new(&found));
+        }
         Ok(())
     }
 
@@ -301,7 +405,10 @@ impl<E: Engine> Pending<'_, E> {
         }
         layout::check_user_key(key.len())?;
         let stored = layout::record(collection, key);
-        let replaced = self.replaced(&stored, before)?;
+        if value.is_some() && self.within_forgotten(Subject::Collection(collection), key) {
+            self.keep_forgotten(collection, key, &stored)?;
+        }
+        let replaced = self.replaced(collection, key, &stored, before)?;
         let stored = stored.to_slice();
         let mut delta = Delta::default();
         if let Some(replaced) = replaced {
@@ -331,13 +438,22 @@ impl<E: Engine> Pending<'_, E> {
         Ok(())
     }
 
-    fn replaced(&mut self, stored: &StoredKey, before: &Before) -> Result<Option<Slice>> {
+    fn replaced(
+        &mut self,
+        collection: CollectionId,
+        key: &[u8],
+        stored: &StoredKey,
+        before: &Before,
+    ) -> Result<Option<Slice>> {
+        let marks = self.marks.clone();
+        let is_there = |value: &Slice| super::is_there(marks.as_deref(), collection, key, value);
         match before {
             Before::Absent => {
                 debug_assert!(
                     match self.written.get(stored) {
-                        Some(value) => value.is_none(),
-                        None => matches!(self.store.engine.get(stored), Ok(None)),
+                        Some(value) => !value.as_ref().is_some_and(is_there),
+                        None =>
+                            matches!(self.store.engine.get(stored), Ok(found) if !found.as_ref().is_some_and(is_there)),
                     },
                     "an evaluator saw no record where one is stored"
                 );
@@ -347,17 +463,17 @@ impl<E: Engine> Pending<'_, E> {
             Before::Unknown => {}
         }
         if let Some(value) = self.written.get(stored) {
-            return Ok(value.clone());
+            return Ok(value.clone().filter(is_there));
         }
-        if let Some(value) = self.store.shared.cache.get(stored) {
+        if let Some(value) = self.store.shared.cache.get(stored).filter(is_there) {
             return Ok(Some(value));
         }
         // Copied, so that the memtable does not keep a whole block alive for it.
-        let value = self.store.engine.get(stored)?;
+        let value = self.store.engine.get(stored)?.filter(is_there);
         Ok(value.map(|value| Slice::new(&value)))
     }
 
-    fn index(&mut self, key: &[u8], changes: IndexChanges<'_>) -> Result<()> {
+    fn index(&mut self, key: &[u8], changes: IndexChanges<'_>, time: ClusterTime) -> Result<()> {
         for change in changes {
             let subject = Subject::Index(change.index);
             if self.is_dropped(subject) {
@@ -369,7 +485,9 @@ impl<E: Engine> Pending<'_, E> {
             let bytes = stored.len() as i64;
             match change.action {
                 IndexAction::Add { type_bits } => {
-                    let value = layout::index_value(key.len(), type_bits);
+                    // What was there before a range was forgotten has no time.
+                    let added = self.within_forgotten(subject, key).then_some(time);
+                    let value = layout::index_value(key.len(), added, type_bits);
                     self.batch.put(stored, value);
                     self.count(subject, Delta { items: 1, bytes });
                 }
@@ -424,6 +542,15 @@ fn value_of(document: &[u8], made: Option<&Record>, time: ClusterTime) -> Slice 
             made.stored().clone()
         }
         None => Record::new(time, document).into_stored(),
+    }
+}
+
+/// What a counter loses.
+fn less(items: u64, bytes: u64) -> Delta {
+    let lost = |number| -i64::try_from(number).unwrap_or(i64::MAX);
+    Delta {
+        items: lost(items),
+        bytes: lost(bytes),
     }
 }
 

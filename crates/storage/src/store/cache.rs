@@ -24,6 +24,7 @@
 
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use quick_cache::sync::{Cache, DefaultLifecycle, GuardResult};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
@@ -55,7 +56,11 @@ impl Weighter<Slice, Cached> for Weight {
 
 type Inner = Cache<Slice, Cached, Weight, DefaultHashBuilder, DefaultLifecycle<Slice, Cached>>;
 
-pub(super) struct RecordCache(Option<Inner>);
+pub(super) struct RecordCache {
+    inner: Option<Inner>,
+    /// Held while a value is read from the engine and filled in.
+    filling: RwLock<()>,
+}
 
 impl RecordCache {
     pub fn new(capacity_bytes: u64) -> Self {
@@ -67,23 +72,27 @@ impl RecordCache {
             .build()
             .ok()
             .filter(|_| items > 0);
-        Self(options.map(|options| {
+        let inner = options.map(|options| {
             Cache::with_options(
                 options,
                 Weight,
                 DefaultHashBuilder::default(),
                 DefaultLifecycle::default(),
             )
-        }))
+        });
+        Self {
+            inner,
+            filling: RwLock::default(),
+        }
     }
 
     pub fn weight(&self) -> u64 {
-        self.0.as_ref().map_or(0, Cache::weight)
+        self.inner.as_ref().map_or(0, Cache::weight)
     }
 
     /// The value if it is here.
     pub fn get(&self, key: &[u8]) -> Option<Slice> {
-        match self.0.as_ref()?.get(key)? {
+        match self.inner.as_ref()?.get(key)? {
             Cached::Value(value) => Some(value),
             Cached::Changing => None,
         }
@@ -99,7 +108,7 @@ impl RecordCache {
         may_keep: impl FnOnce() -> bool,
     ) -> Result<Option<Slice>> {
         let detached = |value: Option<Slice>| value.map(|value| Slice::new(&value));
-        let Some(cache) = &self.0 else {
+        let Some(cache) = &self.inner else {
             return load().map(detached);
         };
         match cache.get(key) {
@@ -113,6 +122,7 @@ impl RecordCache {
                 load().map(detached)
             }
             GuardResult::Guard(guard) => {
+                let _filling = self.filling.read();
                 // With the placeholder in place: a batch that begins later replaces it.
                 let may_keep = may_keep();
                 // A copy of its own: the engine's slice keeps a whole block alive.
@@ -128,14 +138,14 @@ impl RecordCache {
 
     /// Before a commit that writes `key`.
     pub fn mark_changing(&self, key: &Slice) {
-        if let Some(cache) = &self.0 {
+        if let Some(cache) = &self.inner {
             cache.insert(key.clone(), Cached::Changing);
         }
     }
 
     /// After that commit.
     pub fn changed(&self, key: Slice, value: Option<Slice>) {
-        let Some(cache) = &self.0 else { return };
+        let Some(cache) = &self.inner else { return };
         match value {
             Some(value) => cache.insert(key, Cached::Value(value)),
             None => {
@@ -146,9 +156,20 @@ impl RecordCache {
 
     /// Frees what begins with `prefix`. Walks over the whole cache.
     pub fn forget(&self, prefix: &[u8]) {
-        if let Some(cache) = &self.0 {
+        if let Some(cache) = &self.inner {
             cache.retain(|key, _| !key.starts_with(prefix));
         }
+    }
+
+    /// Frees values that are gone, those too that somebody is filling in just now. Whoever begins
+    /// later must know by himself that they are.
+    pub fn forget_values(&self, is_gone: impl Fn(&[u8], &Slice) -> bool) {
+        let Some(cache) = &self.inner else { return };
+        drop(self.filling.write());
+        cache.retain(|key, value| match value {
+            Cached::Value(value) => !is_gone(key, value),
+            Cached::Changing => true,
+        });
     }
 }
 

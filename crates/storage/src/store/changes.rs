@@ -108,6 +108,12 @@ impl Changes {
         oldest
     }
 
+    /// The batch with this number may change anything of a subject.
+    pub fn note_all(&mut self, number: u64, subject: Subject) {
+        raise(&mut self.last, subject, number);
+        raise(&mut self.last_anywhere, subject, number);
+    }
+
     /// Nothing of this subject is unchanged any more, at any time.
     pub fn note_dropped(&mut self, subject: Subject) {
         self.last.insert(subject, u64::MAX);

@@ -487,8 +487,9 @@ impl<E: Engine> Store<E> {
     /// Replaces everything by what was staged. After an error the store must not be used
     /// any more; opening it again completes the replacement if it had begun.
     pub fn install(&self, staged: StagedState) -> Result<()> {
-        let _writer = self.writer.lock();
+        // In this order, as sweeps do.
         let mut removals = self.removals.lock();
+        let _writer = self.writer.lock();
         let complete = staged.finish()?;
         let number = self.shared.commits_begun.fetch_add(1, Ordering::AcqRel) + 1;
         self.shared.stretches.clear(number);
@@ -502,9 +503,11 @@ impl<E: Engine> Store<E> {
             counters,
             history_start,
             dropped,
+            forgotten,
         } = Loaded::from(&self.engine.snapshot())?;
         *self.counters.write() = counters;
         self.shared.change_dropped(|all| *all = dropped);
+        self.shared.change_forgotten(|_| forgotten);
         self.shared
             .history_start
             .store(history_start.to_u64(), Ordering::Release);

@@ -6,6 +6,7 @@
 //!  history    start ── moves to ──► min(now - window, lowest pin, applied time)
 //!             entries that ended at or before the start are garbage to the engine
 //!  dropped    marked by apply ─► synced ─► whole files released ─► rest removed key by key ─► mark removed
+//!  forgotten  the same for ranges of a collection: see `forgotten.rs` and `sweep.rs`
 //! ```
 //!
 //! - **Sync before forgetting.** The engine may remove garbage durably at any
@@ -24,6 +25,8 @@ use std::sync::atomic::Ordering;
 
 use model::time::ClusterTime;
 
+use super::forgotten::{Mark, Marks};
+use super::sweep::Sweep;
 use super::{Shared, Store};
 use crate::engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice, WriteBatch};
 use crate::error::{Error, Result};
@@ -44,21 +47,35 @@ pub(super) struct Removals {
     to_release: Vec<(Vec<u8>, Vec<u8>)>,
     /// The key after which the next step goes on.
     resume_after: Option<Slice>,
+    pub(super) sweep: Option<Sweep>,
+}
+
+impl Removals {
+    /// The forgotten ranges that the engine was told of.
+    pub(super) fn told_forgotten(&self) -> &[Arc<Mark>] {
+        self.told.as_ref().map_or(&[], |told| told.forgotten.all())
+    }
 }
 
 #[derive(Clone, PartialEq)]
 struct Rule {
     history_start: ClusterTime,
     dropped: Arc<BTreeSet<Subject>>,
+    /// Those that are ripe.
+    forgotten: Marks,
 }
 
 impl Rule {
-    fn covers(&self, key: &[u8]) -> bool {
+    fn covers(&self, key: &[u8], value: &dyn Fn() -> Option<Slice>) -> bool {
+        let is_forgotten =
+            || !self.forgotten.is_empty() && self.forgotten.covers_stored(key, value);
         match layout::owner(key) {
-            Some(Owner::Record(collection)) => {
-                self.dropped.contains(&Subject::Collection(collection))
+            Some(Owner::Record(collection, _)) => {
+                self.dropped.contains(&Subject::Collection(collection)) || is_forgotten()
             }
-            Some(Owner::Index(index)) => self.dropped.contains(&Subject::Index(index)),
+            Some(Owner::Index(index, _)) => {
+                self.dropped.contains(&Subject::Index(index)) || is_forgotten()
+            }
             Some(Owner::History(collection, rest)) => {
                 self.dropped.contains(&Subject::Collection(collection))
                     || layout::split_history(rest)
@@ -147,6 +164,7 @@ impl<E: Engine> Store<E> {
         let rule = Rule {
             history_start: self.shared.history_start(),
             dropped: self.shared.dropped(),
+            forgotten: self.ripe(),
         };
         if removals.told.as_ref() != Some(&rule) {
             self.engine.sync()?;
@@ -157,7 +175,7 @@ impl<E: Engine> Store<E> {
             removals.to_release.extend(news);
             removals.told = Some(rule.clone());
             self.engine
-                .set_garbage(Arc::new(move |key| rule.covers(key)));
+                .set_garbage(Arc::new(move |key, value| rule.covers(key, value)));
         }
         self.engine.collect_garbage(budget_keys)?;
         for _ in 0..RELEASES_MAX {
@@ -165,6 +183,7 @@ impl<E: Engine> Store<E> {
                 self.engine.release_stretch(&low, &high)?;
             }
         }
+        self.release_forgotten(&removals)?;
         let mut removed_keys = 0;
         let mut budget = budget_keys;
         while removals.to_release.is_empty()
@@ -176,9 +195,10 @@ impl<E: Engine> Store<E> {
             // Its mark is a key too.
             budget = budget.saturating_sub(removed + 1);
         }
+        let swept = self.sweep(&mut removals, now, budget)?;
         Ok(Maintained {
-            removed_keys,
-            has_more: !self.shared.dropped().is_empty(),
+            removed_keys: removed_keys + swept,
+            has_more: !self.shared.dropped().is_empty() || removals.sweep.is_some(),
         })
     }
 

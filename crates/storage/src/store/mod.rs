@@ -19,7 +19,8 @@
 //! | `changes.rs` | what batches have written lately |
 //! | `counters.rs` | document counts and sizes, exact after a crash |
 //! | `snapshot.rs`, `past.rs` | scans now, scans in the past |
-//! | `maintain.rs` | history's start, removal of dropped data |
+//! | `forgotten.rs` | ranges that are gone although they are stored |
+//! | `maintain.rs`, `sweep.rs` | history's start, removal of dropped and forgotten data |
 //! | `copy.rs` | all of it to another member, and replaced by another member's |
 //!
 //! A cursor holds positions (bytes), never a snapshot: a held snapshot pins every
@@ -30,12 +31,14 @@ mod cache;
 mod changes;
 mod copy;
 mod counters;
+mod forgotten;
 mod joined;
 mod maintain;
 mod pairs;
 mod past;
 mod snapshot;
 mod stretches;
+mod sweep;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -61,6 +64,7 @@ use crate::error::Result;
 use crate::layout::{self, Subject};
 use cache::RecordCache;
 use counters::Counters;
+use forgotten::Marks;
 use stretches::Stretches;
 
 #[derive(Clone, Debug)]
@@ -73,6 +77,9 @@ pub struct StoreOptions {
     pub long_scan_pairs: u64,
     /// How far back reads at an earlier time may go.
     pub history_window_seconds: u32,
+    /// How long what is left of a forgotten range is left to the engine's compactions, before it is removed
+    /// key by key.
+    pub sweep_after_seconds: u32,
 }
 
 impl Default for StoreOptions {
@@ -82,6 +89,7 @@ impl Default for StoreOptions {
             stretch_bytes: 32 << 20,
             long_scan_pairs: 256,
             history_window_seconds: 300,
+            sweep_after_seconds: 900,
         }
     }
 }
@@ -91,6 +99,7 @@ pub struct Store<E: Engine> {
     engine: E,
     /// See [`StoreOptions::history_window_seconds`].
     history_window: AtomicU32,
+    sweep_after_seconds: u32,
     shared: Arc<Shared>,
     counters: RwLock<Counters>,
     /// One apply at a time.
@@ -118,6 +127,9 @@ struct Shared {
     dropped: RwLock<Arc<BTreeSet<Subject>>>,
     /// Spares point reads the lock while nothing is dropped.
     has_dropped: AtomicBool,
+    forgotten: RwLock<Arc<Marks>>,
+    /// Spares all reads the lock while there is none.
+    has_forgotten: AtomicBool,
 }
 
 impl Shared {
@@ -131,6 +143,36 @@ impl Shared {
 
     fn dropped(&self) -> Arc<BTreeSet<Subject>> {
         Arc::clone(&self.dropped.read())
+    }
+
+    /// Ranges that are gone; `None` if there is none.
+    fn forgotten(&self) -> Option<Arc<Marks>> {
+        self.has_forgotten
+            .load(Ordering::Acquire)
+            .then(|| Arc::clone(&self.forgotten.read()))
+    }
+
+    /// What is read, and the marks of before and after: see `forgotten.rs`.
+    fn with_forgotten<T>(&self, read: impl FnOnce() -> T) -> (T, Option<Arc<Marks>>) {
+        let before = self.forgotten();
+        let read = read();
+        (read, self.and_forgotten(before))
+    }
+
+    /// Marks that were read earlier, and those of now.
+    fn and_forgotten(&self, before: Option<Arc<Marks>>) -> Option<Arc<Marks>> {
+        match (before, self.forgotten()) {
+            (Some(before), Some(after)) if Arc::ptr_eq(&before, &after) => Some(after),
+            (Some(before), Some(after)) => Some(Arc::new(before.with(&after))),
+            (before, after) => before.or(after),
+        }
+    }
+
+    fn change_forgotten(&self, change: impl FnOnce(&Marks) -> Marks) {
+        let mut forgotten = self.forgotten.write();
+        *forgotten = Arc::new(change(&forgotten));
+        self.has_forgotten
+            .store(!forgotten.is_empty(), Ordering::Release);
     }
 
     fn change_dropped(&self, change: impl FnOnce(&mut BTreeSet<Subject>)) {
@@ -148,6 +190,7 @@ struct Loaded {
     counters: Counters,
     history_start: ClusterTime,
     dropped: BTreeSet<Subject>,
+    forgotten: Marks,
 }
 
 impl Loaded {
@@ -169,6 +212,7 @@ impl Loaded {
             counters,
             history_start,
             dropped,
+            forgotten: Marks::load(state)?,
         })
     }
 }
@@ -182,6 +226,7 @@ impl<E: Engine> Store<E> {
             counters,
             history_start,
             dropped,
+            forgotten,
         } = Loaded::from(&engine.snapshot())?;
         Ok(Self {
             counters: RwLock::new(counters),
@@ -199,8 +244,11 @@ impl<E: Engine> Store<E> {
                 pins: Mutex::default(),
                 has_dropped: AtomicBool::new(!dropped.is_empty()),
                 dropped: RwLock::new(Arc::new(dropped)),
+                has_forgotten: AtomicBool::new(!forgotten.is_empty()),
+                forgotten: RwLock::new(Arc::new(forgotten)),
             }),
             engine,
+            sweep_after_seconds: options.sweep_after_seconds,
             history_window: AtomicU32::new(options.history_window_seconds),
         })
     }
@@ -230,10 +278,17 @@ impl<E: Engine> Store<E> {
             return Ok(None);
         }
         let stored = layout::record(collection, key);
+        // Before the cache is asked: of a mark that goes meanwhile it may still hold something.
+        let marks = self.shared.forgotten();
         let value = self.shared.cache.get_or_load(
             &stored,
-            |_| true,
-            || self.engine.snapshot().get(&stored),
+            |value| is_there(marks.as_deref(), collection, key, value),
+            || {
+                let state = self.engine.snapshot();
+                let marks = self.shared.and_forgotten(marks.clone());
+                let value = state.get(&stored)?;
+                Ok(value.filter(|value| is_there(marks.as_deref(), collection, key, value)))
+            },
             || true,
         )?;
         let Some(value) = value else { return Ok(None) };
@@ -254,9 +309,17 @@ impl<E: Engine> Store<E> {
             return Ok(None);
         }
         let stored = layout::record(collection, key);
-        let value = match self.shared.cache.get(&stored) {
-            Some(value) => Some(value),
-            None => self.engine.get(&stored)?.map(|value| Slice::new(&value)),
+        let marks = self.shared.forgotten();
+        let cached = self.shared.cache.get(&stored);
+        let value = match cached {
+            Some(value) if is_there(marks.as_deref(), collection, key, &value) => Some(value),
+            Some(_) | None => {
+                let value = self.engine.get(&stored)?;
+                let marks = self.shared.and_forgotten(marks);
+                let value =
+                    value.filter(|value| is_there(marks.as_deref(), collection, key, value));
+                value.map(|value| Slice::new(&value))
+            }
         };
         value.map(Record::from_stored).transpose()
     }
@@ -266,7 +329,7 @@ impl<E: Engine> Store<E> {
         // Read before the snapshot is taken: it contains at least these.
         let commits_finished = self.shared.commits_finished.load(Ordering::Acquire);
         let time = self.shared.time();
-        let state = self.engine.snapshot();
+        let state = self.shared.with_forgotten(|| self.engine.snapshot());
         Snapshot::new(state, time, commits_finished, Arc::clone(&self.shared))
     }
 
@@ -289,8 +352,15 @@ impl<E: Engine> Store<E> {
         (self.snapshot(), self.collection_counter(collection))
     }
 
+    /// Ranges of a collection that were forgotten and may still be stored.
+    pub fn forgotten_ranges(&self, collection: CollectionId) -> usize {
+        let marks = self.shared.forgotten();
+        marks.map_or(0, |marks| marks.of(Subject::Collection(collection)).len())
+    }
+
     /// Entry count and the sum of key and value sizes. Approximate: an entry that
-    /// was added twice (by an index build and by a write) counts twice.
+    /// was added twice (by an index build and by a write) counts twice, and what goes
+    /// with a forgotten range is estimated.
     pub fn index_counter(&self, index: IndexId) -> Counter {
         self.counters.read().get(Subject::Index(index))
     }
@@ -336,4 +406,9 @@ impl<E: Engine> Store<E> {
         self.shared.has_dropped.load(Ordering::Acquire)
             && self.shared.dropped.read().contains(&subject)
     }
+}
+
+/// Whether a stored record is not gone.
+fn is_there(marks: Option<&Marks>, collection: CollectionId, key: &[u8], value: &[u8]) -> bool {
+    marks.is_none_or(|marks| !marks.covers_record(collection, key, value))
 }

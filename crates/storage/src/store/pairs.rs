@@ -15,6 +15,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::forgotten::Sieve;
 use super::stretches::{Around, Stretch};
 use super::{Direction, EngineSnapshot, KeyRange, Shared};
 use crate::engine::Pair;
@@ -32,6 +33,8 @@ pub(super) struct Pairs<S: EngineSnapshot> {
     source: Source<S>,
     /// Absent if stretches are not for this scan.
     through: Option<Box<Through<S>>>,
+    /// For what the engine yields; stretches have passed it.
+    sieve: Option<Sieve>,
 }
 
 enum Source<S: EngineSnapshot> {
@@ -73,6 +76,7 @@ impl<S: EngineSnapshot> Pairs<S> {
         Self {
             source: Source::Ended,
             through: None,
+            sieve: None,
         }
     }
 
@@ -81,6 +85,7 @@ impl<S: EngineSnapshot> Pairs<S> {
         origin: Origin<S>,
         (low, high): (Bound<Vec<u8>>, Bound<Vec<u8>>),
         direction: Direction,
+        sieve: Option<Sieve>,
     ) -> Self {
         let is_for_stretches = direction == Direction::Forward && !origin.shared.stretches.is_off();
         let interval = match (low, high) {
@@ -105,12 +110,13 @@ impl<S: EngineSnapshot> Pairs<S> {
                 return Self {
                     source: through.look_around(),
                     through: Some(through),
+                    sieve,
                 };
             }
             Ok((low, high)) => (Bound::Included(low), Bound::Excluded(high)),
             Err(bounds) => bounds,
         };
-        Self::of_engine(&*origin.state, (low, high), direction)
+        Self::of_engine(&*origin.state, (low, high), direction, sieve)
     }
 
     /// The same from the engine alone: nothing is kept of what nobody will read again.
@@ -118,6 +124,7 @@ impl<S: EngineSnapshot> Pairs<S> {
         state: &S,
         (low, high): (Bound<Vec<u8>>, Bound<Vec<u8>>),
         direction: Direction,
+        sieve: Option<Sieve>,
     ) -> Self {
         let range = KeyRange::new(
             low.as_ref().map(Vec::as_slice),
@@ -126,6 +133,7 @@ impl<S: EngineSnapshot> Pairs<S> {
         Self {
             source: Source::Engine(state.scan(range, direction)),
             through: None,
+            sieve,
         }
     }
 }
@@ -328,6 +336,11 @@ impl<S: EngineSnapshot> Iterator for Pairs<S> {
                 }
                 Source::Engine(scan) => {
                     let pair = scan.next();
+                    if let (Some(sieve), Some(Ok((key, value)))) = (&self.sieve, &pair)
+                        && !sieve.passes(key, value)
+                    {
+                        continue;
+                    }
                     let Some(through) = &mut self.through else {
                         return pair;
                     };

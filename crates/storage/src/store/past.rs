@@ -8,6 +8,8 @@
 //!          t1 ≤ visible < t2                      t2 ≤ visible < t5            t5 deleted, t7 ≤ visible
 //! ```
 //!
+//! A range that was forgotten later than T is there: see `forgotten.rs`.
+//!
 //! At time T the version is the latest one if it was committed at or before T.
 //! Otherwise it is the history entry with the smallest end after T, if that one
 //! was committed at or before T; else there was no record.
@@ -37,8 +39,11 @@ pub struct PastSnapshot<S: EngineSnapshot> {
 }
 
 impl<S: EngineSnapshot> PastSnapshot<S> {
-    pub(super) fn new(snapshot: Snapshot<S>, time: ClusterTime) -> Self {
-        Self { snapshot, time }
+    pub(super) fn new(snapshot: &Snapshot<S>, time: ClusterTime) -> Self {
+        Self {
+            snapshot: snapshot.before_forgetting(time),
+            time,
+        }
     }
 
     pub fn time(&self) -> ClusterTime {

@@ -16,6 +16,7 @@ use byteview::ByteView;
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
 
+use super::forgotten::{Marks, Sieve};
 use super::joined::Joined;
 use super::pairs::{Origin, Pairs, Verdict};
 use super::past::PastSnapshot;
@@ -23,7 +24,6 @@ use super::stretches::Stretch;
 use super::{Direction, EngineSnapshot, KeyRange, Shared, Slice};
 use crate::error::{Error, Result};
 use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
-use crate::varint;
 
 /// A version of a record: commit time and document, sharing the stored bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -134,16 +134,14 @@ pub struct IndexEntry {
 
 impl IndexEntry {
     fn from_stored(key: Slice, value: Slice, prefix: usize) -> Result<Self> {
-        let mut rest = &value[..];
-        let mut split = || {
-            let length = usize::try_from(varint::take(&mut rest)?).ok()?;
-            let at = key.len().checked_sub(length)?;
-            (at >= prefix).then_some(at)
+        let split = || {
+            let split = layout::split_index_value(&value)?;
+            let at = key.len().checked_sub(split.key_bytes)?;
+            (at >= prefix).then_some((at, split.type_bits_at))
         };
-        let record_key_at = split().ok_or(Error::Damaged {
+        let (record_key_at, type_bits_at) = split().ok_or(Error::Damaged {
             what: "index entry",
         })?;
-        let type_bits_at = value.len() - rest.len();
         Ok(Self {
             key,
             value,
@@ -188,13 +186,17 @@ pub struct Snapshot<S: EngineSnapshot> {
     time: ClusterTime,
     commits_finished: u64,
     dropped: Arc<BTreeSet<Subject>>,
+    /// What is stored and gone; `None` if nothing is.
+    forgotten: Option<Arc<Marks>>,
+    /// Marks of later times are left out: caches are not for it.
+    is_earlier: bool,
     shared: Arc<Shared>,
 }
 
 impl<S: EngineSnapshot> Snapshot<S> {
-    /// `commits_finished` and `time` were read before `state` was taken.
+    /// `commits_finished` and `time` were read before `state` was taken, marks before and after.
     pub(super) fn new(
-        state: S,
+        (state, forgotten): (S, Option<Arc<Marks>>),
         time: ClusterTime,
         commits_finished: u64,
         shared: Arc<Shared>,
@@ -205,8 +207,22 @@ impl<S: EngineSnapshot> Snapshot<S> {
             commits_finished,
             // After the state: what is dropped in between is already gone here.
             dropped: shared.dropped(),
+            forgotten,
+            is_earlier: false,
             shared,
         }
+    }
+
+    /// The same without the ranges that were forgotten later than a time.
+    pub(super) fn before_forgetting(&self, time: ClusterTime) -> Self {
+        let mut earlier = self.clone();
+        if let Some(marks) = &self.forgotten
+            && marks.all().iter().any(|mark| mark.time > time)
+        {
+            earlier.forgotten = Some(Arc::new(marks.only(|mark| mark.time <= time)));
+            earlier.is_earlier = true;
+        }
+        earlier
     }
 
     /// A time that this snapshot surely contains: that of an applied entry.
@@ -229,10 +245,19 @@ impl<S: EngineSnapshot> Snapshot<S> {
             return Ok(None);
         }
         let stored = layout::record(collection, key);
+        let marks = self.forgotten.as_deref();
+        let is_there =
+            |value: &Slice| marks.is_none_or(|marks| !marks.covers_record(collection, key, value));
+        let load = || Ok(self.state.get(&stored)?.filter(is_there));
+        if self.is_earlier {
+            return load()?.map(Record::from_stored).transpose();
+        }
         let value = self.shared.cache.get_or_load(
             &stored,
-            |value| layout::value_time(value).is_ok_and(|time| time <= self.time),
-            || self.state.get(&stored),
+            |value| {
+                layout::value_time(value).is_ok_and(|time| time <= self.time) && is_there(value)
+            },
+            load,
             // The latest only if nothing has begun besides what was finished before the
             // snapshot: a batch in between might have removed what it still shows.
             || self.shared.commits_begun.load(Ordering::Acquire) == self.commits_finished,
@@ -262,7 +287,8 @@ impl<S: EngineSnapshot> Snapshot<S> {
             true => Pairs::none(),
             false => {
                 let bounds = bounds_within(&prefix, range);
-                Pairs::of_engine(&*self.state, bounds, Direction::Forward)
+                let sieve = self.sieve(subject);
+                Pairs::of_engine(&*self.state, bounds, Direction::Forward, sieve)
             }
         };
         RecordScan {
@@ -330,6 +356,9 @@ impl<S: EngineSnapshot> Snapshot<S> {
         let prefix = layout::all_of(subject);
         let pairs = if self.dropped.contains(&subject) {
             Pairs::none()
+        } else if self.is_earlier {
+            let bounds = bounds_within(&prefix, range);
+            Pairs::of_engine(&*self.state, bounds, direction, self.sieve(subject))
         } else {
             let bounds = bounds_within(&prefix, range);
             let origin = Origin {
@@ -338,9 +367,13 @@ impl<S: EngineSnapshot> Snapshot<S> {
                 shared: Arc::clone(&self.shared),
                 subject,
             };
-            Pairs::new(origin, bounds, direction)
+            Pairs::new(origin, bounds, direction, self.sieve(subject))
         };
         (prefix.len(), pairs)
+    }
+
+    fn sieve(&self, subject: Subject) -> Option<Sieve> {
+        Sieve::new(self.forgotten.as_deref()?, subject)
     }
 
     /// The entries whose fields and record key begin with `fields`: with complete
@@ -381,7 +414,7 @@ impl<S: EngineSnapshot> Snapshot<S> {
                 oldest,
             });
         }
-        Ok(PastSnapshot::new(self.clone(), time))
+        Ok(PastSnapshot::new(self, time))
     }
 
     pub fn get_meta(&self, key: &[u8]) -> Result<Option<Slice>> {

@@ -175,6 +175,21 @@ impl Kept {
         }
     }
 
+    /// Removes all stretches of a collection or index.
+    fn remove_all(&mut self, subject: Subject) {
+        let prefix = layout::all_of(subject);
+        let reach = (Bound::Included(&prefix[..]), Bound::Unbounded);
+        let gone: Vec<Box<[u8]>> = self
+            .stretches
+            .range::<[u8], _>(reach)
+            .map(|(from, _)| from.clone())
+            .take_while(|from| from.starts_with(&prefix))
+            .collect();
+        for from in gone {
+            self.remove(&from);
+        }
+    }
+
     /// Makes room for so many bytes; false if there can be none.
     fn make_room(&mut self, bytes: u64, capacity_bytes: u64) -> bool {
         if bytes > capacity_bytes {
@@ -360,6 +375,19 @@ impl Stretches {
         self.note_sizes(&kept);
     }
 
+    /// Before the commit of the batch with this number, which may change anything of these.
+    pub fn changing_all(&self, number: u64, subjects: impl Iterator<Item = Subject>) {
+        if self.is_off() {
+            return;
+        }
+        let mut kept = self.kept.write();
+        for subject in subjects {
+            kept.changes.note_all(number, subject);
+            kept.remove_all(subject);
+        }
+        self.note_sizes(&kept);
+    }
+
     /// Before the batch with this number, which replaces everything.
     pub fn clear(&self, number: u64) {
         let mut kept = self.kept.write();
@@ -372,21 +400,11 @@ impl Stretches {
 
     /// Frees what belongs to something dropped, which nobody will ask for any more.
     pub fn forget(&self, subject: Subject) {
-        let prefix = layout::all_of(subject);
         let mut kept = self.kept.write();
         // Nothing is kept from now on. The entry stays: an old snapshot must not keep
         // what a batch has changed that nobody remembers.
         kept.changes.note_dropped(subject);
-        let reach = (Bound::Included(&prefix[..]), Bound::Unbounded);
-        let gone: Vec<Box<[u8]>> = kept
-            .stretches
-            .range::<[u8], _>(reach)
-            .map(|(from, _)| from.clone())
-            .take_while(|from| from.starts_with(&prefix))
-            .collect();
-        for from in gone {
-            kept.remove(&from);
-        }
+        kept.remove_all(subject);
         self.note_sizes(&kept);
     }
 

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
 use proptest::prelude::*;
-use storage::entry::{Description, Encoder, IndexAction, IndexChange};
+use storage::entry::{Description, Encoder, ForgottenIndex, IndexAction, IndexChange};
 use storage::{
     Before, Committed, Direction, Engine, EngineSnapshot, FjallEngine, FjallOptions, KeyRange,
     MemoryEngine, Record, Result, Snapshot, Store, StoreOptions,
@@ -97,6 +97,12 @@ enum Op {
     DeleteMeta(u8),
     DropCollection(usize),
     DropIndex(usize),
+    /// From one key to before another.
+    ForgetRange {
+        slot: usize,
+        low: usize,
+        high: usize,
+    },
     Noop,
 }
 
@@ -121,6 +127,8 @@ fn operation() -> impl Strategy<Value = Op> {
         1 => (0u8..3).prop_map(Op::DeleteMeta),
         1 => (0..COLLECTIONS).prop_map(Op::DropCollection),
         1 => (0..INDEXES).prop_map(Op::DropIndex),
+        4 => (0..COLLECTIONS, 0..KEYS.len(), 0..KEYS.len())
+            .prop_map(|(slot, low, high)| Op::ForgetRange { slot, low, high }),
         1 => Just(Op::Noop),
     ]
 }
@@ -189,6 +197,7 @@ pub fn run<B: Bed>(mut bed: B, actions: &[Action]) -> Outcome {
         stretch_bytes: 4 << 10,
         long_scan_pairs: 1,
         history_window_seconds: 6,
+        sweep_after_seconds: 1,
     };
     let mut store = Store::open(bed.open().map_err(text)?, options.clone()).map_err(text)?;
     let first = State {
@@ -260,7 +269,11 @@ fn apply<E: Engine>(store: &Store<E>, states: &mut Vec<State>, steps: &[Step]) -
         let mut payload = Vec::new();
         let mut told = Told::default();
         let mut encoder = Encoder::new(&mut payload);
-        for operation in &step.operations {
+        // An entry that forgets a range does nothing else.
+        let is_forgetting = |op: &Op| matches!(op, Op::ForgetRange { .. });
+        let forgets = step.operations.iter().any(is_forgetting);
+        let operations = step.operations.iter();
+        for operation in operations.filter(|op| !forgets || is_forgetting(op)) {
             state.operation(operation, &mut encoder, &mut told);
         }
         if state.position.is_multiple_of(2) {
@@ -359,8 +372,36 @@ impl State {
                 self.indexes[*slot] = self.next_id;
                 self.next_id += 1;
             }
+            Op::ForgetRange { slot, low, high } => self.forget_range(*slot, *low, *high, encoder),
             Op::Noop => encoder.noop(),
         }
+    }
+
+    /// Records of a range and what leads to them: keys of all collections are the same.
+    fn forget_range(&mut self, slot: usize, low: usize, high: usize, encoder: &mut Encoder<'_>) {
+        let (low, high) = (KEYS[low.min(high)], KEYS[low.max(high)]);
+        let is_inside = |key: &[u8]| low <= key && key < high;
+        let collection = self.collections[slot];
+        let gone = { self.records.iter() }
+            .filter(|((id, key), _)| *id == collection && is_inside(key))
+            .map(|(_, (_, document))| document.len() as u64);
+        let counted = (gone.clone().count() as u64, gone.sum());
+        let indexes = self.indexes.map(|id| {
+            let entries = { self.index.iter() }
+                .filter(|((index, _), [_, key, _])| *index == id && is_inside(key))
+                .count() as u64;
+            ForgottenIndex {
+                index: IndexId(id),
+                entries,
+                bytes: 0,
+            }
+        });
+        encoder.forget_range(CollectionId(collection), (low, high), counted, &indexes);
+        self.records
+            .retain(|(id, key), _| *id != collection || !is_inside(key));
+        let indexes = self.indexes;
+        self.index
+            .retain(|(id, _), [_, key, _]| !indexes.contains(id) || !is_inside(key));
     }
 
     fn before(&self, id: &(u32, Vec<u8>), tell: bool) -> Before {
