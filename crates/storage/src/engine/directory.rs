@@ -17,8 +17,11 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Raised whenever stored bytes change their meaning.
-pub const FORMAT_VERSION: u32 = 1;
+/// Raised whenever stored bytes change their meaning. Format 2 has ranges that are forgotten, which are gone
+/// although they are stored.
+pub const FORMAT_VERSION: u32 = 2;
+/// What this format only adds to: such a directory becomes one of this format when it is opened.
+const FORMAT_BEFORE: u32 = 1;
 
 const LOCK: &str = "LOCK";
 const FORMAT: &str = "FORMAT";
@@ -48,6 +51,10 @@ impl Directory {
         let lock = lock(path)?;
         let format = path.join(FORMAT);
         match fs::read(&format) {
+            Ok(bytes) if bytes == format_text(FORMAT_BEFORE).as_bytes() => {
+                // Before anything is stored that the earlier format does not know.
+                write_format(path, &format)?;
+            }
             Ok(bytes) => check_format(path, &bytes)?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 if path.join(ENGINE).exists() {
@@ -172,6 +179,16 @@ mod tests {
         check(|path| drop(Directory::open(path)), "opened");
         let write = |text: String| move |path: &Path| fs::write(path.join(FORMAT), &text).unwrap();
         check(write(format_text(FORMAT_VERSION)), "opened");
+        check(write(format_text(FORMAT_BEFORE)), "opened");
+        check(
+            |path| {
+                fs::write(path.join(FORMAT), format_text(FORMAT_BEFORE)).unwrap();
+                drop(Directory::open(path));
+                let after = fs::read(path.join(FORMAT)).unwrap();
+                assert_eq!(after, format_text(FORMAT_VERSION).into_bytes());
+            },
+            "opened",
+        );
         check(write(format_text(7)), "format 7");
         check(
             write(format_text(7).replace('7', "1")),
