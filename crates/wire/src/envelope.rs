@@ -6,8 +6,8 @@
 
 use crate::compression::Compressor;
 use crate::protocol::{
-    FLAG_CHECKSUM_PRESENT, FLAG_MORE_TO_COME, HEADER_SIZE, Header, INTERNAL_DOCUMENT_BYTES_MAX,
-    OP_COMPRESSED, OP_MSG, OP_REPLY,
+    FLAG_CHECKSUM_PRESENT, FLAG_MORE_TO_COME, HEADER_SIZE, Header, OP_COMPRESSED, OP_MSG, OP_REPLY,
+    REPLY_DOCUMENT_BYTES_MAX,
 };
 use crate::reply::{PREFIX_BYTES, Reply, too_large};
 
@@ -56,8 +56,8 @@ impl Envelope {
         more_to_come: bool,
     ) -> Encoded {
         let document_bytes = reply.document().len();
-        let reply = if document_bytes > INTERNAL_DOCUMENT_BYTES_MAX {
-            Reply::error(&too_large(document_bytes, INTERNAL_DOCUMENT_BYTES_MAX))
+        let reply = if document_bytes > REPLY_DOCUMENT_BYTES_MAX {
+            Reply::error(&too_large(document_bytes, REPLY_DOCUMENT_BYTES_MAX))
         } else {
             reply
         };

@@ -21,9 +21,13 @@ pub const MESSAGE_BYTES_MAX: usize = 48_000_000;
 /// The largest document that users may store, as `hello` advertises it.
 pub const DOCUMENT_BYTES_MAX: usize = model::bson::MAX_DOCUMENT_BYTES;
 
-/// The largest document inside a message: a command that carries the largest user document needs
+/// The largest document inside a request: a command that carries the largest user document needs
 /// room for its own fields.
 pub const INTERNAL_DOCUMENT_BYTES_MAX: usize = model::bson::MAX_INTERNAL_BYTES;
+
+/// The largest document of a reply: a batch of the largest user document, or a page of what goes from
+/// member to member, with all that is said beside it (places within keys, lists of ranges, histories).
+pub const REPLY_DOCUMENT_BYTES_MAX: usize = DOCUMENT_BYTES_MAX + 2 * 1024 * 1024;
 
 /// Statements in one write command, as `hello` advertises it.
 pub const WRITE_BATCH_COUNT_MAX: usize = 100_000;

@@ -46,7 +46,7 @@ fn requests_and_replies_of_every_size_pass_unchanged() {
     let server = TestServer::start();
     let host = host(&server, 4);
     run(async {
-        for n in [0, 1, 5_000, 70_000, 1_000_000, 3, 9_000_000, 0] {
+        for n in [0, 1, 5_000, 70_000, 1_000_000, 3, 9_000_000, 18_000_000, 0] {
             let reply = host.call(request(command("grow", n))).await.unwrap();
             let text = reply.document().get_str("text").unwrap();
             assert_eq!(text.len(), n as usize);

@@ -20,7 +20,7 @@ use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-use model::bson::{MAX_INTERNAL_BYTES, validate, validate_around_batch};
+use model::bson::{validate, validate_around_batch};
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,7 +28,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use super::{BoxFuture, CallError, Endpoint};
-use crate::protocol::{HEADER_SIZE, Header, MESSAGE_BYTES_MAX, OP_MSG};
+use crate::protocol::{HEADER_SIZE, Header, MESSAGE_BYTES_MAX, OP_MSG, REPLY_DOCUMENT_BYTES_MAX};
 use crate::reply::{PREFIX_BYTES, Reply};
 use crate::request::Request;
 use crate::spare;
@@ -275,7 +275,7 @@ async fn read_reply(
         true => validate_around_batch,
         false => validate,
     };
-    check(&buffer[PREFIX_BYTES..], MAX_INTERNAL_BYTES).map_err(io::Error::other)?;
+    check(&buffer[PREFIX_BYTES..], REPLY_DOCUMENT_BYTES_MAX).map_err(io::Error::other)?;
     Ok(Reply::from_message(buffer))
 }
 
