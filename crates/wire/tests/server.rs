@@ -92,7 +92,7 @@ fn requests_and_replies_of_many_sizes() {
     }
     // A reply that no message may carry becomes an error.
     let reply = client
-        .command_bytes(command("grow", 17_000_000).as_bytes())
+        .command_bytes(command("grow", 19_000_000).as_bytes())
         .unwrap();
     assert_eq!(number(reply, "code"), 10334);
     assert!(is_ok(

@@ -48,6 +48,8 @@ impl Shard {
             Err(error) if error.code == Code::TRANSACTION_TOO_OLD => return Ok(()),
             begun => begun?,
         };
+        // ⚑ What was sealed and did not come may have been executed.
+        let incomplete = stored.incomplete || arriving.overflow.len() < stored.overflow as usize;
         let mut all = Vec::new();
         for sealed in &arriving.overflow {
             all.extend(decode_overflow(sealed)?);
@@ -70,10 +72,10 @@ impl Shard {
             // The image is stored for the first statement of an entry.
             place.inspect(|at| items.swap(0, *at)).is_some()
         });
-        if items.is_empty() && !stored.incomplete {
+        if items.is_empty() && !incomplete {
             return Ok(());
         }
-        retryable.note_incomplete(stored.incomplete);
+        retryable.note_incomplete(incomplete);
         let image = image.map(|image| image.image);
         let header = Header {
             origin: Some(origin),
