@@ -7,8 +7,9 @@
 //! ```
 //!
 //! The quotient of the two is the strain that copies of ranges put on clients (`cluster::migration::pace`). It
-//! is taken from the commands that are usually short ([`is_short`]). A window with few operations says nothing:
-//! then there are no clients to speak of.
+//! is taken from the commands that are usually short ([`is_short`]), and by itself from the batches of scans,
+//! which take longer; the worse of the two counts. A window with few operations says nothing: then there are no
+//! clients to speak of.
 //!
 //! An operation costs one addition. Windows are closed by whoever comes first behind their end.
 //!
@@ -31,7 +32,51 @@ const WEIGHT_AT_LEAST_PACE: f64 = 0.05;
 /// Four for each doubling, up to a minute.
 const BUCKETS: usize = 4 * 27;
 
+/// What clients feel.
+#[derive(Default)]
 pub(crate) struct Latency {
+    /// Commands that are usually short.
+    commands: Measured,
+    /// Batches of cursors that wait for nothing.
+    batches: Measured,
+}
+
+impl Latency {
+    /// A command of a client has ended.
+    pub(crate) fn note(&self, took: Duration) {
+        self.commands.note(took);
+    }
+
+    /// A batch was read.
+    pub(crate) fn note_batch(&self, took: Duration) {
+        self.batches.note(took);
+    }
+
+    /// Of commands, and of batches.
+    pub(crate) fn figures(&self) -> [Figures; 2] {
+        [self.commands.figures(), self.batches.figures()]
+    }
+
+    /// How many times longer clients wait than at rest; `None` if there are none.
+    pub(crate) fn strain(&self) -> Option<f64> {
+        let strains = self.figures().into_iter().filter_map(Figures::strain);
+        strains.reduce(f64::max)
+    }
+
+    /// From now on something is copied.
+    pub(crate) fn copying(&self) -> [Copying<'_>; 2] {
+        [self.commands.copying(), self.batches.copying()]
+    }
+
+    pub(crate) fn set_at_least_pace(&self, is_least: bool) {
+        for measured in [&self.commands, &self.batches] {
+            measured.at_least_pace.store(is_least, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What operations of one kind take.
+struct Measured {
     began: Instant,
     window: [AtomicU32; BUCKETS],
     /// When the window ends, in microseconds after the beginning.
@@ -51,8 +96,17 @@ pub(crate) struct Figures {
     pub(crate) lately: Option<f64>,
 }
 
+impl Figures {
+    fn strain(self) -> Option<f64> {
+        match (self.lately, self.at_rest) {
+            (Some(lately), Some(at_rest)) if at_rest > 0.0 => Some(lately / at_rest),
+            _ => None,
+        }
+    }
+}
+
 /// A copy that runs, until this is dropped.
-pub(crate) struct Copying<'a>(&'a Latency);
+pub(crate) struct Copying<'a>(&'a Measured);
 
 impl Drop for Copying<'_> {
     fn drop(&mut self) {
@@ -60,7 +114,7 @@ impl Drop for Copying<'_> {
     }
 }
 
-impl Default for Latency {
+impl Default for Measured {
     fn default() -> Self {
         Self {
             began: Instant::now(),
@@ -96,9 +150,9 @@ pub(crate) fn is_short(command: &str) -> bool {
     )
 }
 
-impl Latency {
+impl Measured {
     /// An operation of a client has ended.
-    pub(crate) fn note(&self, took: Duration) {
+    fn note(&self, took: Duration) {
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.window[bucket(us)].fetch_add(1, Ordering::Relaxed);
         self.close_window(self.now_us());
@@ -138,28 +192,14 @@ impl Latency {
         *at_rest += weight * (lately - *at_rest);
     }
 
-    pub(crate) fn figures(&self) -> Figures {
+    fn figures(&self) -> Figures {
         self.close_window(self.now_us());
         *self.figures.lock()
     }
 
-    /// How many times longer clients wait than at rest; `None` if there are none.
-    pub(crate) fn strain(&self) -> Option<f64> {
-        let figures = self.figures();
-        match (figures.lately, figures.at_rest) {
-            (Some(lately), Some(at_rest)) if at_rest > 0.0 => Some(lately / at_rest),
-            _ => None,
-        }
-    }
-
-    /// From now on something is copied.
-    pub(crate) fn copying(&self) -> Copying<'_> {
+    fn copying(&self) -> Copying<'_> {
         self.copies.fetch_add(1, Ordering::Relaxed);
         Copying(self)
-    }
-
-    pub(crate) fn set_at_least_pace(&self, is_least: bool) {
-        self.at_least_pace.store(is_least, Ordering::Relaxed);
     }
 }
 
@@ -184,7 +224,7 @@ mod tests {
     use super::*;
 
     /// Operations of one window, which is closed then.
-    fn window(latency: &Latency, number: u64, operations: &[(u64, u64)]) {
+    fn window(latency: &Measured, number: u64, operations: &[(u64, u64)]) {
         for (count, us) in operations {
             latency.window[bucket(*us)].fetch_add(*count as u32, Ordering::Relaxed);
         }
@@ -192,9 +232,8 @@ mod tests {
         latency.close_window(number * WINDOW_US + 1);
     }
 
-    fn strain(latency: &Latency) -> Option<f64> {
-        let figures = *latency.figures.lock();
-        Some(figures.lately? / figures.at_rest?)
+    fn strain(latency: &Measured) -> Option<f64> {
+        latency.figures.lock().strain()
     }
 
     #[test]
@@ -210,8 +249,8 @@ mod tests {
 
     #[test]
     fn strain_is_what_copies_add() {
-        let latency = Latency::default();
-        assert_eq!(latency.strain(), None);
+        let latency = Measured::default();
+        assert_eq!(latency.figures().strain(), None);
         window(&latency, 1, &[(90, 100), (10, 1000)]);
         window(&latency, 2, &[(90, 100), (10, 1000)]);
         assert_eq!(strain(&latency), Some(1.0));
@@ -226,7 +265,7 @@ mod tests {
         assert_eq!(strain(&latency), None);
         let at_rest = latency.figures.lock().at_rest;
         // What lasts at the least pace becomes what is usual.
-        latency.set_at_least_pace(true);
+        latency.at_least_pace.store(true, Ordering::Relaxed);
         for number in 6..100 {
             window(&latency, number, &[(90, 100), (10, 4000)]);
         }
@@ -237,5 +276,25 @@ mod tests {
             window(&latency, number, &[(90, 100), (10, 1000)]);
         }
         assert!(strain(&latency).is_some_and(|strain| strain > 0.9));
+    }
+
+    /// Beside many short commands nobody would notice that scans take longer.
+    #[test]
+    fn the_worse_kind_counts() {
+        let latency = Latency::default();
+        for number in [1, 2] {
+            window(&latency.commands, number, &[(1000, 100)]);
+            window(&latency.batches, number, &[(30, 1000)]);
+        }
+        let copying = latency.copying();
+        window(&latency.commands, 3, &[(1000, 100)]);
+        window(&latency.batches, 3, &[(30, 4000)]);
+        let strains = [&latency.commands, &latency.batches].map(strain);
+        assert_eq!(strains, [Some(1.0), Some(4.0)]);
+        drop(copying);
+        // Both kinds are at rest again.
+        for measured in [&latency.commands, &latency.batches] {
+            assert_eq!(measured.copies.load(Ordering::Relaxed), 0);
+        }
     }
 }

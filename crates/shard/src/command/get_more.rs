@@ -116,7 +116,10 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
         let source = &mut *cursor.source;
         Box::pin(fill_or_wait(invocation, source, &mut batch, until)).await?
     } else {
-        fill_batch(&mut *cursor.source, invocation.operation, &mut batch)?
+        let filled = fill_batch(&mut *cursor.source, invocation.operation, &mut batch)?;
+        let latency = &shard.latency;
+        latency.note_batch(invocation.operation.started.elapsed());
+        filled
     };
     if let Some(left) = &mut cursor.time_left {
         *left = left.saturating_sub(invocation.operation.started.elapsed());

@@ -102,10 +102,12 @@ pub(crate) fn append_statistics(shard: &Shard, writer: &mut DocWriter) {
         .append("countDocsClonedOnDonor", count(&moves.documents))
         .append("countBytesClonedOnDonor", count(&moves.bytes))
         .append("countRecipientMoveChunkStarted", count(&moves.receptions));
-    let figures = shard.latency.figures();
+    let [commands, batches] = shard.latency.figures();
     for (name, figure) in [
-        ("clientLatencyMicros", figures.lately),
-        ("clientLatencyAtRestMicros", figures.at_rest),
+        ("clientLatencyMicros", commands.lately),
+        ("clientLatencyAtRestMicros", commands.at_rest),
+        ("clientBatchLatencyMicros", batches.lately),
+        ("clientBatchLatencyAtRestMicros", batches.at_rest),
     ] {
         if let Some(figure) = figure {
             writer.append(name, figure as i64);
