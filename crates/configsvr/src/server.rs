@@ -118,6 +118,10 @@ impl ConfigServer {
         }
     }
 
+    fn now(&self) -> Serving {
+        self.serving.borrow().clone()
+    }
+
     /// Completes when this member decides.
     pub async fn ready(&self) {
         let mut serving = self.serving.subscribe();
@@ -327,6 +331,24 @@ pub(crate) fn text<'a>(body: Doc<'a>, name: &str) -> Result<&'a str, Fault> {
     }
 }
 
+/// Whether a client writes into a collection that decisions are made by: `sh.disableBalancing()`, for one.
+fn writes_what_is_decided(request: &Request) -> bool {
+    let writes = matches!(
+        request.name(),
+        "insert" | "update" | "delete" | "findAndModify" | "findandmodify"
+    );
+    let collection = request.body().first().map(|first| first.value());
+    let is_decided = |name: &str| {
+        matches!(
+            name,
+            "collections" | "databases" | "shards" | "chunks" | "settings"
+        )
+    };
+    writes
+        && request.database() == "config"
+        && matches!(collection, Some(ValueRef::String(name)) if is_decided(name))
+}
+
 /// The config server in front of its document server: what is not its own it hands through.
 pub struct ConfigHandler<H> {
     server: Arc<ConfigServer>,
@@ -342,7 +364,12 @@ impl<H: Handler> ConfigHandler<H> {
 impl<H: Handler> Handler for ConfigHandler<H> {
     async fn handle(&self, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
         if !request.name().starts_with("_configsvr") {
-            return self.documents.handle(connection, request).await;
+            let is_decided = writes_what_is_decided(&request);
+            let documents = self.documents.handle(connection, request);
+            if is_decided && let Serving::Yes(tenure) = self.server.now() {
+                return tenure.beside(documents).await;
+            }
+            return documents.await;
         }
         let mut reply = match self.server.answer(&request).await {
             Ok(reply) => Reply::from(reply),

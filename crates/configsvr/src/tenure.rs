@@ -191,6 +191,13 @@ impl Tenure {
         Ok(plan.answer)
     }
 
+    /// Lets somebody else write what is known here: between two decisions, and it is read again before the next.
+    pub(crate) async fn beside<T>(&self, writing: impl Future<Output = T>) -> T {
+        let _deciding = self.deciding.lock().await;
+        self.in_doubt.store(true, Ordering::Release);
+        writing.await
+    }
+
     /// Writes what nothing in memory follows from.
     pub(crate) async fn write(&self, commit: Commit) -> Result<(), Fault> {
         self.decide(|_| {

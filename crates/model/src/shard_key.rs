@@ -90,6 +90,15 @@ impl ShardKeyPattern {
         Ok(key.finish().0)
     }
 
+    /// The key of documents that have these values in its fields.
+    pub fn key_of_values<'a>(&self, values: impl IntoIterator<Item = ValueRef<'a>>) -> Vec<u8> {
+        let mut key = KeyBuilder::new();
+        for (field, value) in self.fields.iter().zip(values) {
+            self.push(&mut key, field, value);
+        }
+        key.finish().0
+    }
+
     /// The key that the bounds of a range name: all fields in order, hashed ones
     /// as the hash itself.
     pub fn key_of_bound(&self, bound: Doc<'_>) -> Result<Vec<u8>, Error> {

@@ -10,6 +10,9 @@
 //!                             or an exact _id: then all shards are asked
 //!   findAndModify             one shard by the filter's whole shard key
 //! ```
+//!
+//! Equality with null is also met by documents with a value of the outdated type undefined, which have another
+//! key. A statement about one document that names the whole key means the one key of null, as in MongoDB.
 
 use crate::Router;
 use crate::request::{Clock, snapshot_time};
@@ -25,7 +28,7 @@ use query::context::QueryContext;
 use query::expression::{Expression, check_user_variable};
 use query::filter::Filter;
 use query::path::Path;
-use query::plan::shard_key_ranges;
+use query::plan::{named_shard_key, shard_key_ranges};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 impl Router {
@@ -140,9 +143,12 @@ impl Route {
                     "Failed to target upsert by query :: could not extract exact shard key",
                 ));
             }
-            return Ok(self.read_targets(&filter));
+            return Ok(self.one_target(&filter, table));
         }
-        let targets = self.read_targets(&filter);
+        let targets = match is("multi") {
+            true => self.read_targets(&filter),
+            false => self.one_target(&filter, table),
+        };
         if targets.len() == 1 || is("multi") {
             return Ok(targets);
         }
@@ -182,8 +188,11 @@ impl Route {
         };
         let query = statement.get_doc("q").unwrap_or(Doc::EMPTY);
         let filter = Filter::parse(query, context)?.optimized();
-        let targets = self.read_targets(&filter);
         let many = !statement.get("limit").is_some_and(model::number::is_truthy);
+        let targets = match many {
+            true => self.read_targets(&filter),
+            false => self.one_target(&filter, table),
+        };
         if targets.len() == 1 || many {
             return Ok(targets);
         }
@@ -212,12 +221,33 @@ impl Route {
                 "Query for sharded findAndModify must contain the shard key",
             ));
         }
-        Ok(self.read_targets(filter))
+        Ok(self.one_target(filter, table))
+    }
+
+    /// The shards that may have the one document that a statement means: one, if the filter names its key.
+    fn one_target(&self, filter: &Filter, table: &RoutingTable) -> Vec<ShardId> {
+        let targets = self.read_targets(filter);
+        if targets.len() == 1 {
+            return targets;
+        }
+        match named_shard_key(filter, &table.pattern) {
+            Some(key) => {
+                let owner = &table.find(&key).chunk.shard;
+                match targets.contains(owner) {
+                    true => vec![owner.clone()],
+                    false => targets,
+                }
+            }
+            None => targets,
+        }
     }
 }
 
 /// Whether a filter names one value for every field of the shard key.
 pub(crate) fn holds_shard_key(filter: &Filter, table: &RoutingTable) -> bool {
+    if named_shard_key(filter, &table.pattern).is_some() {
+        return true;
+    }
     let equalities = filter.equalities();
     table.pattern.fields().iter().all(|field| {
         let path = Path::new(&field.path);

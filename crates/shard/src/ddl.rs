@@ -52,6 +52,7 @@ pub(crate) struct New {
     /// records that nobody can read any more.
     pub(crate) replaces: Option<Arc<Collection>>,
     pub(crate) order: Order,
+    pub(crate) telling: Telling,
 }
 
 /// What the records of a new collection are ordered by before `_id`.
@@ -124,6 +125,7 @@ impl Shard {
             ownership: None,
             replaces: None,
             order: Order::ByShardKey,
+            telling: Telling::Aloud,
         };
         self.create_new(namespace, new).await
     }
@@ -175,7 +177,7 @@ impl Shard {
         if new.replaces.is_none() {
             commands = commands.create(&collection);
         }
-        self.propose_command(commands, |encoder| {
+        self.propose_told(commands, new.telling, |encoder| {
             put_next_ids(encoder, ids);
             if let Some(replaced) = &new.replaces {
                 drop_collection(encoder, replaced);
@@ -327,7 +329,7 @@ impl Shard {
             ));
         }
         self.check_database_case(to)?;
-        self.rename_held(&source, target, to, None, Telling::Aloud)
+        self.rename_held(&source, target, to, None, Telling::Aloud, None)
             .await
     }
 
@@ -340,13 +342,14 @@ impl Shard {
         uuid: Uuid,
         ownership: Option<Ownership>,
         telling: Telling,
+        placeholder: Option<Uuid>,
     ) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
         let is_meant = |known: &Arc<Collection>| known.uuid == uuid;
         let target = self.catalog.get(to);
         if let Some(source) = self.catalog.get(from).filter(is_meant) {
             return self
-                .rename_held(&source, target, to, ownership, telling)
+                .rename_held(&source, target, to, ownership, telling, placeholder)
                 .await;
         }
         match (target, ownership) {
@@ -375,6 +378,7 @@ impl Shard {
         to: &Namespace,
         ownership: Option<Ownership>,
         telling: Telling,
+        placeholder: Option<Uuid>,
     ) -> Result<(), Error> {
         let within = source.namespace.database() == to.database();
         // In the order of `write/several.rs`.
@@ -396,8 +400,10 @@ impl Shard {
         let ownership = ownership
             .zip(known)
             .map(|(new, known)| known.with_versions(new.placement, new.collection_version));
+        // What only kept the name free was never there for clients.
         let replaced = target
             .as_deref()
+            .filter(|target| Some(target.uuid) != placeholder)
             .map(|target| (target, self.count_records(target)));
         let command = Commands::new().rename(source, to, replaced);
         self.propose_told(command, telling, |encoder| {

@@ -2,6 +2,7 @@
 //! have does it at once. Otherwise:
 //!
 //! ```text
+//!   reserve  where there is no target: its name gets a placeholder on the primary, if it is still free
 //!   decide   a sharded target leaves the config server, a sharded source has the new name: one entry
 //!   shards   every shard renames its part and drops what the target was there, the primary last
 //!   chunks   those of the target are removed
@@ -10,6 +11,10 @@
 //! The ranges of its zones go with the name. The collection keeps its UUID, and so its chunks; it gets another incarnation, so that whatever was
 //! routed under an older life of either name is stale. ⚑ Until all shards know, nobody is told where either
 //! name is: who asks waits.
+//!
+//! ⚑ Clients do not ask the config server before they create a collection: until the primary shard has the
+//! placeholder, the name may be taken, and then the rename is refused. Whoever comes later is told that the
+//! name is a sharded collection's, and asks where it is.
 //!
 //! Shards are told by UUID: one that has renamed already answers with success.
 //!
@@ -30,7 +35,7 @@ use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::ids::Uuid;
 use model::time::ClusterTime;
-use model::version::Incarnation;
+use model::version::{ChunkVersion, Incarnation, PlacementVersion};
 use model::{Code, Namespace};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,7 +54,14 @@ pub(crate) struct Rename {
     primary: ShardId,
     /// The sharded collection that is replaced.
     replaced: Option<Uuid>,
+    /// What keeps the target's name free.
+    placeholder: Option<Placeholder>,
     decided: bool,
+}
+
+struct Placeholder {
+    uuid: Uuid,
+    is_there: bool,
 }
 
 impl Rename {
@@ -71,6 +83,7 @@ impl Rename {
             began: ClusterTime::ZERO,
             primary: ShardId::new(""),
             replaced: None,
+            placeholder: None,
             decided: false,
         })
     }
@@ -86,6 +99,13 @@ impl Rename {
             primary: ShardId::new(fields.text("primary")?),
             replaced: match fields.doc.get("replaced") {
                 Some(_) => Some(fields.uuid("replaced")?),
+                None => None,
+            },
+            placeholder: match fields.doc.get("placeholder") {
+                Some(_) => Some(Placeholder {
+                    uuid: fields.uuid("placeholder")?,
+                    is_there: fields.flag("reserved"),
+                }),
                 None => None,
             },
             decided: fields.flag("decided"),
@@ -190,13 +210,61 @@ impl Rename {
             Some(ValueRef::Binary { .. }) => true,
             _ => false,
         };
-        match is_there && !replaces {
-            true => Err(Fault::new(
-                Code::NAMESPACE_EXISTS,
-                "target namespace exists",
-            )),
-            false => Ok(()),
+        if is_there && !replaces {
+            return Err(exists());
         }
+        if !replaces {
+            self.placeholder = Some(Placeholder {
+                uuid: documents::new_uuid(),
+                is_there: false,
+            });
+        }
+        Ok(())
+    }
+
+    /// A collection without documents takes the new name, unless another one has.
+    async fn reserve(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
+        let Some(placeholder) = &mut self.placeholder else {
+            return Ok(Step::Next);
+        };
+        let command = {
+            let state = tenure.state().await?;
+            let (entry, _) = state.sharded(&self.from)?;
+            let incarnation = Incarnation {
+                epoch: self.epoch,
+                began: self.began,
+            };
+            let mut command = DocWriter::new()
+                .with("_terndbCreateSharded", 1)
+                .with("ns", self.to.as_str())
+                .with("uuid", uuid_value(&placeholder.uuid))
+                .with("options", Doc::EMPTY)
+                .with("key", &entry.key)
+                .with("unique", false)
+                .with("quietly", true);
+            for (name, chunk) in [
+                ("placement", ChunkVersion::ZERO),
+                ("collectionVersion", ChunkVersion::FIRST),
+            ] {
+                command.begin_document(name);
+                PlacementVersion { incarnation, chunk }.append_to(&mut command);
+                command.end();
+            }
+            command.begin_array("indexes").end();
+            command.begin_array("owned").end();
+            command.finish()
+        };
+        match tenure
+            .insist(&self.primary, "admin", command.as_doc())
+            .await
+        {
+            Ok(_) => placeholder.is_there = true,
+            Err(Fault::Refused(error)) if error.code == Code::INVALID_UUID => {
+                return Ok(Step::Failed(exists()));
+            }
+            Err(fault) => return Err(fault),
+        }
+        Ok(Step::Next)
     }
 
     async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
@@ -311,6 +379,9 @@ impl Rename {
         if *shard != self.primary {
             command.append("quietly", true);
         }
+        if let Some(placeholder) = &self.placeholder {
+            command.append("placeholder", uuid_value(&placeholder.uuid));
+        }
         let sharded = tenure.with_state(|state| {
             let sharded = state.sharded(&self.to).ok();
             sharded.map(|(entry, table)| (entry.clone(), table.clone()))
@@ -323,6 +394,10 @@ impl Rename {
                 .finish()),
         }
     }
+}
+
+fn exists() -> Fault {
+    Fault::new(Code::NAMESPACE_EXISTS, "target namespace exists")
 }
 
 fn no_source(from: &Namespace) -> Fault {
@@ -361,6 +436,11 @@ impl Operation for Rename {
         if let Some(replaced) = &self.replaced {
             writer.append("replaced", uuid_value(replaced));
         }
+        if let Some(placeholder) = &self.placeholder {
+            writer
+                .append("placeholder", uuid_value(&placeholder.uuid))
+                .append("reserved", placeholder.is_there);
+        }
     }
 
     fn prepare<'a>(
@@ -371,7 +451,9 @@ impl Operation for Rename {
     }
 
     fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
+        let is_free = (self.placeholder.as_ref()).is_none_or(|placeholder| placeholder.is_there);
         match self.decided {
+            false if !is_free => Box::pin(self.reserve(context.tenure)),
             false => Box::pin(self.decide(context)),
             true => Box::pin(self.tell(context.tenure)),
         }

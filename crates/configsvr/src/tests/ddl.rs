@@ -382,3 +382,86 @@ async fn no_array_comes_between_a_refined_key_and_its_owners() {
         cluster.check(clean).await;
     }
 }
+
+/// ⚑ A client that does not know of the rename may create the target before the name is kept free.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rename_replaces_nothing_that_it_has_not_seen() {
+    let cluster = Cluster::start(2).await;
+    let wire = Wire::whole();
+    cluster.elect(wire.clone()).await;
+    let insert = "{insert: 'd', documents: [{_id: 7}]}";
+    #[rustfmt::skip]
+    let rows = [
+        ("just in time", "_terndbCreateSharded", "48", "shard0! test {find: 'd'} => {cursor: {firstBatch: [{_id: 7}]}}
+            config! {_configsvrGetRouting: 'test.c'} => {sharded: true}"),
+        ("too late", "_terndbRename", "{}", "shard0! test {find: 'd'} => {cursor: {firstBatch: [{_id: 1, a: 1}]}}
+            config! {_configsvrGetRouting: 'test.d'} => {sharded: true}
+            shard0! test {listCollections: 1, nameOnly: true} => {cursor: {firstBatch: [{name: 'd'}]}}"),
+    ];
+    for (what, message, expected, after) in rows {
+        cluster
+            .check(
+                "test {dropDatabase: 1} => {}
+                admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+                admin {shardCollection: 'test.c', key: {a: 1}} => {}
+                shard0! test {insert: 'c', documents: [{_id: 1, a: 1}]} => {n: 1}",
+            )
+            .await;
+        match what {
+            "too late" => wire.overtake_in_vain("shard0", message, "test", insert),
+            _ => wire.overtake("shard0", message, "test", insert),
+        }
+        let rename = "admin {renameCollection: 'test.c', to: 'test.d'}";
+        cluster.check(&format!("{rename} => {expected}")).await;
+        assert!(wire.has_overtaken(), "{what}");
+        cluster.check(after).await;
+        cluster
+            .check(
+                "admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+                config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}",
+            )
+            .await;
+    }
+}
+
+/// `sh.disableBalancing()` writes a collection's document beside the config server.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_clients_write_into_the_config_database_counts() {
+    let cluster = Cluster::start(1).await;
+    cluster
+        .check(
+            "
+            admin {shardCollection: 'test.c', key: {a: 1}} => {}
+            config! config {update: 'collections', updates: [{q: {_id: 'test.c'}, u: {$set: {noBalance: true}}}]} => {nModified: 1}
+            admin {setAllowMigrations: 'test.c', allowMigrations: false} => {}
+            config! config {update: 'collections', updates: [{q: {_id: 'test.c'}, u: {$set: {noBalance: false}}}]} => {nModified: 1}
+            admin {split: 'test.c', middle: {a: 5}} => {}
+            config! config {update: 'collections', updates: [{q: {_id: 'test.c'}, u: {$set: {noBalance: true}}}]} => {nModified: 1}
+            test {createIndexes: 'c', indexes: [{key: {x: 1}, name: 'x'}]} => {}
+            config! config {find: 'collections'} => {cursor: {firstBatch: [{_id: 'test.c', noBalance: true, permitMigrations: false}]}}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+/// A bound that only a decimal can be is a bound like others.
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_begin_at_decimals() {
+    let cluster = Cluster::start(1).await;
+    cluster
+        .check(
+            "
+            admin {shardCollection: 'test.c', key: {a: 1}} => {}
+            admin {split: 'test.c', middle: {a: DECIMAL}} => {}
+            config! {_configsvrGetRouting: 'test.c'} => {chunks: [{max: {a: DECIMAL}}, {min: {a: DECIMAL}}]}
+            admin {addShardToZone: 'shard0', zone: 'z'} => {}
+            admin {updateZoneKeyRange: 'test.z', min: {a: DECIMAL}, max: {a: MaxKey}, zone: 'z'} => {}
+            admin {shardCollection: 'test.z', key: {a: 1}} => {}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            "
+            .replace("DECIMAL", "19.99m")
+            .as_str(),
+        )
+        .await;
+}

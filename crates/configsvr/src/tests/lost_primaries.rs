@@ -226,6 +226,21 @@ async fn while_renaming() {
     )
     .await;
     check(
+        "renameCollection to a free name",
+        "
+        test {dropDatabase: 1} => {}
+        admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}
+        ",
+        "admin {renameCollection: 'test.c', to: 'test.d'}",
+        "
+        config! {_configsvrGetRouting: 'test.d'} => {sharded: true, key: {_id: 'hashed'}}
+        config! config {count: 'chunks'} => {n: 4}
+        shard0! test {listCollections: 1, nameOnly: true} => {cursor: {firstBatch: [{name: 'd'}]}}
+        shard1! test {listCollections: 1, nameOnly: true} => {cursor: {firstBatch: [{name: 'd'}]}}
+        ",
+    )
+    .await;
+    check(
         "renameCollection of an unsharded one",
         "
         test {dropDatabase: 1} => {}

@@ -586,11 +586,20 @@ fn usual(parsed: Parsed) -> Result<Value, KeyError> {
     match parsed {
         Parsed::NaN => Ok(Value::Double(f64::from_bits(CANONICAL_NAN))),
         Parsed::Zero => Ok(Value::Int32(0)),
-        Parsed::Finite { ref magnitude, .. } if magnitude.is_whole() => {
-            let value = parsed.to_i64().ok_or(MISFIT)?;
+        Parsed::Finite { ref magnitude, .. }
+            if magnitude.is_whole()
+                && let Some(value) = parsed.to_i64() =>
+        {
             Ok(i32::try_from(value).map_or(Value::Int64(value), Value::Int32))
         }
-        other => other.to_f64().map(Value::Double).ok_or(MISFIT),
+        // What only decimals hold has no type of its own that is more usual.
+        other => match other.to_f64() {
+            Some(value) => Ok(Value::Double(value)),
+            None => match other.to_decimal(0) {
+                Some(decimal) => Ok(Value::Decimal128(decimal.to_bits())),
+                None => Err(MISFIT),
+            },
+        },
     }
 }
 

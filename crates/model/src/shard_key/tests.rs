@@ -128,6 +128,34 @@ fn bounds_are_read_back() {
         let key = by.bound(bound.as_doc()).unwrap();
         assert_eq!(by.bound_of_key(key.as_bytes()).unwrap(), bound);
     }
+    // Which of several equal numbers it was is not known; where it lies is.
+    for text in [
+        "19.99",
+        "0.1",
+        "-0.1",
+        "1E-5",
+        "1E+25",
+        "-1E+30",
+        "123456789012345678901234567890",
+        "9223372036854775808",
+        "18446744073709551615",
+        "-9223372036854775809",
+        "2.50",
+        "1E-6176",
+        "9.999999999999999999999999999999999E+6144",
+        "0E+3",
+        "NaN",
+        "-Infinity",
+    ] {
+        let decimal = crate::decimal::Decimal::parse(text).unwrap().to_bits();
+        let bound = DocWriter::new()
+            .with("a", ValueRef::Decimal128(decimal))
+            .with("b", 7i64)
+            .finish();
+        let key = by.bound(bound.as_doc()).unwrap();
+        let read = by.bound_of_key(key.as_bytes()).unwrap();
+        assert_eq!(by.bound(read.as_doc()).unwrap(), key, "{text}: {read:?}");
+    }
     let greatest = by.bound_of_key(KeyBound::after_all().as_bytes()).unwrap();
     assert_eq!(by.bound(greatest.as_doc()).unwrap(), KeyBound::after_all());
     assert!(by.bound_of_key(&[0xFE, 1]).is_err());

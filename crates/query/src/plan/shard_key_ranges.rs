@@ -21,6 +21,7 @@ use super::predicate_bounds::IndexTraits;
 use super::scan_bounds::{byte_interval, end_of};
 use crate::filter::Filter;
 use crate::path::Path;
+use model::bson::ValueRef;
 use model::key::Direction;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::shard_key::ShardKeyPattern;
@@ -38,6 +39,38 @@ pub fn shard_key_ranges(filter: &Filter, pattern: &ShardKeyPattern) -> RangeSet 
         .map(|field| (Path::new(&field.path), field.hashed))
         .collect();
     ranges_of(filter, &[], &fields)
+}
+
+/// The one shard key that a filter names, with an equality for every field. A field inside a document is named by
+/// an equality with the whole of it too: `a.b` by `{a: {b: 7}}`.
+pub fn named_shard_key(filter: &Filter, pattern: &ShardKeyPattern) -> Option<Vec<u8>> {
+    let equalities = filter.equalities();
+    let mut values = Vec::new();
+    for field in pattern.fields() {
+        let mut named = (equalities.iter())
+            .filter_map(|(path, value)| value_within(path.as_str(), *value, &field.path));
+        let value = named.next()?;
+        if named.any(|other| other != value) || matches!(value, ValueRef::Array(_)) {
+            return None;
+        }
+        values.push(value);
+    }
+    Some(pattern.key_of_values(values))
+}
+
+/// What is at `path` if `value` is at a path that it begins with.
+fn value_within<'a>(at: &str, value: ValueRef<'a>, path: &str) -> Option<ValueRef<'a>> {
+    let rest = path.strip_prefix(at)?;
+    if rest.is_empty() {
+        return Some(value);
+    }
+    let parts = rest.strip_prefix('.')?.split('.');
+    parts
+        .into_iter()
+        .try_fold(value, |value, part| match value {
+            ValueRef::Document(doc) => doc.get(part),
+            _ => None,
+        })
 }
 
 /// `around`: the conditions that hold beside this filter.

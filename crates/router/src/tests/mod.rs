@@ -2,6 +2,7 @@
 
 mod change_streams;
 mod scans;
+mod targeting;
 mod world;
 
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};

@@ -15,13 +15,14 @@ use crate::broadcast::{self, LeftBehind, Part};
 use crate::catalog::Collection;
 use crate::read::Candidates;
 use crate::session::{Effect, Image, ImageKind};
-use crate::sharding::{UpdateStatement, is_to_be_read_again};
+use crate::sharding::{UpdateStatement, is_to_be_read_again, would_leave};
 use crate::write::{Evaluator, Refusal, Version, check_stored, prepare_insert};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::RecordKey;
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 use query::filter::Filter;
+use query::plan::named_shard_key;
 use query::sort::SortPattern;
 use query::update::{Update, UpdateMoment};
 use std::sync::Arc;
@@ -356,6 +357,19 @@ impl Modification<'_> {
         moment(self.invocation.shard, matched, is_insert)
     }
 
+    /// Refuses a new document that belongs to another shard than the key that it was looked for by: whoever
+    /// routed it was right.
+    fn check_stays(&self, collection: &Collection, document: Doc<'_>) -> Result<(), Error> {
+        let Some(ownership) = collection.sharded_ownership() else {
+            return Ok(());
+        };
+        let named = named_shard_key(&self.selection.filter, &ownership.pattern);
+        match named.is_some_and(|named| ownership.owned.contains(&named)) {
+            true if !ownership.owns(document) => Err(would_leave()),
+            _ => Ok(()),
+        }
+    }
+
     /// Inserts what the filter and the update describe.
     async fn insert(&self) -> Result<DocBuf, Error> {
         let Action::Update(update) = self.action else {
@@ -372,6 +386,7 @@ impl Modification<'_> {
         loop {
             let operation = Some(&**self.invocation.operation);
             let collection = shard.ensure_collection(self.namespace, operation).await?;
+            self.check_stays(&collection, document.as_doc())?;
             let key = collection.record_key_to_insert(document.as_doc());
             let written = shard
                 .write_statements(

@@ -707,6 +707,7 @@ async fn new_collection(
         )?),
         replaces: None,
         order: Order::Like(None),
+        telling: Telling::Aloud,
     };
     let _ddl = shard.ddl.lock().await;
     if shard.catalog.get(&plan.namespace).is_some() {
@@ -755,6 +756,7 @@ async fn ready_collection(
             }),
             replaces,
             order: Order::Like(clustering.clone()),
+            telling: Telling::Aloud,
         })
     };
     // ⚑ What is made of a description is as of its version, or that does not stand any more when the move is

@@ -8,7 +8,7 @@
 //!   _terndbSetPlacement    {ns, uuid, key, unique, placement, collectionVersion, owned}
 //!   _terndbForgetPlacement {ns, uuid, quietly}
 //!   _terndbForgetDatabase  {db, quietly, unlessOwned}
-//!   _terndbRename          {from, ns, uuid, quietly} and, if it is sharded, the fields of a placement
+//!   _terndbRename          {from, ns, uuid, quietly, placeholder} and, if it is sharded, the fields of a placement
 //! ```
 //!
 //! Each is one entry of the log, applied when it is answered, and may be sent again: what is
@@ -24,6 +24,9 @@
 //!
 //! A filled collection gets its first ownership only if none of its documents has an array in the key
 //! (`next_key.rs`); what comes afterwards is checked as it is written. ⚑
+//!
+//! A `placeholder` has kept the new name free on the database's primary, as a collection of which nobody owns
+//! anything: it goes without a word.
 //!
 //! With `unlessOwned`, a database of which anything is this shard's own stays, and the answer is 117. ⚑
 //!
@@ -177,6 +180,7 @@ struct Fields<'a> {
     indexes_are_all: bool,
     quietly: bool,
     from: Option<Namespace>,
+    placeholder: Option<Uuid>,
 }
 
 impl<'a> Fields<'a> {
@@ -185,11 +189,15 @@ impl<'a> Fields<'a> {
         for argument in arguments(name, body) {
             match (argument.name(), argument.value()) {
                 ("ns", _) => read.namespace = Some(Namespace::parse(argument.string()?)?),
-                ("uuid", ValueRef::Binary { subtype: 4, bytes }) => {
+                (name @ ("uuid" | "placeholder"), ValueRef::Binary { subtype: 4, bytes }) => {
                     let bytes = bytes.try_into();
-                    read.uuid = Some(Uuid(bytes.map_err(|_| argument.wrong_type("UUID"))?));
+                    let uuid = Uuid(bytes.map_err(|_| argument.wrong_type("UUID"))?);
+                    match name {
+                        "uuid" => read.uuid = Some(uuid),
+                        _ => read.placeholder = Some(uuid),
+                    }
                 }
-                ("uuid", _) => return Err(argument.wrong_type("UUID")),
+                ("uuid" | "placeholder", _) => return Err(argument.wrong_type("UUID")),
                 ("options", _) => read.options = Some(argument.doc()?),
                 ("indexes", _) => {
                     for spec in argument.array()?.iter() {
@@ -306,6 +314,7 @@ pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
                 ownership: Some(fields.ownership(NAME, None)?),
                 replaces: None,
                 order: Order::ByShardKey,
+                telling: fields.telling(),
             };
             shard.create_new(&namespace, new).await?;
             return ok();
@@ -436,9 +445,9 @@ pub(crate) async fn rename(invocation: &Invocation<'_>) -> Answer {
         None => None,
         Some(_) => Some(fields.ownership(NAME, None)?),
     };
-    let renamed = invocation
-        .shard
-        .rename_decided(&from, &to, uuid, ownership, fields.telling());
+    let (telling, placeholder) = (fields.telling(), fields.placeholder);
+    let renamed =
+        (invocation.shard).rename_decided(&from, &to, uuid, ownership, telling, placeholder);
     renamed.await?;
     ok()
 }
@@ -505,6 +514,7 @@ impl Shard {
             ownership: Some(new),
             replaces: Some(collection.clone()),
             order: Order::ByShardKey,
+            telling: Telling::Aloud,
         };
         self.create_new(&collection.namespace, ordered).await?;
         Ok(())

@@ -40,7 +40,7 @@ use super::ownership::Ownership;
 use crate::Shard;
 use crate::catalog::Collection;
 use crate::command::envelope::WriteConcern;
-use crate::ddl::{New, Order};
+use crate::ddl::{New, Order, Telling};
 use crate::primary_services::Tenure;
 use crate::write::Companion;
 use model::Error;
@@ -401,6 +401,7 @@ impl Shard {
             }),
             replaces: Some(known.clone()),
             order: Order::Like(clustering.map(|clustering| clustering.key.clone())),
+            telling: Telling::Aloud,
         };
         let created = self.create_new(&known.namespace, anew).await?;
         drop(gate);

@@ -6,7 +6,7 @@
 //! transaction moves it then.
 
 use super::Ownership;
-use model::bson::{Doc, Value, ValueRef};
+use model::bson::{Doc, DocWriter, Value, ValueRef};
 use model::shard_key::ShardKeyField;
 use model::{Code, Error};
 use query::filter::Filter;
@@ -28,7 +28,7 @@ impl Ownership {
         statement: &UpdateStatement<'_>,
     ) -> Result<(), Error> {
         let mut fields = self.pattern.fields().iter();
-        if fields.all(|field| value_of(before, field) == value_of(after, field)) {
+        if fields.all(|field| is_same(value_of(before, field), value_of(after, field))) {
             return Ok(());
         }
         let Ok(key) = self.pattern.key_of(after) else {
@@ -64,6 +64,12 @@ impl Ownership {
             false => Err(would_leave()),
         }
     }
+}
+
+/// Whether a value stays what it was, byte by byte: of one that is not a number it cannot be said otherwise.
+fn is_same(before: Option<Value>, after: Option<Value>) -> bool {
+    let bytes = |value: &Value| DocWriter::new().with("", value).finish();
+    before == after || before.as_ref().map(bytes) == after.as_ref().map(bytes)
 }
 
 /// The value of a field of the key as it counts: hashed, or exact.

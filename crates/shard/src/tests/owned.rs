@@ -194,7 +194,15 @@ async fn shard_keys_change_by_the_rules() {
              {{update: 'c', updates: [{{q: {{x: 3}}, u: {{y: 1}}}}], {session}, txnNumber: 3L}} => {{nModified: 1}}
              {{find: 'c', filter: {{_id: 1}}}} => {{cursor: {{firstBatch: [{{_id: 1, y: 1}}]}}}}
              {{findAndModify: 'c', query: {{x: 2}}, update: {{$set: {{x: 50}}}}, {session}, txnNumber: 4L}} => 283
-             {{findAndModify: 'c', query: {{x: 2}}, update: {{$set: {{x: 4}}}}, {session}, txnNumber: 5L}} => {{value: {{_id: 2, x: 2}}}}"
+             {{findAndModify: 'c', query: {{x: 2}}, update: {{$set: {{x: 4}}}}, {session}, txnNumber: 5L}} => {{value: {{_id: 2, x: 2}}}}
+             # What is not a number stays what it is.
+             {{insert: 'c', documents: [{{_id: 5, x: NaN}}, {{_id: 6, x: Decimal('NaN')}}]}} => {{n: 2}}
+             {{update: 'c', updates: [{{q: {{}}, u: {{$set: {{z: 1}}}}, multi: true}}]}} => {{n: 4}}
+             {{update: 'c', updates: [{{q: {{_id: 5}}, u: {{$set: {{x: NaN, z: 2}}}}}}]}} => {{nModified: 1}}
+             {{update: 'c', updates: [{{q: {{_id: 5}}, u: {{$set: {{x: 1}}}}}}]}} => 31025
+             # What was looked for here, and would be elsewhere.
+             {{update: 'c', updates: [{{q: {{x: 7}}, u: {{$set: {{x: 70}}}}, upsert: true}}]}} => 283
+             {{update: 'c', updates: [{{q: {{x: 70}}, u: {{$set: {{y: 1}}}}, upsert: true}}]}} => 13388"
         ))
         .await;
     shard.check_valid("c").await;
