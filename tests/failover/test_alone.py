@@ -1,6 +1,7 @@
-"""A member that starts without the others: it cannot know how much of its log is committed, so that reads which must not
-go back in time wait until somebody tells it."""
+"""A member that starts without the others: it does not know for sure how much of its log is committed, so that reads which
+must not go back in time wait until somebody tells it. What it had noted as committed it shows at once."""
 
+import struct
 import unittest
 
 from members import ReplicaSet, wait_until
@@ -26,6 +27,31 @@ class Alone(unittest.TestCase):
     def takes_part(self, member) -> bool:
         hello = member.ask("hello") or {}
         return bool(hello.get("isWritablePrimary") or hello.get("secondary"))
+
+    def noted(self, member) -> tuple[int, int]:
+        """The time of the last entry that a member has noted as committed."""
+        try:
+            increment, seconds = struct.unpack_from("<II", (member.data / "log" / "commit.hint").read_bytes(), 56)
+        except (FileNotFoundError, struct.error):
+            return 0, 0
+        return seconds, increment
+
+    def test_what_was_noted_as_committed_is_shown(self):
+        with self.set.client() as client, client.start_session() as session:
+            birds = client.test.get_collection("birds", write_concern=WriteConcern(3, wtimeout=60_000))
+            birds.insert_many([{"_id": number} for number in range(DOCUMENTS)], session=session)
+            written = (session.operation_time.time, session.operation_time.inc)
+        for member in self.set.members:
+            wait_until(lambda member=member: self.noted(member) >= written, "it is noted as committed")
+        for member in self.set.members:
+            member.kill()
+        for member in self.set.members:
+            member.start()
+            wait_until(member.is_up, "the member answers")
+            self.assertEqual(self.count(member, "local"), DOCUMENTS)
+            member.kill()
+        self.set.heal()
+        self.set.wait_primary()
 
     def test_what_was_committed_does_not_vanish(self):
         # A second life: of the first one they know that it is committed.

@@ -31,6 +31,7 @@ use raft::eraftpb::{HardState, MessageType};
 use raft::{Config, RaftState, RawNode, ReadOnlyOption};
 
 use crate::append::Writer;
+use crate::commit_hint::{CommitHint, CommittedEntry};
 use crate::copying::Copying;
 use crate::election::{Elections, Standing};
 use crate::entry::{LogPosition, Term};
@@ -86,6 +87,7 @@ pub struct Driver<S: StateMachine> {
     pub(crate) heard: BTreeMap<MemberId, Heard>,
     pub(crate) standing: Standing,
     pub(crate) elections: Elections,
+    hint: CommitHint,
     finished: bool,
 }
 
@@ -100,7 +102,8 @@ impl<S: StateMachine> Driver<S> {
         let log = shared.log.clone();
         let applied = state.applied();
         let applied_term = log.term_at(applied).unwrap_or(Term::new(0));
-        let node = new_node(&log, &member, applied)?;
+        let hint = CommitHint::open(&log);
+        let node = new_node(&log, &member, applied, hint.believed(&log))?;
         Ok(Self {
             shared,
             state,
@@ -122,6 +125,7 @@ impl<S: StateMachine> Driver<S> {
             heard: BTreeMap::new(),
             standing: Standing::default(),
             elections: Elections::default(),
+            hint,
             finished: false,
         })
     }
@@ -231,6 +235,29 @@ impl<S: StateMachine> Driver<S> {
             driver.discard_copies();
             Ok(())
         });
+        self.hint_at_commit();
+    }
+
+    /// Notes how far the log is committed, for when this member starts and is alone.
+    fn hint_at_commit(&mut self) {
+        let log = &self.shared.log;
+        if self.is_sole() || log.stop_reason.get().is_some() {
+            return;
+        }
+        let mut committed = CommittedEntry {
+            position: log.applied(),
+            term: self.applied_term,
+            time: log.progress.borrow().time,
+        };
+        if log.options.faults.hint_appended {
+            committed.position = self.writer.last();
+            committed.term = log.term_at(committed.position).unwrap_or(Term::new(0));
+            committed.time = self.writer.last_time();
+        }
+        // Where the log begins with a copy of a state, nothing of it was applied from the log.
+        if committed.position >= log.unbroken_first() {
+            self.hint.say(&*log.disk, committed);
+        }
     }
 
     /// Makes buffered writes stable, as the loop does when their time has come.
@@ -252,6 +279,8 @@ impl<S: StateMachine> Driver<S> {
 
     fn finish(&mut self) -> Result<(), Error> {
         self.sync();
+        self.hint_at_commit();
+        self.hint.sync(&*self.shared.log.disk);
         self.finished = true;
         self.abandon("it was closed");
         self.shared.end();
@@ -475,6 +504,7 @@ fn new_node(
     log: &Arc<crate::log_state::LogState>,
     member: &MemberFile,
     applied: LogPosition,
+    hinted: Option<LogPosition>,
 ) -> Result<RawNode<RaftStore>, Error> {
     let options = &log.options;
     let (low, high) = election_range(options.election_ticks);
@@ -495,11 +525,12 @@ fn new_node(
     };
     let state = &member.state;
     let configuration = state.configuration.to_raft();
-    // What is applied is committed, and so is what comes before the log. The members that
-    // a group begins with are agreed upon beforehand.
+    // What is applied is committed, and so is what comes before the log, and what was committed before the
+    // restart. The members that a group begins with are agreed upon beforehand.
     let agreed = u64::from(state.configuration_position > LogPosition::BEFORE_FIRST);
     let commit = committed_for_certain(log, state, applied)?
         .get()
+        .max(hinted.map_or(0, LogPosition::get))
         .max(log.unbroken_first().previous().get())
         .max(agreed.min(log.appended().get()));
     let hard_state = HardState {

@@ -19,7 +19,7 @@
 //! time, queue) · `commit.rs` (the loop) · `ready.rs` (what `raft` wants done, in order) ·
 //! `append.rs` (into the segment) · `segment.rs` (every byte) · `leadership.rs`, `election.rs`,
 //! `membership.rs`, `member.rs` · `message/` (what members say to each other) ·
-//! `copying.rs`, `install.rs` (a state for those who are too far behind) · `truncate.rs` · `read.rs` · `trim.rs` · `member_file.rs`, `recovery.rs` (opening) ·
+//! `copying.rs`, `install.rs` (a state for those who are too far behind) · `truncate.rs` · `read.rs` · `trim.rs` · `member_file.rs`, `commit_hint.rs`, `recovery.rs` (opening) ·
 //! `disk.rs`, `simulated_disk.rs`.
 //!
 //! What a server needs of it:
@@ -49,6 +49,7 @@
 mod append;
 mod clock;
 mod commit;
+mod commit_hint;
 mod copying;
 pub mod disk;
 mod election;

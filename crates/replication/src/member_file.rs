@@ -25,7 +25,7 @@
 //! Crash windows. A slot is written and synced before anything that depends on it leaves
 //! the member: a vote, an entry of a new term, the effect of a new configuration. A slot
 //! that is torn was never relied upon, and the other slot holds what was. The commit
-//! position is not kept: it is at least what the state has applied.
+//! position is not kept: it is at least what the state has applied, and `commit_hint.rs` may know more.
 //!
 //! What it cannot tell: a disk that loses the newer slot after having synced it. The
 //! member would then believe the older one.

@@ -72,6 +72,8 @@ pub struct Faults {
     pub time_from_wall: bool,
     /// Entries leave the log whether the state was synced past them or not.
     pub trim_unsynced: bool,
+    /// The hint at what is committed names what was only appended.
+    pub hint_appended: bool,
     /// A read before the start of the log begins where the log begins.
     pub read_over_gaps: bool,
 }

@@ -68,6 +68,15 @@ fn an_entry_is_synced_before_it_is_acknowledged() {
 }
 
 #[test]
+fn a_hint_names_what_was_committed() {
+    let faults = Faults {
+        hint_appended: true,
+        ..Faults::default()
+    };
+    check(faults, stormy, &["another member", "panicked"]);
+}
+
+#[test]
 fn a_vote_is_remembered() {
     let faults = Faults {
         forget_votes: true,

@@ -24,6 +24,9 @@
 //!   forget 1          a member loses what an earlier copy has left
 //!   gone 2 1          2 is told that the process of 1 has ended, whether that is true or not
 //!   stop 1            the member's process ends
+//!   start 1           it is opened again, with all that it had written
+//!   blank 1           what it had applied is gone: nothing of it had been made stable
+//!   end 1             the member ends in order
 //!   power 1           the member loses its power, and what it had not synced, and is opened
 //!   show              roles, what is applied, what was answered
 //! ```
@@ -261,6 +264,12 @@ impl Stage {
                 driver.step();
             }
             ["stop", id] => drop(self.members.remove(&member(id))),
+            ["start", id] => self.open(member(id)),
+            ["end", id] => {
+                let (_, driver) = self.members.remove(&member(id)).expect("a member");
+                driver.close().expect("it ends");
+            }
+            ["blank", id] => self.disks[&member(id)].1.clear(),
             ["power", id] => {
                 let id = member(id);
                 self.members.remove(&id);
@@ -401,4 +410,5 @@ scripts! {
     members_take_turns_where_a_leader_is_gone
     who_is_told_wrongly_that_its_leader_is_gone_follows_it_again
     silence_is_noticed_after_an_election_timeout
+    what_was_committed_is_applied_by_a_member_that_is_alone
 }

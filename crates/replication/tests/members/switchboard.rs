@@ -51,6 +51,13 @@ impl Journal {
         }
     }
 
+    /// Loses everything that was applied.
+    pub fn clear(&self) {
+        let mut pages = self.pages.lock();
+        (pages.position, pages.time) = (0, None);
+        pages.payloads.clear();
+    }
+
     pub fn set_priority(&self, member: MemberId, priority: u64) {
         self.pages.lock().priorities.insert(member, priority);
     }
