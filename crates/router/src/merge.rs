@@ -18,9 +18,10 @@ use model::error::{Code, Error};
 use query::projection::Projection;
 use query::sort::SortPattern;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::{BoxFuture, Endpoint, Request};
+use wire::{BoxFuture, Endpoint, Reply, Request};
 
 /// What a batch may weigh: one document of the greatest size always fits.
 pub(crate) const BATCH_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -74,16 +75,26 @@ impl Batch {
         true
     }
 
-    /// Takes all documents of another batch, the elements of its array, unless one is here already
-    /// or they are too many.
-    pub(crate) fn offer_all(&mut self, elements: &[u8], documents: u32) -> bool {
-        let fits = u64::from(documents) <= self.documents_max && elements.len() <= BATCH_BYTES_MAX;
-        if self.documents > 0 || !fits {
-            return false;
-        }
-        self.writer.push_all(elements, documents);
+    /// Whether there is room for another batch of so many documents and bytes: none is here yet, and they
+    /// are not too many.
+    pub(crate) fn has_room_for_batch(&self, documents: u32, bytes: usize) -> bool {
+        let fits = u64::from(documents) <= self.documents_max && bytes <= BATCH_BYTES_MAX;
+        self.documents == 0 && fits
+    }
+
+    /// Takes all documents of another batch: the elements of an array within a reply, where they lie if that
+    /// is possible.
+    pub(crate) fn take_all(&mut self, reply: Arc<Reply>, elements: Range<usize>, documents: u32) {
         self.documents = documents.into();
-        true
+        let copied = match Arc::try_unwrap(reply) {
+            Ok(own) => match own.go_on_with(&mut self.writer, elements.end, documents) {
+                Ok(()) => return,
+                Err(other) => Arc::new(other),
+            },
+            Err(shared) => shared,
+        };
+        let elements = &copied.document().as_bytes()[elements];
+        self.writer.push_all(elements, documents);
     }
 
     pub(crate) fn end(mut self) -> DocWriter {

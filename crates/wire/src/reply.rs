@@ -114,6 +114,24 @@ impl Reply {
         self.next.take().map(|next| *next)
     }
 
+    /// Lets a writer of another reply go on in this one's buffer, if it begins alike: see
+    /// [`DocWriter::go_on_in`]. `until` counts from the beginning of the document.
+    pub fn go_on_with(
+        mut self,
+        writer: &mut DocWriter,
+        until: usize,
+        count: u32,
+    ) -> Result<(), Reply> {
+        let buffer = std::mem::take(&mut self.buffer);
+        match writer.go_on_in(buffer, PREFIX_BYTES + until, count) {
+            Ok(_) => Ok(()),
+            Err(buffer) => {
+                self.buffer = buffer;
+                Err(self)
+            }
+        }
+    }
+
     /// Takes a whole received message whose one section is a validated document.
     pub(crate) fn from_message(buffer: Vec<u8>) -> Reply {
         Reply { buffer, next: None }

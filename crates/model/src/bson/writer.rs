@@ -97,6 +97,40 @@ impl DocWriter {
         self
     }
 
+    /// Goes on in another buffer, without a copy: in the open array, which is empty here, and has `count`
+    /// elements up to `until` there. The buffer must begin with what was written here; what lies in front of
+    /// the document does not matter, and lengths are written when documents end. Otherwise it is given back.
+    pub fn go_on_in(
+        &mut self,
+        mut buffer: Vec<u8>,
+        until: usize,
+        count: u32,
+    ) -> Result<&mut Self, Vec<u8>> {
+        let (Some(first), Some(last)) = (self.open.first(), self.open.last()) else {
+            return Err(buffer);
+        };
+        let begins_alike = || {
+            let mut at = first.start;
+            for open in &self.open {
+                let before = at..open.start;
+                if self.buffer.get(before.clone()) != buffer.get(before) {
+                    return false;
+                }
+                at = open.start + 4;
+            }
+            at == self.buffer.len() && at <= until && until <= buffer.len()
+        };
+        if last.next_index != Some(0) || !begins_alike() {
+            return Err(buffer);
+        }
+        buffer.truncate(until);
+        self.buffer = buffer;
+        if let Some(array) = self.open.last_mut() {
+            array.next_index = Some(count);
+        }
+        Ok(self)
+    }
+
     pub fn push_document(&mut self) -> &mut Self {
         self.index_key(Kind::Document);
         self.open_here(None);
@@ -284,4 +318,54 @@ fn write_c_str(buffer: &mut Vec<u8>, text: &str) {
     debug_assert!(!text.as_bytes().contains(&0), "a cstring has no NUL byte");
     buffer.extend_from_slice(text.as_bytes());
     buffer.push(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `{cursor: {<name>: [..` behind some room.
+    fn begun(room: u8, first: &str, name: &str) -> DocWriter {
+        let mut writer = DocWriter::with_buffer(vec![room; 21]);
+        writer.begin_document(first).begin_array(name);
+        writer
+    }
+
+    fn finished(mut writer: DocWriter) -> Vec<u8> {
+        writer.push("last");
+        writer.end().append("id", 7_i64).end().append("ok", 1.0);
+        writer.finish_buffer()
+    }
+
+    #[test]
+    fn a_writer_goes_on_where_another_one_began_alike() {
+        let mut other = begun(9, "cursor", "nextBatch");
+        other.push(1).push("two");
+        let until = other.len();
+        other.end().append("scan", "elsewhere").end();
+        let other = other.finish_buffer();
+
+        let mut expected = begun(9, "cursor", "nextBatch");
+        expected.push(1).push("two");
+        let mut writer = begun(0, "cursor", "nextBatch");
+        assert!(writer.go_on_in(other.clone(), until, 2).is_ok());
+        assert_eq!(finished(writer), finished(expected));
+
+        let mut not_empty = begun(0, "cursor", "nextBatch");
+        not_empty.push(1);
+        for mut unlike in [
+            begun(0, "cursor", "firstBatch"),
+            begun(0, "Cursor", "nextBatch"),
+            not_empty,
+            DocWriter::with_buffer(vec![0; 21]),
+            DocWriter::new(),
+        ] {
+            let given_back = unlike.go_on_in(other.clone(), until, 2).err();
+            assert_eq!(given_back.as_ref(), Some(&other));
+        }
+        let mut writer = begun(0, "cursor", "nextBatch");
+        for until in [0, writer.len() - 1, other.len() + 1] {
+            assert!(writer.go_on_in(other.clone(), until, 2).is_err(), "{until}");
+        }
+    }
 }

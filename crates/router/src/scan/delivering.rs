@@ -48,8 +48,10 @@ impl ElasticScan {
                 continue;
             };
             if entry.value.is_batch() {
-                if entry.value.pass_on(batch) {
-                    self.arrived();
+                if entry.value.fits(batch) {
+                    if let Some(piece) = self.arrived() {
+                        piece.pass_on(batch);
+                    }
                 } else {
                     let pieces = entry.value.split()?;
                     self.scan.split_next(|_| pieces);

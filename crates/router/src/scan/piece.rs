@@ -50,13 +50,17 @@ impl Piece {
         self.batch_of.is_some()
     }
 
-    /// Puts a batch as it came into one that is empty, if it fits.
-    pub(crate) fn pass_on(&self, batch: &mut Batch) -> bool {
-        let array = &self.reply.document().as_bytes()[self.bytes.clone()];
-        // Between its length and its end.
-        let elements = &array[4..array.len() - 1];
+    /// Whether it is a batch that can be passed on as it came.
+    pub(crate) fn fits(&self, batch: &Batch) -> bool {
         self.batch_of
-            .is_some_and(|documents| batch.offer_all(elements, documents))
+            .is_some_and(|documents| batch.has_room_for_batch(documents, self.bytes.len()))
+    }
+
+    /// Puts a batch that [fits](Piece::fits) into another one.
+    pub(crate) fn pass_on(self, batch: &mut Batch) {
+        // Between its length and its end.
+        let elements = self.bytes.start + 4..self.bytes.end - 1;
+        batch.take_all(self.reply, elements, self.batch_of.unwrap_or(0));
     }
 
     /// The documents of a batch, each by itself; they are checked now.
