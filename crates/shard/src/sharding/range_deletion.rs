@@ -189,6 +189,21 @@ impl RangeDeletion {
     fn meets(&self, range: &KeyRange) -> bool {
         self.range.min < range.max && range.min < self.range.max
     }
+
+    /// ⚑ The range in bounds of the key by which the collection is sharded now. It may have got further fields
+    /// since: as bytes, shorter bounds lie before the longer ones that mean the same, and would meet a
+    /// neighbour's.
+    fn range_by(&self, ownership: &Ownership) -> KeyRange {
+        let fields = ownership.pattern.fields().len();
+        let least = ownership.pattern.least();
+        // MinKey takes as many bytes in each field.
+        let known = least.len() / fields * self.min.as_doc().iter().count().min(fields);
+        let extended = |bound: &KeyBound| match *bound == KeyBound::after_all() {
+            true => bound.clone(),
+            false => KeyBound::new(&[bound.as_bytes(), &least[known..]].concat()),
+        };
+        KeyRange::new(extended(&self.range.min), extended(&self.range.max))
+    }
 }
 
 impl Ownership {
@@ -375,14 +390,37 @@ impl Shard {
         if !self.range_deletions()?.iter().any(is_same) {
             return Ok(());
         }
+        loop {
+            let collection = self.catalog.get(&deletion.namespace);
+            let Some(collection) = collection.filter(|known| known.uuid == deletion.collection)
+            else {
+                // With its collection the range is gone as well.
+                let removal = vec![RangeDeletion::delete(deletion.id)?];
+                return self.forget_deletion(removal).await;
+            };
+            let range = match &collection.ownership {
+                Some(ownership) => deletion.range_by(ownership),
+                None => deletion.range.clone(),
+            };
+            let removed = self.carry_out(deletion, &collection, &range, tenure).await;
+            let now = self.catalog.get(&deletion.namespace);
+            let key = |known: &Collection| Some(known.ownership.as_ref()?.pattern.clone());
+            let is_by_another_key = now.is_some_and(|now| key(&now) != key(&collection));
+            if removed.is_ok() || !is_by_another_key {
+                return removed;
+            }
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        deletion: &RangeDeletion,
+        collection: &Arc<Collection>,
+        range: &KeyRange,
+        tenure: Option<&Tenure>,
+    ) -> Result<(), Error> {
         let removal = vec![RangeDeletion::delete(deletion.id)?];
-        let collection = self.catalog.get(&deletion.namespace);
-        let Some(collection) = collection.filter(|known| known.uuid == deletion.collection) else {
-            // With its collection the range is gone as well.
-            return self.forget_deletion(removal).await;
-        };
-        let range = &deletion.range;
-        let removed = self.remove_range(&collection, deletion.id, range, tenure);
+        let removed = self.remove_range(collection, deletion.id, range, tenure);
         let Some(collection) = removed.await? else {
             return Ok(());
         };
@@ -435,6 +473,10 @@ impl Shard {
         };
         let wanted = RangeSet::of([range.clone()]);
         let all_dead = ownership.moving.dead.intersection(&wanted);
+        if all_dead.is_empty() {
+            // Deletions of other ranges may take long.
+            return Ok(());
+        }
         let _one = self.range_deleter.one_at_a_time.lock().await;
         for dead in all_dead {
             let nobody = Uuid([0; 16]);
@@ -512,7 +554,7 @@ pub(super) fn check_registered(
         if let StateChange::Put(document) = &write.change {
             let deletion = RangeDeletion::from_document(document.as_doc())?;
             if deletion.collection == collection.uuid && !deletion.pending {
-                following.check_dead(&deletion.range)?;
+                following.check_dead(&deletion.range_by(following))?;
             }
         }
     }

@@ -1,15 +1,17 @@
 //! ⚑ What is not owned is removed, and nothing else ever.
 
 use crate::sharding::range_deletion::{RangeDeletion, WhenToClean};
-use crate::sharding::{BlockLevel, Transition};
+use crate::sharding::{BlockLevel, Ownership, Transition};
 use crate::testing::TestShard;
 use crate::tests::sharding::{WHOLE, member_of_cluster, placed, sharded};
 use crate::tests::transitions::{MOVE, change, collection, ownership, range, receive, received};
 use differential::value::get;
 use model::bson::DocWriter;
 use model::ids::Uuid;
+use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
+use std::sync::Arc;
 
 pub(super) fn deletion(shard: &TestShard, id: u8, min: i32, max: i32) -> RangeDeletion {
     let bound = |x: i32| DocWriter::new().with("x", x).finish();
@@ -344,4 +346,34 @@ async fn what_was_dead_is_not_seen_at_an_earlier_time() {
         .expect("is removed");
     assert!(!ownership(&shard).orphans);
     shard.check(&count_at(copied, 20)).await;
+}
+
+/// ⚑ A deletion that was registered before the shard key got further fields is carried out: bounds of before
+/// do not meet the neighbour that the shard owns.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refined_key_does_not_stop_a_deletion() {
+    let shard = with_documents().await;
+    let given = deletion(&shard, 1, 10, 20);
+    give_away(&shard, &given).await.expect("is registered");
+    let later = deletion(&shard, 2, 10, 15);
+    let key = DocWriter::new().with("x", 1).with("z", 1).finish();
+    let refined = change(&shard, |known| {
+        let pattern = ShardKeyPattern::parse(key.as_doc())?;
+        Ok(Ownership {
+            owned: Arc::new(known.owned_by(&pattern)),
+            key: key.clone(),
+            pattern,
+            ..known.clone()
+        })
+    });
+    refined.await.expect("is applied");
+    // One more, as a move leaves it that began before.
+    register(&shard, &later).await.expect("is registered");
+    delete_all(&shard).await.expect("is removed");
+    assert_eq!(stored(&shard), 20);
+    assert!(!ownership(&shard).orphans);
+    shard
+        .check("config {count: 'rangeDeletions'} => {n: 0}")
+        .await;
+    shard.check_valid("c").await;
 }
