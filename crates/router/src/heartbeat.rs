@@ -20,6 +20,7 @@ pub(crate) async fn run(router: Arc<Router>) {
         if let Err(error) = say_alive(&router).await {
             tracing::debug!(%error, "config.mongos cannot be written");
         }
+        router.registry.look_again().await;
         for (shard, now) in router.registry.changed() {
             if let Err(error) = persist(&router, shard.as_str(), &now).await {
                 tracing::debug!(%error, %shard, "config.shards cannot be written");

@@ -13,6 +13,7 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::task::JoinSet;
 use wire::Endpoint;
 
 /// One shard.
@@ -107,6 +108,22 @@ impl Registry {
         }
         self.reload(config).await?;
         self.find(id.as_str()).ok_or_else(|| not_found(id.as_str()))
+    }
+
+    /// Asks all shards at once who their members are now.
+    pub(crate) async fn look_again(&self) {
+        let endpoints: Vec<Arc<dyn Endpoint>> = {
+            let shards = self.shards.read();
+            shards
+                .values()
+                .map(|shard| shard.endpoint.clone())
+                .collect()
+        };
+        let mut looking = JoinSet::new();
+        for endpoint in endpoints {
+            looking.spawn(async move { endpoint.look_again().await });
+        }
+        looking.join_all().await;
     }
 
     /// Shards whose members are others than `config.shards` says, with what is true now.

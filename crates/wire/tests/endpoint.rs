@@ -166,6 +166,7 @@ struct SetState {
     away: Vec<&'static str>,
     release: Arc<Notify>,
     hellos_to_a: usize,
+    look_interval: Option<Duration>,
     /// Loses the reply to the next command.
     lose_reply: bool,
     /// These answer nothing until they are released.
@@ -277,6 +278,7 @@ impl Set {
             selection_limit,
             pause: Duration::from_millis(1),
             hello_limit,
+            look_interval: self.0.lock().look_interval.unwrap_or(DEADLINE),
         };
         ReplicaSet::new("flock", seeds.iter().copied(), Arc::new(dial), times)
     }
@@ -472,4 +474,33 @@ fn a_slow_member_and_a_silent_one_without_a_successor_are_waited_for() {
             call.await.unwrap().unwrap();
         });
     }
+}
+
+/// ⚑ A set whose members are replaced one after the other, none of which failed while it was one.
+#[test]
+fn members_that_come_later_are_known_before_they_are_needed() {
+    let set = Set::new(&["a"]);
+    set.0.lock().look_interval = Some(Duration::ZERO);
+    let by_calls = set.endpoint(&["a"]);
+    set.0.lock().look_interval = None;
+    let by_looks = set.endpoint(&["a"]);
+    run(async {
+        for endpoint in [&by_calls, &by_looks] {
+            endpoint.call(insert(false)).await.unwrap();
+        }
+        set.0.lock().hosts = vec!["a", "b", "c"];
+        while by_calls.connection_string().as_deref() != Some("flock/a,b,c") {
+            by_calls.call(insert(false)).await.unwrap();
+        }
+        by_looks.look_again().await;
+        set.0.lock().hosts = vec!["b", "c"];
+        set.0.lock().away = vec!["a"];
+        set.elect(Some("b"));
+        set.asked();
+        for endpoint in [by_calls, by_looks] {
+            endpoint.call(insert(false)).await.unwrap();
+            assert_eq!(set.asked(), ["insert@b"]);
+            assert_eq!(endpoint.connection_string().as_deref(), Some("flock/b,c"));
+        }
+    });
 }

@@ -66,6 +66,11 @@ pub trait Endpoint: Send + Sync {
         })
     }
 
+    /// Asks whoever is behind this what has changed: the members of a replica set.
+    fn look_again(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
     /// `set/host,host` of a replica set, as far as it is known now.
     fn connection_string(&self) -> Option<String> {
         None

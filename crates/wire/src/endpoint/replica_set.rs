@@ -16,8 +16,9 @@
 //! of writes may have lost its primary half-way, and then answers the same. Such a batch is sent
 //! again if it belongs to a retryable write, whose statements the set recognises.
 //!
-//! Members come and go: what a member says in `hello` about the hosts of its set replaces the list,
-//! if it is of the same set. Members are reached through [`Dial`], so that a set may live in this
+//! Members come and go: what a primary says in `hello` about the hosts of its set replaces the list,
+//! if it is of the same set. ⚑ They are asked now and then while all goes well, too: whoever asks only
+//! when those he knows have failed does not know those that replaced them one by one. Members are reached through [`Dial`], so that a set may live in this
 //! process.
 
 use std::collections::BTreeMap;
@@ -48,6 +49,8 @@ pub struct ReplicaSetTimes {
     pub pause: Duration,
     /// How long a member may take to say what it is.
     pub hello_limit: Duration,
+    /// Between two looks while nobody fails.
+    pub look_interval: Duration,
 }
 
 impl Default for ReplicaSetTimes {
@@ -56,6 +59,7 @@ impl Default for ReplicaSetTimes {
             selection_limit: Duration::from_secs(20),
             pause: Duration::from_millis(50),
             hello_limit: Duration::from_secs(2),
+            look_interval: Duration::from_secs(30),
         }
     }
 }
@@ -78,6 +82,8 @@ pub(super) struct Known {
     pub(super) members: BTreeMap<String, Member>,
     /// Counts looks: who waited for one need not look again.
     pub(super) looks: u64,
+    /// When to look although nobody failed.
+    look_at: Option<Instant>,
     /// The primary's claim: of two that call themselves primary the later elected one is.
     claim: Option<Claim>,
     /// Where the next read among equals goes.
@@ -166,6 +172,7 @@ impl Shared {
     }
 
     async fn send(self: &Arc<Self>, request: Request) -> Result<Answer, CallError> {
+        self.look_now_and_then();
         let preference = ReadPreference::of(request.body());
         let deadline = Instant::now() + self.times.selection_limit;
         let mut last_error = None;
@@ -216,6 +223,21 @@ impl Shared {
                 }
             }
         }
+    }
+
+    fn look_now_and_then(self: &Arc<Self>) {
+        let looks = {
+            let mut known = self.known.lock();
+            let now = Instant::now();
+            let due = *known.look_at.get_or_insert(now + self.times.look_interval);
+            if now < due {
+                return;
+            }
+            known.look_at = Some(now + self.times.look_interval);
+            known.looks
+        };
+        let set = self.clone();
+        tokio::spawn(async move { set.look(looks, ReadMode::Nearest).await });
     }
 
     /// A member that fits, looking for one if need be.
@@ -305,6 +327,11 @@ impl Endpoint for ReplicaSet {
 
     fn open(&self, request: Request) -> BoxFuture<'_, Result<Answer, CallError>> {
         Box::pin(self.0.send(request))
+    }
+
+    fn look_again(&self) -> BoxFuture<'_, ()> {
+        let looks = self.0.known.lock().looks;
+        Box::pin(self.0.look(looks, ReadMode::Nearest))
     }
 
     fn connection_string(&self) -> Option<String> {
