@@ -336,20 +336,21 @@ class Scans(ClusterProgram):
 class CollectionsThatGoAway(ClusterProgram):
     """A cursor whose collection is not the same any more ends with an error, never as if it had come to its end."""
 
-    def cursor(self):
+    def cursor(self, **options):
         """A cursor in the middle of a collection on two shards."""
         self.shard("scans.c", k=1)
         self.fill()
+        self.client.scans.c.create_index("rank")
         [chunk] = self.client.config.chunks.find({"uuid": self.uuid()})
         to = "shard1" if chunk["shard"] != "shard1" else "shard0"
         self.client.admin.command("moveRange", "scans.c", min={"k": 500}, toShard=to)
-        cursor = self.client.scans.c.find(batch_size=100)
+        cursor = self.client.scans.c.find(batch_size=100, **options)
         for _ in range(150):
             next(cursor)
         return cursor
 
     def fill(self):
-        self.client.scans.c.insert_many([{"_id": number, "k": number} for number in range(1000)])
+        self.client.scans.c.insert_many([{"_id": number, "k": number, "rank": number} for number in range(1000)])
 
     def uuid(self):
         return self.client.config.collections.find_one({"_id": "scans.c"})["uuid"]
@@ -382,11 +383,88 @@ class CollectionsThatGoAway(ClusterProgram):
         self.fill()
         self.check_killed(cursor)
 
+    def test_an_index_that_is_dropped(self):
+        """As of a `mongod`: the plan is gone, whether somebody asked for it or not."""
+        for options in ({"hint": "rank_1"}, {"hint": "rank_1", "sort": [("rank", 1)]}, {"sort": [("rank", 1)]}):
+            with self.subTest(options):
+                cursor = self.cursor(filter={"rank": {"$gte": 0}}, **options)
+                self.client.scans.c.drop_index("rank_1")
+                self.check_killed(cursor)
+                self.client.scans.drop_collection("c")
+
+    def test_an_index_that_is_dropped_while_a_range_moves(self):
+        """What is found elsewhere from the beginning is asked for with the same hint."""
+        cursor = self.cursor(filter={"rank": {"$gte": 0}}, hint="rank_1")
+        moved = {chunk["shard"] for chunk in self.client.config.chunks.find({"uuid": self.uuid()})}
+        [to] = set(SHARDS) - moved
+        self.client.admin.command("moveRange", "scans.c", min={"k": 500}, toShard=to)
+        self.client.scans.c.drop_index("rank_1")
+        self.check_killed(cursor)
+
     def test_another_key(self):
         cursor = self.cursor()
         self.client.scans.c.create_index([("k", 1), ("m", 1)])
         self.client.admin.command("refineCollectionShardKey", "scans.c", key={"k": 1, "m": 1})
         self.check_killed(cursor)
+
+
+@only_terndb
+class CursorsAreShown(ClusterProgram):
+    """`$currentOp` shows what a cursor began with, and how far each of its streams has come."""
+
+    def setUp(self):
+        super().setUp()
+        self.shard("scans.c", k=1)
+        self.client.scans.c.insert_many([{"_id": number, "k": number} for number in range(1000)])
+        entry = self.client.config.collections.find_one({"_id": "scans.c"})
+        self.uuid = entry["uuid"]
+        [chunk] = self.client.config.chunks.find({"uuid": self.uuid})
+        self.home = chunk["shard"]
+        self.others = [shard for shard in SHARDS if shard != self.home]
+        self.move(500, self.others[0])
+
+    def move(self, low, shard):
+        self.client.admin.command("moveRange", "scans.c", min={"k": low}, toShard=shard)
+
+    def shown(self):
+        pipeline = [{"$currentOp": {"localOps": True, "idleCursors": True}}, {"$match": {"ns": "scans.c"}}]
+        [operation] = self.client.admin.aggregate(pipeline)
+        self.assertEqual(operation["type"], "idleCursor")
+        return operation["cursor"]["elasticScan"]
+
+    def counters(self):
+        return self.client.admin.command("serverStatus")["shardingStatistics"]["elasticScans"]
+
+    def test_streams(self):
+        before = self.counters()
+        cursor = self.client.scans.c.find(batch_size=100)
+        found = [next(cursor)["_id"] for _ in range(50)]
+        scan = self.shown()
+        self.assertEqual(scan["collectionUUID"], self.uuid)
+        base = scan["baseVersion"]
+        self.assertEqual({stream["shard"] for stream in scan["streams"]}, {self.home, self.others[0]})
+        self.assertEqual([stream["virtual"] for stream in scan["streams"]], [False, False])
+        # The second range goes on, and then back: every time that it is asked for it is a hop more.
+        self.move(500, self.others[1])
+        found += [next(cursor)["_id"] for _ in range(600)]
+        self.assertEqual(self.shown()["baseVersion"], base, "it stays what it was")
+        self.move(500, self.others[0])
+        while not self.is_hopping(2):
+            found.append(next(cursor)["_id"])
+        streams = self.shown()["streams"]
+        virtual = [stream for stream in streams if stream["virtual"]]
+        self.assertEqual([stream["hops"] for stream in virtual], list(range(1, len(virtual) + 1)))
+        self.assertEqual(virtual[-1]["shard"], self.others[0])
+        self.assertEqual(virtual[-1]["ranges"], 1)
+        self.assertIn("position", virtual[-1])
+        found += [one["_id"] for one in cursor]
+        self.assertEqual(sorted(found), list(range(1000)))
+        after = self.counters()
+        for name in ("scans", "virtualScansOpened", "batchesRepeated", "hops"):
+            self.assertGreater(after[name], before[name], name)
+
+    def is_hopping(self, hops):
+        return any(stream["hops"] >= hops for stream in self.shown()["streams"])
 
 
 if __name__ == "__main__":
