@@ -549,6 +549,22 @@ pub fn emits_at(
     Ok(first.is_some_and(|first| first.fields == key))
 }
 
+/// Whether a key is the first of all that a document has, in the direction of the scan: then the document belongs
+/// here in the order of the keys.
+pub fn leads_at(
+    definition: &IndexDefinition,
+    direction: ScanDirection,
+    key: &[u8],
+    document: Doc<'_>,
+) -> Result<bool, Error> {
+    let keys = definition.keys(document)?;
+    let first = match direction {
+        ScanDirection::Forward => keys.keys.first(),
+        ScanDirection::Backward => keys.keys.last(),
+    };
+    Ok(first.is_some_and(|first| first.fields == key))
+}
+
 /// Whether a document has a key inside the bounds, and so belongs to a branch.
 pub fn has_key_inside(
     definition: &IndexDefinition,

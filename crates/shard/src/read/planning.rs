@@ -11,7 +11,7 @@
 
 use super::Query;
 use super::execution::{Budget, Execution, Step};
-use super::part::lost_plan;
+use super::part::{Place, lost_plan};
 use crate::Shard;
 use crate::catalog::{Collection, Index};
 use crate::operation::Operation;
@@ -21,7 +21,8 @@ use model::key::RecordKey;
 use model::{Code, Error};
 use parking_lot::Mutex;
 use query::filter::{Filter, Predicate};
-use query::plan::{self, Access, Hint, IndexView, Plan, PlanRequest, ScanDirection};
+use query::index_keys::{MultikeyComponents, MultikeyPaths};
+use query::plan::{self, Access, Hint, IndexAccess, IndexView, Plan, PlanRequest, ScanDirection};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -172,16 +173,18 @@ pub(crate) fn plan(
         min: query.min.as_ref().map(|doc| doc.as_doc()),
         max: query.max.as_ref().map(|doc| doc.as_doc()),
     };
+    if let Some(place) = query.part.as_ref().and_then(|part| part.after.as_ref()) {
+        let plan = plan_of(place, &request, &indexes).map_err(refusal)?;
+        return Ok(Planned {
+            plan,
+            indexes,
+            rejected: Vec::new(),
+            remembered: None,
+        });
+    }
     let mut candidates = plan::candidates(&request, &views).map_err(refusal)?;
-    let pinned = query.part.as_ref().and_then(|part| part.after.as_ref());
-    let (winner, remembered) = match (candidates.len(), pinned) {
-        // A scan over several shards goes on with the plan it began with.
-        (_, Some(place)) => {
-            let mut plans = candidates.iter();
-            let same = plans.position(|plan| fingerprint(plan, &indexes) == place.plan);
-            (same.ok_or_else(lost_plan)?, None)
-        }
-        (1, None) => (0, None),
+    let (winner, remembered) = match candidates.len() {
+        1 => (0, None),
         _ => choose(shard, collection, query, &candidates, &indexes, operation)?,
     };
     let plan = candidates.remove(winner);
@@ -191,6 +194,61 @@ pub(crate) fn plan(
         rejected: candidates,
         remembered,
     })
+}
+
+/// The plan that a scan over several shards began with, and goes on with.
+///
+/// ⚑ Each shard knows for itself where documents have arrays, and what the planner may do depends on it. So the plan
+/// is looked for as if they were where the shard may have had them that began with it. An execution finds out by
+/// itself that they are elsewhere, as it does when they come later.
+fn plan_of(
+    place: &Place,
+    request: &PlanRequest<'_>,
+    indexes: &[Arc<Index>],
+) -> Result<Plan, Error> {
+    let fields = indexes.iter().map(|index| index.definition.fields.len());
+    let one_field = (0..fields.max().unwrap_or(0)).map(Arrays::InField);
+    let all = [Arrays::AsKnown, Arrays::Nowhere, Arrays::Everywhere];
+    for arrays in all.into_iter().chain(one_field) {
+        let views: Vec<IndexView<'_>> = (indexes.iter())
+            .map(|index| IndexView {
+                definition: &index.definition,
+                multikey: arrays.of(index),
+            })
+            .collect();
+        let candidates = plan::candidates(request, &views)?;
+        let mut plans = candidates.into_iter();
+        if let Some(plan) = plans.find(|plan| fingerprint(plan, indexes) == place.plan) {
+            return Ok(plan);
+        }
+    }
+    Err(lost_plan())
+}
+
+/// Where documents may have arrays.
+#[derive(Clone, Copy)]
+enum Arrays {
+    AsKnown,
+    Nowhere,
+    Everywhere,
+    /// In this field of an index.
+    InField(usize),
+}
+
+impl Arrays {
+    fn of(self, index: &Index) -> MultikeyPaths {
+        let everywhere = || MultikeyPaths::everywhere(index.definition.fields.len());
+        match self {
+            Arrays::AsKnown => index.multikey_paths(),
+            Arrays::Nowhere => MultikeyPaths::default(),
+            Arrays::Everywhere => everywhere(),
+            Arrays::InField(at) => {
+                let mut fields = vec![MultikeyComponents::default(); at];
+                fields.push(everywhere().field(at));
+                MultikeyPaths::of(&fields)
+            }
+        }
+    }
 }
 
 /// Index entries have no history, only records do: an earlier state is scanned
@@ -507,14 +565,27 @@ fn signature(plan: &Plan, indexes: &[Arc<Index>]) -> String {
     }
 }
 
-/// The same on every shard: a name for a plan among the candidates of one query.
+/// The same on every shard: a name for a plan among the candidates of one query. ⚑ It says the keys of indexes,
+/// and not only what they are called: a place in one is none in another that took its name.
 pub(super) fn fingerprint(plan: &Plan, indexes: &[Arc<Index>]) -> u64 {
+    let used: &[IndexAccess] = match &plan.access {
+        Access::Index(access) => std::slice::from_ref(access),
+        Access::Union(union) => &union.branches,
+        Access::Nothing | Access::Id(_) | Access::Records { .. } => &[],
+    };
+    let keys: Vec<_> = (used.iter())
+        .flat_map(|access| &indexes[access.index].definition.fields)
+        .map(|field| (field.path.as_str(), field.kind))
+        .collect();
     let direction = match &plan.access {
         Access::Records { direction, .. } => Some(*direction),
         Access::Nothing | Access::Id(_) | Access::Index(_) | Access::Union(_) => None,
     };
     let sorts = plan.needs_sort;
-    let text = format!("{} {direction:?} {sorts}", signature(plan, indexes));
+    let text = format!(
+        "{} {direction:?} {sorts} {keys:?}",
+        signature(plan, indexes)
+    );
     // FNV-1a, of 64 bits.
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)

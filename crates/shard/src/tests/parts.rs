@@ -66,6 +66,10 @@ impl Two {
         two
     }
 
+    fn shard(&self, is_a: bool) -> &TestShard {
+        if is_a { &self.a } else { &self.b }
+    }
+
     /// Who owns what from now on.
     async fn place(&mut self, a: &str, b: &str) {
         self.major += 1;
@@ -266,6 +270,98 @@ async fn only_the_ranges_asked_for_are_answered() {
             max = bound(None, false),
         ))
         .await;
+}
+
+/// ⚑ Where documents have arrays each shard knows for itself, and what can be asked of an index depends on it: a scan
+/// goes on with its plan all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn arrays_on_one_shard_only() {
+    let mut two = Two::open().await;
+    // Not one of b's ranges, but b's index has it.
+    two.place("", WHOLE).await;
+    let array = "{_id: 2.5, x: 2.5, y: 1, z: [3, 20], w: [5, 7], tags: 1}";
+    two.b.insert(&[array.to_owned()]).await;
+    two.place(WHOLE, "").await;
+    let queries = [
+        "filter: {z: {$gte: 21, $lte: 45}}, hint: 'z'",
+        "filter: {z: {$gte: 21, $lte: 45}}, hint: 'z', sort: {z: 1}",
+        "filter: {z: {$gte: 21, $lte: 45}}, hint: 'z', sort: {z: -1}",
+        "filter: {z: {$gte: 21}}, sort: {z: 1}",
+        "filter: {y: {$in: [0, 1]}, z: {$gte: 21, $lte: 45}}, hint: 'yz'",
+        "filter: {y: 1, z: {$gte: 21}}, hint: 'yz', sort: {z: -1}",
+        "filter: {y: {$in: [0, 1]}, z: {$gte: 21}}, hint: 'yz', sort: {z: 1}",
+    ];
+    for query in queries {
+        for from_a in [true, false] {
+            let (before, after) = match from_a {
+                true => ((WHOLE, ""), (LOW, HIGH)),
+                false => (("", WHOLE), (HIGH, LOW)),
+            };
+            two.place(before.0, before.1).await;
+            let first = ask(two.shard(from_a), &open(query, &whole(), None)).await;
+            let first = first.unwrap_or_else(|code| panic!("{query}: {}", print(&code)));
+            assert_eq!(first.ids.len(), 4, "{query}");
+            two.place(after.0, after.1).await;
+            let mut ids = first.ids;
+            for (is_a, ranges) in [(from_a, whole()), (!from_a, high())] {
+                let shard = two.shard(is_a);
+                let more = ask(shard, &open(query, &ranges, first.place.as_ref())).await;
+                let more = more.unwrap_or_else(|code| panic!("{query}: {}", print(&code)));
+                rest(shard, more, &mut ids).await;
+            }
+            let mut found: Vec<String> = ids.iter().map(print).collect();
+            found.sort();
+            let mut expected: Vec<String> = (1..=30)
+                .filter(|x| (!query.contains("$lte") || 50 - x <= 45) && 50 - x >= 21)
+                .filter(|x| !query.contains("y: 1,") || x % 3 == 1)
+                .filter(|x| !query.contains("$in") || x % 3 != 2)
+                .map(|x| x.to_string())
+                .collect();
+            expected.sort();
+            assert_eq!(found, expected, "{query}, from a: {from_a}");
+        }
+    }
+}
+
+/// ⚑ What becomes an array while an index is read in order would come where it does not belong.
+#[tokio::test(flavor = "multi_thread")]
+async fn arrays_that_come_to_be_do_not_disturb_the_order() {
+    let two = Two::open().await;
+    for (query, changed) in [
+        ("filter: {z: {$gte: 25}}, sort: {z: 1}", "[2, 45]"),
+        ("filter: {z: {$lte: 45}}, sort: {z: -1}", "[2, 99]"),
+    ] {
+        let first = ask(&two.a, &open(query, &whole(), None)).await;
+        let mut first = first.expect("a batch");
+        let mut ids = std::mem::take(&mut first.ids);
+        let change = format!("{{q: {{x: 15}}, u: {{$set: {{z: {changed}}}}}}}");
+        let update = format!("{{update: 'c', updates: [{change}]}} => {{nModified: 1}}");
+        two.a.check(&update).await;
+        let cursor = first.cursor;
+        rest(&two.a, first, &mut ids).await;
+        assert_ne!(cursor, 0);
+        assert!(!ids.contains(&Value::Int32(15)), "{query}");
+        let back = "{update: 'c', updates: [{q: {x: 15}, u: {$set: {z: 35}}}]} => {nModified: 1}";
+        two.a.check(back).await;
+    }
+}
+
+/// ⚑ A place in an index is none in another that has its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_holds_in_its_index_only() {
+    let two = Two::open().await;
+    let query = "filter: {}, hint: 'y'";
+    let first = ask(&two.a, &open(query, &whole(), None))
+        .await
+        .expect("a batch");
+    two.a
+        .check(
+            "{dropIndexes: 'c', index: ['y', 'z']} => {}
+             {createIndexes: 'c', indexes: [{key: {z: 1}, name: 'y'}]} => {}",
+        )
+        .await;
+    let lost = ask(&two.a, &open(query, &whole(), first.place.as_ref())).await;
+    assert_eq!(lost.err(), Some(Value::Int32(175)));
 }
 
 /// A plan that is not there any more is an error, never another order.

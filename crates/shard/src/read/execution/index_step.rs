@@ -11,7 +11,7 @@ use crate::error::from_storage;
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter};
 use query::filter::Filter;
-use query::plan::{IndexAccess, emits_at};
+use query::plan::{IndexAccess, emits_at, leads_at};
 use std::sync::Arc;
 use storage::{IndexEntry, Record};
 
@@ -41,6 +41,7 @@ impl Execution {
         // Since the plan was made, arrays may have come to where there were none:
         // then neither keys nor bounds tell what they told.
         let as_planned = *multikey == access.multikey;
+        let sorts = self.query.sort.is_some() && !self.planned.plan.needs_sort;
         let bounds = Some(&access.bounds);
         let (scan, snapshot) = live.scan(space, bounds, access.direction, &self.mark, None)?;
         let stepped = scan.step(snapshot, bounds)?;
@@ -117,6 +118,20 @@ impl Execution {
                 match found {
                     Some(found)
                         if !as_planned && !self.query.filter.matches(found.document())? =>
+                    {
+                        None
+                    }
+                    // ⚑ What has become an array meanwhile would come where it does not belong; it is not what
+                    // it was when the scan began.
+                    Some(Found::Fetched { entry, record })
+                        if !as_planned
+                            && sorts
+                            && !leads_at(
+                                &index.definition,
+                                access.direction,
+                                entry.fields(),
+                                Doc::from_validated(record.document()),
+                            )? =>
                     {
                         None
                     }
