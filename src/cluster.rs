@@ -93,10 +93,12 @@ pub async fn serve(settings: UpSettings) -> Result<()> {
         _ = &mut serving => bail!("the router ended unexpectedly"),
     };
     tracing::info!("stopping: {why}");
-    router.begin_shutdown();
+    // There is nowhere else to go.
+    router.quiesce(Duration::ZERO, Duration::ZERO).await;
     handle.shutdown();
     serving.await.context("the router did not end in order")?;
     background.abort();
+    router.say_farewell().await;
     // In the order in which they were started: the config server first.
     let stops = members.into_iter().map(|member| member.stop(false));
     for stopped in join_all(stops).await {

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 use tokio::task::JoinHandle;
 use wire::{
-    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, ReplicaSet, ReplicaSetTimes,
-    Reply, Request,
+    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, PoolStatistics, ReplicaSet,
+    ReplicaSetTimes, Reply, Request,
 };
 
 /// How a shard is reached: by its name and its connection string.
@@ -109,6 +109,10 @@ impl Endpoint for Routed {
     fn open(&self, request: Request) -> BoxFuture<'_, Result<Answer, CallError>> {
         self.endpoint.open(request)
     }
+
+    fn pools(&self) -> Vec<PoolStatistics> {
+        self.endpoint.pools()
+    }
 }
 
 impl Drop for Routed {
@@ -137,6 +141,10 @@ impl Endpoint for Later {
 
     fn open(&self, request: Request) -> BoxFuture<'_, Result<Answer, CallError>> {
         self.found().open(request)
+    }
+
+    fn pools(&self) -> Vec<PoolStatistics> {
+        self.found().pools()
     }
 }
 

@@ -1,6 +1,7 @@
 //! `terndb router`: what clients of a cluster connect to, apart from its servers.
 //!
-//! It keeps nothing: it can be stopped and started at any time, and there may be any number of them.
+//! It keeps nothing: it can be stopped and started at any time, and there may be any number of them. How its clients
+//! notice an orderly end: the router's `quiesce.rs`.
 
 use crate::configuration::{UpOptions, UpSettings};
 use crate::member::{listen, reachable};
@@ -12,6 +13,9 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 use wire::Running;
+
+/// How long running commands may take to finish after the signal to stop.
+const FINISH: Duration = Duration::from_secs(5);
 
 pub fn run(options: UpOptions) -> Result<()> {
     let settings = options.settle()?;
@@ -45,10 +49,11 @@ async fn serve(settings: UpSettings) -> Result<()> {
         _ = &mut serving => bail!("the router ended unexpectedly"),
     };
     tracing::info!("stopping: {why}");
-    router.begin_shutdown();
+    router.quiesce(router.quiesce_limit().await, FINISH).await;
     handle.shutdown();
     serving.await.context("the router did not end in order")?;
     background.abort();
+    router.say_farewell().await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -66,6 +71,12 @@ pub fn router_options(settings: &UpSettings, host: &str) -> Result<RouterOptions
                     .filter(|millis| *millis > 0)
                     .with_context(|| format!("{name} is {value:?}, but must be a whole number"))?;
                 options.session_refresh = Some(Duration::from_millis(millis));
+            }
+            "mongosShutdownTimeoutMillisForSignaledShutdown" => {
+                let millis = value
+                    .parse()
+                    .with_context(|| format!("{name} is {value:?}, but must be a whole number"))?;
+                options.quiesce = Duration::from_millis(millis);
             }
             "disableLogicalSessionCacheRefresh" => {
                 disabled = matches!(value.as_str(), "true" | "1");

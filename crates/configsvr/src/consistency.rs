@@ -3,7 +3,8 @@
 //!
 //! Each finding is a document `{type, description, details}`, as MongoDB's are. A healthy cluster has none,
 //! after any fault: operations that were interrupted go on before this is answered, because their names are
-//! waited for. Moves of ranges are not waited for: what was found while one was decided is looked at again.
+//! waited for. A collection that is not sharded lies where its database has its primary: whoever else has
+//! one that is not a part of a sharded collection has it where nobody looks (*misplaced*). Moves of ranges are not waited for: what was found while one was decided is looked at again.
 
 use crate::collection::Facts;
 use crate::commit::by;
@@ -62,6 +63,7 @@ pub(crate) async fn check(
     if collection.is_none() {
         check_leftovers(tenure, &mut findings).await?;
         check_databases(tenure, database, &mut findings).await?;
+        check_places(tenure, database, patience, &mut findings).await?;
     }
     let namespace = format!("{database}.$cmd.aggregate");
     let mut reply = DocWriter::new();
@@ -343,4 +345,78 @@ async fn check_databases(
         }
     }
     Ok(())
+}
+
+/// Collections that are not sharded are on the primary shards of their databases, and nowhere else.
+async fn check_places(
+    tenure: &Tenure,
+    database: &str,
+    patience: Patience,
+    findings: &mut Findings,
+) -> Result<(), Fault> {
+    let databases: Vec<(String, ShardId)> = tenure.with_state(|state| {
+        let all = state.authority.databases();
+        let concerned = all.filter(|(name, _)| database == "admin" || *name == database);
+        concerned
+            .map(|(name, placement)| (name.to_owned(), placement.primary.clone()))
+            .collect()
+    });
+    for (name, primary) in databases {
+        // Nobody changes its primary, or drops it, meanwhile.
+        let claim = Claim::Database(name.clone());
+        let _turn = tenure.queue.enter_within(&claim, patience).await?;
+        let still = tenure.with_state(|state| {
+            let now = state.authority.database(&name);
+            now.is_some_and(|now| now.primary == primary)
+        });
+        let shards = tenure.with_state(|state| state.shard_names());
+        for shard in shards.iter().filter(|shard| still && **shard != primary) {
+            check_place(tenure, &name, (&primary, shard), findings).await?;
+        }
+    }
+    Ok(())
+}
+
+/// What a shard has of a database that has its primary elsewhere.
+async fn check_place(
+    tenure: &Tenure,
+    database: &str,
+    (primary, shard): (&ShardId, &ShardId),
+    findings: &mut Findings,
+) -> Result<(), Fault> {
+    let list = DocWriter::new().with("listCollections", 1).finish();
+    for listed in crate::collection::ask_all(tenure, shard, database, list).await? {
+        let Some(name) = listed.as_doc().get_str("name") else {
+            continue;
+        };
+        let name = Namespace::new(database, name)?;
+        let is_sharded = tenure.with_state(|state| state.sharded(&name).is_ok());
+        if is_sharded || is_part(tenure, &name, shard).await? {
+            continue;
+        }
+        let details = DocWriter::new()
+            .with("namespace", name.as_str())
+            .with("shard", shard.as_str())
+            .with("primary", primary.as_str())
+            .finish();
+        findings.add(
+            "MisplacedCollection",
+            format!(
+                "{shard} has {name}, which is not sharded; the primary of its database is {primary}"
+            ),
+            details.as_doc(),
+        );
+    }
+    Ok(())
+}
+
+/// Whether a shard knows a collection as a part of a sharded one: what is left of it, if it is sharded no more.
+async fn is_part(tenure: &Tenure, name: &Namespace, shard: &ShardId) -> Result<bool, Fault> {
+    let ask = DocWriter::new()
+        .with("getShardVersion", name.as_str())
+        .with("fullMetadata", true)
+        .finish();
+    let told = tenure.ask(shard, "admin", ask.as_doc()).await?;
+    let metadata = told.as_doc().get_doc("metadata");
+    Ok(metadata.is_some_and(|metadata| !metadata.is_empty()))
 }

@@ -23,13 +23,14 @@ use model::bson::{Doc, DocBuf, DocWriter};
 use std::sync::Arc;
 
 pub(crate) async fn remove(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
-    let shard = ShardId::new(text(command, "removeShard")?);
+    let called = text(command, "removeShard")?.to_owned();
     let patience = Patience::of(command)?;
     let here = tenure.clone();
     tenure
         .complete(async move {
             let _turn = here.queue.enter_within(&all_shards(), patience).await?;
-            let reply = here.decide(|state| plan(state, &here, &shard)).await?;
+            let planned = |state: &State| plan(state, &here, &state.shard_called(&called)?);
+            let reply = here.decide(planned).await?;
             here.balancer.wake();
             Ok(reply)
         })

@@ -83,6 +83,7 @@ pub(crate) async fn write(
         // Whoever checks the command finds the fault.
         Some(_) | None => return refused(router, request, &namespace).await,
     };
+    router.counters.writes(kind, statements.len());
     let context = context_of(body, &router.clock)?;
     let ordered = body.get("ordered").is_none_or(|ordered| {
         // Anything but a boolean is refused by the shard.

@@ -51,30 +51,3 @@ pub(crate) fn whats_my_uri(connection: &ConnectionInfo) -> Reply {
     let writer = Reply::writer().with("you", peer.unwrap_or_default().as_str());
     Reply::from_writer(writer.with("ok", 1.0))
 }
-
-/// The config server's counters with what is this router's own.
-pub(crate) async fn server_status(router: &Router, request: &Request) -> Result<Reply, Failure> {
-    let status = ask_config(router, request).await?;
-    let mut writer = Reply::writer();
-    for element in status.document().iter() {
-        match element.key() {
-            "host" => writer.append("host", router.options.host.as_str()),
-            "process" => writer.append("process", "mongos"),
-            "uptime" => writer.append("uptime", router.started.elapsed().as_secs_f64()),
-            "repl" | "storageEngine" | "shardingStatistics" => continue,
-            "ok" => {
-                writer
-                    .begin_document("shardingStatistics")
-                    .begin_document("elasticScans");
-                router.scans.append_to(&mut writer);
-                writer.end().end().append_element(&element)
-            }
-            "cursors" => {
-                let open = router.cursors.open() as i64;
-                writer.begin_document("cursors").append("open", open).end()
-            }
-            _ => writer.append_element(&element),
-        };
-    }
-    Ok(Reply::from_writer(writer))
-}

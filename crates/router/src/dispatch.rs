@@ -9,12 +9,14 @@ use crate::failure::Failure;
 use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::targeting::documents;
 use crate::{
-    Router, STALE_RETRIES_MAX, aggregate, arguments, catalog, count, ddl, diagnostic, distribution,
-    explain, find, find_and_modify, get_more, hello, session, statistics, time_limit,
+    Router, STALE_RETRIES_MAX, aggregate, arguments, catalog, count, counters, ddl, diagnostic,
+    distribution, explain, find, find_and_modify, get_more, hello, session, statistics, time_limit,
 };
 use model::bson::ValueRef;
 use model::error::{Code, Error};
+use model::number::Number;
 use std::sync::Arc;
+use std::time::Duration;
 use wire::{ConnectionInfo, Reply, Request};
 
 pub(crate) async fn dispatch(
@@ -35,6 +37,12 @@ pub(crate) async fn dispatch(
     if let Err(error) = arguments::check(&request) {
         return Reply::error(&error);
     }
+    if (is_data(&request) || is_ddl(request.name()))
+        && let Some(error) = router.quiescing()
+    {
+        return Reply::error(&error);
+    }
+    router.counters.command(request.name());
     match time_limit::of(&request) {
         None => dispatch_now(router, connection, request).await,
         Some(limit) => {
@@ -199,7 +207,8 @@ async fn rare(
         }
         name if is_ddl(name) => ddl::forward(router, request).await,
 
-        "serverStatus" => diagnostic::server_status(router, request).await,
+        "serverStatus" => counters::server_status(router, request),
+        "connPoolStats" => Ok(counters::connection_pools(router)),
         name if is_about_sessions(name) => session::answer(router, request).await,
         name if is_for_everybody(name) => diagnostic::tell_everybody(router, request).await,
         name if is_answered_by_config(name) => diagnostic::ask_config(router, request).await,
@@ -208,6 +217,9 @@ async fn rare(
                 let message = "shutdown may only be run against the admin database.";
                 return Err(Error::new(Code::UNAUTHORIZED, message).into());
             }
+            let limit = request.body().get("timeoutSecs").and_then(Number::of);
+            let limit = limit.map(|limit| Duration::from_secs(limit.to_f64().max(0.0) as u64));
+            *router.shutdown_limit.lock() = limit;
             router.shutdown.notify_one();
             Ok(Reply::ok())
         }
@@ -330,7 +342,6 @@ fn is_answered_by_config(name: &str) -> bool {
         "buildInfo"
             | "buildinfo"
             | "connectionStatus"
-            | "connPoolStats"
             | "currentOp"
             | "features"
             | "getCmdLineOpts"

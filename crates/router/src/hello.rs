@@ -8,8 +8,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use wire::{AwaitedHello, ConnectionInfo, Reply, Request};
 
 const MAX_WIRE_VERSION: i32 = 17;
-/// A router's topology never changes.
-const TOPOLOGY_COUNTER: i64 = 0;
 
 pub(crate) async fn hello(
     router: &Router,
@@ -29,6 +27,9 @@ pub(crate) async fn hello(
         None => Vec::new(),
     };
     let waits = await_change(router, connection, body).await?;
+    if let Some(error) = router.quiescing() {
+        return Err(error);
+    }
     let mut writer = Reply::writer();
     let primary = match request.name() {
         "hello" => "isWritablePrimary",
@@ -81,11 +82,13 @@ pub(crate) async fn hello(
     Ok(reply)
 }
 
-fn append_topology_version(writer: &mut DocWriter, router: &Router) {
+/// A router's topology changes once: when it is about to stop.
+pub(crate) fn append_topology_version(writer: &mut DocWriter, router: &Router) {
+    let counter = i64::from(*router.ending.borrow());
     writer
         .begin_document("topologyVersion")
         .append("processId", router.process_id)
-        .append("counter", TOPOLOGY_COUNTER)
+        .append("counter", counter)
         .end();
 }
 
@@ -113,7 +116,7 @@ fn note_client(connection: &ConnectionInfo, body: Doc<'_>) -> Result<(), Error> 
     Ok(())
 }
 
-/// Waits as a watching client asks for, for a change that never comes; tells whether it asked.
+/// Waits as a watching client asks for, for the one change there is; tells whether it asked.
 async fn await_change(
     router: &Router,
     connection: &ConnectionInfo,

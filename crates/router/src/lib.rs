@@ -21,7 +21,7 @@
 //!
 //! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
 //! `targeting.rs` (where requests go), `bulk.rs`, `broadcast.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
-//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `session.rs`, `dispatch.rs` (the commands).
+//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `session.rs`, `dispatch.rs` (the commands), `counters.rs`, `quiesce.rs` (the process).
 
 mod aggregate;
 mod arguments;
@@ -31,6 +31,7 @@ mod catalog;
 mod change_stream;
 mod config;
 mod count;
+mod counters;
 mod cursor;
 mod ddl;
 mod diagnostic;
@@ -46,6 +47,7 @@ mod heartbeat;
 mod hello;
 mod merge;
 mod output;
+mod quiesce;
 mod registry;
 mod request;
 mod routing;
@@ -61,15 +63,17 @@ mod time_limit;
 
 use config::ConfigServer;
 use cursor::Cursors;
+use parking_lot::Mutex;
 use registry::Registry;
 use request::Clock;
 use routing::Routing;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use wire::{
-    ConnectionInfo, Endpoint, Handler, InProcess, Reply, Request, Running, Server, ServerOptions,
+    ConnectionInfo, Endpoint, Handler, InProcess, Reply, Request, Running, Server, ServerHandle,
+    ServerOptions,
 };
 
 /// How often a request is routed again because a shard said that it was routed by an old version.
@@ -86,6 +90,8 @@ pub struct RouterOptions {
     pub shards_refresh: Duration,
     /// How often sessions are written to the cluster's collection; `None`: never.
     pub session_refresh: Option<Duration>,
+    /// How long clients are told that the router is about to stop.
+    pub quiesce: Duration,
 }
 
 impl RouterOptions {
@@ -98,6 +104,7 @@ impl RouterOptions {
             host: host.into(),
             shards_refresh: RouterOptions::SHARDS_REFRESH,
             session_refresh: Some(RouterOptions::SESSION_REFRESH),
+            quiesce: quiesce::QUIESCE,
         }
     }
 }
@@ -117,6 +124,13 @@ pub struct Router {
     shutdown: Notify,
     /// Whether this router is about to end.
     ending: watch::Sender<bool>,
+    /// Until when clients are told so.
+    quiesces_until: OnceLock<Instant>,
+    /// What the command `shutdown` said about that.
+    shutdown_limit: Mutex<Option<Duration>>,
+    counters: counters::Counters,
+    /// What its clients are connected to.
+    server: OnceLock<ServerHandle>,
 }
 
 impl Router {
@@ -137,6 +151,10 @@ impl Router {
             process_id: hello::object_id(),
             shutdown: Notify::new(),
             ending: watch::Sender::new(false),
+            quiesces_until: OnceLock::new(),
+            shutdown_limit: Mutex::default(),
+            counters: counters::Counters::default(),
+            server: OnceLock::new(),
         })
     }
 
@@ -155,16 +173,14 @@ impl Router {
         tokio::spawn(heartbeat::keep_looking(self.clone()))
     }
 
-    /// Lets go of clients that wait for news, so that their connections end.
-    pub fn begin_shutdown(&self) {
-        self.ending.send_replace(true);
-    }
-
     /// Answers whoever connects, in a task of its own. The body of an async function is compiled
     /// where it is run: this way all that the router does is compiled here, once.
     pub fn serve(self: &Arc<Self>, listener: TcpListener) -> Running {
         let handler = Arc::new(RouterHandler(self.clone()));
-        Server::new(handler, ServerOptions::default()).spawn(vec![listener])
+        let running = Server::new(handler, ServerOptions::default()).spawn(vec![listener]);
+        // A router serves on one listener.
+        let _ = self.server.set(running.handle.clone());
+        running
     }
 
     /// The router for those who share its process.

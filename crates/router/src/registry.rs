@@ -167,6 +167,11 @@ impl Registry {
         Ok(all)
     }
 
+    /// Those that are known, without asking.
+    pub(crate) fn known(&self) -> Vec<Shard> {
+        self.shards.read().values().cloned().collect()
+    }
+
     /// `{shard: connection string}`.
     pub(crate) fn connection_strings(&self) -> Vec<(String, String)> {
         let shards = self.shards.read();

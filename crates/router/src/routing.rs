@@ -21,6 +21,7 @@ use model::time::ClusterTime;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
 /// `None` while the question is under way.
@@ -44,6 +45,15 @@ pub(crate) struct Routing {
     clock: Arc<Clock>,
     collections: Arc<Mutex<Collections>>,
     databases: Mutex<HashMap<String, Arc<DatabaseEntry>>>,
+    stale_answers: AtomicU64,
+}
+
+/// What `serverStatus` tells of it.
+pub(crate) struct RoutingStatistics {
+    pub(crate) databases: usize,
+    pub(crate) collections: usize,
+    /// How often a shard said that a request was routed by an old version.
+    pub(crate) stale_answers: u64,
 }
 
 /// How requests for one namespace are routed now.
@@ -62,6 +72,7 @@ impl Routing {
             clock,
             collections: Arc::default(),
             databases: Mutex::default(),
+            stale_answers: AtomicU64::new(0),
         }
     }
 
@@ -166,8 +177,17 @@ impl Routing {
         }))
     }
 
+    pub(crate) fn statistics(&self) -> RoutingStatistics {
+        RoutingStatistics {
+            databases: self.databases.lock().len(),
+            collections: self.collections.lock().cache.names().len(),
+            stale_answers: self.stale_answers.load(Ordering::Relaxed),
+        }
+    }
+
     /// Takes note of what a shard said.
     pub(crate) fn note(&self, namespace: &Namespace, stale: &Stale) {
+        self.stale_answers.fetch_add(1, Ordering::Relaxed);
         match stale {
             Stale::Collection { shard, wanted } => {
                 let cache = &mut self.collections.lock().cache;

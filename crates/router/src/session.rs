@@ -58,6 +58,11 @@ impl Sessions {
         }
     }
 
+    /// How many are known here.
+    pub(crate) fn active(&self) -> usize {
+        self.active.lock().len()
+    }
+
     pub(crate) fn timeout_minutes(&self) -> i32 {
         self.timeout_minutes.load(Ordering::Relaxed)
     }

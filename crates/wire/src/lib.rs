@@ -33,8 +33,8 @@ pub use awaited::AwaitedHello;
 pub use compression::{CompressionFault, Compressor};
 pub use connection::{ConnectionInfo, Origin};
 pub use endpoint::{
-    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, InProcess, ReadMode,
-    ReadPreference, ReplicaSet, ReplicaSetTimes,
+    Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, InProcess, PoolStatistics,
+    ReadMode, ReadPreference, ReplicaSet, ReplicaSetTimes,
 };
 pub use frame::{CloseReason, Rejection, parse_request};
 pub use metrics::{CompressionSnapshot, MetricsSnapshot};

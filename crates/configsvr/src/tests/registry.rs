@@ -105,8 +105,10 @@ async fn a_shard_that_left_comes_back() {
             # Of a collection of the cluster, too; it is dropped while the shard is away.
             admin {shardCollection: 'test.c', key: {_id: 1}} => {}
             shard1! admin {_terndbCreateSharded: 1, ns: 'test.c', uuid: UUID(\"00000000-0000-4000-8000-000000000006\"), key: {_id: 1}, placement: {e: ObjectId(\"00000000000000000000000b\"), t: Timestamp(5, 0), v: Timestamp(0, 0)}, collectionVersion: {e: ObjectId(\"00000000000000000000000b\"), t: Timestamp(5, 0), v: Timestamp(3, 0)}, owned: []} => {}
-            admin {removeShard: 'shard1'} => {state: 'started'}
-            admin {removeShard: 'shard1'} => {state: 'completed'}
+            # By the name of its set, by its host.
+            admin {removeShard: 'shard1/shard1:1'} => {state: 'started', shard: 'shard1'}
+            admin {removeShard: 'shard1:1'} => {state: 'completed', shard: 'shard1'}
+            admin {removeShard: 'shard1:1'} => 70
             admin {removeShard: 'shard1'} => 70
             config! config {count: 'shards'} => {n: 1}
             test {drop: 'c'} => {}
@@ -125,6 +127,29 @@ async fn a_shard_that_left_comes_back() {
             config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 4}
             admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
             config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
+
+/// A collection that nobody looks for where it lies is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn misplaced_collections_are_found() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {enableSharding: 'test', primaryShard: 'shard0'} => {}
+            admin {shardCollection: 'test.s', key: {_id: 'hashed'}} => {}
+            shard0! test {insert: 'c', documents: [{_id: 1}]} => {n: 1}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            # By hand: a shard makes none for itself where it is not at home.
+            shard1! test {insert: 'c', documents: [{_id: 1}]} => 249
+            shard1! admin {_terndbSetDatabase: 1, db: 'test', version: {uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(4000000000, 0), lastMod: 1}, primary: true} => {}
+            shard1! test {insert: 'c', documents: [{_id: 1}]} => {n: 1}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: [{type: 'MisplacedCollection', details: {namespace: 'test.c', shard: 'shard1', primary: 'shard0'}}]}}
+            test {checkMetadataConsistency: 1} => {cursor: {firstBatch: [{type: 'MisplacedCollection'}]}}
+            other {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
             ",
         )
         .await;

@@ -1,6 +1,7 @@
 //! A router over a scripted cluster: stale answers, lost replies, merges.
 
 mod change_streams;
+mod process;
 mod scans;
 mod targeting;
 mod world;

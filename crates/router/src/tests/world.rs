@@ -538,7 +538,7 @@ fn router(
 pub(super) struct World {
     pub(super) config: Arc<FakeConfig>,
     pub(super) shards: HashMap<&'static str, Arc<FakeShard>>,
-    handler: RouterHandler,
+    pub(super) handler: RouterHandler,
     connection: Arc<wire::ConnectionInfo>,
 }
 

@@ -37,6 +37,7 @@ pub(crate) fn get_shard_version(invocation: &Invocation<'_>) -> Answer {
     let namespace = Namespace::parse(first_string(invocation)?)?;
     let shard = invocation.shard;
     let collection = shard.catalog.get(&namespace);
+    let moves = (collection.as_ref()).is_some_and(|it| it.ownership.is_some() && !it.is_sharded());
     let ownership = collection.and_then(|known| known.sharded_ownership().cloned());
     let mut writer = Reply::writer();
     writer
@@ -46,6 +47,11 @@ pub(crate) fn get_shard_version(invocation: &Invocation<'_>) -> Answer {
     match &ownership {
         None => {
             writer.append("global", "UNSHARDED");
+            if full && moves {
+                // It comes or goes with its database.
+                writer.begin_document("metadata");
+                writer.append("movesWithDatabase", true).end();
+            }
         }
         Some(ownership) => {
             let placement = ownership.placement;

@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use model::bson::{validate, validate_around_batch};
@@ -27,7 +27,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use super::{BoxFuture, CallError, Endpoint};
+use super::{BoxFuture, CallError, Endpoint, PoolStatistics};
 use crate::protocol::{HEADER_SIZE, Header, MESSAGE_BYTES_MAX, OP_MSG, REPLY_DOCUMENT_BYTES_MAX};
 use crate::reply::{PREFIX_BYTES, Reply};
 use crate::request::Request;
@@ -73,6 +73,7 @@ pub struct Host {
     /// The most recently used at the back.
     idle: Mutex<VecDeque<Idle>>,
     next_request_id: AtomicI32,
+    created: AtomicU64,
 }
 
 struct Idle {
@@ -88,6 +89,7 @@ impl Host {
             options,
             idle: Mutex::default(),
             next_request_id: AtomicI32::new(1),
+            created: AtomicU64::new(0),
         }
     }
 
@@ -141,6 +143,7 @@ impl Host {
         // Keep-alive is silent while something is on its way: a request that nobody confirms.
         #[cfg(target_os = "linux")]
         SockRef::from(&stream).set_tcp_user_timeout(Some(UNCONFIRMED_MAX))?;
+        self.created.fetch_add(1, Ordering::Relaxed);
         Ok(stream)
     }
 
@@ -177,6 +180,16 @@ impl Host {
 impl Endpoint for Host {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
         Box::pin(self.exchange(request))
+    }
+
+    fn pools(&self) -> Vec<PoolStatistics> {
+        let free = self.room.available_permits();
+        vec![PoolStatistics {
+            host: self.address.clone(),
+            in_use: self.options.connections_max.saturating_sub(free) as u64,
+            available: self.idle.lock().len() as u64,
+            created: self.created.load(Ordering::Relaxed),
+        }]
     }
 }
 

@@ -75,4 +75,20 @@ pub trait Endpoint: Send + Sync {
     fn connection_string(&self) -> Option<String> {
         None
     }
+
+    /// The connections behind it, by server; none within a process.
+    fn pools(&self) -> Vec<PoolStatistics> {
+        Vec::new()
+    }
+}
+
+/// The connections to one server at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolStatistics {
+    pub host: String,
+    /// With a call under way, or about to be made for one.
+    pub in_use: u64,
+    pub available: u64,
+    /// Since the start.
+    pub created: u64,
 }

@@ -34,7 +34,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::read_preference::{ReadMode, ReadPreference};
 use super::watched::{Heard, Watched};
-use super::{Answer, BoxFuture, CallError, Endpoint};
+use super::{Answer, BoxFuture, CallError, Endpoint, PoolStatistics};
 use crate::reply::Reply;
 use crate::request::Request;
 
@@ -332,6 +332,12 @@ impl Endpoint for ReplicaSet {
     fn look_again(&self) -> BoxFuture<'_, ()> {
         let looks = self.0.known.lock().looks;
         Box::pin(self.0.look(looks, ReadMode::Nearest))
+    }
+
+    fn pools(&self) -> Vec<PoolStatistics> {
+        let known = self.0.known.lock();
+        let members = known.members.values();
+        members.flat_map(|member| member.endpoint.pools()).collect()
     }
 
     fn connection_string(&self) -> Option<String> {
