@@ -143,6 +143,10 @@ impl Endpoint for Later {
         self.found().open(request)
     }
 
+    fn look_again(&self) -> BoxFuture<'_, ()> {
+        self.found().look_again()
+    }
+
     fn pools(&self) -> Vec<PoolStatistics> {
         self.found().pools()
     }

@@ -38,7 +38,7 @@ pub(crate) async fn dispatch(
         return Reply::error(&error);
     }
     if (is_data(&request) || is_ddl(request.name()))
-        && let Some(error) = router.quiescing()
+        && let Some(error) = router.quiescing(request.body())
     {
         return Reply::error(&error);
     }

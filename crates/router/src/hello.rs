@@ -27,7 +27,7 @@ pub(crate) async fn hello(
         None => Vec::new(),
     };
     let waits = await_change(router, connection, body).await?;
-    if let Some(error) = router.quiescing() {
+    if let Some(error) = router.quiescing(body) {
         return Err(error);
     }
     let mut writer = Reply::writer();

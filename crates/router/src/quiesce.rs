@@ -14,7 +14,7 @@
 
 use crate::Router;
 use crate::hello::now_ms;
-use model::bson::{DocWriter, ValueRef};
+use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use std::time::{Duration, Instant};
 
@@ -99,13 +99,18 @@ impl Router {
     }
 
     /// What clients are told instead of what they asked for, once this router is about to stop.
-    pub(crate) fn quiescing(&self) -> Option<Error> {
+    pub(crate) fn quiescing(&self, body: Doc<'_>) -> Option<Error> {
         let until = *self.quiesces_until.get()?;
         let left = until.saturating_duration_since(Instant::now());
         let left_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
         let mut details = DocWriter::new();
         crate::hello::append_topology_version(&mut details, self);
         details.append("remainingQuiesceTimeMillis", left_ms);
+        if body.get("txnNumber").is_some() {
+            // Drivers try again elsewhere only if they are told that they may.
+            details.begin_array("errorLabels");
+            details.push("RetryableWriteError").end();
+        }
         let error = Error::new(
             Code::SHUTDOWN_IN_PROGRESS,
             "The server is in quiesce mode and will shut down",

@@ -97,8 +97,16 @@ fn a_router_that_is_about_to_stop_says_so() {
             let reply = world.run(refused.finish()).await;
             assert_eq!(code(&reply), Code::SHUTDOWN_IN_PROGRESS.0, "{reply:?}");
         }
-        let refused = world.insert(&[99], plain).await;
-        assert_eq!(code(&refused), Code::SHUTDOWN_IN_PROGRESS.0);
+        for retryable in [false, true] {
+            let numbered = |body: DocWriter| match retryable {
+                true => body.with("txnNumber", 1i64),
+                false => body,
+            };
+            let refused = world.insert(&[99], numbered).await;
+            assert_eq!(code(&refused), Code::SHUTDOWN_IN_PROGRESS.0);
+            // A driver sends a write again only where it is told that it may.
+            assert_eq!(refused.get("errorLabels").is_some(), retryable);
+        }
         // What was begun goes on.
         let mut more = DocWriter::new().with("getMore", cursor);
         more.append("collection", "birds");
