@@ -147,6 +147,7 @@ async fn fill_or_wait(
 ) -> Result<Filled, Error> {
     let shard = invocation.shard;
     let watch = shard.watchers.watch(source.interest());
+    let state = shard.state_for(invocation.request)?;
     let mut is_last = false;
     loop {
         let mut news = std::pin::pin!(watch.notify.notified());
@@ -166,6 +167,10 @@ async fn fill_or_wait(
             () = shard.shutdown_begun() => return Ok(filled),
         }
         invocation.operation.check()?;
+        // Whoever is woken because the state was replaced need not go on.
+        if !shard.is_unbroken(state) {
+            return Ok(filled);
+        }
     }
 }
 

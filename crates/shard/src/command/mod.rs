@@ -375,6 +375,7 @@ async fn answer(
     if let Some(wait) = &envelope.read_wait {
         Box::pin(shard.await_read_concern(wait, operation)).await?;
     }
+    let state = shard.state_for(request)?;
     let retryable = match (envelope.session, envelope.transaction_number) {
         (Some(session), Some(number)) => {
             Some(shard.begin_retryable(session, number, operation).await?)
@@ -419,6 +420,7 @@ async fn answer(
             _ => break answer,
         }
     };
+    let answer = shard.if_unbroken(state, request, answer);
     let answer = match &invocation.retryable {
         Some(retryable) if answer.is_ok() => {
             let concern = invocation.envelope.write_concern;

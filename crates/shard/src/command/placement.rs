@@ -115,6 +115,11 @@ fn placement(command: &str) -> Placement {
     }
 }
 
+/// Whether a command answers by what the store holds.
+pub(crate) fn reads_state(command: &str) -> bool {
+    placement(command) == Placement::Read || command == "getMore"
+}
+
 /// What a server says to a command that only a member of a set can run, before it is one.
 pub(crate) fn refuse_outside_a_set(request: &Request) -> Error {
     let secondary_ok =
@@ -134,7 +139,7 @@ fn not_secondary_ok() -> Error {
     )
 }
 
-fn no_member() -> Error {
+pub(crate) fn no_member() -> Error {
     Error::new(
         Code::NOT_PRIMARY_OR_SECONDARY,
         "node is not in primary or recovering state",

@@ -11,6 +11,7 @@
 //! | `identity.rs`, `waiting_room.rs` | which member a server is, and how it learns it |
 //! | `membership.rs` | from the configuration to the members of the log |
 //! | `returning.rs` | whether a member that is added again is the server that was removed |
+//! | `installing.rs` | readers beside a state that is replaced |
 //! | `takeover.rs` | who is wanted more as primary becomes it |
 //! | `transport.rs`, `link.rs` | links to the other members |
 //! | `primary.rs` | what a secondary asks of the primary |
@@ -23,6 +24,7 @@ mod collection;
 pub(crate) mod configuration;
 mod fields;
 mod identity;
+mod installing;
 mod link;
 pub(crate) mod membership;
 pub(crate) mod primary;
@@ -136,6 +138,7 @@ pub(crate) struct ReplicaSet {
     asking: tokio::sync::Mutex<()>,
     /// When the last applied entry was made, by the clock of the member that made it.
     applied_wall_ms: AtomicI64,
+    pub(crate) installs: installing::Installs,
 }
 
 impl ReplicaSet {
@@ -160,6 +163,7 @@ impl ReplicaSet {
             defaults: RwLock::new(defaults.map(Arc::new)),
             asking: tokio::sync::Mutex::new(()),
             applied_wall_ms: AtomicI64::new(0),
+            installs: installing::Installs::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::testing::TestShard;
 use crate::tests::sharding::{LOW, sharded, version};
 use crate::write::Applier;
+use differential::value::Value;
 use replication::{CopyId, LogPosition, MemberId, StateMachine, Term};
 use std::sync::Arc;
 
@@ -103,5 +104,56 @@ async fn a_state_that_was_installed_answers_like_its_origin() {
             {listCollections: 1, nameOnly: true, filter: {name: "old"}} => {cursor: {firstBatch: []}}
             "#,
         )
+        .await;
+}
+
+/// ⚑ Nobody is answered by a state that was being replaced when it began to be read, or was replaced since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_read_beside_an_installation_is_not_shown() {
+    let origin = TestShard::open().await;
+    origin
+        .check("{insert: 'c', documents: [{_id: 1}, {_id: 2}, {_id: 3}]} => {n: 3}")
+        .await;
+    let receiver = TestShard::open().await;
+    receiver
+        .check("{insert: 'c', documents: [{_id: 7}, {_id: 8}]} => {n: 2}")
+        .await;
+    let installs = &receiver.shard.replica_set.installs;
+    let (cursor, _) = receiver.batch("{find: 'c', batchSize: 1}").await;
+    installs.begin();
+    receiver
+        .check(&format!(
+            "{{find: 'c'}} => 13436
+             {{aggregate: 'c', pipeline: [], cursor: {{}}}} => 13436
+             {{count: 'c'}} => 13436
+             {{listCollections: 1}} => 13436
+             {{getMore: {cursor}L, collection: 'c'}} => 13436
+             {{ping: 1}} => {{}}"
+        ))
+        .await;
+    installs.end();
+    receiver
+        .check(&format!(
+            "{{count: 'c'}} => {{n: 2}}
+             {{getMore: {cursor}L, collection: 'c'}} => {{cursor: {{nextBatch: [{{_id: 8}}]}}}}"
+        ))
+        .await;
+    // Who had begun before hears of it in the end, and its cursor does not go on behind what was not shown.
+    let watch = "{aggregate: 'c', pipeline: [{$changeStream: {}}], cursor: {}}";
+    let (stream, _) = receiver.batch(watch).await;
+    let more = format!("{{getMore: {stream}L, collection: 'c', maxTimeMS: 600000}}");
+    let (reply, ()) = tokio::join!(receiver.run("test", &more), async {
+        while receiver.shard.cursors.counts().1 == 0 {
+            tokio::task::yield_now().await;
+        }
+        tokio::task::block_in_place(|| hand_over(&origin, &receiver));
+    });
+    let code = differential::value::get(&reply, "code");
+    assert_eq!(code, Some(&Value::Int32(13436)), "{reply:?}");
+    receiver
+        .check(&format!(
+            "{more} => 43
+             {{count: 'c'}} => {{n: 3}}"
+        ))
         .await;
 }

@@ -684,11 +684,13 @@ impl StateMachine for Applier {
         let Ok(staged) = install.into_any().downcast::<Staged>() else {
             return Err("a state that was gathered elsewhere".into());
         };
+        self.replica_set.installs.begin();
         self.store.install(staged.0)?;
         if self.store.applied() != position.get() || self.store.applied_time() != time {
             return Err(format!("the copy is of {}", self.store.applied()).into());
         }
         crate::shard::reload(self)?;
+        self.replica_set.installs.end();
         self.watchers.wake_all();
         Ok(())
     }
