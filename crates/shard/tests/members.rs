@@ -220,6 +220,15 @@ async fn members_elect_replicate_and_hand_over() {
     assert!(reply.contains_key("topologyVersion"), "{reply}");
     let reply = secondary.run(doc! {"find": "c", "$db": "test"}).await;
     assert_eq!(code(&reply), Some(13435), "{reply}");
+    let commitment = doc! {"replSetGetConfig": 1, "commitmentStatus": true};
+    let reply = secondary.run(commitment.clone()).await;
+    assert_eq!(code(&reply), Some(10107), "{reply}");
+    let reply = first.run(commitment).await;
+    assert_eq!(
+        reply.get_bool("commitmentStatus").ok(),
+        Some(true),
+        "{reply}"
+    );
     let linearizable = doc! {"find": "c", "$db": "test", "readConcern": {"level": "linearizable"}};
     let reply = first.run(linearizable).await;
     assert_eq!(reply.get_f64("ok").ok(), Some(1.0), "{reply}");

@@ -56,7 +56,7 @@ use crate::operation::Operation;
 use crate::session::{Retryable, SessionId};
 use crate::sharding::{self, CheckedRoute, Routed};
 use arguments::Argument;
-use envelope::Envelope;
+use envelope::{Envelope, ReadConcern};
 use model::bson::{Doc, DocWriter, Timestamp, ValueRef};
 use model::{Code, Error, Namespace};
 use placement::MayGoOn;
@@ -308,6 +308,8 @@ pub(crate) async fn dispatch(
     shard.counters.command(request.name());
     let (mut confirmation, mut is_retryable) = (None, false);
     let answer = match Envelope::parse(request.name(), request.body()) {
+        // Whatever else is wrong with it.
+        Err(_) if !placement::may_exist(request.name()) => Err(not_found(request.name())),
         Err(error) => Err(error),
         Ok(mut envelope) => {
             if let Some(defaults) = shard.replica_set.defaults() {
@@ -340,6 +342,19 @@ pub(crate) async fn dispatch(
     reply
 }
 
+/// The log is read as it goes on.
+fn refuse_snapshot_of_log(request: &Request, envelope: &Envelope) -> Result<(), Error> {
+    let named = request.body().first().map(|first| first.value());
+    let is_log = request.database() == "local" && named == Some(ValueRef::String("oplog.rs"));
+    match envelope.read_concern {
+        ReadConcern::Snapshot(_) if is_log => Err(Error::new(
+            Code::SNAPSHOT_UNAVAILABLE,
+            "Reading from capped collections with readConcern snapshot is not supported",
+        )),
+        ReadConcern::Snapshot(_) | ReadConcern::Latest => Ok(()),
+    }
+}
+
 /// Says that a session is in use, and by whom.
 fn attach_session(
     shard: &Shard,
@@ -369,6 +384,7 @@ async fn answer(
         shard.observe_time(time)?;
     }
     shard.check_placement(request, &envelope)?;
+    refuse_snapshot_of_log(request, &envelope)?;
     if is_of_config(request.name()) {
         shard.hear_config_time(request.body());
     }

@@ -115,6 +115,14 @@ fn placement(command: &str) -> Placement {
     }
 }
 
+/// Whether there may be a command of this name, in whatever case and spelling.
+pub(super) fn may_exist(command: &str) -> bool {
+    is_command(command)
+        || command.starts_with('_')
+        || placement(command) != Placement::Anywhere
+        || command.eq_ignore_ascii_case("isMaster")
+}
+
 /// Whether a command answers by what the store holds.
 pub(crate) fn reads_state(command: &str) -> bool {
     placement(command) == Placement::Read || command == "getMore"

@@ -151,3 +151,22 @@ async fn a_shutdown_waits_for_a_day_at_most() {
         server.shard.begin_quiesce(none, limit).await;
     }
 }
+
+/// A command that is not there is not there, whatever is wrong with it besides.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_command_is_unknown_first() {
+    let session = "lsid: {id: UUID(\"00000000-0000-4000-8000-000000000001\")}, txnNumber: 1L";
+    TestShard::open()
+        .await
+        .check(&format!(
+            "{{nothing: 1, {session}}} => 59
+             {{nothing: 1, txnNumber: 1L}} => 59
+             {{nothing: 1, readConcern: {{level: 'x'}}}} => 59
+             {{nothing: 1, maxTimeMS: -1}} => 59
+             {{ping: 1, {session}}} => 50889
+             admin {{isMaster: 1, {session}}} => 50889
+             admin {{ismaster: 1, {session}}} => 50889
+             {{find: 'c', maxTimeMS: -1}} => 2"
+        ))
+        .await;
+}

@@ -381,3 +381,18 @@ async fn tokens_are_times() {
         assert_eq!(get(&reply, "code"), Some(&Value::Int32(115)), "{name}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_not_read_as_of_one_time() {
+    TestShard::open()
+        .await
+        .check(
+            "local {find: 'oplog.rs', readConcern: {level: 'snapshot'}} => 246
+             local {aggregate: 'oplog.rs', pipeline: [], cursor: {}, readConcern: {level: 'snapshot'}} => 246
+             local {distinct: 'oplog.rs', key: 'op', readConcern: {level: 'snapshot'}} => 246
+             local {count: 'oplog.rs', readConcern: {level: 'snapshot'}} => 72
+             local {find: 'oplog.rs', readConcern: {level: 'majority'}} => {}
+             {find: 'oplog.rs', readConcern: {level: 'snapshot'}} => {}",
+        )
+        .await;
+}

@@ -38,6 +38,12 @@ pub(crate) fn get_config(invocation: &Invocation<'_>) -> Answer {
     // The real server looks at nothing else.
     let commitment = invocation.request.body().get("commitmentStatus");
     let commitment = commitment.is_some_and(model::number::is_truthy);
+    if commitment && !invocation.shard.replica_set.is_primary() {
+        return Err(Error::new(
+            Code::NOT_WRITABLE_PRIMARY,
+            "commitmentStatus is only supported on primary.",
+        ));
+    }
     let mut writer = Reply::writer();
     writer.append("config", &configuration.to_document());
     if commitment {
