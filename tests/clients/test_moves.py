@@ -1,7 +1,7 @@
 """Ranges that move among three shards while they are written and read, and while shards and the config server are
 killed.
 
-A writer, a multi-updater, one who deletes many and a reader work at full speed. Every write carries a value of its
+Two moves run at the same time where their ranges do not meet. A writer, a multi-updater, one who deletes many and a reader work at full speed. Every write carries a value of its
 own, so that afterwards it can be told of each one whether it is there, and how often: nothing that was acknowledged is
 missing, nothing is there twice, and what nobody asked for is not there. Scans meet every document once, and so do
 updates and deletes of many documents, which also count them; reads at one time see all of that time. Indexes that
@@ -210,11 +210,16 @@ class Moves(unittest.TestCase):
         try:
             self.client.admin.command("moveRange", "fleet.birds", toShard=to, **bounds)
             if chunk["shard"] != to:
-                self.moved.append(time.monotonic() - before)
+                self.moved.append((before, time.monotonic()))
         except PyMongoError as error:
             self.not_moved.append(str(error))
             # A shard may be down: nobody gains from asking all the time.
             self.done.wait(0.05)
+
+    def at_once(self) -> int:
+        """Moves that were committed beside another one."""
+        moved = sorted(self.moved)
+        return sum(later[0] < earlier[1] for earlier, later in zip(moved, moved[1:]))
 
     def chunk_of(self, key: int):
         try:
@@ -311,18 +316,19 @@ class Moves(unittest.TestCase):
     def test_nothing_is_lost_or_doubled(self):
         self.birds.insert_many([{"_id": number, "k": key_of(number)} for number in range(BIRDS)])
         self.moved, self.not_moved, self.kills = [], [], 0
-        work = [self.write, self.write, self.update_many, self.delete_many, self.read, self.move, self.kill]
+        work = [self.write, self.write, self.update_many, self.delete_many, self.read, self.move, self.move, self.kill]
         self.until = time.monotonic() + LOAD_S
         threads = [self.until_done(part) for part in work]
         wait_until(
-            lambda: self.done.is_set() or (time.monotonic() > self.until and len(self.moved) >= MOVES_WANTED),
-            f"{MOVES_WANTED} moves under load",
+            lambda: self.done.is_set()
+            or (time.monotonic() > self.until and len(self.moved) >= MOVES_WANTED and self.at_once() > 0),
+            f"{MOVES_WANTED} moves under load, some of them at once",
             LOAD_S + 2 * DEADLINE_S,
         )
         self.done.set()
         for thread in threads:
             thread.join()
-        told = f"seed {self.seed}, {len(self.moved)} moves, {self.kills} kills, not moved: {self.not_moved[-3:]}"
+        told = f"seed {self.seed}, {len(self.moved)} moves, {self.at_once()} at once, {self.kills} kills, not moved: {self.not_moved[-3:]}"
         self.assertEqual(self.failures, [], told)
         self.settle()
         self.check_contents(told)

@@ -173,6 +173,7 @@ impl ConfigServer {
                 self.store.observe(body);
                 settle::settle(&tenure, body).await
             }
+            "_configsvrOutcome" => settle::outcome(&tenure, body).await,
             "_configsvrSessionsCollection" => sessions::answer(&tenure, body).await,
             other => Err(Fault::new(
                 Code::COMMAND_NOT_FOUND,

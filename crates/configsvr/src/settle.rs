@@ -2,16 +2,21 @@
 //!
 //! ```text
 //!   => {outcome: "committed", version: {e, t, v}, validAfter: Timestamp} | {outcome: "aborted"}
+//!
+//!   {_configsvrOutcome: 1, operation, knowing} => the same, or {outcome: "undecided"}
 //! ```
 //!
 //! ⚑ If nothing was decided, *aborted* is written before it is answered; a commit that comes later is
 //! refused.
+//!
+//! `_configsvrOutcome` decides nothing. ⚑ It is answered only where the outcome of another operation, `knowing`, is
+//! known: what was decided before that is known there too, and what is undecided will be decided later.
 
 use crate::commit::{Commit, by};
 use crate::documents::{Fields, OPERATIONS, now_ms, uuid_value};
 use crate::error::Fault;
 use crate::state::{Effect, State};
-use crate::tenure::{Plan, Tenure};
+use crate::tenure::{Plan, Tenure, no_primary};
 use cluster::authority::{Answer, OperationId, Outcome};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
@@ -28,6 +33,23 @@ pub(crate) async fn settle(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf
         .complete(async move { here.decide(|state| plan(state, operation)).await })
         .await?;
     Ok(reply(outcome))
+}
+
+/// What became of an operation that may be undecided, told by who knows of another one.
+pub(crate) async fn outcome(tenure: &Tenure, body: Doc<'_>) -> Result<DocBuf, Fault> {
+    let fields = Fields::of(OPERATIONS, body);
+    let (operation, knowing) = (fields.uuid("operation")?, fields.uuid("knowing")?);
+    let state = tenure.state().await?;
+    if state.authority.outcome(knowing).is_none() {
+        return Err(no_primary());
+    }
+    Ok(match state.authority.outcome(operation) {
+        Some(outcome) => reply(outcome),
+        None => DocWriter::new()
+            .with("outcome", "undecided")
+            .with("ok", 1.0)
+            .finish(),
+    })
 }
 
 /// What whoever asks is told.

@@ -271,11 +271,21 @@ impl Shard {
         database: &str,
         telling: Telling,
     ) -> Result<(), Error> {
+        self.drop_database_if(database, telling, || Ok(())).await
+    }
+
+    /// The same, unless something speaks against it when nobody else changes collections or their ownership.
+    pub(crate) async fn drop_database_if(
+        &self,
+        database: &str,
+        telling: Telling,
+        permits: impl Fn() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
         let mut collections: Vec<Arc<Collection>> =
             self.catalog.current().database(database).cloned().collect();
         if collections.is_empty() {
-            return Ok(());
+            return permits();
         }
         // Who takes several gates takes them in this order: see `write/several.rs`.
         collections.sort_by_key(|collection| collection.id);
@@ -283,6 +293,7 @@ impl Shard {
         for collection in &collections {
             gates.push(collection.gate.write().await);
         }
+        permits()?;
         let commands = collections
             .iter()
             .fold(Commands::new(), |commands, collection| {

@@ -28,7 +28,7 @@ pub enum Phase {
 }
 
 /// What can happen to a donor.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Event {
     /// The recipient is close enough: writes may be blocked.
     AlmostCaughtUp,

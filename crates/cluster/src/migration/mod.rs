@@ -40,6 +40,9 @@
 //! - ⚑ A commit makes an owner only if its version is newer than any that this shard has
 //!   learned. All messages of a move may arrive again after the move was forgotten here
 //!   and the range has gone elsewhere; the version is what tells that story is over.
+//! - ⚑ A shard learns of commits in their order. It may take part in several moves of other ranges of the collection,
+//!   and hear of what was decided in any order; routers name the version that they believe a shard to have, and not
+//!   the ranges. So before it writes a commit it asks what became of the others that it is ready for.
 //! - ⚑ Whoever receives a range begins with nothing: what an earlier move left behind is
 //!   removed first.
 //!
@@ -83,6 +86,7 @@
 //! | the decision compares the catalog's version | `commits_compare_catalogs`, `changing_catalogs_stop_commits`, `readiness_is_of_one_attempt` |
 //! | a late message begins nothing that has ended | `old_commits_are_told_by_version` |
 //! | range deletions are refused for what is owned | `owned_ranges_are_not_deleted`, with `owned_ranges_are_not_received`; `shard/src/tests/range_deletion.rs` |
+//! | versions say who must refresh, with several moves at once | `commits_are_learned_in_order`; `shard/src/tests/moves/two_at_once.rs` |
 //! | the donor's shard version always changes | `cluster/src/routing/tests.rs` |
 //! | what is not owned is not written, with a version or without | `shard/src/tests/owned.rs`, `blocked.rs` |
 //! | a read at a time goes to the owner of that time | `shard/src/tests/moves/times.rs`, `past.rs`; `cluster/src/authority/tests.rs` |

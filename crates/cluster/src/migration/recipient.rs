@@ -31,7 +31,7 @@ pub enum Phase {
 }
 
 /// What can happen to a recipient.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Event {
     /// More was copied and is in this shard's log. `digest` is that of the content.
     Copied {
@@ -102,8 +102,9 @@ impl Recipient {
     }
 
     /// What an event leads to; `None` if it means nothing in this phase. `known` is the
-    /// newest version of the collection that this shard has learned by becoming an owner
-    /// or ceasing to be one.
+    /// newest version of the collection that this shard had learned, by becoming an owner
+    /// or ceasing to be one, when this began: what it has learned since may be of a move of
+    /// another range, decided later than this one.
     pub fn step(&self, event: Event, known: PlacementVersion) -> Option<Transition<Recipient>> {
         let id = self.moved.id;
         let answer = |message: ToDonor| [Send::Donor(message)];

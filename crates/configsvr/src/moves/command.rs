@@ -31,7 +31,7 @@ use model::{Code, Error, Namespace};
 use std::sync::Arc;
 
 /// Unless `config.settings` says otherwise.
-const MOVES_PER_SHARD: usize = 1;
+const MOVES_PER_SHARD: usize = 2;
 const MOVES_PER_SHARD_SETTING: &str = "maxConcurrentMigrationsPerShard";
 
 /// What somebody wants to be moved.

@@ -38,10 +38,14 @@ use crate::tenure::{Plan, Tenure, log_change};
 use cluster::authority::{Answer, Expected, NewPlacement, OperationId, Outcome, Refusal, Request};
 use cluster::routing::RoutingTable;
 use model::bson::{Doc, DocBuf, DocWriter};
+use model::range::KeyBound;
 use model::time::ClusterTime;
 use model::version::Incarnation;
 use model::{Code, Namespace};
 use std::sync::Arc;
+
+/// How often the bounds of chunks are read anew where other moves are committed meanwhile.
+const ATTEMPTS: usize = 10;
 
 /// What the donor believes.
 struct Asked {
@@ -56,6 +60,8 @@ enum Verdict {
     Decided(Outcome),
     /// Nothing is decided: this version of options and indexes, or one that follows it, will stand.
     CatalogChanged(u64),
+    /// Nothing is decided: another move of the collection was, after the bounds of chunks were read.
+    OtherChunks,
 }
 
 pub(crate) async fn answer(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf, Fault> {
@@ -72,6 +78,12 @@ pub(crate) async fn answer(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf
             .with("catalogVersion", now as i64)
             .with("ok", 1.0)
             .finish(),
+        Verdict::OtherChunks => {
+            return Err(Fault::new(
+                Code::CONFLICTING_OPERATION_IN_PROGRESS,
+                "chunks change again and again",
+            ));
+        }
     })
 }
 
@@ -151,18 +163,33 @@ async fn commit(tenure: &Tenure, asked: Asked, blocked_at: ClusterTime) -> Resul
     let now = tenure
         .store
         .time_after(blocked_at.max(known.unwrap_or(blocked_at)));
-    let bounds = bounds_of(tenure, &moved, now).await?;
-    // ⚑ Taken anew while nothing else is decided: of two placements the later one has the later time,
-    // whatever was waited for before. Tokens of scans name placements by it.
-    let work_out = |state: &State| {
-        let now = tenure.store.time_after(now);
-        plan(state, &moved, &asked, &bounds, now)
-    };
-    let verdict = tenure.decide(work_out).await?;
+    let mut verdict = Verdict::OtherChunks;
+    for _ in 0..ATTEMPTS {
+        verdict = decide(tenure, &moved, &asked, now).await?;
+        if !matches!(verdict, Verdict::OtherChunks) {
+            break;
+        }
+    }
     if let Verdict::CatalogChanged(now) = verdict {
         tenure.moves.is_told(asked.id, now);
     }
     Ok(verdict)
+}
+
+async fn decide(
+    tenure: &Tenure,
+    moved: &Move,
+    asked: &Asked,
+    now: ClusterTime,
+) -> Result<Verdict, Fault> {
+    let bounds = bounds_of(tenure, moved, now).await?;
+    // ⚑ Taken anew while nothing else is decided: of two placements the later one has the later time,
+    // whatever was waited for before. Tokens of scans name placements by it.
+    let work_out = |state: &State| {
+        let now = tenure.store.time_after(now);
+        plan(state, moved, asked, &bounds, now)
+    };
+    tenure.decide(work_out).await
 }
 
 /// Whether a running move is the one that is asked for.
@@ -212,6 +239,16 @@ fn plan(
         }
         Err(refusal) => return Err(refusal.into()),
     };
+    // Each move changes one chunk of its donor beside those that it moves: with several at once that may be another.
+    if let Some((_, NewPlacement::Changes(changes))) = &decision.placement {
+        let is_known = |bound: &KeyBound| bounds.contains_key(bound);
+        if !changes
+            .iter()
+            .all(|(chunk, end)| is_known(&chunk.min) && is_known(end))
+        {
+            return Ok(without_writing(Verdict::OtherChunks));
+        }
+    }
     let mut commit = Commit::default();
     placement::expect_unchanged(&mut commit, entry);
     let id = by("_id", uuid_value(&asked.id));

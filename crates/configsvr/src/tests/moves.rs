@@ -227,6 +227,7 @@ async fn a_move_gets_its_turn_among_operations_on_indexes() {
     assert!(times[0] <= times[1], "it began before the move had ended");
 }
 
+const BESIDE: &str = "{moveRange: 'test.birds', min: {a: 10}, max: {a: 20}, toShard: 'shard2'}";
 const MOVE: &str = "{moveRange: 'test.birds', min: {a: 0}, max: {a: 10}, toShard: 'shard1'}";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -235,19 +236,27 @@ async fn moves_that_run_are_joined_or_excluded() {
     cluster.check(BIRDS).await;
     cluster.donor.behaves(Manner::Copies);
     let moving = cluster.run("admin", MOVE);
-    let same = async {
+    // Another one of the same donor runs beside it.
+    let beside = async {
         cluster.donor.was_asked(1).await;
+        cluster.run("admin", BESIDE).await
+    };
+    let same = async {
+        cluster.donor.was_asked(2).await;
         cluster
             .check(
                 "
                 # The same elsewhere, a part of it, another one that a shard has no hands for.
                 admin {moveRange: 'test.birds', min: {a: 0}, max: {a: 10}, toShard: 'shard2'} => 117
                 admin {moveRange: 'test.birds', min: {a: 5}, max: {a: 7}, toShard: 'shard1'} => 117
-                admin {moveRange: 'test.birds', min: {a: 10}, toShard: 'shard2'} => 117
+                admin {moveRange: 'test.birds', min: {a: 30}, toShard: 'shard2'} => 117
                 # Cut in the middle it would be two chunks.
                 admin {split: 'test.birds', middle: {a: 5}} => 117
                 admin {split: 'test.birds', middle: {a: 20}} => {}
-                config! config {find: 'terndb_operations'} => {cursor: {firstBatch: [{kind: 'moveRange', ns: 'test.birds', min: {a: 0}, max: {a: 10}, from: 'shard0', to: 'shard1'}]}}
+                config! config {find: 'terndb_operations', filter: {to: 'shard1'}} => {cursor: {firstBatch: [{kind: 'moveRange', ns: 'test.birds', min: {a: 0}, max: {a: 10}, from: 'shard0', to: 'shard1'}]}}
+                config! config {count: 'terndb_operations', query: {kind: 'moveRange'}} => {n: 2}
+                # One at a time, if that is wanted: the next one is refused while others run.
+                config! config {insert: 'settings', documents: [{_id: 'maxConcurrentMigrationsPerShard', value: 1}]} => {n: 1}
                 ",
             )
             .await;
@@ -256,8 +265,8 @@ async fn moves_that_run_are_joined_or_excluded() {
         let (joined, ()) = tokio::join!(joins, let_go);
         joined
     };
-    let (moved, joined) = tokio::join!(moving, same);
-    for reply in [moved, joined] {
+    let (moved, beside, joined) = tokio::join!(moving, beside, same);
+    for reply in [moved, beside, joined] {
         assert_eq!(
             differential::value::get(&reply, "ok"),
             Some(&differential::value::Value::Double(1.0))
@@ -266,10 +275,11 @@ async fn moves_that_run_are_joined_or_excluded() {
     cluster
         .check(
             "
-            config! config {count: 'changelog', query: {what: 'moveChunk.commit'}} => {n: 1}
+            config! config {count: 'changelog', query: {what: 'moveChunk.commit'}} => {n: 2}
             config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 1}
-            # Two at once, if that is wanted.
-            config! config {insert: 'settings', documents: [{_id: 'maxConcurrentMigrationsPerShard', value: 2}]} => {n: 1}
+            config! config {count: 'chunks', query: {shard: 'shard2'}} => {n: 1}
+            # Versions are given once each.
+            config! config {aggregate: 'chunks', pipeline: [{$group: {_id: '$lastmod', n: {$sum: 1}}}, {$match: {n: {$gt: 1}}}], cursor: {}} => {cursor: {firstBatch: []}}
             ",
         )
         .await;

@@ -12,7 +12,8 @@
 //! before it has heard from the config server that the version it was told of still stands, and holds the
 //! lock of catalog changes, which nobody has had since it asked: then no operation has begun since whose
 //! effects here it could undo, and one that begins later waits for the lock. The lock is not held while the
-//! config server is asked: it may be away. An answer from a member of the config server that was deposed does no
+//! config server is asked: it may be away. Only where others have taken it [`OVERTAKEN_MAX`] times in a row it is
+//! asked once more with the lock held, for [`ANSWER_WAIT`] at most. An answer from a member of the config server that was deposed does no
 //! harm: if an operation had come here, this shard would not believe a member that knows less
 //! (`sharding/config_time.rs`).
 //!
@@ -40,7 +41,7 @@ use std::time::Duration;
 
 /// How long the config server may take to answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
-/// How often others may change the catalog between an answer and the lock, before the donor tells again.
+/// How often others may change the catalog between an answer and the lock, before they wait for the answer.
 const OVERTAKEN_MAX: u32 = 10;
 /// How long to wait for another's build before looking whether to go on.
 const BUILD_WAIT: Duration = Duration::from_secs(1);
@@ -101,9 +102,14 @@ pub(super) async fn align(
         let ddl = shard.ddl.lock().await;
         if !shard.ddl.is_next(place) {
             overtaken += 1;
-            match overtaken < OVERTAKEN_MAX {
-                true => continue,
-                false => return Ok(false),
+            if overtaken < OVERTAKEN_MAX {
+                continue;
+            }
+            // ⚑ Whoever changes the catalog without a pause would keep the move from its turn for ever.
+            overtaken = 0;
+            match super::standing_catalog(shard, plan, Asking::ToAlign, ANSWER_WAIT).await {
+                Ok(Some(standing)) if standing == description.catalog => {}
+                Ok(_) | Err(_) => return Ok(false),
             }
         }
         let known = look_up(shard, collection)?;

@@ -24,6 +24,7 @@
 //! | `donor.rs`, `recipient.rs` | the two sides, driven by their documents |
 //! | `database.rs` | all unsharded collections of a database together |
 //! | `alignment.rs` | the recipient's options and indexes, which may change meanwhile |
+//! | `learning.rs` | in which order a shard learns of commits |
 //! | `plan.rs` | what a move is about; the documents |
 //! | `commands.rs` | what is asked of a shard |
 //! | `stretch.rs` | where the documents of a range lie |
@@ -45,6 +46,7 @@ mod database;
 mod digest;
 mod donor;
 mod history;
+mod learning;
 mod pacing;
 mod peers;
 mod pins;

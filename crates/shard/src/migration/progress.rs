@@ -16,6 +16,8 @@ pub(super) struct Progress {
     /// Changes that came through the log.
     pub(super) replayed: AtomicU64,
     pub(super) scanned: AtomicBool,
+    /// It has said that it has everything, and waits for the decision.
+    pub(super) ready: AtomicBool,
     pub(super) ended: AtomicBool,
     /// The part of its time that the copy works, in thousandths.
     pub(super) pace_thousandths: AtomicU64,
@@ -32,6 +34,7 @@ impl Progress {
             prepared: AtomicU64::new(0),
             replayed: AtomicU64::new(0),
             scanned: AtomicBool::new(false),
+            ready: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             pace_thousandths: AtomicU64::new(1000),
             copied_up_to: AtomicU64::new(since),

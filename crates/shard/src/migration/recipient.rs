@@ -26,6 +26,7 @@
 //! repeated late are answered for what they are.
 
 use super::alignment::{Description, align};
+use super::learning::learn_earlier;
 use super::peers::Failure;
 use super::plan::{Fields, Plan, RecipientState, phase_name, uuid_value};
 use super::progress::Progress;
@@ -92,6 +93,11 @@ pub(super) struct RecipientHandle {
 }
 
 impl RecipientHandle {
+    /// Whether it may have been decided that the range is this shard's, and is not written yet.
+    pub(super) fn is_ready(&self) -> bool {
+        self.progress.ready.load(Ordering::Acquire)
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.progress.ended.load(Ordering::Relaxed)
     }
@@ -530,7 +536,20 @@ impl Driver {
         if matches!(state.recipient.phase, Phase::Owner | Phase::Aborted) {
             state.ended_ms = Some(self.shard.clock.now_ms());
         }
+        if let (Phase::Owner, Some(committed)) = (state.recipient.phase, committed) {
+            let outcome = Outcome::Committed {
+                version: committed.version,
+                since: committed.since,
+            };
+            learn_earlier(&self.shard, &self.tenure, &state.plan, outcome).await;
+        }
         self.write(state, committed).await;
+    }
+
+    /// ⚑ Before anybody is told that it is ready: see `learning.rs`.
+    pub(super) fn notes_readiness(&self) {
+        let is_ready = self.state.recipient.phase == Phase::Ready;
+        self.progress.ready.store(is_ready, Ordering::Release);
     }
 
     /// Writes until it is written; what this member may not write any more, the next primary
@@ -540,6 +559,7 @@ impl Driver {
             match self.try_write(&state, committed).await {
                 Ok(()) => {
                     self.state = state;
+                    self.notes_readiness();
                     self.drop_copy().await;
                     return;
                 }

@@ -249,6 +249,14 @@ impl Service {
     /// Goes on with what the documents say.
     fn resume(&mut self) {
         let fault = |error: Error| tracing::error!("a move cannot go on: {error}");
+        // ⚑ Recipients are known before anything goes on: who hears of a commit looks at them.
+        let mut recipients = Vec::new();
+        for document in super::documents(&self.shard, RECIPIENTS) {
+            match RecipientState::from_document(document.as_doc()) {
+                Ok(state) => recipients.push(recipient_driver(&self.shard, &self.tenure, state)),
+                Err(error) => fault(error),
+            }
+        }
         let mut databases = Vec::new();
         for document in super::documents(&self.shard, DATABASES) {
             match DatabasePlan::from_document(document.as_doc()) {
@@ -269,14 +277,8 @@ impl Service {
         for handle in databases {
             self.start_database(handle);
         }
-        for document in super::documents(&self.shard, RECIPIENTS) {
-            match RecipientState::from_document(document.as_doc()) {
-                Ok(state) => {
-                    let driver = recipient_driver(&self.shard, &self.tenure, state);
-                    self.tasks.spawn(driver);
-                }
-                Err(error) => fault(error),
-            }
+        for driver in recipients {
+            self.tasks.spawn(driver);
         }
     }
 
@@ -582,7 +584,6 @@ fn recipient_driver(
         letters,
         progress: progress.clone(),
     });
-    shard.migrations.inner.lock().recipients.insert(id, handle);
     let driver = recipient::Driver {
         shard: shard.clone(),
         tenure: tenure.clone(),
@@ -594,6 +595,8 @@ fn recipient_driver(
         goes_on: None,
         aligning: None,
     };
+    driver.notes_readiness();
+    shard.migrations.inner.lock().recipients.insert(id, handle);
     let shard = shard.clone();
     async move {
         driver.run().await;
@@ -785,7 +788,10 @@ async fn ready_collection(
             let gate = collection.gate.write().await;
             shard.wait_for_proposed().await?;
             let owns = collection.ownership.as_ref();
-            let owns = owns.is_some_and(|ownership| !ownership.owned.is_empty());
+            // ⚑ Or another move brings something.
+            let owns = owns.is_some_and(|ownership| {
+                !ownership.owned.is_empty() || !ownership.moving.receiving.is_empty()
+            });
             if owns || shard.store.collection_counter(collection.id).items > 0 {
                 return Err(conflict(format!(
                     "{} has another order on this shard",

@@ -10,5 +10,6 @@ mod primaries;
 mod rules;
 mod sessions;
 mod times;
+mod two_at_once;
 mod waiting;
 mod world;

@@ -5,6 +5,7 @@ use super::{ANSWER_WAIT, Driver, LOOK_INTERVAL, Over, PAUSE, release};
 use crate::migration::copy::binary;
 use crate::migration::database::{Reached, Stage};
 use crate::migration::digest;
+use crate::migration::learning::learn_earlier;
 use crate::migration::peers::{Failure, ask};
 use crate::migration::plan::{Fields, append_range, uuid_value};
 use crate::migration::{ask_config, settle};
@@ -168,6 +169,8 @@ impl Driver {
                 Ok(Verdict::Decided(outcome)) => {
                     let outcome = self.of_this_life(outcome);
                     self.tell_at_once(outcome);
+                    learn_earlier(&self.shard, &self.tenure, &self.state.plan, outcome).await;
+                    self.check()?;
                     return Ok(Event::Decided(outcome));
                 }
                 Ok(Verdict::CatalogChanged { .. }) if self.put_off >= PUT_OFF_MAX => {

@@ -1,9 +1,11 @@
 //! What ends a move before it is decided, and what does not.
 
 use super::world::{World, document, outcome, version};
+use crate::tests::transitions;
 use differential::value::{Value, get};
 use model::bson::{DocWriter, ValueRef};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 async fn filled(key: &'static str, documents: &[String]) -> World {
     let world = World::new(key).await;
@@ -276,5 +278,33 @@ async fn an_id_that_is_taken_on_the_recipient_ends_the_move() {
     assert_eq!(outcome(&reply), "aborted", "{reply:?}");
     assert_eq!(world.shown(0).await.len(), 30);
     assert_eq!(world.shown(1).await.len(), 21);
+    world.close().await;
+}
+
+/// ⚑ A database is forgotten only where nothing of it is owned, also if that changed while others had the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_begins_to_come_is_not_forgotten_with_its_database() {
+    let world = World::new("{x: 1}").await;
+    world.create("{key: {x: 1}, name: 'x_1'}").await;
+    for (from, to) in [(0, 1), (1, 0)] {
+        let reply = world.moves(from, to, "{x: 0}", "{x: 10}").await;
+        assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    }
+    let shard = world.on(1);
+    let held = shard.shard.ddl.lock().await;
+    let forget = "{_terndbForgetDatabase: 1, db: 'test', quietly: true, unlessOwned: true}";
+    let mut forgets = Box::pin(shard.run("admin", forget));
+    // It comes as far as the lock.
+    let waits = tokio::time::timeout(Duration::from_millis(300), &mut forgets).await;
+    assert!(waits.is_err(), "{waits:?}");
+    let range = transitions::range(shard, 20, 30);
+    let changed = transitions::change(shard, |known| {
+        known.with_receiving(transitions::MOVE, range.clone())
+    });
+    changed.await.expect("a range begins to come");
+    drop(held);
+    let reply = forgets.await;
+    assert_eq!(get(&reply, "code"), Some(&Value::Int32(117)), "{reply:?}");
+    transitions::collection(shard);
     world.close().await;
 }

@@ -154,6 +154,31 @@ async fn a_recipient_that_asks_keeps_nobody_from_the_catalog() {
     world.close().await;
 }
 
+/// ⚑ Others may change the recipient's catalog without a pause: the move gets its turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recipient_that_is_overtaken_again_and_again_gets_its_turn() {
+    let world = filled().await;
+    let reply = world.moves(0, 1, "{x: 10}", "{x: 20}").await;
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    let recipient = world.on(1).shard.clone();
+    *world.authority.always.lock() = Some((
+        "_configsvrCatalogVersion",
+        Box::new(move || {
+            let recipient = recipient.clone();
+            Box::pin(async move {
+                // Whoever asks may hold it.
+                let held = tokio::time::timeout(Duration::from_millis(300), recipient.ddl.lock());
+                drop(held.await);
+            })
+        }),
+    ));
+    let moved = world.moves(0, 1, "{x: 20}", "{x: 40}");
+    let reply = tokio::time::timeout(PATIENCE, moved).await;
+    assert_eq!(outcome(&reply.expect("it ends")), "committed");
+    *world.authority.always.lock() = None;
+    world.close().await;
+}
+
 /// ⚑ What a recipient has written down of itself is not forgotten by what it writes later: a new primary would
 /// begin anew.
 #[tokio::test(flavor = "multi_thread")]

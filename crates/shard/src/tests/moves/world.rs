@@ -31,6 +31,9 @@ struct Interlude {
     happens: BoxFuture<'static, ()>,
 }
 
+/// Something that happens again and again.
+pub(super) type Happens = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+
 /// Decides moves by their ids; each outcome once.
 pub(super) struct Authority {
     outcomes: Mutex<BTreeMap<Vec<u8>, Option<Commit>>>,
@@ -44,6 +47,8 @@ pub(super) struct Authority {
     pub(super) put_off: AtomicU32,
     /// What happens before the next question of a kind is answered, in this order.
     interludes: Mutex<VecDeque<Interlude>>,
+    /// What happens before each question of a kind is answered.
+    pub(super) always: Mutex<Option<(&'static str, Happens)>>,
     /// Commits that are not answered, although they are decided.
     pub(super) answers_lost: AtomicU32,
 }
@@ -60,6 +65,14 @@ impl Authority {
                 let mut outcomes = self.outcomes.lock();
                 let outcome = outcomes.entry(bytes("operation")?).or_insert(None);
                 outcome.clone()
+            }
+            "_configsvrOutcome" => {
+                let outcomes = self.outcomes.lock();
+                assert!(outcomes.contains_key(&bytes("knowing")?), "it was decided");
+                match outcomes.get(&bytes("operation")?) {
+                    Some(outcome) => outcome.clone(),
+                    None => return Some(document("{outcome: 'undecided', ok: 1.0}")),
+                }
             }
             "_configsvrCommitMove" | "_configsvrCommitPrimary" => {
                 let is_database = command == "_configsvrCommitPrimary";
@@ -136,6 +149,13 @@ impl Authority {
         if let Some(due) = due {
             due.happens.await;
         }
+        let happens = match &*self.always.lock() {
+            Some((always, happens)) if *always == question => Some(happens()),
+            Some(_) | None => None,
+        };
+        if let Some(happens) = happens {
+            happens.await;
+        }
     }
 
     pub(super) fn is_decided(&self) -> usize {
@@ -184,6 +204,9 @@ type Doors = Arc<Mutex<HashMap<String, Arc<dyn Endpoint>>>>;
 /// Changes answers on their way.
 pub(super) type Tamper = Box<dyn Fn(&str, DocBuf) -> DocBuf + Send + Sync>;
 
+/// Whether a request is lost on its way.
+pub(super) type Loses = Box<dyn Fn(Doc<'_>) -> bool + Send + Sync>;
+
 /// What happens to messages between shards, and to the config server.
 #[derive(Default)]
 pub(super) struct Network {
@@ -195,6 +218,8 @@ pub(super) struct Network {
     pub(super) cut_after: AtomicU32,
     pub(super) was_cut: tokio::sync::Notify,
     pub(super) tamper: Mutex<Option<Tamper>>,
+    /// Requests that never arrive.
+    pub(super) loses: Mutex<Option<Loses>>,
 }
 
 impl Network {
@@ -253,6 +278,10 @@ impl Endpoint for Door {
             let Some(endpoint) = endpoint else {
                 return Err(CallError::NotSent("nobody is there".to_owned()));
             };
+            let is_lost = |loses: &Loses| loses(request.body());
+            if self.network.loses.lock().as_ref().is_some_and(is_lost) {
+                return Err(CallError::NotSent("lost".to_owned()));
+            }
             let command = request.name().to_owned();
             let reply = endpoint.call(request).await?;
             self.network.pass(&command, reply)
@@ -286,6 +315,7 @@ impl World {
                 changes: AtomicBool::new(false),
                 put_off: AtomicU32::new(0),
                 interludes: Mutex::default(),
+                always: Mutex::default(),
                 answers_lost: AtomicU32::new(0),
             }),
             network: Arc::default(),
