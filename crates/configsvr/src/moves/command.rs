@@ -293,9 +293,13 @@ impl Wanted {
                 }
             }
             What::Range(min, max) => {
-                let bound = |given: &Option<DocBuf>| {
-                    let given = given.as_ref().map(|bound| pattern.bound(bound.as_doc()));
-                    given.transpose()
+                let bound = |given: &Option<DocBuf>| match given {
+                    Some(given) => {
+                        let bound = pattern.bound(given.as_doc())?;
+                        check_bound(pattern, given.as_doc())?;
+                        Ok::<_, Fault>(Some(bound))
+                    }
+                    None => Ok(None),
                 };
                 let (min, max) = (bound(min)?, bound(max)?);
                 let range = match (min, max) {
@@ -334,6 +338,31 @@ impl Wanted {
         });
         given.cloned()
     }
+}
+
+/// Refuses a bound with values that no shard key lies beside, or that are no hashes.
+fn check_bound(pattern: &ShardKeyPattern, bound: Doc<'_>) -> Result<(), Fault> {
+    for (field, element) in pattern.fields().iter().zip(bound.iter()) {
+        let value = element.value();
+        let is_end = matches!(value, ValueRef::MinKey | ValueRef::MaxKey);
+        let is_hash = matches!(value, ValueRef::Int64(_) | ValueRef::Int32(_));
+        let fits = match field.hashed {
+            true => is_end || is_hash,
+            false => !is_no_key(value) && !matches!(value, ValueRef::Regex { .. }),
+        };
+        if !fits {
+            return Err(Fault::new(
+                Code::BAD_VALUE,
+                format!(
+                    "no shard key has '{}' in the field '{}' of the bound {}",
+                    value.kind().name(),
+                    field.path,
+                    document_quoted(bound)
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Values that no shard key has.

@@ -76,7 +76,24 @@ async fn what_cannot_be_moved_is_refused() {
             admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1', often: true} => 40415
             admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'nowhere'} => 70
             admin {moveRange: 'test.birds', min: {b: 0}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', min: {a: 0, b: 0}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', min: {}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', max: {b: 0}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', min: {a: [1]}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', max: {a: []}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', min: {a: /x/}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', min: {a: undefined}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.birds', max: 'far', toShard: 'shard1'} => 14
+            admin {moveRange: 'test.birds', min: [{a: 0}], toShard: 'shard1'} => 14
+            admin {moveRange: 'test.birds', min: {a: 4}, max: {a: 4}, toShard: 'shard1'} => 72
+            admin {moveRange: 'test.birds', min: {a: MaxKey}, toShard: 'shard1'} => 72
+            admin {moveRange: 'test.birds', max: {a: MinKey}, toShard: 'shard1'} => 72
             admin {moveRange: 'test.birds', min: {a: 8}, max: {a: 4}, toShard: 'shard1'} => 72
+            # Of a hashed key bounds are hashes.
+            admin {shardCollection: 'test.hashed', key: {a: 'hashed'}} => {}
+            admin {moveRange: 'test.hashed', min: {a: 'text'}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.hashed', min: {a: 1.5}, toShard: 'shard1'} => 2
+            admin {moveRange: 'test.hashed', max: {a: null}, toShard: 'shard1'} => 2
             admin {moveRange: 'test.birds', min: {a: 5}, max: {a: 15}, toShard: 'shard1'} => 72
             admin {moveChunk: 'test.birds', find: {a: 5}} => 40414
             admin {moveChunk: 'test.birds', to: 'shard1'} => 72
@@ -492,4 +509,46 @@ async fn changes_wait_for_a_primary_no_longer_than_they_may() {
             ",
         )
         .await;
+}
+
+/// ⚑ Of two moves at once the one that is committed later counts from a later time, whatever was waited for before.
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_have_times_in_their_order() {
+    const ROUNDS: usize = 12;
+    let cluster = Cluster::start(3).await;
+    cluster.check(BIRDS).await;
+    for round in 0..ROUNDS {
+        let turned = round % 2 == 1;
+        let there = |to: &str| if turned { "shard0" } else { to }.to_owned();
+        let (one, other) = (
+            MOVE.replace("shard1", &there("shard1")),
+            BESIDE.replace("shard2", &there("shard2")),
+        );
+        cluster.donor.behaves(Manner::Copies);
+        let let_go = async {
+            cluster.donor.was_asked(2 * round + 2).await;
+            cluster.donor.behaves(Manner::Commits);
+        };
+        let (one, other, ()) = tokio::join!(
+            cluster.run("admin", &one),
+            cluster.run("admin", &other),
+            let_go
+        );
+        for reply in [one, other] {
+            assert_eq!(get(&reply, "ok"), Some(&Value::Double(1.0)), "{reply:?}");
+        }
+    }
+    let outcomes = "{find: 'terndb_operations', filter: {validAfter: {$exists: true}}, sort: {'committed.v': 1}, batchSize: 1000}";
+    let reply = cluster.run("config! config", outcomes).await;
+    let found = get(&reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
+    let found = found.and_then(Value::as_array).expect("a batch");
+    let times: Vec<(u32, u32)> = found
+        .iter()
+        .map(|outcome| match outcome.get("validAfter") {
+            Some(Value::Timestamp(seconds, increment)) => (*seconds, *increment),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(times.len(), 2 * ROUNDS);
+    assert!(times.is_sorted_by(|one, next| one < next), "{times:?}");
 }

@@ -38,6 +38,11 @@ async fn reads_see_only_what_is_owned() {
              {find: 'c', filter: {y: 1}, projection: {_id: 0, y: 1}, hint: 'y'} => {cursor: {firstBatch: [{y: 1}, {y: 1}, {y: 1}]}}
              {find: 'c', filter: {y: 1}, projection: {_id: 0, y: 1}, hint: 'yx'} => {cursor: {firstBatch: [{y: 1}, {y: 1}, {y: 1}]}}
              {find: 'c', filter: {$or: [{y: 1}, {z: 80}]}, sort: {y: 1}} => {cursor: {firstBatch: [{_id: 1}, {_id: 4}, {_id: 7}]}}
+             {find: 'c', filter: {$or: [{_id: 10}, {x: 9}, {x: 11}]}} => {cursor: {firstBatch: [{_id: 9}]}}
+             {find: 'c', filter: {y: {$ne: 1}}, sort: {_id: 1}} => {cursor: {firstBatch: [{_id: 2}, {_id: 3}, {_id: 5}, {_id: 6}, {_id: 8}, {_id: 9}]}}
+             {find: 'c', filter: {y: {$ne: 1}}, hint: 'y', projection: {_id: 0, y: 1}} => {cursor: {firstBatch: [{y: 0}, {y: 0}, {y: 0}, {y: 2}, {y: 2}, {y: 2}]}}
+             {count: 'c', query: {x: {$ne: 5}}} => {n: 8}
+             {count: 'c', query: {$or: [{y: {$ne: 1}}, {z: {$ne: 80}}]}} => {n: 9}
              {count: 'c'} => {n: 9}
              {count: 'c', query: {y: 1}} => {n: 3}
              {count: 'c', query: {y: 1}, hint: 'y'} => {n: 3}

@@ -155,6 +155,47 @@ async fn every_kind_of_key_moves() {
     world.close().await;
 }
 
+/// A key of fields within documents, some of which are not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_with_dotted_fields_move() {
+    let world = World::new("{'a.b': 1, 'c.d.e': 1}").await;
+    world
+        .create("{key: {'a.b': 1, 'c.d.e': 1}, name: 'key'}")
+        .await;
+    let documents: Vec<String> = (0..100)
+        .map(|x| match x % 4 {
+            0 => format!("{{_id: {x}, a: {{b: {x}}}}}"),
+            1 => format!("{{_id: {x}, a: {{b: {x}, c: 1}}, c: {{d: {{}}}}}}"),
+            2 => format!("{{_id: {x}, a: {{b: {x}}}, c: {{d: {{e: {x}}}}}}}"),
+            _ => format!("{{_id: {x}, c: {{d: {{e: {x}}}}}}}"),
+        })
+        .collect();
+    world.on(0).insert(&documents).await;
+    let bound = |x: i32, y: &str| format!("{{'a.b': {x}, 'c.d.e': {y}}}");
+    let (low, high) = (bound(20, "MinKey"), bound(62, "62"));
+    let reply = world.moves(0, 1, &low, &high).await;
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    // The last one is the range's end, and stays.
+    let moved = (20..62).filter(|x| x % 4 != 3).count();
+    assert_eq!(world.shown(1).await.len(), moved);
+    assert_eq!(world.shown(0).await.len(), 100 - moved);
+    for number in 0..2 {
+        world.on(number).check_valid("c").await;
+    }
+    world
+        .on(1)
+        .check(
+            "
+            {update: 'c', updates: [{q: {'a.b': 21}, u: {$set: {seen: true}}}]} => {n: 1}
+            {find: 'c', filter: {seen: {$ne: null}}} => {cursor: {firstBatch: [{_id: 21}]}}
+            {insert: 'c', documents: [{_id: 'new', a: {b: 62}, c: {d: {e: 62}}}]} => 13388
+            {insert: 'c', documents: [{_id: 'new', a: {b: 62}, c: {d: {e: 61}}}]} => {n: 1}
+            ",
+        )
+        .await;
+    world.close().await;
+}
+
 /// ⚑ An `_id` is unique among what is owned: also where a document that is not owned has it too.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_that_is_owned_is_met_behind_an_orphan() {
@@ -211,6 +252,18 @@ async fn hashed_keys_move_at_the_borders_of_hashes() {
         .moves(0, 1, "{x: MinKey}", "{x: -9223372036854775807L}")
         .await;
     assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    // And back, with the greatest hash as a bound.
+    for (min, max) in [
+        ("{x: 9223372036854775807L}", "{x: MaxKey}"),
+        ("{x: 0L}", "{x: 9223372036854775807L}"),
+        ("{x: MinKey}", "{x: -9223372036854775807L}"),
+    ] {
+        let reply = world.moves(1, 0, min, max).await;
+        assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    }
+    assert_eq!(world.shown(0).await.len(), 200);
+    assert_eq!(world.shown(1).await.len(), 0);
+    world.on(0).check_valid("c").await;
     world.on(1).check_valid("c").await;
     world.close().await;
 }
