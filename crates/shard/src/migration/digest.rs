@@ -88,10 +88,28 @@ pub(super) struct Follower {
     scanned_rest: Option<ClusterTime>,
     /// The log was followed up to here.
     followed: LogPosition,
-    /// Changes of the stretch that the recipient may not have: their entry, and how many it has.
+    /// Changes of the stretch that the recipient may not have: their entry, and how many it has; or the last of
+    /// several entries, and how many they have.
     ahead: VecDeque<(LogPosition, u64)>,
     /// Keeps the versions that the next entries have replaced.
     pin: Option<HistoryPin>,
+}
+
+/// Entries ahead of a recipient that are counted one by one. A recipient that scans for hours is far behind, and how
+/// far matters only when it is close.
+const AHEAD_MAX: usize = 10_000;
+
+/// Half as many: each two neighbours as one, at the place of the later.
+fn joined(ahead: &VecDeque<(LogPosition, u64)>) -> VecDeque<(LogPosition, u64)> {
+    let (one, other) = (ahead.iter().step_by(2), ahead.iter().skip(1).step_by(2));
+    let pairs = one.zip(other);
+    let mut joined: VecDeque<_> = pairs
+        .map(|((_, first), (at, second))| (*at, first + second))
+        .collect();
+    if ahead.len() % 2 == 1 {
+        joined.extend(ahead.back());
+    }
+    joined
 }
 
 impl Follower {
@@ -253,6 +271,9 @@ impl Follower {
         }
         if changes > 0 {
             self.ahead.push_back((entry.position, changes));
+            if self.ahead.len() > AHEAD_MAX {
+                self.ahead = joined(&self.ahead);
+            }
         }
         if seen.is_empty() {
             return Ok(());
@@ -274,5 +295,24 @@ impl Follower {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joining_keeps_the_sum_and_the_last_place() {
+        for length in [2_u64, 3, 10, 11] {
+            let ahead: VecDeque<_> = (0..length)
+                .map(|at| (LogPosition::new(at), at + 1))
+                .collect();
+            let joined = joined(&ahead);
+            assert_eq!(joined.len() as u64, length.div_ceil(2));
+            let sum = |of: &VecDeque<(LogPosition, u64)>| of.iter().map(|it| it.1).sum::<u64>();
+            assert_eq!(sum(&joined), sum(&ahead));
+            assert_eq!(joined.back().map(|it| it.0), ahead.back().map(|it| it.0));
+        }
     }
 }

@@ -67,7 +67,10 @@ impl Driver {
                 .with("upTo", at.get() as i64)
                 .with("documents", digest.documents as i64)
                 .with("sum", binary(&digest.sum.to_be_bytes()));
-            match self.ask_recipient(finish).await {
+            // ⚑ Nobody's writes wait longer because the recipient is silent.
+            let left = BLOCKED_LIMIT.saturating_sub(began.elapsed());
+            let answered = ask(&self.shard, &*self.recipient, finish, ANSWER_WAIT.min(left)).await;
+            match answered {
                 Ok(report) => {
                     self.note(Fields(report.document()));
                     match report.document().get_str("phase") {
