@@ -92,7 +92,7 @@
 //! | a read at a time goes to the owner of that time | `shard/src/tests/moves/times.rs`, `past.rs`; `cluster/src/authority/tests.rs` |
 //! | a document with several entries comes at its first | `cluster/src/scan/tests/worlds.rs`; `shard/src/tests/emitted_once.rs` |
 //! | a token holds what was delivered | `cluster/src/scan/tests/worlds.rs`, which goes on from tokens |
-//! | and a time floor | travels (`cluster/src/scan/tests.rs`); no test misses it yet |
+//! | and a time floor | `cluster/src/scan/tests/lagging.rs`, `tokens_hold_the_time_floor` |
 
 pub mod donor;
 pub mod pace;
