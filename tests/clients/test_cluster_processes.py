@@ -66,7 +66,7 @@ class Processes(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.directory, True)
         self.config = self.run_role("config", "config")
         self.config.initiate()
-        shards = [self.run_role("shard", f"shard{at}") for at in range(2)]
+        self.shards = shards = [self.run_role("shard", f"shard{at}") for at in range(2)]
         routers = [self.run_role("router", f"router{at}") for at in range(2)]
         self.clients = [connect(f"mongodb://127.0.0.1:{router.port}") for router in routers]
         for client in self.clients:
@@ -162,6 +162,16 @@ class Routers(Processes):
         self.assertEqual(stopping.process.wait(DEADLINE_S), 0)
         self.assertIsNone(mongos.find_one({"_id": name}))
         self.assertEqual(self.clients[0].shop.birds.count_documents({}), number)
+
+
+    def test_collections_are_listed_while_a_shard_is_away(self):
+        self.insist(0, "enableSharding", "shop", primaryShard="shard0")
+        self.insist(0, "shardCollection", "shop.birds", key={"a": "hashed"})
+        self.clients[0].shop.nests.insert_one({})
+        self.shards[1].stop()
+        for client in self.clients:
+            self.assertEqual(sorted(client.shop.list_collection_names()), ["birds", "nests"])
+        self.shards[1].start()
 
 
 @only_terndb

@@ -283,6 +283,71 @@ fn other_fields(bound: Doc<'_>, key: Doc<'_>) -> Fault {
     )
 }
 
+/// The stored zones of a collection with bounds for a key that has more fields: what takes their place.
+pub(crate) async fn refined(
+    tenure: &Tenure,
+    name: &Namespace,
+    key: Doc<'_>,
+) -> Result<Vec<(DocBuf, DocBuf)>, Fault> {
+    let of_name = by("ns", name.as_str());
+    let stored = tenure
+        .store
+        .find(TAGS, of_name.as_doc(), Doc::EMPTY)
+        .await?;
+    let mut refined = Vec::new();
+    for zone in stored {
+        let fields = Fields::of(TAGS, zone.as_doc());
+        let bound = |name| fields.doc(name).map(Doc::to_owned);
+        // One of other fields counts for nothing, before and after.
+        let (Ok(min), Ok(max)) = (extended(bound("min")?, key), extended(bound("max")?, key))
+        else {
+            continue;
+        };
+        let id = DocWriter::new().with("ns", name.as_str()).with("min", &min);
+        let new = DocWriter::new()
+            .with("_id", &id.finish())
+            .with("ns", name.as_str())
+            .with("min", &min)
+            .with("max", &max)
+            .with("tag", fields.text("tag")?)
+            .finish();
+        refined.push((zone, new));
+    }
+    Ok(refined)
+}
+
+/// Refuses zones of a collection that is about to be sharded by a key that they do not fit.
+pub(crate) async fn check_fit(
+    tenure: &Tenure,
+    name: &Namespace,
+    key: Doc<'_>,
+) -> Result<(), Fault> {
+    let of_name = by("ns", name.as_str());
+    for zone in tenure
+        .store
+        .find(TAGS, of_name.as_doc(), Doc::EMPTY)
+        .await?
+    {
+        let fields = Fields::of(TAGS, zone.as_doc());
+        for bound in [fields.doc("min")?, fields.doc("max")?] {
+            let named = bound.iter().map(|field| field.key().to_owned());
+            let wanted = key.iter().map(|field| field.key().to_owned());
+            if !named.eq(wanted) {
+                return Err(Fault::new(
+                    Code::INVALID_OPTIONS,
+                    format!(
+                        "the proposed shard key {} does not match with the shard key of tag range                          {} -->> {} for {name}",
+                        document_quoted(key),
+                        document_quoted(fields.doc("min")?),
+                        document_quoted(fields.doc("max")?),
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The zones of a sharded collection. What does not fit its key counts for nothing.
 pub(crate) async fn of_collection(
     tenure: &Tenure,

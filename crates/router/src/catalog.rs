@@ -1,7 +1,7 @@
 //! What there is: shards, databases, collections, indexes.
 //!
-//! A sharded collection need not be on its database's primary shard, so `listCollections` asks all
-//! shards where a database has any, and takes from the others only what is sharded.
+//! A sharded collection need not be on its database's primary shard: of those that it does not tell,
+//! `listCollections` asks an owner. Shards that have nothing to add are not asked, so they may be away.
 
 use crate::config::Database;
 use crate::failure::Failure;
@@ -111,8 +111,21 @@ async fn list_everywhere(
     shards.sort_by_key(|shard| shard.id != database.primary);
     let mut documents = VecDeque::new();
     let mut seen = BTreeSet::new();
+    let mut owners = None;
     for shard in shards {
         let is_primary = shard.id == database.primary;
+        if !is_primary {
+            if owners.is_none() {
+                let missing = sharded.iter().filter(|name| !seen.contains(*name));
+                owners = Some(owners_of(router, request, missing).await?);
+            }
+            if !owners
+                .as_ref()
+                .is_some_and(|owners| owners.contains(&shard.id))
+            {
+                continue;
+            }
+        }
         let mut writer = fields_without(request.body(), &["cursor"]);
         writer.begin_document("cursor").end();
         if is_primary {
@@ -139,6 +152,26 @@ async fn list_everywhere(
     let options = cursor_options(request.body());
     let reply = router.first_batch(listing, merge, options).await?;
     Ok(with_id_first(reply.document()))
+}
+
+/// For each of these collections a shard that has it, if the listing may name it.
+async fn owners_of(
+    router: &Router,
+    request: &Request,
+    names: impl Iterator<Item = &String>,
+) -> Result<BTreeSet<ShardId>, Failure> {
+    let filter = request.body().get_doc("filter").unwrap_or(Doc::EMPTY);
+    let is_asked_for = |name: &str| match filter.get("name") {
+        Some(ValueRef::String(one)) => one == name,
+        _ => true,
+    };
+    let mut owners = BTreeSet::new();
+    for name in names.filter(|name| is_asked_for(name)) {
+        let namespace = Namespace::new(request.database(), name)?;
+        let route = router.routing.route(&namespace, false).await?;
+        owners.extend(route.and_then(|route| route.all().into_iter().next()));
+    }
+    Ok(owners)
 }
 
 /// The order in which MongoDB writes this command's cursor.

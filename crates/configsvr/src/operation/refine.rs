@@ -4,7 +4,7 @@
 //!   prepare  the new key continues the old one; every owner has an index that begins with it
 //!   announce every owner looks whether its documents fit the new key, and lets none in that does not
 //!   │           one refuses? ──► withdraw: as if nothing had been said
-//!   decide   a new incarnation: the collection's document, one entry
+//!   decide   a new incarnation: the collection's document, and its zones with the new fields, one entry
 //!   shards   owners take over key and version; what they own stays the same
 //!   chunks   their stored bounds get the new fields, some with each entry
 //! ```
@@ -17,12 +17,13 @@
 use super::{Context, Operation, Step};
 use crate::collection;
 use crate::commit::{Commit, by};
-use crate::documents::{self, CHUNKS, COLLECTIONS, Fields, as_time, uuid_value};
+use crate::documents::{self, CHUNKS, COLLECTIONS, Fields, TAGS, as_time, uuid_value};
 use crate::error::Fault;
 use crate::placement;
 use crate::queue::Claim;
 use crate::server::ok;
 use crate::tenure::{Plan, Tenure};
+use crate::zones;
 use cluster::authority::{Expected, Request};
 use cluster::routing::RoutingTable;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
@@ -189,6 +190,7 @@ impl Refine {
     async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
         self.phase = Phase::Decided;
         let here = &*self;
+        let zones = zones::refined(context.tenure, &here.namespace, here.key.as_doc()).await?;
         let incarnation = Incarnation {
             epoch: here.epoch,
             began: here.began,
@@ -221,6 +223,12 @@ impl Refine {
                 placement::expect_unchanged(&mut commit, entry);
                 let id = by("_id", here.namespace.as_str());
                 commit.put(COLLECTIONS, id.as_doc(), new.document.as_doc());
+                for (before, after) in &zones {
+                    if let Some(id) = before.get("_id") {
+                        commit.delete(TAGS, by("_id", id).as_doc());
+                    }
+                    commit.insert(TAGS, after.as_doc());
+                }
                 context.write_state(here, &mut commit);
                 Ok(Plan {
                     commit,

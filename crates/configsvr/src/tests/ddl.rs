@@ -465,3 +465,29 @@ async fn chunks_begin_at_decimals() {
         )
         .await;
 }
+
+/// Zones have the fields of the key, whatever becomes of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn zones_follow_the_key() {
+    let cluster = Cluster::start(2).await;
+    cluster
+        .check(
+            "
+            admin {addShardToZone: 'shard0', zone: 'low'} => {}
+            admin {addShardToZone: 'shard1', zone: 'high'} => {}
+            admin {shardCollection: 'test.c', key: {a: 1}} => {}
+            admin {updateZoneKeyRange: 'test.c', min: {a: MinKey}, max: {a: 10}, zone: 'low'} => {}
+            admin {updateZoneKeyRange: 'test.c', min: {a: 10}, max: {a: MaxKey}, zone: 'high'} => {}
+            test {createIndexes: 'c', indexes: [{key: {a: 1, b: 1}, name: 'ab'}]} => {}
+            admin {refineCollectionShardKey: 'test.c', key: {a: 1, b: 1}} => {}
+            config! config {find: 'tags', sort: {min: 1}} => {cursor: {firstBatch: [{_id: {ns: 'test.c', min: {a: MinKey, b: MinKey}}, min: {a: MinKey, b: MinKey}, max: {a: 10, b: MinKey}, tag: 'low'}, {_id: {min: {a: 10, b: MinKey}}, max: {a: MaxKey, b: MaxKey}, tag: 'high'}]}}
+            # Of a collection that is sharded only now they must have them.
+            admin {updateZoneKeyRange: 'test.d', min: {a: 1}, max: {a: 5}, zone: 'low'} => {}
+            admin {shardCollection: 'test.d', key: {x: 1}} => 72
+            admin {shardCollection: 'test.d', key: {a: 1, b: 1}} => 72
+            admin {shardCollection: 'test.d', key: {a: 1}} => {}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            ",
+        )
+        .await;
+}
