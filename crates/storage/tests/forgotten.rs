@@ -364,10 +364,28 @@ fn a_copy_shows_the_same() {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// Removes nothing by itself, and does something right after the next snapshot was taken.
+/// What is done around the next snapshot.
+#[derive(Clone, Default)]
+struct Hooks {
+    before: Arc<Mutex<Option<Hook>>>,
+    after: Arc<Mutex<Option<Hook>>>,
+}
+
+fn set(hook: &Mutex<Option<Hook>>, act: impl FnOnce() + Send + 'static) {
+    *hook.lock().expect("nothing fails") = Some(Box::new(act));
+}
+
+fn run(hook: &Mutex<Option<Hook>>) {
+    let hook = hook.lock().expect("nothing fails").take();
+    if let Some(hook) = hook {
+        hook();
+    }
+}
+
+/// Removes nothing by itself.
 struct Hooked {
     engine: MemoryEngine,
-    hook: Arc<Mutex<Option<Hook>>>,
+    hooks: Hooks,
 }
 
 impl Engine for Hooked {
@@ -378,11 +396,9 @@ impl Engine for Hooked {
     }
 
     fn snapshot(&self) -> Self::Snapshot {
+        run(&self.hooks.before);
         let snapshot = self.engine.snapshot();
-        let hook = self.hook.lock().expect("nothing fails").take();
-        if let Some(hook) = hook {
-            hook();
-        }
+        run(&self.hooks.after);
         snapshot
     }
 
@@ -413,27 +429,48 @@ impl Engine for Hooked {
     }
 }
 
-/// ⚑ What is stored between a sweep's look and its removal stays.
-#[test]
-fn a_sweep_looks_again_before_it_removes() {
-    let hook: Arc<Mutex<Option<Hook>>> = Arc::default();
+fn hooked() -> (Hooks, Arc<Store<Hooked>>) {
+    let hooks = Hooks::default();
     let engine = Hooked {
         engine: MemoryEngine::new(),
-        hook: Arc::clone(&hook),
+        hooks: hooks.clone(),
     };
     let store = Arc::new(Store::open(engine, options()).expect("opens"));
     for part in [b'a', b'b', b'c'] {
         fill(&*store, part, 1);
     }
+    (hooks, store)
+}
+
+/// ⚑ What is stored between a sweep's look and its removal stays.
+#[test]
+fn a_sweep_looks_again_before_it_removes() {
+    let (hooks, store) = hooked();
     forget(&*store);
     let refills = Arc::clone(&store);
-    *hook.lock().expect("nothing fails") = Some(Box::new(move || fill(&*refills, b'b', 2)));
+    set(&hooks.after, move || fill(&*refills, b'b', 2));
     let now = ClusterTime::new(store.applied_time().seconds() + 2000, 0);
     while store.maintain(now, 50).expect("maintained").has_more {}
-    assert!(
-        hook.lock().expect("nothing fails").is_none(),
-        "it was swept"
-    );
+    let is_done = hooks.after.lock().expect("nothing fails").is_none();
+    assert!(is_done, "it was swept");
     assert_eq!(store.forgotten_ranges(COLLECTION), 0);
     check(&*store, &[2]);
+}
+
+/// ⚑ A snapshot heeds marks that come right before it is taken, and those that go right after.
+#[test]
+fn marks_that_come_or_go_around_a_snapshot_are_heeded() {
+    let (hooks, store) = hooked();
+    let other = Arc::clone(&store);
+    set(&hooks.before, move || {
+        forget(&*other);
+        fill(&*other, b'b', 2);
+    });
+    assert_eq!(seen(&store.snapshot(), b'b'), [2]);
+    forget(&*store);
+    let other = Arc::clone(&store);
+    set(&hooks.after, move || maintain(&*other, 2000));
+    let snapshot = store.snapshot();
+    assert_eq!(store.forgotten_ranges(COLLECTION), 0);
+    assert!(seen(&snapshot, b'b').is_empty());
 }
