@@ -92,12 +92,15 @@ pub struct RouterOptions {
     pub session_refresh: Option<Duration>,
     /// How long clients are told that the router is about to stop.
     pub quiesce: Duration,
+    /// What one shard's partial results of one command may weigh: they are kept until all are there.
+    pub partial_bytes_max: usize,
 }
 
 impl RouterOptions {
     /// MongoDB's default.
     pub const SESSION_REFRESH: Duration = Duration::from_secs(300);
     const SHARDS_REFRESH: Duration = Duration::from_secs(30);
+    const PARTIAL_BYTES_MAX: usize = 512 << 20;
 
     pub fn new(host: impl Into<String>) -> RouterOptions {
         RouterOptions {
@@ -105,6 +108,7 @@ impl RouterOptions {
             shards_refresh: RouterOptions::SHARDS_REFRESH,
             session_refresh: Some(RouterOptions::SESSION_REFRESH),
             quiesce: quiesce::QUIESCE,
+            partial_bytes_max: RouterOptions::PARTIAL_BYTES_MAX,
         }
     }
 }

@@ -5,6 +5,7 @@ use super::piece::Piece;
 use super::reported::{Reported, malformed};
 use crate::Router;
 use crate::failure::{Failure, Stale, checked, unreachable};
+use crate::merge::kill_cursor;
 use crate::registry::batch_of;
 use crate::request::fields_without;
 use cluster::routing::RoutingTable;
@@ -73,12 +74,19 @@ impl Asker {
         let Ask::Answered(mut all) = first else {
             return Ok(first);
         };
+        let mut bytes = 0;
         while self.command.whole && !all.ended {
             let Some(cursor) = all.cursor.take() else {
                 break;
             };
+            if bytes > self.router.options.partial_bytes_max {
+                let namespace = self.command.namespace.as_str();
+                kill_cursor(&*cursor.member, namespace, cursor.id).await;
+                return Err(self.too_much(question).into());
+            }
             match self.go_on(question, cursor).await? {
                 Ask::Answered(more) => {
+                    bytes += more.bytes_on_cursor.unwrap_or(0);
                     all.entries.extend(more.entries);
                     all.times.extend(more.times);
                     all.ended = more.ended;
@@ -92,6 +100,16 @@ impl Asker {
             all.place = None;
         }
         Ok(Ask::Answered(all))
+    }
+
+    fn too_much(&self, question: &Question) -> Error {
+        Error::new(
+            Code::EXCEEDED_MEMORY_LIMIT,
+            format!(
+                "the partial results of shard {} are over {} bytes, the most that a router keeps",
+                question.shard, self.router.options.partial_bytes_max
+            ),
+        )
     }
 
     async fn go_on(&self, question: &Question, cursor: OpenCursor) -> Result<Ask, Failure> {

@@ -456,3 +456,26 @@ fn cursors_are_shown_with_their_streams() {
         assert!(shown.contains("shard: \"c\", virtual: true"), "{shown}");
     });
 }
+
+/// What counts as a whole is kept until all of it is there: not without end.
+#[test]
+fn partial_results_have_a_limit() {
+    run(async {
+        let world = World::new();
+        world.insert(&(0..10).collect::<Vec<_>>(), plain).await;
+        let mut group = DocWriter::new().with("aggregate", "birds");
+        group.begin_array("pipeline").push_document();
+        group.begin_document("$group").append("_id", "$k").end();
+        group.end().end().begin_document("cursor").end();
+        let group = group.with("$db", "test").finish();
+        let reply = world.run(group.clone()).await;
+        assert_ne!(reply.get("code"), Some(ValueRef::Int32(146)), "{reply:?}");
+        for key in 0..200 {
+            world.shards["b"].store(bird(key % 10 + 10));
+        }
+        world.asked("b");
+        let reply = world.run(group).await;
+        assert_eq!(reply.get("code"), Some(ValueRef::Int32(146)), "{reply:?}");
+        assert!(world.asked_names("b").contains(&"killCursors".to_owned()));
+    });
+}

@@ -20,6 +20,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 use wire::{BoxFuture, CallError, Endpoint, Handler, Reply, Request, Sequence};
 
+/// What a shard's partial results may weigh.
+const PARTIAL_BYTES_MAX: usize = 10_000;
+
 pub(super) fn incarnation() -> Incarnation {
     Incarnation {
         epoch: ObjectId([7; 12]),
@@ -293,7 +296,8 @@ impl FakeShard {
                 }
                 Reply::from_writer(writer.with("ok", 1.0))
             }
-            "find" => {
+            // Of pipelines only how they are asked for.
+            "find" | "aggregate" => {
                 let part = body.get_doc("_terndbScan").unwrap_or(Doc::EMPTY);
                 let asked = part.get_array("ranges").map(|_| {
                     let bounds = crate::scan::ranges_of(part, "ranges");
@@ -531,7 +535,8 @@ fn router(
 ) -> RouterHandler {
     let reached = shards.clone();
     let connect: Connect = Arc::new(move |id, _| reached[id].clone());
-    let options = RouterOptions::new("router:1");
+    let mut options = RouterOptions::new("router:1");
+    options.partial_bytes_max = PARTIAL_BYTES_MAX;
     RouterHandler(Router::new(config.clone(), connect, options))
 }
 
