@@ -296,6 +296,7 @@ impl Joining<'_> {
             images: None,
             statement: 0,
             part: None,
+            together: None,
         }
         .run()
         .await

@@ -215,6 +215,7 @@ impl Walk<'_> {
     ) -> Result<Option<Batch>, Error> {
         let invocation = self.modification.invocation;
         let writer = Writer {
+            together: None,
             concern: invocation.envelope.write_concern,
             session: invocation.retryable.as_ref(),
             operation: Some(invocation.operation),

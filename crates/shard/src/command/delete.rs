@@ -8,6 +8,7 @@ use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
 use crate::broadcast::Part;
 use crate::session::refuse_multi;
+use crate::write::Together;
 use model::bson::{Doc, Value, ValueRef};
 use model::number::Number;
 use model::{Code, Error, Namespace};
@@ -50,40 +51,52 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
         outcomes.all_failed(statements.len(), stale);
         return WriteReply::from(outcomes).finish(invocation);
     }
-    for (index, statement) in statements.into_iter().enumerate() {
-        if outcomes.is_over() {
-            break;
+    let together = Together::default();
+    let waits_together = (statements.len() > 1).then_some(&together);
+    let ran: Result<(), Error> = async {
+        for (index, statement) in statements.into_iter().enumerate() {
+            if outcomes.is_over() {
+                break;
+            }
+            if together.is_full() {
+                together.applied(invocation.retryable.as_ref()).await?;
+            }
+            let id = ids.of(index);
+            if let Some(retryable) = &invocation.retryable {
+                if statement.multi {
+                    outcomes.failed(index, refuse_multi("limit=0"));
+                    continue;
+                }
+                if retryable.executed(id)?.is_some() {
+                    outcomes.retried(id);
+                    continue;
+                }
+            }
+            let outcome = match let_variables(invocation, variables) {
+                Ok(context) => {
+                    let part = part.as_ref();
+                    statement
+                        .run(invocation, &namespace, context, id, (part, waits_together))
+                        .await
+                }
+                Err(error) => Err(error),
+            };
+            match outcome {
+                Ok(outcome) => {
+                    outcomes.succeeded(outcome.matched);
+                    outcomes.left_behind(outcome.left);
+                    invocation.shard.counters.deleted(outcome.matched);
+                }
+                Err(error) if is_fatal(&error) => return Err(error),
+                Err(error) => outcomes.failed(index, error),
+            }
         }
-        let id = ids.of(index);
-        if let Some(retryable) = &invocation.retryable {
-            if statement.multi {
-                outcomes.failed(index, refuse_multi("limit=0"));
-                continue;
-            }
-            if retryable.executed(id)?.is_some() {
-                outcomes.retried(id);
-                continue;
-            }
-        }
-        let outcome = match let_variables(invocation, variables) {
-            Ok(context) => {
-                let part = part.as_ref();
-                statement
-                    .run(invocation, &namespace, context, id, part)
-                    .await
-            }
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Ok(outcome) => {
-                outcomes.succeeded(outcome.matched);
-                outcomes.left_behind(outcome.left);
-                invocation.shard.counters.deleted(outcome.matched);
-            }
-            Err(error) if is_fatal(&error) => return Err(error),
-            Err(error) => outcomes.failed(index, error),
-        }
+        Ok(())
     }
+    .await;
+    // ⚑ Whatever is answered: nothing of it is under way any more.
+    let settled = together.applied(invocation.retryable.as_ref()).await;
+    ran.and(settled)?;
     if outcomes.changed_nothing() {
         let concern = invocation.envelope.write_concern;
         Box::pin(invocation.shard.sync_what_was_found(concern)).await?;
@@ -139,7 +152,7 @@ impl<'a> Statement<'a> {
         namespace: &Namespace,
         context: QueryContext,
         id: i32,
-        part: Option<&Part>,
+        (part, together): (Option<&Part>, Option<&Together>),
     ) -> Result<Outcome, Error> {
         let selection = Selection::parse(self.filter, self.hint, context)?;
         Modification {
@@ -152,6 +165,7 @@ impl<'a> Statement<'a> {
             images: None,
             statement: id,
             part,
+            together,
         }
         .run()
         .await

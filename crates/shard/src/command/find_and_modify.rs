@@ -125,6 +125,7 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
         }),
         statement,
         part: None,
+        together: None,
     }
     .run()
     .await?;

@@ -16,7 +16,7 @@ use crate::catalog::Collection;
 use crate::read::Candidates;
 use crate::session::{Effect, Image, ImageKind};
 use crate::sharding::{UpdateStatement, is_to_be_read_again, would_leave};
-use crate::write::{Evaluator, Refusal, Version, check_stored, prepare_insert};
+use crate::write::{Evaluator, Refusal, Together, Version, Writer, check_stored, prepare_insert};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::key::RecordKey;
 use model::{Code, Error, Namespace};
@@ -97,6 +97,8 @@ pub(crate) struct Modification<'a> {
     pub(crate) statement: i32,
     /// Which part this shard has, in a write over several.
     pub(crate) part: Option<&'a Part>,
+    /// What the command's statements have appended so far, if they are waited for together.
+    pub(crate) together: Option<&'a Together>,
 }
 
 impl Modification<'_> {
@@ -164,6 +166,11 @@ impl Modification<'_> {
         outcome: &mut Outcome,
     ) -> Result<(), Error> {
         let invocation = self.invocation;
+        let named = is_named(collection, self.selection);
+        // A search sees what is applied.
+        if let (Some(together), false) = (self.together, named) {
+            together.applied(invocation.retryable.as_ref()).await?;
+        }
         let mut candidates = loop {
             let found = Candidates::new(
                 invocation.shard,
@@ -193,16 +200,12 @@ impl Modification<'_> {
                     _ => Ok(()),
                 };
             }
+            let writer = self.writer(named && !self.multi);
             let written = invocation
                 .shard
-                .write_statements(
-                    collection.id,
-                    invocation.envelope.write_concern,
-                    invocation.retryable.as_ref(),
-                    Some(invocation.operation),
-                    &keys,
-                    |evaluator| self.evaluate(evaluator, &keys),
-                )
+                .write_as(writer, collection.id, &keys, |evaluator| {
+                    self.evaluate(evaluator, &keys)
+                })
                 .await?;
             let Some(evaluated) = written else {
                 return Ok(());
@@ -217,6 +220,17 @@ impl Modification<'_> {
                 return Ok(());
             }
             invocation.operation.check()?;
+        }
+    }
+
+    fn writer(&self, together: bool) -> Writer<'_> {
+        let invocation = self.invocation;
+        Writer {
+            concern: invocation.envelope.write_concern,
+            session: invocation.retryable.as_ref(),
+            operation: Some(invocation.operation),
+            term: None,
+            together: self.together.filter(|_| together),
         }
     }
 
@@ -388,12 +402,11 @@ impl Modification<'_> {
             let collection = shard.ensure_collection(self.namespace, operation).await?;
             self.check_stays(&collection, document.as_doc())?;
             let key = collection.record_key_to_insert(document.as_doc());
+            let writer = self.writer(is_named(&collection, self.selection));
             let written = shard
-                .write_statements(
+                .write_as(
+                    writer,
                     collection.id,
-                    self.invocation.envelope.write_concern,
-                    self.invocation.retryable.as_ref(),
-                    Some(self.invocation.operation),
                     std::slice::from_ref(&key),
                     |evaluator| {
                         evaluator.insert(key.clone(), document.clone())?;
@@ -407,6 +420,12 @@ impl Modification<'_> {
             }
         }
     }
+}
+
+/// Whether a record is named, so that nothing is searched for.
+fn is_named(collection: &Collection, selection: &Selection) -> bool {
+    let id = query::plan::id_value(&selection.filter).filter(|_| selection.hint.is_none());
+    id.is_some_and(|id| collection.record_key_of_id(id).is_some())
 }
 
 /// What an update may refer to besides the document: the array position that

@@ -10,6 +10,7 @@ use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
 use crate::broadcast::Part;
 use crate::session::{Effect, incompatible, refuse_multi};
+use crate::write::Together;
 use model::bson::{Array, Doc, Kind, Value, ValueRef};
 use model::{Code, Error, Namespace};
 use query::context::QueryContext;
@@ -53,39 +54,57 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
         outcomes.all_failed(statements.len(), stale);
         return WriteReply::from(outcomes).finish(invocation);
     }
-    for (index, statement) in statements.iter().enumerate() {
-        if outcomes.is_over() {
-            break;
-        }
-        let id = ids.of(index);
-        if let Some(retryable) = &invocation.retryable {
-            if statement.multi {
-                outcomes.failed(index, refuse_multi("multi=true"));
-                continue;
+    let together = Together::default();
+    let waits_together = (statements.len() > 1).then_some(&together);
+    let ran: Result<(), Error> = async {
+        for (index, statement) in statements.iter().enumerate() {
+            if outcomes.is_over() {
+                break;
             }
-            if let Some(effect) = retryable.executed(id)? {
-                answer_from_history(&mut outcomes, index, id, &effect)?;
-                continue;
+            if together.is_full() {
+                together.applied(invocation.retryable.as_ref()).await?;
             }
-        }
-        match statement
-            .run(invocation, &namespace, &context, id, part.as_ref())
-            .await
-        {
-            Ok(outcome) => {
-                let upserted = outcome.upserted.as_ref();
-                outcomes.succeeded(outcome.matched + upserted.map_or(0, |_| 1));
-                outcomes.modified(outcome.modified);
-                if let Some(id) = upserted.and_then(|document| document.get("_id")) {
-                    outcomes.upserted(index, id.to_owned());
+            let id = ids.of(index);
+            if let Some(retryable) = &invocation.retryable {
+                if statement.multi {
+                    outcomes.failed(index, refuse_multi("multi=true"));
+                    continue;
                 }
-                outcomes.left_behind(outcome.left);
-                invocation.shard.counters.updated(outcome.modified);
+                if let Some(effect) = retryable.executed(id)? {
+                    answer_from_history(&mut outcomes, index, id, &effect)?;
+                    continue;
+                }
             }
-            Err(error) if is_fatal(&error) => return Err(error),
-            Err(error) => outcomes.failed(index, error),
+            match statement
+                .run(
+                    invocation,
+                    &namespace,
+                    &context,
+                    id,
+                    (part.as_ref(), waits_together),
+                )
+                .await
+            {
+                Ok(outcome) => {
+                    let upserted = outcome.upserted.as_ref();
+                    outcomes.succeeded(outcome.matched + upserted.map_or(0, |_| 1));
+                    outcomes.modified(outcome.modified);
+                    if let Some(id) = upserted.and_then(|document| document.get("_id")) {
+                        outcomes.upserted(index, id.to_owned());
+                    }
+                    outcomes.left_behind(outcome.left);
+                    invocation.shard.counters.updated(outcome.modified);
+                }
+                Err(error) if is_fatal(&error) => return Err(error),
+                Err(error) => outcomes.failed(index, error),
+            }
         }
+        Ok(())
     }
+    .await;
+    // ⚑ Whatever is answered: nothing of it is under way any more.
+    let settled = together.applied(invocation.retryable.as_ref()).await;
+    ran.and(settled)?;
     if outcomes.changed_nothing() {
         let concern = invocation.envelope.write_concern;
         Box::pin(invocation.shard.sync_what_was_found(concern)).await?;
@@ -200,7 +219,7 @@ impl<'a> Statement<'a> {
         namespace: &Namespace,
         context: &QueryContext,
         id: i32,
-        part: Option<&Part>,
+        (part, together): (Option<&Part>, Option<&Together>),
     ) -> Result<Outcome, Error> {
         let mut context = context.clone();
         if let Some(constants) = self.constants {
@@ -240,6 +259,7 @@ impl<'a> Statement<'a> {
             images: None,
             statement: id,
             part,
+            together,
         }
         .run()
         .await

@@ -2,6 +2,7 @@
 
 mod administration;
 mod apart;
+mod batches;
 mod blocked;
 mod broadcast;
 mod catalog;

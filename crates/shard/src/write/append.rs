@@ -96,6 +96,7 @@ impl Shard {
             session,
             operation,
             term: None,
+            together: None,
         };
         self.write_as(writer, collection, keys, body).await
     }
@@ -146,6 +147,10 @@ impl Shard {
             if let Some(operation) = operation {
                 operation.note_write();
             }
+            if let Some(together) = writer.together {
+                together.add(pending);
+                return Ok(Some(result));
+            }
             pending.await.map_err(crate::error::from_log)?;
             if let Some(session) = session {
                 session.applied();
@@ -179,6 +184,7 @@ impl Shard {
             session,
             operation: None,
             term: None,
+            together: None,
         };
         self.evaluate_for(collections, writer, wanted, body)
     }

@@ -36,4 +36,4 @@ pub(crate) use overlay::Overlay;
 pub(crate) use overlay::Pending;
 pub(crate) use received::Received;
 pub(crate) use several::{Hold, Searched};
-pub(crate) use writer::Writer;
+pub(crate) use writer::{Together, Writer};
