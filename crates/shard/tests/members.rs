@@ -218,23 +218,6 @@ async fn members_elect_replicate_and_hand_over() {
         .await;
     assert_eq!(code(&reply), Some(10107), "{reply}");
     assert!(reply.contains_key("topologyVersion"), "{reply}");
-    // Whether it may write at all is looked at before how, but not before whose it is.
-    let misfits = [
-        (doc! {"readConcern": {"level": "majority"}}, 10107),
-        (doc! {"readConcern": {"level": "foo"}}, 10107),
-        (doc! {"readConcern": 1}, 10107),
-        (doc! {"writeConcern": {"w": 99}}, 10107),
-        (doc! {"writeConcern": 1}, 10107),
-        (doc! {"maxTimeMS": "x"}, 10107),
-        (doc! {"maxTimeMS": "x", "lsid": 1}, 14),
-        (doc! {"$readPreference": {"mode": "foo"}}, 2),
-    ];
-    for (misfit, expected) in misfits {
-        let mut insert = doc! {"insert": "c", "documents": [{"_id": "no"}], "$db": "test"};
-        insert.extend(misfit);
-        let reply = secondary.run(insert.clone()).await;
-        assert_eq!(code(&reply), Some(expected), "{insert}: {reply}");
-    }
     let reply = secondary.run(doc! {"find": "c", "$db": "test"}).await;
     assert_eq!(code(&reply), Some(13435), "{reply}");
     let commitment = doc! {"replSetGetConfig": 1, "commitmentStatus": true};

@@ -101,16 +101,6 @@ impl Envelope {
                 ("$clusterTime", value) => {
                     envelope.cluster_time = Some(cluster_time::parse(value)?);
                 }
-                ("readConcern", value) if command == "aggregate" => {
-                    return Err(Error::new(
-                        Code::TYPE_MISMATCH,
-                        format!(
-                            "BSON field 'aggregate.readConcern' is the wrong type '{}', expected \
-                             type 'object'",
-                            value.kind().name()
-                        ),
-                    ));
-                }
                 ("readConcern", _) => {
                     return Err(Error::new(
                         Code::FAILED_TO_PARSE,

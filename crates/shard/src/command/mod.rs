@@ -310,13 +310,12 @@ pub(crate) async fn dispatch(
     let answer = match Envelope::parse(request.name(), request.body()) {
         // Whatever else is wrong with it.
         Err(_) if !placement::may_exist(request.name()) => Err(not_found(request.name())),
-        Err(error) => Err(shard.refused_first(request, error)),
+        Err(error) => Err(error),
         Ok(mut envelope) => {
             if let Some(defaults) = shard.replica_set.defaults() {
                 envelope.apply_defaults(request.name(), &defaults);
             }
             confirmation = envelope.confirmation.take();
-            confirmation = confirmation.filter(|_| placement::awaits_members(request));
             is_retryable = envelope.transaction_number.is_some();
             answer(shard, connection, request, &operation, envelope).await
         }

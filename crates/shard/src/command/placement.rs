@@ -11,7 +11,7 @@ use super::envelope::Envelope;
 use super::not_found;
 use crate::Shard;
 use crate::replica_set::Topology;
-use model::bson::{DocWriter, Kind, ObjectId, ValueRef};
+use model::bson::{DocWriter, ObjectId, ValueRef};
 use model::{Code, Error};
 use replication::Role;
 use std::time::{Duration, Instant};
@@ -188,36 +188,6 @@ impl Shard {
         }
     }
 
-    /// The error of a command with a bad envelope. A member looks whether it may write at all before it reads
-    /// how: drivers send elsewhere what is refused for the first reason.
-    pub(crate) fn refused_first(&self, request: &Request, error: Error) -> Error {
-        let name = request.name();
-        if placement(name) != Placement::Primary {
-            return error;
-        }
-        let mut rest = DocWriter::new();
-        for element in request.body().iter() {
-            let read_later = match element.key() {
-                "readConcern" | "maxTimeMS" => true,
-                // Parsed with the command where it is one of its own fields.
-                "writeConcern" => {
-                    element.kind() == Kind::Document || !name.eq_ignore_ascii_case("findAndModify")
-                }
-                _ => false,
-            };
-            if !read_later {
-                rest.append_element(&element);
-            }
-        }
-        match Envelope::parse(name, rest.finish().as_doc()) {
-            Ok(envelope) => self
-                .check_placement(request, &envelope)
-                .err()
-                .unwrap_or(error),
-            Err(_) => error,
-        }
-    }
-
     fn check_readable(&self) -> Result<(), Error> {
         let topology = self.replica_set.topology();
         let is_member = topology
@@ -339,11 +309,6 @@ fn is_worth_a_retry(code: Code) -> bool {
 /// Whether only a primary can have answered it.
 pub(crate) fn needs_primary(request: &Request) -> bool {
     placement(request.name()) == Placement::Primary || writes_documents(request)
-}
-
-/// Whether it waits for the members that its write concern names: a pipeline that only reads does not.
-pub(crate) fn awaits_members(request: &Request) -> bool {
-    request.name() != "aggregate" || writes_documents(request)
 }
 
 /// Whether a pipeline ends by writing.

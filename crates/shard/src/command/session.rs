@@ -3,7 +3,7 @@
 //! Ending a session is a word of its client that it is done: what belongs to it
 //! goes with the next refresh. Killing ends its operations and cursors now.
 
-use super::arguments::{arguments, missing};
+use super::arguments::missing;
 use super::{Answer, Invocation, finish};
 use crate::session::SessionId;
 use model::bson::{Array, Doc, ValueRef};
@@ -76,14 +76,7 @@ fn listed_sessions(
         .collect()
 }
 
-/// The commands that drivers send take nothing else; those that kill do not look.
-fn refuse_unknown_fields(invocation: &Invocation<'_>, command: &str) -> Result<(), Error> {
-    let first = arguments(command, invocation.request.body()).next();
-    first.map_or(Ok(()), |unknown| Err(unknown.unknown()))
-}
-
 pub(crate) fn refresh_sessions(invocation: &Invocation<'_>) -> Answer {
-    refuse_unknown_fields(invocation, "refreshSessions")?;
     let shard = invocation.shard;
     let now_ms = shard.clock.now_ms();
     let path = "refreshSessions.refreshSessionsFromClient";
@@ -94,7 +87,6 @@ pub(crate) fn refresh_sessions(invocation: &Invocation<'_>) -> Answer {
 }
 
 pub(crate) fn end_sessions(invocation: &Invocation<'_>) -> Answer {
-    refuse_unknown_fields(invocation, "endSessions")?;
     let path = "endSessions.endSessionsFromClient";
     for session in listed_sessions(invocation, "endSessions", path)? {
         invocation.shard.session_cache.end(session);
