@@ -89,7 +89,8 @@ fn rows_about_members_agree_with_three_of_the_oracle() {
     tables.retain(|table| !table.groups.is_empty());
     assert_eq!(tables.len(), ABOUT_MEMBERS.len());
     let (_oracle, _target, pair) = servers("members");
-    check(&run_tables(&pair, &tables, None, 2));
+    // One after the other: rows that kill all sessions would end the waits of others for a majority.
+    check(&run_tables(&pair, &tables, None, 1));
 }
 
 #[test]
