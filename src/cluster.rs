@@ -73,7 +73,9 @@ pub async fn serve(settings: UpSettings) -> Result<()> {
         .host
         .clone()
         .unwrap_or_else(|| reachable(address).to_string());
-    let options = router_options(&settings, &host)?;
+    let scratch = settings.scratch.clone();
+    let scratch = scratch.unwrap_or_else(|| settings.data.join("scratch"));
+    let options = router_options(&settings, &host, scratch)?;
     let router = Router::new(config, reach.connect(), options);
     let background = router.spawn_background();
     let Running {

@@ -27,6 +27,11 @@ pub struct UpOptions {
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
 
+    /// Directory in which a router puts what does not fit into memory, while a command needs it [default: the
+    /// system's for temporary files; with --shards, one in the data directory]
+    #[arg(long, value_name = "DIR")]
+    pub scratch: Option<PathBuf>,
+
     /// Name of the replica set that the server is [default: terndb]
     #[arg(long, value_name = "NAME")]
     pub replica_set: Option<String>,
@@ -84,6 +89,7 @@ pub struct UpSettings {
     pub port: u16,
     pub bind: IpAddr,
     pub data: PathBuf,
+    pub scratch: Option<PathBuf>,
     pub replica_set: String,
     pub members: u16,
     pub shards: u16,
@@ -149,6 +155,7 @@ impl UpOptions {
                 .data
                 .or(file.data)
                 .unwrap_or_else(|| "terndb-data".into()),
+            scratch: self.scratch.or(file.scratch),
             replica_set: self
                 .replica_set
                 .or(file.replica_set)

@@ -6,11 +6,12 @@
 use crate::configuration::{UpOptions, UpSettings};
 use crate::member::{listen, reachable};
 use crate::reach::Reach;
-use crate::up::{StopSignals, runtime, start_logging};
+use crate::up::{StopSignals, passing_runtime, start_logging};
 use anyhow::{Context, Result, bail};
-use router::{Router, RouterOptions};
+use router::{Router, RouterOptions, prepare_scratch};
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 use wire::Running;
 
@@ -20,7 +21,7 @@ const FINISH: Duration = Duration::from_secs(5);
 pub fn run(options: UpOptions) -> Result<()> {
     let settings = options.settle()?;
     start_logging(settings.log_level);
-    runtime()?.block_on(serve(settings))
+    passing_runtime()?.block_on(serve(settings))
 }
 
 async fn serve(settings: UpSettings) -> Result<()> {
@@ -35,7 +36,8 @@ async fn serve(settings: UpSettings) -> Result<()> {
         .clone()
         .unwrap_or_else(|| reachable(address).to_string());
     let reach = Reach::default();
-    let options = router_options(&settings, &host)?;
+    let scratch = settings.scratch.clone().unwrap_or_else(std::env::temp_dir);
+    let options = router_options(&settings, &host, scratch)?;
     let router = Router::new(reach.set(config), reach.connect(), options);
     let background = router.spawn_background();
     let Running {
@@ -58,9 +60,16 @@ async fn serve(settings: UpSettings) -> Result<()> {
     Ok(())
 }
 
-/// Of the parameters, those about sessions concern a router.
-pub fn router_options(settings: &UpSettings, host: &str) -> Result<RouterOptions> {
+/// Of the parameters, some concern a router. Its directory is made ready.
+pub fn router_options(
+    settings: &UpSettings,
+    host: &str,
+    scratch: PathBuf,
+) -> Result<RouterOptions> {
+    prepare_scratch(&scratch)
+        .with_context(|| format!("cannot use the directory {}", scratch.display()))?;
     let mut options = RouterOptions::new(host);
+    options.scratch = scratch;
     let mut disabled = false;
     for (name, value) in &settings.parameters {
         match name.as_str() {
@@ -80,6 +89,16 @@ pub fn router_options(settings: &UpSettings, host: &str) -> Result<RouterOptions
             }
             "disableLogicalSessionCacheRefresh" => {
                 disabled = matches!(value.as_str(), "true" | "1");
+            }
+            "allowDiskUseByDefault" => {
+                options.disk_use = matches!(value.as_str(), "true" | "1");
+            }
+            "internalDocumentSourceGroupMaxMemoryBytes" => {
+                options.memory_bytes_max = value
+                    .parse()
+                    .ok()
+                    .filter(|bytes| *bytes > 0)
+                    .with_context(|| format!("{name} is {value:?}, but must be a whole number"))?;
             }
             _ => {}
         }

@@ -43,12 +43,14 @@ def orphans_removed_at_once(shard):
 
 class ClusterProgram(unittest.TestCase):
     maxDiff = None
+    # What the cluster is told beside the number of its shards.
+    OPTIONS = ()
 
     @classmethod
     def setUpClass(cls):
         cls.directory = Path(tempfile.mkdtemp(prefix="terndb-cluster-"))
         cls.addClassCleanup(shutil.rmtree, cls.directory, True)
-        cls.server = Process(cls.directory / "data", "--shards", "3")
+        cls.server = Process(cls.directory / "data", "--shards", "3", *cls.OPTIONS)
         cls.addClassCleanup(cls.server.errors.close)
         cls.client = connect(cls.server.uri)
         cls.addClassCleanup(cls.client.close)

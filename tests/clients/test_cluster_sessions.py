@@ -112,7 +112,7 @@ class ClusterSessions(unittest.TestCase):
 
     def is_lost_quietly(self, cursor):
         """Whether the router has closed a cursor, without using its session."""
-        idle = [{"$currentOp": {"localOps": True, "idleCursors": True}}]
+        idle = [{"$currentOp": {"localOps": True, "idleCursors": True}}, {"$match": {"type": "idleCursor"}}]
         return cursor not in [found["cursor"]["cursorId"] for found in self.client.admin.aggregate(idle)]
 
     def test_expired_sessions_lose_their_cursors_everywhere(self):

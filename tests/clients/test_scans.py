@@ -9,6 +9,7 @@ million that the design is made for."""
 import contextlib
 import os
 import threading
+import time
 import unittest
 from collections import Counter
 
@@ -16,7 +17,7 @@ import pymongo
 from bson.min_key import MinKey
 from pymongo.errors import PyMongoError
 
-from server import connect, only_terndb
+from server import DEADLINE_S, connect, only_terndb
 from test_cluster import ClusterProgram
 
 DOCUMENTS = int(os.environ.get("TERNDB_SCAN_DOCUMENTS", "6000"))
@@ -365,6 +366,18 @@ class CollectionsThatGoAway(ClusterProgram):
         self.client.scans.drop_collection("c")
         self.check_killed(cursor)
 
+    def test_tokens_of_what_is_gone(self):
+        drops = [lambda: self.client.scans.drop_collection("c"), lambda: self.client.drop_database("scans")]
+        for drop in drops:
+            self.cursor().close()
+            ask = {"batchSize": 100, "$_requestResumeToken": True}
+            first = self.client.scans.command("find", "c", **ask)["cursor"]
+            drop()
+            for field in ("$_resumeAfter", "$_startAt"):
+                with self.assertRaises(pymongo.errors.OperationFailure) as refused:
+                    self.client.scans.command("find", "c", **ask, **{field: first["postBatchResumeToken"]})
+                self.assertEqual(refused.exception.code, 175)
+
     def test_renamed(self):
         cursor = self.cursor()
         self.client.admin.command("renameCollection", "scans.c", to="scans.d")
@@ -465,6 +478,184 @@ class CursorsAreShown(ClusterProgram):
 
     def is_hopping(self, hops):
         return any(stream["hops"] >= hops for stream in self.shown()["streams"])
+
+
+@only_terndb
+class IdleCursors(ClusterProgram):
+    """A cursor that nobody reads holds a position and no snapshot: what a shard gave away is removed beside it."""
+
+    def setUp(self):
+        super().setUp()
+        self.shard("scans.c", k=1)
+        self.collection = self.client.scans.c
+        self.collection.insert_many([{"_id": number, "k": number, "rank": -number} for number in range(2000)])
+        self.collection.create_index("rank")
+        [chunk] = self.chunks()
+        self.donor = chunk["shard"]
+        self.others = [shard for shard in SHARDS if shard != self.donor]
+        self.direct = self.connect_to(self.donor)
+        # What is removed is kept for nobody.
+        names = {"orphanCleanupDelaySecs": 0, "minSnapshotHistoryWindowInSeconds": 0}
+        for shard in SHARDS:
+            client = self.connect_to(shard)
+            for name, value in names.items():
+                before = client.admin.command("getParameter", 1, **{name: 1})[name]
+                client.admin.command("setParameter", 1, **{name: value})
+                self.addCleanup(client.admin.command, "setParameter", 1, **{name: before})
+
+    def chunks(self):
+        uuid = self.client.config.collections.find_one({"_id": "scans.c"})["uuid"]
+        return list(self.client.config.chunks.find({"uuid": uuid}))
+
+    def connect_to(self, name):
+        host = self.client.config.shards.find_one({"_id": name})["host"].split("/")[1]
+        client = connect(f"mongodb://{host}/?directConnection=true")
+        self.addCleanup(client.close)
+        return client
+
+    def give_away(self, low, shard):
+        """Moves a range, and sees it removed where it was."""
+        self.client.admin.command("moveRange", "scans.c", min={"k": low}, toShard=shard)
+        for client in (self.client, self.direct):
+            client.admin.command("cleanupOrphaned", "scans.c")
+        self.assertEqual(self.direct.config.rangeDeletions.count_documents({}), 0)
+
+    def stored(self):
+        """What the donor still has, owned or not."""
+        return self.direct.scans.command("validate", "c")["nrecords"]
+
+    def test_deletions_do_not_wait(self):
+        size = 100
+        router = {
+            "as it comes": self.collection.find(batch_size=size),
+            "sorted": self.collection.find(batch_size=size).sort("rank", 1),
+            "sorted by the shard": self.collection.find(batch_size=size).sort([("rank", 1), ("k", 1)]),
+            "made": self.collection.aggregate([{"$project": {"k": 1}}], batchSize=size),
+        }
+        found = {name: [next(cursor)["_id"] for _ in range(150)] for name, cursor in router.items()}
+        direct = self.direct.scans.c.find(batch_size=size)
+        for _ in range(150):
+            next(direct)
+        self.give_away(1000, self.others[0])
+        self.give_away(MinKey(), self.others[1])
+        self.assertEqual(self.stored(), 0)
+        # A shard's own cursor is told that it is over; it kept nobody from anything.
+        with self.assertRaises(pymongo.errors.OperationFailure) as killed:
+            list(direct)
+        self.assertEqual(killed.exception.code, 175)
+        for name, cursor in router.items():
+            with self.subTest(name):
+                found[name] += [one["_id"] for one in cursor]
+                self.assertEqual(Counter(found[name]), Counter(range(2000)))
+                if name.startswith("sorted"):
+                    self.assertEqual(found[name], list(reversed(range(2000))))
+
+
+@only_terndb
+class ManyRanges(ClusterProgram):
+    """Thousands of ranges on each shard, none touching the next: what is asked for stays short while some move."""
+
+    CHUNKS = 3000
+    DOCUMENTS = 3000
+
+    def setUp(self):
+        super().setUp()
+        self.client.admin.command("shardCollection", "scans.c", key={"k": "hashed"}, numInitialChunks=self.CHUNKS)
+        self.collection = self.client.scans.c
+        self.collection.insert_many([{"_id": number, "k": number, "rank": -number} for number in range(self.DOCUMENTS)])
+        self.collection.create_index("rank")
+        uuid = self.client.config.collections.find_one({"_id": "scans.c"})["uuid"]
+        self.chunks = list(self.client.config.chunks.find({"uuid": uuid}).sort("min", 1))
+        self.assertEqual(len(self.chunks), self.CHUNKS)
+
+    def move(self, at):
+        """The chunk goes on to the next shard."""
+        chunk = self.chunks[at]
+        chunk["shard"] = SHARDS[(SHARDS.index(chunk["shard"]) + 1) % len(SHARDS)]
+        self.client.admin.command(
+            "moveRange", "scans.c", min=chunk["min"], max=chunk["max"], toShard=chunk["shard"]
+        )
+
+    def test_every_document_comes_once(self):
+        for sort in (None, [("rank", 1)]):
+            with self.subTest(sort):
+                cursor = self.collection.find(batch_size=200, sort=sort)
+                found = [next(cursor)["_id"] for _ in range(300)]
+                for at in (1, 2, 1501):
+                    self.move(at)
+                found += [next(cursor)["_id"] for _ in range(1000)]
+                self.move(1)
+                found += [one["_id"] for one in cursor]
+                self.assertEqual(Counter(found), Counter(range(self.DOCUMENTS)))
+                if sort:
+                    self.assertEqual(found, list(reversed(range(self.DOCUMENTS))))
+
+    def test_tokens_are_short(self):
+        found, token = [], None
+        while token is None or token:
+            after = {"$_resumeAfter": token} if token else {}
+            asked = {"batchSize": 500, "singleBatch": True, "$_requestResumeToken": True}
+            cursor = self.client.scans.command({"find": "c", **asked, **after})["cursor"]
+            found += [one["_id"] for one in cursor["firstBatch"]]
+            token = cursor["postBatchResumeToken"]
+            self.assertLess(len(token.get("terndbScan", b"")), 2000)
+            self.move(len(found) % 10)
+        self.assertEqual(Counter(found), Counter(range(self.DOCUMENTS)))
+
+
+@only_terndb
+class PartialResults(ClusterProgram):
+    """Groups of all shards that a router does not hold in memory go through its files."""
+
+    DOCUMENTS = 4000
+    OPTIONS = ("--set-parameter", "internalDocumentSourceGroupMaxMemoryBytes=150000")
+
+    def setUp(self):
+        super().setUp()
+        self.shard("scans.c", k="hashed")
+        self.collection = self.client.scans.c
+        documents = [{"_id": number, "k": number, "g": number % 1000, "t": "x" * 300} for number in range(self.DOCUMENTS)]
+        self.collection.insert_many(documents)
+
+    def spilled(self):
+        return self.client.admin.command("serverStatus")["shardingStatistics"]["elasticScans"]["streamsSpilled"]
+
+    def test_groups(self):
+        before = self.spilled()
+        group = {"_id": "$g", "n": {"$sum": 1}, "ids": {"$push": "$_id"}, "t": {"$first": "$t"}}
+        found = list(self.collection.aggregate([{"$group": group}], batchSize=50))
+        self.assertGreater(self.spilled(), before)
+        self.assertEqual(len(found), 1000)
+        for one in found:
+            expected = list(range(one["_id"], self.DOCUMENTS, 1000))
+            self.assertEqual((one["n"], sorted(one["ids"]), one["t"]), (4, expected, "x" * 300))
+        self.assertEqual(list((self.directory / "data" / "scratch").iterdir()), [])
+        with self.assertRaises(pymongo.errors.OperationFailure) as refused:
+            self.collection.aggregate([{"$group": group}], allowDiskUse=False)
+        self.assertEqual(refused.exception.code, 292)
+
+
+@only_terndb
+class RemovedShards(ClusterProgram):
+    """A shard is drained and leaves the cluster while a cursor stands on it."""
+
+    def test_every_document_comes_once(self):
+        self.client.admin.command("enableSharding", "scans", primaryShard="shard0")
+        self.shard("scans.c", k=1)
+        self.client.scans.c.insert_many([{"_id": number, "k": number} for number in range(1000)])
+        self.client.admin.command("moveRange", "scans.c", min={"k": 500}, toShard="shard1")
+        self.client.admin.command("moveRange", "scans.c", min={"k": 700}, toShard="shard2")
+        cursors = [self.client.scans.c.find(batch_size=50, sort=sort) for sort in (None, [("k", -1)])]
+        found = [[next(cursor)["_id"] for _ in range(60)] for cursor in cursors]
+        left = None
+        deadline = time.monotonic() + DEADLINE_S
+        while left != "completed":
+            self.assertLess(time.monotonic(), deadline)
+            left = self.client.admin.command("removeShard", "shard2")["state"]
+        for cursor, numbers in zip(cursors, found):
+            numbers += [one["_id"] for one in cursor]
+            self.assertEqual(Counter(numbers), Counter(range(1000)))
+        self.assertEqual(found[1], list(reversed(range(1000))))
 
 
 if __name__ == "__main__":

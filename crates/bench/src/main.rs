@@ -7,6 +7,7 @@
 //!  cargo run --release -p bench -- verify --records 1000000        speed of `terndb verify`
 //!  cargo run --release -p bench -- moves                           moves of ranges between shards
 //!  cargo run --release -p bench -- scans                           scans through a router, while ranges move
+//!  cargo run --release -p bench -- chunks                          routing of a million chunks
 //!  cargo run --release -p bench -- help compare                    all options
 //! ```
 //!
@@ -31,11 +32,12 @@
 //! | `command`, `reply`, `connection`, `operations` | requests patched in place, replies checked |
 //! | `loading`, `driver` | filling a server; one measurement |
 //! | `statistics`, `report`, `table` | figures and how they are printed |
-//! | `compare`, `profile`, `idle`, `verify`, `moves`, `scans` | the commands |
-//! | `ranges` | the collection of the last two |
+//! | `compare`, `profile`, `idle`, `verify`, `moves`, `scans`, `chunks` | the commands |
+//! | `ranges` | the collection of moves and scans |
 //!
 //! Left out: several machines, open-loop (fixed rate) load except beside moves, TLS and compression.
 
+mod chunks;
 mod command;
 mod compare;
 mod connection;
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Verify(options) => verify::run(&options),
         Command::Moves(options) => moves::run(&options),
         Command::Scans(options) => scans::run(&options),
+        Command::Chunks(options) => chunks::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

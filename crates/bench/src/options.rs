@@ -25,7 +25,8 @@ use crate::workload::{Durability, Workload};
         cargo run --release -p bench -- idle --connections 10000\n  \
         cargo run --release -p bench -- verify --records 1000000\n  \
         cargo run --release -p bench -- moves --megabytes 300\n  \
-        cargo run --release -p bench -- scans\n\n\
+        cargo run --release -p bench -- scans\n  \
+        cargo run --release -p bench -- chunks\n\n\
         mongod 6.0.5 is looked for at --mongod-binary, $TERNDB_MONGOD, ~/.cache/terndb/mongod;\n\
         terndb at --terndb-binary, else beside this program."
 )]
@@ -48,6 +49,8 @@ pub enum Command {
     Moves(MovesOptions),
     /// Scan a sharded collection at rest and while its ranges move
     Scans(ScansOptions),
+    /// Refresh the routing of a collection of very many chunks
+    Chunks(ChunksOptions),
 }
 
 #[derive(Debug, Args)]
@@ -246,11 +249,45 @@ pub struct ScansOptions {
     /// Documents in each batch; 0 leaves it to the server
     #[arg(long, default_value_t = 1_000)]
     pub batch: u64,
+    /// How the roles of the cluster run
+    #[arg(long, value_enum, default_value_t = Processes::Both)]
+    pub processes: Processes,
     /// Leave `mongod` out
     #[arg(long)]
     pub alone: bool,
     #[command(flatten)]
     pub servers: ServerOptions,
+}
+
+#[derive(Debug, Args)]
+pub struct ChunksOptions {
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(i64).range(2..))]
+    pub chunks: i64,
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    #[command(flatten)]
+    pub servers: ServerOptions,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Processes {
+    /// Each role is a process of its own
+    Apart,
+    /// All roles are in one process (`terndb up --shards`)
+    One,
+    /// One cluster of either kind
+    Both,
+}
+
+impl Processes {
+    /// For each cluster, whether its roles are processes of their own.
+    pub fn apart(self) -> &'static [bool] {
+        match self {
+            Processes::Apart => &[true],
+            Processes::One => &[false],
+            Processes::Both => &[true, false],
+        }
+    }
 }
 
 /// The options of a comparison, with the preset filled in and checked.
@@ -362,7 +399,8 @@ mod tests {
             | Command::Idle(_)
             | Command::Verify(_)
             | Command::Moves(_)
-            | Command::Scans(_) => {
+            | Command::Scans(_)
+            | Command::Chunks(_) => {
                 unreachable!("compare was asked for")
             }
         }

@@ -3,14 +3,15 @@
 //! ```text
 //!   at rest      mongod │ shards read directly, one after the other │ through the router
 //!   under moves  through the router, while a range after the other goes on to the next shard
+//!                (both with each role a process of its own, and with all roles in one: `terndb up --shards`)
 //!   positions    how large a resume token is; what a batch costs from a cursor that is open (getMore)
 //!                and from a position (find with $_resumeAfter), with one document each
 //! ```
 //!
 //! One client, one scan at a time, the same size of batches everywhere. Every scan is counted and its
-//! `_id`s are added up: each document must have come once, also under moves. Scans of the three ways at rest
-//! take turns, so that what slows the machine slows all of them; those under moves come after them. A shard that is read directly shows what it
-//! owns.
+//! `_id`s are added up: each document must have come once, also under moves. Scans of all ways at rest
+//! take turns, so that what slows the machine slows all of them; those under moves come after them. A shard
+//! that is read directly shows what it owns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -51,6 +52,72 @@ struct Seen {
     ids: f64,
 }
 
+/// A cluster that is scanned, and what its scans took.
+struct Side {
+    prefix: &'static str,
+    server: Server,
+    /// Where its ranges begin.
+    ranges: Vec<Option<u64>>,
+    directly: Vec<Scanned>,
+    routed: Vec<Scanned>,
+    moving: Vec<Scanned>,
+    moves: u64,
+}
+
+impl Side {
+    fn start(apart: bool, place: &Place, options: &ScansOptions, records: u64) -> Result<Side> {
+        let (label, prefix) = match apart {
+            true => ("cluster", ""),
+            false => ("process", "one process: "),
+        };
+        let shards = options.shards;
+        let binaries = options.servers.binaries();
+        let server =
+            Server::start_cluster(label, &binaries, place.path(), Shape { shards, apart })?;
+        eprintln!("{label}: loading {records} documents");
+        ranges::load(&server, records)?;
+        let ranges = spread(&mut Cluster::new(&server)?, records, shards)?;
+        Ok(Side {
+            prefix,
+            server,
+            ranges,
+            directly: Vec::new(),
+            routed: Vec::new(),
+            moving: Vec::new(),
+            moves: 0,
+        })
+    }
+
+    fn scan_at_rest(&mut self, options: &ScansOptions, all: Seen, counts: bool) -> Result<()> {
+        let shards = 0..options.shards;
+        let direct = shards.map(|shard| self.server.connect_to_shard(shard));
+        let mut direct: Vec<Connection> = direct.collect::<Result<_>>()?;
+        let directly = scan(&self.server, &mut direct, options, all)?;
+        let routed = scan(&self.server, &mut [self.server.connect()?], options, all)?;
+        if counts {
+            self.directly.push(directly);
+            self.routed.push(routed);
+        }
+        Ok(())
+    }
+
+    fn scan_beside_moves(&mut self, options: &ScansOptions, all: Seen) -> Result<()> {
+        let (scans, moved) = scan_beside_moves(&self.server, &self.ranges, options, all)?;
+        self.moving.extend(scans);
+        self.moves += moved;
+        Cluster::new(&self.server)?.check_count(all.documents)
+    }
+
+    fn rows(&self) -> [(String, &[Scanned]); 3] {
+        [
+            ("shards directly", &*self.directly),
+            ("through the router", &*self.routed),
+            ("through the router, ranges moving", &*self.moving),
+        ]
+        .map(|(name, scans)| (format!("{}{name}", self.prefix), scans))
+    }
+}
+
 pub fn run(options: &ScansOptions) -> Result<()> {
     place::raise_open_files();
     place::warn_if_busy();
@@ -62,61 +129,45 @@ pub fn run(options: &ScansOptions) -> Result<()> {
         documents: records,
         ids: (records * (records - 1) / 2) as f64,
     };
-    let binaries = options.servers.binaries();
-    let shape = Shape {
-        shards: options.shards,
-        apart: true,
-    };
-    let server = Server::start_cluster("cluster", &binaries, place.path(), shape)?;
-    let mut cluster = Cluster::new(&server)?;
-    eprintln!("cluster: loading {records} documents");
-    ranges::load(&server, records)?;
-    let ranges = spread(&mut cluster, records, options.shards)?;
+    let mut sides = Vec::new();
+    for apart in options.processes.apart() {
+        sides.push(Side::start(*apart, &place, options, records)?);
+    }
     let mut mongod = match options.alone {
         true => None,
         false => {
+            let binaries = options.servers.binaries();
             let mongod = Server::start(Product::Mongod, "mongod", &binaries, place.path())?;
             eprintln!("mongod: loading");
             ranges::load(&mongod, records)?;
             Some(mongod)
         }
     };
-    let mut by_way: [Vec<Scanned>; 4] = Default::default();
-    let mut moves = 0;
+    let mut of_mongod = Vec::new();
     // At rest is before any of the rounds with moves: after a move caches are cold, and the removal and
     // the merges that it leaves go on for a while. The round that is not counted warms all caches.
     for round in 0..=options.rounds {
-        let mut at_rest = Vec::new();
         if let Some(mongod) = &mut mongod {
             mongod.resume()?;
-            at_rest.push((0, scan(mongod, &mut [mongod.connect()?], options, all)?));
+            let scanned = scan(mongod, &mut [mongod.connect()?], options, all)?;
             mongod.pause()?;
-        }
-        let shards = 0..options.shards;
-        let direct = shards.map(|shard| server.connect_to_shard(shard));
-        let mut direct: Vec<Connection> = direct.collect::<Result<_>>()?;
-        at_rest.push((1, scan(&server, &mut direct, options, all)?));
-        at_rest.push((2, scan(&server, &mut [server.connect()?], options, all)?));
-        if round > 0 {
-            for (way, scanned) in at_rest {
-                by_way[way].push(scanned);
+            if round > 0 {
+                of_mongod.push(scanned);
             }
         }
+        for side in &mut sides {
+            side.scan_at_rest(options, all, round > 0)?;
+        }
     }
-    for _ in 0..options.rounds {
-        let (scans, moved) = scan_beside_moves(&server, &ranges, options, all)?;
-        by_way[3].extend(scans);
-        moves += moved;
-        cluster.check_count(records)?;
+    for side in &mut sides {
+        for _ in 0..options.rounds {
+            side.scan_beside_moves(options, all)?;
+        }
     }
     let mut table = Table::new(1, &["", "MB/s", "CPU µs per document"]);
-    let names = [
-        "mongod",
-        "shards directly",
-        "through the router",
-        "through the router, ranges moving",
-    ];
-    for (name, scans) in names.iter().zip(&by_way) {
+    let sides_rows = sides.iter().flat_map(Side::rows);
+    let rows = std::iter::once(("mongod".to_owned(), &*of_mongod)).chain(sides_rows);
+    for (name, scans) in rows {
         let rate = scans
             .iter()
             .map(|scan| megabytes / scan.elapsed.as_secs_f64());
@@ -124,18 +175,20 @@ pub fn run(options: &ScansOptions) -> Result<()> {
             .iter()
             .map(|scan| scan.cpu.as_secs_f64() * 1e6 / records as f64);
         table.push(vec![
-            (*name).to_owned(),
+            name,
             with_range(Spread::of(rate)),
             with_range(Spread::of(cpu)),
         ]);
     }
     println!("{}", place::machine());
     print!("{}", table.text());
-    println!("{moves} ranges moved meanwhile");
-    positions(&server, records)?;
-    println!("{}", counters(&mut cluster)?);
-    drop(cluster);
-    server.stop()?;
+    for side in sides {
+        let Side { prefix, moves, .. } = side;
+        println!("{prefix}{moves} ranges moved meanwhile");
+        positions(&side.server, records)?;
+        println!("{}", counters(&mut Cluster::new(&side.server)?)?);
+        side.server.stop()?;
+    }
     if let Some(mut mongod) = mongod {
         mongod.resume()?;
         mongod.stop()?;

@@ -116,7 +116,7 @@ pub struct Server {
     paused: bool,
     /// It is a cluster, whose collections are to be sharded.
     pub sharded: bool,
-    /// Where the shards of a cluster listen, if each is a process of its own.
+    /// Where the shards of a cluster listen.
     shard_ports: Vec<u16>,
 }
 

@@ -7,6 +7,7 @@ use crate::commit::Commit;
 use crate::documents::{self, CHUNKS, CollectionEntry, uuid_value};
 use crate::error::Fault;
 use crate::middle::key_within;
+use crate::moves::command::{asked_key, check_bound};
 use crate::placement::{self, Bounds};
 use crate::queue::{Claim, Patience};
 use crate::server::{ok, text};
@@ -73,10 +74,18 @@ async fn split_in_turn(
     let pattern = &table.pattern;
     let (find, middle) = (command.get_doc("find"), command.get_doc("middle"));
     let bounds = two_bounds(command)?;
+    let given = bounds.iter().flat_map(|(min, max)| [min, max]);
+    for bound in given.map(DocBuf::as_doc).chain(middle) {
+        check_bound(pattern, bound)?;
+    }
     let (point, stored) = match (find, &bounds, middle) {
         (None, None, Some(middle)) => (pattern.bound(middle)?, middle.to_owned()),
         (Some(find), None, None) => {
-            let key = pattern.key_of(find)?;
+            let key = asked_key(pattern, find).ok_or_else(|| {
+                let find = document_quoted(find);
+                invalid(format!("no shard key found in chunk query {find}"))
+            })?;
+            let key = pattern.key_of(key.as_doc())?;
             median(tenure, &entry, &table, &key).await?
         }
         (None, Some((min, max)), None) => {
@@ -145,6 +154,9 @@ async fn merge_in_turn(
 ) -> Result<DocBuf, Fault> {
     let (_, table) = known(tenure, name).await?;
     let pattern = &table.pattern;
+    for bound in [&min, &max] {
+        check_bound(pattern, bound.as_doc())?;
+    }
     let range = KeyRange::new(pattern.bound(min.as_doc())?, pattern.bound(max.as_doc())?);
     let owner = table.find(range.min.as_bytes()).chunk.shard.clone();
     change(tenure, name, "merge", Bounds::new(), |expected| {

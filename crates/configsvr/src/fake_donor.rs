@@ -68,6 +68,17 @@ fn commit_of_primary(asked: &Fields, shard: &str) -> Fields {
     commit
 }
 
+/// What both sides of a move tell of it.
+fn figures() -> Value {
+    let long = |name: &str, number: i64| (name.to_owned(), Value::Int64(number));
+    let to = vec![long("clonedDocs", 7), long("catchUpMillis", 3)];
+    Value::Document(vec![
+        long("clonedDocs", 5),
+        long("commitMicros", 9),
+        ("to".to_owned(), Value::Document(to)),
+    ])
+}
+
 impl FakeDonor {
     /// From now on this is the primary of the config server.
     pub(crate) fn meets(&self, config: Arc<dyn Endpoint>) {
@@ -223,6 +234,7 @@ impl FakeDonor {
                 "reason".to_owned(),
                 Value::String("it was told so".to_owned()),
             ),
+            ("stats".to_owned(), figures()),
             ("ok".to_owned(), Value::Double(1.0)),
         ];
         let reply = DocBuf::from_bytes(encode(&reply)).expect("encoded BSON is valid");

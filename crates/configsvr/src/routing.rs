@@ -21,14 +21,16 @@ use crate::error::Fault;
 use crate::server::text;
 use crate::tenure::Tenure;
 use cluster::routing::{ChunkView, RoutingTable};
-use model::Namespace;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::number::Number;
 use model::version::{ChunkVersion, PlacementVersion};
+use model::{Code, Namespace};
 use std::time::Duration;
 
 /// Chunks in one answer: well below what a message may hold.
 const PAGE: usize = 40_000;
+/// Tables of more chunks are looked through beside the threads that answer requests.
+const AT_ONCE: usize = 1_000;
 /// How long a question waits for an operation under way.
 const WAIT: Duration = Duration::from_secs(5);
 
@@ -55,6 +57,11 @@ pub(crate) async fn answer(tenure: &Tenure, body: Doc<'_>) -> Result<DocBuf, Fau
         sharded.map(|(entry, table)| (entry.clone(), table.clone()))
     };
     match known {
+        Some((entry, table)) if table.chunk_count() > AT_ONCE => {
+            let page = move || page(&entry, &table, question, PAGE);
+            let page = tokio::task::spawn_blocking(page).await;
+            page.map_err(|_| Fault::new(Code::INTERNAL_ERROR, "a page of routing was not made"))?
+        }
         Some((entry, table)) => page(&entry, &table, question, PAGE),
         None => {
             let reply = DocWriter::new().with("sharded", false).with("ok", 1.0);

@@ -3,14 +3,16 @@
 //! ```text
 //!   => {outcome: "committed", version: {e, t, v}, validAfter: Timestamp} | {outcome: "aborted"}
 //!
-//!   {_configsvrOutcome: 1, operation, knowing} => the same, or {outcome: "undecided"}
+//!   {_configsvrOutcome: 1, operation, knowing?} => the same, or {outcome: "undecided"}, or {outcome: "unknown"}
 //! ```
 //!
 //! ⚑ If nothing was decided, *aborted* is written before it is answered; a commit that comes later is
 //! refused.
 //!
 //! `_configsvrOutcome` decides nothing. ⚑ It is answered only where the outcome of another operation, `knowing`, is
-//! known: what was decided before that is known there too, and what is undecided will be decided later.
+//! known: what was decided before that is known there too, and what is undecided will be decided later. Without
+//! one the answer is what a majority knows when it is asked: somebody is about to make something for an operation
+//! that may have ended long ago, and of which nothing is *known* any more.
 
 use crate::commit::{Commit, by};
 use crate::documents::{Fields, OPERATIONS, now_ms, uuid_value};
@@ -38,18 +40,43 @@ pub(crate) async fn settle(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf
 /// What became of an operation that may be undecided, told by who knows of another one.
 pub(crate) async fn outcome(tenure: &Tenure, body: Doc<'_>) -> Result<DocBuf, Fault> {
     let fields = Fields::of(OPERATIONS, body);
-    let (operation, knowing) = (fields.uuid("operation")?, fields.uuid("knowing")?);
+    let operation = fields.uuid("operation")?;
+    if body.get("knowing").is_none() {
+        return confirmed(tenure, operation).await;
+    }
+    let knowing = fields.uuid("knowing")?;
     let state = tenure.state().await?;
     if state.authority.outcome(knowing).is_none() {
         return Err(no_primary());
     }
     Ok(match state.authority.outcome(operation) {
         Some(outcome) => reply(outcome),
-        None => DocWriter::new()
-            .with("outcome", "undecided")
-            .with("ok", 1.0)
-            .finish(),
+        None => without_outcome("undecided"),
     })
+}
+
+/// The same by the document of the operation, as a majority has it.
+async fn confirmed(tenure: &Tenure, operation: OperationId) -> Result<DocBuf, Fault> {
+    let id = by("_id", uuid_value(&operation));
+    let Some(stored) = tenure.store.find_confirmed(OPERATIONS, id.as_doc()).await? else {
+        return Ok(without_outcome("unknown"));
+    };
+    let fields = Fields::of(OPERATIONS, stored.as_doc());
+    if let Some(committed) = stored.as_doc().get_doc("committed") {
+        return Ok(reply(Outcome::Committed {
+            version: PlacementVersion::from_document(committed)?,
+            since: fields.time("validAfter")?,
+        }));
+    }
+    Ok(match fields.flag("aborted") {
+        true => reply(Outcome::Aborted),
+        false => without_outcome("undecided"),
+    })
+}
+
+fn without_outcome(what: &str) -> DocBuf {
+    let reply = DocWriter::new().with("outcome", what);
+    reply.with("ok", 1.0).finish()
 }
 
 /// What whoever asks is told.

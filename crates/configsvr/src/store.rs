@@ -138,11 +138,24 @@ impl Store {
         collection: &str,
         filter: Doc<'_>,
     ) -> Result<Option<DocBuf>, Fault> {
-        let command = DocWriter::new()
-            .with("find", collection)
-            .with("filter", filter)
-            .with("limit", 1)
-            .with("singleBatch", true);
+        self.find_first(find_one(collection, filter)).await
+    }
+
+    /// The same, by a member that a majority says is the primary: nothing that was decided before is missed.
+    pub(crate) async fn find_confirmed(
+        &self,
+        collection: &str,
+        filter: Doc<'_>,
+    ) -> Result<Option<DocBuf>, Fault> {
+        let mut command = find_one(collection, filter);
+        command
+            .begin_document("readConcern")
+            .append("level", "linearizable")
+            .end();
+        self.find_first(command).await
+    }
+
+    async fn find_first(&self, command: DocWriter) -> Result<Option<DocBuf>, Fault> {
         let reply = self.run(command).await?;
         let mut found = Vec::new();
         cursor_batch(reply.as_doc(), &mut found)?;
@@ -150,11 +163,21 @@ impl Store {
     }
 }
 
+fn find_one(collection: &str, filter: Doc<'_>) -> DocWriter {
+    DocWriter::new()
+        .with("find", collection)
+        .with("filter", filter)
+        .with("limit", 1)
+        .with("singleBatch", true)
+}
+
 /// Asks somebody, and takes `ok: 0` and errors of writes for what they are.
 pub(crate) async fn call(endpoint: &dyn Endpoint, body: DocBuf) -> Result<DocBuf, Fault> {
     let request = Request::from_parts(body, Vec::new())?;
     let reply = endpoint.call(request).await.map_err(|lost| match lost {
-        CallError::NotSent(why) => Fault::Unreachable(Error::new(Code::HOST_UNREACHABLE, why)),
+        CallError::NotSent(why) | CallError::NobodyFits(why) => {
+            Fault::Unreachable(Error::new(Code::HOST_UNREACHABLE, why))
+        }
         CallError::OutcomeUnknown(why) => Fault::Unknown(why),
     })?;
     check(reply.into_document())

@@ -11,14 +11,14 @@ use crate::fake_donor::FakeDonor;
 use crate::{ConfigHandler, ConfigServer, Connect};
 use differential::notation::{parse, print, print_fields};
 use differential::value::{Fields, Value, decode, encode, get};
-use model::bson::DocBuf;
+use model::bson::{Doc, DocBuf};
 use parking_lot::Mutex;
 use shard::{LogWindow, ReplicaSetOptions, Shard, ShardOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 use wire::{BoxFuture, CallError, Endpoint, InProcess, Reply, Request};
 
@@ -31,10 +31,15 @@ pub(crate) enum Loss {
     Reply,
 }
 
+/// Whether a message is the one.
+pub(crate) type IsMeant = Box<dyn Fn(Doc<'_>) -> bool + Send + Sync>;
+
 /// What the config server's messages pass.
 pub(crate) struct Wire {
     state: Mutex<WireState>,
     cut: Notify,
+    /// A message that is to wait on its way, and for what.
+    holding: Mutex<Option<(IsMeant, Arc<Semaphore>)>>,
 }
 
 struct WireState {
@@ -71,7 +76,21 @@ impl Wire {
                 overtaking: None,
             }),
             cut: Notify::new(),
+            holding: Mutex::new(None),
         })
+    }
+
+    /// The next message that is meant waits until there is a permit.
+    pub(crate) fn hold(&self, is_meant: IsMeant) -> Arc<Semaphore> {
+        let release = Arc::new(Semaphore::new(0));
+        *self.holding.lock() = Some((is_meant, release.clone()));
+        release
+    }
+
+    fn held(&self, message: Doc<'_>) -> Option<Arc<Semaphore>> {
+        let is_meant = |(is_meant, _): &mut (IsMeant, Arc<Semaphore>)| is_meant(message);
+        let held = self.holding.lock().take_if(is_meant);
+        held.map(|(_, release)| release)
     }
 
     /// From now on so many messages pass.
@@ -189,6 +208,9 @@ impl Endpoint for Wired {
                 let ok = doc.get("ok") == Some(model::bson::ValueRef::Double(1.0));
                 let succeeded = ok && doc.get("writeErrors").is_none();
                 assert_eq!(succeeded, first.succeeds, "{doc:?}");
+            }
+            if let Some(release) = self.wire.held(request.body()) {
+                release.acquire().await.expect("never closed").forget();
             }
             let arrives =
                 async |request: Request| match self.donor.answer(&self.name, &request).await {

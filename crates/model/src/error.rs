@@ -67,6 +67,7 @@ codes! {
     DOTTED_FIELD_NAME = 57 "DottedFieldName",
     COMMAND_NOT_FOUND = 59 "CommandNotFound",
     SHARD_NOT_FOUND = 70 "ShardNotFound",
+    FAILED_TO_SATISFY_READ_PREFERENCE = 133 "FailedToSatisfyReadPreference",
     STALE_EPOCH = 150 "StaleEpoch",
     SHARD_KEY_NOT_FOUND = 61 "ShardKeyNotFound",
     WRITE_CONCERN_FAILED = 64 "WriteConcernFailed",

@@ -18,7 +18,7 @@
 pub mod sorter;
 mod spilled;
 
-pub use sorter::{Run, Sorted, Sorter, Spill, SpilledRecord};
+pub use sorter::{Run, RunWriter, Sorted, Sorter, Spill, SpilledRecord};
 pub use spilled::StreamSpill;
 
 use crate::index_keys::index_keys;

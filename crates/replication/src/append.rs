@@ -82,6 +82,12 @@ impl Writer {
         self.synced
     }
 
+    /// What is left of the segment that is being written.
+    pub fn room_bytes(&self) -> usize {
+        let left = self.segment.bytes.saturating_sub(self.offset);
+        usize::try_from(left).unwrap_or(usize::MAX)
+    }
+
     /// Adds an entry to what the next flush writes. After an error the group must stop.
     pub fn append(&mut self, entry: &Entry) -> io::Result<()> {
         assert_eq!(entry.position, self.last.next(), "positions are dense");

@@ -1,4 +1,5 @@
-//! The loop: gather, write, sync, send, apply, answer. It has a thread of its own.
+//! The loop: gather, write, sync, send, apply, answer. It has a thread of its own, and
+//! proposers take turns of it where that is cheaper (`turns.rs`).
 //!
 //! All proposals that wait are one group: one write, one sync if any of them asks for
 //! it, one batch for the state machine. While a group is being synced the next one
@@ -44,7 +45,7 @@ use crate::message::{Envelope, Packet};
 use crate::raft_entry::to_raft;
 use crate::raft_store::RaftStore;
 use crate::recovery::committed_for_certain;
-use crate::sequencer::{Shared, Wake};
+use crate::sequencer::Shared;
 use crate::state_machine::StateMachine;
 use crate::transport::Transport;
 use crate::work::{Proposal, Request, Work};
@@ -161,46 +162,37 @@ impl<S: StateMachine> Driver<S> {
         }
     }
 
-    /// The life of the log's thread.
-    pub(crate) fn run(mut self) {
-        self.reads_apart = true;
-        let mut next_tick = Instant::now() + self.shared.tick();
-        let mut closing_ticks = 0;
-        loop {
-            // A sole member that was told to rest must notice when its time is over.
-            let ticking = !self.is_sole() || self.leading.is_none();
-            let tick_due = ticking.then_some(next_tick);
-            let deadline = [self.writer.sync_due(), tick_due]
-                .into_iter()
-                .flatten()
-                .min();
-            // Proposals that a quorum has not confirmed get a little time when closing.
-            let under_way = ticking
-                && !self.in_flight.is_empty()
-                && closing_ticks < self.shared.log.options.election_ticks;
-            match self.shared.wait(deadline, under_way, &mut self.work) {
-                Wake::Work => self.do_work(),
-                Wake::Deadline => {}
-                Wake::Finished => break,
-            }
-            let now = Instant::now();
-            let tick = self.shared.tick();
-            // Ticks may have become shorter since.
-            next_tick = next_tick.min(now + tick);
-            if ticking && now >= next_tick {
-                closing_ticks += usize::from(self.shared.is_closing());
-                self.tick();
-                // A thread that was held up does not make up for the ticks it missed.
-                next_tick = (next_tick + tick).max(now);
-            } else if !ticking {
-                next_tick = now + tick;
-            }
-            if self.writer.sync_due().is_some_and(|due| due <= now) {
-                self.sync();
-            }
+    /// Whether time matters: a sole member that leads waits for nobody. One that was told
+    /// to rest must notice when its time is over.
+    pub(crate) fn is_ticking(&self) -> bool {
+        !self.is_sole() || self.leading.is_none()
+    }
+
+    /// When what was only buffered must be synced.
+    pub(crate) fn sync_due(&self) -> Option<Instant> {
+        self.writer.sync_due()
+    }
+
+    /// Does what waits if it is small and nothing of it would have to wait for a disk, for
+    /// others, or for the state machine. False if nothing was done.
+    pub(crate) fn step_at_once(&mut self, bytes_max: usize) -> bool {
+        let due = self.sync_due();
+        if self.is_ticking()
+            || due.is_some_and(|due| due <= Instant::now())
+            || !self.state.applies_at_once()
+        {
+            return false;
         }
-        // The reason is kept in the group, where `close` finds it.
-        let _ = self.finish();
+        // What entries take in the log beyond their payloads is far less than as much again.
+        let bytes_max = bytes_max.min(self.writer.room_bytes() / 2);
+        let work = self.shared.take_small(bytes_max, &mut self.work);
+        if work {
+            self.do_work();
+        }
+        if due.is_none() && self.sync_due().is_some() {
+            self.shared.deadline_changed();
+        }
+        work
     }
 
     /// Does everything that waits, as one group. False if nothing did.
@@ -277,7 +269,7 @@ impl<S: StateMachine> Driver<S> {
         self.finish()
     }
 
-    fn finish(&mut self) -> Result<(), Error> {
+    pub(crate) fn finish(&mut self) -> Result<(), Error> {
         self.sync();
         self.hint_at_commit();
         self.hint.sync(&*self.shared.log.disk);

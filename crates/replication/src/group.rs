@@ -34,6 +34,7 @@ use crate::sequencer::Shared;
 use crate::state_machine::StateMachine;
 use crate::transport::Transport;
 use crate::trim::{Maintenance, Pin};
+use crate::turns::{TakesTurns, Turns};
 use crate::work::Request;
 
 /// How often the age of entries is looked at when nothing else wakes the maintenance.
@@ -57,6 +58,8 @@ impl<S: StateMachine> Clone for Group<S> {
 struct Handle<C> {
     shared: Arc<Shared<C>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// How a proposer takes a turn himself; not without threads.
+    turns: Option<Arc<dyn TakesTurns>>,
 }
 
 impl<C> Drop for Handle<C> {
@@ -76,8 +79,9 @@ impl<S: StateMachine> Group<S> {
         transport: Arc<dyn Transport>,
         state: S,
     ) -> Result<Self, Error> {
-        let (group, driver) = Self::open_stepped(options, disk, wall, transport, state)?;
-        let shared = group.handle.shared.clone();
+        let (shared, driver) = Self::open_parts(options, disk, wall, transport, state)?;
+        let turns = Arc::new(Turns::new(shared.clone(), driver));
+        let group = Self::of(shared.clone(), Some(turns.clone()));
         let spawn = |name: &str, life: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
                 .name(name.to_owned())
@@ -86,9 +90,18 @@ impl<S: StateMachine> Group<S> {
         };
         // First the one that ends by itself when the other cannot be started.
         let maintenance = spawn("log-maintenance", Box::new(move || maintain(&shared)))?;
-        let commit = spawn("log", Box::new(move || driver.run()))?;
+        let commit = spawn("log", Box::new(move || turns.run()))?;
         group.handle.threads.lock().extend([commit, maintenance]);
         Ok(group)
+    }
+
+    fn of(shared: Arc<Shared<S::Companion>>, turns: Option<Arc<dyn TakesTurns>>) -> Self {
+        let handle = Arc::new(Handle {
+            shared,
+            threads: Mutex::default(),
+            turns,
+        });
+        Self { handle }
     }
 
     /// The same without threads: nothing happens except in the driver's steps and in
@@ -100,6 +113,18 @@ impl<S: StateMachine> Group<S> {
         transport: Arc<dyn Transport>,
         state: S,
     ) -> Result<(Self, Driver<S>), Error> {
+        let (shared, driver) = Self::open_parts(options, disk, wall, transport, state)?;
+        Ok((Self::of(shared, None), driver))
+    }
+
+    #[expect(clippy::type_complexity, reason = "two parts of one thing")]
+    fn open_parts(
+        options: Options,
+        disk: Arc<dyn Disk>,
+        wall: Arc<dyn WallClock>,
+        transport: Arc<dyn Transport>,
+        state: S,
+    ) -> Result<(Arc<Shared<S::Companion>>, Driver<S>), Error> {
         options.check()?;
         let log = Arc::new(LogState::new(options, disk, wall));
         let mut syncer = state.syncer();
@@ -135,11 +160,7 @@ impl<S: StateMachine> Group<S> {
         ));
         let mut driver = Driver::new(shared.clone(), state, writer, recovered.member, transport)?;
         driver.begin()?;
-        let handle = Arc::new(Handle {
-            shared,
-            threads: Mutex::default(),
-        });
-        Ok((Self { handle }, driver))
+        Ok((shared, driver))
     }
 
     /// Puts an entry into the log. The closure is given the payload, whose length stays,
@@ -155,11 +176,7 @@ impl<S: StateMachine> Group<S> {
         payload: Vec<u8>,
         build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> S::Companion,
     ) -> Result<Pending, ProposeError> {
-        let (given, answered) = self
-            .handle
-            .shared
-            .propose(None, durability, 1, payload, build)?;
-        Ok(Pending { given, answered })
+        self.propose_several(None, durability, 1, payload, build)
     }
 
     /// The same for what was evaluated against the latest state and what was proposed on
@@ -185,11 +202,45 @@ impl<S: StateMachine> Group<S> {
         payload: Vec<u8>,
         build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> S::Companion,
     ) -> Result<Pending, ProposeError> {
-        let (given, answered) = self
-            .handle
-            .shared
-            .propose(term, durability, times, payload, build)?;
-        Ok(Pending { given, answered })
+        self.put(term, durability, times, None, payload, build)
+    }
+
+    /// The same for a proposer that awaits the answer at once. ⚑ On that relies whoever
+    /// comes next: the log's thread is not woken if the proposer can do its work as well, when
+    /// it first polls ([`turns.rs`](crate::turns)).
+    pub fn propose_awaited(
+        &self,
+        term: Option<Term>,
+        durability: Durability,
+        times: u32,
+        payload: Vec<u8>,
+        build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> S::Companion,
+    ) -> Result<Pending, ProposeError> {
+        let turns = match durability {
+            Durability::Buffered => self.handle.turns.clone(),
+            Durability::Synced => None,
+        };
+        self.put(term, durability, times, turns, payload, build)
+    }
+
+    fn put(
+        &self,
+        term: Option<Term>,
+        durability: Durability,
+        times: u32,
+        promised: Option<Arc<dyn TakesTurns>>,
+        payload: Vec<u8>,
+        build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> S::Companion,
+    ) -> Result<Pending, ProposeError> {
+        let shared = &self.handle.shared;
+        let is_promised = promised.is_some();
+        let (given, answered) =
+            shared.propose(term, durability, is_promised, times, payload, build)?;
+        Ok(Pending {
+            given,
+            answered,
+            promised,
+        })
     }
 
     /// The term in which this member leads: to be asked before evaluating, and to be named
@@ -576,6 +627,8 @@ pub struct LogBytes {
 pub struct Pending {
     given: Applied,
     answered: oneshot::Receiver<Result<Applied, ProposeError>>,
+    /// Until it is first polled: it takes the log's turn then.
+    promised: Option<Arc<dyn TakesTurns>>,
 }
 
 impl Pending {
@@ -585,12 +638,22 @@ impl Pending {
     }
 
     /// Waits on a thread that is not part of an async runtime.
-    pub fn wait(self) -> Result<Applied, ProposeError> {
-        self.answered.blocking_recv().unwrap_or_else(|_| lost())
+    pub fn wait(mut self) -> Result<Applied, ProposeError> {
+        self.keep_promise();
+        let (_, answered) = oneshot::channel();
+        let answered = std::mem::replace(&mut self.answered, answered);
+        answered.blocking_recv().unwrap_or_else(|_| lost())
+    }
+
+    fn keep_promise(&mut self) {
+        if let Some(turns) = self.promised.take() {
+            turns.keep_promise(self.given.position);
+        }
     }
 
     /// The outcome if it is there already.
     pub fn poll_now(&mut self) -> Option<Result<Applied, ProposeError>> {
+        self.keep_promise();
         match self.answered.try_recv() {
             Ok(outcome) => Some(outcome),
             Err(oneshot::error::TryRecvError::Empty) => None,
@@ -599,10 +662,19 @@ impl Pending {
     }
 }
 
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(turns) = self.promised.take() {
+            turns.give_up_promise(self.given.position);
+        }
+    }
+}
+
 impl Future for Pending {
     type Output = Result<Applied, ProposeError>;
 
     fn poll(mut self: Pinned<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.keep_promise();
         Pinned::new(&mut self.answered)
             .poll(context)
             .map(|answer| answer.unwrap_or_else(|_| lost()))

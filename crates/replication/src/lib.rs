@@ -16,7 +16,7 @@
 //!
 //! Where to read on, in the order of a write:
 //! `group.rs` (the handle: propose, wait, read, members, close) · `sequencer.rs` (position,
-//! time, queue) · `commit.rs` (the loop) · `ready.rs` (what `raft` wants done, in order) ·
+//! time, queue) · `commit.rs` (the loop) · `turns.rs` (on whose thread) · `ready.rs` (what `raft` wants done, in order) ·
 //! `append.rs` (into the segment) · `segment.rs` (every byte) · `leadership.rs`, `election.rs`,
 //! `membership.rs`, `member.rs` · `message/` (what members say to each other) ·
 //! `copying.rs`, `install.rs` (a state for those who are too far behind) · `truncate.rs` · `read.rs` · `trim.rs` · `member_file.rs`, `commit_hint.rs`, `recovery.rs` (opening) ·
@@ -76,6 +76,7 @@ mod state_machine;
 mod transport;
 mod trim;
 mod truncate;
+mod turns;
 mod work;
 
 pub use clock::{SystemClock, WallClock};

@@ -31,6 +31,9 @@
 //! Packets from other members and requests from handles wait here too, so that the loop
 //! has one place to sleep at. Packets beyond a bound are thrown away: members repeat
 //! what was not answered.
+//!
+//! The loop sleeps on while all that waits is *promised*: proposals whose proposers are
+//! about to take the turn themselves, see `turns.rs`.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -74,6 +77,10 @@ struct Sequencer<C> {
     last: LogPosition,
     clock: HybridClock,
     waiting: Work<C>,
+    /// How many of the proposals that wait are promised.
+    promised: usize,
+    /// The loop has to look at its deadlines again.
+    deadline_changed: bool,
     /// What the loop has taken and not answered yet.
     in_flight_entries: usize,
     in_flight_bytes: usize,
@@ -84,13 +91,24 @@ impl<C> Sequencer<C> {
     fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Ended | Phase::Stopped)
     }
+
+    /// Whether something waits that nobody has promised to do.
+    fn has_unpromised(&self) -> bool {
+        let Work {
+            batch,
+            packets,
+            requests,
+        } = &self.waiting;
+        batch.proposals.len() > self.promised || !packets.is_empty() || !requests.is_empty()
+    }
 }
 
 /// Why the loop was woken.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// The work has been filled.
+    /// Something waits.
     Work,
+    /// It is time, or the deadlines have changed.
     Deadline,
     /// Nothing waits and nothing will.
     Finished,
@@ -129,6 +147,8 @@ impl<C> Shared<C> {
                 last,
                 clock: HybridClock::new(last_time, log.options.drift_seconds_max),
                 waiting: Work::default(),
+                promised: 0,
+                deadline_changed: false,
                 in_flight_entries: 0,
                 in_flight_bytes: 0,
             }),
@@ -160,6 +180,7 @@ impl<C> Shared<C> {
         &self,
         evaluated_in: Option<Term>,
         durability: Durability,
+        is_promised: bool,
         times: u32,
         mut payload: Vec<u8>,
         build: impl FnOnce(&mut [u8], LogPosition, ClusterTime) -> C,
@@ -195,9 +216,11 @@ impl<C> Shared<C> {
             companion: Some(companion),
             answer: Some(answer),
         };
-        let was_empty = self.push(&mut sequencer, proposal, durability);
+        let was_noticed = sequencer.has_unpromised();
+        self.push(&mut sequencer, proposal, durability);
+        sequencer.promised += usize::from(is_promised);
         drop(sequencer);
-        if was_empty {
+        if !is_promised && !was_noticed {
             self.work.notify_one();
         }
         Ok((Applied { position, time }, answered))
@@ -242,13 +265,7 @@ impl<C> Shared<C> {
         Ok((term, sequencer.last.next(), time))
     }
 
-    fn push(
-        &self,
-        sequencer: &mut Sequencer<C>,
-        proposal: Proposal<C>,
-        durability: Durability,
-    ) -> bool {
-        let was_empty = sequencer.waiting.is_empty();
+    fn push(&self, sequencer: &mut Sequencer<C>, proposal: Proposal<C>, durability: Durability) {
         sequencer.last = proposal.entry.position;
         sequencer.clock.advance(proposal.entry.time);
         self.latest_time
@@ -257,7 +274,6 @@ impl<C> Shared<C> {
         queue.bytes += memory_bytes(&proposal.entry);
         queue.needs_sync |= durability == Durability::Synced;
         queue.proposals.push(proposal);
-        was_empty
     }
 
     fn check_open(&self, sequencer: &Sequencer<C>) -> Result<(), ProposeError> {
@@ -384,6 +400,7 @@ impl<C> Shared<C> {
         sequencer.in_flight_entries = 0;
         sequencer.in_flight_bytes = 0;
         let queue = std::mem::take(&mut sequencer.waiting.batch);
+        sequencer.promised = 0;
         drop(sequencer);
         self.room.notify_waiters();
         queue.proposals
@@ -405,10 +422,10 @@ impl<C> Shared<C> {
         if full || sequencer.is_over() {
             return;
         }
-        let was_empty = sequencer.waiting.is_empty();
+        let was_noticed = sequencer.has_unpromised();
         sequencer.waiting.packets.push(envelope);
         drop(sequencer);
-        if was_empty {
+        if !was_noticed {
             self.work.notify_one();
         }
     }
@@ -420,21 +437,25 @@ impl<C> Shared<C> {
         if sequencer.is_over() {
             return;
         }
-        let was_empty = sequencer.waiting.is_empty();
+        let was_noticed = sequencer.has_unpromised();
         sequencer.waiting.requests.push(request);
         drop(sequencer);
-        if was_empty {
+        if !was_noticed {
             self.work.notify_one();
         }
     }
 
-    /// Blocks until there is something to do; `work` must be empty. While the group
-    /// closes and something is still `under_way`, only the deadline ends the wait.
-    pub fn wait(&self, deadline: Option<Instant>, under_way: bool, work: &mut Work<C>) -> Wake {
+    /// Blocks until there is something to do. While the group closes and something is
+    /// still `under_way`, only the deadline ends the wait.
+    pub fn wait(&self, deadline: Option<Instant>, under_way: bool) -> Wake {
         let mut sequencer = self.sequencer.lock();
         loop {
-            if self.take_locked(&mut sequencer, work) {
+            // Whoever is awake does not ask what was promised.
+            if !sequencer.waiting.is_empty() {
                 return Wake::Work;
+            }
+            if std::mem::take(&mut sequencer.deadline_changed) {
+                return Wake::Deadline;
             }
             if sequencer.phase != Phase::Running && !under_way {
                 return Wake::Finished;
@@ -443,15 +464,52 @@ impl<C> Shared<C> {
                 None => self.work.wait(&mut sequencer),
                 Some(deadline) => {
                     if self.work.wait_until(&mut sequencer, deadline).timed_out() {
-                        return if self.take_locked(&mut sequencer, work) {
-                            Wake::Work
-                        } else {
-                            Wake::Deadline
-                        };
+                        return Wake::Deadline;
                     }
                 }
             }
         }
+    }
+
+    /// The loop has to look at its deadlines again.
+    pub fn deadline_changed(&self) {
+        self.sequencer.lock().deadline_changed = true;
+        self.work.notify_one();
+    }
+
+    /// The proposer of a promised proposal keeps its promise now, or gives it up. False
+    /// if somebody has taken the proposal before.
+    pub fn redeem(&self, position: LogPosition) -> bool {
+        let mut sequencer = self.sequencer.lock();
+        let proposals = &sequencer.waiting.batch.proposals;
+        let waits = proposals
+            .first()
+            .is_some_and(|first| first.entry.position <= position);
+        if waits {
+            sequencer.promised = sequencer.promised.saturating_sub(1);
+        }
+        waits
+    }
+
+    /// Whether something waits for somebody to take a turn.
+    pub fn has_unpromised(&self) -> bool {
+        self.sequencer.lock().has_unpromised()
+    }
+
+    /// Wakes the loop.
+    pub fn wake(&self) {
+        self.work.notify_one();
+    }
+
+    /// Takes what waits if it is only a few proposals, none of which wants a sync.
+    pub fn take_small(&self, bytes_max: usize, work: &mut Work<C>) -> bool {
+        let mut sequencer = self.sequencer.lock();
+        let waiting = &sequencer.waiting;
+        let is_small = waiting.packets.is_empty()
+            && waiting.requests.is_empty()
+            && !waiting.batch.needs_sync
+            && waiting.batch.bytes <= bytes_max;
+        is_small && sequencer.phase == Phase::Running && self.take_locked(&mut sequencer, work)
     }
 
     pub fn is_closing(&self) -> bool {
@@ -462,6 +520,7 @@ impl<C> Shared<C> {
     pub fn take_batch(&self) -> Vec<Proposal<C>> {
         let mut sequencer = self.sequencer.lock();
         let batch = std::mem::take(&mut sequencer.waiting.batch);
+        sequencer.promised = 0;
         sequencer.in_flight_entries += batch.proposals.len();
         sequencer.in_flight_bytes += batch.bytes;
         batch.proposals
@@ -477,6 +536,7 @@ impl<C> Shared<C> {
             return false;
         }
         std::mem::swap(&mut sequencer.waiting, work);
+        sequencer.promised = 0;
         sequencer.in_flight_entries += work.batch.proposals.len();
         sequencer.in_flight_bytes += work.batch.bytes;
         work.batch.bytes = 0;

@@ -56,7 +56,8 @@ pub type Resumed = (Box<dyn StateInstall>, u64);
 /// on a thread of its own.
 pub type Resume = Box<dyn FnOnce() -> Result<Option<Resumed>, BoxError> + Send>;
 
-/// Holds the state that the log leads to. It lives on the log's thread.
+/// Holds the state that the log leads to. One thread uses it at a time, the log's own most of
+/// the time.
 ///
 /// What it must guarantee: after a crash of the process it holds exactly what was
 /// applied; after a power cut it holds a prefix of it that reaches at least to what
@@ -83,6 +84,12 @@ pub trait StateMachine: Send + 'static {
     /// [`crate::EntryKind`]) have an empty payload and only move the position and the
     /// time. Entries that came from another member have no companion.
     fn apply(&mut self, entries: &mut [Committed<Self::Companion>]) -> Result<(), BoxError>;
+
+    /// Whether a small batch would be applied now without waiting for anything: a disk,
+    /// another thread. Then it may be applied on a proposer's thread.
+    fn applies_at_once(&self) -> bool {
+        false
+    }
 
     /// Called when entries that were applied can be read from the log.
     fn published(&mut self, _entries: &[Committed<Self::Companion>]) {}

@@ -30,7 +30,7 @@ use crate::merge::{Batch, Merge, Shared, Streams};
 use crate::output;
 use crate::request::{fields_without, snapshot_time};
 use crate::routing::Route;
-use crate::scan::{ElasticScan, ScanCommand, ScanSource};
+use crate::scan::{ElasticScan, PartialRoom, ScanCommand, ScanSource};
 use crate::targeting::context_of;
 use crate::{Router, STALE_RETRIES_MAX};
 use cluster::routing::{RoutingTable, ShardId};
@@ -46,6 +46,7 @@ use query::pipeline::{
     Advance, Environment, Place, Scope, Source, Step, not_an_array, parse, start,
 };
 use query::plan::shard_key_ranges;
+use std::path::PathBuf;
 use std::sync::Arc;
 use wire::{BoxFuture, Reply, Request};
 
@@ -190,6 +191,17 @@ pub(crate) struct Command<'a> {
 }
 
 impl Command<'_> {
+    /// Where to put what does not fit into memory; `None` if the command may not use the disk.
+    pub(crate) fn scratch(&self) -> Option<PathBuf> {
+        let options = &self.router.options;
+        let allowed = match self.request.body().get("allowDiskUse") {
+            Some(ValueRef::Boolean(allowed)) => allowed,
+            // Anything else is refused by the shards.
+            _ => options.disk_use,
+        };
+        allowed.then(|| options.scratch.clone())
+    }
+
     fn options(&self) -> CursorOptions {
         CursorOptions {
             at: snapshot_time(self.request.body()),
@@ -356,8 +368,10 @@ impl Command<'_> {
             session: self.request.body().get_doc("lsid").map(Doc::to_owned),
         };
         let batch_size = batch_size.filter(|_| passes);
+        let room = PartialRoom::new(self.router.options.memory_bytes_max, self.scratch());
         let mut scan = ElasticScan::new(self.router, command, table.clone(), wanted)
-            .with_batch_size(batch_size);
+            .with_batch_size(batch_size)
+            .with_room(room);
         if let Err(failure) = scan.ask().await {
             Merge::close(Box::new(scan)).await;
             return Err(failure);
@@ -407,6 +421,7 @@ impl Command<'_> {
             session: body.get_doc("lsid").map(Doc::to_owned),
             clock: self.router.clock.clone(),
             batch_size: None,
+            may_leave_out: false,
         };
         let streams = open_streams(self.router, requests, shared).await?;
         if split.passes_through() {

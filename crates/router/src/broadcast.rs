@@ -4,8 +4,13 @@
 //! ```text
 //!   questions ─► asked all at once ─┬─ counts, and what was left ─► who owns it now? ─► more questions
 //!                                   ├─ another version: the ranges are named
-//!                                   └─ no reply: the same question again
+//!                                   ├─ no reply, or one of a member that leads no longer: the same question again
+//!                                   └─ forgotten: a new question, if it was asked only once
 //! ```
+//!
+//! ⚑ A member that is deposed while it walks says so, and has carried out what its entries say: that is no less
+//! unknown than a reply that got lost. Whoever has heard of that asks the same again, and never begins anew under
+//! another plan.
 //!
 //! Updates and deletes of many documents of a sharded collection go this way, however many shards they
 //! concern, and those of one document that its `_id` alone names. What one shard answers for is one
@@ -21,6 +26,7 @@
 use crate::Router;
 use crate::bulk::{Gathered, Kind, elements, fault, fault_of};
 use crate::failure::{Failure, Stale};
+use crate::operation;
 use crate::request::fields_without;
 use crate::scan::{PATIENCE, append_ranges, code_of, is_passing, owners, ranges_of, version};
 use cluster::broadcast::{Answer, Broadcast, Left, Question, Totals};
@@ -163,7 +169,8 @@ impl Run<'_> {
         let mut pause = PAUSE_MIN;
         let mut is_first = self.statement.is_first;
         while !self.operation.has_ended() {
-            let questions = self.operation.questions();
+            operation::check()?;
+            let questions = self.operation.questions(self.statement.router.clock.now());
             let answers = self.ask(&questions).await?;
             let (mut must_wait, mut refused) = (None, Vec::new());
             let mut anew = false;
@@ -292,7 +299,8 @@ impl Run<'_> {
             .begin_document("_terndbBroadcast")
             .append("slot", uuid(&self.slot.slot.id.0))
             .append("number", number)
-            .append("stream", i32::try_from(question.stream).unwrap_or(i32::MAX));
+            .append("stream", i32::try_from(question.stream).unwrap_or(i32::MAX))
+            .append("sent", question.sent);
         if question.again {
             writer.append("again", true);
         }
@@ -321,6 +329,12 @@ impl Run<'_> {
             Ok(answered) => {
                 let reply = answered.reply.document();
                 let error = elements(reply, "writeErrors").next();
+                let is_forgotten = error.is_some_and(|error| {
+                    error.get("code") == Some(ValueRef::Int32(Code::TRANSACTION_TOO_OLD.0))
+                });
+                if is_forgotten && self.operation.forgotten(stream) {
+                    return Taking::Wait(self.did_not_arrive(&question.shard));
+                }
                 match error.and_then(|error| Stale::of(error, &question.shard)) {
                     Some(stale) => Failure::Stale(stale),
                     None => return self.answered(question, reply, gathered),
@@ -377,8 +391,9 @@ impl Run<'_> {
                 self.operation.unanswered(stream, true);
                 Taking::Wait(Failure::Error(error))
             }
+            // ⚑ Who leads no longer, or stops, may have carried out a part of it before.
             Failure::Reply(reply) if is_passing(code_of(&reply)) => {
-                self.operation.unanswered(stream, false);
+                self.operation.unanswered(stream, true);
                 Taking::Wait(Failure::Reply(reply))
             }
             failure @ (Failure::Reply(_) | Failure::Error(_)) => Taking::Refused(failure),

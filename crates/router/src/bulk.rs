@@ -17,7 +17,9 @@
 
 use crate::Router;
 use crate::broadcast::{Statement, without_upsert};
+use crate::completion::completed;
 use crate::failure::{Failure, Stale};
+use crate::operation;
 use crate::request::fields_without;
 use crate::routing::Route;
 use crate::scatter::Answered;
@@ -83,7 +85,11 @@ pub(crate) async fn write(
         // Whoever checks the command finds the fault.
         Some(_) | None => return refused(router, request, &namespace).await,
     };
-    router.counters.writes(kind, statements.len());
+    match kind {
+        Kind::Insert => router.counters.inserts(statements.len()),
+        Kind::Update => router.counters.updates(statements.len()),
+        Kind::Delete => router.counters.deletes(statements.len()),
+    }
     let context = context_of(body, &router.clock)?;
     let ordered = body.get("ordered").is_none_or(|ordered| {
         // Anything but a boolean is refused by the shard.
@@ -138,7 +144,7 @@ struct Target {
     shards: Result<Vec<ShardId>, WriteFault>,
     /// It goes by itself.
     is_alone: bool,
-    /// The document with an `_id`, if it had none and is routed by it.
+    /// The document with what it is routed by, if a server has to say that.
     document: Option<DocBuf>,
 }
 
@@ -156,7 +162,7 @@ impl Targets {
     fn new(batch: &Batch<'_>, route: Route) -> Targets {
         let target = |statement: &Doc<'_>| {
             let document = match batch.kind {
-                Kind::Insert => with_id(&route, *statement),
+                Kind::Insert => completed(&route, *statement),
                 Kind::Update | Kind::Delete => None,
             };
             let complete = document.as_ref().map_or(*statement, DocBuf::as_doc);
@@ -197,6 +203,9 @@ impl Batch<'_> {
         loop {
             let round = bulk.next_round(|at| targets.of[at].goes(upserting.contains(&at)));
             let Targets { route, .. } = &targets;
+            if !matches!(round, Round::Over) {
+                operation::check()?;
+            }
             let parts = match round {
                 Round::Over => break,
                 Round::Parts(parts) => parts,
@@ -578,20 +587,6 @@ fn statement_ids(body: Doc<'_>, count: usize) -> Option<Vec<i32>> {
         (None, Some(ValueRef::Int32(first))) => Some(counted(first)),
         (None, _) => Some(counted(0)),
     }
-}
-
-/// A document that lacks an `_id` gets one here if it is routed by it.
-fn with_id(route: &Route, document: Doc<'_>) -> Option<DocBuf> {
-    let table = route.table()?;
-    let by_id = |path: &str| path == "_id" || path.starts_with("_id.");
-    if document.get("_id").is_some() || !table.pattern.fields().iter().any(|f| by_id(&f.path)) {
-        return None;
-    }
-    let mut writer = DocWriter::new().with("_id", crate::hello::object_id());
-    for element in document.iter() {
-        writer.append_element(&element);
-    }
-    Some(writer.finish())
 }
 
 pub(crate) fn elements<'a>(reply: Doc<'a>, name: &str) -> impl Iterator<Item = Doc<'a>> {

@@ -134,6 +134,7 @@ async fn list_everywhere(
         router.clock.append_to(&mut writer);
         let sent = Request::from_parts(writer.finish(), Vec::new())?;
         let shared = Shared {
+            may_leave_out: false,
             order: None,
             session: request.body().get_doc("lsid").map(Doc::to_owned),
             clock: router.clock.clone(),

@@ -27,6 +27,7 @@ use crate::Router;
 use crate::aggregate::Command;
 use crate::failure::{Failure, checked, unreachable};
 use crate::merge::{Batch, Merge, kill_cursor};
+use crate::operation;
 use crate::registry::batch_of;
 use crate::request::fields_without;
 use crate::scatter::Answered;
@@ -414,7 +415,7 @@ impl Events {
             });
         }
         let mut failure = None;
-        while let Some(ended) = asking.join_next().await {
+        while let Some(ended) = operation::waiting(asking.join_next()).await? {
             let (shard, remote, answered) = ended.map_err(|error| {
                 Error::new(Code::INTERNAL_ERROR, format!("a call did not end: {error}"))
             })?;

@@ -128,7 +128,13 @@ impl ConfigServer {
 
     /// Answers a question of the routing cache, page by page. All pages are of one version: if the
     /// collection changes between two, the config server begins anew and says so.
-    pub(crate) async fn routing(&self, namespace: &str, fetch: Fetch) -> Result<Fetched, Error> {
+    ///
+    /// Also tells the latest time at which one of these ranges came to its owner.
+    pub(crate) async fn routing(
+        &self,
+        namespace: &str,
+        fetch: Fetch,
+    ) -> Result<(Fetched, ClusterTime), Error> {
         let mut found: Option<Found> = None;
         loop {
             let mut command = DocWriter::new()
@@ -142,33 +148,42 @@ impl ConfigServer {
                 command.append("from", found.chunks.len() as i64);
             }
             let reply = self.ask(command).await?;
-            let reply = reply.as_doc();
-            if reply.get("sharded") != Some(ValueRef::Boolean(true)) {
-                return Ok(Fetched::Unsharded);
+            let (sharded, more) = (is_true(&reply, "sharded"), is_true(&reply, "more"));
+            if !sharded {
+                return Ok((Fetched::Unsharded, ClusterTime::ZERO));
             }
-            let page = Found::parse(reply)?;
             let continues = whole(reply.get("from")).is_some_and(|from| from > 0);
+            let size = reply.as_doc().len();
+            let page = aside(size, move || Found::parse(reply.as_doc())).await?;
             match &mut found {
                 Some(found) if continues => found.chunks.extend(page.chunks),
                 Some(_) | None => found = Some(page),
             }
-            if reply.get("more") != Some(ValueRef::Boolean(true)) {
+            if !more {
                 break;
             }
         }
         let found = found.ok_or_else(|| malformed("routing"))?;
-        if found.is_incremental {
-            return Ok(Fetched::Changes(found.chunks));
-        }
-        let table = RoutingTable::full(
-            found.uuid,
-            found.version.incarnation,
-            Arc::new(found.pattern),
-            found.chunks,
-        );
-        let unusable = |error| Error::new(Code::INTERNAL_ERROR, format!("{error}"));
-        Ok(Fetched::Everything(table.map_err(unusable)?))
+        let size = found.chunks.len() * size_of::<ChunkWithEnd>();
+        aside(size, move || found.fetched()).await
     }
+}
+
+/// Works through so many bytes; many of them beside the threads that answer requests, which would wait.
+async fn aside<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    const AT_ONCE: usize = 128 * 1024;
+    if bytes <= AT_ONCE {
+        return work();
+    }
+    let stopped = |_| Error::new(Code::INTERRUPTED_AT_SHUTDOWN, "stopping");
+    tokio::task::spawn_blocking(work).await.map_err(stopped)?
+}
+
+fn is_true(reply: &DocBuf, name: &str) -> bool {
+    reply.get(name) == Some(ValueRef::Boolean(true))
 }
 
 fn append_version(writer: &mut DocWriter, name: &str, version: PlacementVersion) {
@@ -208,6 +223,21 @@ impl Found {
             chunks,
             is_incremental: reply.get("incremental") == Some(ValueRef::Boolean(true)),
         })
+    }
+
+    fn fetched(self) -> Result<(Fetched, ClusterTime), Error> {
+        let latest = self.chunks.iter().map(|(chunk, _)| chunk.since).max();
+        let fetched = match self.is_incremental {
+            true => Fetched::Changes(self.chunks),
+            false => {
+                let pattern = Arc::new(self.pattern);
+                let incarnation = self.version.incarnation;
+                let table = RoutingTable::full(self.uuid, incarnation, pattern, self.chunks);
+                let unusable = |error| Error::new(Code::INTERNAL_ERROR, format!("{error}"));
+                Fetched::Everything(table.map_err(unusable)?)
+            }
+        };
+        Ok((fetched, latest.unwrap_or_default()))
     }
 }
 

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A passed cursor keeps the id that its shard gave it, unless that is taken here. While a getMore
-//! uses a cursor it is marked busy; killCursors then ends it at the end of that batch. Cursors that
-//! nobody used for ten minutes are closed, here and on the shards.
+//! uses a cursor it is marked busy; killCursors then ends that getMore. Cursors that nobody used for ten
+//! minutes are closed, here and on the shards.
 
 use crate::merge::Merge;
 use model::SessionId;
@@ -19,6 +19,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::Endpoint;
+use wire::operation::Operation;
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -47,6 +48,8 @@ enum Slot {
     Busy {
         killed: bool,
         session: Option<SessionId>,
+        /// Who uses it.
+        operation: Option<Arc<Operation>>,
     },
 }
 
@@ -116,6 +119,7 @@ impl Cursors {
         let busy = Slot::Busy {
             killed: false,
             session: cursor.session_id(),
+            operation: crate::operation::current(),
         };
         match std::mem::replace(slot, busy) {
             Slot::Idle { cursor, .. } => Ok(cursor),
@@ -152,8 +156,13 @@ impl Cursors {
                 Some(Slot::Idle { cursor, .. }) => Some(Some(cursor)),
                 Some(Slot::Busy { .. }) | None => Some(None),
             },
-            Slot::Busy { killed, .. } => {
+            Slot::Busy {
+                killed, operation, ..
+            } => {
                 *killed = true;
+                if let Some(operation) = operation {
+                    operation.kill_cursor();
+                }
                 Some(None)
             }
         }
@@ -167,7 +176,9 @@ impl Cursors {
         for (id, slot) in slots.iter_mut() {
             match slot {
                 Slot::Idle { cursor, .. } if is_meant(&cursor.session_id()) => meant.push(*id),
-                Slot::Busy { killed, session } if is_meant(session) => *killed = true,
+                Slot::Busy {
+                    killed, session, ..
+                } if is_meant(session) => *killed = true,
                 Slot::Idle { .. } | Slot::Busy { .. } => {}
             }
         }

@@ -4,10 +4,12 @@
 
 use crate::Router;
 use crate::failure::{Failure, is_ok};
+use crate::operation;
 use crate::request::fields_without;
 use crate::scatter::Answered;
 use cluster::routing::ShardId;
 use model::error::{Code, Error};
+use wire::operation::only_reads;
 use wire::{ConnectionInfo, Reply, Request};
 
 /// Lets the config server answer, and remembers its cursor.
@@ -16,7 +18,11 @@ pub(crate) async fn ask_config(router: &Router, request: &Request) -> Result<Rep
     router.clock.append_to(&mut writer);
     let sent = Request::from_parts(writer.finish(), request.sequences().to_vec())?;
     let endpoint = &router.config.endpoint;
-    let answer = endpoint.open(sent).await.map_err(|error| {
+    let answered = match only_reads(request.name()) {
+        true => operation::waiting(endpoint.open(sent)).await?,
+        false => endpoint.open(sent).await,
+    };
+    let answer = answered.map_err(|error| {
         let message = format!("the config server: {error}");
         Error::new(Code::HOST_UNREACHABLE, message)
     })?;

@@ -9,8 +9,9 @@ use crate::failure::Failure;
 use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::targeting::documents;
 use crate::{
-    Router, STALE_RETRIES_MAX, aggregate, arguments, catalog, count, counters, ddl, diagnostic,
-    distribution, explain, find, find_and_modify, get_more, hello, session, statistics, time_limit,
+    Router, STALE_RETRIES_MAX, aggregate, arguments, catalog, count, current_op, ddl, diagnostic,
+    distribution, explain, find, find_and_modify, get_more, hello, operation, server_status,
+    session, statistics, time_limit,
 };
 use model::bson::ValueRef;
 use model::error::{Code, Error};
@@ -60,7 +61,15 @@ pub(crate) async fn dispatch_now(
     connection: &Arc<ConnectionInfo>,
     request: Request,
 ) -> Reply {
-    router.sessions.note(request.body());
+    let running = (router.operations).begin(connection, request.body_bytes().clone());
+    let limit = time_limit::of(&request).map(|limit| limit + time_limit::GRACE);
+    operation::describe(&running, request.body(), limit);
+    router.sessions.note(running.session());
+    let operation = Arc::clone(&running);
+    operation::within(operation, run(router, connection, request)).await
+}
+
+async fn run(router: &Arc<Router>, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
     let of_config = match is_of_config(router, &request).await {
         Ok(of_config) => of_config,
         Err(error) => return Reply::error(&error),
@@ -167,6 +176,11 @@ async fn rare(
         refuse_to_config(request)?;
         return diagnostic::ask_config(router, request).await;
     }
+    if is_admin_only(request.name()) && request.database() != "admin" {
+        let name = request.name();
+        let message = format!("{name} may only be run against the admin database.");
+        return Err(Error::new(Code::UNAUTHORIZED, message).into());
+    }
     match request.name() {
         "hello" | "isMaster" | "ismaster" => Ok(hello::hello(router, connection, request).await?),
         "ping" if is_plain_ping(request) => Ok(Reply::ok()),
@@ -207,16 +221,14 @@ async fn rare(
         }
         name if is_ddl(name) => ddl::forward(router, request).await,
 
-        "serverStatus" => counters::server_status(router, request),
-        "connPoolStats" => Ok(counters::connection_pools(router)),
+        "serverStatus" => server_status::server_status(router, request),
+        "currentOp" => current_op::current_op(router, request).await,
+        "killOp" => current_op::kill_op(router, request).await,
+        "connPoolStats" => Ok(server_status::connection_pools(router)),
         name if is_about_sessions(name) => session::answer(router, request).await,
         name if is_for_everybody(name) => diagnostic::tell_everybody(router, request).await,
         name if is_answered_by_config(name) => diagnostic::ask_config(router, request).await,
         "shutdown" => {
-            if request.database() != "admin" {
-                let message = "shutdown may only be run against the admin database.";
-                return Err(Error::new(Code::UNAUTHORIZED, message).into());
-            }
             let limit = request.body().get("timeoutSecs").and_then(Number::of);
             let limit = limit.map(|limit| Duration::from_secs(limit.to_f64().max(0.0) as u64));
             *router.shutdown_limit.lock() = limit;
@@ -316,6 +328,23 @@ fn is_ddl(name: &str) -> bool {
     )
 }
 
+/// Commands that this router answers, and for one database only. (Others are refused by whoever answers them.)
+fn is_admin_only(name: &str) -> bool {
+    matches!(
+        name,
+        "currentOp"
+            | "flushRouterConfig"
+            | "flushrouterconfig"
+            | "getDatabaseVersion"
+            | "getShardMap"
+            | "getShardVersion"
+            | "killOp"
+            | "listShards"
+            | "listshards"
+            | "shutdown"
+    )
+}
+
 fn is_about_sessions(name: &str) -> bool {
     matches!(
         name,
@@ -342,7 +371,6 @@ fn is_answered_by_config(name: &str) -> bool {
         "buildInfo"
             | "buildinfo"
             | "connectionStatus"
-            | "currentOp"
             | "features"
             | "getCmdLineOpts"
             | "getDefaultRWConcern"
@@ -351,7 +379,6 @@ fn is_answered_by_config(name: &str) -> bool {
             | "getParameter"
             | "getDiagnosticData"
             | "hostInfo"
-            | "killOp"
             | "listCommands"
             | "logRotate"
             | "logout"

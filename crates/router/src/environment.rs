@@ -10,19 +10,23 @@
 
 use crate::Router;
 use crate::aggregate::Command;
+use crate::current_op;
 use crate::failure::Failure;
 use crate::find::find;
 use crate::get_more::get_more;
 use crate::merge::{Shared, Stream, kill_cursor};
+use crate::operation;
 use crate::registry::batch_of;
 use model::bson::{ArrayWriter, Doc, DocBuf, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::key::Direction;
 use model::namespace::Namespace;
 use query::filter::Filter;
+use query::pipeline::memory::MEMORY_BYTES_MAX;
 use query::pipeline::{Advance, Environment, ScanRequest, SessionsOf, Source};
 use query::sort::Spill;
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -33,20 +37,18 @@ pub(crate) struct RouterEnvironment {
     /// Fields of the command that reads of other collections carry too.
     carried: DocBuf,
     deadline: Option<Instant>,
-    allow_disk_use: bool,
+    /// Where to put what does not fit into memory, if that may be.
+    scratch: Option<PathBuf>,
 }
 
 impl RouterEnvironment {
     pub(crate) fn new(command: &Command<'_>) -> Arc<RouterEnvironment> {
         let mut carried = DocWriter::new();
-        let (mut deadline, mut allow_disk_use) = (None, true);
+        let mut deadline = None;
         for element in command.request.body().iter() {
             match element.key() {
                 "lsid" | "readConcern" | "$readPreference" | "comment" | "apiVersion" => {
                     carried.append_element(&element);
-                }
-                "allowDiskUse" => {
-                    allow_disk_use = element.value() != ValueRef::Boolean(false);
                 }
                 "maxTimeMS" => {
                     let limit = model::number::Number::of(element.value());
@@ -63,7 +65,7 @@ impl RouterEnvironment {
             router: command.router.clone(),
             carried: carried.finish(),
             deadline,
-            allow_disk_use,
+            scratch: command.scratch(),
         })
     }
 }
@@ -77,7 +79,7 @@ impl Environment for RouterEnvironment {
             let message = "operation exceeded time limit";
             return Err(Error::new(Code::MAX_TIME_MS_EXPIRED, message));
         }
-        Ok(())
+        operation::check()
     }
 
     fn scan(&self, request: ScanRequest) -> Result<Box<dyn Source>, Error> {
@@ -147,7 +149,15 @@ impl Environment for RouterEnvironment {
     }
 
     fn spill(&self) -> Option<Box<dyn Spill>> {
-        self.allow_disk_use.then(crate::spill::spill)
+        self.scratch.clone().map(crate::spill::spill)
+    }
+
+    fn memory_bytes_max(&self) -> usize {
+        self.router.options.memory_bytes_max
+    }
+
+    fn sort_memory_bytes_max(&self) -> usize {
+        MEMORY_BYTES_MAX
     }
 
     fn collection_stats(&self, _namespace: &Namespace, _options: Doc<'_>) -> Result<DocBuf, Error> {
@@ -158,12 +168,12 @@ impl Environment for RouterEnvironment {
         Err(not_here("$indexStats"))
     }
 
-    /// A router keeps no list of what runs; its cursors it knows.
     fn current_operations(&self, options: Doc<'_>) -> Result<Vec<DocBuf>, Error> {
-        match options.get("idleCursors") {
-            Some(ValueRef::Boolean(true)) => Ok(self.router.cursors.describe_idle()),
-            _ => Err(not_here("$currentOp with localOps and without idleCursors")),
+        let mut all = current_op::own_operations(&self.router);
+        if options.get("idleCursors") == Some(ValueRef::Boolean(true)) {
+            all.extend(self.router.cursors.describe_idle());
         }
+        Ok(all)
     }
 
     fn local_sessions(&self, whose: SessionsOf) -> Result<Vec<DocBuf>, Error> {
@@ -182,7 +192,8 @@ fn not_here(stage: &str) -> Error {
 
 /// Waits for a shard on a thread that may block.
 pub(crate) fn wait<T>(future: wire::BoxFuture<'_, Result<T, Failure>>) -> Result<T, Error> {
-    let ended = tokio::task::block_in_place(|| Handle::current().block_on(future));
+    let watched = operation::watching(future);
+    let ended = tokio::task::block_in_place(|| Handle::current().block_on(watched));
     ended.map_err(error_of)
 }
 

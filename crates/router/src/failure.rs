@@ -83,6 +83,17 @@ impl Stale {
     }
 }
 
+/// Whether nobody of a shard answers for it now.
+pub(crate) fn is_absent(failure: &Failure) -> bool {
+    let code = match failure {
+        Failure::Error(error) => error.code,
+        Failure::Reply(reply) => crate::scan::code_of(reply),
+        Failure::Stale(_) => return false,
+    };
+    // What only says that a cursor is gone is not about the shard.
+    crate::scan::is_passing(code) && !matches!(code, Code::CURSOR_NOT_FOUND | Code::CURSOR_KILLED)
+}
+
 /// Whether a reply says that the command succeeded.
 pub(crate) fn is_ok(reply: Doc<'_>) -> bool {
     reply
@@ -105,7 +116,11 @@ pub(crate) fn checked(reply: Reply, shard: &ShardId) -> Result<Reply, Failure> {
 /// The error for a shard that gave no reply. Whoever retries a retryable write is safe: the shard
 /// recognises its statements.
 pub(crate) fn unreachable(shard: &ShardId, error: &CallError, retryable: bool) -> Error {
-    let told = Error::new(Code::HOST_UNREACHABLE, format!("shard {shard}: {error}"));
+    let code = match error {
+        CallError::NobodyFits(_) => Code::FAILED_TO_SATISFY_READ_PREFERENCE,
+        CallError::NotSent(_) | CallError::OutcomeUnknown(_) => Code::HOST_UNREACHABLE,
+    };
+    let told = Error::new(code, format!("shard {shard}: {error}"));
     if !retryable {
         return told;
     }

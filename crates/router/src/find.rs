@@ -9,11 +9,11 @@
 //! A stale answer of one shard: the cursors of the others are closed, everything is routed again.
 
 use crate::cursor::{Cursor, Source};
-use crate::failure::Failure;
+use crate::failure::{Failure, is_absent};
 use crate::merge::{Batch, Shared, Stream, Streams};
 use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
-use crate::scan::{ElasticScan, ScanCommand};
+use crate::scan::{ElasticScan, ScanCommand, gone, has_token};
 use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of};
 use crate::{Router, STALE_RETRIES_MAX};
@@ -41,18 +41,25 @@ pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Repl
     let context = context_of(body, &router.clock)?;
     let filter = body.get_doc("filter").unwrap_or(Doc::EMPTY);
     let filter = Filter::parse(filter, &context)?.optimized();
+    let may_leave_out = may_leave_out(body);
     for _ in 0..STALE_RETRIES_MAX {
         let target = |route: &Route| route.targets_of(&filter, body);
         let Some((route, shards)) = router.route_to(&namespace, false, target).await? else {
-            return Ok(router.empty_cursor(&namespace));
+            return match has_token(body) {
+                true => Err(gone()),
+                false => Ok(router.empty_cursor(&namespace)),
+            };
         };
         let found = match (shards.as_slice(), route.table()) {
+            (_, None) if has_token(body) => Err(gone()),
             // One moment of the past: who owned what then does not change any more.
             (_, Some(table)) if snapshot_time(body).is_none() => {
                 let wanted = shard_key_ranges(&filter, &table.pattern);
                 Box::pin(find_elastic(router, request, &route, &shards, wanted)).await
             }
-            ([only], _) => router.pass_cursor(request, &route, only).await,
+            ([only], _) if !may_leave_out || is_tailable(body) => {
+                router.pass_cursor(request, &route, only).await
+            }
             _ => Box::pin(find_on_several(router, request, &route, &shards)).await,
         };
         match found {
@@ -61,6 +68,16 @@ pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Repl
         }
     }
     Err(no_progress())
+}
+
+/// Its batches may be empty, which only its shard can wait for.
+fn is_tailable(body: Doc<'_>) -> bool {
+    body.get("tailable") == Some(ValueRef::Boolean(true))
+}
+
+/// Whether the client goes on without shards that nobody answers for.
+fn may_leave_out(body: Doc<'_>) -> bool {
+    body.get("allowPartialResults") == Some(ValueRef::Boolean(true))
 }
 
 pub(crate) fn no_progress() -> Failure {
@@ -287,7 +304,8 @@ async fn find_elastic(
         && first_batch > 0
         && (fits || projection.is_none())
         && resumes.is_none()
-        && !places;
+        && !places
+        && !may_leave_out(body);
     if order.is_some() && is("returnKey") && !one_asks {
         let message = "returnKey with a sort over several shards is not supported yet";
         return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
@@ -365,7 +383,9 @@ async fn find_elastic(
     };
     let mut scan = scan
         .with_projection(projection.map(|late| late.projection))
-        .with_batch_size(batch_size);
+        .with_batch_size(batch_size)
+        // A token would not tell what was left out.
+        .leaving_out(may_leave_out(body) && !places);
     if let Err(failure) = scan.ask().await {
         crate::merge::Merge::close(Box::new(scan)).await;
         return Err(failure);
@@ -431,8 +451,8 @@ async fn find_on_several(
         }
         route.stamp(&mut writer, shard);
         router.clock.append_to(&mut writer);
-        let request = Request::from_parts(writer.finish(), request.sequences().to_vec());
-        Ok((shard.clone(), request?))
+        let request = Request::from_parts(writer.finish(), request.sequences().to_vec())?;
+        Ok((shard.clone(), request.hurried(may_leave_out(body))))
     });
     let requests = requests.collect::<Result<Vec<_>, Error>>()?;
     let session = body.get_doc("lsid").map(Doc::to_owned);
@@ -441,6 +461,7 @@ async fn find_on_several(
         session: session.clone(),
         clock: router.clock.clone(),
         batch_size: body.get("batchSize").and_then(|size| whole(Some(size))),
+        may_leave_out: may_leave_out(body),
     };
     let streams = open_streams(router, requests, shared).await?;
     let merge = Streams {
@@ -477,6 +498,7 @@ pub(crate) async fn open_streams(
         limit: None,
         projection: None,
         held: None,
+        left_out: false,
     };
     let mut failure = None;
     for answered in answers {
@@ -484,6 +506,9 @@ pub(crate) async fn open_streams(
             answered.and_then(|answered| Ok(Stream::new(answered, streams.shared.order.as_ref())?));
         match opened {
             Ok(stream) => streams.streams.push(stream),
+            Err(absent) if streams.shared.may_leave_out && is_absent(&absent) => {
+                streams.left_out = true;
+            }
             // Of several the first is told, unless another says that all is to be routed again.
             Err(stale @ Failure::Stale(_)) => failure = Some(stale),
             Err(other) => failure = failure.or(Some(other)),

@@ -5,6 +5,7 @@ use crate::cursor::Source;
 use crate::failure::{Failure, is_ok, unreachable};
 use crate::find::{whole, with_cursor_id};
 use crate::merge::Batch;
+use crate::operation;
 use crate::request::fields_without;
 use cluster::routing::ShardId;
 use model::bson::{Doc, ValueRef};
@@ -54,6 +55,10 @@ pub(crate) async fn get_more(router: &Router, request: &Request) -> Result<Reply
                 }
             } else {
                 router.cursors.let_go(id);
+                // Who did not wait for an answer does not know whether the shard still has it.
+                if answered.is_err() {
+                    cursor.close().await;
+                }
             }
             answered
         }
@@ -132,7 +137,7 @@ async fn pass(
     }
     router.clock.append_to(&mut writer);
     let routed = Request::from_parts(writer.finish(), Vec::new())?;
-    let reply = member.call(routed).await;
+    let reply = operation::waiting(member.call(routed)).await?;
     let reply =
         reply.map_err(|error| unreachable(&ShardId::new("of the cursor"), &error, false))?;
     router.clock.observe(reply.document());

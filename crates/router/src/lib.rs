@@ -21,7 +21,7 @@
 //!
 //! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
 //! `targeting.rs` (where requests go), `bulk.rs`, `broadcast.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
-//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `session.rs`, `dispatch.rs` (the commands), `counters.rs`, `quiesce.rs` (the process).
+//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `session.rs`, `dispatch.rs` (the commands), `operation.rs`, `current_op.rs` (what runs), `server_status.rs`, `quiesce.rs` (the process).
 
 mod aggregate;
 mod arguments;
@@ -29,9 +29,10 @@ mod broadcast;
 mod bulk;
 mod catalog;
 mod change_stream;
+mod completion;
 mod config;
 mod count;
-mod counters;
+mod current_op;
 mod cursor;
 mod ddl;
 mod diagnostic;
@@ -46,6 +47,7 @@ mod get_more;
 mod heartbeat;
 mod hello;
 mod merge;
+mod operation;
 mod output;
 mod quiesce;
 mod registry;
@@ -53,6 +55,7 @@ mod request;
 mod routing;
 mod scan;
 mod scatter;
+mod server_status;
 mod session;
 mod spill;
 mod statistics;
@@ -61,19 +64,23 @@ mod targeting;
 mod tests;
 mod time_limit;
 
+pub use spill::prepare_scratch;
+
 use config::ConfigServer;
 use cursor::Cursors;
 use parking_lot::Mutex;
 use registry::Registry;
 use request::Clock;
 use routing::Routing;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
+use wire::operation::Operations;
 use wire::{
-    ConnectionInfo, Endpoint, Handler, InProcess, Reply, Request, Running, Server, ServerHandle,
-    ServerOptions,
+    ConnectionInfo, Endpoint, Handler, InProcess, OpCounters, Reply, Request, Running, Server,
+    ServerHandle, ServerOptions,
 };
 
 /// How often a request is routed again because a shard said that it was routed by an old version.
@@ -92,15 +99,18 @@ pub struct RouterOptions {
     pub session_refresh: Option<Duration>,
     /// How long clients are told that the router is about to stop.
     pub quiesce: Duration,
-    /// What one shard's partial results of one command may weigh: they are kept until all are there.
-    pub partial_bytes_max: usize,
+    /// What one command's partial results may weigh in memory, and what a stage that collects may take.
+    pub memory_bytes_max: usize,
+    /// Whether the rest goes to disk where a command does not say.
+    pub disk_use: bool,
+    /// Where to.
+    pub scratch: PathBuf,
 }
 
 impl RouterOptions {
     /// MongoDB's default.
     pub const SESSION_REFRESH: Duration = Duration::from_secs(300);
     const SHARDS_REFRESH: Duration = Duration::from_secs(30);
-    const PARTIAL_BYTES_MAX: usize = 512 << 20;
 
     pub fn new(host: impl Into<String>) -> RouterOptions {
         RouterOptions {
@@ -108,7 +118,9 @@ impl RouterOptions {
             shards_refresh: RouterOptions::SHARDS_REFRESH,
             session_refresh: Some(RouterOptions::SESSION_REFRESH),
             quiesce: quiesce::QUIESCE,
-            partial_bytes_max: RouterOptions::PARTIAL_BYTES_MAX,
+            memory_bytes_max: query::pipeline::memory::MEMORY_BYTES_MAX,
+            disk_use: true,
+            scratch: std::env::temp_dir(),
         }
     }
 }
@@ -119,6 +131,7 @@ pub struct Router {
     routing: Routing,
     cursors: Cursors,
     sessions: session::Sessions,
+    operations: Operations,
     scans: scan::ScanCounters,
     slots: broadcast::Slots,
     clock: Arc<Clock>,
@@ -132,7 +145,7 @@ pub struct Router {
     quiesces_until: OnceLock<Instant>,
     /// What the command `shutdown` said about that.
     shutdown_limit: Mutex<Option<Duration>>,
-    counters: counters::Counters,
+    counters: OpCounters,
     /// What its clients are connected to.
     server: OnceLock<ServerHandle>,
 }
@@ -147,6 +160,7 @@ impl Router {
             config,
             cursors: Cursors::default(),
             sessions: session::Sessions::new(),
+            operations: Operations::default(),
             scans: scan::ScanCounters::default(),
             slots: broadcast::Slots::default(),
             clock,
@@ -157,7 +171,7 @@ impl Router {
             ending: watch::Sender::new(false),
             quiesces_until: OnceLock::new(),
             shutdown_limit: Mutex::default(),
-            counters: counters::Counters::default(),
+            counters: OpCounters::default(),
             server: OnceLock::new(),
         })
     }

@@ -9,7 +9,8 @@
 //! A shard answers each document once, and no key is owned twice, so the merged stream has no
 //! duplicates. If a stream breaks the merge fails as a whole: never an end that is none.
 
-use crate::failure::{Failure, checked, unreachable};
+use crate::failure::{Failure, checked, is_absent, unreachable};
+use crate::operation;
 use crate::registry::batch_of;
 use crate::request::Clock;
 use cluster::routing::ShardId;
@@ -137,6 +138,8 @@ pub(crate) struct Stream {
     cursor: i64,
     namespace: String,
     waiting: VecDeque<Waiting>,
+    /// Its shard fell silent, and the client goes on without the rest.
+    is_left_out: bool,
 }
 
 struct Waiting {
@@ -159,6 +162,7 @@ impl Stream {
             cursor: 0,
             namespace: cursor.get_str("ns").unwrap_or_default().to_owned(),
             waiting: VecDeque::new(),
+            is_left_out: false,
         };
         stream.take(cursor, order)?;
         Ok(stream)
@@ -201,9 +205,19 @@ impl Stream {
             shared.clock.append_to(&mut more);
             more.append("$db", database);
             let request = Request::from_parts(more.finish(), Vec::new())?;
-            let reply = (self.member.call(request).await)
-                .map_err(|error| unreachable(&self.shard, &error, false))?;
-            let reply = checked(reply, &self.shard)?;
+            let request = request.hurried(shared.may_leave_out);
+            let reply = operation::waiting(self.member.call(request)).await?;
+            let reply = reply
+                .map_err(|error| unreachable(&self.shard, &error, false).into())
+                .and_then(|reply| checked(reply, &self.shard));
+            let reply = match reply {
+                Err(failure) if shared.may_leave_out && is_absent(&failure) => {
+                    self.is_left_out = true;
+                    self.cursor = 0;
+                    break;
+                }
+                reply => reply?,
+            };
             shared.clock.observe(reply.document());
             let cursor = reply.document().get_doc("cursor");
             let cursor = cursor.ok_or_else(|| malformed(&self.shard))?;
@@ -237,7 +251,7 @@ impl Stream {
     }
 }
 
-/// Ends a cursor on a shard. If that fails the shard ends it itself after a while.
+/// Ends a cursor on a shard. If that fails, or the shard is silent, the shard ends it itself after a while.
 pub(crate) async fn kill_cursor(member: &dyn Endpoint, namespace: &str, cursor: i64) {
     let Some((database, collection)) = namespace.split_once('.') else {
         return;
@@ -246,7 +260,7 @@ pub(crate) async fn kill_cursor(member: &dyn Endpoint, namespace: &str, cursor: 
     kill.begin_array("cursors").push(cursor).end();
     kill.append("$db", database);
     if let Ok(request) = Request::from_parts(kill.finish(), Vec::new())
-        && let Err(error) = member.call(request).await
+        && let Err(error) = member.call(request.hurried(true)).await
     {
         tracing::debug!(%error, "a cursor is left to end by itself");
     }
@@ -265,6 +279,8 @@ pub(crate) struct Shared {
     pub(crate) session: Option<DocBuf>,
     pub(crate) clock: Arc<Clock>,
     pub(crate) batch_size: Option<u64>,
+    /// The client goes on without shards that nobody answers for.
+    pub(crate) may_leave_out: bool,
 }
 
 /// The merge of a `find` and of the shard part of a pipeline.
@@ -277,6 +293,8 @@ pub(crate) struct Streams {
     pub(crate) projection: Option<Projection>,
     /// What did not fit into the last batch.
     pub(crate) held: Option<DocBuf>,
+    /// Some shards did not even begin to answer.
+    pub(crate) left_out: bool,
 }
 
 impl Streams {
@@ -374,5 +392,11 @@ impl Merge for Streams {
 
     fn set_batch_size(&mut self, batch_size: Option<u64>) {
         self.shared.batch_size = batch_size;
+    }
+
+    fn append_state(&self, cursor: &mut DocWriter) {
+        if self.left_out || self.streams.iter().any(|stream| stream.is_left_out) {
+            cursor.append("partialResultsReturned", true);
+        }
     }
 }

@@ -44,9 +44,11 @@ impl Clock {
 
     /// The same for a client, which may not push the cluster's time far ahead of the clocks.
     pub(crate) fn observe_client(&self, doc: Doc<'_>) -> Result<(), Error> {
-        let Some(time) = told(doc) else {
-            return Ok(());
-        };
+        told(doc).map_or(Ok(()), |time| self.raise_from_client(time))
+    }
+
+    /// The same for a time that comes with something else.
+    pub(crate) fn raise_from_client(&self, time: ClusterTime) -> Result<(), Error> {
         let wall_seconds = crate::hello::now_ms().div_euclid(1000);
         if i64::from(time.seconds()) > wall_seconds + DRIFT_SECONDS_MAX {
             return Err(Error::new(
@@ -58,7 +60,7 @@ impl Clock {
                 ),
             ));
         }
-        self.observe(doc);
+        self.raise(time);
         Ok(())
     }
 

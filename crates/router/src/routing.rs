@@ -13,11 +13,10 @@
 use crate::config::{ConfigServer, Database};
 use crate::failure::Stale;
 use crate::request::Clock;
-use cluster::cache::{Fetch, Fetched, LookUp, Outcome, Placement, RoutingCache};
+use cluster::cache::{Fetch, LookUp, Outcome, Placement, RoutingCache};
 use cluster::routing::ShardId;
 use model::error::{Code, Error};
 use model::namespace::Namespace;
-use model::time::ClusterTime;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -203,7 +202,8 @@ impl Routing {
     }
 
     pub(crate) fn forget_collection(&self, namespace: &Namespace) {
-        self.collections.lock().cache.forget(namespace);
+        let cache = &mut self.collections.lock().cache;
+        forget_in(cache, namespace);
     }
 
     pub(crate) fn forget_database(&self, name: &str) {
@@ -217,7 +217,7 @@ impl Routing {
         let cache = &mut self.collections.lock().cache;
         for namespace in cache.names() {
             if concerns(namespace.database()) {
-                cache.forget(&namespace);
+                forget_in(cache, &namespace);
             }
         }
     }
@@ -235,13 +235,15 @@ impl Question {
     async fn run(self, mut fetch: Fetch, told: watch::Sender<Told>) {
         loop {
             let answer = self.config.routing(self.namespace.as_str(), fetch).await;
-            if let Ok(answer) = &answer {
-                self.clock.raise(latest_change(answer));
-            }
+            let answer = answer.map(|(fetched, latest_change)| {
+                self.clock.raise(latest_change);
+                fetched
+            });
             // The cache keeps a text; who waits is told the error itself.
             let error = answer.as_ref().err().cloned();
             let mut collections = self.collections.lock();
             let answer = answer.map_err(|error| error.message);
+            let known = collections.cache.known(&self.namespace).cloned();
             let outcome = match collections.cache.fetched(&self.namespace, answer) {
                 Outcome::Ask(again) => {
                     fetch = again;
@@ -253,18 +255,26 @@ impl Question {
                 }
             };
             collections.asked.remove(&self.namespace);
+            discard_aside(known);
             told.send_replace(Some(outcome));
             return;
         }
     }
 }
 
-/// The latest time at which a range came to its owner.
-fn latest_change(fetched: &Fetched) -> ClusterTime {
-    let latest = match fetched {
-        Fetched::Everything(table) => table.chunks().map(|view| view.chunk.since).max(),
-        Fetched::Changes(chunks) => chunks.iter().map(|(chunk, _)| chunk.since).max(),
-        Fetched::Unsharded => None,
-    };
-    latest.unwrap_or_default()
+fn forget_in(cache: &mut RoutingCache<Namespace>, namespace: &Namespace) {
+    let known = cache.known(namespace).cloned();
+    cache.forget(namespace);
+    discard_aside(known);
+}
+
+/// Lets go of a placement that is not looked up any more. A long table takes a while, in which nobody
+/// else should have to wait.
+fn discard_aside(placement: Option<Placement>) {
+    const LONG: usize = 10_000;
+    if let Some(Placement::Sharded(table)) = &placement
+        && table.chunk_count() > LONG
+    {
+        tokio::task::spawn_blocking(move || drop(placement));
+    }
 }

@@ -2,11 +2,15 @@
 
 use crate::Router;
 use crate::failure::{Failure, checked, unreachable};
+use crate::merge::kill_cursor;
+use crate::operation;
 use crate::registry::Shard;
 use cluster::routing::ShardId;
+use model::bson::ValueRef;
 use model::error::{Code, Error};
 use std::sync::Arc;
 use tokio::task::JoinSet;
+use wire::operation::only_reads;
 use wire::{Answer, Endpoint, Reply, Request};
 
 /// A shard's good answer.
@@ -25,29 +29,57 @@ impl Router {
     /// Sends a request to one shard.
     pub(crate) async fn ask(&self, id: &ShardId, request: Request) -> Result<Answered, Failure> {
         let shard = self.shard(id).await?;
-        let answered = ask(shard, request).await;
+        let answered = match only_reads(request.name()) {
+            true => operation::waiting(ask(shard, request)).await?,
+            false => ask(shard, request).await,
+        };
         self.observe(&answered);
         answered
     }
 
     /// Sends requests to several shards at once and waits for all of them. Answers are in the
-    /// order of the requests.
+    /// order of the requests. Cursors that are open when it ends early are closed.
     pub(crate) async fn ask_all(
         &self,
         requests: Vec<(ShardId, Request)>,
     ) -> Result<Vec<Result<Answered, Failure>>, Error> {
         let mut asking = JoinSet::new();
+        let may_end = requests.iter().all(|(_, it)| only_reads(it.name()));
         let count = requests.len();
         let mut shards = Vec::with_capacity(count);
         for (id, _) in &requests {
             shards.push(self.shard(id).await?);
         }
         for (at, (shard, (_, request))) in shards.into_iter().zip(requests).enumerate() {
-            asking.spawn(async move { (at, ask(shard, request).await) });
+            let asked = async move {
+                let answered = match may_end {
+                    true => operation::waiting(ask(shard, request)).await,
+                    false => Ok(ask(shard, request).await),
+                };
+                (
+                    at,
+                    answered.unwrap_or_else(|interrupted| Err(interrupted.into())),
+                )
+            };
+            asking.spawn(operation::inherited(asked));
         }
         let mut answers: Vec<Option<Result<Answered, Failure>>> = Vec::new();
         answers.resize_with(count, || None);
-        while let Some(ended) = asking.join_next().await {
+        loop {
+            let next = match may_end {
+                true => operation::waiting(asking.join_next()).await,
+                false => Ok(asking.join_next().await),
+            };
+            let next = match next {
+                Ok(next) => next,
+                Err(interrupted) => {
+                    close_all(answers.into_iter().flatten().flatten());
+                    return Err(interrupted);
+                }
+            };
+            let Some(ended) = next else {
+                break;
+            };
             let (at, answered) = ended.map_err(|error| {
                 Error::new(Code::INTERNAL_ERROR, format!("a call did not end: {error}"))
             })?;
@@ -62,6 +94,20 @@ impl Router {
             Ok(answered) => self.clock.observe(answered.reply.document()),
             Err(Failure::Reply(reply)) => self.clock.observe(reply.document()),
             Err(Failure::Stale(_) | Failure::Error(_)) => {}
+        }
+    }
+}
+
+/// Closes the cursors of answers that nobody takes over.
+fn close_all(answers: impl Iterator<Item = Answered>) {
+    for answered in answers {
+        let cursor = answered.reply.document().get_doc("cursor");
+        let named = cursor.and_then(|cursor| Some((cursor.get("id")?, cursor.get_str("ns")?)));
+        if let Some((ValueRef::Int64(id), namespace)) = named
+            && id != 0
+        {
+            let (member, namespace) = (answered.member.clone(), namespace.to_owned());
+            tokio::spawn(async move { kill_cursor(&*member, &namespace, id).await });
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::bulk::{Kind, write};
 use crate::config::error_of;
 use crate::failure::{Failure, is_ok};
 use crate::hello::now_ms;
-use crate::{Router, diagnostic, find};
+use crate::{Router, diagnostic, find, operation};
 use cluster::cache::Placement;
 use cluster::sessions::{self, PORTION};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -67,11 +67,9 @@ impl Sessions {
         self.timeout_minutes.load(Ordering::Relaxed)
     }
 
-    /// Takes note of the session of a request. One that is malformed is for whoever answers.
-    pub(crate) fn note(&self, body: Doc<'_>) {
-        if let Some(session) = body.get_doc("lsid")
-            && let Ok(id) = SessionId::parse("lsid", session)
-        {
+    /// Takes note of the session of a request, if it has one.
+    pub(crate) fn note(&self, session: Option<SessionId>) {
+        if let Some(id) = session {
             self.touch(id, now_ms());
         }
     }
@@ -319,8 +317,13 @@ pub(crate) async fn answer(router: &Arc<Router>, request: &Request) -> Result<Re
             Ok(reply)
         }
         _ => {
-            let reply = diagnostic::tell_everybody(router, request).await?;
+            // It says what is wrong with them. What runs here may wait for a shard that is away, so it ends
+            // before anybody else is told.
+            diagnostic::ask_config(router, request).await?;
             let meant = Meant::of(request);
+            let own = operation::current().map_or(0, |operation| operation.id);
+            (router.operations).kill_of_sessions(&|id| meant.includes(id), own);
+            let reply = diagnostic::tell_everybody(router, request).await?;
             close_cursors(router, &|id| meant.includes(id)).await;
             Ok(reply)
         }

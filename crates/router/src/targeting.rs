@@ -295,6 +295,7 @@ pub(crate) fn context_of(body: Doc<'_>, clock: &Clock) -> Result<QueryContext, E
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ms = now.map_or(0, |now| i64::try_from(now.as_millis()).unwrap_or(i64::MAX));
     let mut context = QueryContext::new(now_ms);
+    context.interrupts = crate::operation::interrupts();
     let time = clock.now();
     if time > ClusterTime::ZERO {
         context.cluster_time = Some(Timestamp {

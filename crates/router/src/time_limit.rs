@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use wire::{ConnectionInfo, Reply, Request};
 
-const GRACE: Duration = Duration::from_millis(250);
+pub(crate) const GRACE: Duration = Duration::from_millis(250);
 
 /// The limit of a command, if it has one.
 pub(crate) fn of(request: &Request) -> Option<Duration> {

@@ -2,15 +2,11 @@
 
 use model::bson::DocWriter;
 use std::sync::atomic::{AtomicU64, Ordering};
+use wire::OpCounters;
 
 #[derive(Default)]
 pub(crate) struct Counters {
-    insert: AtomicU64,
-    query: AtomicU64,
-    update: AtomicU64,
-    delete: AtomicU64,
-    get_more: AtomicU64,
-    command: AtomicU64,
+    pub(crate) operations: OpCounters,
     documents_inserted: AtomicU64,
     documents_updated: AtomicU64,
     documents_deleted: AtomicU64,
@@ -28,18 +24,6 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn command(&self, name: &str) {
-        let counter = match name {
-            "insert" => &self.insert,
-            "find" => &self.query,
-            "update" => &self.update,
-            "delete" => &self.delete,
-            "getMore" => &self.get_more,
-            _ => &self.command,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// An operation waits for the end of a move.
     pub(crate) fn waited_for_move(&self) {
         self.waits_for_moves.fetch_add(1, Ordering::Relaxed);
@@ -89,15 +73,8 @@ impl Counters {
     /// `cursors` are those open, in use and without a time limit.
     pub(crate) fn append_to(&self, writer: &mut DocWriter, cursors: [i64; 3]) {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as i64;
+        self.operations.append_to(writer);
         writer
-            .begin_document("opcounters")
-            .append("insert", read(&self.insert))
-            .append("query", read(&self.query))
-            .append("update", read(&self.update))
-            .append("delete", read(&self.delete))
-            .append("getmore", read(&self.get_more))
-            .append("command", read(&self.command))
-            .end()
             .begin_document("metrics")
             .begin_document("document")
             .append("deleted", read(&self.documents_deleted))

@@ -53,6 +53,8 @@ pub(crate) struct New {
     pub(crate) replaces: Option<Arc<Collection>>,
     pub(crate) order: Order,
     pub(crate) telling: Telling,
+    /// The term in which it was known that it is to be created, if that is not looked at again.
+    pub(crate) term: Option<Term>,
 }
 
 /// What the records of a new collection are ordered by before `_id`.
@@ -126,6 +128,7 @@ impl Shard {
             replaces: None,
             order: Order::ByShardKey,
             telling: Telling::Aloud,
+            term: None,
         };
         self.create_new(namespace, new).await
     }
@@ -177,7 +180,7 @@ impl Shard {
         if new.replaces.is_none() {
             commands = commands.create(&collection);
         }
-        self.propose_told(commands, new.telling, |encoder| {
+        self.propose_told_in(new.term, commands, new.telling, |encoder| {
             put_next_ids(encoder, ids);
             if let Some(replaced) = &new.replaces {
                 drop_collection(encoder, replaced);
@@ -536,6 +539,16 @@ impl Shard {
         telling: Telling,
         encode: impl Fn(&mut Encoder<'_>) -> T,
     ) -> Result<(), Error> {
+        self.propose_told_in(None, commands, telling, encode).await
+    }
+
+    async fn propose_told_in<T: Timed>(
+        &self,
+        term: Option<Term>,
+        commands: Commands,
+        telling: Telling,
+        encode: impl Fn(&mut Encoder<'_>) -> T,
+    ) -> Result<(), Error> {
         let times = commands.count();
         let commands = commands.finish();
         let header = Header {
@@ -547,7 +560,7 @@ impl Shard {
             },
             ..Header::default()
         };
-        self.propose_with(None, header, encode).await
+        self.propose_with(term, header, encode).await
     }
 
     async fn propose_with<T: Timed>(

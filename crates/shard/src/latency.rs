@@ -68,6 +68,17 @@ impl Latency {
         [self.commands.copying(), self.batches.copying()]
     }
 
+    /// From now on clients feel this.
+    #[cfg(test)]
+    pub(crate) fn feels(&self, strain: f64) {
+        let at_rest = 1000.0;
+        self.commands.ends_us.store(u64::MAX, Ordering::Relaxed);
+        *self.commands.figures.lock() = Figures {
+            at_rest: Some(at_rest),
+            lately: Some(strain * at_rest),
+        };
+    }
+
     pub(crate) fn set_at_least_pace(&self, is_least: bool) {
         for measured in [&self.commands, &self.batches] {
             measured.at_least_pace.store(is_least, Ordering::Relaxed);

@@ -22,6 +22,7 @@
 //! `write/append.rs` (`Applier`) → reply.
 
 mod aggregate;
+mod aside;
 mod background;
 mod broadcast;
 mod catalog;

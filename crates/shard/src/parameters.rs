@@ -18,6 +18,8 @@ pub(crate) struct Settings {
     pub(crate) sort_memory_bytes: i32,
     pub(crate) log_level: i32,
     pub(crate) history_window_secs: i32,
+    /// Whether what does not fit into memory goes to disk where a command does not say.
+    pub(crate) disk_use: bool,
     pub(crate) move_pacing: bool,
     pub(crate) no_table_scan: bool,
     pub(crate) quiet: bool,
@@ -44,6 +46,7 @@ impl Default for Settings {
             sort_memory_bytes: 100 * 1024 * 1024,
             log_level: 0,
             history_window_secs: 300,
+            disk_use: true,
             move_pacing: true,
             no_table_scan: false,
             quiet: false,
@@ -69,6 +72,7 @@ pub(crate) struct Parameters {
 
 /// Names in the order in which they are shown.
 pub(crate) const SETTABLE: &[&str] = &[
+    "allowDiskUseByDefault",
     "cursorTimeoutMillis",
     "internalDocumentSourceGroupMaxMemoryBytes",
     "internalQueryMaxBlockingSortMemoryUsageBytes",
@@ -98,6 +102,7 @@ pub(crate) const AT_STARTUP: &[&str] = &[
 impl Settings {
     pub(crate) fn get(&self, name: &str) -> Option<Value> {
         Some(match name {
+            "allowDiskUseByDefault" => self.disk_use.into(),
             "cursorTimeoutMillis" => self.cursor_timeout_ms.into(),
             "internalDocumentSourceGroupMaxMemoryBytes" => self.group_memory_bytes.into(),
             "internalQueryMaxBlockingSortMemoryUsageBytes" => self.sort_memory_bytes.into(),
@@ -126,6 +131,7 @@ impl Settings {
     pub(crate) fn set(&mut self, name: &str, value: ValueRef<'_>) -> Result<(), Error> {
         let truth = model::number::is_truthy(value);
         match name {
+            "allowDiskUseByDefault" => self.disk_use = truth,
             "cursorTimeoutMillis" => {
                 self.cursor_timeout_ms = integer(name, value, i64::MIN, i64::MAX)?;
             }

@@ -7,8 +7,9 @@
 //!
 //! A service is driven by what is stored, never by what an earlier primary had in memory: it looks at
 //! its documents when it starts, and goes on from there. It gets a [`Tenure`], which ends with leadership
-//! (or with the process), looks at it between steps, and returns. What it proposes after that is refused
-//! by the log.
+//! (or with the process), looks at it between steps, and returns. ⚑ What follows from what it has read is
+//! proposed in the tenure's term: a member that is deposed and elected again meanwhile is refused by the log,
+//! because another primary may have gone on in between.
 //!
 //! One task owns all of it, so services of two tenures never overlap on one member.
 
@@ -28,9 +29,14 @@ const NOOP_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub(crate) struct Tenure {
     over: watch::Receiver<bool>,
+    term: Term,
 }
 
 impl Tenure {
+    pub(crate) fn term(&self) -> Term {
+        self.term
+    }
+
     /// Completes when the member leads no longer, or is about to stop.
     pub(crate) async fn ended(&self) {
         // A sender that is gone has ended it as well.
@@ -71,7 +77,7 @@ pub(crate) async fn run(shard: &Arc<Shard>) {
 /// Runs the services of one tenure and returns when they have all ended.
 async fn lead(shard: &Arc<Shard>, term: Term, role: &mut watch::Receiver<Role>) {
     let (over, tenure) = watch::channel(false);
-    let tenure = Tenure { over: tenure };
+    let tenure = Tenure { over: tenure, term };
     let ends = async {
         tokio::select! {
             () = shard.shutdown_begun() => {}

@@ -231,7 +231,7 @@ impl Shard {
             } => peers.set_host(caller.in_log(), host),
         }
         let sessions = Arc::new(SessionCatalog::new());
-        let operations = Arc::new(Operations::new());
+        let operations = Arc::new(Operations::default());
         let watchers = Arc::new(Watchers::default());
         let replica_set = Arc::new(load_replica_set(&store, membership, peers.clone())?);
         let sharding = Arc::new(ShardingState::load(&store)?);
@@ -338,8 +338,9 @@ impl Shard {
     /// Completes with the reason when the log has stopped for good: a failed
     /// write, a full disk. Never completes otherwise.
     pub async fn log_stopped(&self) -> String {
-        let mut progress = self.log.watch();
-        let _ = progress.wait_for(|progress| !progress.running).await;
+        // By the role, which hardly ever changes: who follows the progress wakes with every write.
+        let mut role = self.log.role();
+        let _ = role.wait_for(|role| *role == Role::Gone).await;
         match self.log.stopped() {
             Some(reason) => reason.to_string(),
             None => std::future::pending().await,

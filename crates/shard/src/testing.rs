@@ -27,18 +27,35 @@ use tempfile::TempDir;
 use wire::{ConnectionInfo, Request};
 
 /// A clock that tests move.
-pub(crate) struct TestClock(AtomicI64);
+#[derive(Default)]
+pub(crate) struct TestClock {
+    /// How far ahead of the machine's.
+    wall_ms: AtomicI64,
+    elapsed_ms: AtomicI64,
+}
 
 impl TestClock {
+    /// So much time passes.
     pub(crate) fn advance_minutes(&self, minutes: i64) {
-        self.0.fetch_add(minutes * 60_000, Ordering::SeqCst);
+        self.set_ahead_minutes(minutes);
+        self.elapsed_ms
+            .fetch_add(minutes * 60_000, Ordering::SeqCst);
+    }
+
+    /// Somebody sets the clock.
+    pub(crate) fn set_ahead_minutes(&self, minutes: i64) {
+        self.wall_ms.fetch_add(minutes * 60_000, Ordering::SeqCst);
     }
 }
 
 impl Clock for TestClock {
     /// Goes by the machine's clock, moved ahead.
     fn now_ms(&self) -> i64 {
-        SystemClock.now_ms() + self.0.load(Ordering::SeqCst)
+        SystemClock.now_ms() + self.wall_ms.load(Ordering::SeqCst)
+    }
+
+    fn elapsed_ms(&self) -> i64 {
+        SystemClock.elapsed_ms() + self.elapsed_ms.load(Ordering::SeqCst)
     }
 }
 
@@ -66,7 +83,7 @@ impl TestShard {
 
     async fn open_as(window: LogWindow, parameters: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let clock = Arc::new(TestClock(AtomicI64::new(0)));
+        let clock = Arc::<TestClock>::default();
         let shard = open(directory.path(), &clock, window, parameters).await;
         Self {
             shard,

@@ -14,6 +14,7 @@
 //! | [`layout`] | every stored key and value, byte by byte |
 //! | [`entry`] | the payload of a log entry: physical operations, encoded and decoded without copies |
 //! | [`store`] | applying, reading, reading in the past, counting, removing |
+//! | [`background`] | the priority of threads that nobody waits for |
 //!
 //! ## Invariants
 //!
@@ -36,6 +37,7 @@
 //! namespaces and of the wire. Index entries have no history yet, so a view of the
 //! past offers record scans only: see [`store::PastSnapshot`].
 
+pub mod background;
 pub mod engine;
 pub mod entry;
 pub mod error;

@@ -17,8 +17,8 @@ use std::any::Any;
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use model::bson::DocBuf;
 use parking_lot::Mutex;
@@ -27,6 +27,7 @@ use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::Notify;
 
 use crate::compression::Compressor;
+use crate::operation::Operation;
 
 /// Where requests come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +50,8 @@ pub struct ConnectionInfo {
     writing_half: Mutex<Option<OwnedWriteHalf>>,
     closed: AtomicBool,
     closed_signal: Notify,
+    /// Within a process: for whom the other role asks.
+    caller: Option<Arc<Operation>>,
 }
 
 impl ConnectionInfo {
@@ -62,12 +65,22 @@ impl ConnectionInfo {
             writing_half: Mutex::new(None),
             closed: AtomicBool::new(false),
             closed_signal: Notify::new(),
+            caller: None,
         }
     }
 
     /// A connection without a socket, for calling a handler in the same process.
     pub fn in_process(id: i64) -> ConnectionInfo {
         ConnectionInfo::new(id, Origin::InProcess)
+    }
+
+    /// The same for one call: once its caller is to end, nobody waits for the answer. ⚑ A caller that computes
+    /// within the same task cannot give up by dropping the call.
+    pub(crate) fn for_call(&self, caller: Option<Arc<Operation>>) -> ConnectionInfo {
+        ConnectionInfo {
+            caller,
+            ..ConnectionInfo::in_process(self.id)
+        }
     }
 
     /// Unique within the server's lifetime; what `hello` calls `connectionId`.
@@ -139,7 +152,8 @@ impl ConnectionInfo {
 
     /// Whether the peer is gone. Costs one load; meant to be asked inside loops.
     pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        let is_given_up = |caller: &Arc<Operation>| caller.is_killed();
+        self.closed.load(Ordering::Acquire) || self.caller.as_ref().is_some_and(is_given_up)
     }
 
     /// Asks the socket whether the peer is gone. Costs a system call; meant to be asked a few

@@ -21,6 +21,8 @@ mod envelope;
 mod frame;
 mod legacy;
 mod metrics;
+mod op_counters;
+pub mod operation;
 pub mod protocol;
 mod receiver;
 mod reply;
@@ -38,6 +40,7 @@ pub use endpoint::{
 };
 pub use frame::{CloseReason, Rejection, parse_request};
 pub use metrics::{CompressionSnapshot, MetricsSnapshot};
+pub use op_counters::OpCounters;
 pub use reply::Reply;
 pub use request::{Documents, Request, Sequence};
 pub use server::{BoxedHandler, Handler, Running, Server, ServerHandle, ServerOptions};

@@ -25,6 +25,7 @@ pub struct Request {
     exhaust_allowed: bool,
     more_to_come: bool,
     passes_batch: bool,
+    is_hurried: bool,
 }
 
 /// A list of documents that travels beside the body, as if it were an array field of it.
@@ -66,6 +67,7 @@ impl Request {
             exhaust_allowed: false,
             more_to_come: false,
             passes_batch: false,
+            is_hurried: false,
         })
     }
 
@@ -85,6 +87,17 @@ impl Request {
 
     pub(crate) fn passes_batch(&self) -> bool {
         self.passes_batch
+    }
+
+    /// Says that whoever asks goes on without an answer: nobody is waited for who does not say a word.
+    #[must_use]
+    pub fn hurried(mut self, is_hurried: bool) -> Request {
+        self.is_hurried = is_hurried;
+        self
+    }
+
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.is_hurried
     }
 
     /// The command document.

@@ -14,9 +14,10 @@ use model::error::{Code, Error};
 use parking_lot::Mutex;
 use support::*;
 use tokio::sync::Notify;
+use wire::operation::{Operations, within};
 use wire::{
-    BoxFuture, CallError, Endpoint, Host, HostOptions, InProcess, ReplicaSet, ReplicaSetTimes,
-    Reply, Request, Sequence, ServerOptions,
+    BoxFuture, CallError, ConnectionInfo, Endpoint, Handler, Host, HostOptions, InProcess,
+    ReplicaSet, ReplicaSetTimes, Reply, Request, Sequence, ServerOptions,
 };
 
 fn run<T>(future: impl Future<Output = T>) -> T {
@@ -317,6 +318,28 @@ fn read(mode: &str) -> Request {
     request(body)
 }
 
+/// Nobody has the tags that a request asks for: that is not the same as nobody being there.
+#[test]
+fn tags_that_nobody_has_are_told() {
+    let set = Set::new(&["a", "b"]);
+    let endpoint = set.endpoint_within(Duration::from_millis(20), &["a"]);
+    let mut body = DocWriter::new().with("find", "birds").with("$db", "test");
+    body.begin_document("$readPreference")
+        .append("mode", "nearest")
+        .begin_array("tags")
+        .push_document()
+        .append("region", "moon")
+        .end()
+        .end()
+        .end();
+    run(async {
+        let error = endpoint.call(request(body.finish())).await.unwrap_err();
+        let told = "Could not find host matching read preference { mode: \"nearest\", tags: [ { \
+                    region: \"moon\" } ] } for set flock/a,b";
+        assert_eq!(error, CallError::NobodyFits(told.to_owned()));
+    });
+}
+
 #[test]
 fn the_primary_is_found_and_followed() {
     let set = Set::new(&["a", "b", "c"]);
@@ -364,7 +387,10 @@ fn without_a_primary_the_call_ends_in_time_and_was_not_sent() {
     set.elect(None);
     run(async {
         let refused = endpoint.call(insert(false)).await;
-        assert!(matches!(refused, Err(CallError::NotSent(_))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(CallError::NobodyFits(_))),
+            "{refused:?}"
+        );
         assert_eq!(set.asked(), [""; 0]);
         let endpoint = set.endpoint(&["a"]);
         endpoint.call(read("secondary")).await.unwrap();
@@ -502,5 +528,60 @@ fn members_that_come_later_are_known_before_they_are_needed() {
             assert_eq!(set.asked(), ["insert@b"]);
             assert_eq!(endpoint.connection_string().as_deref(), Some("flock/b,c"));
         }
+    });
+}
+
+/// Keeps the connection of the command that came last, and never answers.
+#[derive(Default)]
+struct Endless(Mutex<Option<Arc<ConnectionInfo>>>);
+
+impl Handler for Endless {
+    async fn handle(&self, connection: &Arc<ConnectionInfo>, _: Request) -> Reply {
+        *self.0.lock() = Some(connection.clone());
+        std::future::pending().await
+    }
+}
+
+/// ⚑ Within a process nobody hangs up: whoever reads for a caller that has given up, or is to end, is told all the
+/// same. A write is finished.
+#[test]
+fn within_a_process_reads_end_with_their_caller() {
+    run(async {
+        let handler = Arc::new(Endless::default());
+        let endpoint = Arc::new(InProcess::new(handler.clone()));
+        let begun = async || {
+            loop {
+                if let Some(connection) = handler.0.lock().take() {
+                    return connection;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        for (asked, ends) in [(read("primary"), true), (insert(false), false)] {
+            let call = tokio::spawn({
+                let endpoint = endpoint.clone();
+                async move { endpoint.call(asked).await.is_ok() }
+            });
+            let connection = begun().await;
+            assert!(!connection.is_closed());
+            call.abort();
+            assert!(call.await.is_err());
+            assert_eq!(connection.is_closed(), ends);
+        }
+        // The operation that asks is killed, while its task computes and cannot drop anything.
+        let operations: Operations = Operations::default();
+        let client = Arc::new(ConnectionInfo::in_process(7));
+        let body = DocWriter::new().with("aggregate", 1).finish();
+        let operation = operations.begin(&client, body.as_bytes().to_vec().into());
+        let call = tokio::spawn({
+            let (endpoint, operation) = (endpoint.clone(), Arc::clone(&operation));
+            let asked = async move { endpoint.call(read("primary")).await.is_ok() };
+            within(operation, asked)
+        });
+        let connection = begun().await;
+        assert!(!connection.is_closed());
+        operation.kill();
+        assert!(connection.is_closed() && connection.look_for_hangup());
+        call.abort();
     });
 }

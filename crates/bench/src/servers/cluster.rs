@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
-use bson::doc;
+use bson::{Bson, Document, doc};
 
 use super::several::{ask, free_ports};
 use super::{Binaries, CACHE_MB, Product, Server, start_terndb};
@@ -40,10 +40,25 @@ impl Server {
             let count = shape.shards.to_string();
             let mut server = start_terndb(&binary, directory, &["--shards", &count])?;
             server.sharded = true;
+            server.shard_ports = shard_ports(&server, shape.shards)?;
             return Ok(server);
         }
         start_apart(&binary, directory, shape.shards)
     }
+}
+
+/// Where the shards of a cluster in one process listen, in their order.
+fn shard_ports(server: &Server, shards: usize) -> Result<Vec<u16>> {
+    let list = doc! { "listShards": 1, "$db": "admin" };
+    let listed = server.connect()?.run(&list)?;
+    let ports = (1..=shards).map(|at| {
+        let of_this = |shard: &&Document| shard.get_str("_id").is_ok_and(|id| id == name(at));
+        let mut all = (listed.get_array("shards")?.iter()).filter_map(Bson::as_document);
+        let host = all.find(of_this).context("a shard")?.get_str("host")?;
+        let (_, port) = host.rsplit_once(':').context("a port")?;
+        Ok(port.parse()?)
+    });
+    ports.collect()
 }
 
 fn start_apart(binary: &Path, directory: std::path::PathBuf, shards: usize) -> Result<Server> {

@@ -6,9 +6,10 @@
 //!   3  from the shard that has most to the one that has least, if they differ by three chunks' worth of bytes
 //! ```
 //!
-//! A shard takes part in one move of a round; whoever calls says which are busy. What is proposed lies within
-//! one chunk and within one zone, so it may be a part of a chunk. What was tried in vain goes to another shard, and
-//! other ranges go first.
+//! A shard takes part in so many moves of a round as it may in all ([`Busy`]); whoever calls says in how many it does
+//! already. Each is chosen as if those before it had moved a chunk's worth of bytes, and never what one of them
+//! moves. What is proposed lies within one chunk and within one zone, so it may be a part of a chunk. What was tried
+//! in vain goes to another shard, and other ranges go first.
 //!
 //! Left out: how large single chunks are. The caller cuts a piece of the usual size out of a chunk that it
 //! takes for larger.
@@ -57,6 +58,43 @@ pub struct Proposal {
     pub reason: Reason,
 }
 
+/// In how many moves shards take part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Busy {
+    per_shard: usize,
+    moves: BTreeMap<ShardId, usize>,
+}
+
+impl Busy {
+    /// In none yet; each may take part in so many.
+    pub fn new(per_shard: usize) -> Self {
+        Self {
+            per_shard,
+            moves: BTreeMap::new(),
+        }
+    }
+
+    fn has_room(&self, shard: &ShardId) -> bool {
+        self.moves.get(shard).copied().unwrap_or(0) < self.per_shard
+    }
+
+    /// A move from one shard to another.
+    pub fn take(&mut self, from: &ShardId, to: &ShardId) {
+        for shard in [from, to] {
+            *self.moves.entry(shard.clone()).or_insert(0) += 1;
+        }
+    }
+
+    /// One that is not carried out.
+    pub fn give_back(&mut self, proposal: &Proposal) {
+        for shard in [&proposal.from, &proposal.to] {
+            if let Some(moves) = self.moves.get_mut(shard) {
+                *moves = moves.saturating_sub(1);
+            }
+        }
+    }
+}
+
 /// Moves that were tried in vain: where a range begins, and where it was to go.
 pub type Refused = BTreeSet<(KeyBound, ShardId)>;
 
@@ -67,23 +105,27 @@ struct Piece<'a> {
     owner: &'a ShardId,
 }
 
-/// What should move now. Shards that take part are busy afterwards.
+/// What should move now. Shards that take part are so much busier afterwards.
 pub fn choose(
     table: &RoutingTable,
     loads: &[Load],
     zones: &[Zone],
     chunk_bytes: u64,
     refused: &Refused,
-    busy: &mut BTreeSet<ShardId>,
+    busy: &mut Busy,
 ) -> Vec<Proposal> {
-    let choice = Choice {
+    let mut choice = Choice {
         table,
-        loads,
+        loads: loads.to_vec(),
         zones,
         chunk_bytes,
         refused,
+        busy,
+        proposals: Vec::new(),
     };
-    choice.proposals(busy)
+    choice.what_must_move();
+    choice.what_could_move();
+    choice.proposals
 }
 
 /// Whether nothing has to move: the first reason why something has.
@@ -93,7 +135,7 @@ pub fn violation(
     zones: &[Zone],
     chunk_bytes: u64,
 ) -> Option<Reason> {
-    let (none, mut busy) = (Refused::new(), BTreeSet::new());
+    let (none, mut busy) = (Refused::new(), Busy::new(1));
     let proposals = choose(table, loads, zones, chunk_bytes, &none, &mut busy);
     proposals.first().map(|proposal| proposal.reason)
 }
@@ -101,24 +143,26 @@ pub fn violation(
 /// What is known when it is chosen.
 struct Choice<'a> {
     table: &'a RoutingTable,
-    loads: &'a [Load],
+    /// As they would be behind what is proposed.
+    loads: Vec<Load>,
     zones: &'a [Zone],
     chunk_bytes: u64,
     refused: &'a Refused,
+    busy: &'a mut Busy,
+    proposals: Vec<Proposal>,
 }
 
 impl<'a> Choice<'a> {
-    fn proposals(&self, busy: &mut BTreeSet<ShardId>) -> Vec<Proposal> {
-        let loads = self.loads.iter().map(|load| (&load.shard, load));
-        let by_name: BTreeMap<&ShardId, &Load> = loads.collect();
-        let mut proposals = Vec::new();
-        // What must move, before what could.
+    /// What must move, before what could.
+    fn what_must_move(&mut self) {
         for reason in [Reason::Draining, Reason::ZoneViolation] {
             for view in self.table.chunks() {
-                let Some(load) = by_name.get(&view.chunk.shard) else {
+                let loads = &self.loads;
+                let Some(load) = loads.iter().find(|load| load.shard == view.chunk.shard) else {
                     continue;
                 };
-                if busy.contains(&load.shard) || (reason == Reason::Draining && !load.draining) {
+                let is_meant = reason != Reason::Draining || load.draining;
+                if !is_meant || !self.busy.has_room(&load.shard) {
                     continue;
                 }
                 let misplaced = pieces(view, self.zones)
@@ -128,66 +172,62 @@ impl<'a> Choice<'a> {
                         Reason::ZoneViolation | Reason::Imbalance => !may_own(load, piece.zone),
                     });
                 let found = misplaced
+                    .filter(|piece| !self.is_proposed(piece))
                     .filter_map(|piece| {
-                        let target = self.least(piece.zone, Some(&piece), busy)?;
-                        (target.shard != *piece.owner).then_some((piece, target))
+                        let target = self.least(piece.zone, Some(&piece))?;
+                        (target.shard != *piece.owner).then(|| (piece, target.shard.clone()))
                     })
                     .next();
                 if let Some((piece, target)) = found {
-                    proposals.push(propose(&piece, &target.shard, reason, busy));
+                    self.propose(&piece, &target, reason);
                 }
             }
         }
+    }
+
+    fn what_could_move(&mut self) {
         let zones = self.zones.iter().map(|zone| Some(zone.name.as_str()));
         let kinds: BTreeSet<Option<&str>> = zones.chain([None]).collect();
         for kind in kinds {
-            self.even_out(kind, busy, &mut proposals);
+            while self.evens_out(kind) {}
         }
-        proposals
     }
 
-    fn even_out(
-        &self,
-        zone: Option<&str>,
-        busy: &mut BTreeSet<ShardId>,
-        proposals: &mut Vec<Proposal>,
-    ) {
-        let Some(target) = self.least(zone, None, busy) else {
-            return;
+    /// Proposes what makes shards more even; false if nothing does.
+    fn evens_out(&mut self, zone: Option<&str>) -> bool {
+        let Some(target) = self.least(zone, None) else {
+            return false;
         };
         let piece_of = |shard: &ShardId| {
             let chunks = self.table.chunks();
             let own = chunks.filter(|view| view.chunk.shard == *shard);
             own.flat_map(|view| pieces(view, self.zones))
-                .find(|piece| piece.zone == zone && !self.is_refused(piece, target))
+                .filter(|piece| piece.zone == zone && !self.is_refused(piece, target))
+                .find(|piece| !self.is_proposed(piece))
         };
         let mut donors: Vec<&Load> = self
             .loads
             .iter()
-            .filter(|load| load.shard != target.shard && !busy.contains(&load.shard))
+            .filter(|load| load.shard != target.shard && self.busy.has_room(&load.shard))
             .collect();
         donors.sort_by_key(|load| std::cmp::Reverse(load.bytes));
-        for donor in donors {
-            if donor.bytes.saturating_sub(target.bytes) < TOLERANCE * self.chunk_bytes {
-                return;
-            }
-            if let Some(piece) = piece_of(&donor.shard) {
-                proposals.push(propose(&piece, &target.shard, Reason::Imbalance, busy));
-                return;
-            }
-        }
+        let uneven = donors.into_iter().take_while(|donor| {
+            donor.bytes.saturating_sub(target.bytes) >= TOLERANCE * self.chunk_bytes
+        });
+        let found = uneven.filter_map(|donor| piece_of(&donor.shard)).next();
+        let Some(piece) = found else {
+            return false;
+        };
+        let target = target.shard.clone();
+        self.propose(&piece, &target, Reason::Imbalance);
+        true
     }
 
     /// Who has least of those that may have more, and did not refuse the piece.
-    fn least(
-        &self,
-        zone: Option<&str>,
-        piece: Option<&Piece<'_>>,
-        busy: &BTreeSet<ShardId>,
-    ) -> Option<&'a Load> {
+    fn least(&self, zone: Option<&str>, piece: Option<&Piece<'_>>) -> Option<&Load> {
         let may = self.loads.iter().filter(|load| {
             may_own(load, zone)
-                && !busy.contains(&load.shard)
+                && self.busy.has_room(&load.shard)
                 && !piece.is_some_and(|piece| self.is_refused(piece, load))
         });
         may.min_by_key(|load| (load.bytes, load.shard.clone()))
@@ -197,20 +237,27 @@ impl<'a> Choice<'a> {
         !self.refused.is_empty()
             && (self.refused).contains(&(piece.range.min.clone(), load.shard.clone()))
     }
-}
 
-fn propose(
-    piece: &Piece<'_>,
-    to: &ShardId,
-    reason: Reason,
-    busy: &mut BTreeSet<ShardId>,
-) -> Proposal {
-    busy.extend([piece.owner.clone(), to.clone()]);
-    Proposal {
-        range: piece.range.clone(),
-        from: piece.owner.clone(),
-        to: to.clone(),
-        reason,
+    fn is_proposed(&self, piece: &Piece<'_>) -> bool {
+        let mut all = self.proposals.iter();
+        all.any(|proposal| proposal.range == piece.range)
+    }
+
+    fn propose(&mut self, piece: &Piece<'_>, to: &ShardId, reason: Reason) {
+        self.busy.take(piece.owner, to);
+        for load in &mut self.loads {
+            if load.shard == *piece.owner {
+                load.bytes = load.bytes.saturating_sub(self.chunk_bytes);
+            } else if load.shard == *to {
+                load.bytes += self.chunk_bytes;
+            }
+        }
+        self.proposals.push(Proposal {
+            range: piece.range.clone(),
+            from: piece.owner.clone(),
+            to: to.clone(),
+            reason,
+        });
     }
 }
 

@@ -49,7 +49,7 @@ fn chosen_without(
     zones: &[Zone],
     refused: &Refused,
 ) -> Vec<(String, Reason)> {
-    let proposals = choose(table, loads, zones, 10, refused, &mut BTreeSet::new());
+    let proposals = choose(table, loads, zones, 10, refused, &mut Busy::new(1));
     let shown = proposals.into_iter().map(|proposal| {
         assert_ne!(proposal.from, proposal.to);
         (
@@ -97,7 +97,7 @@ fn zones_keep_what_is_theirs() {
     let mut loads = [load("A", 0), load("B", 0)];
     loads[1].zones = vec!["north".to_owned()];
     // A part of a chunk.
-    let (none, mut busy) = (Refused::new(), BTreeSet::new());
+    let (none, mut busy) = (Refused::new(), Busy::new(1));
     let proposals = choose(&all_on_a, &loads, &[zone(3, 7)], 10, &none, &mut busy);
     assert_eq!(proposals.len(), 1);
     assert_eq!(proposals[0].range, KeyRange::new(at(3), at(7)));
@@ -124,7 +124,7 @@ fn what_nobody_takes_does_not_keep_others() {
     let first = all_on_a.whole().min;
     let mut refused = Refused::from([(first.clone(), ShardId::new("B"))]);
     let moved = |refused: &Refused| {
-        let proposals = choose(&all_on_a, &loads, &[], 10, refused, &mut BTreeSet::new());
+        let proposals = choose(&all_on_a, &loads, &[], 10, refused, &mut Busy::new(1));
         let moved = proposals.into_iter();
         moved
             .map(|proposal| (proposal.range.min, proposal.to.to_string()))
@@ -143,4 +143,42 @@ fn what_nobody_takes_does_not_keep_others() {
         refused.insert((at(key), ShardId::new("B")));
     }
     assert_eq!(chosen_without(&all_on_a, &loads, &[], &refused), []);
+}
+
+/// Moves that shards have room for are proposed together, and as if those before were done.
+#[test]
+fn shards_take_part_in_as_many_moves_as_they_may() {
+    let moved = |table: &RoutingTable, loads: &[Load], busy: &mut Busy| {
+        let proposals = choose(table, loads, &[], 10, &Refused::new(), busy);
+        let shown = proposals.into_iter();
+        shown
+            .map(|proposal| (proposal.range.min, proposal.to.to_string()))
+            .collect::<Vec<_>>()
+    };
+    let all_on_a = table(&["A"]);
+    let first = all_on_a.whole().min;
+    let to_b = |min: KeyBound| (min, "B".to_owned());
+    let uneven = [load("A", 100), load("B", 0)];
+    assert_eq!(
+        moved(&all_on_a, &uneven, &mut Busy::new(1)),
+        [to_b(first.clone())]
+    );
+    let two = [to_b(first.clone()), to_b(at(0))];
+    assert_eq!(moved(&all_on_a, &uneven, &mut Busy::new(2)), two);
+    // One moves already.
+    let mut busy = Busy::new(2);
+    busy.take(&ShardId::new("B"), &ShardId::new("C"));
+    assert_eq!(moved(&all_on_a, &uneven, &mut busy), [to_b(first.clone())]);
+    assert_eq!(moved(&all_on_a, &uneven, &mut busy), []);
+    // Not more than makes them even.
+    let nearly = [load("A", 40), load("B", 0)];
+    assert_eq!(
+        moved(&all_on_a, &nearly, &mut Busy::new(2)),
+        [to_b(first.clone())]
+    );
+    // What leaves goes to where there is least by then.
+    let mut leaving = [load("A", 0), load("B", 5), load("C", 9)];
+    leaving[0].draining = true;
+    let to_both = [to_b(first), (at(0), "C".to_owned())];
+    assert_eq!(moved(&all_on_a, &leaving, &mut Busy::new(2)), to_both);
 }

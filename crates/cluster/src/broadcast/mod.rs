@@ -31,6 +31,13 @@
 //! - **A number replaces smaller ones of its slot.** Slots are used again and again by one operation at
 //!   a time, so progress need not be removed: the next operation overwrites it. A late request of an
 //!   earlier number is refused where a later one has written.
+//! - ⚑ **What was forgotten is refused, never repeated.** A request says when it was first *sent*, however
+//!   often it is sent. A shard that removes progress, because it believes that nobody asks any more, raises
+//!   its *horizon* to that time in the same entry: `horizon >= sent` of all progress that was ever removed.
+//!   A request without progress that was first sent at the horizon or before is not carried out. So no clock has to
+//!   be right for a document to be changed once: one that jumps makes a shard forget early, and a
+//!   repeated request is then answered with an error. A request that was sent only once and is refused so was
+//!   not carried out; it gets a new time and is sent again.
 //!
 //! Crash windows: before a batch is appended nothing has happened; appended and lost, the same; applied
 //! and not answered, the next attempt finds the progress. A batch that changes nothing writes nothing: it
@@ -38,8 +45,8 @@
 //! document changed at most once; the client does not know how far it came, as with any lost connection.
 //!
 //! What is left out: documents that begin to match, or whose record key changes, while the operation
-//! runs. A request that is delivered later than progress is kept (an hour). Which documents two *different*
-//! operations meet first.
+//! runs. How far an operation came whose progress was forgotten. Which documents two *different* operations
+//! meet first.
 //!
 //! The shell adds: asking, waiting, who owns a range that was left, deadlines.
 
@@ -47,13 +54,14 @@ use crate::bulk::WriteFault;
 use crate::routing::{RoutingTable, ShardId};
 use crate::scan::{Asked, Place};
 use model::range::{KeyRange, RangeSet};
+use model::time::ClusterTime;
 use std::sync::Arc;
 
 mod progress;
 #[cfg(test)]
 mod tests;
 
-pub use progress::{Left, Progress, Superseded};
+pub use progress::{Left, Progress, Sent, Unwanted};
 
 /// A request to a shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -63,6 +71,8 @@ pub struct Question {
     pub asked: Asked,
     /// `None`: from the beginning.
     pub after: Option<Place>,
+    /// When it was first sent.
+    pub sent: ClusterTime,
     /// It was sent before, and may arrive twice.
     pub again: bool,
 }
@@ -113,6 +123,8 @@ struct Stream {
     part: Part,
     after: Option<Place>,
     state: State,
+    /// When its request was first sent, if it was.
+    sent: Option<ClusterTime>,
     /// A request may be under way that nobody waits for.
     again: bool,
 }
@@ -136,6 +148,7 @@ impl Broadcast {
             part: Part::Base { by_version: true },
             after: None,
             state: State::Open,
+            sent: None,
             again: false,
         });
         Self {
@@ -167,14 +180,15 @@ impl Broadcast {
     }
 
     /// All that can be asked now. Each is answered by [`Broadcast::answered`],
-    /// [`Broadcast::unanswered`] or [`Broadcast::name_ranges`].
-    pub fn questions(&mut self) -> Vec<Question> {
+    /// [`Broadcast::unanswered`], [`Broadcast::forgotten`] or [`Broadcast::name_ranges`].
+    pub fn questions(&mut self, now: ClusterTime) -> Vec<Question> {
         let mut questions = Vec::new();
         for at in 0..self.streams.len() {
-            let stream = &self.streams[at];
+            let stream = &mut self.streams[at];
             if stream.state != State::Open {
                 continue;
             }
+            let sent = *stream.sent.get_or_insert(now);
             questions.push(Question {
                 stream: u32::try_from(at).unwrap_or(u32::MAX),
                 shard: stream.shard.clone(),
@@ -187,9 +201,10 @@ impl Broadcast {
                     Part::These(ranges) => Asked::These(ranges.clone()),
                 },
                 after: stream.after.clone(),
+                sent,
                 again: stream.again,
             });
-            self.streams[at].state = State::Asked;
+            stream.state = State::Asked;
         }
         questions
     }
@@ -225,6 +240,18 @@ impl Broadcast {
             stream.state = State::Open;
             stream.again |= may_arrive;
         }
+    }
+
+    /// The shard cannot know any more whether it has carried the request out. True if it was sent only this
+    /// once, and so was not: it is sent as a new one.
+    #[must_use]
+    pub fn forgotten(&mut self, stream: u32) -> bool {
+        let Some(stream) = self.asked(stream).filter(|stream| !stream.again) else {
+            return false;
+        };
+        stream.state = State::Open;
+        stream.sent = None;
+        true
     }
 
     /// The shard did nothing, because it does not have what the base placement says: from now on
@@ -268,6 +295,7 @@ impl Broadcast {
                 part: Part::These(ranges),
                 after: left.after.clone(),
                 state: State::Open,
+                sent: None,
                 again: false,
             });
         }

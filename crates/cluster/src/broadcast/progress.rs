@@ -2,6 +2,7 @@
 
 use crate::scan::Place;
 use model::range::RangeSet;
+use model::time::ClusterTime;
 
 /// Ranges that were left because they were not owned, and the place up to which they are done.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -14,6 +15,8 @@ pub struct Left {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Progress<F> {
     pub number: u64,
+    /// When its request was first sent.
+    pub sent: ClusterTime,
     /// All of the ranges that are not left is done up to here.
     pub after: Option<Place>,
     pub left: Vec<Left>,
@@ -23,22 +26,38 @@ pub struct Progress<F> {
     pub fault: Option<F>,
 }
 
-/// A later operation has taken the slot: whoever sent this one does not wait for it any more.
+/// The name of a request: which operation of its slot, and when it was sent for the first time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Superseded;
+pub struct Sent {
+    pub number: u64,
+    pub at: ClusterTime,
+}
+
+/// Why a request is not carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unwanted {
+    /// A later operation has taken the slot: whoever sent this one does not wait for it any more.
+    Superseded,
+    /// It was first sent so long ago that what became of it may have been forgotten.
+    Forgotten,
+}
 
 impl<F> Progress<F> {
-    /// Where a request finds its stream: where an earlier attempt came to, or at its beginning.
+    /// Where a request finds its stream: where an earlier attempt came to, or at its beginning. What was
+    /// first sent at the `horizon` or before may have been forgotten.
     pub fn begin(
-        number: u64,
+        sent: Sent,
         after: Option<Place>,
         stored: Option<Progress<F>>,
-    ) -> Result<Self, Superseded> {
+        horizon: Option<ClusterTime>,
+    ) -> Result<Self, Unwanted> {
         match stored {
-            Some(stored) if stored.number == number => Ok(stored),
-            Some(stored) if stored.number > number => Err(Superseded),
+            Some(stored) if stored.number == sent.number => Ok(stored),
+            Some(stored) if stored.number > sent.number => Err(Unwanted::Superseded),
+            _ if horizon.is_some_and(|horizon| sent.at <= horizon) => Err(Unwanted::Forgotten),
             Some(_) | None => Ok(Self {
-                number,
+                number: sent.number,
+                sent: sent.at,
                 after,
                 left: Vec::new(),
                 matched: 0,

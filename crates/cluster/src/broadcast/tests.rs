@@ -1,7 +1,7 @@
 //! All small worlds: two shards, two ranges, three documents whose record keys take turns between the
 //! ranges, and every order of batches, moves (twice, and back), crashes, lost replies, repeated and late
-//! requests, and a second operation in the same slot. Each document is changed once by each operation
-//! that says it has ended, and never twice.
+//! requests, progress that is forgotten at any moment, and a second operation in the same slot. Each document
+//! is changed once by each operation that says it has ended, and never twice.
 //!
 //! Each rule that the module's header marks is switched off in turn, and missed.
 
@@ -37,6 +37,12 @@ enum Rule {
     Numbers,
     /// Ranges that come to a shard belong to other streams.
     OnlyAsked,
+    /// What was first sent before something was forgotten is not carried out without its progress.
+    Horizon,
+    /// The horizon is as late as anything that was forgotten.
+    HorizonOfAll,
+    /// Who repeats a request names it as before.
+    SameTime,
 }
 
 /// How much may happen.
@@ -46,6 +52,7 @@ struct Bounds {
     crashes: u8,
     resends: u8,
     operations: u64,
+    forgets: u8,
 }
 
 fn pattern() -> &'static Arc<ShardKeyPattern> {
@@ -104,6 +111,7 @@ struct Request {
     ranges: Option<Vec<usize>>,
     version: u32,
     after: Option<Place>,
+    sent: u64,
     again: bool,
     /// Only the reply to the last one is waited for.
     attempt: u32,
@@ -123,13 +131,22 @@ struct Attempt {
 #[derive(Clone, Debug)]
 struct Reply {
     request: Request,
-    /// `None`: the version was another.
-    answer: Option<Answer>,
+    said: Said,
+}
+
+#[derive(Clone, Debug)]
+enum Said {
+    Answer(Answer),
+    /// The version was another.
+    Stale,
+    /// It may have been carried out before, and nobody knows.
+    Forgotten,
 }
 
 #[derive(Clone)]
 struct World {
     off: Option<Rule>,
+    is_forgetful: bool,
     owners: [usize; RANGES],
     /// How often ranges have moved, and how often they had when the operation began.
     version: u32,
@@ -141,6 +158,9 @@ struct World {
     running: Vec<Attempt>,
     replies: Vec<Reply>,
     stored: [Vec<(u32, Progress<()>)>; 2],
+    horizons: [Option<ClusterTime>; 2],
+    /// How often something was sent, if that matters.
+    now: u64,
     /// By operation.
     changed: Vec<[u8; DOCUMENTS]>,
     left: Bounds,
@@ -151,6 +171,7 @@ impl World {
         let owners = [0, 1];
         let mut world = World {
             off,
+            is_forgetful: bounds.forgets > 0,
             owners,
             version: 0,
             base_version: 0,
@@ -161,6 +182,8 @@ impl World {
             running: Vec::new(),
             replies: Vec::new(),
             stored: [Vec::new(), Vec::new()],
+            horizons: [None; 2],
+            now: 0,
             changed: Vec::new(),
             left: bounds,
         };
@@ -186,7 +209,8 @@ impl World {
 
     /// Sends all that the router asks.
     fn send(&mut self) {
-        for question in self.operation.questions() {
+        self.now += u64::from(self.is_forgetful);
+        for question in self.operation.questions(ClusterTime::from_u64(self.now)) {
             let at = question.stream as usize;
             if self.attempts.len() <= at {
                 self.attempts.resize(at + 1, 0);
@@ -210,6 +234,10 @@ impl World {
                 ranges,
                 version: self.base_version,
                 after: question.after,
+                sent: match self.holds(Rule::SameTime) {
+                    true => question.sent.to_u64(),
+                    false => self.now,
+                },
                 again: question.again,
                 attempt: self.attempts[at],
             });
@@ -264,12 +292,37 @@ impl World {
                 }
             }
         }
+        if self.left.forgets > 0 {
+            for shard in 0..SHARDS.len() {
+                for at in 0..self.stored[shard].len() {
+                    all.extend(self.forgetting(shard, at));
+                }
+            }
+        }
         if self.operation.has_ended() && self.number < self.left.operations {
             let mut next = self.clone();
             next.next_operation();
-            add(next);
+            all.push(next);
         }
         all
+    }
+
+    /// A shard removes progress that nobody works on.
+    fn forgetting(&self, shard: usize, at: usize) -> Option<World> {
+        let mut next = self.clone();
+        next.left.forgets -= 1;
+        let (stream, progress) = next.stored[shard].remove(at);
+        let is_held =
+            |attempt: &Attempt| attempt.request.shard == shard && attempt.request.stream == stream;
+        if self.running.iter().any(is_held) {
+            return None;
+        }
+        let horizon = &mut next.horizons[shard];
+        *horizon = match self.holds(Rule::HorizonOfAll) {
+            true => (*horizon).max(Some(progress.sent)),
+            false => horizon.or(Some(progress.sent)),
+        };
+        Some(next)
     }
 
     /// A request arrives.
@@ -283,10 +336,8 @@ impl World {
             return None;
         }
         if request.ranges.is_none() && self.version != request.version {
-            next.replies.push(Reply {
-                request,
-                answer: None,
-            });
+            let said = Said::Stale;
+            next.replies.push(Reply { request, said });
             return Some(next);
         }
         let stored = next.stored[request.shard].iter();
@@ -297,8 +348,19 @@ impl World {
         {
             stored.number = request.number;
         }
+        let sent = Sent {
+            number: request.number,
+            at: ClusterTime::from_u64(request.sent),
+        };
+        let horizon = self.horizons[request.shard].filter(|_| self.holds(Rule::Horizon));
+        let begun = Progress::begin(sent, request.after.clone(), stored, horizon);
+        if begun == Err(Unwanted::Forgotten) {
+            let said = Said::Forgotten;
+            next.replies.push(Reply { request, said });
+            return Some(next);
+        }
         // Of one that is over nobody wants to know.
-        if let Ok(progress) = Progress::begin(request.number, request.after.clone(), stored) {
+        if let Ok(progress) = begun {
             let owned = self.owned(request.shard);
             next.running.push(Attempt {
                 asked: match &request.ranges {
@@ -374,7 +436,7 @@ impl World {
                 }
                 next.replies.push(Reply {
                     request,
-                    answer: Some(Answer {
+                    said: Said::Answer(Answer {
                         matched: ended.matched,
                         modified: ended.modified,
                         fault: None,
@@ -389,15 +451,19 @@ impl World {
     /// A reply arrives, if somebody waits for it.
     fn replied(&self, at: usize) -> World {
         let mut next = self.clone();
-        let Reply { request, answer } = next.replies.remove(at);
+        let Reply { request, said } = next.replies.remove(at);
         let waits = request.number == self.number
             && self.attempts[request.stream as usize] == request.attempt;
         if !waits {
             return next;
         }
-        match answer {
-            None => next.operation.name_ranges(request.stream),
-            Some(mut answer) => {
+        match said {
+            Said::Stale => next.operation.name_ranges(request.stream),
+            Said::Forgotten => {
+                // If not, nobody can tell how far the operation came.
+                let _is_sent_anew = next.operation.forgotten(request.stream);
+            }
+            Said::Answer(mut answer) => {
                 if !self.holds(Rule::CarryPlace) {
                     answer.left.iter_mut().for_each(|left| left.after = None);
                 }
@@ -480,12 +546,12 @@ impl World {
                 noted,
             ))
         });
-        let replies = unordered(&self.replies, |reply| {
-            let answer = reply.answer.as_ref();
-            hash(&(
-                &reply.request,
-                answer.map(|answer| (answer.matched, left_hash(&answer.left))),
-            ))
+        let replies = unordered(&self.replies, |reply| match &reply.said {
+            Said::Answer(answer) => {
+                hash(&(&reply.request, (answer.matched, left_hash(&answer.left))))
+            }
+            Said::Stale => hash(&(&reply.request, 1)),
+            Said::Forgotten => hash(&(&reply.request, 2)),
         });
         let stored = self.stored.each_ref().map(|stored| {
             unordered(stored, |(stream, progress)| {
@@ -504,14 +570,18 @@ impl World {
                     part,
                     &stream.after,
                     state,
-                    stream.again,
+                    (stream.sent.map(ClusterTime::to_u64), stream.again),
                 ))
             })
             .collect();
         hash(&(
             (self.owners, self.version, self.base_version, self.number),
             (&self.attempts, &self.changed, streams),
-            (left.moves, left.crashes, left.resends),
+            (left.moves, left.crashes, left.resends, left.forgets),
+            (
+                self.horizons.map(|it| it.map(ClusterTime::to_u64)),
+                self.now,
+            ),
             (unordered(&self.under_way, hash), running, replies, stored),
         ))
     }
@@ -542,7 +612,7 @@ fn left_hash(left: &[Left]) -> Vec<(u8, &Option<Place>)> {
 
 fn progress_hash(progress: &Progress<()>) -> u64 {
     hash(&(
-        progress.number,
+        (progress.number, progress.sent.to_u64()),
         &progress.after,
         left_hash(&progress.left),
         (progress.matched, progress.modified, progress.ended),
@@ -569,6 +639,7 @@ const MOVES: Bounds = Bounds {
     crashes: 0,
     resends: 0,
     operations: 1,
+    forgets: 0,
 };
 /// A range can come back while a request is late.
 const LATE: Bounds = Bounds {
@@ -576,23 +647,38 @@ const LATE: Bounds = Bounds {
     crashes: 0,
     resends: 1,
     operations: 1,
+    forgets: 0,
 };
 const CRASHES: Bounds = Bounds {
     moves: 1,
     crashes: 1,
     resends: 1,
     operations: 1,
+    forgets: 0,
 };
 const REUSE: Bounds = Bounds {
     moves: 1,
     crashes: 0,
     resends: 1,
     operations: 2,
+    forgets: 0,
+};
+/// Progress goes while requests are repeated.
+const FORGETFUL: Bounds = Bounds {
+    moves: 1,
+    crashes: 0,
+    resends: 1,
+    operations: 1,
+    forgets: 1,
+};
+const VERY_FORGETFUL: Bounds = Bounds {
+    forgets: 2,
+    ..FORGETFUL
 };
 
 #[test]
 fn every_document_is_changed_once() {
-    for bounds in [MOVES, LATE, CRASHES, REUSE] {
+    for bounds in [MOVES, LATE, CRASHES, REUSE, FORGETFUL] {
         let states = search(bounds, None).unwrap_or_else(|fault| panic!("{bounds:?}: {fault}"));
         println!("{bounds:?}: {states} states");
         assert!(states > 1000, "{bounds:?}: {states} states");
@@ -609,6 +695,9 @@ fn each_rule_is_missed() {
         (Rule::OwnedWhenWritten, MOVES),
         (Rule::Numbers, REUSE),
         (Rule::OnlyAsked, MOVES),
+        (Rule::Horizon, FORGETFUL),
+        (Rule::HorizonOfAll, VERY_FORGETFUL),
+        (Rule::SameTime, FORGETFUL),
     ] {
         let found = search(bounds, Some(rule));
         assert!(found.is_err(), "{rule:?} can be switched off: {found:?}");

@@ -197,6 +197,11 @@ impl<N: Eq + Hash + Clone> RoutingCache<N> {
         }
     }
 
+    /// What is known of a collection, whether it may be used or not.
+    pub fn known(&self, name: &N) -> Option<&Placement> {
+        self.entries.get(name)?.known.as_ref()
+    }
+
     /// Every name that something is known of, or asked for.
     pub fn names(&self) -> Vec<N> {
         self.entries.keys().cloned().collect()

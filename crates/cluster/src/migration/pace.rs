@@ -7,18 +7,27 @@
 //!   share      × 2      × 1.25      same      ÷ 2       ÷ 4         within [1/16, 1]
 //! ```
 //!
-//! The share is the part of its time that a copy works. Batches become smaller with it, because what clients
-//! wait for is the batch in front of them, and behind each comes a pause. ⚑ A copy never stops: whatever
-//! clients feel, a batch of [`BATCH_BYTES_MIN`] comes after each [`PAUSE_MAX`] at most, because a range that
-//! cannot leave an overloaded shard is what keeps it overloaded.
+//! The share is the part of its time that a copy works: behind each batch comes a pause. Where clients are, batches
+//! are small however fast the copy goes, and one is applied before the next is appended: what a client waits for is
+//! what is in front of it, in the log and on a core, and that is one batch at most. Where nobody is they are
+//! large, and several are under way. A copy that begins where clients are begins slowly: what they feel of it is only
+//! known after an interval.
+//!
+//! ⚑ A copy never stops: whatever clients feel, a batch of [`BATCH_BYTES_MIN`] comes after each [`PAUSE_MAX`] at
+//! most, because a range that cannot leave an overloaded shard is what keeps it overloaded.
 //!
 //! Left out: what a copy costs others that is not latency of clients: disks, networks, secondaries.
 
 use std::time::Duration;
 
-/// What a batch weighs when nothing speaks against it.
+/// What a batch weighs where nobody is.
 pub const BATCH_BYTES_MAX: u64 = 2 << 20;
-pub const BATCH_BYTES_MIN: u64 = 128 << 10;
+/// And where clients are, at most: some two milliseconds of the log's thread.
+const BATCH_BYTES_BESIDE_CLIENTS: u64 = 256 << 10;
+pub const BATCH_BYTES_MIN: u64 = 64 << 10;
+/// How long work that can stop anywhere goes on at a time; where clients are, about as long as a batch takes.
+const MOMENT_MAX: Duration = Duration::from_millis(10);
+const MOMENT_BESIDE_CLIENTS: Duration = Duration::from_millis(2);
 /// The longest pause behind a batch.
 pub const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// Entries that are appended and not applied, at full pace.
@@ -36,14 +45,21 @@ const STRAIN_HARD: f64 = 3.0;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Pace {
     share: f64,
+    beside_clients: bool,
 }
 
 impl Pace {
     /// Nobody is in the way.
-    pub const FULL: Pace = Pace { share: 1.0 };
+    pub const FULL: Pace = Pace {
+        share: 1.0,
+        beside_clients: false,
+    };
 
     /// Of a copy that begins where clients are.
-    pub const FIRST: Pace = Pace { share: SHARE_FIRST };
+    pub const FIRST: Pace = Pace {
+        share: SHARE_FIRST,
+        beside_clients: true,
+    };
 
     /// The pace behind an interval in which clients felt this; `None` if there were none.
     pub fn after(self, strain: Option<f64>) -> Pace {
@@ -56,6 +72,7 @@ impl Pace {
         };
         Pace {
             share: (self.share * factor).clamp(SHARE_MIN, 1.0),
+            beside_clients: strain.is_some(),
         }
     }
 
@@ -70,8 +87,20 @@ impl Pace {
     }
 
     pub fn batch_bytes(self) -> u64 {
-        let bytes = (BATCH_BYTES_MAX as f64 * self.share) as u64;
+        let most = match self.beside_clients {
+            true => BATCH_BYTES_BESIDE_CLIENTS,
+            false => BATCH_BYTES_MAX,
+        };
+        let bytes = (most as f64 * self.share) as u64;
         bytes.max(BATCH_BYTES_MIN)
+    }
+
+    /// How long work may go on that can stop anywhere, before its pause.
+    pub fn moment(self) -> Duration {
+        match self.beside_clients {
+            true => MOMENT_BESIDE_CLIENTS,
+            false => MOMENT_MAX,
+        }
     }
 
     /// The pause behind work that took so long.
@@ -149,7 +178,17 @@ mod tests {
         assert_eq!(Pace::FULL.batch_bytes(), BATCH_BYTES_MAX);
         assert_eq!(Pace::FULL.in_flight(), 4);
         assert_eq!(Pace::FIRST.pause_after(work), Duration::from_millis(30));
-        assert_eq!(Pace::FIRST.batch_bytes(), BATCH_BYTES_MAX / 4);
+        assert_eq!(Pace::FIRST.batch_bytes(), BATCH_BYTES_MIN);
         assert_eq!(Pace::FIRST.in_flight(), 0);
+        // ⚑ However little clients feel: what is in front of them stays small.
+        let mut pace = Pace::FULL;
+        for _ in 0..10 {
+            pace = pace.after(Some(1.0));
+        }
+        assert_eq!(pace.share(), 1.0);
+        assert_eq!(pace.batch_bytes(), BATCH_BYTES_BESIDE_CLIENTS);
+        assert_eq!(pace.in_flight(), 0);
+        // They are gone.
+        assert_eq!(pace.after(None), Pace::FULL);
     }
 }

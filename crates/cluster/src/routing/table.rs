@@ -244,10 +244,26 @@ impl RoutingTable {
         }
     }
 
-    /// The keys that a shard owns.
+    /// The keys that a shard owns. Blocks of which it owns all or nothing are not looked into.
     pub fn ranges_of(&self, shard: &ShardId) -> RangeSet {
-        let owned = self.chunks().filter(|view| view.chunk.shard == *shard);
-        owned.map(|view| view.range()).collect()
+        let mut owned: Vec<KeyRange> = Vec::new();
+        let mut add = |min: &KeyBound, max: &KeyBound| match owned.last_mut() {
+            Some(last) if last.max == *min => last.max = max.clone(),
+            Some(_) | None => owned.push(KeyRange::new(min.clone(), max.clone())),
+        };
+        for (at, block) in self.blocks.iter().enumerate() {
+            match &*block.shards {
+                [only] if only.shard == *shard => add(block.first(), self.block_end(at)),
+                [_] => {}
+                _ => {
+                    let views = (0..block.chunks.len()).map(|chunk| self.view(at, chunk));
+                    for view in views.filter(|view| view.chunk.shard == *shard) {
+                        add(&view.chunk.min, view.max);
+                    }
+                }
+            }
+        }
+        owned.into_iter().collect()
     }
 
     /// All keys.

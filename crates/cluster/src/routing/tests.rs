@@ -4,7 +4,7 @@ use super::refresh::ChunkWithEnd;
 use super::*;
 use model::bson::{DocWriter, ObjectId, ValueRef};
 use model::ids::Uuid;
-use model::range::{KeyBound, KeyRange};
+use model::range::{KeyBound, KeyRange, RangeSet};
 use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
 use model::version::{Age, ChunkVersion, Incarnation, PlacementVersion};
@@ -331,6 +331,16 @@ impl Naive {
             .map(|(chunk, _)| chunk.version);
         versions.max().unwrap_or(ChunkVersion::ZERO)
     }
+
+    fn ranges_of(&self, shard: &ShardId) -> RangeSet {
+        let owned = self
+            .chunks
+            .iter()
+            .filter(|(chunk, _)| chunk.shard == *shard);
+        owned
+            .map(|(chunk, max)| KeyRange::new(chunk.min.clone(), max.clone()))
+            .collect()
+    }
 }
 
 const SHARDS: [&str; 3] = ["A", "B", "C"];
@@ -381,9 +391,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn tables_equal_a_naive_model(size in 1i64..1_100, steps in steps()) {
+    fn tables_equal_a_naive_model(size in 1i64..1_100, owners in 1..=SHARDS.len(), steps in steps()) {
         let bounds: Vec<i64> = (0..size).collect();
-        let mut table = table(&bounds, &SHARDS);
+        let mut table = table(&bounds, &SHARDS[..owners]);
         let mut naive = Naive::of(&table);
         // A router that refreshes now and then, by version.
         let mut behind = table.clone();
@@ -399,6 +409,7 @@ proptest! {
             for name in SHARDS {
                 let expected = naive.version_of(&shard(name));
                 prop_assert_eq!(table.shard_version(&shard(name)).chunk, expected);
+                prop_assert_eq!(table.ranges_of(&shard(name)), naive.ranges_of(&shard(name)));
             }
             if when % 3 == 0 {
                 let known = behind.version().chunk;

@@ -58,11 +58,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 mod delivering;
+mod naming;
 mod token;
 
 #[cfg(test)]
 mod tests;
 
+pub use naming::{Limits, Naming, naming};
 pub use token::{ScanToken, TokenError};
 
 /// Where a stream stands, as shards understand it.
@@ -208,18 +210,12 @@ impl<E> Scan<E> {
     /// Begins with the placement that holds now. `wanted` are the keys that the query can match.
     pub fn begin(base: Arc<RoutingTable>, wanted: RangeSet, order: Order) -> Self {
         let shards = base.targets(wanted.as_slice());
-        let streams = shards.into_iter().map(|shard| Stream {
-            shard,
-            part: Part::Base {
+        let streams = shards.into_iter().map(|shard| {
+            let part = Part::Base {
                 without: RangeSet::new(),
                 by_version: true,
-            },
-            reached: Reached::Beginning,
-            delivered: Reached::Beginning,
-            buffer: VecDeque::new(),
-            asked: false,
-            was_answered: false,
-            hops: 0,
+            };
+            Stream::at(shard, part, Reached::Beginning, 0)
         });
         Self {
             streams: streams.collect(),
@@ -370,6 +366,35 @@ impl<E> Scan<E> {
         }
     }
 
+    /// Gives half of a stream's ranges to another stream at the same place: together they are too many
+    /// for one question ([`Naming::TooLong`]). Both are asked again.
+    pub fn divide(&mut self, stream: StreamId) {
+        self.unanswered(stream);
+        let at = stream.0;
+        let Some(divided) = self.streams.get(at) else {
+            return;
+        };
+        // What it has returned is of all its ranges: a token must not stand before that for some of them.
+        let may = divided.buffer.is_empty() && divided.reached != Reached::End;
+        let (shard, reached, hops) = (divided.shard.clone(), divided.reached.clone(), divided.hops);
+        let ranges = self.ranges(at);
+        let half = &ranges.as_slice()[ranges.iter().len().div_ceil(2)..];
+        if !may || half.is_empty() {
+            return;
+        }
+        let half = half.iter().map(|range| (range.clone(), shard.clone()));
+        let given = self.give_away(at, half.collect());
+        // It joins no other stream: the two could go on dividing and joining for ever.
+        for (shard, ranges) in given {
+            self.streams.push(Stream::at(
+                shard,
+                Part::These(ranges),
+                reached.clone(),
+                hops,
+            ));
+        }
+    }
+
     /// Takes a shard's answer. After an error the scan is as it was before, and the
     /// question open again.
     pub fn answered(&mut self, id: StreamId, batch: Batch<E>) -> Result<(), BatchError> {
@@ -430,16 +455,21 @@ impl<E> Scan<E> {
         moved: Vec<(KeyRange, ShardId)>,
     ) -> Vec<(ShardId, RangeSet)> {
         let mut left = self.ranges(at);
-        let mut all_gone = RangeSet::new();
-        let mut gone: Vec<(ShardId, RangeSet)> = Vec::new();
+        // Shard by shard: there may be very many ranges.
+        let mut named: Vec<(ShardId, Vec<KeyRange>)> = Vec::new();
         for (range, shard) in moved {
-            let ranges = RangeSet::of([range]).intersection(&left);
+            match named.iter_mut().find(|(known, _)| *known == shard) {
+                Some((_, ranges)) => ranges.push(range),
+                None => named.push((shard, vec![range])),
+            }
+        }
+        let mut all_gone = RangeSet::new();
+        let mut gone: Vec<(ShardId, RangeSet)> = Vec::with_capacity(named.len());
+        for (shard, ranges) in named {
+            let ranges = RangeSet::of(ranges).intersection(&left);
             left = left.difference(&ranges);
             all_gone = all_gone.union(&ranges);
-            match gone.iter_mut().find(|(known, _)| *known == shard) {
-                Some((_, known)) => *known = known.union(&ranges),
-                None => gone.push((shard, ranges)),
-            }
+            gone.push((shard, ranges));
         }
         match &mut self.streams[at].part {
             Part::Base {
@@ -491,20 +521,26 @@ impl<E> Scan<E> {
                 return;
             }
         }
-        self.streams.push(Stream {
+        let opened = Stream::at(shard, Part::These(ranges), reached, hops);
+        self.streams.push(opened);
+    }
+}
+
+impl<E> Stream<E> {
+    /// One that was not asked yet.
+    fn at(shard: ShardId, part: Part, reached: Reached, hops: u32) -> Self {
+        Self {
             shard,
-            part: Part::These(ranges),
+            part,
             delivered: reached.clone(),
             reached,
             buffer: VecDeque::new(),
             asked: false,
             was_answered: false,
             hops,
-        });
+        }
     }
-}
 
-impl<E> Stream<E> {
     fn has_ended(&self) -> bool {
         self.reached == Reached::End && self.buffer.is_empty()
     }

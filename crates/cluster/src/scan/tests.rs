@@ -19,6 +19,7 @@
 
 mod example;
 mod lagging;
+mod many_ranges;
 mod rules;
 mod worlds;
 

@@ -24,13 +24,13 @@
 //! one that was made up can at worst make its own scan return other documents of the
 //! same collection.
 
+use super::naming::{Rebased, rebased};
 use super::{Order, Part, Place, Reached, Scan, Stream};
 use crate::routing::{Owner, RoutingTable, ShardId};
 use model::bson::ObjectId;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
 use model::version::Incarnation;
-use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 const VERSION: u8 = 2;
@@ -137,16 +137,29 @@ impl<E> Scan<E> {
                 (Some(place), false) => Reached::Behind(place),
                 (None, false) => Reached::Beginning,
             };
-            streams.push(Stream {
-                shard: stream.shard,
-                part: Part::These(ranges),
-                delivered: reached.clone(),
-                reached,
-                buffer: VecDeque::new(),
-                asked: false,
-                was_answered: false,
-                hops: 0,
-            });
+            // ⚑ Many ranges are said by the placement of now, so that the next token is small again.
+            let rebased = match reached {
+                Reached::End => None,
+                Reached::Beginning | Reached::Behind(_) => {
+                    rebased(&ranges, &stream.shard, &now, &wanted)
+                }
+            };
+            let Some(Rebased { without, gone }) = rebased else {
+                let part = Part::These(ranges);
+                streams.push(Stream::at(stream.shard, part, reached, 0));
+                continue;
+            };
+            if let Some(without) = without {
+                let part = Part::Base {
+                    without,
+                    by_version: false,
+                };
+                streams.push(Stream::at(stream.shard, part, reached.clone(), 0));
+            }
+            for (shard, ranges) in gone {
+                let part = Part::These(ranges);
+                streams.push(Stream::at(shard, part, reached.clone(), 1));
+            }
         }
         Ok(Self {
             base: now,

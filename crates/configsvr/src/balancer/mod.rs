@@ -25,13 +25,13 @@ use crate::queue::Patience;
 use crate::state::State;
 use crate::tenure::Tenure;
 use crate::zones;
-use cluster::balance::{Load, Proposal, Reason, Refused, Zone, choose};
+use cluster::balance::{Busy, Load, Proposal, Reason, Refused, Zone, choose};
 use cluster::routing::{RoutingTable, ShardId};
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::number::Number;
 use model::{Code, Namespace};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -109,7 +109,10 @@ async fn round(tenure: &Arc<Tenure>) -> Result<usize, Fault> {
         let names: Vec<Namespace> = state.collections.keys().cloned().collect();
         (state.balances, names)
     };
-    let mut busy = BTreeSet::new();
+    let mut busy = Busy::new(moves::command::moves_per_shard(tenure).await?);
+    for (from, to) in tenure.moves.ends() {
+        busy.take(&from, &to);
+    }
     let mut moving = JoinSet::new();
     for name in collections {
         let view = match View::of(tenure, &name).await {
@@ -129,8 +132,7 @@ async fn round(tenure: &Arc<Tenure>) -> Result<usize, Fault> {
                 Reason::ZoneViolation | Reason::Imbalance => balances && view.may_be_balanced(),
             };
             if !may {
-                busy.remove(&proposal.from);
-                busy.remove(&proposal.to);
+                busy.give_back(&proposal);
                 continue;
             }
             let range = piece::of(tenure, &view, &proposal).await;
@@ -217,7 +219,7 @@ impl View {
         }))
     }
 
-    fn proposals(&self, refused: &Refused, busy: &mut BTreeSet<ShardId>) -> Vec<Proposal> {
+    fn proposals(&self, refused: &Refused, busy: &mut Busy) -> Vec<Proposal> {
         let zones = &self.zones;
         choose(&self.table, &self.loads, zones, CHUNK_BYTES, refused, busy)
     }

@@ -190,7 +190,7 @@ fn read_option(
 }
 
 /// How many moves a shard may take part in at once.
-pub(super) async fn moves_per_shard(tenure: &Tenure) -> Result<usize, Fault> {
+pub(crate) async fn moves_per_shard(tenure: &Tenure) -> Result<usize, Fault> {
     let id = by("_id", MOVES_PER_SHARD_SETTING);
     let setting = tenure.store.find_one("settings", id.as_doc()).await?;
     let value = setting.and_then(|doc| doc.get("value").and_then(Number::of));
@@ -341,7 +341,7 @@ impl Wanted {
 }
 
 /// Refuses a bound with values that no shard key lies beside, or that are no hashes.
-fn check_bound(pattern: &ShardKeyPattern, bound: Doc<'_>) -> Result<(), Fault> {
+pub(crate) fn check_bound(pattern: &ShardKeyPattern, bound: Doc<'_>) -> Result<(), Fault> {
     for (field, element) in pattern.fields().iter().zip(bound.iter()) {
         let value = element.value();
         let is_end = matches!(value, ValueRef::MinKey | ValueRef::MaxKey);
@@ -371,7 +371,7 @@ fn is_no_key(value: ValueRef<'_>) -> bool {
 }
 
 /// The shard key that a filter asks for, as a document has it: every field by equality. `None` if one is missing.
-fn asked_key(pattern: &ShardKeyPattern, filter: Doc<'_>) -> Option<DocBuf> {
+pub(crate) fn asked_key(pattern: &ShardKeyPattern, filter: Doc<'_>) -> Option<DocBuf> {
     let fields = pattern.fields().iter();
     let values = fields.map(|field| Some((&*field.path, asked_value(filter, &field.path)?)));
     let values: Option<Vec<_>> = values.collect();

@@ -195,9 +195,9 @@ fn last_entry(
         None => "success",
         Some(_) => "aborted",
     };
-    for (what, part) in [("moveChunk.from", "from"), ("moveChunk.to", "to")] {
+    let of_recipient = stats.get_doc("to").unwrap_or(Doc::EMPTY);
+    for (what, steps) in [("moveChunk.from", stats), ("moveChunk.to", of_recipient)] {
         let mut details = moved.described();
-        let steps = stats.get_doc(part).unwrap_or(stats);
         for element in steps.iter() {
             if element.value().is_number() {
                 details.append_element(&element);

@@ -192,6 +192,13 @@ impl Moves {
         touched.map(|run| run.moved.clone()).collect()
     }
 
+    /// From where to where ranges move.
+    pub(crate) fn ends(&self) -> Vec<(ShardId, ShardId)> {
+        let running = self.running.lock();
+        let ends = |run: &Running| (run.moved.from.clone(), run.moved.to.clone());
+        running.values().map(ends).collect()
+    }
+
     /// Whether a shard takes part in any.
     pub(crate) fn involve(&self, shard: &ShardId) -> bool {
         let running = self.running.lock();

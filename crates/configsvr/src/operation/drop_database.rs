@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   collections  each sharded collection leaves the config server, one entry each
-//!   decide       the database's own document
+//!   decide       the database's own document, and zones of its other collections
 //!   shards       every shard forgets the collections, is no primary of it any more, drops what is local;
 //!                the primary last, which tells change streams
 //!   chunks       those of the collections are removed
@@ -15,7 +15,7 @@ use super::drop::{forget_zones, gone, remove_chunks};
 use super::{Context, Operation, Step};
 use crate::commit::{Commit, by};
 use crate::database::set_database;
-use crate::documents::{self, DATABASES, Fields, OPERATIONS, uuid_value};
+use crate::documents::{self, DATABASES, Fields, OPERATIONS, TAGS, uuid_value};
 use crate::error::Fault;
 use crate::placement;
 use crate::queue::Claim;
@@ -116,10 +116,13 @@ impl DropDatabase {
         }
         self.decided = true;
         let here = &*self;
+        let zones = zones_within(&here.name);
         context
             .tenure
             .decide(|_| {
                 let mut commit = Commit::default();
+                // Those of collections that are not sharded, or not yet.
+                commit.delete(TAGS, zones.as_doc());
                 commit.delete(DATABASES, by("_id", &here.name).as_doc());
                 context.write_state(here, &mut commit);
                 Ok(Plan {
@@ -155,6 +158,18 @@ impl DropDatabase {
         }
         Ok(Step::Done(ok()))
     }
+}
+
+/// The zones of all collections of a database.
+fn zones_within(database: &str) -> DocBuf {
+    let mut query = DocWriter::new();
+    query
+        .begin_document("ns")
+        // The character behind the dot is the slash.
+        .append("$gte", format!("{database}.").as_str())
+        .append("$lt", format!("{database}/").as_str())
+        .end();
+    query.finish()
 }
 
 impl Operation for DropDatabase {

@@ -72,8 +72,9 @@ impl Rename {
     ) -> Result<Self, Fault> {
         let from = Namespace::parse(text(command, "renameCollection")?)?;
         let to = Namespace::parse(text(command, "to")?)?;
-        // It may be where nothing is yet.
-        crate::database::create(tenure, to.database(), None, patience).await?;
+        if from.database() != to.database() {
+            make_database(tenure, &from, to.database(), patience).await?;
+        }
         Ok(Self {
             from,
             to,
@@ -405,6 +406,37 @@ fn no_source(from: &Namespace) -> Fault {
         Code::NAMESPACE_NOT_FOUND,
         format!("Source collection {from} does not exist"),
     )
+}
+
+/// Makes the database that a collection is renamed into, where the collection is. ⚑ Only if there is one: a
+/// refusal leaves nothing behind.
+async fn make_database(
+    tenure: &Arc<Tenure>,
+    from: &Namespace,
+    into: &str,
+    patience: Patience,
+) -> Result<(), Fault> {
+    let (source, is_sharded, is_there) = {
+        let state = tenure.state().await?;
+        let source = state.authority.database(from.database());
+        let source = source.map(|placement| placement.primary.clone());
+        let is_there = state.authority.database(into).is_some();
+        (source, state.sharded(from).is_ok(), is_there)
+    };
+    let source = source.ok_or_else(|| no_source(from))?;
+    // A sharded one does not change its database, and is refused in turn.
+    if is_there || is_sharded {
+        return Ok(());
+    }
+    if Facts::ask(tenure, &source, from).await?.is_none() {
+        return Err(no_source(from));
+    }
+    let made = crate::database::create(tenure, into, Some(source.as_str()), patience).await;
+    match made {
+        // Somebody else was faster, elsewhere: what that means is checked in turn.
+        Err(Fault::Refused(error)) if error.code == Code::NAMESPACE_EXISTS => Ok(()),
+        made => made.map(|_| ()),
+    }
 }
 
 impl Operation for Rename {

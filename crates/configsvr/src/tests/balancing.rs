@@ -172,6 +172,15 @@ async fn zones_of_a_collection_go_with_it() {
         admin {updateZoneKeyRange: 'test.birds', min: {a: 1}, max: {a: 5}, zone: 'north'} => {}
         config! config {count: 'tags'} => {n: 1}
         ";
+    // Of collections that are not sharded too.
+    let beside = "
+        admin {updateZoneKeyRange: 'test.later', min: {a: 1}, max: {a: 5}, zone: 'north'} => {}
+        admin {updateZoneKeyRange: 'test2.later', min: {a: 1}, max: {a: 5}, zone: 'north'} => {}
+        test {dropDatabase: 1} => {}
+        config! config {find: 'tags'} => {cursor: {firstBatch: [{ns: 'test2.later'}]}}
+        test2 {dropDatabase: 1} => {}
+        config! config {count: 'tags'} => {n: 0}
+        ";
     for gone in ["test {drop: 'birds'}", "test {dropDatabase: 1}"] {
         cluster.check(made).await;
         cluster
@@ -179,5 +188,42 @@ async fn zones_of_a_collection_go_with_it() {
                 "{gone} => {{}}\nconfig! config {{count: 'tags'}} => {{n: 0}}"
             ))
             .await;
+    }
+    for name in ["test", "test2"] {
+        let there = format!("admin {{enableSharding: '{name}'}} => {{}}");
+        cluster.check(&there).await;
+    }
+    cluster.check(beside).await;
+}
+
+/// A shard that is emptied gives two ranges at once, where that is allowed.
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_take_part_in_as_many_moves_as_they_may() {
+    for (limit, at_once) in [(1, 1), (2, 2), (3, 3)] {
+        let cluster = Cluster::start(3).await;
+        let set = format!(
+            "{{update: 'settings', updates: [{{q: {{_id: 'maxConcurrentMigrationsPerShard'}}, u: {{$set: {{value: {limit}}}}}, upsert: true}}]}}"
+        );
+        cluster
+            .check(&format!(
+                "
+                config! config {set} => {{n: 1}}
+                admin {{enableSharding: 'test', primaryShard: 'shard0'}} => {{}}
+                admin {{shardCollection: 'test.h', key: {{_id: 'hashed'}}, numInitialChunks: 12}} => {{}}
+                "
+            ))
+            .await;
+        cluster.donor.behaves(Manner::Copies);
+        cluster
+            .check("admin {removeShard: 'shard1'} => {state: 'started'}")
+            .await;
+        cluster.donor.was_asked(at_once).await;
+        // Nothing else follows while they copy.
+        let count = "{count: 'terndb_operations', query: {kind: 'moveRange'}}";
+        let n = at_once.to_string();
+        until(&cluster, "config! config", count, "n", &n).await;
+        cluster.donor.behaves(Manner::Commits);
+        let left = "{count: 'chunks', query: {shard: 'shard1'}}";
+        until(&cluster, "config! config", left, "n", "0").await;
     }
 }

@@ -92,7 +92,14 @@ async fn chunks_are_split_and_merged() {
             admin {split: 'test.c', middle: {a: 10}} => 72
             admin {split: 'test.c', middle: {b: 10}} => 2
             admin {split: 'test.c'} => 72
+            # No shard key is an array, undefined or a pattern.
+            admin {split: 'test.c', middle: {a: [1]}} => 2
+            admin {split: 'test.c', middle: {a: /x/}} => 2
+            admin {split: 'test.c', middle: {a: undefined}} => 2
+            admin {split: 'test.c', bounds: [{a: [1]}, {a: 20}]} => 2
+            admin {mergeChunks: 'test.c', bounds: [{a: 10}, {a: [20]}]} => 2
             admin {split: 'test.c', middle: {a: 1}, find: {a: 1}} => 72
+            admin {split: 'test.c', find: {b: 1}} => 72
             admin {split: 'test.none', middle: {a: 1}} => 118
             # Too few keys, then enough of them.
             admin {split: 'test.c', find: {a: 12}} => 87
@@ -209,8 +216,18 @@ async fn unsharded_collections_are_renamed() {
             # Zones go with the name, and replace those that it had.
             config! config {find: 'tags'} => {cursor: {firstBatch: [{_id: {ns: 'test.b', min: {a: 0}}, ns: 'test.b', max: {a: 5}, tag: 'north'}]}}
             admin {renameCollection: 'test.b', to: 'other.b'} => 125
+            # What is refused leaves no database behind; a new one is where the collection is.
+            admin {renameCollection: 'test.none', to: 'fresh.b'} => 26
+            admin {renameCollection: 'missing.b', to: 'fresh.b'} => 26
+            config! config {count: 'databases', query: {_id: {$in: ['fresh', 'missing']}}} => {n: 0}
+            shard1! other {insert: 'c', documents: [{_id: 1}]} => {n: 1}
+            admin {renameCollection: 'other.c', to: 'fresh.c'} => {}
+            config! config {find: 'databases', filter: {_id: 'fresh'}} => {cursor: {firstBatch: [{primary: 'shard1'}]}}
+            shard1! fresh {count: 'c'} => {n: 1}
             # Also where what is replaced is sharded.
             admin {shardCollection: 'test.s', key: {a: 1}} => {}
+            admin {renameCollection: 'test.s', to: 'nowhere.s'} => 125
+            config! config {count: 'databases', query: {_id: 'nowhere'}} => {n: 0}
             admin {updateZoneKeyRange: 'test.s', min: {a: 0}, max: {a: 7}, zone: 'north'} => {}
             admin {renameCollection: 'test.b', to: 'test.s', dropTarget: true} => {}
             shard0! test {count: 's'} => {n: 1}

@@ -4,6 +4,7 @@ use crate::fake_donor::Manner;
 use crate::testing::{Cluster, Wire};
 use differential::notation::print;
 use differential::value::{Fields, Value, get};
+use model::number::Number;
 
 /// A collection in three chunks of shard0: below 0, up to 10, and above.
 const BIRDS: &str = "
@@ -551,4 +552,132 @@ async fn commits_have_times_in_their_order() {
         .collect();
     assert_eq!(times.len(), 2 * ROUNDS);
     assert!(times.is_sorted_by(|one, next| one < next), "{times:?}");
+}
+
+/// Each side's entry in the log of changes has its own figures.
+#[tokio::test(flavor = "multi_thread")]
+async fn both_sides_are_told_apart_in_the_log_of_changes() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    cluster.check(&format!("admin {MOVE} => {{}}")).await;
+    cluster.donor.behaves(Manner::Refuses);
+    let back = MOVE.replace("shard1", "shard0");
+    cluster.check(&format!("admin {back} => 96")).await;
+    for (query, n) in [
+        (
+            "{what: 'moveChunk.from', 'details.clonedDocs': 5, 'details.commitMicros': 9}",
+            1,
+        ),
+        (
+            "{what: 'moveChunk.to', 'details.clonedDocs': 7, 'details.catchUpMillis': 3}",
+            1,
+        ),
+        (
+            "{what: 'moveChunk.to', 'details.commitMicros': {$exists: true}}",
+            0,
+        ),
+        ("{what: 'moveChunk.to'}", 2),
+    ] {
+        let count = format!("config! config {{count: 'changelog', query: {query}}} => {{n: {n}}}");
+        cluster.check(&count).await;
+    }
+}
+
+/// ⚑ Whether a move runs is told without deciding anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn whether_a_move_runs_is_told() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    let outcome = |id: &str| format!("{{_configsvrOutcome: 1, operation: {id}}}");
+    let stranger = outcome("UUID(\"00000000-0000-4000-8000-000000000001\")");
+    cluster
+        .check(&format!("config! {stranger} => {{outcome: 'unknown'}}"))
+        .await;
+    for (manner, ended) in [(Manner::Copies, "aborted"), (Manner::Commits, "committed")] {
+        cluster.donor.behaves(Manner::Copies);
+        let moving = cluster.run("admin", MOVE);
+        let asking = async {
+            let find = "{find: 'terndb_operations', filter: {kind: 'moveRange'}}";
+            let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(60);
+            let id = loop {
+                let reply = cluster.run("config! config", find).await;
+                let batch = get(&reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
+                let found = batch.and_then(Value::as_array).and_then(|all| all.first());
+                if let Some(id) = found.and_then(|found| found.get("_id")) {
+                    break print(id);
+                }
+                assert!(tokio::time::Instant::now() < deadline, "it does not begin");
+                tokio::task::yield_now().await;
+            };
+            let undecided = format!("config! {} => {{outcome: 'undecided'}}", outcome(&id));
+            cluster.check(&undecided).await;
+            cluster.check(&undecided).await;
+            match manner {
+                Manner::Copies => {
+                    let stop = "admin {setAllowMigrations: 'test.birds', allowMigrations: false} => {}
+                                admin {setAllowMigrations: 'test.birds', allowMigrations: true} => {}";
+                    cluster.check(stop).await;
+                }
+                _ => cluster.donor.behaves(manner),
+            }
+            id
+        };
+        let (_, id) = tokio::join!(moving, asking);
+        cluster
+            .check(&format!(
+                "config! {} => {{outcome: '{ended}'}}",
+                outcome(&id)
+            ))
+            .await;
+    }
+}
+
+/// ⚑ A move changes one chunk that its donor keeps, too. If that goes with another move, whose commit comes between
+/// what is read of the bounds of chunks and the decision, they are read anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn bounds_are_read_anew_behind_another_commit() {
+    let cluster = Cluster::start(3).await;
+    let wire = Wire::whole();
+    cluster.elect(wire.clone()).await;
+    cluster.check(BIRDS).await;
+    cluster
+        .check(
+            "
+            admin {split: 'test.birds', middle: {a: -10}} => {}
+            admin {split: 'test.birds', middle: {a: 20}} => {}
+            ",
+        )
+        .await;
+    cluster.donor.behaves(Manner::Copies);
+    // The lowest chunk is what the other one's donor would keep.
+    let lowest = "{moveRange: 'test.birds', max: {a: -10}, toShard: 'shard2'}";
+    let one = "{moveRange: 'test.birds', min: {a: 10}, max: {a: 20}, toShard: 'shard1'}";
+    let meanwhile = async {
+        cluster.donor.was_asked(2).await;
+        let release = wire.hold(Box::new(|message| {
+            let filter = message.get_doc("filter");
+            let min = filter.and_then(|filter| filter.get_doc("min"));
+            let at = min.and_then(|min| min.get("a")).and_then(Number::of);
+            message.get_str("find") == Some("chunks") && at.is_some_and(|at| at.to_f64() == 10.0)
+        }));
+        cluster.donor.behaves(Manner::Commits);
+        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(60);
+        let moved = "{count: 'chunks', query: {shard: 'shard2'}}";
+        while get(&cluster.run("config! config", moved).await, "n") != Some(&Value::Int32(1)) {
+            assert!(tokio::time::Instant::now() < deadline, "the other one ends");
+            tokio::task::yield_now().await;
+        }
+        release.add_permits(1);
+    };
+    let (one, lowest, ()) = tokio::join!(
+        cluster.run("admin", one),
+        cluster.run("admin", lowest),
+        meanwhile
+    );
+    for reply in [one, lowest] {
+        assert_eq!(get(&reply, "ok"), Some(&Value::Double(1.0)), "{reply:?}");
+    }
+    cluster
+        .check("config! config {find: 'chunks', filter: {shard: 'shard1'}} => {cursor: {firstBatch: [{min: {a: 10}, max: {a: 20}}]}}")
+        .await;
 }

@@ -3,10 +3,10 @@
 use model::{Code, Error};
 
 /// MongoDB's limit for each stage that has to collect its input.
-pub(super) const MEMORY_BYTES_MAX: usize = 100 * 1024 * 1024;
+pub const MEMORY_BYTES_MAX: usize = 100 * 1024 * 1024;
 
 /// The stage may not use the disk.
-pub(super) fn exceeded(stage: &str) -> Error {
+pub fn exceeded(stage: &str) -> Error {
     Error::new(
         Code::QUERY_EXCEEDED_MEMORY_LIMIT_NO_DISK_USE_ALLOWED,
         format!(

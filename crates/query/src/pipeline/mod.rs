@@ -41,7 +41,7 @@ mod group;
 mod join;
 mod list_sessions;
 mod lookup;
-mod memory;
+pub mod memory;
 mod nested_field;
 mod optimize;
 mod output;

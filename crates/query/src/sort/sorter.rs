@@ -24,14 +24,30 @@ use model::{Code, Error};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Takes sorted runs that do not fit into memory.
+/// Takes runs of records that do not fit into memory.
 pub trait Spill: Send {
-    /// Stores records in the order in which they come, and says how to read
-    /// them back. What was written is discarded when the run is dropped.
+    /// Begins a run. What is written is discarded when it is dropped.
+    fn begin_run(&mut self) -> Result<Box<dyn RunWriter>, Error>;
+
+    /// Stores records in the order in which they come, and says how to read them back.
     fn write_run(
         &mut self,
         records: &mut dyn Iterator<Item = (&[u8], &[u8])>,
-    ) -> Result<Box<dyn Run>, Error>;
+    ) -> Result<Box<dyn Run>, Error> {
+        let mut run = self.begin_run()?;
+        for (key, payload) in records {
+            run.append(key, payload)?;
+        }
+        run.finish()
+    }
+}
+
+/// A run that is still being written.
+pub trait RunWriter: Send {
+    fn append(&mut self, key: &[u8], payload: &[u8]) -> Result<(), Error>;
+
+    /// Says how to read it.
+    fn finish(self: Box<Self>) -> Result<Box<dyn Run>, Error>;
 }
 
 /// A stored run, read from its first record on.
@@ -330,26 +346,32 @@ mod tests {
     #[derive(Default)]
     struct MemorySpill;
 
-    struct MemoryRun(std::vec::IntoIter<SpilledRecord>);
+    #[derive(Default)]
+    struct MemoryRun(std::collections::VecDeque<SpilledRecord>);
 
     impl Spill for MemorySpill {
-        fn write_run(
-            &mut self,
-            records: &mut dyn Iterator<Item = (&[u8], &[u8])>,
-        ) -> Result<Box<dyn Run>, Error> {
-            let records: Vec<SpilledRecord> = records
-                .map(|(key, payload)| SpilledRecord {
-                    key: key.to_vec(),
-                    payload: payload.to_vec(),
-                })
-                .collect();
-            Ok(Box::new(MemoryRun(records.into_iter())))
+        fn begin_run(&mut self) -> Result<Box<dyn RunWriter>, Error> {
+            Ok(Box::<MemoryRun>::default())
+        }
+    }
+
+    impl RunWriter for MemoryRun {
+        fn append(&mut self, key: &[u8], payload: &[u8]) -> Result<(), Error> {
+            self.0.push_back(SpilledRecord {
+                key: key.to_vec(),
+                payload: payload.to_vec(),
+            });
+            Ok(())
+        }
+
+        fn finish(self: Box<Self>) -> Result<Box<dyn Run>, Error> {
+            Ok(self)
         }
     }
 
     impl Run for MemoryRun {
         fn next(&mut self) -> Result<Option<SpilledRecord>, Error> {
-            Ok(self.0.next())
+            Ok(self.0.pop_front())
         }
     }
 

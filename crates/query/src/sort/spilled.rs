@@ -1,4 +1,4 @@
-//! Sorted runs outside of memory, in whatever can be written and read back.
+//! Runs outside of memory, in whatever can be written and read back.
 //!
 //! ```text
 //!   run   ( key length u32 | payload length u32 | key | payload )*    little endian
@@ -6,7 +6,7 @@
 //!
 //! Where a run lies is its opener's affair, which also sees to it that nothing is left behind.
 
-use super::{Run, Spill, SpilledRecord};
+use super::{Run, RunWriter, Spill, SpilledRecord};
 use model::{Code, Error};
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 
@@ -38,24 +38,34 @@ where
     O: FnMut() -> io::Result<S> + Send,
     S: Read + Write + Seek + Send + 'static,
 {
-    fn write_run(
-        &mut self,
-        records: &mut dyn Iterator<Item = (&[u8], &[u8])>,
-    ) -> Result<Box<dyn Run>, Error> {
+    fn begin_run(&mut self) -> Result<Box<dyn RunWriter>, Error> {
         let stream = (self.open)().map_err(failed)?;
-        let mut out = BufWriter::with_capacity(1 << 16, stream);
-        for (key, payload) in records {
-            for length in [key.len(), payload.len()] {
-                let length = u32::try_from(length)
-                    .ok()
-                    .filter(|length| *length <= PART_BYTES_MAX)
-                    .ok_or_else(too_large)?;
-                out.write_all(&length.to_le_bytes()).map_err(failed)?;
-            }
-            out.write_all(key).map_err(failed)?;
-            out.write_all(payload).map_err(failed)?;
+        let out = BufWriter::with_capacity(1 << 16, stream);
+        Ok(Box::new(StreamWriter(out)))
+    }
+}
+
+struct StreamWriter<S: Write>(BufWriter<S>);
+
+impl<S> RunWriter for StreamWriter<S>
+where
+    S: Read + Write + Seek + Send + 'static,
+{
+    fn append(&mut self, key: &[u8], payload: &[u8]) -> Result<(), Error> {
+        let Self(out) = self;
+        for length in [key.len(), payload.len()] {
+            let length = u32::try_from(length)
+                .ok()
+                .filter(|length| *length <= PART_BYTES_MAX)
+                .ok_or_else(too_large)?;
+            out.write_all(&length.to_le_bytes()).map_err(failed)?;
         }
-        let mut stream = out
+        out.write_all(key).map_err(failed)?;
+        out.write_all(payload).map_err(failed)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Box<dyn Run>, Error> {
+        let mut stream = (self.0)
             .into_inner()
             .map_err(|error| failed(error.into_error()))?;
         stream.seek(SeekFrom::Start(0)).map_err(failed)?;

@@ -33,6 +33,11 @@ pub struct Pages {
     pub calls: Vec<Vec<(u64, bool)>>,
     pub syncs: usize,
     pub fail_apply: bool,
+    pub panic_apply: bool,
+    /// Whether proposers may apply.
+    pub at_once: bool,
+    /// On whose thread each call of apply was made.
+    pub threads: Vec<std::thread::ThreadId>,
     pub fail_sync: bool,
 }
 
@@ -66,6 +71,8 @@ impl StateMachine for Ledger {
         if pages.fail_apply {
             return Err("the ledger is closed".into());
         }
+        assert!(!pages.panic_apply, "the ledger burns");
+        pages.threads.push(std::thread::current().id());
         let mut call = Vec::new();
         for committed in entries {
             let position = committed.entry.position.get();
@@ -87,6 +94,10 @@ impl StateMachine for Ledger {
         }
         pages.calls.push(call);
         Ok(())
+    }
+
+    fn applies_at_once(&self) -> bool {
+        self.pages.lock().at_once
     }
 
     fn syncer(&self) -> Syncer {

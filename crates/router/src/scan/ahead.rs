@@ -22,9 +22,11 @@ use super::asking::{Ask, OpenCursor};
 use super::{ElasticScan, ScanCounters};
 use crate::Router;
 use crate::failure::Failure;
+use crate::operation;
 use cluster::scan::{Question, StreamId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 use tokio::task::JoinHandle;
 
 /// Behind a batch of less than this nothing is asked ahead.
@@ -94,13 +96,27 @@ impl ElasticScan {
         self.cursors[at] = None;
         let (asker, open) = (self.asker(Some(bytes_max)), cursor.clone());
         let taken = room.clone();
-        let task = tokio::spawn(async move {
+        let mut asking = Box::pin(async move {
             let answer = asker.ask(&question, Some(open)).await;
             taken.change_to(match &answer {
                 Ok(Ask::Answered(answered)) => answered.bytes_on_cursor.unwrap_or(0),
-                Ok(Ask::Lost | Ask::Stale(_) | Ask::Away(_)) | Err(_) => 0,
+                Ok(Ask::Lost | Ask::Stale(_) | Ask::Away(_) | Ask::TooLong) | Err(_) => 0,
             });
             (question, answer)
+        });
+        // ⚑ The question leaves now. A task that is only spawned runs when this worker has nothing else to
+        // do: when the batch before has been written to the client. Where the shard is in this process, its
+        // part of the work would come before that writing instead.
+        let mut begun = Poll::Pending;
+        if cursor.member.works_elsewhere() {
+            let mut context = Context::from_waker(Waker::noop());
+            begun = asking.as_mut().poll(&mut context);
+        }
+        let task = tokio::spawn(async move {
+            match begun {
+                Poll::Ready(answer) => answer,
+                Poll::Pending => asking.await,
+            }
         });
         if self.ahead.len() <= at {
             self.ahead.resize_with(at + 1, || None);
@@ -115,12 +131,21 @@ impl ElasticScan {
     }
 
     /// The answers that were asked for ahead and are needed by now.
-    pub(super) async fn awaited(&mut self) -> Vec<(Question, Result<Ask, Failure>)> {
+    pub(super) async fn awaited(
+        &mut self,
+    ) -> Result<Vec<(Question, Result<Ask, Failure>)>, Failure> {
         let mut answers = Vec::new();
         for stream in self.scan.awaited() {
             let ahead = self.ahead.get_mut(stream.index()).and_then(Option::take);
             let answer = match ahead {
-                Some(ahead) => ahead.task.await.ok(),
+                Some(mut ahead) => match operation::waiting(&mut ahead.task).await {
+                    Ok(ended) => ended.ok(),
+                    Err(interrupted) => {
+                        // Whoever closes the scan ends the cursor that it waited for.
+                        self.ahead[stream.index()] = Some(ahead);
+                        return Err(interrupted.into());
+                    }
+                },
                 None => None,
             };
             match answer {
@@ -129,7 +154,7 @@ impl ElasticScan {
                 None => self.scan.unanswered(stream),
             }
         }
-        answers
+        Ok(answers)
     }
 
     /// The cursors on which questions are under way.

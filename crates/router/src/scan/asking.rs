@@ -1,11 +1,13 @@
 //! One question to one shard: on its cursor, or anew from a place.
 
 use super::ScanCommand;
+use super::naming::{Named, Words};
+use super::partials::PartialRoom;
 use super::piece::Piece;
 use super::reported::{Reported, malformed};
 use crate::Router;
 use crate::failure::{Failure, Stale, checked, unreachable};
-use crate::merge::kill_cursor;
+use crate::operation;
 use crate::registry::batch_of;
 use crate::request::fields_without;
 use cluster::routing::RoutingTable;
@@ -15,6 +17,7 @@ use model::error::{Code, Error};
 use model::range::RangeSet;
 use model::time::ClusterTime;
 use model::version::PlacementVersion;
+use query::sort::Run;
 use std::sync::Arc;
 use wire::{Endpoint, Reply, Request};
 
@@ -33,6 +36,8 @@ pub(super) enum Ask {
     Stale(Stale),
     /// The shard cannot answer now; another member may, in a moment.
     Away(Failure),
+    /// Its ranges are too many for one request.
+    TooLong,
 }
 
 pub(super) struct Answered {
@@ -45,6 +50,8 @@ pub(super) struct Answered {
     pub(super) times: Vec<ClusterTime>,
     /// What it weighs, if it was asked on an open cursor.
     pub(super) bytes_on_cursor: Option<usize>,
+    /// What comes before the entries, and did not fit into memory.
+    pub(super) run: Option<Box<dyn Run>>,
 }
 
 /// Who asks, for all streams of one round.
@@ -56,8 +63,11 @@ pub(super) struct Asker {
     pub(super) limit: Option<u64>,
     pub(super) not_before: ClusterTime,
     pub(super) begun: bool,
+    /// Nobody is waited for who does not say a word.
+    pub(super) is_hurried: bool,
     /// What a batch may weigh, if anybody has to know before it comes.
     pub(super) bytes_max: Option<usize>,
+    pub(super) room: Arc<PartialRoom>,
 }
 
 impl Asker {
@@ -71,48 +81,17 @@ impl Asker {
             Some(cursor) => self.go_on(question, cursor).await?,
             None => self.open(question).await?,
         };
-        let Ask::Answered(mut all) = first else {
-            return Ok(first);
-        };
-        let mut bytes = 0;
-        while self.command.whole && !all.ended {
-            let Some(cursor) = all.cursor.take() else {
-                break;
-            };
-            if bytes > self.router.options.partial_bytes_max {
-                let namespace = self.command.namespace.as_str();
-                kill_cursor(&*cursor.member, namespace, cursor.id).await;
-                return Err(self.too_much(question).into());
-            }
-            match self.go_on(question, cursor).await? {
-                Ask::Answered(more) => {
-                    bytes += more.bytes_on_cursor.unwrap_or(0);
-                    all.entries.extend(more.entries);
-                    all.times.extend(more.times);
-                    all.ended = more.ended;
-                    all.cursor = more.cursor;
-                }
-                // What came so far counts for nothing.
-                other => return Ok(other),
-            }
+        match first {
+            Ask::Answered(answered) if self.command.whole => self.gather(question, answered).await,
+            other => Ok(other),
         }
-        if self.command.whole {
-            all.place = None;
-        }
-        Ok(Ask::Answered(all))
     }
 
-    fn too_much(&self, question: &Question) -> Error {
-        Error::new(
-            Code::EXCEEDED_MEMORY_LIMIT,
-            format!(
-                "the partial results of shard {} are over {} bytes, the most that a router keeps",
-                question.shard, self.router.options.partial_bytes_max
-            ),
-        )
-    }
-
-    async fn go_on(&self, question: &Question, cursor: OpenCursor) -> Result<Ask, Failure> {
+    pub(super) async fn go_on(
+        &self,
+        question: &Question,
+        cursor: OpenCursor,
+    ) -> Result<Ask, Failure> {
         let namespace = &self.command.namespace;
         let mut more = DocWriter::new()
             .with("getMore", cursor.id)
@@ -131,9 +110,18 @@ impl Asker {
         self.router.clock.append_to(&mut more);
         more.append("$db", namespace.database());
         let request = Request::from_parts(more.finish(), Vec::new())?;
-        let request = request.passing_batch(self.command.passes);
+        let request = request
+            .passing_batch(self.command.passes)
+            .hurried(self.is_hurried);
         let shard = &question.shard;
-        let reply = match cursor.member.call(request).await {
+        let call = cursor.member.call(request);
+        let answered = match self.bytes_max {
+            // ⚑ Asked ahead, for a command that has not come: the one that is answered now may end, with its
+            // client and its time.
+            Some(_) => call.await,
+            None => operation::waiting(call).await?,
+        };
+        let reply = match answered {
             Ok(reply) => reply,
             Err(error) => return Ok(Ask::Away(unreachable(shard, &error, false).into())),
         };
@@ -159,7 +147,11 @@ impl Asker {
     }
 
     async fn open(&self, question: &Question) -> Result<Ask, Failure> {
-        let request = self.request(question)?;
+        let named = match self.name(question).await? {
+            Named::So(named) => named,
+            Named::Answered(ask) => return Ok(ask),
+        };
+        let request = self.request(question, &named)?;
         match self.router.ask(&question.shard, request).await {
             Ok(answered) => self.read(answered.reply, question, answered.member),
             Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
@@ -167,16 +159,7 @@ impl Asker {
             Err(Failure::Error(error)) if error.code == Code::SHARD_NOT_FOUND => {
                 match &question.asked {
                     Asked::AsInBase => Ok(Ask::Lost),
-                    Asked::These(ranges) => Ok(Ask::Answered(Box::new(Answered {
-                        entries: Vec::new(),
-                        place: None,
-                        ended: false,
-                        not_owned: ranges.clone(),
-                        version: None,
-                        cursor: None,
-                        times: Vec::new(),
-                        bytes_on_cursor: None,
-                    }))),
+                    Asked::These(ranges) => Ok(Ask::not_owned(ranges.clone(), None)),
                 }
             }
             // Whoever has not seen anything yet is told at once, and may try again itself.
@@ -192,7 +175,7 @@ impl Asker {
     }
 
     /// The command for a shard, from the place that a stream has reached.
-    fn request(&self, question: &Question) -> Result<Request, Error> {
+    fn request(&self, question: &Question, named: &Words) -> Result<Request, Error> {
         let body = self.command.body.as_doc();
         let is_find = body.first().is_some_and(|first| first.key() == "find");
         let mut writer = match self.not_before > ClusterTime::ZERO {
@@ -207,7 +190,7 @@ impl Asker {
                 writer.append("batchSize", i64::try_from(size).unwrap_or(i64::MAX));
             }
         }
-        append_part(&mut writer, question, &self.base);
+        self.append_part(&mut writer, question, named);
         if self.command.places {
             writer.append("places", true);
         }
@@ -217,7 +200,9 @@ impl Asker {
         writer.end();
         self.router.clock.append_to(&mut writer);
         let request = Request::from_parts(writer.finish(), Vec::new())?;
-        Ok(request.passing_batch(self.command.passes))
+        Ok(request
+            .passing_batch(self.command.passes)
+            .hurried(self.is_hurried))
     }
 
     /// The command's fields, with the time floor ⚑: a member that lags behind must not lose what an
@@ -295,28 +280,8 @@ impl Asker {
             }),
             times: time.into_iter().collect(),
             bytes_on_cursor: None,
+            run: None,
         })))
-    }
-}
-
-/// Says which part of a scan is asked for, and by what it was routed. The part's document stays open.
-fn append_part(writer: &mut DocWriter, question: &Question, base: &RoutingTable) {
-    if question.asked == Asked::AsInBase {
-        writer.begin_document("shardVersion");
-        base.shard_version(&question.shard).append_to(writer);
-        writer.end();
-    }
-    writer.begin_document("_terndbScan");
-    if let Asked::These(ranges) = &question.asked {
-        append_ranges(writer, "ranges", ranges);
-        let uuid = ValueRef::Binary {
-            subtype: 4,
-            bytes: &base.uuid.0,
-        };
-        writer.append("uuid", uuid);
-    }
-    if let Some(place) = &question.after {
-        writer.append("after", binary(place));
     }
 }
 
@@ -329,7 +294,7 @@ pub(crate) fn append_ranges(writer: &mut DocWriter, name: &str, ranges: &RangeSe
     writer.end();
 }
 
-fn binary(bytes: &[u8]) -> ValueRef<'_> {
+pub(super) fn binary(bytes: &[u8]) -> ValueRef<'_> {
     ValueRef::Binary { subtype: 0, bytes }
 }
 
@@ -349,10 +314,11 @@ pub(crate) fn is_passing(code: Code) -> bool {
             | Code::CURSOR_KILLED
             | Code::HOST_UNREACHABLE
             | Code::NETWORK_TIMEOUT
+            | Code::FAILED_TO_SATISFY_READ_PREFERENCE
             | Code::SHUTDOWN_IN_PROGRESS
             | Code::PRIMARY_STEPPED_DOWN
             | Code::NOT_WRITABLE_PRIMARY
             | Code::INTERRUPTED_AT_SHUTDOWN
             | Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE
-    ) || matches!(code.0, 6 | 7 | 133 | 13435 | 13436)
+    ) || matches!(code.0, 6 | 7 | 13435 | 13436)
 }

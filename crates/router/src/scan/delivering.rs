@@ -15,6 +15,9 @@ impl ElasticScan {
             if let Some(piece) = self.arrived() {
                 return Ok(Some(piece));
             }
+            if self.reads_from_disk() {
+                return Ok(self.next_with_disk()?);
+            }
             if self.scan.has_ended() {
                 return Ok(None);
             }
@@ -24,6 +27,13 @@ impl ElasticScan {
 
     /// The next result, if it has arrived.
     pub(crate) fn arrived(&mut self) -> Option<Piece> {
+        match self.spilled.is_empty() {
+            true => self.arrived_in_memory(),
+            false => None,
+        }
+    }
+
+    pub(super) fn arrived_in_memory(&mut self) -> Option<Piece> {
         let Entry { value, .. } = self.scan.deliver()?;
         self.begun = true;
         Some(value)
@@ -32,12 +42,18 @@ impl ElasticScan {
     /// What does not fit is not delivered: a token that goes with the batch stands before it.
     async fn fill_from(&mut self, batch: &mut Batch) -> Result<bool, Failure> {
         loop {
-            let next = self.scan.peek();
+            if self.reads_from_disk()
+                && let Some(ended) = tokio::task::block_in_place(|| self.fill_with_disk(batch))?
+            {
+                return Ok(ended);
+            }
             // Whoever takes one batch apart takes all behind it apart, for none begins where another
             // ends then.
-            let passes = self.command.passes && next.is_none_or(|entry| entry.value.is_batch());
+            let goes_now = self.command.passes
+                && batch.is_worth_sending()
+                && (self.scan.peek()).is_none_or(|entry| entry.value.is_batch());
             // The end is told with the last batch where it is known already.
-            if batch.is_full() || (passes && batch.is_worth_sending()) {
+            if goes_now || batch.is_full() {
                 return Ok(self.scan.has_ended());
             }
             let Some(entry) = self.scan.peek() else {
@@ -93,6 +109,9 @@ impl Merge for ElasticScan {
     fn append_state(&self, cursor: &mut DocWriter) {
         if self.command.places {
             self.append_token(cursor);
+        }
+        if self.left_out {
+            cursor.append("partialResultsReturned", true);
         }
     }
 

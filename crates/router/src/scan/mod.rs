@@ -13,7 +13,8 @@
 //! answers for the range then. At rest a batch costs what a `getMore` costs.
 //!
 //! A *whole* scan is one whose results count per set of ranges or not at all: partial groups. Of these
-//! a stream is answered when its cursor has ended; what came before a failure is thrown away.
+//! a stream is answered when its cursor has ended; what came before a failure is thrown away. What does not fit into
+//! memory goes to disk (`partials.rs`).
 //!
 //! Batches that weigh something are asked for ahead (`ahead.rs`).
 
@@ -22,6 +23,8 @@ mod asking;
 mod counters;
 mod delivering;
 mod locating;
+mod naming;
+mod partials;
 mod piece;
 mod reported;
 mod rounds;
@@ -32,10 +35,12 @@ mod tokens;
 pub(crate) use asking::{append_ranges, code_of, is_passing};
 pub(crate) use counters::ScanCounters;
 pub(crate) use locating::owners;
+pub(crate) use partials::PartialRoom;
 pub(crate) use piece::Piece;
 pub(crate) use reported::{ranges_of, version};
 pub(crate) use rounds::PATIENCE;
 pub(crate) use source::ScanSource;
+pub(crate) use tokens::{gone, has_token};
 
 use crate::Router;
 use crate::failure::Failure;
@@ -46,6 +51,7 @@ use model::bson::{Doc, DocBuf};
 use model::namespace::Namespace;
 use model::range::RangeSet;
 use model::time::ClusterTime;
+use partials::Spilled;
 use query::projection::Projection;
 use query::sort::SortPattern;
 use reported::Reported;
@@ -84,6 +90,14 @@ pub(crate) struct ElasticScan {
     begun: bool,
     /// Later batches read at or after this time.
     not_before: ClusterTime,
+    /// The client goes on without shards that nobody answers for.
+    may_leave_out: bool,
+    /// It does.
+    left_out: bool,
+    /// For what counts as a whole.
+    room: Arc<PartialRoom>,
+    /// What of it has left memory.
+    spilled: Vec<Spilled>,
 }
 
 impl ElasticScan {
@@ -119,7 +133,21 @@ impl ElasticScan {
             projection: None,
             begun: false,
             not_before: ClusterTime::ZERO,
+            may_leave_out: false,
+            left_out: false,
+            room: Arc::default(),
+            spilled: Vec::new(),
         }
+    }
+
+    pub(crate) fn leaving_out(mut self, may_leave_out: bool) -> ElasticScan {
+        self.may_leave_out = may_leave_out;
+        self
+    }
+
+    pub(crate) fn with_room(mut self, room: Arc<PartialRoom>) -> ElasticScan {
+        self.room = room;
+        self
     }
 
     pub(crate) fn with_window(mut self, skip: u64, limit: Option<u64>) -> ElasticScan {

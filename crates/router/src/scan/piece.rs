@@ -27,6 +27,16 @@ impl Piece {
         })
     }
 
+    /// A document that lies in no reply.
+    pub(super) fn of(document: Doc<'_>) -> Piece {
+        let reply = Reply::from_doc(document);
+        Piece {
+            bytes: 0..reply.document().len(),
+            reply: Arc::new(reply),
+            batch_of: None,
+        }
+    }
+
     /// All documents of the reply's batch, which need not be checked; `None` if it holds none.
     pub(super) fn batch(reply: &Arc<Reply>) -> Result<Option<Piece>, &'static str> {
         let cursor = reply.document().get_doc("cursor");

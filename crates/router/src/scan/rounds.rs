@@ -14,8 +14,9 @@
 use super::ElasticScan;
 use super::asking::{Ask, Asker, OpenCursor};
 use super::piece::Piece;
-use crate::failure::{Failure, Stale};
+use crate::failure::{Failure, Stale, is_absent};
 use crate::merge::kill_cursor;
+use crate::operation;
 use cluster::routing::ShardId;
 use cluster::scan::{self, Asked, Question, Scan, StreamId};
 use model::error::{Code, Error};
@@ -46,7 +47,7 @@ impl ElasticScan {
         let mut patience = Patience::default();
         let mut pause = PAUSE_MIN;
         loop {
-            let mut answers = self.awaited().await;
+            let mut answers = self.awaited().await?;
             let questions = self.scan.questions();
             if questions.is_empty() && answers.is_empty() {
                 return match self.scan.has_ended() {
@@ -57,15 +58,20 @@ impl ElasticScan {
                     ))),
                 };
             }
-            answers.extend(self.ask_all(questions).await);
+            answers.extend(self.ask_all(questions).await?);
             let (mut must_wait, mut failure) = (None, None);
             let mut answered = Vec::new();
             for (question, answer) in answers {
                 let bytes = match &answer {
                     Ok(Ask::Answered(answer)) => answer.bytes_on_cursor,
-                    Ok(Ask::Lost | Ask::Stale(_) | Ask::Away(_)) | Err(_) => None,
+                    Ok(Ask::Lost | Ask::Stale(_) | Ask::Away(_) | Ask::TooLong) | Err(_) => None,
                 };
                 let settled = match answer {
+                    Ok(Ask::Away(reason)) | Err(reason)
+                        if self.may_leave_out && is_absent(&reason) =>
+                    {
+                        self.leave_out(question.stream).map(|()| None)
+                    }
                     Ok(answer) => self.settle(&question, answer).await,
                     Err(failure) => Err(failure),
                 };
@@ -108,7 +114,7 @@ impl ElasticScan {
             if patience.ends(Instant::now() + pause) {
                 return Err(reason);
             }
-            tokio::time::sleep(pause).await;
+            operation::waiting(tokio::time::sleep(pause)).await?;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
@@ -122,11 +128,18 @@ impl ElasticScan {
             limit: self.scan.wanted_results(),
             not_before: self.not_before,
             begun: self.begun,
+            is_hurried: self.may_leave_out,
             bytes_max,
+            room: self.room.clone(),
         })
     }
 
-    async fn ask_all(&mut self, questions: Vec<Question>) -> Vec<(Question, Result<Ask, Failure>)> {
+    /// Asks at once. ⚑ The cursors of questions that are not answered stay known, so that whoever closes the
+    /// scan ends them.
+    async fn ask_all(
+        &mut self,
+        questions: Vec<Question>,
+    ) -> Result<Vec<(Question, Result<Ask, Failure>)>, Failure> {
         let names = |question: &Question| matches!(question.asked, Asked::These(_));
         if questions.iter().any(names) {
             self.not_before = self.not_before.max(self.scan.base_time());
@@ -140,24 +153,44 @@ impl ElasticScan {
                 (question, cursor)
             })
             .collect();
+        let open: Vec<(StreamId, OpenCursor)> = with_cursor
+            .iter()
+            .filter_map(|(question, cursor)| Some((question.stream, cursor.clone()?)))
+            .collect();
         if with_cursor.len() == 1 {
             let mut answers = Vec::with_capacity(1);
             for (question, cursor) in with_cursor {
                 let answer = asker.ask(&question, cursor).await;
                 answers.push((question, answer));
             }
-            return answers;
+            self.keep_unanswered(open, &answers);
+            return Ok(answers);
         }
         let mut asking = JoinSet::new();
         for (question, cursor) in with_cursor {
             let asker = asker.clone();
-            asking.spawn(async move {
+            asking.spawn(operation::inherited(async move {
                 let answer = asker.ask(&question, cursor).await;
                 (question, answer)
-            });
+            }));
         }
-        let mut answers = Vec::with_capacity(asking.len());
-        while let Some(ended) = asking.join_next().await {
+        let mut answers: Vec<(Question, Result<Ask, Failure>)> = Vec::with_capacity(asking.len());
+        loop {
+            let next = match operation::waiting(asking.join_next()).await {
+                Ok(next) => next,
+                Err(interrupted) => {
+                    self.keep_unanswered(open, &answers);
+                    for (question, answer) in answers {
+                        if let Ok(Ask::Answered(answered)) = answer {
+                            self.keep_cursor(question.stream, answered.cursor);
+                        }
+                    }
+                    return Err(interrupted.into());
+                }
+            };
+            let Some(ended) = next else {
+                break;
+            };
             match ended {
                 Ok(answer) => answers.push(answer),
                 // It panicked, or the runtime ends: whoever asked is not answered.
@@ -165,7 +198,24 @@ impl ElasticScan {
             }
         }
         answers.sort_by_key(|(question, _)| question.stream);
-        answers
+        self.keep_unanswered(open, &answers);
+        Ok(answers)
+    }
+
+    /// Keeps the cursors of which nobody has said what became of them.
+    fn keep_unanswered(
+        &mut self,
+        open: Vec<(StreamId, OpenCursor)>,
+        answers: &[(Question, Result<Ask, Failure>)],
+    ) {
+        for (stream, cursor) in open {
+            let is_answer = |(question, answer): &(Question, Result<Ask, Failure>)| {
+                question.stream == stream && answer.is_ok()
+            };
+            if !answers.iter().any(is_answer) {
+                self.keep_cursor(stream, Some(cursor));
+            }
+        }
     }
 
     /// Takes an answer. If it says that there is nothing to take yet, why.
@@ -201,6 +251,7 @@ impl ElasticScan {
                     moved,
                 };
                 self.take(stream, batch)?;
+                self.take_run(answered.run)?;
                 Ok(None)
             }
             Ask::Lost => {
@@ -231,7 +282,24 @@ impl ElasticScan {
                 self.scan.unanswered(stream);
                 Ok(Some(reason))
             }
+            Ask::TooLong => {
+                self.scan.divide(stream);
+                Ok(None)
+            }
         }
+    }
+
+    /// Nobody answers for a stream: the scan goes on without what is left of it.
+    fn leave_out(&mut self, stream: StreamId) -> Result<(), Failure> {
+        self.left_out = true;
+        self.keep_cursor(stream, None);
+        let nothing = scan::Batch {
+            entries: Vec::new(),
+            reached: None,
+            ended: true,
+            moved: Vec::new(),
+        };
+        self.take(stream, nothing)
     }
 
     fn count_repeat(&self) {

@@ -13,6 +13,18 @@ use std::sync::Arc;
 /// The field of a resume token.
 const TOKEN: &str = "terndbScan";
 
+/// Whether a `find` goes on from a token of ours.
+pub(crate) fn has_token(body: Doc<'_>) -> bool {
+    let token = body.get_doc("$_resumeAfter").or(body.get_doc("$_startAt"));
+    token.is_some_and(|token| token.get(TOKEN).is_some())
+}
+
+/// ⚑ What a token stands in is gone: that must not look like its end.
+pub(crate) fn gone() -> Failure {
+    let message = "the collection was dropped";
+    Failure::Error(Error::new(Code::QUERY_PLAN_KILLED, message))
+}
+
 impl ElasticScan {
     /// Goes on where a token stands, on whichever router it was given out.
     pub(crate) async fn resume(
@@ -34,6 +46,8 @@ impl ElasticScan {
         };
         let token = ScanToken::decode(bytes).map_err(refuse)?;
         let not_before = token.not_before;
+        // ⚑ Shards refuse to read after a time that nobody has told them, and this router may be new.
+        router.clock.raise_from_client(not_before)?;
         let mut placement = router.routing.placement(&command.namespace, None).await?;
         // What is known here may be older than what the scan began with.
         if !matches!(&placement, Placement::Sharded(table) if token.is_told_by(table)) {

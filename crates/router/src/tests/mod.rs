@@ -1,6 +1,10 @@
 //! A router over a scripted cluster: stale answers, lost replies, merges.
 
 mod change_streams;
+mod left_out;
+mod many_ranges;
+mod operations;
+mod partials;
 mod process;
 mod scans;
 mod targeting;
@@ -179,7 +183,7 @@ fn two_who_need_the_same_refresh_wait_for_one() {
     });
 }
 
-/// Whoever is away cannot obey a limit: the router answers, and what comes too late is closed.
+/// Whoever is away cannot obey a limit: the router answers, and what reads ends by itself.
 #[test]
 fn limits_hold_while_nobody_answers() {
     run(async {
@@ -195,11 +199,10 @@ fn limits_hold_while_nobody_answers() {
         let reply = world.run(limited.finish()).await;
         assert_eq!(int(&reply, "code"), Code::MAX_TIME_MS_EXPIRED.0);
         gate.add_permits(100);
-        // It goes on to its end: shards are asked, and told that nobody wants to know.
-        let closes = |shard: &str| world.asked_names(shard).contains(&"killCursors".to_owned());
-        while !["a", "b", "c"].into_iter().any(closes) {
+        while !world.handler.0.operations.all().is_empty() {
             tokio::task::yield_now().await;
         }
+        assert_eq!(world.handler.0.cursors.open(), 0);
         assert_eq!(all(&world, find().finish()).await.len(), 30);
     });
 }
@@ -560,6 +563,71 @@ fn a_write_of_many_is_not_begun_anew_behind_an_answer() {
     });
 }
 
+/// By which name a shard was asked for a part: the slot, the number, and when it was first sent.
+fn name_of_part(asked: &DocBuf) -> [model::bson::Value; 3] {
+    let part = asked.as_doc().get_doc("_terndbBroadcast").expect("a part");
+    ["slot", "number", "sent"].map(|field| part.get(field).expect(field).to_owned())
+}
+
+/// ⚑ A member that is deposed has carried out what it had written by then: the same part is asked for again, by
+/// the same name, and nothing is begun anew when the collection has another shard key by then.
+#[test]
+fn a_deposed_member_is_asked_for_the_same_again() {
+    run(async {
+        for (then, times) in [(Fault::None, 2), (Fault::AnotherLife, 3)] {
+            let world = World::new();
+            world.insert(&[5], plain).await;
+            world.asked("a");
+            let faults = [Fault::Deposed, then];
+            world.shards["a"].faults.lock().extend(faults);
+            let below = DocWriter::new().with("$lt", 10).finish();
+            let filter = DocWriter::new().with("k", &below).finish();
+            world.run(mark(filter.as_doc())).await;
+            let asked = world.shards["a"].asked.lock();
+            assert_eq!(asked.len(), times, "{asked:?}");
+            for other in &asked[1..] {
+                assert_eq!(name_of_part(other), name_of_part(&asked[0]));
+                let part = other.as_doc().get_doc("_terndbBroadcast").expect("a part");
+                assert_eq!(part.get("again"), Some(ValueRef::Boolean(true)), "{part:?}");
+            }
+        }
+    });
+}
+
+/// What a shard has forgotten is asked for as something new, later, unless an earlier question may have been
+/// carried out: then the client is told that nobody knows.
+#[test]
+fn forgotten_parts_are_not_repeated() {
+    run(async {
+        let world = World::new();
+        world.insert(&[5, 15, 25], plain).await;
+        world.asked("a");
+        world.shards["a"].faults.lock().push_back(Fault::Forgotten);
+        let reply = world.run(mark_all()).await;
+        assert_eq!(int(&reply, "n"), 3, "{reply:?}");
+        let (first, then) = {
+            let asked = world.shards["a"].asked.lock();
+            assert_eq!(asked.len(), 2, "{asked:?}");
+            (name_of_part(&asked[0]), name_of_part(&asked[1]))
+        };
+        assert_eq!(first[..2], then[..2]);
+        assert_ne!(first[2], then[2]);
+        world.asked("a");
+        for lost in [Fault::Deposed, Fault::ReplyLost] {
+            let faults = [lost, Fault::Forgotten];
+            world.shards["a"].faults.lock().extend(faults);
+            let reply = world.run(mark_all()).await;
+            assert_eq!(world.asked("a").len(), 2);
+            let errors = reply.as_doc().get_array("writeErrors").expect("errors");
+            let Some(ValueRef::Document(error)) = errors.get(0) else {
+                panic!("no error in {reply:?}");
+            };
+            let code = Code::TRANSACTION_TOO_OLD.0;
+            assert_eq!(error.get("code"), Some(ValueRef::Int32(code)));
+        }
+    });
+}
+
 /// The pipeline `[first, last]` of one field each, with documents as values.
 fn pipeline(first: (&str, Doc<'_>), last: (&str, Doc<'_>)) -> model::bson::ArrayBuf {
     let mut stages = model::bson::ArrayWriter::new();
@@ -639,9 +707,14 @@ fn an_explained_pipeline_of_two_halves_is_not_run() {
 }
 
 fn mark_all() -> DocBuf {
+    mark(Doc::EMPTY)
+}
+
+/// The same for those that a filter selects.
+fn mark(filter: Doc<'_>) -> DocBuf {
     let mut update = DocWriter::new().with("update", "birds");
     update.begin_array("updates").push_document();
-    update.begin_document("q").end();
+    update.append("q", filter);
     update
         .begin_document("u")
         .begin_document("$inc")

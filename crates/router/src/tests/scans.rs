@@ -5,6 +5,7 @@ use super::{find, int, plain, run};
 use model::bson::{DocBuf, DocWriter, ValueRef};
 use model::error::Code;
 use model::time::ClusterTime;
+use std::sync::atomic::Ordering;
 
 /// One batch: its keys, and the cursor.
 fn batch(reply: &DocBuf) -> (Vec<i32>, i64) {
@@ -319,6 +320,27 @@ fn batches_are_asked_for_ahead() {
     });
 }
 
+/// A shard elsewhere works on the next batch while this one goes to the client: it is asked before, even where
+/// nobody else could run a task meanwhile. One in this process would only hold up the client.
+#[test]
+fn a_shard_elsewhere_is_asked_before_the_client_is_answered() {
+    for (is_elsewhere, asked) in [(true, 3), (false, 2)] {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.expect("a runtime").block_on(async {
+            let world = full_world().await;
+            for shard in world.shards.values() {
+                shard.is_elsewhere.store(is_elsewhere, Ordering::SeqCst);
+            }
+            let (_, id) = batch(&world.run(find().with("batchSize", 2).finish()).await);
+            world.asked("a");
+            let (_, id) = batch(&world.run(more(id)).await);
+            world.run(more(id)).await;
+            let names = world.asked_names("a");
+            assert_eq!(names.len(), asked, "elsewhere: {is_elsewhere}");
+        });
+    }
+}
+
 /// ⚑ What is asked for ahead takes no more memory than was set aside for it: the shard is told.
 #[test]
 fn what_is_asked_for_ahead_has_a_limit() {
@@ -425,6 +447,73 @@ fn another_router_goes_on_from_a_token() {
     });
 }
 
+/// What a shard had that was emptied and has left the cluster is scanned where it is now, from where it was.
+#[test]
+fn a_shard_that_leaves_is_scanned_elsewhere() {
+    for sort in [None, Some(by_rank())] {
+        run(async {
+            let world = full_world().await;
+            let mut first = find().with("batchSize", 3);
+            if let Some(sort) = &sort {
+                first.append("sort", sort);
+            }
+            let (found, id) = batch(&world.run(first.finish()).await);
+            world.remove_c().await;
+            for shard in world.shards.values() {
+                shard.cursors.lock().clear();
+            }
+            world.asked("c");
+            assert_eq!(
+                read_on(&world, (found, id)).await,
+                (0..30).collect::<Vec<_>>()
+            );
+            assert!(!world.asked_names("c").contains(&"find".to_owned()));
+        });
+    }
+}
+
+/// ⚑ Whoever goes on from a token reads at or after all that was delivered with it, on another router too: a member that
+/// lags behind would not have it.
+#[test]
+fn a_token_says_how_late_to_read() {
+    run(async {
+        let mut world = full_world().await;
+        for shard in world.shards.values() {
+            *shard.time.lock() = Some(ClusterTime::new(70, 1));
+        }
+        let asked = |token: Option<DocBuf>| {
+            let mut find = find()
+                .with("batchSize", 4)
+                .with("$_requestResumeToken", true);
+            if let Some(token) = token {
+                find.append("$_resumeAfter", &token);
+            }
+            find.finish()
+        };
+        let token = token(&world.run(asked(None)).await);
+        world.restart_router();
+        for name in ["a", "b", "c"] {
+            world.asked(name);
+        }
+        world.run(asked(token)).await;
+        let mut opened = 0;
+        for shard in world.shards.values() {
+            for asked in &*shard.asked.lock() {
+                let concern = asked.as_doc().get_doc("readConcern");
+                let floor = concern.and_then(|concern| concern.get("afterClusterTime"));
+                let floor = crate::config::time_of(floor);
+                assert!(floor >= Some(ClusterTime::new(70, 1)), "{asked:?}");
+                // Shards refuse to read after what nobody has told them.
+                let told = asked.as_doc().get_doc("$clusterTime");
+                let told = crate::config::time_of(told.and_then(|told| told.get("clusterTime")));
+                assert!(told >= floor, "{asked:?}");
+                opened += 1;
+            }
+        }
+        assert!(opened > 0, "somebody is asked");
+    });
+}
+
 #[test]
 fn cursors_are_shown_with_their_streams() {
     run(async {
@@ -454,28 +543,5 @@ fn cursors_are_shown_with_their_streams() {
         assert!(shown.contains("baseVersion: {"), "{shown}");
         assert!(shown.contains("position: "), "{shown}");
         assert!(shown.contains("shard: \"c\", virtual: true"), "{shown}");
-    });
-}
-
-/// What counts as a whole is kept until all of it is there: not without end.
-#[test]
-fn partial_results_have_a_limit() {
-    run(async {
-        let world = World::new();
-        world.insert(&(0..10).collect::<Vec<_>>(), plain).await;
-        let mut group = DocWriter::new().with("aggregate", "birds");
-        group.begin_array("pipeline").push_document();
-        group.begin_document("$group").append("_id", "$k").end();
-        group.end().end().begin_document("cursor").end();
-        let group = group.with("$db", "test").finish();
-        let reply = world.run(group.clone()).await;
-        assert_ne!(reply.get("code"), Some(ValueRef::Int32(146)), "{reply:?}");
-        for key in 0..200 {
-            world.shards["b"].store(bird(key % 10 + 10));
-        }
-        world.asked("b");
-        let reply = world.run(group).await;
-        assert_eq!(reply.get("code"), Some(ValueRef::Int32(146)), "{reply:?}");
-        assert!(world.asked_names("b").contains(&"killCursors".to_owned()));
     });
 }

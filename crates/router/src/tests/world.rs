@@ -15,13 +15,14 @@ use query::context::QueryContext;
 use query::filter::Filter;
 use query::sort::SortPattern;
 use std::collections::{HashMap, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 use wire::{BoxFuture, CallError, Endpoint, Handler, Reply, Request, Sequence};
 
-/// What a shard's partial results may weigh.
-const PARTIAL_BYTES_MAX: usize = 10_000;
+/// What a command's partial results may weigh in memory.
+const MEMORY_BYTES_MAX: usize = 10_000;
 
 pub(super) fn incarnation() -> Incarnation {
     Incarnation {
@@ -205,7 +206,7 @@ impl Endpoint for FakeConfig {
                     }
                     Ok(self.routing())
                 }
-                "endSessions" => Ok(Reply::ok()),
+                "endSessions" | "killSessions" => Ok(Reply::ok()),
                 other => panic!("the config server is asked for {other}"),
             }
         })
@@ -225,6 +226,12 @@ pub(super) enum Fault {
     StaleFrom(usize),
     /// The shard knows another life of the collection, and does nothing.
     AnotherLife,
+    /// Nobody ever answers.
+    Silence,
+    /// It is carried out, and the member is deposed before it says so.
+    Deposed,
+    /// The shard does not know any more whether it has carried it out.
+    Forgotten,
 }
 
 pub(super) struct FakeShard {
@@ -235,9 +242,24 @@ pub(super) struct FakeShard {
     owned: Mutex<Vec<(i32, i32)>>,
     pub(super) cursors: Mutex<HashMap<i64, VecDeque<DocBuf>>>,
     pub(super) faults: Mutex<VecDeque<Fault>>,
+    /// Once, at this many requests for more.
+    loses_cursors_after: Mutex<Option<usize>>,
     pub(super) asked: Mutex<Vec<DocBuf>>,
     /// What it says its replies show.
     pub(super) time: Mutex<Option<ClusterTime>>,
+    /// Questions without an answer that whoever asked gave up.
+    pub(super) given_up: Arc<AtomicUsize>,
+    /// It is like a shard in another process.
+    pub(super) is_elsewhere: AtomicBool,
+}
+
+/// Counts when it is dropped.
+struct GivenUp(Arc<AtomicUsize>);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl FakeShard {
@@ -315,6 +337,8 @@ impl FakeShard {
                     let owned = asked.intersection(&self.ranges());
                     found.retain(|doc| owned.contains(&encoded(key(doc.as_doc()))));
                 }
+                let without = crate::scan::ranges_of(part, "without");
+                found.retain(|doc| !without.contains(&encoded(key(doc.as_doc()))));
                 let by_key = DocWriter::new().with("k", 1).finish();
                 let sort = body.get_doc("sort").unwrap_or(by_key.as_doc());
                 let sort = SortPattern::parse(sort).expect("a sort");
@@ -335,6 +359,13 @@ impl FakeShard {
                 let Some(ValueRef::Int64(id)) = body.get("getMore") else {
                     panic!("getMore without a cursor");
                 };
+                let is_lost = self.loses_cursors_after.lock().take_if(|left| {
+                    *left = left.saturating_sub(1);
+                    *left == 0
+                });
+                if is_lost.is_some() {
+                    self.cursors.lock().remove(&id);
+                }
                 let Some(rest) = self.cursors.lock().remove(&id) else {
                     return Reply::error(&Error::new(Code::CURSOR_NOT_FOUND, "not found"));
                 };
@@ -382,7 +413,7 @@ impl FakeShard {
                 writer.end().append("ok", 1.0);
                 Reply::from_writer(writer)
             }
-            "endSessions" => Reply::ok(),
+            "endSessions" | "killSessions" | "killOp" => Reply::ok(),
             "explain" => {
                 let mut writer = Reply::writer();
                 writer.begin_document("queryPlanner").end();
@@ -511,6 +542,13 @@ impl Endpoint for FakeShard {
         if !matches!(fault, Some(Fault::NotSent)) {
             self.asked.lock().push(shown);
         }
+        if let Some(Fault::Silence) = fault {
+            let waiting = GivenUp(self.given_up.clone());
+            return Box::pin(async move {
+                let _waiting = waiting;
+                std::future::pending().await
+            });
+        }
         let answered = match fault {
             Some(Fault::NotSent) => Err(CallError::NotSent("away".to_owned())),
             Some(Fault::ReplyLost) => {
@@ -523,20 +561,41 @@ impl Endpoint for FakeShard {
                 wanted.incarnation.epoch = ObjectId([9; 12]);
                 Ok(Reply::error(&self.stale_error(wanted)))
             }
-            Some(Fault::None) | None => Ok(self.answer(&request, None)),
+            Some(Fault::Deposed) => {
+                self.answer(&request, None);
+                let deposed = Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE;
+                Ok(Reply::error(&Error::new(deposed, "deposed")))
+            }
+            Some(Fault::Forgotten) => {
+                let mut writer = Reply::writer().with("n", 0);
+                writer.begin_array("writeErrors").push_document();
+                writer.append("index", 0);
+                writer.append("code", Code::TRANSACTION_TOO_OLD.0);
+                writer.append("errmsg", "forgotten").end().end();
+                let later = ClusterTime::new(100, 1);
+                later.append_to(&mut writer);
+                Ok(Reply::from_writer(writer.with("ok", 1.0)))
+            }
+            Some(Fault::None | Fault::Silence) | None => Ok(self.answer(&request, None)),
         };
         Box::pin(async move { answered })
+    }
+
+    fn works_elsewhere(&self) -> bool {
+        self.is_elsewhere.load(Ordering::SeqCst)
     }
 }
 
 fn router(
     config: &Arc<FakeConfig>,
     shards: &HashMap<&'static str, Arc<FakeShard>>,
+    scratch: &Path,
 ) -> RouterHandler {
     let reached = shards.clone();
     let connect: Connect = Arc::new(move |id, _| reached[id].clone());
     let mut options = RouterOptions::new("router:1");
-    options.partial_bytes_max = PARTIAL_BYTES_MAX;
+    options.memory_bytes_max = MEMORY_BYTES_MAX;
+    options.scratch = scratch.to_owned();
     RouterHandler(Router::new(config.clone(), connect, options))
 }
 
@@ -544,7 +603,9 @@ pub(super) struct World {
     pub(super) config: Arc<FakeConfig>,
     pub(super) shards: HashMap<&'static str, Arc<FakeShard>>,
     pub(super) handler: RouterHandler,
-    connection: Arc<wire::ConnectionInfo>,
+    /// What the router cannot hold in memory is there.
+    pub(super) scratch: tempfile::TempDir,
+    pub(super) connection: Arc<wire::ConnectionInfo>,
 }
 
 impl World {
@@ -563,8 +624,11 @@ impl World {
                     owned: Mutex::new(vec![owned]),
                     cursors: Mutex::default(),
                     faults: Mutex::default(),
+                    loses_cursors_after: Mutex::default(),
                     asked: Mutex::default(),
                     time: Mutex::default(),
+                    given_up: Arc::default(),
+                    is_elsewhere: AtomicBool::new(false),
                 };
                 (*name, Arc::new(shard))
             })
@@ -575,24 +639,90 @@ impl World {
             major,
             owners: vec![(major, shard)],
         });
+        Self::with_chunks(chunks.to_vec(), shards)
+    }
+
+    /// Each of these keys is a chunk of its own, a's and b's in turn, and has a document; c has nothing.
+    pub(super) fn striped(keys: i32) -> World {
+        let owner = |key: i32| if key % 2 == 0 { "a" } else { "b" };
+        let chunks = (0..keys).map(|key| Chunk {
+            min: (key > 0).then_some(key),
+            shard: owner(key),
+            major: 1,
+            owners: vec![(1, owner(key))],
+        });
+        let shards = ["a", "b", "c"].map(|name| {
+            let own = (0..keys).filter(|key| owner(*key) == name && name != "c");
+            let stripe = |key: i32| {
+                let min = if key == 0 { i32::MIN } else { key };
+                let max = if key + 1 == keys { i32::MAX } else { key + 1 };
+                (min, max)
+            };
+            let shard = FakeShard {
+                name,
+                major: Mutex::new(u32::from(name != "c")),
+                documents: Mutex::new(own.clone().map(bird).collect()),
+                owned: Mutex::new(own.map(stripe).collect()),
+                cursors: Mutex::default(),
+                faults: Mutex::default(),
+                loses_cursors_after: Mutex::default(),
+                asked: Mutex::default(),
+                time: Mutex::default(),
+                given_up: Arc::default(),
+                is_elsewhere: AtomicBool::new(false),
+            };
+            (name, Arc::new(shard))
+        });
+        Self::with_chunks(chunks.collect(), shards.into_iter().collect())
+    }
+
+    /// The chunk of one key goes to another shard, and cursors there end.
+    pub(super) fn move_stripe(&self, key: i32, to: &'static str, major: u32) {
+        let mut chunks = self.config.chunks.lock();
+        let from = std::mem::replace(&mut chunks[key as usize].shard, to);
+        chunks[key as usize].owners.insert(0, (major, to));
+        chunks[key as usize].major = major;
+        if let Some(left) = chunks.iter_mut().find(|chunk| chunk.shard == from) {
+            left.major = major;
+        }
+        let (donor, recipient) = (&self.shards[from], &self.shards[to]);
+        let is_it = |doc: &mut DocBuf| self::key(doc.as_doc()) == key;
+        let documents = donor
+            .documents
+            .lock()
+            .extract_if(.., is_it)
+            .collect::<Vec<_>>();
+        recipient.documents.lock().extend(documents);
+        let is_it = |range: &mut (i32, i32)| range.0 == key;
+        let ranges = donor.owned.lock().extract_if(.., is_it).collect::<Vec<_>>();
+        recipient.owned.lock().extend(ranges);
+        for shard in [donor, recipient] {
+            *shard.major.lock() = major;
+            shard.cursors.lock().clear();
+        }
+    }
+
+    fn with_chunks(chunks: Vec<Chunk>, shards: HashMap<&'static str, Arc<FakeShard>>) -> World {
         let config = Arc::new(FakeConfig {
-            chunks: Mutex::new(chunks.to_vec()),
+            chunks: Mutex::new(chunks),
             questions: AtomicUsize::new(0),
             gone: Mutex::default(),
             gate: Mutex::default(),
             fails: AtomicUsize::new(0),
         });
+        let scratch = tempfile::tempdir().expect("a directory");
         World {
-            handler: router(&config, &shards),
+            handler: router(&config, &shards, scratch.path()),
             config,
             shards,
+            scratch,
             connection: Arc::new(wire::ConnectionInfo::in_process(1)),
         }
     }
 
     /// Another router takes over, which knows nothing.
     pub(super) fn restart_router(&mut self) {
-        self.handler = router(&self.config, &self.shards);
+        self.handler = router(&self.config, &self.shards, self.scratch.path());
     }
 
     /// The range of b's keys goes to c.
@@ -656,6 +786,11 @@ impl World {
     /// Sessions that clients have ended, and the cluster has not heard of yet.
     pub(super) fn ended_sessions(&self) -> usize {
         self.handler.0.sessions.ended()
+    }
+
+    /// A shard loses a cursor when it is asked for more so often, once.
+    pub(super) fn lose_cursors_after(&self, shard: &str, requests: usize) {
+        *self.shards[shard].loses_cursors_after.lock() = Some(requests);
     }
 
     /// What is set aside for batches that were asked for ahead.

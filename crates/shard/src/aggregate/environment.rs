@@ -117,11 +117,7 @@ impl ShardEnvironment {
 
     /// This server's name and port, as the statistics show it.
     fn host(&self) -> String {
-        let name = &self.shard.host.name;
-        match self.operation.load().connection.local() {
-            Some(local) => format!("{name}:{}", local.port()),
-            None => name.clone(),
-        }
+        self.shard.host_of(&self.operation.load().connection)
     }
 
     fn shared(&self) -> Result<Arc<Self>, Error> {

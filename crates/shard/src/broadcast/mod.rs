@@ -2,9 +2,10 @@
 //! move and members fail over. The protocol is `cluster::broadcast`; here it is carried out.
 //!
 //! ```text
-//!   update, delete with  _terndbBroadcast: {slot, number, stream, again, ranges: [min, max, ..], uuid, after}
+//!   update, delete with  _terndbBroadcast: {slot, number, stream, sent, again, ranges: [min, max, ..], uuid, after}
 //!     slot, number   the operation; numbers of a slot grow
 //!     stream         which part of it
+//!     sent           when it was sent for the first time
 //!     again          it was sent before, and may arrive twice
 //!     ranges, uuid   encoded bounds as binary, and of which collection; absent: what the version says
 //!     after          the record key up to which all is done
@@ -31,7 +32,8 @@
 //! - A retryable statement keeps no progress: the session's history, which moves with the range, says
 //!   what was done. Its part is limited to its ranges all the same, and told what it left.
 //!
-//! Progress is removed an hour after it was last written or used, with the sessions (`expiry.rs`).
+//! Progress is removed when it was neither written nor used for an hour, with the sessions; ⚑ a request whose
+//! progress may have been removed is refused with 225 (`expiry.rs`).
 
 mod expiry;
 mod progress;
@@ -44,11 +46,12 @@ use progress::ProgressKey;
 use crate::clock::Clock;
 use crate::operation::Operation;
 use crate::read::append_ranges;
-use cluster::broadcast::Left;
+use cluster::broadcast::{Left, Sent};
 use model::Error;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::Uuid;
 use model::range::RangeSet;
+use model::time::ClusterTime;
 use model::version::PlacementVersion;
 use parking_lot::Mutex;
 use replication::Term;
@@ -60,7 +63,7 @@ use tokio::sync::OwnedMutexGuard;
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     key: ProgressKey,
-    number: u64,
+    sent: Sent,
     again: bool,
     ranges: Option<RangeSet>,
     uuid: Option<Uuid>,
@@ -69,13 +72,16 @@ pub(crate) struct Part {
 
 impl Part {
     pub(crate) fn read(spec: Doc<'_>) -> Result<Part, Error> {
-        let (mut slot, mut number, mut stream) = (None, None, None);
+        let (mut slot, mut number, mut stream, mut sent) = (None, None, None, None);
         let (mut again, mut ranges, mut uuid, mut after) = (false, None, None, None);
         for field in spec.iter() {
             match (field.key(), field.value()) {
                 ("slot", ValueRef::Binary { bytes, .. }) => slot = bytes.try_into().ok().map(Uuid),
                 ("number", ValueRef::Int64(given)) => number = u64::try_from(given).ok(),
                 ("stream", ValueRef::Int32(given)) => stream = u32::try_from(given).ok(),
+                ("sent", ValueRef::Timestamp(given)) => {
+                    sent = Some(ClusterTime::new(given.seconds, given.increment));
+                }
                 ("again", ValueRef::Boolean(given)) => again = given,
                 ("ranges", ValueRef::Array(bounds)) => {
                     ranges = Some(crate::read::ranges_of(bounds)?)
@@ -90,7 +96,10 @@ impl Part {
                 slot: slot.ok_or_else(|| malformed("slot"))?,
                 stream: stream.ok_or_else(|| malformed("stream"))?,
             },
-            number: number.ok_or_else(|| malformed("number"))?,
+            sent: Sent {
+                number: number.ok_or_else(|| malformed("number"))?,
+                at: sent.ok_or_else(|| malformed("sent"))?,
+            },
             again,
             ranges,
             uuid,
@@ -146,7 +155,7 @@ pub(crate) struct Broadcasts {
 
 struct Stream {
     settled: Arc<tokio::sync::Mutex<Settled>>,
-    /// When somebody has worked on it last.
+    /// When somebody has worked on it last, by the clock that nobody sets.
     used_ms: i64,
 }
 
@@ -177,7 +186,7 @@ impl Broadcasts {
             let mut held = self.held.lock();
             let new = || Stream {
                 settled: Arc::new(tokio::sync::Mutex::new(Settled::Yes)),
-                used_ms: clock.now_ms(),
+                used_ms: clock.elapsed_ms(),
             };
             held.entry(key).or_insert_with(new).settled.clone()
         };
@@ -217,7 +226,7 @@ impl Broadcasts {
         self.held.lock().len()
     }
 
-    /// Since when this member has led, as far as it was asked.
+    /// Since when this member has led, as far as it was asked, by the same clock.
     fn leads_since(&self, term: Term, now_ms: i64) -> i64 {
         let mut known = self.leads_since.lock();
         match *known {
@@ -232,7 +241,7 @@ impl Broadcasts {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        let now_ms = self.clock.now_ms();
+        let now_ms = self.clock.elapsed_ms();
         if let Some(stream) = self.all.held.lock().get_mut(&self.key) {
             stream.used_ms = now_ms;
         }

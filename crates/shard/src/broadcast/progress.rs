@@ -2,14 +2,22 @@
 //!
 //! ```text
 //!   meta key  "broadcast/" + slot (16 bytes) + stream (4 bytes, big-endian)
-//!   value     { version: 1, number: long, after: binary?, left: [{ranges: [min, max, ..], after?}],
-//!               matched: long, modified: long, ended: bool, error: {code, errmsg, details?}?, at: date }
+//!   value     { version: 1, number: long, sent: Timestamp, after: binary?,
+//!               left: [{ranges: [min, max, ..], after?}], matched: long, modified: long, ended: bool,
+//!               error: {code, errmsg, details?}? }
+//!
+//!   meta key  "broadcastHorizon"
+//!   value     { sent: Timestamp }   no progress that was removed is of a request that was first sent later
 //! ```
+//!
+//! Progress of a version before this one has no `sent`: what was sent at the beginning of time is never
+//! later than a horizon.
 
 use super::append_left;
 use cluster::broadcast::{Left, Progress};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::Uuid;
+use model::time::ClusterTime;
 use model::{Code, Error};
 
 const VERSION: i32 = 1;
@@ -41,12 +49,32 @@ impl ProgressKey {
     }
 }
 
-pub(super) fn encode(progress: &Progress<Error>, now_ms: i64) -> DocBuf {
+/// Where the horizon is stored.
+pub(super) const HORIZON_KEY: &[u8] = b"broadcastHorizon";
+
+pub(super) fn encode_horizon(horizon: ClusterTime) -> DocBuf {
+    DocWriter::new().with("sent", horizon).finish()
+}
+
+pub(super) fn decode_horizon(bytes: &[u8]) -> Result<ClusterTime, Error> {
+    let doc = Doc::from_bytes(bytes).map_err(|_| damaged("the horizon is no document"))?;
+    sent(doc).ok_or_else(|| damaged("the horizon says no time"))
+}
+
+fn sent(doc: Doc<'_>) -> Option<ClusterTime> {
+    match doc.get("sent") {
+        Some(ValueRef::Timestamp(time)) => Some(ClusterTime::new(time.seconds, time.increment)),
+        _ => None,
+    }
+}
+
+pub(super) fn encode(progress: &Progress<Error>) -> DocBuf {
     let long = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let mut writer = DocWriter::new();
     writer
         .append("version", VERSION)
-        .append("number", long(progress.number));
+        .append("number", long(progress.number))
+        .append("sent", progress.sent);
     if let Some(bytes) = &progress.after {
         writer.append("after", ValueRef::Binary { subtype: 0, bytes });
     }
@@ -67,16 +95,7 @@ pub(super) fn encode(progress: &Progress<Error>, now_ms: i64) -> DocBuf {
         }
         writer.end();
     }
-    writer.append("at", ValueRef::DateTime(now_ms));
     writer.finish()
-}
-
-/// When progress was last written.
-pub(super) fn written_at(stored: Doc<'_>) -> Option<i64> {
-    match stored.get("at") {
-        Some(ValueRef::DateTime(at)) => Some(at),
-        _ => None,
-    }
 }
 
 pub(super) fn decode(bytes: &[u8]) -> Result<Progress<Error>, Error> {
@@ -121,6 +140,7 @@ fn read(doc: Doc<'_>) -> Option<Progress<Error>> {
     };
     Some(Progress {
         number: number("number")?,
+        sent: sent(doc).unwrap_or(ClusterTime::ZERO),
         after: place(doc),
         left,
         matched: number("matched")?,
@@ -140,6 +160,7 @@ fn damaged(why: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cluster::broadcast::Sent;
     use model::range::{KeyBound, KeyRange, RangeSet};
 
     #[test]
@@ -151,15 +172,18 @@ mod tests {
         assert_eq!(ProgressKey::parse(&key.encode()), Some(key));
         let details = DocWriter::new().with("keyValue", 1).finish();
         let range = KeyRange::new(KeyBound::new(&[1]), KeyBound::new(&[2]));
-        let mut progress = Progress::begin(9, Some(vec![1, 2]), None).unwrap();
+        let sent = Sent {
+            number: 9,
+            at: ClusterTime::new(7, 3),
+        };
+        let mut progress = Progress::begin(sent, Some(vec![1, 2]), None, None).unwrap();
         for fault in [
             None,
             Some(Error::new(Code::DUPLICATE_KEY, "taken").with_details(details)),
         ] {
             progress.fault = fault;
-            let stored = encode(&progress, 77);
+            let stored = encode(&progress);
             assert_eq!(decode(stored.as_bytes()).unwrap(), progress);
-            assert_eq!(written_at(stored.as_doc()), Some(77));
             progress.left.push(Left {
                 ranges: RangeSet::of([range.clone()]),
                 after: None,
@@ -168,5 +192,25 @@ mod tests {
             progress.end();
         }
         assert!(decode(DocWriter::new().with("version", 2).finish().as_bytes()).is_err());
+        let horizon = ClusterTime::new(7, 4);
+        let stored = encode_horizon(horizon);
+        assert_eq!(decode_horizon(stored.as_bytes()).unwrap(), horizon);
+    }
+
+    /// As the version before wrote it, when it went by the time of writing.
+    #[test]
+    fn progress_of_the_version_before_is_read() {
+        let stored = DocWriter::new()
+            .with("version", 1)
+            .with("number", 9i64)
+            .with("matched", 3i64)
+            .with("modified", 2i64)
+            .with("ended", true)
+            .with("at", ValueRef::DateTime(77))
+            .finish();
+        let progress = decode(stored.as_bytes()).unwrap();
+        assert_eq!((progress.number, progress.sent), (9, ClusterTime::ZERO));
+        assert_eq!((progress.matched, progress.modified), (3, 2));
+        assert!(progress.ended);
     }
 }

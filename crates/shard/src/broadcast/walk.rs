@@ -8,9 +8,10 @@ use crate::command::modify::{ENTRY_DOCUMENTS_MAX, Evaluated, Modification, Outco
 use crate::read::{Further, RecordOrder, ScanPart, Sought};
 use crate::sharding::is_to_be_read_again;
 use crate::write::{Companion, Evaluator, Refusal, Writer};
-use cluster::broadcast::{Progress, Superseded};
+use cluster::broadcast::{Progress, Unwanted};
 use model::key::RecordKey;
 use model::range::RangeSet;
+use model::time::ClusterTime;
 use model::{Code, Error};
 use replication::{Durability, ProposeError, Term};
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub(crate) async fn walk(modification: &Modification<'_>, part: &Part) -> Result
     };
     // The history of a session says more than progress would.
     if invocation.retryable.is_some() {
-        let progress = begin(part, None)?;
+        let progress = begin(part, None, None)?;
         let mut walk = Walk {
             modification,
             part,
@@ -49,7 +50,7 @@ pub(crate) async fn walk(modification: &Modification<'_>, part: &Part) -> Result
     let stored = shard.store.get_meta(&part.key.encode());
     let stored = stored.map_err(crate::error::from_storage)?;
     let stored = stored.map(|bytes| decode(&bytes)).transpose()?;
-    let progress = begin(part, stored.clone())?;
+    let progress = begin(part, stored.clone(), shard.broadcast_horizon()?)?;
     // Until it is known that nothing is on its way.
     *held.settled = Settled::No;
     let mut walk = Walk {
@@ -67,12 +68,21 @@ pub(crate) async fn walk(modification: &Modification<'_>, part: &Part) -> Result
     walk.outcome()
 }
 
-fn begin(part: &Part, stored: Option<Progress<Error>>) -> Result<Progress<Error>, Error> {
-    Progress::begin(part.number, part.after.clone(), stored).map_err(|Superseded| {
-        Error::new(
+fn begin(
+    part: &Part,
+    stored: Option<Progress<Error>>,
+    horizon: Option<ClusterTime>,
+) -> Result<Progress<Error>, Error> {
+    let begun = Progress::begin(part.sent, part.after.clone(), stored, horizon);
+    begun.map_err(|unwanted| match unwanted {
+        Unwanted::Superseded => Error::new(
             Code::OPERATION_FAILED,
             "a later write over several shards has taken the place of this one",
-        )
+        ),
+        Unwanted::Forgotten => Error::new(
+            Code::TRANSACTION_TOO_OLD,
+            "it is not known any more whether this part of a write over several shards was carried out",
+        ),
     })
 }
 
@@ -283,8 +293,7 @@ impl Walk<'_> {
             None => {}
         }
         if evaluated.modified > 0 && self.term.is_some() {
-            let now_ms = self.shard().clock.now_ms();
-            evaluator.keep_progress(self.part.key.encode(), encode(&progress, now_ms));
+            evaluator.keep_progress(self.part.key.encode(), encode(&progress));
         }
         Ok(Batch::Walked(progress))
     }
@@ -293,7 +302,7 @@ impl Walk<'_> {
     async fn fence(&self, term: Term) -> Result<(), Error> {
         let shard = self.shard();
         loop {
-            let document = encode(&self.progress, shard.clock.now_ms());
+            let document = encode(&self.progress);
             let mut payload = Vec::new();
             let mut encoder = Encoder::with_header(&mut payload, Header::default());
             encoder.put_meta(&self.part.key.encode(), document.as_bytes());

@@ -26,7 +26,7 @@ struct Fields<'a> {
     batch_size: Option<u64>,
     has_cursor: bool,
     explain: Option<bool>,
-    allow_disk_use: bool,
+    allow_disk_use: Option<bool>,
     hint: Option<Value>,
     variables: Option<Doc<'a>>,
     /// Whether a router asks, and whether it puts together what several shards answer.
@@ -93,7 +93,7 @@ pub(crate) async fn aggregate(invocation: &Invocation<'_>) -> Answer {
     let environment = ShardEnvironment::new(
         invocation.shard,
         invocation.operation,
-        fields.allow_disk_use,
+        (fields.allow_disk_use).unwrap_or_else(|| invocation.shard.parameters.current().disk_use),
         at,
         invocation.envelope.sees_orphans,
         fields.from_router,
@@ -212,10 +212,7 @@ fn target(invocation: &Invocation<'_>) -> Result<Option<Namespace>, Error> {
 
 impl<'a> Fields<'a> {
     fn read(body: Doc<'a>) -> Result<Self, Error> {
-        let mut fields = Fields {
-            allow_disk_use: true,
-            ..Fields::default()
-        };
+        let mut fields = Fields::default();
         for argument in arguments("aggregate", body) {
             let value = argument.value();
             match argument.name() {
@@ -235,7 +232,7 @@ impl<'a> Fields<'a> {
                     _ => return Err(mismatch("explain must be a boolean")),
                 },
                 "allowDiskUse" => match value {
-                    ValueRef::Boolean(flag) => fields.allow_disk_use = flag,
+                    ValueRef::Boolean(flag) => fields.allow_disk_use = Some(flag),
                     other => {
                         return Err(mismatch(&format!(
                             "Field 'allowDiskUse' should be a boolean value, but found: {}",

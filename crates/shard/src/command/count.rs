@@ -99,7 +99,7 @@ pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
         .query
         .part
         .clone()
-        .filter(|part| part.ranges.is_some());
+        .filter(|part| part.is_restricted());
     if let Some(part) = &part
         && part.is_elsewhere(collection.as_deref())
     {

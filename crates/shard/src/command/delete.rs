@@ -72,6 +72,7 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
                     continue;
                 }
             }
+            invocation.shard.counters.operations.deletes(1);
             let outcome = match let_variables(invocation, variables) {
                 Ok(context) => {
                     let part = part.as_ref();

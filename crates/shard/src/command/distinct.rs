@@ -80,7 +80,7 @@ pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
         .query
         .part
         .clone()
-        .filter(|part| part.ranges.is_some());
+        .filter(|part| part.is_restricted());
     if let Some(part) = &part
         && part.is_elsewhere(collection.as_deref())
     {

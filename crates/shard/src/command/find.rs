@@ -63,8 +63,8 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace()?;
     let body = invocation.request.body();
     let part = ScanPart::read(body)?;
-    let names_ranges = part.as_ref().is_some_and(|part| part.ranges.is_some());
-    if !names_ranges && let Some(answer) = find_by_id(invocation, &namespace)? {
+    let is_restricted = part.as_ref().is_some_and(|part| part.is_restricted());
+    if !is_restricted && let Some(answer) = find_by_id(invocation, &namespace)? {
         return Ok(answer);
     }
     let fields = Fields::read(body)?;
@@ -584,7 +584,8 @@ impl FindCommand {
             hint,
             min: fields.min.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
             max: fields.max.filter(|doc| !doc.is_empty()).map(Doc::to_owned),
-            allow_disk_use: fields.allow_disk_use.unwrap_or(true),
+            allow_disk_use: (fields.allow_disk_use)
+                .unwrap_or_else(|| invocation.shard.parameters.current().disk_use),
             return_key: fields.return_key,
             tailable: fields.tailable,
             sees_orphans: invocation.envelope.sees_orphans,

@@ -57,7 +57,11 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
         batch.insert(from, &documents[from..to]).await?;
         from = to;
     }
-    invocation.shard.counters.inserted(batch.statements.newly());
+    let counters = &invocation.shard.counters;
+    counters.inserted(batch.statements.newly());
+    counters
+        .operations
+        .inserts(batch.statements.tried_inserts());
     if batch.statements.changed_nothing() {
         let concern = invocation.envelope.write_concern;
         Box::pin(invocation.shard.sync_what_was_found(concern)).await?;

@@ -305,7 +305,7 @@ pub(crate) async fn dispatch(
     let operation = shard
         .operations
         .begin(connection, request.body_bytes().clone());
-    shard.counters.command(request.name());
+    shard.counters.operations.command(request.name());
     let (mut confirmation, mut is_retryable) = (None, false);
     let answer = match Envelope::parse(request.name(), request.body()) {
         // Whatever else is wrong with it.

@@ -75,6 +75,7 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
                     continue;
                 }
             }
+            invocation.shard.counters.operations.updates(1);
             match statement
                 .run(
                     invocation,

@@ -94,6 +94,11 @@ impl Statements {
         self.count - self.retried.len() as i64
     }
 
+    /// Documents that this attempt inserted, or failed to.
+    pub(crate) fn tried_inserts(&self) -> usize {
+        self.newly() as usize + self.errors.len()
+    }
+
     /// Leaves nothing to tell.
     fn forget(&mut self) {
         self.count = 0;

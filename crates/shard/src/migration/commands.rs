@@ -10,6 +10,7 @@ use super::recipient::{Letter, Message};
 use super::service::Known;
 use super::tail::{Place, await_growth};
 use super::{copy, history, tail};
+use crate::aside::aside;
 use crate::command::{Answer, Invocation, finish};
 use cluster::authority::Outcome;
 use cluster::migration::Digest;
@@ -19,6 +20,7 @@ use model::shard_key::ShardKeyPattern;
 use model::version::PlacementVersion;
 use model::{Code, Error, Namespace};
 use replication::LogPosition;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use wire::Reply;
@@ -282,7 +284,8 @@ pub(crate) async fn move_copy(invocation: &Invocation<'_>) -> Answer {
     let fields = Fields(invocation.request.body());
     let stretch = stretch_of(invocation, fields.uuid("id")?)?;
     let (after, bytes) = (fields.bytes("after"), bytes_wanted(fields)?);
-    tokio::task::block_in_place(|| copy::copy(invocation.shard, &stretch, after, bytes))
+    let (shard, after) = (Arc::clone(invocation.shard), after.map(<[u8]>::to_vec));
+    aside(move || copy::copy(&shard, &stretch, after.as_deref(), bytes)).await
 }
 
 pub(crate) async fn move_tail(invocation: &Invocation<'_>) -> Answer {

@@ -516,7 +516,7 @@ impl Driver {
         loop {
             self.check()?;
             let forget = vec![remove(super::namespace(DATABASES), &self.handle.plan.id)];
-            match write_documents(&self.shard, forget).await {
+            match write_documents(&self.shard, self.tenure.term(), forget).await {
                 Ok(()) => break,
                 Err(_) => self.pause().await,
             }
@@ -532,7 +532,7 @@ impl Driver {
             let mut aborted = plan.clone();
             aborted.is_aborted = true;
             let noted = vec![put(super::namespace(DATABASES), aborted.document())];
-            write_documents(&self.shard, noted).await?;
+            write_documents(&self.shard, self.tenure.term(), noted).await?;
             let _ddl = self.shard.ddl.lock().await;
             return match self.shard.sharding.database(&plan.name) {
                 Some(known) if known.moving.is_some_and(|it| it.operation == plan.id) => {

@@ -32,9 +32,9 @@ use storage::store::HistoryPin;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
 /// Records that one step of the scan looks at.
-const SCAN_RECORDS: usize = 4096;
+const SCAN_RECORDS: usize = 1024;
 /// Bytes of the log that one step looks at.
-const LOG_BYTES: usize = 4 << 20;
+const LOG_BYTES: usize = 1 << 20;
 
 pub(super) const NOTHING: Digest = Digest {
     documents: 0,

@@ -100,6 +100,8 @@ pub(super) struct Steps {
     pub(super) expected: Option<u64>,
     /// The part of its time that the recipient's copy works.
     pub(super) pace: Option<f64>,
+    /// What the recipient says of its own steps.
+    pub(super) to: DocBuf,
 }
 
 /// What others hold of a running donor.
@@ -246,6 +248,9 @@ impl Driver {
         steps.replayed = fields.long("replayed").unwrap_or(steps.replayed);
         if let Some(ValueRef::Double(pace)) = fields.0.get("pace") {
             steps.pace = Some(pace);
+        }
+        if let Ok(to) = fields.doc("to") {
+            steps.to = to.to_owned();
         }
     }
 
@@ -424,7 +429,7 @@ impl Driver {
             None => documents.push(remove(super::namespace(COORDINATORS), &id)),
         }
         let Some(collection) = self.collection() else {
-            super::write_documents(&self.shard, documents).await?;
+            super::write_documents(&self.shard, self.tenure.term(), documents).await?;
             return Ok(Applied {
                 position: self.shard.log.last_applied(),
                 time: self.shard.store.applied_time(),
@@ -466,6 +471,7 @@ impl Driver {
             first,
             documents,
             expect: Vec::new(),
+            term: Some(self.tenure.term()),
         };
         self.shard.transition(collection.id, &transition).await
     }
@@ -536,5 +542,6 @@ fn describe_steps(steps: &Steps, total: Duration) -> DocBuf {
         .with("clonedDocs", steps.documents)
         .with("clonedBytes", steps.bytes)
         .with("replayedChanges", steps.replayed)
+        .with("to", &steps.to)
         .finish()
 }

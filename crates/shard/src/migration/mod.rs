@@ -77,9 +77,10 @@ use cluster::authority::Outcome;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::ids::Uuid;
 use model::version::{Age, ChunkVersion, PlacementVersion};
-use model::{Error, Namespace};
+use model::{Code, Error, Namespace};
 use peers::{Failure, ask};
 use plan::{Fields, Plan, uuid_value};
+use replication::Term;
 use std::sync::Arc;
 use std::time::Duration;
 use storage::Direction;
@@ -121,14 +122,19 @@ fn documents(shard: &Shard, collection: &str) -> Vec<DocBuf> {
         .collect()
 }
 
-/// Writes documents of a move whose collection is gone.
-async fn write_documents(shard: &Shard, documents: Vec<StateWrite>) -> Result<(), Error> {
+/// Writes documents of a move whose collection is gone, as primary in that term.
+async fn write_documents(
+    shard: &Shard,
+    term: Term,
+    documents: Vec<StateWrite>,
+) -> Result<(), Error> {
     let first = shard
         .ensure_collection(&namespace(COORDINATORS), None)
         .await?;
     let transition = Transition {
         ownership: None,
         documents,
+        term: Some(term),
         ..Transition::default()
     };
     shard.transition(first.id, &transition).await?;
@@ -200,6 +206,26 @@ async fn standing_catalog(
     let fields = Fields(reply.document());
     let version = fields.count("catalogVersion")?;
     Ok((!fields.flag("changes")).then_some(version))
+}
+
+/// Refuses to begin what is not known to run: the config server is asked, and decides nothing by it.
+async fn check_runs(shard: &Shard, plan: &Plan, wait: Duration) -> Result<(), Error> {
+    let operation = plan.operation();
+    let question = DocWriter::new()
+        .with("_configsvrOutcome", 1)
+        .with("operation", uuid_value(&operation));
+    let reply = ask_config(shard, question, wait).await;
+    let reply = reply.map_err(|failure| match failure {
+        Failure::Unreachable(why) => Error::new(Code::HOST_UNREACHABLE, why),
+        Failure::Refused(error) => error,
+    })?;
+    match reply.document().get_str("outcome") {
+        Some("undecided") => Ok(()),
+        _ => Err(Error::new(
+            Code::OPERATION_FAILED,
+            format!("the move {operation} of {} has ended", plan.namespace),
+        )),
+    }
 }
 
 /// What became of a move; if nothing was decided, it is aborted by this. ⚑

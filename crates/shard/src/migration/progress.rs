@@ -23,6 +23,27 @@ pub(super) struct Progress {
     pub(super) pace_thousandths: AtomicU64,
     /// The donor's log is replayed up to here.
     pub(super) copied_up_to: AtomicU64,
+    /// What the steps took, in milliseconds, those that are over.
+    pub(super) preparing_ms: AtomicU64,
+    pub(super) scanning_ms: AtomicU64,
+    pub(super) catching_up_ms: AtomicU64,
+    /// The most entries with documents that were under way while the next one was made.
+    pub(super) in_flight_max: AtomicU64,
+}
+
+/// Measures steps that follow each other.
+pub(super) struct StepWatch(Instant);
+
+impl StepWatch {
+    pub(super) fn begin() -> Self {
+        Self(Instant::now())
+    }
+
+    /// A step is over, and the next one begins.
+    pub(super) fn ends(&mut self, step: &AtomicU64) {
+        step.store(self.0.elapsed().as_millis() as u64, Ordering::Relaxed);
+        self.0 = Instant::now();
+    }
 }
 
 impl Progress {
@@ -38,6 +59,10 @@ impl Progress {
             ended: AtomicBool::new(false),
             pace_thousandths: AtomicU64::new(1000),
             copied_up_to: AtomicU64::new(since),
+            preparing_ms: AtomicU64::new(0),
+            scanning_ms: AtomicU64::new(0),
+            catching_up_ms: AtomicU64::new(0),
+            in_flight_max: AtomicU64::new(0),
         }
     }
 
@@ -70,6 +95,16 @@ impl Progress {
             .append("bytes", count(&self.bytes))
             .append("replayed", count(&self.replayed))
             .append("prepared", count(&self.prepared))
-            .append("pace", count(&self.pace_thousandths) as f64 / 1000.0);
+            .append("pace", count(&self.pace_thousandths) as f64 / 1000.0)
+            // What the recipient's side of it is, as `config.changelog` shows it.
+            .begin_document("to")
+            .append("prepareMillis", count(&self.preparing_ms))
+            .append("cloneMillis", count(&self.scanning_ms))
+            .append("catchUpMillis", count(&self.catching_up_ms))
+            .append("clonedDocs", count(&self.documents))
+            .append("clonedBytes", count(&self.bytes))
+            .append("replayedChanges", count(&self.replayed))
+            .append("entriesInFlight", count(&self.in_flight_max))
+            .end();
     }
 }

@@ -24,19 +24,21 @@ use super::history;
 use super::pacing::Pacer;
 use super::peers::{Failure, ask};
 use super::plan::{Fields, Plan, uuid_value, wrong};
-use super::progress::Progress;
+use super::progress::{Progress, StepWatch};
 use super::stretch::Stretch;
 use super::tail::Place;
 use crate::Shard;
+use crate::aside::aside;
 use crate::catalog::{Collection, Index};
 use crate::command::envelope::WriteConcern;
 use crate::operation::Operation;
 use crate::primary_services::Tenure;
 use crate::sharding::ReceivedChange;
-use crate::write::Received;
+use crate::write::{Received, ReceivedEntry};
 use cluster::migration::Digest;
+use cluster::migration::pace::BATCH_BYTES_MIN;
 use model::bson::{Array, Doc, DocWriter, ValueRef};
-use model::ids::{CollectionId, IndexId};
+use model::ids::{CollectionId, IndexId, Uuid};
 use model::key::RecordKey;
 use model::{Code, Error};
 use replication::LogPosition;
@@ -48,8 +50,8 @@ use storage::{Direction, Record};
 use tokio::sync::{mpsc, oneshot, watch};
 use wire::{Endpoint, Reply};
 
-/// What one answer about the donor's log is to weigh.
-const LOG_BYTES: i64 = 2 << 20;
+/// What one answer about the donor's log is to weigh. It becomes one entry, and clients' writes wait behind that.
+const LOG_BYTES: i64 = 256 << 10;
 /// Answers that wait to be worked out.
 const FETCHED_MAX: usize = 2;
 /// How long the donor waits for its log to grow before it answers.
@@ -127,6 +129,7 @@ impl Receiver {
     }
 
     async fn receive(&mut self) -> Result<Complete, Stop> {
+        let mut watch = StepWatch::begin();
         if let Some(complete) = self.goes_on {
             return self.follow(complete).await;
         }
@@ -142,13 +145,17 @@ impl Receiver {
             after = self.last_stored()?;
         }
         self.sessions(None).await?;
+        watch.ends(&self.progress.preparing_ms);
         self.scan(after, &mut digest).await?;
+        watch.ends(&self.progress.scanning_ms);
         self.progress.scanned.store(true, Ordering::Release);
         let place = Place {
             after: self.since,
             skip: 0,
         };
-        self.follow(Complete { digest, place }).await
+        let complete = self.follow(Complete { digest, place }).await?;
+        watch.ends(&self.progress.catching_up_ms);
+        Ok(complete)
     }
 
     fn check(&self) -> Result<(), Stop> {
@@ -274,16 +281,18 @@ impl Receiver {
     }
 
     async fn scan(&mut self, after: Option<Vec<u8>>, digest: &mut Digest) -> Result<(), Stop> {
-        let (fetched, mut answers) = mpsc::channel(FETCHED_MAX);
+        let (fetched, answers) = mpsc::channel(FETCHED_MAX);
         let mut pacer = Pacer::new();
-        let first = pacer.pace(&self.shard, None);
-        let batch_bytes = AtomicU64::new(first.batch_bytes());
+        // What the donor's clients feel comes with its first answer.
+        let batch_bytes = AtomicU64::new(BATCH_BYTES_MIN);
         let fetching = self.fetch(after, fetched, &batch_bytes);
         let working = async {
+            // ⚑ Its own, so that who fetches does not wait for ever to hand over what nobody takes.
+            let mut answers = answers;
             let _copying = self.shard.latency.copying();
             let mut in_flight = VecDeque::new();
             while let Some(answer) = answers.recv().await {
-                let answer: Reply = answer?;
+                let answer: Arc<Reply> = Arc::new(answer?);
                 self.check()?;
                 let began = Instant::now();
                 self.take_documents(&answer, digest, &mut in_flight).await?;
@@ -301,6 +310,8 @@ impl Receiver {
                 while in_flight.len() > limit {
                     applied(&mut in_flight).await?;
                 }
+                let most = &self.progress.in_flight_max;
+                most.fetch_max(in_flight.len() as u64, Ordering::Relaxed);
                 self.rest(pace.pause_after(began.elapsed())).await;
             }
             while !in_flight.is_empty() {
@@ -345,7 +356,7 @@ impl Receiver {
 
     async fn take_documents(
         &self,
-        answer: &Reply,
+        answer: &Arc<Reply>,
         digest: &mut Digest,
         in_flight: &mut VecDeque<replication::Pending>,
     ) -> Result<(), Stop> {
@@ -353,30 +364,28 @@ impl Receiver {
         let documents = documents.ok_or_else(|| wrong("documents"))?;
         let mut bytes = 0;
         if !self.resumes && self.stretch.is_exact() {
-            let before = *digest;
             loop {
                 self.shard
                     .log
                     .ready()
                     .await
                     .map_err(crate::error::from_log)?;
-                let known = self.known()?;
-                let _gate = known.gate.read().await;
                 let collection = self.known()?;
                 self.check_receiving(&collection)?;
-                *digest = before;
-                let appended = tokio::task::block_in_place(|| {
-                    let mut received = Vec::new();
-                    for document in documents.iter() {
-                        let ValueRef::Document(document) = document else {
-                            return Err(wrong("documents"));
-                        };
-                        received.push(received_anew(&collection, document, digest)?);
-                    }
-                    let origin = &self.plan.id.0;
-                    self.shard.append_received(&collection, origin, received)
-                })?;
-                if let Some(pending) = appended {
+                let work = {
+                    let (answer, collection) = (Arc::clone(answer), Arc::clone(&collection));
+                    let (origin, before) = (self.plan.id, *digest);
+                    move || entry_of(&collection, &answer, origin, before)
+                };
+                let (entry, with_these) = aside(work).await?;
+                // Not held while that was made: who wants it for himself would wait, and writers behind him.
+                let _gate = collection.gate.read().await;
+                if !Arc::ptr_eq(&self.known()?, &collection) {
+                    continue;
+                }
+                let append = || self.shard.append_received(self.tenure.term(), entry);
+                if let Some(pending) = tokio::task::block_in_place(append)? {
+                    *digest = with_these;
                     in_flight.push_back(pending);
                     tokio::task::block_in_place(|| self.check_ids(&collection, documents))?;
                     break;
@@ -529,10 +538,10 @@ impl Receiver {
 
     async fn write(&self, changes: Vec<ReceivedChange>) -> Result<(), Error> {
         let (collection, id) = (self.collection, self.plan.id);
-        let concern = WriteConcern::Applied;
+        let (term, concern) = (self.tenure.term(), WriteConcern::Applied);
         let written = self
             .shard
-            .write_received(collection, id, &changes, &[], concern);
+            .write_received(term, collection, id, &changes, &[], concern);
         written.await.map(|_| ())
     }
 
@@ -653,6 +662,26 @@ impl Receiver {
             false => self.sessions(Some(&named)).await,
         }
     }
+}
+
+/// The entry that brings the documents of an answer, and the digest with them. All are new here.
+fn entry_of(
+    collection: &Collection,
+    answer: &Reply,
+    origin: Uuid,
+    before: Digest,
+) -> Result<(ReceivedEntry, Digest), Error> {
+    let mut digest = before;
+    let mut received = Vec::new();
+    let documents = answer.document().get_array("documents");
+    for document in documents.ok_or_else(|| wrong("documents"))?.iter() {
+        let ValueRef::Document(document) = document else {
+            return Err(wrong("documents"));
+        };
+        received.push(received_anew(collection, document, &mut digest)?);
+    }
+    let entry = ReceivedEntry::new(collection, &origin.0, received)?;
+    Ok((entry, digest))
 }
 
 /// A document that is new here.

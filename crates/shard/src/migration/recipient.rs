@@ -157,7 +157,8 @@ impl Driver {
                 let id = self.state.plan.id;
                 let forget = vec![remove(super::namespace(RECIPIENTS), &id)];
                 // What stays is forgotten by the next primary.
-                let _ = super::write_documents(&self.shard, forget).await;
+                let term = self.tenure.term();
+                let _ = super::write_documents(&self.shard, term, forget).await;
                 break;
             }
             tokio::select! {
@@ -631,7 +632,7 @@ impl Driver {
                 .map(|committed| committed.since),
             forgets_ownership: plan.part_of.is_some() && phase == Phase::Owner,
             documents,
-            expect: Vec::new(),
+            term: Some(self.tenure.term()),
             ..Transition::default()
         };
         self.shard.transition(collection, &transition).await?;
@@ -644,7 +645,7 @@ impl Driver {
             put(super::namespace(RECIPIENTS), state.document()),
             RangeDeletion::delete(state.plan.id)?,
         ];
-        super::write_documents(&self.shard, documents).await
+        super::write_documents(&self.shard, self.tenure.term(), documents).await
     }
 
     /// ⚑ A recipient that said *ready* never aborts on its own: it asks what was decided.

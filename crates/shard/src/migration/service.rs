@@ -10,6 +10,13 @@
 //!
 //! ⚑ A move begins only where it may: the donor owns the whole range, and no other move of it
 //! runs; the recipient owns nothing of it and receives nothing of it.
+//!
+//! ⚑ **A recipient makes nothing for a move that has ended.** The message by which it begins may be late: the
+//! move was aborted without it, and its collection dropped. So the config server is asked whether the move runs,
+//! and that still holds when the collection is made: whoever drops a collection settles its moves first and
+//! then comes to this shard for its `ddl` lock, so that it came before the question, and the answer is that
+//! the move has ended; or it is noticed that somebody had the lock since, and it is asked again; or it comes
+//! later, and finds what it drops. All of that is in one term: another primary may be asked to drop it, too.
 
 use super::alignment::{self, Description, listed_indexes};
 use super::database::{self, DATABASES, DatabaseHandle, DatabasePlan, Reached, description};
@@ -20,7 +27,7 @@ use super::plan::{DonorState, Fields, Plan, RecipientState};
 use super::progress::Progress;
 use super::recipient::{self, Letter, RecipientHandle};
 use super::stretch::Stretch;
-use super::{COORDINATORS, RECIPIENTS, put};
+use super::{COORDINATORS, RECIPIENTS, check_runs, put};
 use crate::Shard;
 use crate::catalog::{Clustering, Collection};
 use crate::command::indexes::choose;
@@ -37,16 +44,20 @@ use model::range::RangeSet;
 use model::version::{ChunkVersion, PlacementVersion};
 use model::{Code, Error};
 use parking_lot::Mutex;
-use replication::LogPosition;
+use replication::{LogPosition, Term};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{MutexGuard, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 /// Letters that wait for a recipient.
 const LETTERS_MAX: usize = 16;
+/// How long the config server is waited for.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// How often others may have taken the lock until it is held while the config server is asked.
+const OVERTAKEN_MAX: usize = 10;
 /// Moves that ended lately, for those who ask again.
 const ENDED_MAX: usize = 1000;
 
@@ -309,7 +320,7 @@ impl Service {
                     return;
                 }
                 self.tasks.spawn(async move {
-                    let begun = begin_recipient(&shard, &request).await;
+                    let begun = begin_recipient(&shard, tenure.term(), &request).await;
                     let driver = match begun {
                         Ok(state) => {
                             let driver = recipient_driver(&shard, &tenure, state);
@@ -417,6 +428,7 @@ impl Service {
             ownership: Some(Box::new(check)),
             first,
             documents,
+            term: Some(self.tenure.term()),
             ..Transition::default()
         };
         shard.transition(collection.id, &transition).await?;
@@ -530,7 +542,7 @@ impl Service {
         let (recipient, host) = (&plan.recipient, &plan.other_host);
         shard.migrations.shards.get(recipient, host)?;
         let begun = vec![put(super::namespace(DATABASES), plan.document())];
-        super::write_documents(&shard, begun).await?;
+        super::write_documents(&shard, self.tenure.term(), begun).await?;
         let handle = self.enter_database(plan);
         self.start_database(handle.clone());
         Ok(handle)
@@ -605,19 +617,27 @@ fn recipient_driver(
 }
 
 /// Makes the collection ready and registers the range, durably.
-async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<RecipientState, Error> {
+async fn begin_recipient(
+    shard: &Arc<Shard>,
+    term: Term,
+    request: &DocBuf,
+) -> Result<RecipientState, Error> {
     let request = request.as_doc();
     let fields = Fields(request);
     let mut plan = Plan::from_receive(request, &shard.sharding.shard_name())?;
     shard.migrations.shards.get(&plan.donor, &plan.other_host)?;
+    check_runs(shard, &plan, ANSWER_WAIT).await?;
     let since = fields.count("since")?;
     let is_part = plan.part_of.is_some();
     let description = Description::from_receive(request)?;
     let described = description.as_ref().map(|description| description.catalog);
     let (collection, aligned) = match is_part {
-        true => (new_collection(shard, &plan, request).await?, described),
+        true => {
+            let new = new_collection(shard, term, &plan, request);
+            (new.await?, described)
+        }
         false => {
-            let ready = ready_collection(shard, &plan, request, description).await?;
+            let ready = ready_collection(shard, term, &plan, request, description).await?;
             (ready.collection, described.filter(|_| ready.is_aligned))
         }
     };
@@ -662,6 +682,7 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
     let transition = Transition {
         ownership: Some(Box::new(check)),
         documents,
+        term: Some(term),
         ..Transition::default()
     };
     shard.transition(collection.id, &transition).await?;
@@ -670,9 +691,29 @@ async fn begin_recipient(shard: &Arc<Shard>, request: &DocBuf) -> Result<Recipie
     Ok(state)
 }
 
+/// Takes the lock for changes of the catalog, with the move known to run at a moment since which nobody else had it.
+async fn while_it_runs<'a>(
+    shard: &'a Arc<Shard>,
+    plan: &Plan,
+) -> Result<MutexGuard<'a, ()>, Error> {
+    for _ in 0..OVERTAKEN_MAX {
+        let place = shard.ddl.place();
+        check_runs(shard, plan, ANSWER_WAIT).await?;
+        let ddl = shard.ddl.lock().await;
+        if shard.ddl.is_next(place) {
+            return Ok(ddl);
+        }
+    }
+    // Others change the catalog without a pause.
+    let ddl = shard.ddl.lock().await;
+    check_runs(shard, plan, ANSWER_WAIT).await?;
+    Ok(ddl)
+}
+
 /// A collection that comes with its database. What an earlier attempt left under its name is dropped.
 async fn new_collection(
     shard: &Arc<Shard>,
+    term: Term,
     plan: &Plan,
     request: Doc<'_>,
 ) -> Result<Arc<Collection>, Error> {
@@ -711,8 +752,9 @@ async fn new_collection(
         replaces: None,
         order: Order::Like(None),
         telling: Telling::Aloud,
+        term: Some(term),
     };
-    let _ddl = shard.ddl.lock().await;
+    let _ddl = while_it_runs(shard, plan).await?;
     if shard.catalog.get(&plan.namespace).is_some() {
         return Err(conflict(format!("{} is made by another", plan.namespace)));
     }
@@ -729,6 +771,7 @@ struct ReadyCollection {
 /// The collection with the donor's order and all of its indexes, created if it is not there.
 async fn ready_collection(
     shard: &Arc<Shard>,
+    term: Term,
     plan: &Plan,
     request: Doc<'_>,
     description: Option<Description>,
@@ -760,6 +803,7 @@ async fn ready_collection(
             replaces,
             order: Order::Like(clustering.clone()),
             telling: Telling::Aloud,
+            term: Some(term),
         })
     };
     // ⚑ What is made of a description is as of its version, or that does not stand any more when the move is
@@ -769,7 +813,7 @@ async fn ready_collection(
         is_aligned: true,
     };
     let collection = {
-        let _ddl = shard.ddl.lock().await;
+        let _ddl = while_it_runs(shard, plan).await?;
         let Some(collection) = shard.catalog.get(&plan.namespace) else {
             let indexes = choose(None, &plan.namespace, &indexes)?.new;
             let created = shard.create_new(&plan.namespace, new(indexes, None)?).await;

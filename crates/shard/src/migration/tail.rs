@@ -31,8 +31,10 @@ use std::time::Duration;
 use storage::entry::{Entry, Operation};
 use wire::Reply;
 
-/// How much of the log one answer looks at.
+/// How much of the log one answer looks at: at most, and for each byte that it may tell. What it has no room
+/// for is read again for the next.
 const LOG_BYTES: usize = 8 << 20;
+const LOOKS_PER_BYTE: usize = 4;
 
 pub(super) fn unreadable(error: ReadError) -> Error {
     let code = match &error {
@@ -85,7 +87,8 @@ pub(super) fn tail(shard: &Shard, stretch: &Stretch, from: Place, bytes: usize) 
     };
     told.writer.begin_array("operations");
     let mut reached = from;
-    for entry in (shard.log.read(from.after, LOG_BYTES)).map_err(unreadable)? {
+    let looks = LOG_BYTES.min(LOOKS_PER_BYTE * bytes);
+    for entry in (shard.log.read(from.after, looks)).map_err(unreadable)? {
         match told.entry(stretch, &entry.payload, reached.skip, bytes)? {
             None => {
                 reached = Place {

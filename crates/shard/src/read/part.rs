@@ -1,9 +1,11 @@
 //! A part of a scan over several shards: what a router asks of this one.
 //!
 //! ```text
-//!   _terndbScan: {ranges: [min, max, ..], uuid, after: place, places: bool, goesOn: bool, bytes: long}
+//!   _terndbScan: {ranges: [min, max, ..], uuid, without: [min, max, ..], after: place, places: bool,
+//!                 goesOn: bool, bytes: long}
 //!     ranges   encoded bounds as binary; absent: what the request's version says
 //!     uuid     the collection that is scanned, given with ranges
+//!     without  of what the version says, others answer for these
 //!     after    where an earlier batch ended, here or on another shard
 //!     places   a place is wanted for each document
 //!     goesOn   the scan has begun, here or elsewhere: what it began with was there then
@@ -47,6 +49,8 @@ const VERSION: u8 = 1;
 pub(crate) struct ScanPart {
     pub(crate) ranges: Option<RangeSet>,
     pub(crate) uuid: Option<Uuid>,
+    /// Where no ranges are named: what is owned and not asked for.
+    pub(crate) without: RangeSet,
     pub(crate) after: Option<Place>,
     pub(crate) places: bool,
     pub(crate) goes_on: bool,
@@ -73,6 +77,7 @@ impl ScanPart {
                     let bytes = bytes.try_into().map_err(|_| malformed("uuid"))?;
                     part.uuid = Some(Uuid(bytes));
                 }
+                ("without", ValueRef::Array(bounds)) => part.without = ranges_of(bounds)?,
                 ("after", ValueRef::Binary { bytes, .. }) => {
                     part.after = Some(Place::decode(bytes)?);
                 }
@@ -90,6 +95,19 @@ impl ScanPart {
 }
 
 impl ScanPart {
+    /// Whether it is about some of what is owned here.
+    pub(crate) fn is_restricted(&self) -> bool {
+        self.ranges.is_some() || !self.without.is_empty()
+    }
+
+    /// What it asks for of these ranges.
+    pub(crate) fn of(&self, owned: &RangeSet) -> RangeSet {
+        match &self.ranges {
+            Some(asked) => owned.intersection(asked),
+            None => owned.difference(&self.without),
+        }
+    }
+
     /// The error for a query that cannot be planned ⚑: whoever goes on has had a plan, so that it is the
     /// plan which is gone, and not the query which is wrong.
     pub(crate) fn refusal(&self, error: Error) -> Error {

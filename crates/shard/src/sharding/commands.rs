@@ -315,6 +315,7 @@ pub(crate) async fn create_sharded(invocation: &Invocation<'_>) -> Answer {
                 replaces: None,
                 order: Order::ByShardKey,
                 telling: fields.telling(),
+                term: None,
             };
             shard.create_new(&namespace, new).await?;
             return ok();
@@ -518,6 +519,7 @@ impl Shard {
             replaces: Some(collection.clone()),
             order: Order::ByShardKey,
             telling: Telling::Aloud,
+            term: None,
         };
         self.create_new(&collection.namespace, ordered).await?;
         Ok(())

@@ -17,13 +17,10 @@
 use crate::Shard;
 use crate::catalog::Collection;
 use crate::primary_services::Tenure;
-use crate::write::Companion;
 use model::Error;
 use model::ids::{CollectionId, Uuid};
 use model::range::KeyRange;
-use replication::{Durability, ProposeError};
 use std::ops::Bound;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use storage::entry::{Encoder, ForgottenIndex, Header};
@@ -95,28 +92,10 @@ impl Shard {
             let indexes = self.entries_of_range(&known, counted.documents);
             let sums = (counted.documents, counted.bytes);
             encoder.forget_range(id, (bounds[0], bounds[1]), sums, &indexes);
-            let gate = known.gate.read().await;
-            let current = self.catalog.by_id(id);
-            if !current.is_some_and(|current| Arc::ptr_eq(&current, &known)) {
-                continue;
-            }
-            let proposed = self
-                .log
-                .propose_in(term, Durability::Buffered, payload, |_, _, _| {
-                    Companion::empty()
-                });
-            drop(gate);
-            match proposed {
-                Ok(pending) => {
-                    pending.await.map_err(crate::error::from_log)?;
-                    let counter = &self.counters.range_deleted_documents;
-                    counter.fetch_add(counted.documents, Ordering::Relaxed);
-                    return Ok(Whole::Forgotten);
-                }
-                Err(ProposeError::Busy) => {
-                    self.log.ready().await.map_err(crate::error::from_log)?;
-                }
-                Err(error) => return Err(crate::error::from_log(error)),
+            if self.propose_unchanged(&known, term, payload).await? {
+                let counter = &self.counters.range_deleted_documents;
+                counter.fetch_add(counted.documents, Ordering::Relaxed);
+                return Ok(Whole::Forgotten);
             }
         }
         Ok(Whole::NotWorthIt)

@@ -186,8 +186,10 @@ impl RangeDeletion {
         })
     }
 
-    fn meets(&self, range: &KeyRange) -> bool {
-        self.range.min < range.max && range.min < self.range.max
+    /// Whether it is of some of a range, in bounds of the key by which the collection is sharded now.
+    fn meets(&self, range: &KeyRange, ownership: &Ownership) -> bool {
+        let own = self.range_by(ownership);
+        own.min < range.max && range.min < own.max
     }
 
     /// ⚑ The range in bounds of the key by which the collection is sharded now. It may have got further fields
@@ -459,8 +461,11 @@ impl Shard {
         collection: &Arc<Collection>,
         range: &KeyRange,
     ) -> Result<(), Error> {
+        let Some(ownership) = &collection.ownership else {
+            return Ok(());
+        };
         for deletion in self.range_deletions()? {
-            let is_met = deletion.collection == collection.uuid && deletion.meets(range);
+            let is_met = deletion.collection == collection.uuid && deletion.meets(range, ownership);
             if is_met && !deletion.pending {
                 self.delete_range(&deletion, None).await?;
             }
@@ -511,8 +516,13 @@ impl Shard {
         loop {
             let mut ended = std::pin::pin!(self.range_deleter.ended.notified());
             ended.as_mut().enable();
+            // By now, too: the key may be refined while it is waited for.
+            let catalog = self.catalog.current();
+            let known = (catalog.collections()).find(|known| known.uuid == collection);
+            let ownership = known.and_then(|known| known.ownership.as_ref());
             let is_meant = |deletion: &RangeDeletion| {
-                deletion.collection == collection && range.is_none_or(|range| deletion.meets(range))
+                let meets = |range| ownership.is_some_and(|it| deletion.meets(range, it));
+                deletion.collection == collection && range.is_none_or(meets)
             };
             if !self.range_deletions()?.iter().any(is_meant) {
                 return Ok(());

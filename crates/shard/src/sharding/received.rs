@@ -16,11 +16,12 @@
 use super::transition::{Applied, StateWrite};
 use crate::Shard;
 use crate::command::envelope::WriteConcern;
-use crate::write::{Hold, NotAppended};
+use crate::write::{Evaluator, Hold, NotAppended, Writer};
 use model::bson::DocBuf;
 use model::ids::{CollectionId, Uuid};
 use model::key::RecordKey;
 use model::{Code, Error};
+use replication::Term;
 use std::collections::BTreeSet;
 
 /// What becomes of a record of a range that is received.
@@ -33,9 +34,11 @@ pub(crate) struct ReceivedChange {
 
 impl Shard {
     /// Stores a batch of a move, with state documents in the same entry, and waits until it is
-    /// applied. 117 if the move does not receive the range (any more).
+    /// applied. 117 if the move does not receive the range (any more). Refused if this member has not
+    /// led without a break since that term.
     pub(crate) async fn write_received(
         &self,
+        term: Term,
         collection: CollectionId,
         operation: Uuid,
         changes: &[ReceivedChange],
@@ -68,7 +71,14 @@ impl Shard {
             }
             let stripes = self.stripes(&collections, &keys);
             let namespace = &current.namespace;
-            let evaluated = self.evaluate(&collections, concern, None, stripes, &mut |evaluator| {
+            let writer = Writer {
+                concern,
+                session: None,
+                operation: None,
+                term: Some(term),
+                together: None,
+            };
+            let mut evaluate = |evaluator: &mut Evaluator<'_>| {
                 evaluator.select(namespace)?;
                 evaluator.set_origin(&operation.0);
                 for change in changes {
@@ -79,7 +89,8 @@ impl Shard {
                     write.change.evaluate(evaluator)?;
                 }
                 Ok(())
-            });
+            };
+            let evaluated = self.evaluate_for(&collections, writer, false, stripes, &mut evaluate);
             drop(gates);
             match evaluated {
                 Ok(((), pending)) => break pending,

@@ -49,7 +49,7 @@ use model::ids::{CollectionId, Uuid};
 use model::key::RecordKey;
 use model::range::{KeyRange, RangeSet};
 use model::time::ClusterTime;
-use replication::{Durability, ProposeError};
+use replication::{Durability, ProposeError, Term};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -58,8 +58,11 @@ use storage::Direction;
 use storage::entry::{Encoder, Header, IndexAction, IndexChange};
 use storage::layout::check_user_key;
 
-/// Records that one entry removes at most.
+/// Records that are removed at most before a pause.
 const BATCH_RECORDS: usize = 1000;
+/// Records that one entry removes at most. ⚑ Clients' writes wait behind an entry while the log's thread applies it,
+/// and so do the entries by which a move blocks and frees writes: of a whole batch for ten milliseconds and more.
+const ENTRY_RECORDS: usize = if cfg!(test) { 4 } else { 128 };
 /// Records that a batch looks at.
 const BATCH_LOOKS: usize = 20_000;
 /// What an entry that forgets records may weigh before it takes no more.
@@ -116,15 +119,9 @@ impl Shard {
                 Ok(size) if size > 0 => size.min(BATCH_RECORDS),
                 _ => BATCH_RECORDS,
             };
-            let after_key = after.as_ref();
-            let forgotten = self.forget_batch(id, origin, range, after_key, records_max);
-            let batch = match forgotten.await? {
-                Some(batch) => batch,
-                None => {
-                    self.remove_batch(id, origin, range, after_key, records_max)
-                        .await?
-                }
-            };
+            let batch = self
+                .remove_some(id, origin, range, after.as_ref(), records_max)
+                .await?;
             let counter = &self.counters.range_deleted_documents;
             counter.fetch_add(batch.removed, Ordering::Relaxed);
             let Some(last) = batch.last else {
@@ -142,6 +139,42 @@ impl Shard {
                     () = tenure.ended() => return Ok(None),
                     () = tokio::time::sleep(Duration::from_millis(pause)) => {}
                 }
+            }
+        }
+    }
+
+    /// Removes records until there are as many as a batch has, in short entries.
+    async fn remove_some(
+        &self,
+        id: CollectionId,
+        origin: Uuid,
+        range: &KeyRange,
+        after: Option<&RecordKey>,
+        records_max: usize,
+    ) -> Result<Batch, Error> {
+        let mut batch = Batch {
+            removed: 0,
+            last: after.cloned(),
+        };
+        let mut left = records_max;
+        loop {
+            let entry_max = left.min(ENTRY_RECORDS);
+            let after = batch.last.as_ref();
+            let forgotten = self.forget_batch(id, origin, range, after, entry_max);
+            let entry = match forgotten.await? {
+                Some(entry) => entry,
+                None => {
+                    let removed = self.remove_batch(id, origin, range, after, entry_max);
+                    removed.await?
+                }
+            };
+            batch.removed += entry.removed;
+            batch.last = entry.last;
+            let removed = usize::try_from(entry.removed).unwrap_or(left);
+            left = left.saturating_sub(removed);
+            // Fewer than asked for: many were looked at, which is worth a pause too.
+            if left == 0 || removed < entry_max || batch.last.is_none() {
+                return Ok(batch);
             }
         }
     }
@@ -256,28 +289,41 @@ impl Shard {
             if batch.removed == 0 {
                 return Ok(Some(batch));
             }
-            let gate = known.gate.read().await;
-            let current = self.catalog.by_id(collection);
-            if !current.is_some_and(|current| Arc::ptr_eq(&current, &known)) {
-                continue;
-            }
             let payload = forgetting.payload;
-            let proposed = self
-                .log
-                .propose_in(term, Durability::Buffered, payload, |_, _, _| {
-                    Companion::empty()
-                });
-            drop(gate);
-            match proposed {
-                Ok(pending) => {
-                    pending.await.map_err(crate::error::from_log)?;
-                    return Ok(Some(batch));
-                }
-                Err(ProposeError::Busy) => {
-                    self.log.ready().await.map_err(crate::error::from_log)?;
-                }
-                Err(error) => return Err(crate::error::from_log(error)),
+            if self.propose_unchanged(&known, term, payload).await? {
+                return Ok(Some(batch));
             }
+        }
+    }
+
+    /// Proposes what was worked out for a collection as it was known then, in the term that was read before.
+    /// `false` if it has changed since, or the log had no room: it is to be worked out again.
+    pub(super) async fn propose_unchanged(
+        &self,
+        known: &Arc<Collection>,
+        term: Term,
+        payload: Vec<u8>,
+    ) -> Result<bool, Error> {
+        let gate = known.gate.read().await;
+        let current = self.catalog.by_id(known.id);
+        if !current.is_some_and(|current| Arc::ptr_eq(&current, known)) {
+            return Ok(false);
+        }
+        let log = &self.log;
+        let proposed = log.propose_in(term, Durability::Buffered, payload, |_, _, _| {
+            Companion::empty()
+        });
+        drop(gate);
+        match proposed {
+            Ok(pending) => {
+                pending.await.map_err(crate::error::from_log)?;
+                Ok(true)
+            }
+            Err(ProposeError::Busy) => {
+                self.log.ready().await.map_err(crate::error::from_log)?;
+                Ok(false)
+            }
+            Err(error) => Err(crate::error::from_log(error)),
         }
     }
 
@@ -402,6 +448,7 @@ impl Shard {
             replaces: Some(known.clone()),
             order: Order::Like(clustering.map(|clustering| clustering.key.clone())),
             telling: Telling::Aloud,
+            term: None,
         };
         let created = self.create_new(&known.namespace, anew).await?;
         drop(gate);

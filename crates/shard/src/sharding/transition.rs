@@ -22,13 +22,13 @@ use super::range_deletion::check_registered;
 use crate::Shard;
 use crate::catalog::{CatalogKey, Collection};
 use crate::command::envelope::WriteConcern;
-use crate::write::{Evaluator, Hold, NotAppended, Refusal, Stripe, Version};
+use crate::write::{Evaluator, Hold, NotAppended, Refusal, Stripe, Version, Writer};
 use model::bson::{Doc, DocBuf, Value};
 use model::ids::CollectionId;
 use model::key::RecordKey;
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
-use replication::LogPosition;
+use replication::{LogPosition, Term};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use storage::entry::Encoder;
@@ -73,6 +73,9 @@ pub(crate) struct Transition<'a> {
     pub(crate) forgets_ownership: bool,
     pub(crate) documents: Vec<StateWrite>,
     pub(crate) expect: Vec<Expectation<'a>>,
+    /// ⚑ The term in which was read what this follows from. Refused if this member has not led without a
+    /// break since. `None` if all that it follows from is looked at again here.
+    pub(crate) term: Option<Term>,
 }
 
 /// An entry that was applied, and is known to a majority.
@@ -268,7 +271,8 @@ impl Shard {
                 (new != *known).then(|| OwnershipChange::new(self, changed, before, &new))
             }
         };
-        self.append_held(collections, stripes, &mut |evaluator| {
+        let term = transition.term;
+        self.append_held(term, collections, stripes, &mut |evaluator| {
             for expect in &transition.expect {
                 evaluator.select(&expect.namespace)?;
                 let found = evaluator.latest(&RecordKey::from_id(expect.id.as_ref()))?;
@@ -304,7 +308,7 @@ impl Shard {
             Ok(())
         };
         loop {
-            let appended = self.append_held(collections, Vec::new(), &mut body);
+            let appended = self.append_held(None, collections, Vec::new(), &mut body);
             match appended.await? {
                 Some(_) => return Ok(()),
                 None => self.log.ready().await.map_err(crate::error::from_log)?,
@@ -316,12 +320,20 @@ impl Shard {
     /// `None` if the log is busy.
     pub(super) async fn append_held(
         &self,
+        term: Option<Term>,
         collections: &[Arc<Collection>],
         stripes: Vec<Stripe>,
         body: &mut impl FnMut(&mut Evaluator<'_>) -> Result<(), Refusal>,
     ) -> Result<Option<Applied>, Error> {
         const CONCERN: WriteConcern = WriteConcern::Majority;
-        let pending = match self.evaluate(collections, CONCERN, None, stripes, body) {
+        let writer = Writer {
+            concern: CONCERN,
+            session: None,
+            operation: None,
+            term,
+            together: None,
+        };
+        let pending = match self.evaluate_for(collections, writer, false, stripes, body) {
             Ok(((), pending)) => pending,
             Err(NotAppended::Busy | NotAppended::Blocked) => return Ok(None),
             Err(NotAppended::Error(error)) => return Err(error),

@@ -106,7 +106,7 @@ struct Patience<'a> {
 
 impl<'a> Patience<'a> {
     fn of(operation: Option<&'a Operation>, began: Instant) -> Self {
-        let limit = operation.and_then(Operation::deadline);
+        let limit = operation.and_then(|operation| operation.deadline());
         Self {
             operation,
             until: limit.unwrap_or(began + LONGEST_WAIT),

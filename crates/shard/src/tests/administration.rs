@@ -107,6 +107,27 @@ async fn operations_and_probes() {
         .await;
 }
 
+/// Writes count by the statements that were tried, everything else by commands.
+#[tokio::test(flavor = "multi_thread")]
+async fn operations_are_counted_as_mongodb_counts_them() {
+    let server = TestShard::open().await;
+    server
+        .check(
+            r#"
+            {insert: "c", documents: [{_id: 1}, {_id: 2}, {_id: 1}, {_id: 3}]} => {n: 2}
+            {insert: "c", documents: [{_id: 1}, {_id: 3}], ordered: false} => {n: 1}
+            {insert: "c"} => 40414
+            {update: "c", updates: [{q: {_id: 1}, u: {$set: {a: 1}}}, {q: {_id: 1}, u: {$set: {_id: 2}}}, {q: {_id: 1}, u: {$set: {a: 2}}}]} => {n: 1}
+            {update: "c", updates: [{q: {}, u: {$set: {a: 3}}, multi: true}]} => {n: 3}
+            {delete: "c", deletes: [{q: {_id: 1}, limit: 1}, {q: {_id: 9}, limit: 1}]} => {n: 1}
+            {find: "c", filter: {$bad: 1}} => 2
+            {count: "c"} => {n: 2}
+            admin {serverStatus: 1} => {opcounters: {insert: 5L, query: 1L, update: 3L, delete: 2L, getmore: 0L, command: 2L}}
+            "#,
+        )
+        .await;
+}
+
 /// `listCommands` names what there is: none of them is an unknown command.
 #[tokio::test(flavor = "multi_thread")]
 async fn listed_commands_exist() {

@@ -13,8 +13,14 @@ fn low() -> String {
 
 /// A part of operation `number`, and what else is said of it.
 fn part(number: i64, more: &str) -> String {
+    part_sent(number, number, more)
+}
+
+/// The same, first sent at a time of its own.
+fn part_sent(number: i64, sent: i64, more: &str) -> String {
     let slot = print(&Value::Binary(4, vec![3; 16]));
-    format!("{{slot: {slot}, number: {number}L, stream: 0, {more}}}")
+    let sent = format!("sent: Timestamp({sent}, 1)");
+    format!("{{slot: {slot}, number: {number}L, stream: 0, {sent}, {more}}}")
 }
 
 /// Marks the documents that a filter selects.
@@ -219,6 +225,55 @@ async fn old_progress_is_removed() {
         .check("admin {reapLogicalSessionCacheNow: 1} => {}")
         .await;
     assert_eq!(kept(), 0);
+}
+
+/// ⚑ A clock that somebody sets ahead by an hour, or a day, makes nobody forget.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_is_set_makes_nobody_forget() {
+    let shard = filled(30).await;
+    let ranges = format!("ranges: {}", whole());
+    let reap = "admin {reapLogicalSessionCacheNow: 1} => {}";
+    shard.check(reap).await;
+    let first = mark("{}", &part(1, &ranges));
+    shard.check(&format!("{first} => {{n: 30}}")).await;
+    for minutes in [61, 24 * 60, -48 * 60, 61] {
+        shard.clock.set_ahead_minutes(minutes);
+        shard.check(reap).await;
+        let again = mark("{}", &part(1, &format!("again: true, {ranges}")));
+        shard.check(&format!("{again} => {{n: 30}}")).await;
+        assert_eq!(marked(&shard, 1).await, Value::Int32(30));
+    }
+}
+
+/// ⚑ What was forgotten is refused, never repeated: also by who has only what is stored. What was first sent
+/// later is carried out.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_forgotten_is_refused() {
+    let mut shard = filled(30).await;
+    let ranges = format!("ranges: {}", whole());
+    let reap = "admin {reapLogicalSessionCacheNow: 1} => {}";
+    shard.check(reap).await;
+    let first = mark("{}", &part_sent(1, 7, &ranges));
+    shard.check(&format!("{first} => {{n: 30}}")).await;
+    shard.clock.advance_minutes(61);
+    shard.check(reap).await;
+    let prefix = b"broadcast/";
+    assert_eq!(shard.shard.store.snapshot().scan_meta(prefix).count(), 0);
+    for _ in 0..2 {
+        for (sent, more) in [(7, "again: true,"), (7, ""), (6, ""), (6, "again: true,")] {
+            let late = mark("{}", &part_sent(1, sent, &format!("{more} {ranges}")));
+            let reply = shard.run("test", &late).await;
+            let errors = get(&reply, "writeErrors")
+                .and_then(Value::as_array)
+                .expect("errors");
+            assert_eq!(errors[0].get("code"), Some(&Value::Int32(225)));
+            assert_eq!(marked(&shard, 1).await, Value::Int32(30));
+        }
+        shard = shard.reopen().await;
+    }
+    let new = mark("{}", &part_sent(2, 8, &ranges));
+    shard.check(&format!("{new} => {{n: 30}}")).await;
+    assert_eq!(marked(&shard, 2).await, Value::Int32(30));
 }
 
 /// ⚑ What a request did is remembered while it, or one that asks again, is at work, however long ago it was

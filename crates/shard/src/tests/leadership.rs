@@ -5,8 +5,10 @@
 
 use crate::command::envelope::WriteConcern;
 use crate::session::{Retryable, SessionId};
+use crate::sharding::{StateChange, StateWrite, Transition};
 use crate::testing::TestShard;
-use crate::write::Pending;
+use crate::tests::transitions;
+use crate::write::{Pending, Received, ReceivedEntry};
 use bytes::Bytes;
 use differential::notation::print_fields;
 use differential::value::{Fields, Value, get};
@@ -214,6 +216,65 @@ async fn what_was_only_appended_is_forgotten_with_leadership() {
     server
         .check(r#"{insert: "c", documents: [{_id: 1}]} => {n: 1}"#)
         .await;
+}
+
+/// ⚑ What a move writes is of the term in which it read what that follows from: another primary may have gone on
+/// with the move in between, or ended it.
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_write_only_while_their_member_leads_without_a_break() {
+    let server = crate::tests::sharding::sharded(crate::tests::sharding::HIGH).await;
+    let range = transitions::range(&server, 0, 5);
+    let begun = transitions::change(&server, |known| {
+        known.with_receiving(transitions::MOVE, range.clone())
+    });
+    begun.await.expect("it begins to come");
+    let shard = &server.shard;
+    let collection = transitions::collection(&server);
+    let term = shard.log.leading().expect("it leads");
+    let put = |id: i32| StateWrite {
+        namespace: Namespace::new("config", "migrationRecipients").expect("a name"),
+        change: StateChange::Put(DocWriter::new().with("_id", id).finish()),
+    };
+    // In all ways; how many were taken.
+    let write = async |term, x: i32| {
+        let mut taken = 0;
+        let document = DocWriter::new().with("_id", x).with("x", x).finish();
+        let received = Received {
+            key: collection.record_key(document.as_doc()).expect("a key"),
+            before: None,
+            after: Some(Record::draft(document.as_bytes())),
+        };
+        let origin = &transitions::MOVE.0;
+        let entry = ReceivedEntry::new(&collection, origin, vec![received]);
+        match shard.append_received(term, entry.expect("it fits")) {
+            Ok(Some(pending)) => {
+                pending.await.expect("is applied");
+                taken += 1;
+            }
+            Ok(None) => panic!("the log is busy"),
+            Err(_) => {}
+        }
+        let changes = [transitions::received(&server, x + 1, x + 1)];
+        let documents = [put(x)];
+        let (id, concern) = (collection.id, WriteConcern::Majority);
+        let written =
+            shard.write_received(term, id, transitions::MOVE, &changes, &documents, concern);
+        taken += i32::from(written.await.is_ok());
+        let transition = Transition {
+            documents: vec![put(x + 1)],
+            term: Some(term),
+            ..Transition::default()
+        };
+        taken += i32::from(shard.transition(id, &transition).await.is_ok());
+        taken
+    };
+    assert_eq!(write(term, 1).await, 3);
+    step_down(&server).await;
+    lead_again(&server).await;
+    assert_eq!(write(term, 3).await, 0);
+    assert_eq!(shard.store.collection_counter(collection.id).items, 2);
+    let term = shard.log.leading().expect("it leads");
+    assert_eq!(write(term, 3).await, 3);
 }
 
 /// Who waits for a session when leadership is lost is told to look for the new primary.

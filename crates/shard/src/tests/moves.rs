@@ -3,8 +3,11 @@
 
 mod basics;
 mod busy;
+mod earlier_versions;
 mod ids;
 mod indexes;
+mod large;
+mod late;
 mod lost_primaries;
 mod primaries;
 mod rules;

@@ -1,7 +1,7 @@
 //! Parts of scans over several shards: places that another shard goes on from, with every plan.
 
 use crate::testing::TestShard;
-use crate::tests::sharding::{HIGH, LOW, UUID, WHOLE, placed, sharded};
+use crate::tests::sharding::{HIGH, LOW, UUID, WHOLE, placed, sharded, version};
 use differential::notation::print;
 use differential::value::{Value, get};
 use model::bson::DocWriter;
@@ -270,6 +270,55 @@ async fn only_the_ranges_asked_for_are_answered() {
             max = bound(None, false),
         ))
         .await;
+}
+
+/// A part may be what a version says, but for some ranges; another version is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_version_says_without_some_ranges() {
+    let mut two = Two::open().await;
+    two.place(WHOLE, "").await;
+    let part = |major: u32| {
+        let version = version(major, 0);
+        format!(
+            "shardVersion: {version}, _terndbScan: {{without: {}}}",
+            high()
+        )
+    };
+    let (below, stale) = (part(two.major), part(two.major - 1));
+    for query in QUERIES.iter().filter(|query| !query.contains("limit")) {
+        let named = format!("[{}, {}]", bound(None, true), bound(Some(10), true));
+        let (mut expected, mut ids) = (Vec::new(), Vec::new());
+        let named = ask(&two.a, &open(query, &named, None)).await;
+        rest(&two.a, named.expect("a batch"), &mut expected).await;
+        let command = match query.starts_with("pipeline") {
+            true => format!(
+                "{{aggregate: 'c', {query}, cursor: {{batchSize: 4}}, fromMongos: true, needsMerge: true, {below}}}"
+            ),
+            false => format!("{{find: 'c', {query}, batchSize: 4, {below}}}"),
+        };
+        let asked = ask(&two.a, &command).await;
+        let asked = asked.unwrap_or_else(|code| panic!("{query}: {}", print(&code)));
+        rest(&two.a, asked, &mut ids).await;
+        assert_eq!(ids, expected, "{query}");
+        assert!(!ids.is_empty(), "{query}");
+    }
+    two.a
+        .check(&format!(
+            "{{count: 'c', {below}}} => {{n: 9}}
+             {{count: 'c', query: {{y: 1}}, {below}}} => {{n: 3}}
+             {{distinct: 'c', key: 'y', query: {{x: {{$gt: 8}}}}, {below}}} => {{values: [0]}}
+             {{find: 'c', filter: {{_id: 13}}, {below}}} => {{cursor: {{firstBatch: []}}}}
+             {{find: 'c', filter: {{_id: 3}}, {below}}} => {{cursor: {{firstBatch: [{{_id: 3}}]}}}}
+             {{count: 'c', {stale}}} => 13388
+             {{find: 'c', _terndbScan: {{without: 1}}}} => 2"
+        ))
+        .await;
+    // A cursor ends with the version that it was opened by.
+    let opened = ask(&two.a, &format!("{{find: 'c', batchSize: 4, {below}}}")).await;
+    let opened = opened.expect("a batch");
+    two.place(LOW, HIGH).await;
+    let ended = ask(&two.a, &more(opened.cursor)).await.err();
+    assert_eq!(ended, Some(Value::Int32(175)));
 }
 
 /// ⚑ Where documents have arrays each shard knows for itself, and what can be asked of an index depends on it: a scan

@@ -348,16 +348,10 @@ async fn what_was_dead_is_not_seen_at_an_earlier_time() {
     shard.check(&count_at(copied, 20)).await;
 }
 
-/// ⚑ A deletion that was registered before the shard key got further fields is carried out: bounds of before
-/// do not meet the neighbour that the shard owns.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_refined_key_does_not_stop_a_deletion() {
-    let shard = with_documents().await;
-    let given = deletion(&shard, 1, 10, 20);
-    give_away(&shard, &given).await.expect("is registered");
-    let later = deletion(&shard, 2, 10, 15);
+/// The shard key gets a further field.
+async fn refine(shard: &TestShard) {
     let key = DocWriter::new().with("x", 1).with("z", 1).finish();
-    let refined = change(&shard, |known| {
+    let refined = change(shard, |known| {
         let pattern = ShardKeyPattern::parse(key.as_doc())?;
         Ok(Ownership {
             owned: Arc::new(known.owned_by(&pattern)),
@@ -367,6 +361,53 @@ async fn a_refined_key_does_not_stop_a_deletion() {
         })
     });
     refined.await.expect("is applied");
+}
+
+/// ⚑ A deletion that was registered before the shard key got further fields is not taken for one of the
+/// neighbour's range, whose bound is longer by now: nobody carries it out before its time, or waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refined_key_does_not_make_deletions_meet_their_neighbours() {
+    let shard = with_documents().await;
+    let given = RangeDeletion {
+        when: WhenToClean::Delayed,
+        ..deletion(&shard, 1, 10, 20)
+    };
+    give_away(&shard, &given).await.expect("is registered");
+    refine(&shard).await;
+    let range = |min: i32, max: i32| {
+        let bound = |x: i32| {
+            let bound = DocWriter::new().with("x", x);
+            bound.with("z", model::bson::ValueRef::MinKey).finish()
+        };
+        let pattern = &ownership(&shard).pattern;
+        let range = pattern.range_of(bound(min).as_doc(), bound(max).as_doc());
+        range.expect("bounds")
+    };
+    let connection = Arc::new(wire::ConnectionInfo::in_process(-1));
+    let command = DocWriter::new().with("cleanupOrphaned", "test.c").finish();
+    let operation = (shard.shard.operations).begin(&connection, command.into_bytes().into());
+    for (min, max, left) in [(1, 10, 1), (20, 30, 1), (19, 30, 0)] {
+        let (known, range) = (collection(&shard), range(min, max));
+        let removed = shard.shard.remove_dead(&known, &range);
+        removed.await.expect("is looked at");
+        let deletions = shard.shard.range_deletions().expect("documents");
+        assert_eq!(deletions.len(), left, "[{min}, {max})");
+        let waited = (shard.shard).await_range_deletions(known.uuid, Some(&range), &operation);
+        let waited = tokio::time::timeout(std::time::Duration::from_secs(60), waited).await;
+        waited.expect("nobody waits").expect("there is none");
+    }
+    assert_eq!(stored(&shard), 20);
+}
+
+/// ⚑ A deletion that was registered before the shard key got further fields is carried out: bounds of before
+/// do not meet the neighbour that the shard owns.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refined_key_does_not_stop_a_deletion() {
+    let shard = with_documents().await;
+    let given = deletion(&shard, 1, 10, 20);
+    give_away(&shard, &given).await.expect("is registered");
+    let later = deletion(&shard, 2, 10, 15);
+    refine(&shard).await;
     // One more, as a move leaves it that began before.
     register(&shard, &later).await.expect("is registered");
     delete_all(&shard).await.expect("is removed");

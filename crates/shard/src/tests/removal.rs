@@ -10,6 +10,7 @@ use model::bson::DocWriter;
 use model::time::ClusterTime;
 use query::index::parse_specification;
 use std::sync::Arc;
+use storage::entry::{Entry, Operation};
 use storage::{Direction, Engine, EngineSnapshot, KeyRange};
 
 /// Lets the window of history pass.
@@ -90,6 +91,38 @@ async fn history_is_spared_what_nobody_can_read() {
         let shard = shard.reopen().await;
         assert_eq!(stored(&shard), 20);
         shard.check_valid("c").await;
+    }
+}
+
+/// ⚑ A client's write waits behind one short entry, however many records go.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_go_in_short_entries() {
+    for passes in [false, true] {
+        let shard = with_documents().await;
+        let given = deletion(&shard, 1, 10, 19);
+        give_away(&shard, &given).await.expect("is registered");
+        if passes {
+            pass_window(&shard);
+        }
+        let before = shard.shard.log.last_applied();
+        delete_all(&shard).await.expect("is removed");
+        let id = collection(&shard).id;
+        let is_removal = |operation: &Operation<'_>| match operation {
+            Operation::DeleteRecord { collection, .. }
+            | Operation::ForgetRecord { collection, .. } => *collection == id,
+            _ => false,
+        };
+        let entries = shard.shard.log.read(before, 1 << 20).expect("is read");
+        let removed = entries.iter().map(|entry| {
+            let entry = Entry::decode(&entry.payload).expect("sound");
+            let operations = entry
+                .operations()
+                .map(|operation| operation.expect("sound"));
+            operations.filter(is_removal).count()
+        });
+        let removed: Vec<_> = removed.filter(|count| *count > 0).collect();
+        assert_eq!(removed, [4, 4, 1]);
+        assert_eq!(stored(&shard), 21);
     }
 }
 

@@ -98,6 +98,31 @@ async fn what_spills_answers_as_what_does_not() {
     );
 }
 
+/// Where a command does not say whether it may use the disk, the parameter does.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_default_can_be_changed() {
+    let server = filled().await;
+    limit(&server, 20_000).await;
+    for (default, code) in [("true", None), ("false", Some(292))] {
+        server
+            .check(&format!(
+                "admin {{setParameter: 1, allowDiskUseByDefault: {default}}} => {{}}
+                 admin {{getParameter: 1, allowDiskUseByDefault: 1}} => {{allowDiskUseByDefault: {default}}}"
+            ))
+            .await;
+        let expected = code.map_or("{}".to_owned(), |code: i32| code.to_string());
+        for command in ["{find: 'c', sort: {n: 1}", COMMANDS[3], COMMANDS[6]] {
+            server
+                .check(&format!(
+                    "{command}}} => {expected}
+                     {command}, allowDiskUse: true}} => {{}}
+                     {command}, allowDiskUse: false}} => 292"
+                ))
+                .await;
+        }
+    }
+}
+
 /// A cursor holds its runs while it lives, and gives them up however it ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn ended_operations_leave_no_scratch_files() {

@@ -74,9 +74,10 @@ pub(super) fn received(shard: &TestShard, id: i32, x: i32) -> ReceivedChange {
 
 pub(super) async fn receive(shard: &TestShard, changes: &[ReceivedChange]) -> Result<(), Error> {
     let id = collection(shard).id;
+    let term = shard.shard.log.leading().expect("it leads");
     let written = shard
         .shard
-        .write_received(id, MOVE, changes, &[], WriteConcern::Majority);
+        .write_received(term, id, MOVE, changes, &[], WriteConcern::Majority);
     written.await.map(|_| ())
 }
 

@@ -113,6 +113,7 @@ impl Shard {
             session, operation, ..
         } = writer;
         let began = std::time::Instant::now();
+        let is_awaited = writer.together.is_none();
         let (result, pending) = loop {
             let Some(known) = self.catalog.by_id(collection) else {
                 return Ok(None);
@@ -128,7 +129,7 @@ impl Shard {
             let stripes = keys.iter().map(|key| self.record_stripe(&current, key));
             let stripes = stripes.collect();
             let collections = std::slice::from_ref(&current);
-            let evaluated = self.evaluate_for(collections, writer, stripes, &mut body);
+            let evaluated = self.evaluate_for(collections, writer, is_awaited, stripes, &mut body);
             drop(gate);
             match evaluated {
                 Ok(evaluated) => break evaluated,
@@ -186,15 +187,17 @@ impl Shard {
             term: None,
             together: None,
         };
-        self.evaluate_for(collections, writer, wanted, body)
+        self.evaluate_for(collections, writer, false, wanted, body)
     }
 
     /// Evaluates an entry and appends it. The caller holds the gates of all the
-    /// collections, and begins again after [`NotAppended::Busy`].
-    fn evaluate_for<R>(
+    /// collections, and begins again after [`NotAppended::Busy`]. With `is_awaited` it
+    /// lets go of them and awaits the entry at once.
+    pub(crate) fn evaluate_for<R>(
         &self,
         collections: &[Arc<Collection>],
         writer: Writer<'_>,
+        is_awaited: bool,
         mut wanted: Vec<Stripe>,
         body: &mut impl FnMut(&mut Evaluator<'_>) -> Result<R, Refusal>,
     ) -> Result<(R, Option<replication::Pending>), NotAppended> {
@@ -229,7 +232,7 @@ impl Shard {
             }
             match evaluated {
                 Ok(result) => {
-                    let pending = self.append(evaluator, term, writer)?;
+                    let pending = self.append(evaluator, term, writer, is_awaited)?;
                     return Ok((result, pending));
                 }
                 Err(Refusal::Latch(more)) => {
@@ -248,6 +251,7 @@ impl Shard {
         evaluator: Evaluator<'_>,
         term: Term,
         writer: Writer<'_>,
+        is_awaited: bool,
     ) -> Result<Option<replication::Pending>, NotAppended> {
         let concern = writer.concern;
         let remembered = |_: &&Retryable| self.rules.hold(Rule::StoreStatements);
@@ -302,24 +306,23 @@ impl Shard {
         let written =
             session.map(|session| session.encode(self, &executed, image.as_ref(), &mut encoder));
         let durability = concern.durability();
-        let proposed = self.log.propose_several(
-            Some(term),
-            durability,
-            times,
-            payload,
-            |payload, position, time| {
-                if let Some(written) = &written {
-                    written.set_time(payload, time);
-                }
-                if let Some(place) = &time_place {
-                    place.fill_in(payload, time);
-                }
-                // Before the entry can be applied: see `catalog/multikey.rs`.
-                multikey.publish();
-                publish(&self.overlay, &mut changes, position, time);
-                Companion { changes }
-            },
-        );
+        let build = |payload: &mut [u8], position, time| {
+            if let Some(written) = &written {
+                written.set_time(payload, time);
+            }
+            if let Some(place) = &time_place {
+                place.fill_in(payload, time);
+            }
+            // Before the entry can be applied: see `catalog/multikey.rs`.
+            multikey.publish();
+            publish(&self.overlay, &mut changes, position, time);
+            Companion { changes }
+        };
+        let (log, term) = (&self.log, Some(term));
+        let proposed = match is_awaited {
+            true => log.propose_awaited(term, durability, times, payload, build),
+            false => log.propose_several(term, durability, times, payload, build),
+        };
         match proposed {
             Ok(pending) => {
                 if let (Some(session), Some(written)) = (session, &written) {
@@ -635,6 +638,10 @@ impl StateMachine for Applier {
             self.apply_batch(batch)?;
         }
         Ok(())
+    }
+
+    fn applies_at_once(&self) -> bool {
+        !self.store.lets_writers_wait()
     }
 
     fn published(&mut self, entries: &[Committed<Companion>]) {

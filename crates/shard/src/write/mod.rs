@@ -34,6 +34,6 @@ pub(crate) use latches::{Latches, Stripe};
 pub(crate) use overlay::Overlay;
 #[cfg(test)]
 pub(crate) use overlay::Pending;
-pub(crate) use received::Received;
+pub(crate) use received::{Received, ReceivedEntry};
 pub(crate) use several::{Hold, Searched};
 pub(crate) use writer::{Together, Writer};

@@ -10,6 +10,9 @@
 //! the point, and it checks no unique index: who receives a range does, when it is appended,
 //! see `migration/receive.rs`.
 //!
+//! ⚑ Entries are of the term in which the receiver began. What it appends follows from what it has appended
+//! before; another primary may have gone on with the move, or ended it, and this one been elected again.
+//!
 //! Entries carry index entries and both images in memory like any other, so that applying
 //! them looks nothing up, and say in their header which move they are of: change streams and
 //! the view of the log leave them out. ⚑
@@ -23,7 +26,7 @@ use model::Error;
 use model::bson::Doc;
 use model::ids::IndexId;
 use model::key::RecordKey;
-use replication::Durability;
+use replication::{Durability, Term};
 use storage::Record;
 use storage::entry::{Encoder, Header};
 use storage::layout::check_user_key;
@@ -34,6 +37,45 @@ pub(crate) struct Received {
     pub(crate) before: Option<Record>,
     /// A draft; `None`: removed.
     pub(crate) after: Option<Record>,
+}
+
+/// An entry that is ready to be appended.
+pub(crate) struct ReceivedEntry {
+    changes: Vec<Change>,
+    multikey: MultikeyFound,
+    payload: Vec<u8>,
+}
+
+impl ReceivedEntry {
+    /// Changes of records of one collection, each key once, by the collection's indexes as they are.
+    pub(crate) fn new(
+        collection: &Collection,
+        origin: &[u8],
+        received: Vec<Received>,
+    ) -> Result<Self, Error> {
+        let mut multikey = MultikeyFound::default();
+        let mut changes = Vec::with_capacity(received.len());
+        for record in received {
+            changes.push(change_of(collection, record, &mut multikey)?);
+        }
+        let mut payload = Vec::with_capacity(payload_bytes(&changes));
+        let header = Header {
+            origin: Some(origin),
+            names: Some(collection.name()),
+            ..Header::default()
+        };
+        encode(
+            &changes,
+            collection.name(),
+            &multikey,
+            &mut Encoder::with_header(&mut payload, header),
+        );
+        Ok(Self {
+            changes,
+            multikey,
+            payload,
+        })
+    }
 }
 
 impl Shard {
@@ -57,39 +99,25 @@ impl Shard {
         self.latches.hold(vec![stripe], || Ok(())).map(drop)
     }
 
-    /// Appends changes of records of one collection, each key once, as one entry. The caller
-    /// holds the collection's gate, looked `collection` up under it, and begins again if the
-    /// answer is `None`: the log's queue is full, and nothing happened.
+    /// Appends an entry. The caller has held the collection's gate since before it looked up the collection
+    /// by which the entry was made, and begins again if the answer is `None`: the log's queue is full, and
+    /// nothing happened.
     pub(crate) fn append_received(
         &self,
-        collection: &Collection,
-        origin: &[u8],
-        received: Vec<Received>,
+        term: Term,
+        entry: ReceivedEntry,
     ) -> Result<Option<replication::Pending>, Error> {
-        let mut multikey = MultikeyFound::default();
-        let mut changes = Vec::with_capacity(received.len());
-        for record in received {
-            changes.push(change_of(collection, record, &mut multikey)?);
-        }
-        let mut payload = Vec::with_capacity(payload_bytes(&changes));
-        let header = Header {
-            origin: Some(origin),
-            names: Some(collection.name()),
-            ..Header::default()
-        };
-        encode(
-            &changes,
-            collection.name(),
-            &multikey,
-            &mut Encoder::with_header(&mut payload, header),
-        );
-        let proposed = self
-            .log
-            .propose(Durability::Buffered, payload, |_, position, time| {
-                multikey.publish();
-                publish(&self.overlay, &mut changes, position, time);
-                Companion { changes }
-            });
+        let ReceivedEntry {
+            mut changes,
+            multikey,
+            payload,
+        } = entry;
+        let log = &self.log;
+        let proposed = log.propose_in(term, Durability::Buffered, payload, |_, position, time| {
+            multikey.publish();
+            publish(&self.overlay, &mut changes, position, time);
+            Companion { changes }
+        });
         match proposed.map_err(not_appended) {
             Ok(pending) => Ok(Some(pending)),
             Err(NotAppended::Busy | NotAppended::Blocked) => Ok(None),

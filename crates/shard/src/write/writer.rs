@@ -61,7 +61,7 @@ impl Together {
 impl Writer<'_> {
     /// The error that ends it while it waits, if any.
     pub(super) fn check(self) -> Result<(), Error> {
-        self.operation.map_or(Ok(()), Operation::check)
+        self.operation.map_or(Ok(()), |operation| operation.check())
     }
 
     pub(super) async fn wait_for<T>(self, awaited: impl Future<Output = T>) -> Result<T, Error> {

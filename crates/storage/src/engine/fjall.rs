@@ -328,6 +328,13 @@ impl Engine for FjallEngine {
         Ok(())
     }
 
+    fn lets_writers_wait(&self) -> bool {
+        let tree = &self.0.keyspace.tree;
+        // The batch may fill a memtable itself.
+        tree.sealed_memtable_count() + 1 >= SEALED_MEMTABLES_MAX
+            || tree.l0_run_count() >= LEVEL_ZERO_RUNS_MAX
+    }
+
     fn approximate_size_bytes(&self) -> u64 {
         self.0.keyspace.disk_space()
     }

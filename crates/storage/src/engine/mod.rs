@@ -134,6 +134,11 @@ pub trait Engine: Send + Sync + 'static {
     /// Returns when everything written before the call would survive a power cut.
     fn sync(&self) -> Result<()>;
 
+    /// Whether a small batch might be held up now until others have caught up.
+    fn lets_writers_wait(&self) -> bool {
+        false
+    }
+
     /// Bytes held on disk (or in memory, where there is no disk).
     fn approximate_size_bytes(&self) -> u64;
 

@@ -258,6 +258,11 @@ impl<E: Engine> Store<E> {
         self.shared.position.load(Ordering::Acquire)
     }
 
+    /// Whether a few entries might be held up now until the engine has caught up.
+    pub fn lets_writers_wait(&self) -> bool {
+        self.engine.lets_writers_wait()
+    }
+
     /// The time of the last applied entry.
     pub fn applied_time(&self) -> ClusterTime {
         self.shared.time()

@@ -182,6 +182,10 @@ impl Endpoint for Host {
         Box::pin(self.exchange(request))
     }
 
+    fn works_elsewhere(&self) -> bool {
+        true
+    }
+
     fn pools(&self) -> Vec<PoolStatistics> {
         let free = self.room.available_permits();
         vec![PoolStatistics {

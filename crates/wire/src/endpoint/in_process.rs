@@ -1,7 +1,9 @@
 //! A handler in this process as an endpoint.
 //!
-//! All calls share one connection without a socket: handlers keep nothing on it that calls could
-//! take from each other, and no peer can hang up.
+//! Calls share one connection without a socket: handlers keep nothing on it that calls could
+//! take from each other. Those that only read have one each, of the same name: when their caller gives up
+//! it is closed, as a socket would be, and whoever answers may stop. So it is when the operation that asks is
+//! to end.
 //!
 //! ⚑ What has begun is finished, as behind a socket, where a caller that gives up (a time limit, the
 //! loser of a `select`) does not reach the handler: an index build that is dropped in its middle would be
@@ -15,6 +17,7 @@ use std::task::{Context, Poll};
 
 use super::{BoxFuture, CallError, Endpoint};
 use crate::connection::ConnectionInfo;
+use crate::operation::{current, only_reads};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Handler;
@@ -39,12 +42,18 @@ impl<H: Handler> InProcess<H> {
 
 impl<H: Handler> Endpoint for InProcess<H> {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
-        let (handler, connection) = (self.handler.clone(), self.connection.clone());
+        let handler = self.handler.clone();
+        let connection = match only_reads(request.name()) {
+            true => Arc::new(self.connection.for_call(current())),
+            false => self.connection.clone(),
+        };
+        let own = only_reads(request.name()).then(|| connection.clone());
         Box::pin(Finished {
             command: Some(Box::pin(async move {
                 handler.handle(&connection, request).await
             })),
             has_begun: false,
+            own,
         })
     }
 }
@@ -55,6 +64,8 @@ struct Finished {
     command: Option<BoxFuture<'static, Reply>>,
     /// One that has not is like a request that was not sent.
     has_begun: bool,
+    /// The connection that nobody else uses.
+    own: Option<Arc<ConnectionInfo>>,
 }
 
 impl Future for Finished {
@@ -79,6 +90,9 @@ impl Drop for Finished {
         // One that panicked has nothing left to do.
         if !self.has_begun || std::thread::panicking() {
             return;
+        }
+        if let (Some(own), Some(_)) = (&self.own, &self.command) {
+            own.mark_closed();
         }
         let runtime = tokio::runtime::Handle::try_current();
         if let (Some(command), Ok(runtime)) = (self.command.take(), runtime) {

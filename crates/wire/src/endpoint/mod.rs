@@ -36,6 +36,9 @@ pub enum CallError {
     /// Nothing was carried out: the request never reached anybody whole.
     #[error("{0}")]
     NotSent(String),
+    /// Nor was it here: of a replica set nobody was found whom the request may go to.
+    #[error("{0}")]
+    NobodyFits(String),
     /// It was sent and the connection ended before the reply: it may have been carried out.
     #[error("{0}")]
     OutcomeUnknown(String),
@@ -64,6 +67,12 @@ pub trait Endpoint: Send + Sync {
                 member: None,
             })
         })
+    }
+
+    /// Whether a call that has begun needs nothing of its caller until the reply comes: it is worked on in
+    /// another process.
+    fn works_elsewhere(&self) -> bool {
+        false
     }
 
     /// Asks whoever is behind this what has changed: the members of a replica set.

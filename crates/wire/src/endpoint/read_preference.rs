@@ -2,7 +2,9 @@
 //!
 //! Left out: `maxStalenessSeconds` and hedged reads; members answer for themselves how far they are.
 
-use model::bson::{Doc, DocBuf, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::text::document_quoted;
+use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ReadMode {
@@ -14,11 +16,38 @@ pub enum ReadMode {
     Nearest,
 }
 
+impl ReadMode {
+    fn name(self) -> &'static str {
+        match self {
+            ReadMode::Primary => "primary",
+            ReadMode::PrimaryPreferred => "primaryPreferred",
+            ReadMode::Secondary => "secondary",
+            ReadMode::SecondaryPreferred => "secondaryPreferred",
+            ReadMode::Nearest => "nearest",
+        }
+    }
+}
+
 /// A mode, and sets of tags: the first set that any member has decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReadPreference {
     pub mode: ReadMode,
     pub tag_sets: Vec<DocBuf>,
+}
+
+/// As MongoDB writes it in its errors.
+impl fmt::Display for ReadPreference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = DocWriter::new().with("mode", self.mode.name());
+        if !self.tag_sets.is_empty() {
+            shown.begin_array("tags");
+            for set in &self.tag_sets {
+                shown.push(set);
+            }
+            shown.end();
+        }
+        f.write_str(&document_quoted(shown.finish().as_doc()))
+    }
 }
 
 impl ReadPreference {

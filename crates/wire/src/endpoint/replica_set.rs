@@ -64,6 +64,9 @@ impl Default for ReplicaSetTimes {
     }
 }
 
+/// How long a hurried call looks: a set whose primary has ended has another one by then.
+const HURRIED_LIMIT: Duration = Duration::from_secs(3);
+
 /// The members of one replica set.
 pub struct ReplicaSet(Arc<Shared>);
 
@@ -174,7 +177,11 @@ impl Shared {
     async fn send(self: &Arc<Self>, request: Request) -> Result<Answer, CallError> {
         self.look_now_and_then();
         let preference = ReadPreference::of(request.body());
-        let deadline = Instant::now() + self.times.selection_limit;
+        let limit = match request.is_hurried() {
+            true => self.times.selection_limit.min(HURRIED_LIMIT),
+            false => self.times.selection_limit,
+        };
+        let deadline = Instant::now() + limit;
         let mut last_error = None;
         let mut refused_by: Option<String> = None;
         loop {
@@ -191,31 +198,26 @@ impl Shared {
                 mode: preference.mode,
             };
             let result = member.ask(request.clone()).await;
-            let host = member.host.clone();
-            let answer = |reply| Answer {
-                reply,
-                member: Some(Arc::new(member)),
-            };
             match result {
                 Ok(reply) if is_not_primary(reply.document()) => {
-                    self.doubt(&host);
+                    self.doubt(&member.host);
                     if Instant::now() >= deadline || !may_be_repeated(&request) {
-                        return Ok(answer(reply));
+                        return Ok(member.answered(reply));
                     }
                     // It takes itself for the primary and answers otherwise: that takes time to end.
-                    if refused_by.as_ref() == Some(&host) {
+                    if refused_by.as_ref() == Some(&member.host) {
                         tokio::time::sleep(self.times.pause).await;
                     }
-                    refused_by = Some(host);
+                    refused_by = Some(member.host);
                     last_error = None;
                 }
-                Ok(reply) => return Ok(answer(reply)),
+                Ok(reply) => return Ok(member.answered(reply)),
                 Err(error @ CallError::OutcomeUnknown(_)) => {
-                    self.doubt(&host);
+                    self.doubt(&member.host);
                     return Err(error);
                 }
-                Err(error @ CallError::NotSent(_)) => {
-                    self.doubt(&host);
+                Err(error @ (CallError::NotSent(_) | CallError::NobodyFits(_))) => {
+                    self.doubt(&member.host);
                     if Instant::now() >= deadline {
                         return Err(error);
                     }
@@ -263,16 +265,8 @@ impl Shared {
             }
             let pause = Instant::now() + self.times.pause;
             if looked.is_err() || pause >= deadline {
-                let what = match preference.mode {
-                    ReadMode::Primary => "no primary",
-                    ReadMode::PrimaryPreferred
-                    | ReadMode::Secondary
-                    | ReadMode::SecondaryPreferred
-                    | ReadMode::Nearest => "no member that fits the read preference",
-                };
-                return Err(CallError::NotSent(format!(
-                    "replica set {} has {what}: {}",
-                    self.name,
+                return Err(CallError::NobodyFits(format!(
+                    "Could not find host matching read preference {preference} for set {}",
                     self.described()
                 )));
             }

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! ⚑ Silence alone never ends a call: a member that is only slow would lose work that nobody else can
-//! take over. Of several calls that wait for one member, one says `hello`.
+//! take over; only a hurried call, whose caller goes on without the answer. Of several calls that wait for one member, one says `hello`.
 //!
 //! A call that its caller drops (a time limit of his own) casts doubt on the member as well: the next
 //! call looks first.
@@ -27,7 +27,7 @@ use tokio::time::{Instant, timeout};
 
 use super::read_preference::ReadMode;
 use super::replica_set::{Role, Shared};
-use super::{BoxFuture, CallError, Endpoint};
+use super::{Answer, BoxFuture, CallError, Endpoint};
 use crate::reply::Reply;
 use crate::request::Request;
 
@@ -67,6 +67,7 @@ impl Watched {
             member: self,
             has_ended: false,
         };
+        let is_hurried = request.is_hurried();
         let mut call = self.endpoint.call(request);
         let mut silent_rounds = 0;
         let result = loop {
@@ -78,15 +79,29 @@ impl Watched {
                 result = &mut call => break result,
                 is_replaced = self.is_replaced(&mut silent_rounds) => is_replaced,
             };
-            if is_replaced {
+            let is_given_up = is_hurried && silent_rounds > 0;
+            if is_replaced || is_given_up {
                 break Err(CallError::OutcomeUnknown(format!(
-                    "{} does not answer any more, and others of its set do",
-                    self.host
+                    "{} does not answer any more{}",
+                    self.host,
+                    if is_replaced {
+                        ", and others of its set do"
+                    } else {
+                        ""
+                    }
                 )));
             }
         };
         waiting.has_ended = true;
         result
+    }
+
+    /// A reply of this member, which alone can go on with what it began.
+    pub(super) fn answered(self, reply: Reply) -> Answer {
+        Answer {
+            reply,
+            member: Some(Arc::new(self)),
+        }
     }
 
     /// Whether it is silent while another member does what it should.
@@ -143,5 +158,9 @@ impl Watched {
 impl Endpoint for Watched {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
         Box::pin(self.ask(request))
+    }
+
+    fn works_elsewhere(&self) -> bool {
+        self.endpoint.works_elsewhere()
     }
 }

@@ -8,7 +8,7 @@
 use super::*;
 use crate::expression::tests::{parse_json, print_json};
 use crate::filter::Filter;
-use crate::sort::{Run, Sorter, Spill, SpilledRecord};
+use crate::sort::{Run, RunWriter, Sorter, Spill, SpilledRecord};
 use model::Namespace;
 use model::bson::{DocWriter, Value, ValueRef};
 use std::collections::HashMap;
@@ -24,26 +24,32 @@ pub(super) struct World {
 
 struct MemorySpill;
 
-struct MemoryRun(std::vec::IntoIter<SpilledRecord>);
+#[derive(Default)]
+struct MemoryRun(std::collections::VecDeque<SpilledRecord>);
 
 impl Spill for MemorySpill {
-    fn write_run(
-        &mut self,
-        records: &mut dyn Iterator<Item = (&[u8], &[u8])>,
-    ) -> Result<Box<dyn Run>, Error> {
-        let records: Vec<SpilledRecord> = records
-            .map(|(key, payload)| SpilledRecord {
-                key: key.to_vec(),
-                payload: payload.to_vec(),
-            })
-            .collect();
-        Ok(Box::new(MemoryRun(records.into_iter())))
+    fn begin_run(&mut self) -> Result<Box<dyn RunWriter>, Error> {
+        Ok(Box::<MemoryRun>::default())
+    }
+}
+
+impl RunWriter for MemoryRun {
+    fn append(&mut self, key: &[u8], payload: &[u8]) -> Result<(), Error> {
+        self.0.push_back(SpilledRecord {
+            key: key.to_vec(),
+            payload: payload.to_vec(),
+        });
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<Box<dyn Run>, Error> {
+        Ok(self)
     }
 }
 
 impl Run for MemoryRun {
     fn next(&mut self) -> Result<Option<SpilledRecord>, Error> {
-        Ok(self.0.next())
+        Ok(self.0.pop_front())
     }
 }
 

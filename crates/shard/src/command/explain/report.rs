@@ -80,10 +80,7 @@ impl Report {
             out.append("$db", invocation.request.database());
         }
         out.end();
-        let port = invocation
-            .connection
-            .local()
-            .map_or(0, |local| local.port());
+        let port = invocation.shard.port_of(invocation.connection);
         out.begin_document("serverInfo")
             .append("host", invocation.shard.host.name.as_str())
             .append("port", i32::from(port))

@@ -2,6 +2,8 @@
 //! whether it has the options and indexes that stand.
 
 use super::{ANSWER_WAIT, Driver, LOOK_INTERVAL, Over, PAUSE, describe};
+use crate::Shard;
+use crate::aside::aside;
 use crate::migration::database::{Reached, Stage};
 use crate::migration::digest::Follower;
 use crate::migration::pacing::Pacer;
@@ -38,6 +40,7 @@ impl Driver {
         let shard = self.shard.clone();
         let _copying = shard.latency.copying();
         let mut pacer = Pacer::new();
+        let mut asked: Option<Instant> = None;
         if self.follower.is_none() {
             let Some(stretch) = self.handle.stretch.clone() else {
                 return Ok(self.gives_up("the collection was dropped"));
@@ -53,14 +56,18 @@ impl Driver {
                 return Ok(self.gives_up(why));
             }
             let scans = Instant::now();
-            let digested = match self.digest_a_bit() {
+            let pace = pacer.pace(&shard, None);
+            let digested = match self.digest_a_bit(pace.moment()).await {
                 Ok(digested) => digested,
                 Err(error) => return Ok(self.gives_up(error.message)),
             };
             if !digested {
-                let pace = pacer.pace(&shard, None);
                 self.pause(pace.pause_after(scans.elapsed())).await;
+                if asked.is_some_and(|asked| asked.elapsed() < LOOK_INTERVAL) {
+                    continue;
+                }
             }
+            asked = Some(Instant::now());
             let report = match self.ask_recipient(self.receive(since)).await {
                 Ok(report) => report,
                 Err(Failure::Unreachable(_)) => {
@@ -192,28 +199,27 @@ impl Driver {
     }
 
     /// Works on the digest for a moment; true if only the last entries are missing.
-    fn digest_a_bit(&mut self) -> Result<bool, Error> {
-        let Some(follower) = &mut self.follower else {
+    async fn digest_a_bit(&mut self, moment: Duration) -> Result<bool, Error> {
+        let Some(mut follower) = self.follower.take() else {
             return Ok(false);
         };
-        let shard = &self.shard;
-        let until = Instant::now() + LOOK_INTERVAL;
-        tokio::task::block_in_place(|| {
-            loop {
-                let scanned = follower.scan(shard)?;
-                let followed = follower.follow(shard, shard.log.last_applied())?;
-                if scanned {
-                    let documents = follower.digest().documents;
-                    self.handle.steps.lock().expected = Some(documents);
-                }
-                if scanned && followed {
-                    return Ok(true);
-                }
-                if Instant::now() > until {
-                    return Ok(false);
-                }
+        let digested = match follower.is_scanned() {
+            // What is left is short, and writes will soon wait for it.
+            true => tokio::task::block_in_place(|| digest_some(&self.shard, &mut follower, moment)),
+            false => {
+                let shard = self.shard.clone();
+                let work = move || (digest_some(&shard, &mut follower, moment), follower);
+                let (digested, back) = aside(work).await;
+                follower = back;
+                digested
             }
-        })
+        };
+        if follower.is_scanned() {
+            let documents = follower.digest().documents;
+            self.handle.steps.lock().expected = Some(documents);
+        }
+        self.follower = Some(follower);
+        digested
     }
 
     /// `_terndbReceive`: with all that the recipient needs to begin.
@@ -252,6 +258,21 @@ impl Driver {
             }
         }
         writer
+    }
+}
+
+/// Works on a digest for a moment; true if only the last entries are missing.
+fn digest_some(shard: &Shard, follower: &mut Follower, moment: Duration) -> Result<bool, Error> {
+    let until = Instant::now() + moment;
+    loop {
+        let scanned = follower.scan(shard)?;
+        let followed = follower.follow(shard, shard.log.last_applied())?;
+        if scanned && followed {
+            return Ok(true);
+        }
+        if Instant::now() > until {
+            return Ok(false);
+        }
     }
 }
 

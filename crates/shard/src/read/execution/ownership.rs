@@ -81,10 +81,7 @@ pub(super) fn with_shard_key(mut query: Query, collection: &Collection) -> Query
     if let (Some(needed), Some(ownership)) = (&mut query.needed, &collection.ownership)
         && (ownership.orphans
             || !needed.is_empty()
-            || query
-                .part
-                .as_ref()
-                .is_some_and(|part| part.ranges.is_some()))
+            || query.part.as_ref().is_some_and(|part| part.is_restricted()))
     {
         for field in ownership.pattern.fields() {
             let path = Path::new(&field.path);
@@ -132,8 +129,8 @@ impl Execution {
     /// Looks which documents a part of a scan is about, given what is owned.
     pub(super) fn restrict(&mut self) {
         let part = self.query.part.as_ref();
-        let (Some(asked), Some(ownership)) = (
-            part.and_then(|part| part.ranges.as_ref()),
+        let (Some(part), Some(ownership)) = (
+            part.filter(|part| part.is_restricted()),
             &self.collection.ownership,
         ) else {
             return;
@@ -141,7 +138,7 @@ impl Execution {
         // No other key matches.
         let wanted = shard_key_ranges(&self.query.filter, &ownership.pattern);
         let shown = ownership.owned.intersection(&wanted);
-        let here = shown.intersection(asked);
+        let here = part.of(&shown);
         if here.is_empty() {
             self.stage = Stage::Ended;
         }

@@ -5,6 +5,7 @@ use differential::value::{Value, get};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use storage::entry::Entry;
 
 /// Sends a write to whoever owns the document; which shard it was. Clients that talk to shards
 /// themselves find nothing to update where a document is not owned, and are refused an insert.
@@ -114,4 +115,37 @@ async fn nothing_is_lost_and_nothing_doubled_while_a_range_moves() {
     assert!(differ.is_empty(), "{differ:?}");
     assert_eq!(found.len(), expected.len());
     world.close().await;
+}
+
+/// ⚑ Where the donor has clients, from the first entry on: how much they feel of large ones would only be known
+/// afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_brought_beside_clients_comes_in_short_entries() {
+    const DOCUMENT_BYTES: usize = 4096;
+    const DOCUMENTS: usize = 200;
+    for has_clients in [true, false] {
+        let world = World::new("{x: 1}").await;
+        world.create("{key: {x: 1}, name: 'x_1'}").await;
+        let text = "t".repeat(DOCUMENT_BYTES);
+        let documents: Vec<String> = (0..DOCUMENTS)
+            .map(|x| format!("{{_id: {x}, x: {x}, text: '{text}'}}"))
+            .collect();
+        world.on(0).insert(&documents).await;
+        if has_clients {
+            world.on(0).shard.latency.feels(1.0);
+        }
+        let log = &world.on(1).shard.log;
+        let before = log.last_applied();
+        let reply = world.moves(0, 1, "{x: 0}", "{x: 1000}").await;
+        assert_eq!(outcome(&reply), "committed");
+        let entries = log.read(before, 64 << 20).expect("is read");
+        let lengths = entries.iter().filter_map(|entry| {
+            let header = Entry::decode(&entry.payload).expect("sound").header;
+            header.origin.map(|_| entry.payload.len())
+        });
+        let longest = lengths.max().expect("something was brought");
+        let is_short = longest <= 128 << 10;
+        assert_eq!(is_short, has_clients, "an entry has {longest} bytes");
+        world.close().await;
+    }
 }

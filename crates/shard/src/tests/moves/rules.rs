@@ -92,7 +92,9 @@ async fn a_document_that_arrives_changed_is_noticed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_the_commit_is_asked_for_again() {
     let world = filled("{x: 1}", &ascending(50)).await;
-    world.authority.answers_lost.store(3, Ordering::SeqCst);
+    let authority = world.authority.clone();
+    let loses = Box::pin(async move { authority.answers_lost.store(3, Ordering::SeqCst) });
+    world.authority.before("_configsvrCommitMove", loses);
     let reply = world.moves(0, 1, "{x: 10}", "{x: 40}").await;
     assert_eq!(outcome(&reply), "committed");
     assert_eq!(world.shown(1).await.len(), 30);
@@ -332,6 +334,26 @@ async fn an_id_that_is_taken_on_the_recipient_ends_the_move() {
     assert_eq!(world.shown(0).await.len(), 30);
     assert_eq!(world.shown(1).await.len(), 21);
     world.close().await;
+}
+
+/// ⚑ A copy that ends while more of it is on its way ends: nobody waits to hand over what nobody takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_many_answers_ends_with_its_first_fault() {
+    let text = "t".repeat(100_000);
+    let large = |x| format!("{{_id: {x}, x: {x}, t: '{text}'}}");
+    let documents: Vec<String> = (0..40).map(large).collect();
+    let world = filled("{x: 1}", &documents).await;
+    let reply = world.moves(0, 1, "{x: 39}", "{x: MaxKey}").await;
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    world
+        .on(1)
+        .check("{insert: 'c', documents: [{_id: 0, x: 99}]} => {n: 1}")
+        .await;
+    let reply = world.moves(0, 1, "{x: 0}", "{x: 39}").await;
+    assert_eq!(outcome(&reply), "aborted", "{reply:?}");
+    // Services of the primary end with their tasks.
+    let closed = tokio::time::timeout(Duration::from_secs(60), world.close()).await;
+    closed.expect("everything ends");
 }
 
 /// ⚑ A database is forgotten only where nothing of it is owned, also if that changed while others had the lock.

@@ -192,3 +192,29 @@ async fn a_recipient_remembers_that_it_began_with_nothing() {
         .await;
     world.close().await;
 }
+
+/// ⚑ Writes wait no longer than they may for a recipient that says nothing: neither that it is ready, nor that it
+/// is not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_do_not_wait_for_a_silent_recipient() {
+    let world = filled().await;
+    *world.network.silences.lock() = Some(Box::new(|request| {
+        request.get("_terndbReceiveFinish").is_some()
+    }));
+    let moved = world.moves(0, 1, "{x: 10}", "{x: 40}");
+    let written = async {
+        is_in(&world, 0, "writesBlocked").await;
+        let began = Instant::now();
+        world
+            .on(0)
+            .check("{update: 'c', updates: [{q: {_id: 15, x: 15}, u: {$set: {n: 1}}}]} => {n: 1}")
+            .await;
+        began.elapsed()
+    };
+    let (reply, waited) = tokio::join!(moved, written);
+    // A question that nobody answers is given up after twenty seconds.
+    assert!(waited < Duration::from_secs(18), "{waited:?}");
+    assert_eq!(outcome(&reply), "aborted", "{reply:?}");
+    *world.network.silences.lock() = None;
+    world.close().await;
+}

@@ -1,62 +1,13 @@
 //! What a router has done since its start, and the connections it has, for `serverStatus` and `connPoolStats`.
-//!
-//! Counted as MongoDB does: writes by their statements, everything else by commands.
 
 use crate::Router;
-use crate::bulk::Kind;
 use crate::failure::Failure;
 use crate::heartbeat::COMPATIBLE_VERSION;
 use crate::hello::now_ms;
 use model::bson::{DocWriter, Kind as BsonKind, ValueRef};
 use model::number::is_truthy;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use wire::{MetricsSnapshot, PoolStatistics, Reply, Request};
-
-#[derive(Default)]
-pub(crate) struct Counters {
-    insert: AtomicU64,
-    query: AtomicU64,
-    update: AtomicU64,
-    delete: AtomicU64,
-    get_more: AtomicU64,
-    command: AtomicU64,
-}
-
-impl Counters {
-    /// A command has come. Writes count when it is known how many.
-    pub(crate) fn command(&self, name: &str) {
-        let counter = match name {
-            "find" => &self.query,
-            "getMore" => &self.get_more,
-            "insert" | "update" | "delete" => return,
-            _ => &self.command,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn writes(&self, kind: Kind, statements: usize) {
-        let counter = match kind {
-            Kind::Insert => &self.insert,
-            Kind::Update => &self.update,
-            Kind::Delete => &self.delete,
-        };
-        counter.fetch_add(statements as u64, Ordering::Relaxed);
-    }
-
-    fn append_to(&self, writer: &mut DocWriter) {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as i64;
-        writer
-            .begin_document("opcounters")
-            .append("insert", read(&self.insert))
-            .append("query", read(&self.query))
-            .append("update", read(&self.update))
-            .append("delete", read(&self.delete))
-            .append("getmore", read(&self.get_more))
-            .append("command", read(&self.command))
-            .end();
-    }
-}
 
 impl Router {
     fn metrics(&self) -> MetricsSnapshot {

@@ -1,0 +1,113 @@
+//! A question in the words of a request: which ranges, and by what they were routed.
+//!
+//! ```text
+//!   shardVersion                            as in the base placement
+//!   shardVersion, without: [min, max, ..]   what the shard owns by that version, but for these
+//!   ranges: [min, max, ..], uuid            these
+//! ```
+//!
+//! Which of them, and why: [`cluster::scan::naming`]. What a shard is known not to own any more it is not asked
+//! for.
+
+use super::asking::{Answered, Ask, Asker, append_ranges, binary};
+use crate::failure::{Failure, Stale};
+use cluster::cache::Placement;
+use cluster::scan::{Asked, Limits, Naming, Question, naming};
+use model::bson::{DocWriter, ValueRef};
+use model::range::RangeSet;
+use model::version::PlacementVersion;
+
+/// How a question is put.
+pub(super) enum Words {
+    AsAsked,
+    ByVersion {
+        version: PlacementVersion,
+        without: RangeSet,
+    },
+}
+
+/// How to put a question, or what comes of it without asking.
+pub(super) enum Named {
+    So(Words),
+    Answered(Ask),
+}
+
+impl Ask {
+    /// The answer of a shard that has nothing of some ranges, and says nothing of the others.
+    pub(super) fn not_owned(ranges: RangeSet, version: Option<PlacementVersion>) -> Ask {
+        Ask::Answered(Box::new(Answered {
+            entries: Vec::new(),
+            place: None,
+            ended: false,
+            not_owned: ranges,
+            version,
+            cursor: None,
+            times: Vec::new(),
+            bytes_on_cursor: None,
+            run: None,
+        }))
+    }
+}
+
+impl Asker {
+    /// Finds the words for a question. Few ranges need no look at who owns what.
+    pub(super) async fn name(&self, question: &Question) -> Result<Named, Failure> {
+        let limits = Limits::OF_REQUESTS;
+        let ranges = match &question.asked {
+            Asked::These(ranges) if !limits.are_few(ranges) => ranges,
+            Asked::These(_) | Asked::AsInBase => return Ok(Named::So(Words::AsAsked)),
+        };
+        let (routing, shard) = (&self.router.routing, [question.shard.clone()]);
+        // ⚑ Nothing that the shard has said to be old.
+        let placement = routing.placement(&self.command.namespace, Some(&shard));
+        let now = match placement.await? {
+            Placement::Sharded(table) if table.incarnation == self.base.incarnation => table,
+            // It is another collection: the scan ends.
+            Placement::Sharded(table) => {
+                return Ok(Named::Answered(Ask::Stale(Stale::Collection {
+                    shard: question.shard.clone(),
+                    wanted: Some(table.version()),
+                })));
+            }
+            Placement::Unsharded => return Ok(Named::Answered(Ask::Stale(Stale::Database))),
+        };
+        Ok(match naming(ranges, &question.shard, &now, limits) {
+            Naming::ByName => Named::So(Words::AsAsked),
+            Naming::ByVersion { version, without } => {
+                Named::So(Words::ByVersion { version, without })
+            }
+            Naming::Gone(gone) => Named::Answered(Ask::not_owned(gone, Some(now.version()))),
+            Naming::TooLong => Named::Answered(Ask::TooLong),
+        })
+    }
+
+    /// Says which part of a scan is asked for, and by what it was routed. The part's document stays open.
+    pub(super) fn append_part(&self, writer: &mut DocWriter, question: &Question, words: &Words) {
+        let version = match (words, &question.asked) {
+            (Words::ByVersion { version, .. }, _) => Some(*version),
+            (Words::AsAsked, Asked::AsInBase) => Some(self.base.shard_version(&question.shard)),
+            (Words::AsAsked, Asked::These(_)) => None,
+        };
+        if let Some(version) = version {
+            writer.begin_document("shardVersion");
+            version.append_to(writer);
+            writer.end();
+        }
+        writer.begin_document("_terndbScan");
+        match (words, &question.asked) {
+            (Words::ByVersion { without, .. }, _) => append_ranges(writer, "without", without),
+            (Words::AsAsked, Asked::AsInBase) => {}
+            (Words::AsAsked, Asked::These(ranges)) => {
+                append_ranges(writer, "ranges", ranges);
+                let uuid = ValueRef::Binary {
+                    subtype: 4,
+                    bytes: &self.base.uuid.0,
+                };
+                writer.append("uuid", uuid);
+            }
+        }
+        if let Some(place) = &question.after {
+            writer.append("after", binary(place));
+        }
+    }
+}
