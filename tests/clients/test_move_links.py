@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 import test_moves
-from server import DEADLINE_S, ROOT, free_ports, only_terndb, wait_until
+from server import DEADLINE_S, ROOT, connect, free_ports, only_terndb, wait_until
 from test_cluster_processes import Role
 from test_moves import BIRDS, SHARDS, key_of
 
@@ -82,6 +82,14 @@ class CutLinks(test_moves.Moves):
         self.network.heal()
         self.cuts += 1
 
+    def in_progress(self) -> list[str]:
+        """What the shards and the config server are at, as they say themselves."""
+        said = []
+        for role in [*self.shards, self.config]:
+            with connect(f"mongodb://127.0.0.1:{role.port}/?directConnection=true") as direct:
+                said += [f"{role.name}: {it}" for it in direct.admin.aggregate([{"$currentOp": {"allUsers": True}}])]
+        return said
+
     def test_links_are_cut_during_moves(self):
         self.birds.insert_many([{"_id": number, "k": key_of(number)} for number in range(BIRDS)])
         self.moved, self.not_moved, self.cuts = [], [], 0
@@ -98,15 +106,20 @@ class CutLinks(test_moves.Moves):
                 self.until = max(self.until, time.monotonic() + 1)
             return self.done.is_set() or is_enough()
 
+        def told():
+            return f"seed {self.seed}, {len(self.moved)} moves, {self.cuts} cuts, not moved: {self.not_moved[-3:]}"
+
         try:
             wanted = f"{MOVES_WANTED} moves while links are cut {CUTS_WANTED} times"
             wait_until(goes_on, wanted, LOAD_S + 2 * DEADLINE_S)
+        except AssertionError as waited:
+            raise AssertionError(f"{waited}: {told()}; {self.in_progress()}") from None
         finally:
             self.done.set()
             for thread in threads:
                 thread.join()
             self.network.heal()
-        told = f"seed {self.seed}, {len(self.moved)} moves, {self.cuts} cuts, not moved: {self.not_moved[-3:]}"
+        told = told()
         self.assertEqual(self.failures, [], told)
         for dialled in self.ports:
             used = [link.carried_bytes for (_, to), link in self.network.links.items() if to == dialled]
