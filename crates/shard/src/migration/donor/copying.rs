@@ -62,7 +62,12 @@ impl Driver {
                 Err(error) => return Ok(self.gives_up(error.message)),
             };
             if !digested {
-                self.pause(pace.pause_after(scans.elapsed())).await;
+                // ⚑ Only the scan makes way for clients. The log grows as they write: who rests behind each
+                // stretch of it may never come to its end.
+                match self.is_scanned() {
+                    true => tokio::task::yield_now().await,
+                    false => self.pause(pace.pause_after(scans.elapsed())).await,
+                }
                 if asked.is_some_and(|asked| asked.elapsed() < LOOK_INTERVAL) {
                     continue;
                 }
@@ -220,6 +225,11 @@ impl Driver {
         }
         self.follower = Some(follower);
         digested
+    }
+
+    /// Whether the digest has every record, and follows the log.
+    fn is_scanned(&self) -> bool {
+        self.follower.as_ref().is_some_and(Follower::is_scanned)
     }
 
     /// `_terndbReceive`: with all that the recipient needs to begin.

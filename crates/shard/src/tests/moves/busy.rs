@@ -149,3 +149,41 @@ async fn what_is_brought_beside_clients_comes_in_short_entries() {
         world.close().await;
     }
 }
+
+/// ⚑ What clients feel slows the copy down, and what they write must be followed all the same: their log grows for as
+/// long as they write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_leaves_a_donor_whose_clients_write_without_a_pause() {
+    const DOCUMENT_BYTES: usize = 1 << 20;
+    const WRITERS: i32 = 3;
+    let world = World::new("{x: 1}").await;
+    world.create("{key: {x: 1}, name: 'x_1'}").await;
+    let text = "t".repeat(DOCUMENT_BYTES);
+    let documents: Vec<String> = (0..WRITERS)
+        .map(|x| format!("{{_id: {x}, x: {x}, n: 0, text: '{text}'}}"))
+        .collect();
+    world.on(0).insert(&documents).await;
+    world.on(0).shard.latency.feels(100.0);
+    let done = AtomicBool::new(false);
+    let writer = |x: i32| {
+        let (world, done) = (&world, &done);
+        async move {
+            let command = format!(
+                "{{update: 'c', updates: [{{q: {{_id: {x}, x: {x}}}, u: {{$inc: {{n: 1}}}}}}]}}"
+            );
+            let mut owner = 0;
+            while !done.load(Ordering::SeqCst) {
+                owner = write(world, owner, &command).await;
+            }
+        }
+    };
+    let mover = async {
+        let moved = world.moves(0, 1, "{x: 0}", "{x: 1000}");
+        let moved = tokio::time::timeout(PATIENCE, moved).await;
+        done.store(true, Ordering::SeqCst);
+        moved.map(|reply| outcome(&reply).to_owned())
+    };
+    let (moved, (), (), ()) = tokio::join!(mover, writer(0), writer(1), writer(2));
+    assert_eq!(moved.as_deref(), Ok("committed"));
+    world.close().await;
+}
