@@ -86,6 +86,8 @@ pub(super) struct EndedMove {
 /// What the steps took.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Steps {
+    /// Until the recipient had begun: it removes what is left there of earlier days first.
+    pub(super) recipient_begins_ms: u64,
     pub(super) copying_ms: u64,
     pub(super) critical_section_us: u64,
     /// Parts of it: until the recipient has everything, until reads are blocked too, until the
@@ -534,6 +536,7 @@ pub(super) fn describe(collection: &Collection, plan: &Plan, writer: &mut DocWri
 fn describe_steps(steps: &Steps, total: Duration) -> DocBuf {
     DocWriter::new()
         .with("totalMillis", total.as_millis() as i64)
+        .with("recipientBeginsMillis", steps.recipient_begins_ms as i64)
         .with("cloneMillis", steps.copying_ms as i64)
         .with("criticalSectionMicros", steps.critical_section_us as i64)
         .with("readyMicros", steps.ready_us as i64)

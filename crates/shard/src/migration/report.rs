@@ -113,4 +113,9 @@ pub(crate) fn append_statistics(shard: &Shard, writer: &mut DocWriter) {
             writer.append(name, figure as i64);
         }
     }
+    writer.begin_array("runningMoves");
+    for running in running_moves(shard) {
+        writer.push(&running);
+    }
+    writer.end();
 }

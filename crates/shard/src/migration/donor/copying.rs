@@ -1,7 +1,7 @@
 //! The donor while it copies: how far the recipient is, when it is close enough to block writes, and
 //! whether it has the options and indexes that stand.
 
-use super::{ANSWER_WAIT, Driver, LOOK_INTERVAL, Over, PAUSE, describe};
+use super::{ANSWER_WAIT, Driver, LOOK_INTERVAL, Over, PAUSE, describe, phase_name};
 use crate::Shard;
 use crate::aside::aside;
 use crate::migration::database::{Reached, Stage};
@@ -32,6 +32,12 @@ const LAG_AGAIN: u64 = 10;
 /// How long a recipient that has copied everything may stay further behind.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 
+/// What `$currentOp` calls the beginning of copying: the recipient makes its collection ready, and removes what
+/// is left there of earlier days.
+const RECIPIENT_BEGINS: &str = "recipientBegins";
+/// And its end: every document has come, and the log is followed.
+const CATCHING_UP: &str = "catchingUp";
+
 impl Driver {
     pub(super) async fn copying(&mut self, since: LogPosition) -> Result<Event, Over> {
         let began = Instant::now();
@@ -41,6 +47,8 @@ impl Driver {
         let _copying = shard.latency.copying();
         let mut pacer = Pacer::new();
         let mut asked: Option<Instant> = None;
+        let mut has_begun = false;
+        *self.handle.phase.lock() = RECIPIENT_BEGINS;
         if self.follower.is_none() {
             let Some(stretch) = self.handle.stretch.clone() else {
                 return Ok(self.gives_up("the collection was dropped"));
@@ -98,6 +106,11 @@ impl Driver {
                 self.reason = Some(why.unwrap_or("the recipient has given up").to_owned());
                 return Ok(Event::RecipientCannot);
             }
+            if !std::mem::replace(&mut has_begun, true) {
+                *self.handle.phase.lock() = phase_name(&self.state.donor.phase);
+                let took = began.elapsed().as_millis() as u64;
+                self.handle.steps.lock().recipient_begins_ms += took;
+            }
             self.note(fields);
             stall.hear(fields);
             if !digested {
@@ -105,6 +118,7 @@ impl Driver {
             }
             let copied = fields.count("copied").unwrap_or(0);
             if fields.flag("scanned") {
+                *self.handle.phase.lock() = CATCHING_UP;
                 let since = *scanned_at.get_or_insert_with(Instant::now);
                 let lag = self.shard.log.last_applied().get().saturating_sub(copied);
                 let follower = self.follower.as_mut();
@@ -150,9 +164,13 @@ impl Driver {
                     }
                 }
                 if since.elapsed() > CATCH_UP_LIMIT {
-                    return Ok(self.gives_up(format!(
-                        "the recipient stays {lag} entries of the log and {changes} changes behind"
-                    )));
+                    let why = match digested {
+                        true => format!(
+                            "the recipient stays {lag} entries of the log and {changes} changes behind"
+                        ),
+                        false => "what the donor writes outruns the digest of its range".to_owned(),
+                    };
+                    return Ok(self.gives_up(why));
                 }
             } else {
                 self.lags_again();
@@ -221,7 +239,8 @@ impl Driver {
         };
         if follower.is_scanned() {
             let documents = follower.digest().documents;
-            self.handle.steps.lock().expected = Some(documents);
+            // What clients insert from now on comes with the log.
+            self.handle.steps.lock().expected.get_or_insert(documents);
         }
         self.follower = Some(follower);
         digested
