@@ -6,15 +6,17 @@
 //!   databases    {_id, primary, partitioned: false, version: {uuid, timestamp, lastMod}}
 //!   collections  {_id: namespace, lastmodEpoch, lastmod, timestamp, uuid, key, unique, catalogVersion, catalogChanges}
 //!   chunks       {_id, uuid, min, max, shard, lastmod: Timestamp(major, minor), onCurrentShardSince,
-//!                 history: [{validAfter, shard}, ..]}   the latest owner first
+//!                 history: [{validAfter, shard}, ..],   the latest owner first
+//!                 parts: [{min, history}, ..]}          of one that was merged from parts with other owners
 //! ```
 //!
+//! `parts` is ours: where it is given, it says who owned what before, and `history` only who owns the whole.
 //! `catalogVersion` is ours: it counts changes of options and indexes, before and after each; in between
 //! `catalogChanges` is true.
 
 use crate::error::Fault;
 use cluster::authority::{Catalog, DatabasePlacement};
-use cluster::routing::{Chunk, ChunkWithEnd, PastOwner, RoutingTable, ShardId};
+use cluster::routing::{Chunk, ChunkWithEnd, MergedPart, PastOwner, RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::ids::Uuid;
 use model::number::Number;
@@ -256,19 +258,37 @@ pub(crate) fn bound(pattern: &ShardKeyPattern, key: &[u8]) -> Result<DocBuf, Fau
     Ok(pattern.bound_of_key(key)?)
 }
 
-pub(crate) fn owners(writer: &mut DocWriter, chunk: &Chunk) {
+/// Who owns a chunk, and who did.
+pub(crate) fn owners(
+    writer: &mut DocWriter,
+    pattern: &ShardKeyPattern,
+    chunk: &Chunk,
+) -> Result<(), Fault> {
     writer.append("onCurrentShardSince", chunk.since);
-    writer.begin_array("history");
-    let mut owner = |since: ClusterTime, shard: &ShardId| {
-        writer.push_document();
-        writer
-            .append("validAfter", since)
-            .append("shard", shard.as_str());
+    history(writer, &chunk.shard, chunk.since, chunk.past());
+    if chunk.parts().is_empty() {
+        return Ok(());
+    }
+    writer.begin_array("parts");
+    for part in chunk.parts() {
+        let min = bound(pattern, part.min.as_bytes())?;
+        writer.push_document().append("min", &min);
+        history(writer, &chunk.shard, part.since, &part.past);
         writer.end();
-    };
-    owner(chunk.since, &chunk.shard);
-    for past in chunk.past() {
-        owner(past.since, &past.shard);
+    }
+    writer.end();
+    Ok(())
+}
+
+fn history(writer: &mut DocWriter, shard: &ShardId, since: ClusterTime, past: &[PastOwner]) {
+    let past = past.iter().map(|owner| (owner.since, &owner.shard));
+    writer.begin_array("history");
+    for (since, shard) in [(since, shard)].into_iter().chain(past) {
+        writer
+            .push_document()
+            .append("validAfter", since)
+            .append("shard", shard.as_str())
+            .end();
     }
     writer.end();
 }
@@ -276,20 +296,20 @@ pub(crate) fn owners(writer: &mut DocWriter, chunk: &Chunk) {
 /// A chunk's document, with bounds as they are to be stored.
 pub(crate) fn chunk(
     id: ObjectId,
-    uuid: &Uuid,
+    table: &RoutingTable,
     chunk: &Chunk,
     min: Doc<'_>,
     max: Doc<'_>,
-) -> DocBuf {
+) -> Result<DocBuf, Fault> {
     let mut writer = DocWriter::new()
         .with("_id", id)
-        .with("uuid", uuid_value(uuid))
+        .with("uuid", uuid_value(&table.uuid))
         .with("min", min)
         .with("max", max)
         .with("shard", chunk.shard.as_str())
         .with("lastmod", as_time(chunk.version));
-    owners(&mut writer, chunk);
-    writer.finish()
+    owners(&mut writer, &table.pattern, chunk)?;
+    Ok(writer.finish())
 }
 
 /// A bound from before the key got further fields is the least of its value by the key of now; the end of
@@ -315,31 +335,52 @@ pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<Chun
     let min = pattern.bound(refined(pattern, fields.doc("min")?).as_doc())?;
     let max = pattern.bound(refined(pattern, fields.doc("max")?).as_doc())?;
     let version = fields.time("lastmod")?;
-    let mut history = Vec::new();
-    for owner in doc
-        .get_array("history")
+    let version = ChunkVersion::new(version.seconds(), version.increment());
+    let shard = ShardId::new(fields.text("shard")?);
+    let (since, past) = read_history(doc)?;
+    let chunk = Chunk::new(min, shard, version, since);
+    let mut parts = Vec::new();
+    for part in doc
+        .get_array("parts")
         .into_iter()
         .flat_map(|all| all.iter())
     {
+        let ValueRef::Document(part) = part else {
+            return Err(malformed(CHUNKS, doc, "parts"));
+        };
+        let min = Fields::of(CHUNKS, part).doc("min")?;
+        let (since, past) = read_history(part)?;
+        parts.push(MergedPart {
+            min: pattern.bound(refined(pattern, min).as_doc())?,
+            since,
+            past,
+        });
+    }
+    match parts.is_empty() {
+        true => Ok((chunk.with_past(past), max)),
+        false => Ok((chunk.with_parts(parts), max)),
+    }
+}
+
+/// Since when something is with its owner, and who owned it before.
+fn read_history(doc: Doc<'_>) -> Result<(ClusterTime, Vec<PastOwner>), Fault> {
+    let mut owners = Vec::new();
+    let listed = doc.get_array("history").into_iter();
+    for owner in listed.flat_map(|all| all.iter()) {
         let ValueRef::Document(owner) = owner else {
             return Err(malformed(CHUNKS, doc, "history"));
         };
         let owner = Fields::of(CHUNKS, owner);
-        history.push(PastOwner {
+        owners.push(PastOwner {
             since: owner.time("validAfter")?,
             shard: ShardId::new(owner.text("shard")?),
         });
     }
-    let since = match history.is_empty() {
+    let since = match owners.is_empty() {
         true => ClusterTime::ZERO,
-        false => history.remove(0).since,
+        false => owners.remove(0).since,
     };
-    let version = ChunkVersion::new(version.seconds(), version.increment());
-    let shard = ShardId::new(fields.text("shard")?);
-    Ok((
-        Chunk::new(min, shard, version, since).with_past(history),
-        max,
-    ))
+    Ok((since, owners))
 }
 
 /// A table from the documents of its chunks.

@@ -186,10 +186,11 @@ fn ranges_at(
     shard: &ShardId,
     time: ClusterTime,
 ) -> Result<RangeSet, TokenError> {
+    let whole = now.whole();
     let mut owned = Vec::new();
-    for view in now.chunks() {
-        match now.owner_at(view.chunk.min.as_bytes(), time) {
-            Owner::Shard(owner) if owner == shard => owned.push(view.range()),
+    for (range, owner) in now.owners_at(&whole, time) {
+        match owner {
+            Owner::Shard(owner) if owner == shard => owned.push(range),
             Owner::Shard(_) => {}
             Owner::Forgotten => return Err(TokenError::TooOld),
         }
