@@ -540,12 +540,14 @@ class Placements(ClusterProgram):
         group = {"$group": {"_id": "$g", "n": {"$sum": 1}}}
         wide = "x" * 200_000
         self.collection.update_many({"k": {"$lt": 100}}, {"$set": {"wide": wide}})
+        self.collection.create_index("rank")
         cursors = {
             "groups": self.collection.aggregate([few, group], batchSize=50),
             "sorted groups": self.collection.aggregate([few, group, {"$sort": {"_id": -1}}], batchSize=50),
             # What does not fit into one batch although it is asked for so.
             "sorted by what nobody gets": self.collection.find({"k": {"$lt": 100}}, {"wide": 1})
             .sort("rank", 1)
+            .hint("rank_1")
             .limit(100),
         }
         found = {name: [next(cursor)["_id"]] for name, cursor in cursors.items()}
