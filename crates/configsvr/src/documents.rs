@@ -400,3 +400,56 @@ pub(crate) fn read_table(
         chunks,
     )?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cluster::routing::initial_chunks;
+    use model::range::{KeyBound, KeyRange};
+
+    fn pattern(fields: &[&str]) -> Arc<ShardKeyPattern> {
+        let mut key = DocWriter::new();
+        for field in fields {
+            key.append(field, 1);
+        }
+        Arc::new(ShardKeyPattern::parse(key.finish().as_doc()).unwrap())
+    }
+
+    /// ⚑ What a merged chunk remembers outlives the primary that merged it, and a key that gets further fields.
+    #[test]
+    fn merged_chunks_are_stored_with_their_parts() {
+        let incarnation = Incarnation {
+            epoch: ObjectId([1; 12]),
+            began: ClusterTime::new(5, 0),
+        };
+        let short = pattern(&["k"]);
+        let bound = DocWriter::new().with("k", 10).finish();
+        let ten = short.bound(bound.as_doc()).unwrap();
+        let (a, b) = (ShardId::new("A"), ShardId::new("B"));
+        let time = |seconds| ClusterTime::new(seconds, 0);
+        let owners = [a.clone(), b];
+        let chunks = initial_chunks(&short, std::slice::from_ref(&ten), &owners, time(5));
+        let table = RoutingTable::full(Uuid([7; 16]), incarnation, short.clone(), chunks).unwrap();
+        let behind = KeyRange::new(ten, KeyBound::after_all());
+        let moved = table.moving(&behind, &a, time(6)).unwrap();
+        let table = table.with_changes(moved).unwrap();
+        let merged = table.merging(&table.whole(), time(7)).unwrap();
+        let [(merged, _)] = &merged[..] else {
+            panic!("{merged:?}");
+        };
+        assert_eq!(merged.parts().len(), 2);
+        let ends = [ValueRef::MinKey, ValueRef::MaxKey];
+        let [min, max] = ends.map(|end| DocWriter::new().with("k", end).finish());
+        let id = ObjectId([3; 12]);
+        let stored = chunk(id, &table, merged, min.as_doc(), max.as_doc()).unwrap();
+        let (read, end) = read_chunk(&short, stored.as_doc()).unwrap();
+        assert_eq!((&read, end), (merged, KeyBound::after_all()));
+        let long = pattern(&["k", "l"]);
+        let (refined, _) = read_chunk(&long, stored.as_doc()).unwrap();
+        for (key, owner) in [(9, "A"), (10, "B")] {
+            let key = DocWriter::new().with("k", key).with("l", 0).finish();
+            let key = long.key_of(key.as_doc()).unwrap();
+            assert_eq!(refined.owner_at(&key, time(5)), Some(&ShardId::new(owner)));
+        }
+    }
+}

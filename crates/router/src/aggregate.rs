@@ -1,15 +1,15 @@
 //! `aggregate`: a pipeline in two halves.
 //!
 //! ```text
-//!   pipeline ─► prepare ─┬ one shard, nothing else read      the command passes through
+//!   pipeline ─► prepare ─┬ not sharded, nothing else read    the command passes through
 //!                        ├ one shard                          its stages up to the first that reads elsewhere
 //!                        ├ several shards                     shard half ─► streams ─► merging half
 //!                        └ makes its own documents            run here
 //! ```
 //!
-//! Of a sharded collection the shard half is an elastic scan (`scan/`), so that ranges may move
-//! meanwhile; of a half that has to see all documents (groups), a shard's results count when they are
-//! all there.
+//! Of a sharded collection the shard half is an elastic scan (`scan/`), of one shard too, so that ranges may
+//! move and members die meanwhile; of a half that has to see all documents (groups), a shard's results count when
+//! they are all there.
 //!
 //! The merging half runs here (`environment.rs` is its world). What it reads besides, it reads
 //! through this router's own `find`, so that versions are checked there too; what it writes, it
