@@ -186,7 +186,7 @@ impl RoutingTable {
             KeyBound::new(&bytes)
         };
         let chunks = self.chunks().map(|view| {
-            let chunk = view.chunk.renamed(&extended);
+            let chunk = view.chunk.renamed(extended);
             (chunk, extended(view.max))
         });
         Ok(chunks.collect())
