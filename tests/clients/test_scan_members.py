@@ -87,6 +87,37 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
             now = f"{len(self.moved) - moved} moves, {self.kills_wanted - self.killed} kills missing"
             raise AssertionError(f"{waited}: {now}, not moved: {self.not_moved[-3:]}") from None
 
+    def test_cursors_outlive_their_primaries(self):
+        """What is read at one time, and what one shard answers alone, goes on at the members that are left."""
+        self.insist("moveRange", "fleet.birds", min={"k": test_moves.KEYS // 2}, toShard="shard1")
+        few = {"$match": {"k": {"$lt": test_moves.KEYS // 20}}}
+        group = {"$group": {"_id": "$_id", "n": {"$sum": 1}}}
+        some = sorted(number for number in range(DOCUMENTS) if number % test_moves.KEYS < test_moves.KEYS // 20)
+        size = max(len(some) // 10, 1)
+        with self.client.start_session(snapshot=True) as session:
+            dated = {"batch_size": DOCUMENTS // 30, "session": session}
+            cursors = {
+                "snapshot": self.birds.find({}, {"_id": 1}, **dated),
+                "sorted snapshot": self.birds.find({}, {"_id": 1}, sort=[("rank", -1)], **dated),
+                "made of a snapshot": self.birds.aggregate(
+                    [{"$project": {"k": 1}}], batchSize=DOCUMENTS // 30, session=session
+                ),
+                "groups": self.birds.aggregate([few, group], batchSize=size),
+            }
+            found = {name: [next(cursor)["_id"]] for name, cursor in cursors.items()}
+            for shard in self.shards:
+                primary = shard.primary()
+                primary.stop(signal.SIGKILL)
+                shard.primary()
+                primary.start()
+            for name, cursor in cursors.items():
+                with self.subTest(name):
+                    found[name] += [bird["_id"] for bird in cursor]
+                    expected = some if name == "groups" else list(range(DOCUMENTS))
+                    self.assertEqual(sorted(found[name]), expected)
+                    if name == "sorted snapshot":
+                        self.assertEqual(found[name], expected)
+
     def total(self, pipeline):
         try:
             return list(self.birds.aggregate(pipeline))
@@ -95,17 +126,16 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
 
     def test_another_router_goes_on(self):
         """A router is killed between two batches: another one goes on from the token, on members that may lag."""
-        found, token = [], None
         threads = [self.until_done(part) for part in (self.move, self.kill_member)]
         self.kills_wanted = KILLS
         routers = iter(range(1, 100))
         try:
             for sort in ({}, {"rank": 1}):
-                found, token = [], None
-                while token is None or token:
+                found, batch, token = [], None, None
+                while batch != []:
                     cursor = self.batch(sort, token)
-                    found.extend(bird["_id"] for bird in cursor["firstBatch"])
-                    token = cursor["postBatchResumeToken"]
+                    batch, token = cursor["firstBatch"], cursor["postBatchResumeToken"]
+                    found.extend(bird["_id"] for bird in batch)
                     if len(found) == 2 * (DOCUMENTS // 4):
                         self.router.stop(signal.SIGKILL)
                         self.router = self.run_role("router", f"router{next(routers)}")

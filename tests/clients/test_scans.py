@@ -309,14 +309,14 @@ class Scans(ClusterProgram):
             ({"filter": {"tags": {"$gte": 3}}, "hint": {"tags": 1}}, None),
         ]
         for at, (options, expected) in enumerate(cases):
-            found, token = [], None
-            while token is None or token:
+            found, batch, token = [], None, None
+            while batch != []:
                 names = ("$_resumeAfter", "$_startAt")
                 after = {names[at % 2]: token} if token else {}
                 asked = {"batchSize": size, "singleBatch": True, "$_requestResumeToken": True}
                 cursor = self.client.scans.command({"find": "c", **options, **asked, **after})["cursor"]
-                found.extend(one["_id"] for one in cursor["firstBatch"])
-                token = cursor["postBatchResumeToken"]
+                batch, token = cursor["firstBatch"], cursor["postBatchResumeToken"]
+                found.extend(one["_id"] for one in batch)
                 if len(found) == 5 * size:
                     self.mover.wait_for(1)
             if expected is None:
@@ -365,6 +365,22 @@ class CollectionsThatGoAway(ClusterProgram):
         cursor = self.cursor()
         self.client.scans.drop_collection("c")
         self.check_killed(cursor)
+
+    def test_dropped_before_the_first_batch(self):
+        """Nobody has seen anything, but the cursor is the client's."""
+        self.cursor().close()
+        pipelines = [[], [{"$match": {"k": {"$lt": 500}}}, {"$lookup": {"from": "d", "as": "d", "pipeline": []}}]]
+        find = self.client.scans.command("find", "c", batchSize=0)["cursor"]
+        made = [
+            self.client.scans.command("aggregate", "c", pipeline=pipeline, cursor={"batchSize": 0})["cursor"]
+            for pipeline in pipelines
+        ]
+        self.client.scans.drop_collection("c")
+        for cursor in (find, *made):
+            with self.assertRaises(pymongo.errors.OperationFailure) as killed:
+                while cursor["id"]:
+                    cursor = self.client.scans.command("getMore", cursor["id"], collection="c")["cursor"]
+            self.assertEqual(killed.exception.code, 175)
 
     def test_tokens_of_what_is_gone(self):
         drops = [lambda: self.client.scans.drop_collection("c"), lambda: self.client.drop_database("scans")]
@@ -419,6 +435,128 @@ class CollectionsThatGoAway(ClusterProgram):
         self.client.scans.c.create_index([("k", 1), ("m", 1)])
         self.client.admin.command("refineCollectionShardKey", "scans.c", key={"k": 1, "m": 1})
         self.check_killed(cursor)
+
+
+@only_terndb
+class Placements(ClusterProgram):
+    """Two ranges on two shards; what is read while they go to and fro and become one."""
+
+    def setUp(self):
+        super().setUp()
+        self.shard("scans.c", k=1)
+        self.collection = self.client.scans.c
+        documents = [{"_id": number, "k": number, "rank": -number, "g": number // 2} for number in range(1000)]
+        self.collection.insert_many(documents)
+        uuid = self.client.config.collections.find_one({"_id": "scans.c"})["uuid"]
+        self.by_uuid = {"uuid": uuid}
+        [chunk] = self.client.config.chunks.find(self.by_uuid)
+        self.home = chunk["shard"]
+        self.others = [shard for shard in SHARDS if shard != self.home]
+        self.move(500, self.others[0])
+
+    def move(self, low, shard):
+        self.client.admin.command("moveRange", "scans.c", min={"k": low}, toShard=shard)
+
+    def merge(self):
+        """All of it on one shard, and one chunk."""
+        for chunk in list(self.client.config.chunks.find({**self.by_uuid, "shard": {"$ne": self.home}})):
+            self.client.admin.command(
+                "moveRange", "scans.c", min=chunk["min"], max=chunk["max"], toShard=self.home
+            )
+        chunks = list(self.client.config.chunks.find(self.by_uuid).sort("min", 1))
+        self.client.admin.command("mergeChunks", "scans.c", bounds=[chunks[0]["min"], chunks[-1]["max"]])
+        [chunk] = self.client.config.chunks.find(self.by_uuid)
+        return chunk
+
+    def batch(self, token=None, **options):
+        after = {"$_resumeAfter": token} if token is not None else {}
+        asked = {"batchSize": 100, "singleBatch": True, "$_requestResumeToken": True}
+        cursor = self.client.scans.command({"find": "c", **asked, **options, **after})["cursor"]
+        return [one["_id"] for one in cursor["firstBatch"]], cursor["postBatchResumeToken"]
+
+    def read_on(self, found, token, **options):
+        while True:
+            batch, token = self.batch(token, **options)
+            if not batch:
+                return found, token
+            found += batch
+
+    def test_tokens_outlive_merged_chunks(self):
+        for options in ({}, {"sort": {"rank": 1}}):
+            with self.subTest(options):
+                found, token = self.batch(**options)
+                chunk = self.merge()
+                owners = {one["shard"] for part in chunk["parts"] for one in part["history"]}
+                self.assertEqual(owners, {self.home, self.others[0]})
+                # Another router would ask the config server, too.
+                self.client.admin.command("flushRouterConfig", 1)
+                found, _ = self.read_on(found, token, **options)
+                self.assertEqual(Counter(found), Counter(range(1000)))
+                self.move(500, self.others[0])
+
+    def test_snapshots_before_chunks_were_merged(self):
+        time = self.client.scans.command("find", "c", limit=1)["operationTime"]
+        self.merge()
+        self.client.admin.command("flushRouterConfig", 1)
+        concern = {"level": "snapshot", "atClusterTime": time}
+        reply = self.client.scans.command("find", "c", batchSize=1000, readConcern=concern)
+        self.assertEqual(sorted(one["_id"] for one in reply["cursor"]["firstBatch"]), list(range(1000)))
+
+    def test_tokens_stay_with_their_query(self):
+        sort = {"sort": {"rank": 1}}
+        found, token = self.batch(**sort)
+        cases = ({}, {"sort": {"rank": -1}}, {**sort, "filter": {"k": {"$gte": 0}}}, {**sort, "hint": {"_id": 1}})
+        for options in cases:
+            with self.subTest(options), self.assertRaises(pymongo.errors.OperationFailure) as refused:
+                self.batch(token, **options)
+            details = refused.exception.details
+            self.assertEqual((details["code"], details["codeName"]), (260, "InvalidResumeToken"))
+        found, end = self.read_on(found, token, **sort)
+        self.assertEqual(found, list(reversed(range(1000))))
+        for _ in range(2):
+            batch, end = self.batch(end, **sort)
+            self.assertEqual(batch, [])
+
+    def test_snapshots_while_ranges_move(self):
+        """Whoever owned a range at a time is read on, whatever becomes of it."""
+        with self.client.start_session(snapshot=True) as session:
+            cursors = {
+                "as it comes": self.collection.find(batch_size=100, session=session),
+                "sorted": self.collection.find(batch_size=100, session=session).sort("rank", 1),
+                "one shard": self.collection.find({"k": {"$lt": 500}}, batch_size=100, session=session),
+                "made": self.collection.aggregate([{"$project": {"k": 1}}], batchSize=100, session=session),
+            }
+            found = {name: [next(cursor)["_id"] for _ in range(50)] for name, cursor in cursors.items()}
+            self.move(500, self.others[1])
+            self.move(MinKey(), self.others[1])
+            self.collection.delete_many({"k": {"$gte": 100}})
+            for name, cursor in cursors.items():
+                with self.subTest(name):
+                    found[name] += [one["_id"] for one in cursor]
+                    self.assertEqual(Counter(found[name]), Counter(range(500 if name == "one shard" else 1000)))
+
+    def test_one_shard_that_gives_its_range_away(self):
+        few = {"$match": {"k": {"$lt": 400}}}
+        group = {"$group": {"_id": "$g", "n": {"$sum": 1}}}
+        wide = "x" * 200_000
+        self.collection.update_many({"k": {"$lt": 100}}, {"$set": {"wide": wide}})
+        self.collection.create_index("rank")
+        cursors = {
+            "groups": self.collection.aggregate([few, group], batchSize=50),
+            "sorted groups": self.collection.aggregate([few, group, {"$sort": {"_id": -1}}], batchSize=50),
+            # What does not fit into one batch although it is asked for so.
+            "sorted by what nobody gets": self.collection.find({"k": {"$lt": 100}}, {"wide": 1})
+            .sort("rank", 1)
+            .hint("rank_1")
+            .limit(100),
+        }
+        found = {name: [next(cursor)["_id"]] for name, cursor in cursors.items()}
+        self.move(MinKey(), self.others[1])
+        for name, cursor in cursors.items():
+            found[name] += [one["_id"] for one in cursor]
+        self.assertEqual(sorted(found["groups"]), list(range(200)))
+        self.assertEqual(found["sorted groups"], list(reversed(range(200))))
+        self.assertEqual(found["sorted by what nobody gets"], list(reversed(range(100))))
 
 
 @only_terndb
@@ -591,14 +729,14 @@ class ManyRanges(ClusterProgram):
                     self.assertEqual(found, list(reversed(range(self.DOCUMENTS))))
 
     def test_tokens_are_short(self):
-        found, token = [], None
-        while token is None or token:
+        found, batch, token = [], None, None
+        while batch != []:
             after = {"$_resumeAfter": token} if token else {}
             asked = {"batchSize": 500, "singleBatch": True, "$_requestResumeToken": True}
             cursor = self.client.scans.command({"find": "c", **asked, **after})["cursor"]
-            found += [one["_id"] for one in cursor["firstBatch"]]
-            token = cursor["postBatchResumeToken"]
-            self.assertLess(len(token.get("terndbScan", b"")), 2000)
+            batch, token = cursor["firstBatch"], cursor["postBatchResumeToken"]
+            found += [one["_id"] for one in batch]
+            self.assertLess(len(token["terndbScan"]), 2000)
             self.move(len(found) % 10)
         self.assertEqual(Counter(found), Counter(range(self.DOCUMENTS)))
 

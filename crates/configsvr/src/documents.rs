@@ -6,15 +6,17 @@
 //!   databases    {_id, primary, partitioned: false, version: {uuid, timestamp, lastMod}}
 //!   collections  {_id: namespace, lastmodEpoch, lastmod, timestamp, uuid, key, unique, catalogVersion, catalogChanges}
 //!   chunks       {_id, uuid, min, max, shard, lastmod: Timestamp(major, minor), onCurrentShardSince,
-//!                 history: [{validAfter, shard}, ..]}   the latest owner first
+//!                 history: [{validAfter, shard}, ..],   the latest owner first
+//!                 parts: [{min, history}, ..]}          of one that was merged from parts with other owners
 //! ```
 //!
+//! `parts` is ours: where it is given, it says who owned what before, and `history` only who owns the whole.
 //! `catalogVersion` is ours: it counts changes of options and indexes, before and after each; in between
 //! `catalogChanges` is true.
 
 use crate::error::Fault;
 use cluster::authority::{Catalog, DatabasePlacement};
-use cluster::routing::{Chunk, ChunkWithEnd, PastOwner, RoutingTable, ShardId};
+use cluster::routing::{Chunk, ChunkWithEnd, MergedPart, PastOwner, RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::ids::Uuid;
 use model::number::Number;
@@ -256,19 +258,37 @@ pub(crate) fn bound(pattern: &ShardKeyPattern, key: &[u8]) -> Result<DocBuf, Fau
     Ok(pattern.bound_of_key(key)?)
 }
 
-pub(crate) fn owners(writer: &mut DocWriter, chunk: &Chunk) {
+/// Who owns a chunk, and who did.
+pub(crate) fn owners(
+    writer: &mut DocWriter,
+    pattern: &ShardKeyPattern,
+    chunk: &Chunk,
+) -> Result<(), Fault> {
     writer.append("onCurrentShardSince", chunk.since);
-    writer.begin_array("history");
-    let mut owner = |since: ClusterTime, shard: &ShardId| {
-        writer.push_document();
-        writer
-            .append("validAfter", since)
-            .append("shard", shard.as_str());
+    history(writer, &chunk.shard, chunk.since, chunk.past());
+    if chunk.parts().is_empty() {
+        return Ok(());
+    }
+    writer.begin_array("parts");
+    for part in chunk.parts() {
+        let min = bound(pattern, part.min.as_bytes())?;
+        writer.push_document().append("min", &min);
+        history(writer, &chunk.shard, part.since, &part.past);
         writer.end();
-    };
-    owner(chunk.since, &chunk.shard);
-    for past in chunk.past() {
-        owner(past.since, &past.shard);
+    }
+    writer.end();
+    Ok(())
+}
+
+fn history(writer: &mut DocWriter, shard: &ShardId, since: ClusterTime, past: &[PastOwner]) {
+    let past = past.iter().map(|owner| (owner.since, &owner.shard));
+    writer.begin_array("history");
+    for (since, shard) in [(since, shard)].into_iter().chain(past) {
+        writer
+            .push_document()
+            .append("validAfter", since)
+            .append("shard", shard.as_str())
+            .end();
     }
     writer.end();
 }
@@ -276,20 +296,20 @@ pub(crate) fn owners(writer: &mut DocWriter, chunk: &Chunk) {
 /// A chunk's document, with bounds as they are to be stored.
 pub(crate) fn chunk(
     id: ObjectId,
-    uuid: &Uuid,
+    table: &RoutingTable,
     chunk: &Chunk,
     min: Doc<'_>,
     max: Doc<'_>,
-) -> DocBuf {
+) -> Result<DocBuf, Fault> {
     let mut writer = DocWriter::new()
         .with("_id", id)
-        .with("uuid", uuid_value(uuid))
+        .with("uuid", uuid_value(&table.uuid))
         .with("min", min)
         .with("max", max)
         .with("shard", chunk.shard.as_str())
         .with("lastmod", as_time(chunk.version));
-    owners(&mut writer, chunk);
-    writer.finish()
+    owners(&mut writer, &table.pattern, chunk)?;
+    Ok(writer.finish())
 }
 
 /// A bound from before the key got further fields is the least of its value by the key of now; the end of
@@ -315,31 +335,52 @@ pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<Chun
     let min = pattern.bound(refined(pattern, fields.doc("min")?).as_doc())?;
     let max = pattern.bound(refined(pattern, fields.doc("max")?).as_doc())?;
     let version = fields.time("lastmod")?;
-    let mut history = Vec::new();
-    for owner in doc
-        .get_array("history")
+    let version = ChunkVersion::new(version.seconds(), version.increment());
+    let shard = ShardId::new(fields.text("shard")?);
+    let (since, past) = read_history(doc)?;
+    let chunk = Chunk::new(min, shard, version, since);
+    let mut parts = Vec::new();
+    for part in doc
+        .get_array("parts")
         .into_iter()
         .flat_map(|all| all.iter())
     {
+        let ValueRef::Document(part) = part else {
+            return Err(malformed(CHUNKS, doc, "parts"));
+        };
+        let min = Fields::of(CHUNKS, part).doc("min")?;
+        let (since, past) = read_history(part)?;
+        parts.push(MergedPart {
+            min: pattern.bound(refined(pattern, min).as_doc())?,
+            since,
+            past,
+        });
+    }
+    match parts.is_empty() {
+        true => Ok((chunk.with_past(past), max)),
+        false => Ok((chunk.with_parts(parts), max)),
+    }
+}
+
+/// Since when something is with its owner, and who owned it before.
+fn read_history(doc: Doc<'_>) -> Result<(ClusterTime, Vec<PastOwner>), Fault> {
+    let mut owners = Vec::new();
+    let listed = doc.get_array("history").into_iter();
+    for owner in listed.flat_map(|all| all.iter()) {
         let ValueRef::Document(owner) = owner else {
             return Err(malformed(CHUNKS, doc, "history"));
         };
         let owner = Fields::of(CHUNKS, owner);
-        history.push(PastOwner {
+        owners.push(PastOwner {
             since: owner.time("validAfter")?,
             shard: ShardId::new(owner.text("shard")?),
         });
     }
-    let since = match history.is_empty() {
+    let since = match owners.is_empty() {
         true => ClusterTime::ZERO,
-        false => history.remove(0).since,
+        false => owners.remove(0).since,
     };
-    let version = ChunkVersion::new(version.seconds(), version.increment());
-    let shard = ShardId::new(fields.text("shard")?);
-    Ok((
-        Chunk::new(min, shard, version, since).with_past(history),
-        max,
-    ))
+    Ok((since, owners))
 }
 
 /// A table from the documents of its chunks.
@@ -358,4 +399,57 @@ pub(crate) fn read_table(
         pattern,
         chunks,
     )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cluster::routing::initial_chunks;
+    use model::range::{KeyBound, KeyRange};
+
+    fn pattern(fields: &[&str]) -> Arc<ShardKeyPattern> {
+        let mut key = DocWriter::new();
+        for field in fields {
+            key.append(field, 1);
+        }
+        Arc::new(ShardKeyPattern::parse(key.finish().as_doc()).unwrap())
+    }
+
+    /// ⚑ What a merged chunk remembers outlives the primary that merged it, and a key that gets further fields.
+    #[test]
+    fn merged_chunks_are_stored_with_their_parts() {
+        let incarnation = Incarnation {
+            epoch: ObjectId([1; 12]),
+            began: ClusterTime::new(5, 0),
+        };
+        let short = pattern(&["k"]);
+        let bound = DocWriter::new().with("k", 10).finish();
+        let ten = short.bound(bound.as_doc()).unwrap();
+        let (a, b) = (ShardId::new("A"), ShardId::new("B"));
+        let time = |seconds| ClusterTime::new(seconds, 0);
+        let owners = [a.clone(), b];
+        let chunks = initial_chunks(&short, std::slice::from_ref(&ten), &owners, time(5));
+        let table = RoutingTable::full(Uuid([7; 16]), incarnation, short.clone(), chunks).unwrap();
+        let behind = KeyRange::new(ten, KeyBound::after_all());
+        let moved = table.moving(&behind, &a, time(6)).unwrap();
+        let table = table.with_changes(moved).unwrap();
+        let merged = table.merging(&table.whole(), time(7)).unwrap();
+        let [(merged, _)] = &merged[..] else {
+            panic!("{merged:?}");
+        };
+        assert_eq!(merged.parts().len(), 2);
+        let ends = [ValueRef::MinKey, ValueRef::MaxKey];
+        let [min, max] = ends.map(|end| DocWriter::new().with("k", end).finish());
+        let id = ObjectId([3; 12]);
+        let stored = chunk(id, &table, merged, min.as_doc(), max.as_doc()).unwrap();
+        let (read, end) = read_chunk(&short, stored.as_doc()).unwrap();
+        assert_eq!((&read, end), (merged, KeyBound::after_all()));
+        let long = pattern(&["k", "l"]);
+        let (refined, _) = read_chunk(&long, stored.as_doc()).unwrap();
+        for (key, owner) in [(9, "A"), (10, "B")] {
+            let key = DocWriter::new().with("k", key).with("l", 0).finish();
+            let key = long.key_of(key.as_doc()).unwrap();
+            assert_eq!(refined.owner_at(&key, time(5)), Some(&ShardId::new(owner)));
+        }
+    }
 }

@@ -47,11 +47,11 @@ pub(crate) fn chunk_documents(table: &RoutingTable) -> Result<Vec<DocBuf>, Fault
         let id = documents::new_object_id();
         all.push(documents::chunk(
             id,
-            &table.uuid,
+            table,
             view.chunk,
             min.as_doc(),
             max.as_doc(),
-        ));
+        )?);
     }
     Ok(all)
 }
@@ -88,7 +88,7 @@ pub(crate) fn replace_chunks(
         let there = table.find(chunk.min.as_bytes()).chunk.min == chunk.min;
         if !there {
             let id = documents::new_object_id();
-            let document = documents::chunk(id, &table.uuid, chunk, min.as_doc(), max.as_doc());
+            let document = documents::chunk(id, table, chunk, min.as_doc(), max.as_doc())?;
             commit.insert(CHUNKS, document.as_doc());
             continue;
         }
@@ -98,8 +98,11 @@ pub(crate) fn replace_chunks(
             .append("max", &max)
             .append("shard", chunk.shard.as_str())
             .append("lastmod", as_time(chunk.version));
-        documents::owners(&mut change, chunk);
+        documents::owners(&mut change, &table.pattern, chunk)?;
         change.end();
+        if chunk.parts().is_empty() {
+            change.begin_document("$unset").append("parts", "").end();
+        }
         commit.change(CHUNKS, place(&min).as_doc(), change.finish().as_doc());
     }
     Ok(())

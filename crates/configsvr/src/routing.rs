@@ -4,7 +4,7 @@
 //!   {_configsvrGetRouting: "db.c", since: {e, t, v}, at: {e, t, v}, from: 40000}
 //!   => {sharded: false}
 //!   => {sharded: true, uuid, key, unique, version: {e, t, v}, incremental, from, more,
-//!       chunks: [{min, max, shard, lastmod, onCurrentShardSince, history}, ..]}
+//!       chunks: [{min, max, shard, lastmod, onCurrentShardSince, history, parts}, ..]}
 //! ```
 //!
 //! With `since`, a version of the incarnation that still is, only chunks that changed at or after it are
@@ -147,7 +147,7 @@ fn append(writer: &mut DocWriter, table: &RoutingTable, view: ChunkView<'_>) -> 
         .append("max", &max)
         .append("shard", view.chunk.shard.as_str())
         .append("lastmod", as_time(view.chunk.version));
-    documents::owners(writer, view.chunk);
+    documents::owners(writer, &table.pattern, view.chunk)?;
     writer.end();
     Ok(())
 }

@@ -1,15 +1,15 @@
 //! `aggregate`: a pipeline in two halves.
 //!
 //! ```text
-//!   pipeline ─► prepare ─┬ one shard, nothing else read      the command passes through
+//!   pipeline ─► prepare ─┬ not sharded, nothing else read    the command passes through
 //!                        ├ one shard                          its stages up to the first that reads elsewhere
 //!                        ├ several shards                     shard half ─► streams ─► merging half
 //!                        └ makes its own documents            run here
 //! ```
 //!
-//! Of a sharded collection the shard half is an elastic scan (`scan/`), so that ranges may move
-//! meanwhile; of a half that has to see all documents (groups), a shard's results count when they are
-//! all there.
+//! Of a sharded collection the shard half is an elastic scan (`scan/`), of one shard too, so that ranges may
+//! move and members die meanwhile; of a half that has to see all documents (groups), a shard's results count when
+//! they are all there.
 //!
 //! The merging half runs here (`environment.rs` is its world). What it reads besides, it reads
 //! through this router's own `find`, so that versions are checked there too; what it writes, it
@@ -38,7 +38,6 @@ use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
-use model::range::RangeSet;
 use query::context::QueryContext;
 use query::filter::Filter;
 use query::pipeline::split::{Order, Origin, Prepared, Split, prepare};
@@ -239,7 +238,7 @@ impl Command<'_> {
             };
             let answered = match shards.as_slice() {
                 [only]
-                    if !self.goes_on(&prepared, &route)?
+                    if self.is_one_answer(&prepared, &route)?
                         && self.may_pass(&prepared, &route).await? =>
                 {
                     self.router.pass_cursor(self.request, &route, only).await
@@ -267,21 +266,23 @@ impl Command<'_> {
         Err(no_progress())
     }
 
-    /// Whether a cursor of a shard would read on between batches: then ranges may move meanwhile.
-    fn goes_on(&self, prepared: &Prepared, route: &Route) -> Result<bool, Error> {
+    /// Whether one shard's cursor is as good as a scan: what it returns has no ranges that could move, nor another
+    /// member that could go on. Of what is explained nobody asks for more.
+    fn is_one_answer(&self, prepared: &Prepared, route: &Route) -> Result<bool, Error> {
         let Some(table) = self.elastic(prepared.origin(), Some(route)) else {
-            return Ok(false);
+            return Ok(true);
         };
+        if !self.explains {
+            return Ok(false);
+        }
         let split = prepared.clone().for_shards(Some(&table.pattern))?;
-        Ok(split.streams())
+        Ok(!split.streams())
     }
 
-    /// The placement that the documents of a pipeline are scanned by, if they are: one moment of
-    /// the past does not change any more, and statistics have no ranges.
+    /// The placement that the documents of a pipeline are scanned by, if they are: statistics have no ranges.
     fn elastic<'r>(&self, origin: Origin, route: Option<&'r Route>) -> Option<&'r RoutingTable> {
         let table = route.and_then(Route::table)?;
-        let is_now = snapshot_time(self.request.body()).is_none();
-        (is_now && origin == Origin::Collection).then_some(table)
+        (origin == Origin::Collection).then_some(table)
     }
 
     /// Whether the one shard that is asked can do everything by itself: it reads nothing else, and
@@ -351,10 +352,12 @@ impl Command<'_> {
         &self,
         split: Split,
         table: &RoutingTable,
-        wanted: RangeSet,
+        filter: &Filter,
+        shards: &[ShardId],
         batch_size: Option<u64>,
     ) -> Result<Reply, Failure> {
         let passes = split.passes_through();
+        let is_past = snapshot_time(self.request.body()).is_some();
         let command = ScanCommand {
             namespace: self.namespace.clone(),
             body: self.shard_half(&split, batch_size).finish(),
@@ -365,13 +368,19 @@ impl Command<'_> {
             whole: !split.streams(),
             passes: false,
             places: false,
+            is_past,
             session: self.request.body().get_doc("lsid").map(Doc::to_owned),
         };
         let batch_size = batch_size.filter(|_| passes);
         let room = PartialRoom::new(self.router.options.memory_bytes_max, self.scratch());
-        let mut scan = ElasticScan::new(self.router, command, table.clone(), wanted)
-            .with_batch_size(batch_size)
-            .with_room(room);
+        let scan = match is_past {
+            true => ElasticScan::of_past(self.router, command, table.clone(), shards),
+            false => {
+                let wanted = shard_key_ranges(filter, &table.pattern);
+                ElasticScan::new(self.router, command, table.clone(), wanted)
+            }
+        };
+        let mut scan = scan.with_batch_size(batch_size).with_room(room);
         if let Err(failure) = scan.ask().await {
             Merge::close(Box::new(scan)).await;
             return Err(failure);
@@ -403,8 +412,9 @@ impl Command<'_> {
         let size = body.get_doc("cursor").and_then(|doc| doc.get("batchSize"));
         let batch_size = size.and_then(|size| whole(Some(size)));
         if let Some(table) = self.elastic(origin, route) {
-            let wanted = shard_key_ranges(filter, &table.pattern);
-            return self.run_elastic(split, table, wanted, batch_size).await;
+            return self
+                .run_elastic(split, table, filter, shards, batch_size)
+                .await;
         }
         let mut requests = Vec::with_capacity(shards.len());
         for shard in shards {

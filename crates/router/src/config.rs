@@ -4,7 +4,7 @@ use crate::failure::is_ok;
 use crate::find::whole;
 use crate::registry::batch_of;
 use cluster::cache::{Fetch, Fetched};
-use cluster::routing::{Chunk, ChunkWithEnd, PastOwner, RoutingTable, ShardId};
+use cluster::routing::{Chunk, ChunkWithEnd, MergedPart, PastOwner, RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::ids::Uuid;
@@ -248,12 +248,32 @@ fn chunk_of(doc: Doc<'_>, pattern: &ShardKeyPattern) -> Result<ChunkWithEnd, Err
     let shard = ShardId::new(doc.get_str("shard").ok_or_else(missing)?);
     let lastmod = time_of(doc.get("lastmod")).ok_or_else(missing)?;
     let version = ChunkVersion::new(lastmod.seconds(), lastmod.increment());
+    let (since, past) = history_of(doc)?;
+    let chunk = Chunk::new(range.min, shard, version, since);
+    let mut parts = Vec::new();
+    for part in doc.get_array("parts").iter().flat_map(|parts| parts.iter()) {
+        let ValueRef::Document(part) = part else {
+            return Err(missing());
+        };
+        let (since, past) = history_of(part)?;
+        parts.push(MergedPart {
+            min: pattern.bound(part.get_doc("min").ok_or_else(missing)?)?,
+            since,
+            past,
+        });
+    }
+    match parts.is_empty() {
+        true => Ok((chunk.with_past(past), range.max)),
+        false => Ok((chunk.with_parts(parts), range.max)),
+    }
+}
+
+/// Since when something is with its owner, and who owned it before.
+fn history_of(doc: Doc<'_>) -> Result<(ClusterTime, Vec<PastOwner>), Error> {
+    let missing = || malformed("a chunk");
     let mut owners = Vec::new();
-    for owner in doc
-        .get_array("history")
-        .iter()
-        .flat_map(|owners| owners.iter())
-    {
+    let listed = doc.get_array("history").into_iter();
+    for owner in listed.flat_map(|owners| owners.iter()) {
         let ValueRef::Document(owner) = owner else {
             return Err(missing());
         };
@@ -267,8 +287,7 @@ fn chunk_of(doc: Doc<'_>, pattern: &ShardKeyPattern) -> Result<ChunkWithEnd, Err
         true => time_of(doc.get("onCurrentShardSince")).unwrap_or(ClusterTime::ZERO),
         false => owners.remove(0).since,
     };
-    let chunk = Chunk::new(range.min, shard, version, since).with_past(owners);
-    Ok((chunk, range.max))
+    Ok((since, owners))
 }
 
 pub(crate) fn time_of(value: Option<ValueRef<'_>>) -> Option<ClusterTime> {

@@ -109,6 +109,7 @@ impl Router {
                 whole: true,
                 passes: false,
                 places: false,
+                is_past: false,
                 session: None,
             };
             let wanted = shard_key_ranges(filter, &table.pattern);

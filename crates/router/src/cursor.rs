@@ -1,7 +1,7 @@
 //! The router's cursors.
 //!
 //! ```text
-//!   Passed    the cursor is one shard's (or the config server's); getMore passes through
+//!   Passed    the cursor is one shard's (or the config server's), of what is not sharded; getMore passes through
 //!   Merged    the router merges streams of several shards
 //! ```
 //!

@@ -13,7 +13,7 @@ use crate::failure::{Failure, is_absent};
 use crate::merge::{Batch, Shared, Stream, Streams};
 use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
-use crate::scan::{ElasticScan, ScanCommand, gone, has_token};
+use crate::scan::{ElasticScan, ScanCommand, gone, has_token, query_of};
 use crate::scatter::Answered;
 use crate::targeting::{context_of, namespace_of};
 use crate::{Router, STALE_RETRIES_MAX};
@@ -52,8 +52,7 @@ pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Repl
         };
         let found = match (shards.as_slice(), route.table()) {
             (_, None) if has_token(body) => Err(gone()),
-            // One moment of the past: who owned what then does not change any more.
-            (_, Some(table)) if snapshot_time(body).is_none() => {
+            (_, Some(table)) => {
                 let wanted = shard_key_ranges(&filter, &table.pattern);
                 Box::pin(find_elastic(router, request, &route, &shards, wanted)).await
             }
@@ -188,6 +187,7 @@ impl Router {
             merge.close().await;
             0
         } else {
+            merge.is_kept();
             self.cursors.keep(Cursor {
                 namespace: namespace.to_owned(),
                 session: options.session,
@@ -262,7 +262,8 @@ pub(crate) fn whole(value: Option<ValueRef<'_>>) -> Option<u64> {
 }
 
 /// A `find` over a sharded collection. One shard answers the client's own command, and what is left
-/// of it is scanned; several are scanned from the beginning.
+/// of it is scanned; several are scanned from the beginning. Of a moment of the past `shards` are those
+/// who owned documents then, which does not change any more.
 async fn find_elastic(
     router: &Arc<Router>,
     request: &Request,
@@ -298,8 +299,14 @@ async fn find_elastic(
     let is = |name: &str| body.get(name) == Some(ValueRef::Boolean(true));
     let first_batch = batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
     let fits = is("singleBatch") || limit.is_some_and(|limit| limit <= first_batch);
-    let resumes = body.get("$_resumeAfter").or(body.get("$_startAt"));
-    let places = is("$_requestResumeToken");
+    let given = |name: &str| {
+        let token = body.get(name);
+        // An empty document stands for none.
+        token.filter(|token| !matches!(token, ValueRef::Document(token) if token.is_empty()))
+    };
+    let resumes = given("$_resumeAfter").or(given("$_startAt"));
+    let at = snapshot_time(body);
+    let places = is("$_requestResumeToken") && at.is_none();
     let one_asks = shards.len() == 1
         && first_batch > 0
         && (fits || projection.is_none())
@@ -337,6 +344,7 @@ async fn find_elastic(
         order,
         whole: false,
         places,
+        is_past: at.is_some(),
         session: session.clone(),
     };
     if one_asks {
@@ -350,14 +358,17 @@ async fn find_elastic(
         if cursor == 0 {
             return Ok(answered.reply);
         }
-        // Where documents are not ordered by what they have, it stays the shard's cursor.
-        if projection.is_some() {
-            return Ok(router.keep_passed(request, answered));
-        }
         let left = limit.map(|limit| limit.saturating_sub(returned));
-        let mut scan =
-            ElasticScan::new(router, command, table.clone(), wanted).with_window(0, left);
-        scan.take_over(&answered)?;
+        // Where documents are not ordered by what they have, others are asked for from now on.
+        let is_alike = projection.is_none();
+        let mut scan = match at {
+            None => ElasticScan::new(router, command, table.clone(), wanted),
+            Some(_) => ElasticScan::of_past(router, command, table.clone(), shards),
+        };
+        scan = scan
+            .with_window(0, left)
+            .with_projection(projection.map(|late| late.projection));
+        scan.take_over(&answered, is_alike).await?;
         let id = router.cursors.keep(Cursor {
             namespace: route.namespace.as_str().to_owned(),
             session,
@@ -366,11 +377,19 @@ async fn find_elastic(
         });
         return Ok(with_cursor_id(answered.reply.document(), id));
     }
+    let query = match places || resumes.is_some() {
+        true => query_of(body),
+        false => 0,
+    };
     let scan = match resumes {
-        None => ElasticScan::new(router, command, table.clone(), wanted).with_window(skip, limit),
-        // What is left of the window is the token's.
+        None if at.is_some() => ElasticScan::of_past(router, command, table.clone(), shards),
+        None => ElasticScan::new(router, command, table.clone(), wanted).with_query(query),
+        Some(_) if at.is_some() => {
+            let message = "a resume token does not go on at a time of its own";
+            return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
+        }
         Some(ValueRef::Document(token)) => {
-            ElasticScan::resume(router, command, token, wanted).await?
+            ElasticScan::resume(router, command, token, query, wanted).await?
         }
         Some(other) => {
             let message = format!(
@@ -380,6 +399,11 @@ async fn find_elastic(
             );
             return Err(Error::new(Code::TYPE_MISMATCH, message).into());
         }
+    };
+    // Of a token, what is left of the window is the token's.
+    let scan = match resumes {
+        None => scan.with_window(skip, limit),
+        Some(_) => scan,
     };
     let mut scan = scan
         .with_projection(projection.map(|late| late.projection))
@@ -395,7 +419,7 @@ async fn find_elastic(
         single_batch: is("singleBatch"),
         no_timeout: is("noCursorTimeout"),
         session,
-        at: None,
+        at,
     };
     let namespace = route.namespace.as_str();
     router.first_batch(namespace, Box::new(scan), options).await

@@ -112,6 +112,9 @@ pub(crate) trait Merge: Send {
     /// Ends what is open on the shards.
     fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
 
+    /// A client has its cursor: whatever happens from now on happens to that.
+    fn is_kept(&mut self) {}
+
     /// Says what a getMore asks for.
     fn set_batch_size(&mut self, batch_size: Option<u64>);
 

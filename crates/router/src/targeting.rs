@@ -18,7 +18,7 @@ use crate::Router;
 use crate::request::{Clock, snapshot_time};
 use crate::routing::Route;
 use cluster::cache::Placement;
-use cluster::routing::{RoutingTable, ShardId};
+use cluster::routing::{Owner, RoutingTable, ShardId};
 use model::bson::{Array, Doc, Timestamp, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
@@ -94,8 +94,8 @@ impl Route {
         };
         let mut targets: Vec<ShardId> = Vec::new();
         for range in shard_key_ranges(filter, &table.pattern).iter() {
-            for view in table.overlapping(range) {
-                let Some(owner) = view.chunk.owner_at(time) else {
+            for (_, owner) in table.owners_at(range, time) {
+                let Owner::Shard(owner) = owner else {
                     return Err(Error::new(
                         Code::STALE_CHUNK_HISTORY,
                         format!(

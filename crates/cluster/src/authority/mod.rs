@@ -327,7 +327,7 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
             }
             Request::Merge { expected, range } => {
                 let table = self.expected(name, expected)?;
-                changed(table, table.merging(&range)?)?
+                changed(table, table.merging(&range, now)?)?
             }
             Request::Refine {
                 expected,

@@ -288,7 +288,8 @@ impl Entry {
                         RefreshError::Gap { .. }
                         | RefreshError::Overlap { .. }
                         | RefreshError::Empty
-                        | RefreshError::EmptyChunk { .. },
+                        | RefreshError::EmptyChunk { .. }
+                        | RefreshError::BadParts { .. },
                     ) => return Ok(Taken::DoesNotFit),
                 }
             }

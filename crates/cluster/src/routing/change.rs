@@ -82,30 +82,28 @@ impl RoutingTable {
             return Err(ChangeError::AlreadyThere(to.clone()));
         }
         let mut version = self.version().chunk.next_major();
-        let within = from.chunk.beginning_at(range.min.clone(), version);
+        let within = from.chunk.within(range, version);
         let mut changes = vec![(within.moved(to, version, since), range.max.clone())];
         let mut next_version = || {
             version = version.next_minor();
             version
         };
         if from.chunk.min < range.min {
-            let left = from
-                .chunk
-                .beginning_at(from.chunk.min.clone(), next_version());
-            changes.push((left, range.min.clone()));
+            let left = KeyRange::new(from.chunk.min.clone(), range.min.clone());
+            let chunk = from.chunk.within(&left, next_version());
+            changes.push((chunk, left.max));
         }
         if range.max < *from.max {
-            let right = from.chunk.beginning_at(range.max.clone(), next_version());
-            changes.push((right, from.max.clone()));
+            let right = KeyRange::new(range.max.clone(), from.max.clone());
+            let chunk = from.chunk.within(&right, next_version());
+            changes.push((chunk, right.max));
         }
         if changes.len() == 1 {
             let stays = self.chunks().find(|view| {
                 view.chunk.shard == from.chunk.shard && view.chunk.min != from.chunk.min
             });
             if let Some(stays) = stays {
-                let advanced = stays
-                    .chunk
-                    .beginning_at(stays.chunk.min.clone(), next_version());
+                let advanced = stays.chunk.within(&stays.range(), next_version());
                 changes.push((advanced, stays.max.clone()));
             }
         }
@@ -136,13 +134,18 @@ impl RoutingTable {
         let ends = points.iter().chain([split.max]);
         let pieces = begins.zip(ends).map(|(min, max)| {
             version = version.next_minor();
-            (split.chunk.beginning_at(min.clone(), version), max.clone())
+            let piece = KeyRange::new(min.clone(), max.clone());
+            (split.chunk.within(&piece, version), piece.max)
         });
         Ok(pieces.collect())
     }
 
     /// Makes one chunk of all those in a range. They must be neighbours on one shard.
-    pub fn merging(&self, range: &KeyRange) -> Result<Vec<ChunkWithEnd>, ChangeError> {
+    pub fn merging(
+        &self,
+        range: &KeyRange,
+        now: ClusterTime,
+    ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
         let views: Vec<ChunkView<'_>> = self.overlapping(range).collect();
         let (Some(first), Some(last)) = (views.first(), views.last()) else {
             return Err(ChangeError::NothingToMerge(range.clone()));
@@ -157,15 +160,8 @@ impl RoutingTable {
         if views.iter().any(|view| view.chunk.shard != *shard) {
             return Err(ChangeError::SeveralShards(range.clone()));
         }
-        // Parts may have had different owners before the last of them arrived:
-        // nothing is known of the whole before that.
-        let since = views.iter().map(|view| view.chunk.since).max();
-        let merged = Chunk::new(
-            range.min.clone(),
-            shard.clone(),
-            self.version().chunk.next_major(),
-            since.unwrap_or(first.chunk.since),
-        );
+        let chunks: Vec<&Chunk> = views.iter().map(|view| view.chunk).collect();
+        let merged = Chunk::merged(&chunks, self.version().chunk.next_major(), now);
         Ok(vec![(merged, range.max.clone())])
     }
 
@@ -190,8 +186,7 @@ impl RoutingTable {
             KeyBound::new(&bytes)
         };
         let chunks = self.chunks().map(|view| {
-            let version = view.chunk.version;
-            let chunk = view.chunk.beginning_at(extended(&view.chunk.min), version);
+            let chunk = view.chunk.renamed(extended);
             (chunk, extended(view.max))
         });
         Ok(chunks.collect())

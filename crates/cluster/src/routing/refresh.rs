@@ -26,6 +26,8 @@ pub enum RefreshError {
     Overlap { from: KeyBound, to: KeyBound },
     #[error("the chunk that begins at {min:?} ends where it begins, or before")]
     EmptyChunk { min: KeyBound },
+    #[error("the parts of the chunk that begins at {min:?} do not follow each other within it")]
+    BadParts { min: KeyBound },
 }
 
 /// A chunk as the source tells of it, with its end.
@@ -160,6 +162,15 @@ fn check_cover(
         }
         if *max <= chunk.min {
             return Err(RefreshError::EmptyChunk {
+                min: chunk.min.clone(),
+            });
+        }
+        let parts = chunk.parts();
+        let follow = parts.is_sorted_by(|one, next| one.min < next.min)
+            && parts.first().is_none_or(|first| first.min == chunk.min)
+            && parts.last().is_none_or(|last| last.min < *max);
+        if !follow {
+            return Err(RefreshError::BadParts {
                 min: chunk.min.clone(),
             });
         }

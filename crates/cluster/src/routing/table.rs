@@ -238,10 +238,35 @@ impl RoutingTable {
 
     /// Who owned a key at an earlier time.
     pub fn owner_at(&self, key: &[u8], time: ClusterTime) -> Owner<'_> {
-        match self.find(key).chunk.owner_at(time) {
+        match self.find(key).chunk.owner_at(key, time) {
             Some(shard) => Owner::Shard(shard),
             None => Owner::Forgotten,
         }
+    }
+
+    /// Who owned what of a range at an earlier time, in order.
+    pub fn owners_at<'a>(
+        &'a self,
+        range: &'a KeyRange,
+        time: ClusterTime,
+    ) -> impl Iterator<Item = (KeyRange, Owner<'a>)> {
+        let chunks = self.overlapping(range);
+        let parts = chunks.flat_map(move |view| {
+            let begins = view.chunk.begins();
+            let ends = view.chunk.begins().skip(1).chain([view.max]);
+            begins.zip(ends).map(move |(min, max)| {
+                let owner = match view.chunk.owner_at(min.as_bytes(), time) {
+                    Some(shard) => Owner::Shard(shard),
+                    None => Owner::Forgotten,
+                };
+                (min, max, owner)
+            })
+        });
+        parts.filter_map(move |(min, max, owner)| {
+            let min = min.max(&range.min).clone();
+            let part = KeyRange::new(min, max.min(&range.max).clone());
+            (!part.is_empty()).then_some((part, owner))
+        })
     }
 
     /// The keys that a shard owns. Blocks of which it owns all or nothing are not looked into.

@@ -9,6 +9,7 @@ use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
 use model::version::{Age, ChunkVersion, Incarnation, PlacementVersion};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn pattern(fields: &[&str]) -> Arc<ShardKeyPattern> {
@@ -121,7 +122,7 @@ fn a_split_advances_the_major_version_only_on_the_newest_shard() {
 #[test]
 fn a_merge_begins_a_major_version() {
     let before = table(&[0, 10, 20], &["A"]);
-    let merged = after(&before, before.merging(&range(0, 20)));
+    let merged = after(&before, before.merging(&range(0, 20), time(2)));
     assert_eq!(shape(&merged), "A 1|0, A 2|0, A 1|3");
 }
 
@@ -171,15 +172,15 @@ fn changes_that_cannot_be_made() {
         ChangeError::BadSplitPoint(at(23)),
     );
     check(
-        table.merging(&across),
+        table.merging(&across, time(2)),
         ChangeError::NotAtBounds(across.clone()),
     );
     check(
-        table.merging(&range(0, 10)),
+        table.merging(&range(0, 10), time(2)),
         ChangeError::NothingToMerge(range(0, 10)),
     );
     check(
-        table.merging(&range(0, 20)),
+        table.merging(&range(0, 20), time(2)),
         ChangeError::SeveralShards(range(0, 20)),
     );
     check(
@@ -212,20 +213,58 @@ fn earlier_owners_are_remembered() {
     check(99, Some("A"));
 }
 
-/// Of a merged chunk nothing is known before its last part arrived: its parts may
-/// have been on different shards.
+/// ⚑ A merged chunk remembers who owned which part of it, whatever becomes of it.
 #[test]
-fn merging_forgets_what_differed() {
+fn merging_keeps_what_differed() {
     let before = table(&[0, 10], &["A", "B", "B"]);
     let moved = after(&before, before.moving(&range(0, 10), &shard("A"), time(7)));
     let head = KeyRange::new(moved.whole().min, at(10));
-    let merged = after(&moved, moved.merging(&head));
-    let key = at(5);
-    assert_eq!(
-        merged.owner_at(key.as_bytes(), time(7)),
-        Owner::Shard(&shard("A"))
-    );
-    assert_eq!(merged.owner_at(key.as_bytes(), time(6)), Owner::Forgotten);
+    let merged = after(&moved, moved.merging(&head, time(8)));
+    assert_eq!(shape(&merged), "A 3|0, B 2|1");
+    let check = |table: &RoutingTable, key: i64, when: u32, expected: &str| {
+        let (key, expected) = (at(key), shard(expected));
+        let owner = table.owner_at(key.as_bytes(), time(when));
+        assert_eq!(owner, Owner::Shard(&expected), "{key:?} at {when}");
+    };
+    for (key, when, owner) in [(-5, 6, "A"), (5, 6, "B"), (5, 7, "A"), (15, 6, "B")] {
+        check(&merged, key, when, owner);
+    }
+    let split = after(&merged, merged.splitting(&[at(5)]));
+    let wide = KeyRange::new(split.whole().min, at(5));
+    let gone = after(&split, split.moving(&wide, &shard("C"), time(9)));
+    for (key, when, owner) in [
+        (-5, 6, "A"),
+        (3, 6, "B"),
+        (3, 8, "A"),
+        (3, 9, "C"),
+        (7, 6, "B"),
+        (7, 9, "A"),
+    ] {
+        check(&gone, key, when, owner);
+    }
+    let asked = range(-3, 12);
+    let parts: Vec<(KeyRange, Owner<'_>)> = gone.owners_at(&asked, time(6)).collect();
+    let (a, b) = (shard("A"), shard("B"));
+    let expected = [
+        (range(-3, 0), Owner::Shard(&a)),
+        (range(0, 5), Owner::Shard(&b)),
+        (range(5, 10), Owner::Shard(&b)),
+        (range(10, 12), Owner::Shard(&b)),
+    ];
+    assert_eq!(parts, expected);
+}
+
+/// What nobody may ask for any more is forgotten when chunks change: parts with the same owners become one.
+#[test]
+fn merging_forgets_what_is_too_old() {
+    let before = table(&[0, 10], &["A", "B", "B"]);
+    let moved = after(&before, before.moving(&range(0, 10), &shard("A"), time(7)));
+    let head = KeyRange::new(moved.whole().min, at(10));
+    let parts = |when: u32| {
+        let merged = after(&moved, moved.merging(&head, time(when)));
+        merged.find(at(5).as_bytes()).chunk.parts().len()
+    };
+    assert_eq!((parts(606), parts(607)), (2, 0));
 }
 
 /// ⚑ A hole in the table would be a document that nobody is asked for.
@@ -382,7 +421,7 @@ fn changes_of(table: &RoutingTable, step: &Step, when: u32) -> Option<Vec<ChunkW
         Step::Merge { from, width } => {
             let min = table.find(at(from).as_bytes()).chunk.min.clone();
             let max = table.find(at(from + width).as_bytes()).max.clone();
-            table.merging(&KeyRange::new(min, max)).ok()
+            table.merging(&KeyRange::new(min, max), time(when)).ok()
         }
     }
 }
@@ -395,6 +434,18 @@ proptest! {
         let bounds: Vec<i64> = (0..size).collect();
         let mut table = table(&bounds, &SHARDS[..owners]);
         let mut naive = Naive::of(&table);
+        // Who owned each key from when on.
+        let mut owners: BTreeMap<i64, Vec<(u32, ShardId)>> = BTreeMap::new();
+        let note = |owners: &mut BTreeMap<i64, Vec<(u32, ShardId)>>, table: &RoutingTable, when| {
+            for key in (-2..size + 2).step_by(3) {
+                let owner = table.find(at(key).as_bytes()).chunk.shard.clone();
+                let known = owners.entry(key).or_default();
+                if known.last().is_none_or(|(_, last)| *last != owner) {
+                    known.push((when, owner));
+                }
+            }
+        };
+        note(&mut owners, &table, 1);
         // A router that refreshes now and then, by version.
         let mut behind = table.clone();
         for (when, step) in steps.iter().enumerate() {
@@ -404,6 +455,7 @@ proptest! {
             let before = table.version();
             naive = naive.with(&changes);
             table = table.with_changes(changes).unwrap();
+            note(&mut owners, &table, when as u32 + 2);
             prop_assert_eq!(before.age(table.version()), Age::Older);
             prop_assert_eq!(&Naive::of(&table).chunks, &naive.chunks);
             for name in SHARDS {
@@ -428,6 +480,12 @@ proptest! {
             let holds = |(chunk, max): &&ChunkWithEnd| chunk.min <= key && key < *max;
             let expected = naive.chunks.iter().find(holds).unwrap();
             prop_assert_eq!(table.find(key.as_bytes()).chunk, &expected.0);
+        }
+        for (key, known) in owners {
+            for when in 1..steps.len() as u32 + 2 {
+                let (_, owner) = known.iter().rfind(|(since, _)| *since <= when).unwrap();
+                prop_assert_eq!(table.owner_at(at(key).as_bytes(), time(when)), Owner::Shard(owner));
+            }
         }
     }
 

@@ -48,6 +48,10 @@
 //! is still being delivered. It is the same question as it would be later, from the place behind all
 //! that it has returned, so nothing above changes; tokens stand behind what was delivered.
 //!
+//! *One moment of the past* ([`Scan::of_past`]): whoever owned a range at a time owns it at that time for ever. Such a
+//! scan has one stream for each owner of then, which never gives anything away; it only changes the member that it asks.
+//! ⚑ Until all of them have answered by the base's version it is not known that the base tells the owners of then.
+//!
 //! What the shell adds: asking and waiting, deadlines, and who owns a range that a shard does
 //! not own.
 
@@ -189,6 +193,10 @@ pub struct Scan<E> {
     limit: Option<u64>,
     /// When the base placement had come to be, once somebody has asked for it.
     base_since: OnceLock<ClusterTime>,
+    /// Nothing moves any more.
+    is_past: bool,
+    /// Tells queries apart: a token goes on with its own only.
+    query: u64,
 }
 
 /// A stream as `$currentOp` shows it.
@@ -210,6 +218,23 @@ impl<E> Scan<E> {
     /// Begins with the placement that holds now. `wanted` are the keys that the query can match.
     pub fn begin(base: Arc<RoutingTable>, wanted: RangeSet, order: Order) -> Self {
         let shards = base.targets(wanted.as_slice());
+        Self::over(shards, base, wanted, order, false)
+    }
+
+    /// Begins a scan of a moment of the past: these shards owned then what the query can match. `base` is the
+    /// placement of now.
+    pub fn of_past(base: Arc<RoutingTable>, shards: Vec<ShardId>, order: Order) -> Self {
+        let wanted = RangeSet::of([base.whole()]);
+        Self::over(shards, base, wanted, order, true)
+    }
+
+    fn over(
+        shards: Vec<ShardId>,
+        base: Arc<RoutingTable>,
+        wanted: RangeSet,
+        order: Order,
+        is_past: bool,
+    ) -> Self {
         let streams = shards.into_iter().map(|shard| {
             let part = Part::Base {
                 without: RangeSet::new(),
@@ -226,7 +251,16 @@ impl<E> Scan<E> {
             skip: 0,
             limit: None,
             base_since: OnceLock::new(),
+            is_past,
+            query: 0,
         }
+    }
+
+    /// Says which query it is, for tokens.
+    #[must_use]
+    pub fn with_query(mut self, query: u64) -> Self {
+        self.query = query;
+        self
     }
 
     /// Leaves out the first results, and ends after some more.
@@ -356,10 +390,14 @@ impl<E> Scan<E> {
     }
 
     /// Says that a shard does not have what the base placement says any more: from now on its
-    /// stream names its ranges.
+    /// stream names its ranges. Of the past it is asked for what it had then, again.
     pub fn name_ranges(&mut self, stream: StreamId) {
+        let is_past = self.is_past;
         if let Some(stream) = self.streams.get_mut(stream.0) {
             stream.asked = false;
+            if is_past {
+                return;
+            }
             if let Part::Base { by_version, .. } = &mut stream.part {
                 *by_version = false;
             }

@@ -9,6 +9,7 @@
 //! | a shard answers for a range as a whole: what it says it owns is of the snapshot it reads | a range that has just gone is lost | `rules::ownership_is_of_the_snapshot` |
 //! | what moved goes on from where its stream was *before* the batch | what lies before the batch's end is lost | `rules::what_moved_goes_on_from_before_the_batch` |
 //! | a token stands behind what was delivered | what was fetched only is lost | `rules::tokens_stand_behind_what_was_delivered` |
+//! | merged chunks remember who owned which part of them | tokens from before are refused | `rules::merged_chunks_remember_their_owners` |
 //! | a token holds what is left of skip and limit | both count again | `rules::tokens_hold_what_is_left_of_the_window` |
 //! | later batches read at or after earlier ones | a member that lags loses what was there | `lagging::later_batches_read_later` |
 //! | a token holds that time | the same on another router | `lagging::tokens_hold_the_time_floor` |
@@ -24,7 +25,7 @@ mod rules;
 mod worlds;
 
 use super::*;
-use crate::routing::{ChunkWithEnd, initial_chunks};
+use crate::routing::{ChangeError, ChunkWithEnd, initial_chunks};
 use model::bson::{DocWriter, ObjectId};
 use model::ids::Uuid;
 use model::range::KeyBound;

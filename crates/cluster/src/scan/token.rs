@@ -1,7 +1,7 @@
 //! A scan as bytes that a client can hold, and any router continue from.
 //!
 //! ```text
-//!  token    [version 1 = 2][order 1][epoch 12][began 8][base 8][not before 8]
+//!  token    [version 1 = 3][order 1][query 8][epoch 12][began 8][base 8][not before 8]
 //!           [skip varint][limit + 1, or 0 for none, varint][floor: length varint, bytes]
 //!           [count varint][stream]* [checksum 4]
 //!  stream   [shard: length varint, bytes]
@@ -20,6 +20,10 @@
 //! handed out is fetched again by whoever continues. *Not before* is a time floor ⚑: later batches
 //! read at or after it, so that a member that lags behind cannot lose what an earlier batch saw.
 //!
+//! *Query* is a fingerprint of what decides which documents come and in which order: places mean nothing to another
+//! query, and a token that comes back with one is refused. A token without streams stands at the end: whoever goes on
+//! from it gets nothing, and a token of the end again.
+//!
 //! The checksum finds accidents, not attacks: a token is checked like any input, and
 //! one that was made up can at worst make its own scan return other documents of the
 //! same collection.
@@ -33,7 +37,7 @@ use model::time::ClusterTime;
 use model::version::Incarnation;
 use std::sync::{Arc, OnceLock};
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// Why bytes are not a token.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -46,11 +50,14 @@ pub enum TokenError {
     OtherIncarnation,
     #[error("the placement that the resume token began with is not known any more")]
     TooOld,
+    #[error("the resume token was given out for another query")]
+    OtherQuery,
 }
 
 /// Where a scan stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScanToken {
+    query: u64,
     incarnation: Incarnation,
     /// When the base placement had come to be.
     base: ClusterTime,
@@ -77,13 +84,17 @@ enum TokenRanges {
 }
 
 impl<E> Scan<E> {
-    /// What is left to deliver; `None` if nothing is, and of whole scans, from which nobody can go on.
+    /// What is left to deliver; `None` of whole scans and those of the past, from which nobody can go on.
     /// All entries must have come with their places.
     pub fn token(&self, not_before: ClusterTime) -> Option<ScanToken> {
-        if self.has_ended() || self.order == Order::Whole {
+        if self.order == Order::Whole || self.is_past {
             return None;
         }
-        let left = self.streams.iter().filter(|stream| !stream.has_ended());
+        let streams: &[Stream<E>] = match self.has_ended() {
+            true => &[],
+            false => &self.streams,
+        };
+        let left = streams.iter().filter(|stream| !stream.has_ended());
         let streams = left.map(|stream| TokenStream {
             shard: stream.shard.clone(),
             ranges: match &stream.part {
@@ -96,6 +107,7 @@ impl<E> Scan<E> {
             },
         });
         Some(ScanToken {
+            query: self.query,
             incarnation: self.base.incarnation,
             base: self.base_time(),
             not_before,
@@ -170,6 +182,8 @@ impl<E> Scan<E> {
             skip: token.skip,
             limit: token.limit,
             base_since: OnceLock::new(),
+            is_past: false,
+            query: token.query,
         })
     }
 }
@@ -186,10 +200,11 @@ fn ranges_at(
     shard: &ShardId,
     time: ClusterTime,
 ) -> Result<RangeSet, TokenError> {
+    let whole = now.whole();
     let mut owned = Vec::new();
-    for view in now.chunks() {
-        match now.owner_at(view.chunk.min.as_bytes(), time) {
-            Owner::Shard(owner) if owner == shard => owned.push(view.range()),
+    for (range, owner) in now.owners_at(&whole, time) {
+        match owner {
+            Owner::Shard(owner) if owner == shard => owned.push(range),
             Owner::Shard(_) => {}
             Owner::Forgotten => return Err(TokenError::TooOld),
         }
@@ -204,8 +219,17 @@ impl ScanToken {
         table.incarnation == self.incarnation && came_to_be(table) >= self.base
     }
 
+    /// The error for a token of another query.
+    pub fn check_query(&self, query: u64) -> Result<(), TokenError> {
+        match self.query == query {
+            true => Ok(()),
+            false => Err(TokenError::OtherQuery),
+        }
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION, u8::from(self.order == Order::Sorted)];
+        out.extend_from_slice(&self.query.to_be_bytes());
         out.extend_from_slice(&self.incarnation.epoch.0);
         for time in [self.incarnation.began, self.base, self.not_before] {
             out.extend_from_slice(&time.to_u64().to_be_bytes());
@@ -284,6 +308,7 @@ impl<'a> Reader<'a> {
             1 => Order::Sorted,
             _ => return None,
         };
+        let query = u64::from_be_bytes(self.array()?);
         let incarnation = Incarnation {
             epoch: ObjectId(self.array()?),
             began: self.time()?,
@@ -297,6 +322,7 @@ impl<'a> Reader<'a> {
             streams.push(self.stream()?);
         }
         Some(ScanToken {
+            query,
             incarnation,
             base,
             not_before,

@@ -155,8 +155,10 @@ impl Asker {
         match self.router.ask(&question.shard, request).await {
             Ok(answered) => self.read(answered.reply, question, answered.member),
             Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
-            // It was drained and removed: nothing of what it had is there.
-            Err(Failure::Error(error)) if error.code == Code::SHARD_NOT_FOUND => {
+            // It was drained and removed: nothing of what it had is there, but for the past, which went with it.
+            Err(Failure::Error(error))
+                if error.code == Code::SHARD_NOT_FOUND && !self.command.is_past =>
+            {
                 match &question.asked {
                     Asked::AsInBase => Ok(Ask::Lost),
                     Asked::These(ranges) => Ok(Ask::not_owned(ranges.clone(), None)),

@@ -102,6 +102,10 @@ impl Merge for ElasticScan {
         Box::pin((*self).kill())
     }
 
+    fn is_kept(&mut self) {
+        self.is_begun();
+    }
+
     fn set_batch_size(&mut self, batch_size: Option<u64>) {
         self.batch_size = batch_size;
     }

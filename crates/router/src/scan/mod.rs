@@ -40,12 +40,14 @@ pub(crate) use piece::Piece;
 pub(crate) use reported::{ranges_of, version};
 pub(crate) use rounds::PATIENCE;
 pub(crate) use source::ScanSource;
-pub(crate) use tokens::{gone, has_token};
+pub(crate) use tokens::{gone, has_token, query_of};
 
 use crate::Router;
 use crate::failure::Failure;
+use crate::merge::kill_cursor;
 use ahead::Ahead;
 use asking::OpenCursor;
+use cluster::routing::ShardId;
 use cluster::scan::{self, Order, Scan, StreamId};
 use model::bson::{Doc, DocBuf};
 use model::namespace::Namespace;
@@ -71,6 +73,8 @@ pub(crate) struct ScanCommand {
     pub(crate) passes: bool,
     /// A place is wanted for each document.
     pub(crate) places: bool,
+    /// It reads at one moment of the past.
+    pub(crate) is_past: bool,
     pub(crate) session: Option<DocBuf>,
 }
 
@@ -108,12 +112,18 @@ impl ElasticScan {
         base: cluster::routing::RoutingTable,
         wanted: RangeSet,
     ) -> ElasticScan {
-        let order = match &command.order {
-            Some(_) => Order::Sorted,
-            None if command.whole => Order::Whole,
-            None => Order::Unsorted,
-        };
-        let scan = Scan::begin(Arc::new(base), wanted, order);
+        let scan = Scan::begin(Arc::new(base), wanted, order_of(&command));
+        Self::with_scan(router, command, scan)
+    }
+
+    /// Begins a scan of a moment of the past, at those who owned what is wanted then.
+    pub(crate) fn of_past(
+        router: &Arc<Router>,
+        command: ScanCommand,
+        base: cluster::routing::RoutingTable,
+        shards: &[ShardId],
+    ) -> ElasticScan {
+        let scan = Scan::of_past(Arc::new(base), shards.to_vec(), order_of(&command));
         Self::with_scan(router, command, scan)
     }
 
@@ -150,6 +160,17 @@ impl ElasticScan {
         self
     }
 
+    /// Says which query it is, for tokens.
+    pub(crate) fn with_query(mut self, query: u64) -> ElasticScan {
+        self.scan = self.scan.with_query(query);
+        self
+    }
+
+    /// Whoever goes on with it cannot be routed again: from now on it goes on from its places.
+    pub(crate) fn is_begun(&mut self) {
+        self.begun = true;
+    }
+
     pub(crate) fn with_window(mut self, skip: u64, limit: Option<u64>) -> ElasticScan {
         self.scan = self.scan.with_window(skip, limit);
         self
@@ -166,12 +187,20 @@ impl ElasticScan {
     }
 
     /// Takes over what one shard answered to the client's own command: the client has that batch,
-    /// the scan goes on behind it.
-    pub(crate) fn take_over(&mut self, answered: &crate::scatter::Answered) -> Result<(), Failure> {
+    /// the scan goes on behind it. The shard's cursor is used if it returns what the scan's own command would.
+    pub(crate) async fn take_over(
+        &mut self,
+        answered: &crate::scatter::Answered,
+        is_alike: bool,
+    ) -> Result<(), Failure> {
         let reported = Reported::read(answered.reply.document(), &answered.shard)?;
         self.note_time(answered.reply.document());
+        if reported.cursor != 0 && !is_alike {
+            let namespace = self.command.namespace.as_str();
+            kill_cursor(&*answered.member, namespace, reported.cursor).await;
+        }
         for question in self.scan.questions() {
-            let cursor = (reported.cursor != 0).then(|| OpenCursor {
+            let cursor = (reported.cursor != 0 && is_alike).then(|| OpenCursor {
                 member: answered.member.clone(),
                 id: reported.cursor,
             });
@@ -211,5 +240,13 @@ impl ElasticScan {
 
     pub(crate) fn namespace(&self) -> &Namespace {
         &self.command.namespace
+    }
+}
+
+fn order_of(command: &ScanCommand) -> Order {
+    match &command.order {
+        Some(_) => Order::Sorted,
+        None if command.whole => Order::Whole,
+        None => Order::Unsorted,
     }
 }

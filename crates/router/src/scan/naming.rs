@@ -6,6 +6,10 @@
 //!   ranges: [min, max, ..], uuid            these
 //! ```
 //!
+//! Of a moment of the past a shard is first asked by the base version, so that somebody tells if the base does not know
+//! who owned what then; and after that by the version of now, whichever that is: what it owned then stays what it owned
+//! then.
+//!
 //! Which of them, and why: [`cluster::scan::naming`]. What a shard is known not to own any more it is not asked
 //! for.
 
@@ -54,7 +58,8 @@ impl Asker {
     pub(super) async fn name(&self, question: &Question) -> Result<Named, Failure> {
         let limits = Limits::OF_REQUESTS;
         let ranges = match &question.asked {
-            Asked::These(ranges) if !limits.are_few(ranges) => ranges,
+            Asked::These(ranges) if !limits.are_few(ranges) => Some(ranges),
+            Asked::AsInBase if self.command.is_past && self.begun => None,
             Asked::These(_) | Asked::AsInBase => return Ok(Named::So(Words::AsAsked)),
         };
         let (routing, shard) = (&self.router.routing, [question.shard.clone()]);
@@ -70,6 +75,12 @@ impl Asker {
                 })));
             }
             Placement::Unsharded => return Ok(Named::Answered(Ask::Stale(Stale::Database))),
+        };
+        let Some(ranges) = ranges else {
+            return Ok(Named::So(Words::ByVersion {
+                version: now.shard_version(&question.shard),
+                without: RangeSet::new(),
+            }));
         };
         Ok(match naming(ranges, &question.shard, &now, limits) {
             Naming::ByName => Named::So(Words::AsAsked),

@@ -268,6 +268,10 @@ impl ElasticScan {
                     Stale::Collection { wanted: None, .. } => self.begun,
                     Stale::Database => false,
                 };
+                // ⚑ Who owned what in the past was told by a placement that is too old.
+                if self.command.is_past && !self.begun {
+                    return Err(Failure::Stale(stale));
+                }
                 self.router.routing.note(&self.command.namespace, &stale);
                 if !is_of_this {
                     return Err(self.killed());

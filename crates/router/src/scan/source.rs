@@ -15,7 +15,9 @@ pub(crate) struct ScanSource {
 }
 
 impl ScanSource {
-    pub(crate) fn new(scan: ElasticScan) -> ScanSource {
+    /// ⚑ A pipeline under way cannot be routed again.
+    pub(crate) fn new(mut scan: ElasticScan) -> ScanSource {
+        scan.is_begun();
         ScanSource {
             scan,
             current: None,

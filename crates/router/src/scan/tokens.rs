@@ -5,7 +5,7 @@ use crate::Router;
 use crate::failure::Failure;
 use cluster::cache::Placement;
 use cluster::scan::{Scan, ScanToken, TokenError};
-use model::bson::{Doc, DocWriter, ValueRef};
+use model::bson::{Doc, DocWriter, Element, ValueRef};
 use model::error::{Code, Error};
 use model::range::RangeSet;
 use std::sync::Arc;
@@ -17,6 +17,31 @@ const TOKEN: &str = "terndbScan";
 pub(crate) fn has_token(body: Doc<'_>) -> bool {
     let token = body.get_doc("$_resumeAfter").or(body.get_doc("$_startAt"));
     token.is_some_and(|token| token.get(TOKEN).is_some())
+}
+
+/// Fields of a `find` that decide which documents come, and in which order. A projection does not.
+const DECIDING: [&str; 7] = ["filter", "sort", "hint", "min", "max", "let", "collation"];
+
+/// A fingerprint of a `find`, the same on every router: places mean nothing to another one.
+pub(crate) fn query_of(body: Doc<'_>) -> u64 {
+    // FNV-1a, of 64 bits.
+    let add = |hash: u64, bytes: &[u8]| {
+        bytes.iter().fold(hash, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
+        })
+    };
+    let mut hash = add(0xCBF2_9CE4_8422_2325, b"find");
+    for name in DECIDING {
+        let given = body.element(name);
+        // An empty document says as much as none.
+        let is_empty = |element: &Element<'_>| matches!(element.value(), ValueRef::Document(document) if document.is_empty());
+        if let Some(element) = given.filter(|element| !is_empty(element)) {
+            hash = add(hash, name.as_bytes());
+            hash = add(hash, &[0, element.kind() as u8]);
+            hash = add(hash, element.value_bytes());
+        }
+    }
+    hash
 }
 
 /// ⚑ What a token stands in is gone: that must not look like its end.
@@ -31,6 +56,7 @@ impl ElasticScan {
         router: &Arc<Router>,
         command: ScanCommand,
         token: Doc<'_>,
+        query: u64,
         wanted: RangeSet,
     ) -> Result<ElasticScan, Failure> {
         let refuse = |error: TokenError| {
@@ -38,6 +64,7 @@ impl ElasticScan {
                 TokenError::Damaged | TokenError::Version(_) => Code::BAD_VALUE,
                 TokenError::OtherIncarnation => Code::QUERY_PLAN_KILLED,
                 TokenError::TooOld => Code::STALE_CHUNK_HISTORY,
+                TokenError::OtherQuery => Code::INVALID_RESUME_TOKEN,
             };
             Failure::Error(Error::new(code, error.to_string()))
         };
@@ -45,6 +72,7 @@ impl ElasticScan {
             return Err(refuse(TokenError::Damaged));
         };
         let token = ScanToken::decode(bytes).map_err(refuse)?;
+        token.check_query(query).map_err(refuse)?;
         let not_before = token.not_before;
         // ⚑ Shards refuse to read after a time that nobody has told them, and this router may be new.
         router.clock.raise_from_client(not_before)?;
@@ -64,17 +92,18 @@ impl ElasticScan {
         Ok(resumed)
     }
 
-    /// Where the batches stand that were delivered; an empty document if nothing is left.
+    /// Where the batches stand that were delivered, the end too.
     pub(super) fn append_token(&self, cursor: &mut DocWriter) {
-        cursor.begin_document("postBatchResumeToken");
         if let Some(token) = self.scan.token(self.not_before) {
             let bytes = token.encode();
             let bytes = ValueRef::Binary {
                 subtype: 0,
                 bytes: &bytes,
             };
-            cursor.append(TOKEN, bytes);
+            cursor
+                .begin_document("postBatchResumeToken")
+                .append(TOKEN, bytes)
+                .end();
         }
-        cursor.end();
     }
 }

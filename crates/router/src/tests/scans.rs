@@ -185,9 +185,16 @@ fn a_lost_member_repeats_nothing() {
 
 #[test]
 fn a_dropped_collection_ends_the_cursor() {
+    for size in [0, 3] {
+        check_dropped(size);
+    }
+}
+
+/// ⚑ Whether the client has seen anything or not: it has the cursor.
+fn check_dropped(size: i32) {
     run(async {
         let world = full_world().await;
-        let (_, id) = batch(&world.run(find().with("batchSize", 3).finish()).await);
+        let (_, id) = batch(&world.run(find().with("batchSize", size).finish()).await);
         world.drop_collection();
         let mut reply = world.run(more(id)).await;
         // What had arrived before is told.
@@ -403,11 +410,188 @@ async fn until(holds: impl Fn() -> bool) {
     }
 }
 
-/// The token of a reply, if it has one.
-fn token(reply: &DocBuf) -> Option<DocBuf> {
+/// The token of a reply.
+fn token(reply: &DocBuf) -> DocBuf {
     let cursor = reply.as_doc().get_doc("cursor").expect("a cursor");
     let token = cursor.get_doc("postBatchResumeToken").expect("a token");
-    (!token.is_empty()).then(|| token.to_owned())
+    token.to_owned()
+}
+
+/// ⚑ A token that stands at the end is one like any other: whoever goes on from it gets nothing, and does not begin
+/// again.
+#[test]
+fn the_end_is_a_place_too() {
+    run(async {
+        let mut world = full_world().await;
+        let ask = |resume: Option<&DocBuf>| {
+            let mut find = find()
+                .with("batchSize", 100)
+                .with("$_requestResumeToken", true);
+            if let Some(token) = resume {
+                find.append("$_resumeAfter", token);
+            }
+            find.finish()
+        };
+        let first = world.run(ask(None)).await;
+        let (found, id) = batch(&first);
+        assert_eq!((found.len(), id), (30, 0));
+        let mut end = token(&first);
+        world.move_b_to_c();
+        world.restart_router();
+        for _ in 0..2 {
+            let reply = world.run(ask(Some(&end))).await;
+            assert_eq!(batch(&reply), (vec![], 0));
+            end = token(&reply);
+        }
+        // An empty document is none.
+        let again = world.run(ask(Some(&DocBuf::new()))).await;
+        assert_eq!(batch(&again).0.len(), 30);
+    });
+}
+
+/// ⚑ Places mean nothing to another query. The same on every router.
+#[test]
+fn a_token_goes_on_with_its_own_query_only() {
+    run(async {
+        let mut world = full_world().await;
+        let filter = DocWriter::new().with("k", &range(5, 25)).finish();
+        let asked = || {
+            find()
+                .with("batchSize", 4)
+                .with("$_requestResumeToken", true)
+        };
+        let ask = || asked().with("filter", &filter);
+        let token = token(&world.run(ask().with("sort", &by_rank()).finish()).await);
+        let other = DocWriter::new().with("k", &range(5, 26)).finish();
+        let projection = DocWriter::new().with("k", 1).finish();
+        for _ in 0..2 {
+            let refused = [
+                ask(),
+                ask().with("sort", &DocWriter::new().with("rank", -1).finish()),
+                ask().with("sort", &by_rank()).with("hint", &by_rank()),
+                asked().with("sort", &by_rank()),
+                asked().with("sort", &by_rank()).with("filter", &other),
+            ];
+            for find in refused {
+                let reply = world.run(find.with("$_resumeAfter", &token).finish()).await;
+                assert_eq!(int(&reply, "code"), Code::INVALID_RESUME_TOKEN.0);
+            }
+            let own = ask()
+                .with("sort", &by_rank())
+                .with("projection", &projection);
+            let reply = world.run(own.with("$_resumeAfter", &token).finish()).await;
+            assert_eq!(batch(&reply).0, [20, 19, 18, 17]);
+            world.restart_router();
+        }
+    });
+}
+
+fn with_snapshot(mut find: DocWriter) -> DocWriter {
+    find.begin_document("readConcern")
+        .append("level", "snapshot")
+        .append("atClusterTime", ClusterTime::new(100, 1))
+        .end();
+    find
+}
+
+/// A moment of the past is read on at another member from where it was, and by whichever version holds then.
+#[test]
+fn a_snapshot_goes_on_at_another_member() {
+    run(async {
+        let one_shard = DocWriter::new().with("k", &range(10, 20)).finish();
+        let cases = [
+            (None, None, (0..30).collect::<Vec<_>>()),
+            (Some(by_rank()), None, (0..30).rev().collect()),
+            (None, Some(&one_shard), (10..20).collect()),
+            (Some(by_rank()), Some(&one_shard), (10..20).rev().collect()),
+        ];
+        for (sort, filter, expected) in cases {
+            let world = full_world().await;
+            let mut first = with_snapshot(find().with("batchSize", 3));
+            if let Some(sort) = &sort {
+                first.append("sort", sort);
+            }
+            if let Some(filter) = filter {
+                first.append("filter", filter);
+            }
+            let found = read(&world, first.finish(), |round| {
+                for shard in world.shards.values() {
+                    shard.cursors.lock().clear();
+                }
+                // A chunk is split: b has another version.
+                if round == 1 {
+                    world.advance_b(9);
+                }
+            });
+            assert_eq!(found.await, expected);
+        }
+        // ⚑ The router has not heard that b's range was c's by then.
+        let world = full_world().await;
+        world.asked("c");
+        world.move_b_to_c();
+        let first = with_snapshot(find().with("batchSize", 3));
+        let mut found = read(&world, first.finish(), |_| {}).await;
+        found.sort_unstable();
+        assert_eq!(found, (0..30).collect::<Vec<_>>());
+        // It says at which time it is.
+        let world = full_world().await;
+        let reply = world.run(with_snapshot(find()).finish()).await;
+        let cursor = reply.as_doc().get_doc("cursor").expect("a cursor");
+        let time = crate::config::time_of(cursor.get("atClusterTime"));
+        assert_eq!(time, Some(ClusterTime::new(100, 1)));
+    });
+}
+
+/// One shard answers at once, but not all that is wanted; what is left is sorted by what clients do not get.
+#[test]
+fn what_is_sorted_by_a_field_that_nobody_gets_goes_on() {
+    run(async {
+        let filter = DocWriter::new().with("k", &range(10, 20)).finish();
+        let projection = DocWriter::new().with("k", 1).finish();
+        let ask = || {
+            find()
+                .with("filter", &filter)
+                .with("sort", &by_rank())
+                .with("projection", &projection)
+                .with("limit", 8)
+                .finish()
+        };
+        let expected: Vec<i32> = (12..20).rev().collect();
+        let world = full_world().await;
+        assert_eq!(read(&world, ask(), go_round(&world)).await, expected);
+        let world = full_world().await;
+        let lost = read(&world, ask(), |_| {
+            world.shards["b"].faults.lock().push_back(Fault::NotSent);
+            world.shards["b"].cursors.lock().clear();
+        });
+        assert_eq!(lost.await, expected);
+    });
+}
+
+/// ⚑ Groups of one shard are as those of many: the router has them, whatever becomes of the member.
+#[test]
+fn groups_of_one_shard_outlive_its_member() {
+    run(async {
+        let world = full_world().await;
+        let mut ask = DocWriter::new().with("aggregate", "birds");
+        ask.begin_array("pipeline").push_document();
+        ask.begin_document("$match")
+            .append("k", &range(10, 20))
+            .end();
+        ask.end().push_document();
+        ask.begin_document("$group").append("_id", "$k").end();
+        ask.end().end().begin_document("cursor");
+        ask.append("batchSize", 3).end().append("$db", "test");
+        let found = read(&world, ask.finish(), |round| {
+            if round == 0 {
+                world.move_b("b", "c", 9);
+            }
+            for shard in world.shards.values() {
+                shard.cursors.lock().clear();
+            }
+        });
+        assert_eq!(found.await, (10..20).collect::<Vec<_>>());
+    });
 }
 
 /// ⚑ A token stands behind what was delivered to the client, with what is left of its window; another
@@ -432,13 +616,16 @@ fn another_router_goes_on_from_a_token() {
         let mut reply = world.run(ask(None)).await;
         let way = ["b", "c", "a"];
         for round in 0..100 {
-            found.extend(batch(&reply).0);
-            let Some(token) = token(&reply) else {
+            let (keys, _) = batch(&reply);
+            if keys.is_empty() {
                 break;
-            };
+            }
+            found.extend(keys);
+            let token = token(&reply);
             world.move_b(way[round % 3], way[(round + 1) % 3], 10 + round as u32);
             world.restart_router();
             reply = world.run(ask(Some(token))).await;
+            assert!(round < 99, "the scan does not end");
         }
         assert_eq!(found, (7..27).rev().collect::<Vec<_>>());
         let bad = DocWriter::new().with("other", 1).finish();
@@ -495,7 +682,7 @@ fn a_token_says_how_late_to_read() {
         for name in ["a", "b", "c"] {
             world.asked(name);
         }
-        world.run(asked(token)).await;
+        world.run(asked(Some(token))).await;
         let mut opened = 0;
         for shard in world.shards.values() {
             for asked in &*shard.asked.lock() {

@@ -53,6 +53,24 @@ fn tokens_stand_behind_what_was_delivered() {
 }
 
 #[test]
+fn merged_chunks_remember_their_owners() {
+    let check = |broken| {
+        let mut run = Run::new(small_world(Emission::First), Order::Unsorted, 1);
+        run.broken = broken;
+        run.step(0, 0);
+        for slot in [2, 3] {
+            run.happen(Event::Move { slot, to: 0 });
+        }
+        run.happen(Event::Merge { slot: 0 });
+        run.happen(Event::Resume);
+        run.finish()
+    };
+    assert_eq!(check(None), Ok(()));
+    let error = check(Some(Broken::ForgetfulMerges)).unwrap_err();
+    assert!(error.contains("not known any more"), "{error}");
+}
+
+#[test]
 fn tokens_hold_what_is_left_of_the_window() {
     let check = |broken| {
         let documents: Vec<(usize, u8)> = (0..12).map(|id| (id % 4, id as u8)).collect();

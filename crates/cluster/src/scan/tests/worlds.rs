@@ -19,9 +19,13 @@ pub(super) enum Event {
         from: usize,
         to: usize,
     },
-    /// A chunk is split, or chunks are merged: nothing moves, but the version says another thing.
+    /// A chunk is split: nothing moves, but the version says another thing.
     Split {
         shard: usize,
+    },
+    /// All neighbours of a chunk that are on its shard become one with it.
+    Merge {
+        slot: usize,
     },
     Insert {
         id: u32,
@@ -65,6 +69,8 @@ pub(super) enum Broken {
     Fetched,
     /// A token does not say what is left of the window.
     Window,
+    /// Of a merged chunk is known since when all of it is where it is.
+    ForgetfulMerges,
 }
 
 /// How answers come.
@@ -94,6 +100,12 @@ enum Served {
 pub(super) struct Run {
     pub(super) world: World,
     base: RoutingTable,
+    /// What the config server holds, with its history.
+    table: RoutingTable,
+    /// When it was changed last.
+    now: u32,
+    /// Why a token was not taken.
+    refused: Option<TokenError>,
     pub(super) scan: Scan<u32>,
     order: Order,
     pub(super) found: Vec<(Position, u32)>,
@@ -121,6 +133,9 @@ impl Run {
             scan: begin(&world, order),
             throughout: world.documents.keys().copied().collect(),
             world,
+            table: base.clone(),
+            now: 1,
+            refused: None,
             base,
             order,
             found: Vec::new(),
@@ -157,6 +172,49 @@ impl Run {
         let owner = &mut self.world.owners[slot];
         self.changed.extend([*owner, SHARDS[to]]);
         *owner = SHARDS[to];
+        let range = slot_range(slot, self.world.owners.len());
+        let (to, now) = (ShardId::new(SHARDS[to]), self.next_time());
+        self.decide(|table| table.moving(&range, &to, now));
+    }
+
+    fn next_time(&mut self) -> ClusterTime {
+        self.now += 1;
+        ClusterTime::new(self.now, 0)
+    }
+
+    /// The config server decides, unless there is nothing to change.
+    fn decide(
+        &mut self,
+        change: impl FnOnce(&RoutingTable) -> Result<Vec<ChunkWithEnd>, ChangeError>,
+    ) -> bool {
+        let Ok(changes) = change(&self.table) else {
+            return false;
+        };
+        self.table = self.table.with_changes(changes).unwrap();
+        true
+    }
+
+    /// Merges what lies beside a slot on the same shard.
+    fn merge(&mut self, slot: usize) {
+        let owners = &self.world.owners;
+        let is_alike = |other: &usize| owners[*other] == owners[slot];
+        let first = (0..=slot).rev().take_while(is_alike).last();
+        let last = (slot..owners.len()).take_while(is_alike).last();
+        let (first, last) = (first.unwrap_or(slot), last.unwrap_or(slot));
+        let min = slot_range(first, owners.len()).min;
+        let range = KeyRange::new(min, slot_range(last, owners.len()).max);
+        let (shard, now) = (owners[slot], self.next_time());
+        let forgets = self.broken == Some(Broken::ForgetfulMerges);
+        let merged = self.decide(|table| {
+            let mut changes = table.merging(&range, now)?;
+            for (chunk, _) in changes.iter_mut().filter(|_| forgets) {
+                *chunk = chunk.clone().with_past(Vec::new());
+            }
+            Ok(changes)
+        });
+        if merged {
+            self.changed.insert(shard);
+        }
     }
 
     pub(super) fn happen(&mut self, event: Event) {
@@ -174,6 +232,7 @@ impl Run {
             Event::Split { shard } => {
                 self.changed.insert(SHARDS[shard]);
             }
+            Event::Merge { slot } => self.merge(slot % slots),
             Event::Insert { id, slot, position } => {
                 let document = Document {
                     slot: slot % slots,
@@ -221,9 +280,15 @@ impl Run {
                 }
                 if let Some(token) = self.scan.token(ClusterTime::ZERO) {
                     let token = ScanToken::decode(&token.encode()).unwrap();
-                    let base = Arc::new(self.base.clone());
+                    // Another router, which knows what the config server knows now.
+                    let base = Arc::new(self.table.clone());
                     assert!(token.is_told_by(&base));
-                    self.scan = Scan::resume(token, base, everything()).unwrap();
+                    match Scan::resume(token, base, everything()) {
+                        Ok(resumed) => self.scan = resumed,
+                        Err(error) => self.refused = Some(error),
+                    }
+                    self.base = self.table.clone();
+                    self.changed.clear();
                     self.ahead.clear();
                     self.late.clear();
                     if self.broken == Some(Broken::Window) {
@@ -342,6 +407,9 @@ impl Run {
 
     /// What is wrong with the results, if anything.
     pub(super) fn finish(&mut self) -> Result<(), String> {
+        if let Some(error) = &self.refused {
+            return Err(error.to_string());
+        }
         let mut steps = 0;
         while self.step(0, 0) {
             steps += 1;
@@ -440,6 +508,8 @@ pub(super) fn small_events() -> Vec<Vec<Event>> {
     events.push(vec![Event::Drain { from: 1, to: 0 }]);
     events.push(vec![Event::Split { shard: 0 }]);
     events.push(vec![Event::Split { shard: 1 }]);
+    events.push(vec![Event::Merge { slot: 0 }]);
+    events.push(vec![Event::Merge { slot: 3 }]);
     let insert = |id, slot, position| Event::Insert { id, slot, position };
     events.push(vec![insert(8, 0, 15), insert(9, 7, 45)]);
     events.push(vec![Event::Delete { id: 2 }, Event::Touch { id: 0 }]);
@@ -558,6 +628,7 @@ fn events() -> impl Strategy<Value = Event> {
         6 => (0usize..8, 0usize..3).prop_map(|(slot, to)| Event::Move { slot, to }),
         1 => (0usize..3, 0usize..3).prop_map(|(from, to)| Event::Drain { from, to }),
         1 => (0usize..3).prop_map(|shard| Event::Split { shard }),
+        2 => (0usize..8).prop_map(|slot| Event::Merge { slot }),
         1 => (40u32..60, 0usize..8, any::<u8>())
             .prop_map(|(id, slot, position)| Event::Insert { id, slot, position }),
         1 => (0u32..60).prop_map(|id| Event::Delete { id }),
