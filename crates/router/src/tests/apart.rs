@@ -76,11 +76,15 @@ fn a_costly_constant_does_not_hold_others_up() {
         let begun = operations.all();
         let one = DocWriter::new().with("k", 5).finish();
         let cheap = run(find().with("filter", &one).finish());
-        let answered = runtime.block_on(async { tokio::time::timeout(PATIENCE, cheap).await });
+        // Timers are the worker's: this thread looks at the clock itself.
+        while !cheap.is_finished() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        let is_answered = cheap.is_finished();
         // Killed in any case: a worker that computes cannot end.
         begun.iter().for_each(|operation| operation.kill());
         let reply = runtime.block_on(running).expect("it does not panic");
-        assert!(answered.is_ok(), "nobody else was answered: {costly:?}");
+        assert!(is_answered, "nobody else was answered: {costly:?}");
         let told = match reply
             .as_doc()
             .get_array("writeErrors")
