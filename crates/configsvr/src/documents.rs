@@ -332,8 +332,11 @@ fn refined(pattern: &ShardKeyPattern, bound: Doc<'_>) -> DocBuf {
 
 pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<ChunkWithEnd, Fault> {
     let fields = Fields::of(CHUNKS, doc);
-    let min = pattern.bound(refined(pattern, fields.doc("min")?).as_doc())?;
-    let max = pattern.bound(refined(pattern, fields.doc("max")?).as_doc())?;
+    let bound = |given: Doc<'_>| match given.iter().count() == pattern.fields().len() {
+        true => pattern.bound(given),
+        false => pattern.bound(refined(pattern, given).as_doc()),
+    };
+    let (min, max) = (bound(fields.doc("min")?)?, bound(fields.doc("max")?)?);
     let version = fields.time("lastmod")?;
     let version = ChunkVersion::new(version.seconds(), version.increment());
     let shard = ShardId::new(fields.text("shard")?);
@@ -392,6 +395,14 @@ pub(crate) fn read_table(
         .iter()
         .map(|doc| read_chunk(&entry.pattern, doc.as_doc()))
         .collect::<Result<Vec<_>, _>>()?;
+    table_of(entry, chunks)
+}
+
+/// The same from its chunks, in any order.
+pub(crate) fn table_of(
+    entry: &CollectionEntry,
+    chunks: Vec<ChunkWithEnd>,
+) -> Result<RoutingTable, Fault> {
     let pattern = entry.pattern.clone();
     Ok(RoutingTable::full(
         entry.uuid,

@@ -116,14 +116,37 @@ impl Store {
         let command = DocWriter::new()
             .with("find", collection)
             .with("filter", filter)
-            .with("sort", sort)
-            .with("batchSize", BATCH);
-        let mut reply = self.run(command).await?;
+            .with("sort", sort);
         let mut found = Vec::new();
+        let take = |doc: Doc<'_>| {
+            found.push(doc.to_owned());
+            Ok(())
+        };
+        self.find_each(collection, command, take).await?;
+        Ok(found)
+    }
+
+    /// Looks at every document of a collection, as they lie.
+    pub(crate) async fn scan(
+        &self,
+        collection: &str,
+        take: impl FnMut(Doc<'_>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let command = DocWriter::new().with("find", collection);
+        self.find_each(collection, command, take).await
+    }
+
+    async fn find_each(
+        &self,
+        collection: &str,
+        command: DocWriter,
+        mut take: impl FnMut(Doc<'_>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let mut reply = self.run(command.with("batchSize", BATCH)).await?;
         loop {
-            let id = cursor_batch(reply.as_doc(), &mut found)?;
+            let id = each_of_batch(reply.as_doc(), &mut take)?;
             if id == 0 {
-                return Ok(found);
+                return Ok(());
             }
             let more = DocWriter::new()
                 .with("getMore", id)
@@ -231,16 +254,27 @@ fn error_of(doc: Doc<'_>) -> Error {
 
 /// Takes the documents of a cursor's batch; the id of the cursor.
 pub(crate) fn cursor_batch(reply: Doc<'_>, into: &mut Vec<DocBuf>) -> Result<i64, Fault> {
+    each_of_batch(reply, &mut |doc| {
+        into.push(doc.to_owned());
+        Ok(())
+    })
+}
+
+fn each_of_batch(
+    reply: Doc<'_>,
+    take: &mut impl FnMut(Doc<'_>) -> Result<(), Fault>,
+) -> Result<i64, Fault> {
     let malformed = || Fault::new(Code::INTERNAL_ERROR, "a reply has no cursor");
     let cursor = reply.get_doc("cursor").ok_or_else(malformed)?;
     let batch = cursor
         .get_array("firstBatch")
         .or(cursor.get_array("nextBatch"))
         .ok_or_else(malformed)?;
-    into.extend(batch.iter().filter_map(|value| match value {
-        ValueRef::Document(doc) => Some(doc.to_owned()),
-        _ => None,
-    }));
+    for value in batch.iter() {
+        if let ValueRef::Document(doc) = value {
+            take(doc)?;
+        }
+    }
     match cursor.get("id") {
         Some(ValueRef::Int64(id)) => Ok(id),
         _ => Err(malformed()),

@@ -6,6 +6,7 @@
 
 pub mod accumulator;
 pub mod context;
+pub mod costly;
 pub mod difference;
 pub mod expression;
 pub mod filter;

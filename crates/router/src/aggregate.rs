@@ -20,6 +20,7 @@
 //! ⚑ With `explain: true` nothing is run here: what does not pass through to one shard is asked as
 //! an `explain` (`explain.rs`).
 
+use crate::apart::stages_apart;
 use crate::change_stream;
 use crate::distribution;
 use crate::environment::{RemoteStream, RouterEnvironment};
@@ -75,7 +76,9 @@ async fn run(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> 
         place: Place::Command,
         depth: 0,
     };
-    let prepared = prepare(parse(stages, &scope)?, request.database())?;
+    let prepared = stages_apart(stages, || {
+        prepare(parse(stages, &scope)?, request.database())
+    })?;
     let explains = match body.get("explain") {
         None => false,
         Some(ValueRef::Boolean(explains)) => explains,

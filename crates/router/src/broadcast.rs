@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   questions ─► asked all at once ─┬─ counts, and what was left ─► who owns it now? ─► more questions
-//!                                   ├─ another version: the ranges are named
+//!                                   ├─ another version: the ranges are named, very many by what has changed
 //!                                   ├─ no reply, or one of a member that leads no longer: the same question again
 //!                                   └─ forgotten: a new question, if it was asked only once
 //! ```
@@ -29,11 +29,13 @@ use crate::failure::{Failure, Stale};
 use crate::operation;
 use crate::request::fields_without;
 use crate::scan::{PATIENCE, append_ranges, code_of, is_passing, owners, ranges_of, version};
-use cluster::broadcast::{Answer, Broadcast, Left, Question, Totals};
+use cluster::broadcast::{
+    Answer, Broadcast, Difference, Left, PartNaming, Question, Totals, part_naming,
+};
 use cluster::bulk::WriteFault;
 use cluster::cache::Placement;
 use cluster::routing::{RoutingTable, ShardId};
-use cluster::scan::Asked;
+use cluster::scan::{Asked, Limits};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::ids::Uuid;
@@ -243,10 +245,14 @@ impl Run<'_> {
         // One that was removed must not stand in the way of the others.
         for question in questions {
             answers.push(match router.shard(&question.shard).await {
-                Ok(_) => {
-                    requests.push((question.shard.clone(), self.request(question)?));
-                    None
-                }
+                Ok(_) => match self.difference(question).await {
+                    Ok(difference) => {
+                        let request = self.request(question, difference.as_ref())?;
+                        requests.push((question.shard.clone(), request));
+                        None
+                    }
+                    Err(failure) => Some(Err(failure)),
+                },
                 Err(error) => Some(Err(error.into())),
             });
         }
@@ -259,8 +265,44 @@ impl Run<'_> {
         Ok(all.collect())
     }
 
+    /// How ranges that are too many to be named are said to a shard.
+    async fn difference(&self, question: &Question) -> Result<Option<Difference>, Failure> {
+        let limits = Limits::OF_REQUESTS;
+        let ranges = match &question.asked {
+            Asked::These(ranges) if !limits.are_few(ranges) => ranges,
+            Asked::These(_) | Asked::AsInBase => return Ok(None),
+        };
+        let namespace = self.statement.namespace;
+        let (routing, shard) = (&self.statement.router.routing, &question.shard);
+        // ⚑ Nothing that the shard has said to be old.
+        let placement = routing.placement(namespace, Some(std::slice::from_ref(shard)));
+        let now = match placement.await? {
+            Placement::Sharded(now) if now.incarnation == self.operation.base().incarnation => now,
+            // It is another collection.
+            Placement::Sharded(now) => {
+                return Err(Failure::Stale(Stale::Collection {
+                    shard: shard.clone(),
+                    wanted: Some(now.version()),
+                }));
+            }
+            Placement::Unsharded => return Err(Failure::Stale(Stale::Database)),
+        };
+        match part_naming(ranges, shard, &now, limits) {
+            PartNaming::ByName => Ok(None),
+            PartNaming::ByVersion(difference) => Ok(Some(difference)),
+            PartNaming::TooLong => Err(Failure::Error(Error::new(
+                Code::BSON_OBJECT_TOO_LARGE,
+                format!("too many ranges of {namespace} have moved during the write"),
+            ))),
+        }
+    }
+
     /// The command for one shard.
-    fn request(&self, question: &Question) -> Result<Request, Error> {
+    fn request(
+        &self,
+        question: &Question,
+        difference: Option<&Difference>,
+    ) -> Result<Request, Error> {
         let Statement {
             router,
             request,
@@ -288,9 +330,14 @@ impl Run<'_> {
             writer.begin_array("stmtIds").push(*id).end();
         }
         let base = self.operation.base();
-        if question.asked == Asked::AsInBase {
+        let version = match (difference, &question.asked) {
+            (Some(difference), _) => Some(difference.version),
+            (None, Asked::AsInBase) => Some(base.shard_version(&question.shard)),
+            (None, Asked::These(_)) => None,
+        };
+        if let Some(version) = version {
             writer.begin_document("shardVersion");
-            base.shard_version(&question.shard).append_to(&mut writer);
+            version.append_to(&mut writer);
             writer.end();
         }
         let uuid = |bytes| ValueRef::Binary { subtype: 4, bytes };
@@ -304,7 +351,15 @@ impl Run<'_> {
         if question.again {
             writer.append("again", true);
         }
-        if let Asked::These(ranges) = &question.asked {
+        let named = match (difference, &question.asked) {
+            (Some(difference), _) => {
+                append_ranges(&mut writer, "without", &difference.without);
+                Some(&difference.besides)
+            }
+            (None, Asked::These(ranges)) => Some(ranges),
+            (None, Asked::AsInBase) => None,
+        };
+        if let Some(ranges) = named {
             append_ranges(&mut writer, "ranges", ranges);
             writer.append("uuid", uuid(&base.uuid.0));
         }

@@ -17,13 +17,14 @@
 
 use crate::Router;
 use crate::broadcast::{Statement, without_upsert};
-use crate::completion::completed;
+use crate::completion::{RetriedAs, completed};
+use crate::direct;
 use crate::failure::{Failure, Stale};
 use crate::operation;
 use crate::request::fields_without;
 use crate::routing::Route;
 use crate::scatter::Answered;
-use crate::targeting::{context_of, namespace_of, with_constants};
+use crate::targeting::{context_of, namespace_of, parse_filter, with_constants};
 use cluster::broadcast::Totals;
 use cluster::bulk::{BulkWrite, Effect, Goes, Limits, Part, Round, Summary, WriteFault};
 use cluster::routing::ShardId;
@@ -32,7 +33,6 @@ use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
 use query::context::QueryContext;
-use query::filter::Filter;
 use query::plan::shard_key_ranges;
 use std::collections::BTreeSet;
 use wire::protocol::WRITE_BATCH_COUNT_MAX;
@@ -89,6 +89,11 @@ pub(crate) async fn write(
         Kind::Insert => router.counters.inserts(statements.len()),
         Kind::Update => router.counters.updates(statements.len()),
         Kind::Delete => router.counters.deletes(statements.len()),
+    }
+    if let [only] = statements.as_slice()
+        && let Some(answered) = direct::write(router, request, &namespace, *only, kind).await
+    {
+        return answered;
     }
     let context = context_of(body, &router.clock)?;
     let ordered = body.get("ordered").is_none_or(|ordered| {
@@ -160,10 +165,16 @@ impl Target {
 
 impl Targets {
     fn new(batch: &Batch<'_>, route: Route) -> Targets {
-        let target = |statement: &Doc<'_>| {
-            let document = match batch.kind {
-                Kind::Insert => completed(&route, *statement),
-                Kind::Update | Kind::Delete => None,
+        let target = |(at, statement): (usize, &Doc<'_>)| {
+            let document = match (batch.kind, route.table()) {
+                (Kind::Insert, Some(table)) => {
+                    let retried_as = || {
+                        let id = batch.statement_ids.as_ref().map(|ids| ids[at])?;
+                        RetriedAs::of(batch.request.body(), id)
+                    };
+                    completed(table, *statement, retried_as, &batch.router.given_seconds)
+                }
+                (Kind::Insert, None) | (Kind::Update | Kind::Delete, _) => None,
             };
             let complete = document.as_ref().map_or(*statement, DocBuf::as_doc);
             let shards = match batch.kind {
@@ -180,7 +191,7 @@ impl Targets {
                 document,
             }
         };
-        let of: Vec<Target> = batch.statements.iter().map(target).collect();
+        let of: Vec<Target> = batch.statements.iter().enumerate().map(target).collect();
         let named = of.iter().filter_map(|target| target.shards.as_ref().ok());
         let union: BTreeSet<&ShardId> = named.flatten().collect();
         Targets {
@@ -232,7 +243,7 @@ impl Batch<'_> {
                 let request = route.request(self.request, &part.shard, &self.router.clock)?;
                 let answered = self.router.ask(&part.shard, request).await;
                 match answered {
-                    Ok(answered) if !mentions_stale(&answered.reply, &part.shard) => {
+                    Ok(answered) if mentioned_stale(&answered.reply, &part.shard).is_none() => {
                         return Ok(answered.reply);
                     }
                     // The client asked for it alone: it gets the error as it is.
@@ -298,7 +309,7 @@ impl Batch<'_> {
         };
         let query = given.get_doc("q").unwrap_or(Doc::EMPTY);
         let context = with_constants(given, &self.context);
-        let filter = Filter::parse(query, &context)?.optimized();
+        let filter = parse_filter(query, &context)?;
         let plain = is(given, "upsert").then(|| without_upsert(given));
         let statement = Statement {
             router: self.router,
@@ -635,6 +646,6 @@ fn failed(error: Error) -> Effect<Value> {
     Effect::Failed(fault(error))
 }
 
-fn mentions_stale(reply: &Reply, shard: &ShardId) -> bool {
-    elements(reply.document(), "writeErrors").any(|error| Stale::of(error, shard).is_some())
+pub(crate) fn mentioned_stale(reply: &Reply, shard: &ShardId) -> Option<Stale> {
+    elements(reply.document(), "writeErrors").find_map(|error| Stale::of(error, shard))
 }

@@ -14,7 +14,6 @@ use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
-use query::filter::Filter;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use wire::{BoxFuture, Reply, Request};
 
@@ -220,7 +219,7 @@ pub(crate) async fn list_databases(router: &Router, request: &Request) -> Result
     let names_only = truthy("nameOnly");
     let context = crate::targeting::context_of(body, &router.clock)?;
     let filter = body.get_doc("filter").unwrap_or(Doc::EMPTY);
-    let filter = Filter::parse(filter, &context)?.optimized();
+    let filter = crate::targeting::parse_filter(filter, &context)?;
     let mut requests = Vec::new();
     for shard in router.registry.all(&router.config).await? {
         requests.push((shard.id, list_command(router, body)?));

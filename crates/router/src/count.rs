@@ -6,7 +6,7 @@ use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
 use crate::scan::{ElasticScan, Piece, ScanCommand};
 use crate::scatter::Answered;
-use crate::targeting::{context_of, namespace_of_check};
+use crate::targeting::{context_of, namespace_of_check, parse_filter};
 use crate::{Router, STALE_RETRIES_MAX};
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocWriter, Value, ValueRef};
@@ -23,7 +23,7 @@ use wire::{Reply, Request};
 fn filter_of(body: Doc<'_>, name: &str, clock: &Clock) -> Result<Filter, Error> {
     let context = context_of(body, clock)?;
     let filter = body.get_doc(name).unwrap_or(Doc::EMPTY);
-    Ok(Filter::parse(filter, &context)?.optimized())
+    parse_filter(filter, &context)
 }
 
 impl Router {

@@ -15,13 +15,12 @@ use crate::find::order_of;
 use crate::heartbeat::COMPATIBLE_VERSION;
 use crate::routing::Route;
 use crate::scatter::Answered;
-use crate::targeting::{context_of, documents, namespace_of};
+use crate::targeting::{context_of, documents, namespace_of, parse_filter};
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
 use query::context::QueryContext;
-use query::filter::Filter;
 use query::pipeline::split::{Origin, Split, prepare};
 use query::pipeline::{Place, Scope, parse};
 use wire::{Reply, Request};
@@ -64,7 +63,7 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
     };
     let context = context_of(command, &router.clock)?;
     let filter = explained_filter(name, command);
-    let filter = Filter::parse(filter.unwrap_or(Doc::EMPTY), &context)?.optimized();
+    let filter = parse_filter(filter.unwrap_or(Doc::EMPTY), &context)?;
     let split = match name {
         "aggregate" => match &collection {
             Some(collection) => split_of(router, command, collection, &context).await?,

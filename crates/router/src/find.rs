@@ -15,17 +15,14 @@ use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
 use crate::scan::{ElasticScan, ScanCommand, gone, has_token, query_of};
 use crate::scatter::Answered;
-use crate::targeting::{context_of, namespace_of};
+use crate::targeting::{Asked, context_of, namespace_of};
 use crate::{Router, STALE_RETRIES_MAX};
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, Kind, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
-use model::range::RangeSet;
 use model::time::ClusterTime;
-use query::filter::Filter;
-use query::plan::shard_key_ranges;
 use query::projection::Projection;
 use query::sort::{SortPattern, natural_direction};
 use std::collections::BTreeSet;
@@ -38,13 +35,12 @@ pub(crate) const FIRST_BATCH_DOCUMENTS: u64 = 101;
 pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Reply, Failure> {
     let body = request.body();
     let namespace = namespace_of(body, request.database())?;
-    let context = context_of(body, &router.clock)?;
-    let filter = body.get_doc("filter").unwrap_or(Doc::EMPTY);
-    let filter = Filter::parse(filter, &context)?.optimized();
+    let filter = Asked::new(body, "filter");
     let may_leave_out = may_leave_out(body);
     for _ in 0..STALE_RETRIES_MAX {
-        let target = |route: &Route| route.targets_of(&filter, body);
+        let target = |route: &Route| filter.targets(route, &router.clock);
         let Some((route, shards)) = router.route_to(&namespace, false, target).await? else {
+            filter.filter(&router.clock)?;
             return match has_token(body) {
                 true => Err(gone()),
                 false => Ok(router.empty_cursor(&namespace)),
@@ -52,9 +48,8 @@ pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Repl
         };
         let found = match (shards.as_slice(), route.table()) {
             (_, None) if has_token(body) => Err(gone()),
-            (_, Some(table)) => {
-                let wanted = shard_key_ranges(&filter, &table.pattern);
-                Box::pin(find_elastic(router, request, &route, &shards, wanted)).await
+            (_, Some(_)) => {
+                Box::pin(find_elastic(router, request, &route, &shards, &filter)).await
             }
             ([only], _) if !may_leave_out || is_tailable(body) => {
                 router.pass_cursor(request, &route, only).await
@@ -261,6 +256,21 @@ pub(crate) fn whole(value: Option<ValueRef<'_>>) -> Option<u64> {
     }
 }
 
+/// Asks one shard the client's own command, so that what is left of it can be scanned.
+async fn ask_one(
+    router: &Router,
+    request: &Request,
+    route: &Route,
+    shard: &ShardId,
+) -> Result<Answered, Failure> {
+    let mut writer = fields_without(request.body(), &[]);
+    route.stamp(&mut writer, shard);
+    writer.begin_document("_terndbScan").end();
+    router.clock.append_to(&mut writer);
+    let routed = Request::from_parts(writer.finish(), request.sequences().to_vec())?;
+    router.ask(shard, routed).await
+}
+
 /// A `find` over a sharded collection. One shard answers the client's own command, and what is left
 /// of it is scanned; several are scanned from the beginning. Of a moment of the past `shards` are those
 /// who owned documents then, which does not change any more.
@@ -269,7 +279,7 @@ async fn find_elastic(
     request: &Request,
     route: &Route,
     shards: &[ShardId],
-    wanted: RangeSet,
+    filter: &Asked<'_>,
 ) -> Result<Reply, Failure> {
     let body = request.body();
     let counts = (
@@ -317,6 +327,15 @@ async fn find_elastic(
         let message = "returnKey with a sort over several shards is not supported yet";
         return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
     }
+    let answered = match one_asks {
+        true => Some(ask_one(router, request, route, &shards[0]).await?),
+        false => None,
+    };
+    let answered = match answered {
+        Some(whole) if first_batch_of(whole.reply.document()).0 == 0 => return Ok(whole.reply),
+        answered => answered,
+    };
+    let wanted = filter.ranges(table, &router.clock)?;
     let mut dropped = vec![
         "skip",
         "limit",
@@ -347,17 +366,8 @@ async fn find_elastic(
         is_past: at.is_some(),
         session: session.clone(),
     };
-    if one_asks {
-        let mut writer = fields_without(body, &[]);
-        route.stamp(&mut writer, &shards[0]);
-        writer.begin_document("_terndbScan").end();
-        router.clock.append_to(&mut writer);
-        let routed = Request::from_parts(writer.finish(), request.sequences().to_vec())?;
-        let answered = router.ask(&shards[0], routed).await?;
-        let (cursor, returned) = first_batch_of(answered.reply.document());
-        if cursor == 0 {
-            return Ok(answered.reply);
-        }
+    if let Some(answered) = answered {
+        let (_, returned) = first_batch_of(answered.reply.document());
         let left = limit.map(|limit| limit.saturating_sub(returned));
         // Where documents are not ordered by what they have, others are asked for from now on.
         let is_alike = projection.is_none();

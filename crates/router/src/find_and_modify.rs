@@ -3,11 +3,10 @@
 use crate::failure::Failure;
 use crate::find::no_progress;
 use crate::routing::Route;
-use crate::targeting::{context_of, namespace_of};
+use crate::targeting::{context_of, namespace_of, parse_filter};
 use crate::{Router, STALE_RETRIES_MAX};
 use model::bson::Doc;
 use model::error::{Code, Error};
-use query::filter::Filter;
 use wire::{Reply, Request};
 
 pub(crate) async fn find_and_modify(router: &Router, request: &Request) -> Result<Reply, Failure> {
@@ -15,7 +14,7 @@ pub(crate) async fn find_and_modify(router: &Router, request: &Request) -> Resul
     let namespace = namespace_of(body, request.database())?;
     let context = context_of(body, &router.clock)?;
     let filter = body.get_doc("query").unwrap_or(Doc::EMPTY);
-    let filter = Filter::parse(filter, &context)?.optimized();
+    let filter = parse_filter(filter, &context)?;
     for _ in 0..STALE_RETRIES_MAX {
         let target = |route: &Route| route.find_and_modify_target(&filter);
         let routed = router.route_to(&namespace, true, target).await?;

@@ -20,10 +20,11 @@
 //!   routed again, at most [`STALE_RETRIES_MAX`] times.
 //!
 //! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
-//! `targeting.rs` (where requests go), `bulk.rs`, `broadcast.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
+//! `targeting.rs` (where requests go), `direct.rs`, `bulk.rs`, `broadcast.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
 //! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `session.rs`, `dispatch.rs` (the commands), `operation.rs`, `current_op.rs` (what runs), `server_status.rs`, `quiesce.rs` (the process).
 
 mod aggregate;
+mod apart;
 mod arguments;
 mod broadcast;
 mod bulk;
@@ -36,6 +37,7 @@ mod current_op;
 mod cursor;
 mod ddl;
 mod diagnostic;
+mod direct;
 mod dispatch;
 mod distribution;
 mod environment;
@@ -134,6 +136,7 @@ pub struct Router {
     operations: Operations,
     scans: scan::ScanCounters,
     slots: broadcast::Slots,
+    given_seconds: completion::GivenSeconds,
     clock: Arc<Clock>,
     options: RouterOptions,
     started: Instant,
@@ -163,6 +166,7 @@ impl Router {
             operations: Operations::default(),
             scans: scan::ScanCounters::default(),
             slots: broadcast::Slots::default(),
+            given_seconds: completion::GivenSeconds::default(),
             clock,
             options,
             started: Instant::now(),

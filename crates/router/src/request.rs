@@ -4,7 +4,7 @@
 use crate::config::time_of;
 use crate::routing::Route;
 use cluster::cache::Placement;
-use cluster::routing::ShardId;
+use cluster::routing::{RoutingTable, ShardId};
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::time::ClusterTime;
@@ -168,16 +168,12 @@ pub(crate) fn fields_without(body: Doc<'_>, dropped: &[&str]) -> DocWriter {
 impl Route {
     /// Says by which versions a request for a shard was routed.
     pub(crate) fn stamp(&self, writer: &mut DocWriter, shard: &ShardId) {
-        let version = match &self.placement {
-            Placement::Sharded(table) => table.shard_version(shard),
-            Placement::Unsharded => PlacementVersion::UNSHARDED,
-        };
-        writer.begin_document("shardVersion");
-        version.append_to(writer);
-        writer.end();
         match &self.placement {
-            Placement::Sharded(_) => {}
-            Placement::Unsharded => stamp_database(writer, &self.database),
+            Placement::Sharded(table) => stamp_version(writer, table.shard_version(shard)),
+            Placement::Unsharded => {
+                stamp_version(writer, PlacementVersion::UNSHARDED);
+                stamp_database(writer, &self.database);
+            }
         }
     }
 
@@ -193,6 +189,25 @@ impl Route {
         clock.append_to(&mut writer);
         Request::from_parts(writer.finish(), original.sequences().to_vec())
     }
+}
+
+/// The same for a collection that is known to be sharded.
+pub(crate) fn request_by(
+    table: &RoutingTable,
+    original: &Request,
+    shard: &ShardId,
+    clock: &Clock,
+) -> Result<Request, Error> {
+    let mut writer = fields_without(original.body(), &[]);
+    stamp_version(&mut writer, table.shard_version(shard));
+    clock.append_to(&mut writer);
+    Request::from_parts(writer.finish(), original.sequences().to_vec())
+}
+
+fn stamp_version(writer: &mut DocWriter, version: PlacementVersion) {
+    writer.begin_document("shardVersion");
+    version.append_to(writer);
+    writer.end();
 }
 
 pub(crate) fn stamp_database(writer: &mut DocWriter, database: &crate::config::Database) {

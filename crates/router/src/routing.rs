@@ -117,6 +117,11 @@ impl Routing {
         }
     }
 
+    /// What is known of a collection without asking anybody, if nothing of it is stale.
+    pub(crate) fn known(&self, namespace: &Namespace) -> Option<Placement> {
+        self.collections.lock().cache.fresh(namespace).cloned()
+    }
+
     /// The primary shard of a database; `None` if there is no such database.
     pub(crate) async fn database(
         &self,

@@ -15,6 +15,7 @@
 //! key. A statement about one document that names the whole key means the one key of null, as in MongoDB.
 
 use crate::Router;
+use crate::apart::apart;
 use crate::request::{Clock, snapshot_time};
 use crate::routing::Route;
 use cluster::cache::Placement;
@@ -22,13 +23,15 @@ use cluster::routing::{Owner, RoutingTable, ShardId};
 use model::bson::{Array, Doc, Timestamp, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
+use model::range::RangeSet;
 use model::text::document_quoted;
 use model::time::ClusterTime;
 use query::context::QueryContext;
 use query::expression::{Expression, check_user_variable};
 use query::filter::Filter;
 use query::path::Path;
-use query::plan::{named_shard_key, shard_key_ranges};
+use query::plan::{named_shard_key, plain_shard_key, range_of_key, shard_key_ranges};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 impl Router {
@@ -134,7 +137,7 @@ impl Route {
         };
         let query = statement.get_doc("q").unwrap_or(Doc::EMPTY);
         let context = with_constants(statement, context);
-        let filter = Filter::parse(query, &context)?.optimized();
+        let filter = parse_filter(query, &context)?;
         let is = |name: &str| statement.get(name).is_some_and(model::number::is_truthy);
         if is("upsert") {
             if !holds_shard_key(&filter, table) {
@@ -187,7 +190,7 @@ impl Route {
             return Ok(self.primary());
         };
         let query = statement.get_doc("q").unwrap_or(Doc::EMPTY);
-        let filter = Filter::parse(query, context)?.optimized();
+        let filter = parse_filter(query, context)?;
         let many = !statement.get("limit").is_some_and(model::number::is_truthy);
         let targets = match many {
             true => self.read_targets(&filter),
@@ -241,6 +244,68 @@ impl Route {
             None => targets,
         }
     }
+}
+
+/// The filter of a command. It is parsed where plain values of the shard key do not say where the command goes.
+pub(crate) struct Asked<'a> {
+    body: Doc<'a>,
+    given: Doc<'a>,
+    parsed: OnceLock<Filter>,
+}
+
+impl<'a> Asked<'a> {
+    /// `field`: of the command, with its filter.
+    pub(crate) fn new(body: Doc<'a>, field: &str) -> Asked<'a> {
+        Asked {
+            body,
+            given: body.get_doc(field).unwrap_or(Doc::EMPTY),
+            parsed: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn filter(&self, clock: &Clock) -> Result<&Filter, Error> {
+        if let Some(parsed) = self.parsed.get() {
+            return Ok(parsed);
+        }
+        let context = context_of(self.body, clock)?;
+        let parsed = parse_filter(self.given, &context)?;
+        Ok(self.parsed.get_or_init(|| parsed))
+    }
+
+    /// The shards that may have matches.
+    pub(crate) fn targets(&self, route: &Route, clock: &Clock) -> Result<Vec<ShardId>, Error> {
+        let Some(table) = route.table() else {
+            return Ok(route.primary());
+        };
+        match self
+            .key(table)
+            .filter(|_| snapshot_time(self.body).is_none())
+        {
+            Some(key) => Ok(vec![table.find(&key).chunk.shard.clone()]),
+            None => route.targets_of(self.filter(clock)?, self.body),
+        }
+    }
+
+    /// The ranges that matches lie in.
+    pub(crate) fn ranges(&self, table: &RoutingTable, clock: &Clock) -> Result<RangeSet, Error> {
+        match self.key(table) {
+            Some(key) => Ok(range_of_key(&key)),
+            None => Ok(shard_key_ranges(self.filter(clock)?, &table.pattern)),
+        }
+    }
+
+    fn key(&self, table: &RoutingTable) -> Option<Vec<u8>> {
+        // Variables are checked with the filter.
+        match self.body.get("let") {
+            None => plain_shard_key(self.given, &table.pattern),
+            Some(_) => None,
+        }
+    }
+}
+
+/// Parses a filter, constants folded; one that may take long, away from the connections.
+pub(crate) fn parse_filter(filter: Doc<'_>, context: &QueryContext) -> Result<Filter, Error> {
+    apart(filter, || Ok(Filter::parse(filter, context)?.optimized()))
 }
 
 /// Whether a filter names one value for every field of the shard key.
@@ -316,16 +381,19 @@ pub(crate) fn context_of(body: Doc<'_>, clock: &Clock) -> Result<QueryContext, E
             ),
         ));
     }
-    for element in body.get_doc("let").iter().flat_map(|doc| doc.iter()) {
+    let variables = body.get_doc("let").unwrap_or(Doc::EMPTY);
+    for element in variables.iter() {
         if element.key() != "CURRENT" {
             check_user_variable(element.key())?;
         }
-        let expression = Expression::parse(element.value(), &context)?;
-        // The shards refuse what is wrong with it; here it only must not stand in the way.
-        let value = match expression.reads_document() {
-            true => None,
-            false => expression.evaluate(Doc::EMPTY)?,
-        };
+        let value = apart(variables, || {
+            let expression = Expression::parse(element.value(), &context)?;
+            // The shards refuse what is wrong with it; here it only must not stand in the way.
+            match expression.reads_document() {
+                true => Ok(None),
+                false => expression.evaluate(Doc::EMPTY),
+            }
+        })?;
         let value = value.unwrap_or(model::bson::Value::Undefined);
         context.variables.push((element.key().to_owned(), value));
     }

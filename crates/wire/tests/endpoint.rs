@@ -469,6 +469,84 @@ fn a_call_that_is_dropped_casts_doubt_on_its_member() {
     });
 }
 
+/// ⚑ Reads are dropped whenever a client has had enough: others do not wait for a word of the member because of that.
+#[test]
+fn a_read_that_is_dropped_casts_no_doubt_on_a_member_that_lives() {
+    let set = Set::new(&["a", "b"]);
+    let endpoint = set.endpoint(&["a", "b"]);
+    run(async {
+        endpoint.call(insert(false)).await.unwrap();
+        set.0.lock().silent = vec!["a"];
+        let said = set.0.lock().hellos_to_a;
+        for _ in 0..5 {
+            let dropped = tokio::time::timeout(Duration::ZERO, endpoint.call(read("primary")));
+            assert!(dropped.await.is_err());
+        }
+        // It is asked, once, whether it is there.
+        while set.0.lock().hellos_to_a == said {
+            tokio::task::yield_now().await;
+        }
+        set.0.lock().silent.clear();
+        // Nobody waits for its answer, and nobody asks anew.
+        endpoint.call(insert(false)).await.unwrap();
+        assert_eq!(set.0.lock().hellos_to_a, said + 1);
+    });
+}
+
+/// One that stays silent is doubted after all.
+#[test]
+fn a_member_that_stays_silent_after_a_dropped_read_is_doubted() {
+    let set = Set::new(&["a", "b"]);
+    let endpoint = impatient(&set);
+    run(async {
+        endpoint.call(insert(false)).await.unwrap();
+        set.0.lock().silent = vec!["a"];
+        set.elect(Some("b"));
+        let dropped = tokio::time::timeout(Duration::ZERO, endpoint.call(read("primary")));
+        assert!(dropped.await.is_err());
+        // A call that reaches it before waits until it is known that another one leads.
+        loop {
+            set.asked();
+            match endpoint.call(insert(false)).await {
+                Ok(_) => break,
+                Err(lost) => assert!(matches!(lost, CallError::OutcomeUnknown(_)), "{lost:?}"),
+            }
+        }
+        assert_eq!(set.asked(), ["insert@b"]);
+    });
+}
+
+/// ⚑ Whoever goes on without an answer waits as long as a set takes to find another primary.
+#[test]
+fn a_hurried_read_waits_for_the_next_primary() {
+    let set = Set::new(&["a", "b"]);
+    let endpoint = set.endpoint(&["a", "b"]);
+    run(async {
+        endpoint.call(insert(false)).await.unwrap();
+        set.asked();
+        set.elect(None);
+        set.0.lock().lose_reply = true;
+        let reading = endpoint.call(read("primary").hurried(true));
+        let electing = async {
+            while set.0.lock().lose_reply {
+                tokio::task::yield_now().await;
+            }
+            set.0.lock().away = vec!["a"];
+            set.elect(Some("b"));
+        };
+        let (answered, ()) = tokio::join!(reading, electing);
+        answered.unwrap();
+        assert_eq!(set.asked(), ["find@a", "find@b"]);
+        // Others are told at once that nobody knows.
+        set.0.lock().lose_reply = true;
+        let lost = endpoint.call(read("primary")).await;
+        assert!(
+            matches!(lost, Err(CallError::OutcomeUnknown(_))),
+            "{lost:?}"
+        );
+    });
+}
+
 /// What takes long is waited for: nobody else could tell what becomes of it.
 #[test]
 fn a_slow_member_and_a_silent_one_without_a_successor_are_waited_for() {
@@ -583,5 +661,70 @@ fn within_a_process_reads_end_with_their_caller() {
         operation.kill();
         assert!(connection.is_closed() && connection.look_for_hangup());
         call.abort();
+    });
+}
+
+/// Opens a cursor when it is let, whether anybody waits or not, and remembers which ones were closed.
+#[derive(Default)]
+struct Opens {
+    asked: Notify,
+    may_answer: Notify,
+    closed: Mutex<Vec<i64>>,
+}
+
+impl Handler for Opens {
+    async fn handle(&self, _: &Arc<ConnectionInfo>, request: Request) -> Reply {
+        let mut writer = Reply::writer();
+        match request.name() {
+            "killCursors" => {
+                let cursors = request.body().get_array("cursors").expect("cursors");
+                let ids = cursors.iter().filter_map(|id| match id {
+                    ValueRef::Int64(id) => Some(id),
+                    _ => None,
+                });
+                self.closed.lock().extend(ids);
+            }
+            _ => {
+                self.asked.notify_one();
+                self.may_answer.notified().await;
+                writer.begin_document("cursor");
+                writer.begin_array("firstBatch").push(1).end();
+                writer.append("id", 77i64).append("ns", "test.birds").end();
+            }
+        }
+        Reply::from_writer(writer.with("ok", 1.0))
+    }
+}
+
+/// ⚑ A reply that nobody reads may name a cursor: it would stay for ten minutes.
+#[test]
+fn a_cursor_that_a_dropped_call_opens_is_closed() {
+    run(async {
+        let here = Arc::new(Opens::default());
+        let there = Arc::new(Opens::default());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = wire::Server::new(there.clone(), ServerOptions::default());
+        let served = server.spawn(vec![listener]);
+        let endpoints: [(Arc<Opens>, Arc<dyn Endpoint>); 2] = [
+            (here.clone(), Arc::new(InProcess::new(here))),
+            (there, Arc::new(Host::new(&address, HostOptions::default()))),
+        ];
+        for (handler, endpoint) in endpoints {
+            let call = tokio::spawn({
+                let endpoint = endpoint.clone();
+                async move { endpoint.call(read("primary")).await.is_ok() }
+            });
+            handler.asked.notified().await;
+            call.abort();
+            assert!(call.await.is_err());
+            handler.may_answer.notify_one();
+            while handler.closed.lock().is_empty() {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(*handler.closed.lock(), [77]);
+        }
+        served.handle.shutdown();
+        served.task.await.unwrap();
     });
 }

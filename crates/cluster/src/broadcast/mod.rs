@@ -52,16 +52,20 @@
 
 use crate::bulk::WriteFault;
 use crate::routing::{RoutingTable, ShardId};
-use crate::scan::{Asked, Place};
+use crate::scan::{Asked, Limits, Place};
 use model::range::{KeyRange, RangeSet};
 use model::time::ClusterTime;
 use std::sync::Arc;
 
+mod naming;
 mod progress;
 #[cfg(test)]
 mod tests;
 
+pub use naming::{Difference, PartNaming, part_naming};
 pub use progress::{Left, Progress, Sent, Unwanted};
+
+const LIMITS: Limits = Limits::OF_REQUESTS;
 
 /// A request to a shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -196,7 +200,12 @@ impl Broadcast {
                     Part::Base { by_version: true } => Asked::AsInBase,
                     Part::Base { by_version: false } => {
                         let owned = self.base.ranges_of(&stream.shard);
-                        Asked::These(owned.intersection(&self.wanted))
+                        let wanted = owned.intersection(&self.wanted);
+                        // What cannot match may be asked for too, as by version: all of it is said sooner.
+                        Asked::These(match LIMITS.are_few(&wanted) {
+                            true => wanted,
+                            false => owned,
+                        })
                     }
                     Part::These(ranges) => Asked::These(ranges.clone()),
                 },
@@ -289,7 +298,11 @@ impl Broadcast {
                 None => by_shard.push((shard, ranges)),
             }
         }
-        for (shard, ranges) in by_shard {
+        let named = by_shard.into_iter().flat_map(|(shard, ranges)| {
+            let pieces = naming::pieces(ranges, LIMITS).into_iter();
+            pieces.map(move |piece| (shard.clone(), piece))
+        });
+        for (shard, ranges) in named {
             self.streams.push(Stream {
                 shard,
                 part: Part::These(ranges),

@@ -167,6 +167,13 @@ impl<N: Eq + Hash + Clone> RoutingCache<N> {
         }
     }
 
+    /// What is known of a collection, if none of it is stale.
+    pub fn fresh(&self, name: &N) -> Option<&Placement> {
+        let entry = self.entries.get(name)?;
+        let is_stale = entry.stale.everything.is_some() || !entry.stale.shards.is_empty();
+        entry.known.as_ref().filter(|_| !is_stale)
+    }
+
     /// A shard said that a request was routed by an old version. `wanted` is what it
     /// has itself, if it knows.
     pub fn stale_shard(&mut self, name: &N, shard: &ShardId, wanted: Option<PlacementVersion>) {

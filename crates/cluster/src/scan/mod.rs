@@ -68,6 +68,7 @@ mod token;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use naming::weight;
 pub use naming::{Limits, Naming, naming};
 pub use token::{ScanToken, TokenError};
 

@@ -135,7 +135,7 @@ fn by_owner(ranges: &RangeSet, now: &RoutingTable) -> Vec<(ShardId, RangeSet)> {
 }
 
 /// What ranges weigh in a request.
-fn weight(ranges: &RangeSet) -> usize {
+pub(crate) fn weight(ranges: &RangeSet) -> usize {
     let bounds = ranges.iter().flat_map(|range| [&range.min, &range.max]);
     bounds
         .map(|bound| bound.as_bytes().len() + BOUND_BYTES)

@@ -40,7 +40,7 @@ pub use explain::{bounds_document, interval_text};
 pub use implication::implies;
 pub use interval::{FieldBounds, Interval};
 pub use scan_bounds::{Check, ScanBounds, ScanDirection};
-pub use shard_key_ranges::{named_shard_key, shard_key_ranges};
+pub use shard_key_ranges::{named_shard_key, plain_shard_key, range_of_key, shard_key_ranges};
 pub use sort_merge::Merged;
 
 use crate::filter::{Comparison, Filter, Predicate};

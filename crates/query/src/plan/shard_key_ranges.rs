@@ -21,7 +21,7 @@ use super::predicate_bounds::IndexTraits;
 use super::scan_bounds::{byte_interval, end_of};
 use crate::filter::Filter;
 use crate::path::Path;
-use model::bson::ValueRef;
+use model::bson::{Doc, ValueRef};
 use model::key::Direction;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::shard_key::ShardKeyPattern;
@@ -56,6 +56,48 @@ pub fn named_shard_key(filter: &Filter, pattern: &ShardKeyPattern) -> Option<Vec
         values.push(value);
     }
     Some(pattern.key_of_values(values))
+}
+
+/// The one shard key that a filter names with plain values, told without parsing it; `None` for all that is less
+/// plain than `{field: value}`. Such a filter has no matches but under this key, whatever else it asks for.
+///
+/// ⚑ Only values that are equal to nothing but themselves: null is also what is missing, a document may be an
+/// operator, an array or a regular expression means more than one value.
+pub fn plain_shard_key(filter: Doc<'_>, pattern: &ShardKeyPattern) -> Option<Vec<u8>> {
+    let is_known = |key: &str| !key.starts_with('$');
+    if !filter.iter().all(|element| is_known(element.key())) {
+        return None;
+    }
+    let mut values = Vec::with_capacity(pattern.fields().len());
+    for field in pattern.fields() {
+        let mut named = filter
+            .iter()
+            .filter(|element| element.key() == &*field.path);
+        let value = named.next()?.value();
+        if named.next().is_some() || !is_plain(value) {
+            return None;
+        }
+        values.push(value);
+    }
+    Some(pattern.key_of_values(values))
+}
+
+fn is_plain(value: ValueRef<'_>) -> bool {
+    matches!(
+        value,
+        ValueRef::Int32(_)
+            | ValueRef::Int64(_)
+            | ValueRef::String(_)
+            | ValueRef::ObjectId(_)
+            | ValueRef::Binary { .. }
+            | ValueRef::Boolean(_)
+            | ValueRef::DateTime(_)
+    )
+}
+
+/// All documents of one key.
+pub fn range_of_key(key: &[u8]) -> RangeSet {
+    RangeSet::from_iter([range(key, &end_of(key))])
 }
 
 /// What is at `path` if `value` is at a path that it begins with.

@@ -627,3 +627,65 @@ fn shard_key_ranges_hold_every_match() {
         "only {narrowed} documents were ruled out"
     );
 }
+
+/// ⚑ A key that is read off a filter is the one that parsing it leads to.
+#[test]
+fn a_plain_shard_key_is_the_one_that_the_filter_names() {
+    let mut read_off = 0;
+    for seed in 0..3_000 {
+        let mut rng = Rng::with_seed(seed);
+        let pattern = shard_key(&mut rng);
+        let mut sent = DocWriter::new();
+        for field in pattern.fields() {
+            match rng.usize(0..12) {
+                0 => sent.append(&field.path, ValueRef::Null),
+                1 => sent.append(&field.path, "text"),
+                2 => sent.append(
+                    &field.path,
+                    DocWriter::new().with("$gt", 1).finish().as_doc(),
+                ),
+                3 => sent.append("$or", 1),
+                _ => sent.append(&field.path, rng.i32(0..4)),
+            };
+        }
+        if rng.usize(0..8) == 0 {
+            sent.append(&pattern.fields()[0].path, 1);
+        }
+        for element in filter(&mut rng, 1).as_doc().iter() {
+            sent.append_element(&element);
+        }
+        let sent = sent.finish();
+        let Some(key) = plain_shard_key(sent.as_doc(), &pattern) else {
+            continue;
+        };
+        let context = QueryContext::new(0);
+        let Ok(filter) = Filter::parse(sent.as_doc(), &context) else {
+            continue;
+        };
+        let filter = filter.optimized();
+        read_off += 1;
+        let named = named_shard_key(&filter, &pattern);
+        assert!(
+            named.is_none_or(|named| named == key),
+            "seed {seed}: {sent:?}"
+        );
+        let ranges = shard_key_ranges(&filter, &pattern);
+        let of_key = range_of_key(&key);
+        assert_eq!(
+            ranges.intersection(&of_key),
+            ranges,
+            "seed {seed}: {sent:?}"
+        );
+        for id in 0..40 {
+            let document = document(&mut rng, id, 2);
+            if let Ok(own) = pattern.key_of(document.as_doc()) {
+                let is_there = own == key;
+                assert!(
+                    is_there || !passes(Some(&filter), &document),
+                    "seed {seed}: {sent:?} by {pattern:?} misses {document:?}"
+                );
+            }
+        }
+    }
+    assert!(read_off > 300, "only {read_off} keys were read off");
+}

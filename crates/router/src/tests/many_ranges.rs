@@ -1,7 +1,7 @@
 //! Scans over shards with very many ranges: what is asked for stays short while some of them move.
 
 use super::world::{World, key};
-use super::{find, run};
+use super::{find, int, mark_all, run};
 use model::bson::{DocBuf, DocWriter, ValueRef};
 
 /// Half of them on each of two shards: more than are named one by one.
@@ -121,5 +121,32 @@ fn tokens_are_short_however_many_ranges_there_are() {
         found.sort_unstable();
         assert_eq!(found, (0..KEYS).collect::<Vec<_>>());
         check_requests(&world);
+    });
+}
+
+/// ⚑ What a shard is asked to write is said as shortly once some of its ranges have moved.
+#[test]
+fn broadcast_writes_are_short_however_many_ranges_there_are() {
+    run(async {
+        let world = World::striped(KEYS);
+        assert_eq!(int(&world.run(mark_all()).await, "n"), KEYS);
+        let asked =
+            |world: &World, shard: &str| std::mem::take(&mut *world.shards[shard].asked.lock());
+        for shard in ["a", "b", "c"] {
+            asked(&world, shard);
+        }
+        move_some(&world, 0);
+        assert_eq!(int(&world.run(mark_all()).await, "n"), KEYS);
+        let mut by_difference = 0;
+        for shard in ["a", "b"] {
+            let all = asked(&world, shard);
+            for one in &all {
+                let bytes = one.as_doc().len();
+                assert!(bytes < REQUEST_BYTES_MAX, "{bytes} bytes");
+                let part = one.as_doc().get_doc("_terndbBroadcast").expect("a part");
+                by_difference += usize::from(part.get("without").is_some());
+            }
+        }
+        assert_eq!(by_difference, 2, "each of them was told what has changed");
     });
 }

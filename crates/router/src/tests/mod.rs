@@ -1,5 +1,6 @@
 //! A router over a scripted cluster: stale answers, lost replies, merges.
 
+mod apart;
 mod change_streams;
 mod left_out;
 mod many_ranges;

@@ -279,6 +279,36 @@ impl FakeShard {
         Error::new(Code::STALE_CONFIG, "stale").with_details(details.finish())
     }
 
+    /// A part of a write over several shards that names its ranges.
+    fn change_some(&self, part: Doc<'_>, received: Option<PlacementVersion>) -> Reply {
+        let mut asked = crate::scan::ranges_of(part, "ranges");
+        let owned = self.ranges();
+        if part.get("without").is_some() {
+            if let Some(error) = self.stale(received) {
+                return Reply::error(&error);
+            }
+            let without = crate::scan::ranges_of(part, "without");
+            asked = owned.difference(&without).union(&asked);
+        }
+        let here = asked.intersection(&owned);
+        let documents = self.documents.lock();
+        let keys = documents.iter().map(|doc| encoded(key(doc.as_doc())));
+        let changed = keys.filter(|key| here.contains(key)).count() as i32;
+        let mut writer = Reply::writer()
+            .with("n", changed)
+            .with("nModified", changed);
+        let left = asked.difference(&owned);
+        if !left.is_empty() {
+            writer.begin_document("broadcast").begin_array("left");
+            writer.push_document();
+            crate::scan::append_ranges(&mut writer, "ranges", &left);
+            writer.end().end().begin_document("version");
+            version(*self.major.lock()).append_to(&mut writer);
+            writer.end().end();
+        }
+        Reply::from_writer(writer.with("ok", 1.0))
+    }
+
     fn answer(&self, request: &Request, stale_from: Option<usize>) -> Reply {
         let body = request.body();
         let received = body
@@ -372,11 +402,19 @@ impl FakeShard {
                 self.batch("nextBatch", rest, body, None)
             }
             // Everything is changed, and nobody looks at what.
-            "update" => {
-                let changed = self.documents.lock().len() as i32;
-                let writer = Reply::writer().with("n", changed);
-                Reply::from_writer(writer.with("nModified", changed).with("ok", 1.0))
-            }
+            "update" => match body.get_doc("_terndbBroadcast") {
+                Some(part) if part.get("without").is_some() || part.get("ranges").is_some() => {
+                    self.change_some(part, received)
+                }
+                _ => {
+                    if let (Some(_), Some(error)) = (received, self.stale(received)) {
+                        return Reply::error(&error);
+                    }
+                    let changed = self.documents.lock().len() as i32;
+                    let writer = Reply::writer().with("n", changed);
+                    Reply::from_writer(writer.with("nModified", changed).with("ok", 1.0))
+                }
+            },
             "delete" => Reply::from_writer(Reply::writer().with("n", 1).with("ok", 1.0)),
             "count" => {
                 let part = body.get_doc("_terndbScan").unwrap_or(Doc::EMPTY);

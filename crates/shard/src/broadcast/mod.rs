@@ -2,12 +2,14 @@
 //! move and members fail over. The protocol is `cluster::broadcast`; here it is carried out.
 //!
 //! ```text
-//!   update, delete with  _terndbBroadcast: {slot, number, stream, sent, again, ranges: [min, max, ..], uuid, after}
+//!   update, delete with  _terndbBroadcast: {slot, number, stream, sent, again, ranges: [min, max, ..], uuid,
+//!                                           without: [min, max, ..], after}
 //!     slot, number   the operation; numbers of a slot grow
 //!     stream         which part of it
 //!     sent           when it was sent for the first time
 //!     again          it was sent before, and may arrive twice
 //!     ranges, uuid   encoded bounds as binary, and of which collection; absent: what the version says
+//!     without        of what the version says, all but these; and `ranges` besides
 //!     after          the record key up to which all is done
 //!
 //!   reply   n, nModified, writeErrors as ever, and
@@ -66,6 +68,8 @@ pub(crate) struct Part {
     sent: Sent,
     again: bool,
     ranges: Option<RangeSet>,
+    /// `None`: the version says nothing where ranges do.
+    without: Option<RangeSet>,
     uuid: Option<Uuid>,
     after: Option<Vec<u8>>,
 }
@@ -74,6 +78,7 @@ impl Part {
     pub(crate) fn read(spec: Doc<'_>) -> Result<Part, Error> {
         let (mut slot, mut number, mut stream, mut sent) = (None, None, None, None);
         let (mut again, mut ranges, mut uuid, mut after) = (false, None, None, None);
+        let mut without = None;
         for field in spec.iter() {
             match (field.key(), field.value()) {
                 ("slot", ValueRef::Binary { bytes, .. }) => slot = bytes.try_into().ok().map(Uuid),
@@ -85,6 +90,9 @@ impl Part {
                 ("again", ValueRef::Boolean(given)) => again = given,
                 ("ranges", ValueRef::Array(bounds)) => {
                     ranges = Some(crate::read::ranges_of(bounds)?)
+                }
+                ("without", ValueRef::Array(bounds)) => {
+                    without = Some(crate::read::ranges_of(bounds)?)
                 }
                 ("uuid", ValueRef::Binary { bytes, .. }) => uuid = bytes.try_into().ok().map(Uuid),
                 ("after", ValueRef::Binary { bytes, .. }) => after = Some(bytes.to_vec()),
@@ -102,6 +110,7 @@ impl Part {
             },
             again,
             ranges,
+            without,
             uuid,
             after,
         })

@@ -22,10 +22,18 @@ pub(crate) async fn walk(modification: &Modification<'_>, part: &Part) -> Result
     let invocation = modification.invocation;
     let shard = invocation.shard;
     let owned = invocation.route.as_ref().and_then(|route| route.owned());
-    let asked = match (&part.ranges, owned) {
-        (Some(ranges), _) => Arc::new(ranges.clone()),
-        (None, Some(owned)) => owned.clone(),
-        (None, None) => return Err(malformed("it says neither a version nor ranges")),
+    let asked = match (&part.ranges, &part.without, owned) {
+        (ranges, Some(without), Some(owned)) => {
+            let of_version = owned.difference(without);
+            Arc::new(match ranges {
+                Some(besides) => of_version.union(besides),
+                None => of_version,
+            })
+        }
+        (_, Some(_), None) => return Err(malformed("it says no version")),
+        (Some(ranges), None, _) => Arc::new(ranges.clone()),
+        (None, None, Some(owned)) => owned.clone(),
+        (None, None, None) => return Err(malformed("it says neither a version nor ranges")),
     };
     // The history of a session says more than progress would.
     if invocation.retryable.is_some() {

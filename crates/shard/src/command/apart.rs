@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Which is which must be known before anything is parsed, so it is read off the
-//! names in the request. The list names what is *known to be cheap*: what it has
-//! never heard of runs apart, which costs some microseconds and is never wrong.
+//! names in the request ([`query::costly`]): what is not known to be cheap runs apart, which costs some microseconds
+//! and is never wrong.
 //! Steps over documents are bounded elsewhere (`Budget`), by number and by size.
 //!
 //! A cursor remembers how its command ran ([`Operation::runs_apart`]), and its
@@ -25,12 +25,8 @@
 //! [`Operation::runs_apart`]: crate::operation::Operation::runs_apart
 
 use super::{Answer, Invocation};
-use model::bson::{Doc, Element, ValueRef};
+use query::costly::{PLAIN_BYTES_MAX, has_costly};
 use wire::Request;
-
-/// A request without expressions may still hold a condition with ten thousand
-/// branches; one of this size is dear enough not to mind what running apart costs.
-const PLAIN_BYTES_MAX: usize = 256 * 1024;
 
 pub(super) fn may_compute_long(request: &Request) -> bool {
     // These have no conditions or expressions, but much of other things.
@@ -58,80 +54,6 @@ pub(super) fn run_apart(invocation: &Invocation<'_>) -> Answer {
     tokio::task::block_in_place(|| {
         tokio::runtime::Handle::current().block_on(super::run(invocation))
     })
-}
-
-fn has_costly(document: Doc<'_>) -> bool {
-    document.iter().any(is_costly)
-}
-
-fn is_costly(element: Element<'_>) -> bool {
-    let name = element.key();
-    (name.starts_with('$') && !is_plain(name)) || is_costly_value(element.value())
-}
-
-fn is_costly_value(value: ValueRef<'_>) -> bool {
-    match value {
-        ValueRef::Document(document) => has_costly(document),
-        ValueRef::Array(array) => array.iter().any(is_costly_value),
-        // PCRE may backtrack, over every string of an array.
-        ValueRef::Regex { .. } => true,
-        _ => false,
-    }
-}
-
-/// Operators of conditions and updates whose work is bounded by the sizes of
-/// request and document, and names that are not operators.
-fn is_plain(name: &str) -> bool {
-    matches!(
-        name,
-        "$db"
-            | "$clusterTime"
-            | "$readPreference"
-            | "$eq"
-            | "$ne"
-            | "$gt"
-            | "$gte"
-            | "$lt"
-            | "$lte"
-            | "$in"
-            | "$nin"
-            | "$and"
-            | "$or"
-            | "$nor"
-            | "$not"
-            | "$exists"
-            | "$type"
-            | "$size"
-            | "$all"
-            | "$elemMatch"
-            | "$mod"
-            | "$bitsAllSet"
-            | "$bitsAllClear"
-            | "$bitsAnySet"
-            | "$bitsAnyClear"
-            | "$comment"
-            | "$set"
-            | "$setOnInsert"
-            | "$unset"
-            | "$inc"
-            | "$mul"
-            | "$min"
-            | "$max"
-            | "$rename"
-            | "$currentDate"
-            | "$bit"
-            | "$push"
-            | "$pull"
-            | "$pullAll"
-            | "$pop"
-            | "$addToSet"
-            | "$each"
-            | "$slice"
-            | "$sort"
-            | "$position"
-            | "$ref"
-            | "$id"
-    )
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::testing::TestShard;
 use crate::tests::parts::{bound, whole};
-use crate::tests::sharding::{HIGH, WHOLE, placed, sharded};
+use crate::tests::sharding::{HIGH, WHOLE, placed, sharded, version};
 use differential::notation::print;
 use differential::value::{Fields, Value, get};
 use model::bson::DocWriter;
@@ -127,6 +127,36 @@ async fn only_what_is_asked_for_and_owned_is_written() {
         ))
         .await;
     assert_eq!(marked(&shard, 2).await, Value::Int32(15));
+}
+
+/// Very many ranges are said by a version: all that it says but some, and others besides, which are left here.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_are_said_by_what_differs_from_a_version() {
+    let shard = filled(30).await;
+    place(&shard, 3, HIGH).await;
+    let said = |major: u32, without: &str, more: &str| {
+        let mark = mark("{}", &part(1, &format!("without: {without}{more}")));
+        format!(
+            "{}, shardVersion: {}}}",
+            &mark[..mark.len() - 1],
+            version(major, 0)
+        )
+    };
+    let some = format!("[{}, {}]", bound(Some(15), false), bound(Some(20), false));
+    let besides = format!(", ranges: {}", low());
+    let reply = shard.run("test", &said(2, &some, &besides)).await;
+    let stale = get(&reply, "writeErrors").and_then(Value::as_array);
+    let stale = stale.and_then(|errors| errors[0].get("code"));
+    let stale = stale.or(get(&reply, "code"));
+    assert_eq!(stale, Some(&Value::Int32(13388)), "{reply:?}");
+    let reply = shard.run("test", &said(3, &some, &besides)).await;
+    assert_eq!(get(&reply, "n"), Some(&Value::Int32(15)), "{reply:?}");
+    assert_eq!(left(&reply), 1);
+    place(&shard, 4, WHOLE).await;
+    assert_eq!(marked(&shard, 1).await, Value::Int32(15));
+    let unversioned = mark("{}", &part(2, &format!("without: {some}")));
+    let reply = shard.run("test", &unversioned).await;
+    assert_eq!(get(&reply, "n"), Some(&Value::Int32(0)), "{reply:?}");
 }
 
 /// ⚑ Who answers a request that was sent before leaves that in the log: the earlier one comes when the

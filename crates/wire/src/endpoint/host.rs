@@ -8,7 +8,9 @@
 //!
 //! A connection carries one request at a time. A request that could not be written whole was not
 //! carried out, because a server acts on whole messages only; once it is written, only a reply says
-//! what became of it. A connection whose call failed or was dropped is closed, never reused.
+//! what became of it. A connection whose call failed or was dropped is closed, never reused. One whose reply may
+//! name a cursor is closed on this side only, so that the server knows that nobody waits; if the reply was on its way by
+//! then, its cursor is closed ([`Unread`]).
 //!
 //! There is no deadline for the reply: commands have time limits of their own, and keep-alive
 //! notices a peer that is gone. Who cannot wait drops the call.
@@ -17,6 +19,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,8 +28,9 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::abandoned::{closing, opens_cursor};
 use super::{BoxFuture, CallError, Endpoint, PoolStatistics};
 use crate::protocol::{HEADER_SIZE, Header, MESSAGE_BYTES_MAX, OP_MSG, REPLY_DOCUMENT_BYTES_MAX};
 use crate::reply::{PREFIX_BYTES, Reply};
@@ -65,8 +69,15 @@ const UNCONFIRMED_MAX: Duration = Duration::from_secs(30);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How long the reply to a dropped call is waited for.
+const ABANDONED_LIMIT: Duration = Duration::from_secs(10);
+/// Of more dropped calls at a time the connections are closed at once: their cursors end by themselves.
+const ABANDONED_MAX: usize = 64;
+
 /// One server, by `host:port`.
-pub struct Host {
+pub struct Host(Arc<Pool>);
+
+struct Pool {
     address: String,
     options: HostOptions,
     room: Semaphore,
@@ -74,6 +85,8 @@ pub struct Host {
     idle: Mutex<VecDeque<Idle>>,
     next_request_id: AtomicI32,
     created: AtomicU64,
+    /// How many dropped calls may be waited for.
+    abandoned: Arc<Semaphore>,
 }
 
 struct Idle {
@@ -83,25 +96,67 @@ struct Idle {
 
 impl Host {
     pub fn new(address: &str, options: HostOptions) -> Host {
-        Host {
+        Host(Arc::new(Pool {
             address: address.to_owned(),
             room: Semaphore::new(options.connections_max),
             options,
             idle: Mutex::default(),
             next_request_id: AtomicI32::new(1),
             created: AtomicU64::new(0),
-        }
+            abandoned: Arc::new(Semaphore::new(ABANDONED_MAX)),
+        }))
     }
 
     pub fn address(&self) -> &str {
-        &self.address
+        &self.0.address
     }
+}
 
-    async fn exchange(&self, request: Request) -> Result<Reply, CallError> {
+impl Pool {
+    async fn exchange(self: &Arc<Self>, request: Request) -> Result<Reply, CallError> {
         let request_id = self.next_request_id.fetch_add(1, Ordering::Relaxed);
         let message = Message::new(&request, request_id)
             .ok_or_else(|| self.not_sent("the request is longer than a message may be"))?;
-        let limit = self.options.connect_timeout;
+        let (_permit, mut stream) = match self.at_hand() {
+            Some(found) => found,
+            None => self.begin().await?,
+        };
+        message
+            .write_to(&mut stream)
+            .await
+            .map_err(|error| self.not_sent(error))?;
+        let mut unread = Unread {
+            pool: opens_cursor(request.name()).then_some(self),
+            reply: Some(Incoming {
+                stream,
+                request_id,
+                buffer: Vec::with_capacity(READ_BYTES_MIN),
+            }),
+        };
+        let read = match &mut unread.reply {
+            Some(reply) => reply.read(request.passes_batch()).await,
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        let incoming = unread.reply.take();
+        let reply = read.map_err(|error| {
+            CallError::OutcomeUnknown(format!(
+                "the connection to {} ended before the reply: {error}",
+                self.address
+            ))
+        })?;
+        if let Some(Incoming { stream, .. }) = incoming {
+            self.keep(stream);
+        }
+        Ok(reply)
+    }
+
+    /// A place in the pool and a connection, if nobody has to wait for them.
+    fn at_hand(&self) -> Option<(SemaphorePermit<'_>, TcpStream)> {
+        let permit = self.room.try_acquire().ok()?;
+        Some((permit, self.take_idle()?))
+    }
+
+    async fn begin(&self) -> Result<(SemaphorePermit<'_>, TcpStream), CallError> {
         let beginning = async {
             let permit = self.room.acquire().await;
             let permit = permit.map_err(|_| self.not_sent("the pool is closed"))?;
@@ -111,22 +166,23 @@ impl Host {
             };
             Ok((permit, stream))
         };
-        let (_permit, mut stream) = tokio::time::timeout(limit, beginning)
+        tokio::time::timeout(self.options.connect_timeout, beginning)
             .await
-            .map_err(|_| self.not_sent("no connection in time"))??;
-        message
-            .write_to(&mut stream)
-            .await
-            .map_err(|error| self.not_sent(error))?;
-        let reply = read_reply(&mut stream, request_id, request.passes_batch());
-        let reply = reply.await.map_err(|error| {
-            CallError::OutcomeUnknown(format!(
-                "the connection to {} ended before the reply: {error}",
-                self.address
-            ))
-        })?;
-        self.keep(stream);
-        Ok(reply)
+            .map_err(|_| self.not_sent("no connection in time"))?
+    }
+
+    /// Closes the cursor of a reply that may still come.
+    async fn abandon(self: Arc<Self>, mut incoming: Incoming) {
+        // By this the server knows; what it has answered can still be read.
+        if incoming.stream.shutdown().await.is_err() {
+            return;
+        }
+        if let Ok(reply) = incoming.read(true).await
+            && let Some(closing) = closing(reply.document())
+            && let Err(error) = self.exchange(closing).await
+        {
+            tracing::debug!(%error, "a cursor is left to end by itself");
+        }
     }
 
     fn not_sent(&self, error: impl std::fmt::Display) -> CallError {
@@ -177,9 +233,32 @@ impl Host {
     }
 }
 
+/// A request that was sent, until its reply is read. If it is dropped before that, its cursor is closed.
+struct Unread<'a> {
+    /// `None`: it has no cursor.
+    pool: Option<&'a Arc<Pool>>,
+    reply: Option<Incoming>,
+}
+
+impl Drop for Unread<'_> {
+    fn drop(&mut self) {
+        let runtime = tokio::runtime::Handle::try_current();
+        let (Some(pool), Some(reply), Ok(runtime)) = (self.pool, self.reply.take(), runtime) else {
+            return;
+        };
+        if let Ok(permit) = pool.abandoned.clone().try_acquire_owned() {
+            let abandoned = pool.clone().abandon(reply);
+            runtime.spawn(async move {
+                let _one_of_few = permit;
+                let _ended = tokio::time::timeout(ABANDONED_LIMIT, abandoned).await;
+            });
+        }
+    }
+}
+
 impl Endpoint for Host {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
-        Box::pin(self.exchange(request))
+        Box::pin(self.0.exchange(request))
     }
 
     fn works_elsewhere(&self) -> bool {
@@ -187,12 +266,13 @@ impl Endpoint for Host {
     }
 
     fn pools(&self) -> Vec<PoolStatistics> {
-        let free = self.room.available_permits();
+        let pool = &self.0;
+        let free = pool.room.available_permits();
         vec![PoolStatistics {
-            host: self.address.clone(),
-            in_use: self.options.connections_max.saturating_sub(free) as u64,
-            available: self.idle.lock().len() as u64,
-            created: self.created.load(Ordering::Relaxed),
+            host: pool.address.clone(),
+            in_use: pool.options.connections_max.saturating_sub(free) as u64,
+            available: pool.idle.lock().len() as u64,
+            created: pool.created.load(Ordering::Relaxed),
         }]
     }
 }
@@ -254,46 +334,56 @@ async fn write_part(stream: &mut TcpStream, joined: &mut Vec<u8>, part: &[u8]) -
     stream.write_all(part).await
 }
 
-/// Reads one message straight into the buffer of a reply; memory follows what arrives.
-async fn read_reply(
-    stream: &mut TcpStream,
+/// A reply as far as it has come.
+struct Incoming {
+    stream: TcpStream,
     request_id: i32,
-    passes_batch: bool,
-) -> io::Result<Reply> {
-    let mut buffer = Vec::with_capacity(READ_BYTES_MIN);
-    let mut length = None;
-    while length.is_none_or(|length| buffer.len() < length) {
-        if let Some(length) = length {
-            // One byte more than is missing, so that the last read is a short one.
-            let missing: usize = length - buffer.len() + 1;
-            buffer.reserve(missing.min((buffer.len() * 3).max(READ_BYTES_STEP)));
-        }
-        if stream.read_buf(&mut buffer).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        if length.is_none()
-            && let Some(header) = buffer.first_chunk::<HEADER_SIZE>()
-        {
-            let known = reply_length(&Header::parse(header), request_id)?;
-            if known > READ_BYTES_STEP
-                && let Some(mut kept) = spare::kept()
-            {
-                kept.extend_from_slice(&buffer);
-                buffer = kept;
+    buffer: Vec<u8>,
+}
+
+impl Incoming {
+    /// Reads one message straight into the buffer of a reply; memory follows what arrives.
+    async fn read(&mut self, passes_batch: bool) -> io::Result<Reply> {
+        let length = loop {
+            let known = match self.buffer.first_chunk::<HEADER_SIZE>() {
+                Some(header) => Some(reply_length(&Header::parse(header), self.request_id)?),
+                None => None,
+            };
+            match known {
+                Some(length) if self.buffer.len() >= length => break length,
+                Some(length) => self.make_room(length),
+                None => {}
             }
-            length = Some(known);
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        };
+        let flags_and_kind = &self.buffer[HEADER_SIZE..PREFIX_BYTES];
+        if length != self.buffer.len() || flags_and_kind != [0; PREFIX_BYTES - HEADER_SIZE] {
+            return Err(io::Error::other("the reply is not one plain OP_MSG"));
         }
+        let check = match passes_batch {
+            true => validate_around_batch,
+            false => validate,
+        };
+        check(&self.buffer[PREFIX_BYTES..], REPLY_DOCUMENT_BYTES_MAX).map_err(io::Error::other)?;
+        Ok(Reply::from_message(std::mem::take(&mut self.buffer)))
     }
-    let flags_and_kind = &buffer[HEADER_SIZE..PREFIX_BYTES];
-    if length != Some(buffer.len()) || flags_and_kind != [0; PREFIX_BYTES - HEADER_SIZE] {
-        return Err(io::Error::other("the reply is not one plain OP_MSG"));
+
+    /// For the next read of a reply of this length.
+    fn make_room(&mut self, length: usize) {
+        let is_first = self.buffer.capacity() <= READ_BYTES_MIN;
+        if is_first
+            && length > READ_BYTES_STEP
+            && let Some(mut kept) = spare::kept()
+        {
+            kept.extend_from_slice(&self.buffer);
+            self.buffer = kept;
+        }
+        // One byte more than is missing, so that the last read is a short one.
+        let missing = length - self.buffer.len() + 1;
+        (self.buffer).reserve(missing.min((self.buffer.len() * 3).max(READ_BYTES_STEP)));
     }
-    let check = match passes_batch {
-        true => validate_around_batch,
-        false => validate,
-    };
-    check(&buffer[PREFIX_BYTES..], REPLY_DOCUMENT_BYTES_MAX).map_err(io::Error::other)?;
-    Ok(Reply::from_message(buffer))
 }
 
 fn reply_length(header: &Header, request_id: i32) -> io::Result<usize> {

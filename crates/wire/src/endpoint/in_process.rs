@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::{Context, Poll};
 
+use super::abandoned::{closing, opens_cursor};
 use super::{BoxFuture, CallError, Endpoint};
 use crate::connection::ConnectionInfo;
 use crate::operation::{current, only_reads};
@@ -48,27 +49,32 @@ impl<H: Handler> Endpoint for InProcess<H> {
             false => self.connection.clone(),
         };
         let own = only_reads(request.name()).then(|| connection.clone());
+        let opens_cursor = opens_cursor(request.name());
         Box::pin(Finished {
             command: Some(Box::pin(async move {
                 handler.handle(&connection, request).await
             })),
             has_begun: false,
             own,
+            opens_cursor,
+            handler: self.handler.clone(),
         })
     }
 }
 
 /// A command that goes on by itself when nobody waits for it any more.
-struct Finished {
+struct Finished<H: Handler> {
     /// `None`: it has ended.
     command: Option<BoxFuture<'static, Reply>>,
     /// One that has not is like a request that was not sent.
     has_begun: bool,
     /// The connection that nobody else uses.
     own: Option<Arc<ConnectionInfo>>,
+    opens_cursor: bool,
+    handler: Arc<H>,
 }
 
-impl Future for Finished {
+impl<H: Handler> Future for Finished<H> {
     type Output = Result<Reply, CallError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -85,7 +91,7 @@ impl Future for Finished {
     }
 }
 
-impl Drop for Finished {
+impl<H: Handler> Drop for Finished<H> {
     fn drop(&mut self) {
         // One that panicked has nothing left to do.
         if !self.has_begun || std::thread::panicking() {
@@ -95,8 +101,21 @@ impl Drop for Finished {
             own.mark_closed();
         }
         let runtime = tokio::runtime::Handle::try_current();
-        if let (Some(command), Ok(runtime)) = (self.command.take(), runtime) {
-            runtime.spawn(command);
+        let (Some(command), Ok(runtime)) = (self.command.take(), runtime) else {
+            return;
+        };
+        match self.own.take().filter(|_| self.opens_cursor) {
+            None => {
+                runtime.spawn(command);
+            }
+            Some(own) => {
+                let handler = self.handler.clone();
+                runtime.spawn(async move {
+                    if let Some(closing) = closing(command.await.document()) {
+                        handler.handle(&own, closing).await;
+                    }
+                });
+            }
         }
     }
 }

@@ -10,8 +10,10 @@
 //! twice unless it is certain that nothing of it was carried out; who gets
 //! [`CallError::OutcomeUnknown`] has to find out, or to say so.
 
+mod abandoned;
 mod host;
 mod in_process;
+mod pulse;
 mod read_preference;
 mod replica_set;
 mod watched;
@@ -54,7 +56,7 @@ pub struct Answer {
 /// Somebody who answers commands.
 ///
 /// A call that is dropped ends its connection if there is one, and leaves the outcome unknown:
-/// whoever was asked finishes what he has begun.
+/// whoever was asked finishes what he has begun. A cursor that he opens all the same is closed.
 pub trait Endpoint: Send + Sync {
     fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>>;
 

@@ -7,7 +7,7 @@
 //!             ▼                        ▼
 //!           send ─► NotSent, or refused by a member that is not what it was thought to be:
 //!             │     forget what is known, look, send again until the deadline
-//!             └───► a reply, or OutcomeUnknown: the caller's
+//!             └───► a reply, or OutcomeUnknown: the caller's; a hurried read is sent again until its deadline
 //! ```
 //!
 //! While a call waits its member is watched (`watched.rs`).
@@ -32,9 +32,11 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::pulse::Pulse;
 use super::read_preference::{ReadMode, ReadPreference};
 use super::watched::{Heard, Watched};
 use super::{Answer, BoxFuture, CallError, Endpoint, PoolStatistics};
+use crate::operation::only_reads;
 use crate::reply::Reply;
 use crate::request::Request;
 
@@ -78,6 +80,8 @@ pub(super) struct Shared {
     pub(super) known: Mutex<Known>,
     /// Held by who looks, so that others wait for what it finds.
     looking: tokio::sync::Mutex<()>,
+    /// Of calls that wait.
+    pub(super) pulse: Arc<Pulse>,
 }
 
 #[derive(Default)]
@@ -155,6 +159,7 @@ impl ReplicaSet {
             dial,
             times,
             looking: tokio::sync::Mutex::default(),
+            pulse: Arc::default(),
         }))
     }
 
@@ -214,7 +219,12 @@ impl Shared {
                 Ok(reply) => return Ok(member.answered(reply)),
                 Err(error @ CallError::OutcomeUnknown(_)) => {
                     self.doubt(&member.host);
-                    return Err(error);
+                    // Who goes on without an answer does so only when nobody has come to give one.
+                    let is_asked_again = request.is_hurried() && only_reads(request.name());
+                    if !is_asked_again || !may_be_repeated(&request) || Instant::now() >= deadline {
+                        return Err(error);
+                    }
+                    last_error = Some(error);
                 }
                 Err(error @ (CallError::NotSent(_) | CallError::NobodyFits(_))) => {
                     self.doubt(&member.host);

@@ -18,16 +18,18 @@
 //! ⚑ Silence alone never ends a call: a member that is only slow would lose work that nobody else can
 //! take over; only a hurried call, whose caller goes on without the answer. Of several calls that wait for one member, one says `hello`.
 //!
-//! A call that its caller drops (a time limit of his own) casts doubt on the member as well: the next
-//! call looks first.
+//! A write that its caller drops (a time limit of his own) casts doubt on the member as well: the next
+//! call looks first. Reads are dropped whenever a client has had enough, which says nothing about the member: others
+//! go on with it while it is said `hello` to, and doubt it only if it stays silent.
 
 use std::sync::Arc;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::read_preference::ReadMode;
 use super::replica_set::{Role, Shared};
 use super::{Answer, BoxFuture, CallError, Endpoint};
+use crate::operation::only_reads;
 use crate::reply::Reply;
 use crate::request::Request;
 
@@ -39,6 +41,7 @@ const SILENT_ROUNDS: u32 = 3;
 pub(super) struct Heard(tokio::sync::Mutex<Option<(Instant, bool)>>);
 
 /// One member of a set.
+#[derive(Clone)]
 pub(super) struct Watched {
     pub(super) set: Arc<Shared>,
     pub(super) host: String,
@@ -50,13 +53,25 @@ pub(super) struct Watched {
 /// Doubts a member whose call is dropped.
 struct Waiting<'a> {
     member: &'a Watched,
+    reads: bool,
     has_ended: bool,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if !self.has_ended {
-            self.member.set.doubt(&self.member.host);
+        if self.has_ended {
+            return;
+        }
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) if self.reads => {
+                let member = self.member.clone();
+                runtime.spawn(async move {
+                    if !member.is_heard().await {
+                        member.set.doubt(&member.host);
+                    }
+                });
+            }
+            Ok(_) | Err(_) => self.member.set.doubt(&self.member.host),
         }
     }
 }
@@ -65,13 +80,15 @@ impl Watched {
     pub(super) async fn ask(&self, request: Request) -> Result<Reply, CallError> {
         let mut waiting = Waiting {
             member: self,
+            reads: only_reads(request.name()),
             has_ended: false,
         };
         let is_hurried = request.is_hurried();
         let mut call = self.endpoint.call(request);
         let mut silent_rounds = 0;
         let result = loop {
-            if let Ok(result) = timeout(self.set.times.hello_limit, &mut call).await {
+            let answered = self.set.pulse.within(self.set.times.hello_limit, &mut call);
+            if let Some(result) = answered.await {
                 break result;
             }
             let is_replaced = tokio::select! {

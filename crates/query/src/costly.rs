@@ -1,0 +1,156 @@
+//! What may compute for long, told by the names of operators, before anything is parsed.
+//!
+//! An expression, a regular expression or a condition as large as a book can keep a thread busy for hours, from the
+//! parsing on, where constants are folded. The list names what is *known to be cheap*: what it has never heard of
+//! is taken for costly.
+
+use model::bson::{Array, Doc, Element, ValueRef};
+
+/// A document without expressions may still hold a condition with ten thousand branches; one of this size is dear
+/// enough not to mind what running apart costs.
+pub const PLAIN_BYTES_MAX: usize = 256 * 1024;
+
+/// Whether work on what a document asks for may take long.
+pub fn may_compute_long(document: Doc<'_>) -> bool {
+    document.len() > PLAIN_BYTES_MAX || has_costly(document)
+}
+
+/// Whether anything in a document is not known to be cheap.
+pub fn has_costly(document: Doc<'_>) -> bool {
+    document.iter().any(|element| is_costly(element, is_plain))
+}
+
+/// The same for parsing the stages of a pipeline: work on documents is not meant.
+pub fn is_costly_to_parse(stages: Array<'_>) -> bool {
+    let is_cheap = |name: &str| is_plain(name) || is_plain_stage(name);
+    stages.iter().any(|stage| is_costly_value(stage, is_cheap))
+}
+
+fn is_costly(element: Element<'_>, is_cheap: fn(&str) -> bool) -> bool {
+    let name = element.key();
+    (name.starts_with('$') && !is_cheap(name)) || is_costly_value(element.value(), is_cheap)
+}
+
+fn is_costly_value(value: ValueRef<'_>, is_cheap: fn(&str) -> bool) -> bool {
+    match value {
+        ValueRef::Document(document) => document.iter().any(|inner| is_costly(inner, is_cheap)),
+        ValueRef::Array(array) => array.iter().any(|value| is_costly_value(value, is_cheap)),
+        // PCRE may backtrack, over every string of an array.
+        ValueRef::Regex { .. } => true,
+        _ => false,
+    }
+}
+
+/// Stages and accumulators of which nothing is worked out before there are documents, or no more than they hold.
+fn is_plain_stage(name: &str) -> bool {
+    matches!(
+        name,
+        "$match"
+            | "$project"
+            | "$addFields"
+            | "$unwind"
+            | "$group"
+            | "$limit"
+            | "$skip"
+            | "$count"
+            | "$sortByCount"
+            | "$sum"
+            | "$avg"
+            | "$first"
+            | "$last"
+    )
+}
+
+/// Operators of conditions and updates whose work is bounded by the sizes of
+/// request and document, and names that are not operators.
+fn is_plain(name: &str) -> bool {
+    matches!(
+        name,
+        "$db"
+            | "$clusterTime"
+            | "$readPreference"
+            | "$eq"
+            | "$ne"
+            | "$gt"
+            | "$gte"
+            | "$lt"
+            | "$lte"
+            | "$in"
+            | "$nin"
+            | "$and"
+            | "$or"
+            | "$nor"
+            | "$not"
+            | "$exists"
+            | "$type"
+            | "$size"
+            | "$all"
+            | "$elemMatch"
+            | "$mod"
+            | "$bitsAllSet"
+            | "$bitsAllClear"
+            | "$bitsAnySet"
+            | "$bitsAnyClear"
+            | "$comment"
+            | "$set"
+            | "$setOnInsert"
+            | "$unset"
+            | "$inc"
+            | "$mul"
+            | "$min"
+            | "$max"
+            | "$rename"
+            | "$currentDate"
+            | "$bit"
+            | "$push"
+            | "$pull"
+            | "$pullAll"
+            | "$pop"
+            | "$addToSet"
+            | "$each"
+            | "$slice"
+            | "$sort"
+            | "$position"
+            | "$ref"
+            | "$id"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::bson::{DocBuf, DocWriter};
+
+    fn stages(expression: &str) -> DocBuf {
+        let mut pipeline = DocWriter::new();
+        let stages = pipeline.begin_array("pipeline");
+        stages
+            .push_document()
+            .begin_document("$match")
+            .append("a", 1)
+            .end()
+            .end();
+        stages.push_document().begin_document("$addFields");
+        stages
+            .begin_document("b")
+            .append(expression, "$a")
+            .end()
+            .end()
+            .end();
+        stages.end();
+        pipeline.finish()
+    }
+
+    #[test]
+    fn a_pipeline_is_as_costly_as_its_expressions() {
+        let check = |expression: &str, expected: bool| {
+            let pipeline = stages(expression);
+            let stages = pipeline.as_doc().get_array("pipeline").expect("an array");
+            assert_eq!(is_costly_to_parse(stages), expected, "{expression}");
+        };
+        check("$sum", false);
+        check("$range", true);
+        check("$neverHeardOf", true);
+        assert!(may_compute_long(stages("$sum").as_doc()), "on documents");
+    }
+}
