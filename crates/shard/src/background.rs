@@ -1,5 +1,6 @@
 //! Work that goes on while the shard serves: storage maintenance, expiry of
-//! documents, timeouts of cursors and sessions; and the log is told what the set's
+//! documents, timeouts of cursors and sessions; the engine's files are put into order when a
+//! burst of writes is over; and the log is told what the set's
 //! configuration says about it, and what moves need of it.
 //!
 //! One task owns all of it and ends when a shutdown begins; its parent waits for
@@ -36,10 +37,34 @@ impl Shard {
             tokio::join!(
                 maintained,
                 configured,
+                tidying(&shard),
                 primary_services::run(&shard),
                 session::run(&shard)
             );
         })
+    }
+}
+
+/// Lets the engine put its files into order. That takes seconds, so a thread of its own does
+/// it; a shutdown that begins meanwhile waits for it, as it waits for the engine's own merges.
+async fn tidying(shard: &Arc<Shard>) {
+    let mut ticks = tokio::time::interval(MAINTENANCE_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = shard.shutdown_begun() => return,
+            _ = ticks.tick() => {}
+        }
+        let store = shard.store.clone();
+        match tokio::task::spawn_blocking(move || store.tidy()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!("putting the engine's files into order failed: {error}");
+                return;
+            }
+            // It panicked, which was told where it happened.
+            Err(_) => return,
+        }
     }
 }
 

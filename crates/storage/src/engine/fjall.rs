@@ -25,6 +25,11 @@
 //! of 16 KiB instead of 4 make the engine's own scan of 1 kB documents cheaper, of which
 //! about a tenth is left in a whole `find`.
 //!
+//! Merges. A flushed table spans all keys, so a merge of the first level rewrites all of
+//! the next one. While memtables are sealed one after the other, many tables gather before
+//! that ([`FjallOptions::level_zero_tables`]); when it has become quiet, [`Engine::tidy`]
+//! merges what is left over, so that reads find few tables.
+//!
 //! Garbage (expired history, dropped collections) is removed by a compaction
 //! filter. Its verdict is `Remove`, which leaves a tombstone until the last level:
 //! `Destroy` would let an older version of the same key come back.
@@ -38,7 +43,7 @@
 use std::panic::RefUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fjall::compaction::Leveled;
 use fjall::compaction::filter::{
@@ -71,6 +76,10 @@ const NUMBERS_AHEAD: u64 = 256;
 const SEALED_MEMTABLES_MAX: usize = 4;
 /// Writers wait while reads would have to look into this many flushed tables.
 const LEVEL_ZERO_RUNS_MAX: usize = 20;
+/// When writers have become quiet, no more flushed tables than this are left to readers.
+const LEVEL_ZERO_TABLES_AT_REST: u8 = 3;
+/// Writers are quiet when they have filled no memtable for so long.
+const QUIET: Duration = Duration::from_secs(5);
 /// What part of a memtable's size its key filter takes.
 const FILTER_SHARE: usize = 64;
 const FLUSH_POLL: Duration = Duration::from_millis(2);
@@ -98,7 +107,9 @@ pub struct FjallOptions {
     pub cache_bytes: u64,
     pub memtable_bytes: u64,
     /// How many flushed memtables gather before they are merged with what is below
-    /// them. More of them make a load cheaper and reads dearer.
+    /// them. Each of them spans all keys (records, index entries, the store's own state), so
+    /// that a merge rewrites all of level one: the more it brings along, the less often that
+    /// happens. Reads ask the filters of all of them.
     pub level_zero_tables: u8,
     /// The size of a table on disk; level one holds `level_zero_tables` of them.
     pub table_bytes: u64,
@@ -113,7 +124,7 @@ impl Default for FjallOptions {
         Self {
             cache_bytes: 256 << 20,
             memtable_bytes: 32 << 20,
-            level_zero_tables: 4,
+            level_zero_tables: 12,
             table_bytes: 32 << 20,
             block_bytes: 16 << 10,
             workers: workers(),
@@ -132,11 +143,26 @@ struct Open {
     garbage: Arc<GarbageFactory>,
     memtable_bytes: u64,
     unflushed: KeyFilters,
-    /// How many memtables were sealed. Held while a batch goes into the memtable, and
-    /// while that is sealed.
-    sealed: Mutex<u64>,
+    /// What merges when writers are quiet.
+    at_rest: Arc<Leveled>,
+    /// Held while a batch goes into the memtable, and while that is sealed.
+    sealed: Mutex<Sealed>,
     // Last, so that the directory is unlocked after the engine's threads ended.
     _directory: Directory,
+}
+
+/// The memtables that were sealed.
+struct Sealed {
+    count: u64,
+    /// When the last one was, or when the engine was opened.
+    at: Instant,
+}
+
+fn leveled(level_zero_tables: u8, table_bytes: u64) -> Arc<Leveled> {
+    let leveled = Leveled::default()
+        .with_l0_threshold(level_zero_tables)
+        .with_table_target_size(table_bytes);
+    Arc::new(leveled)
 }
 
 impl FjallEngine {
@@ -158,6 +184,7 @@ impl FjallEngine {
             .open()
             .map_err(|e| open_error(path, e))?;
         let memtable_bytes = options.memtable_bytes;
+        let at_rest = leveled(LEVEL_ZERO_TABLES_AT_REST + 1, options.table_bytes);
         let options = options.clone();
         let keyspace = database
             .keyspace(KEYSPACE, || {
@@ -165,11 +192,7 @@ impl FjallEngine {
                 KeyspaceCreateOptions::default()
                     .max_memtable_size(options.memtable_bytes)
                     .data_block_size_policy(BlockSizePolicy::all(options.block_bytes))
-                    .compaction_strategy(Arc::new(
-                        Leveled::default()
-                            .with_l0_threshold(options.level_zero_tables)
-                            .with_table_target_size(options.table_bytes),
-                    ))
+                    .compaction_strategy(leveled(options.level_zero_tables, options.table_bytes))
                     .filter_policy(FilterPolicy::all(bloom))
                     // ⚑ A filter of a whole table weighs a megabyte, and is read and checked as one block: where
                     // it is not in the cache (a part of which it may not even fit into), each look for a key
@@ -192,7 +215,11 @@ impl FjallEngine {
             garbage,
             memtable_bytes,
             unflushed: KeyFilters::new(memtable_bytes as usize / FILTER_SHARE),
-            sealed: Mutex::default(),
+            at_rest,
+            sealed: Mutex::new(Sealed {
+                count: 0,
+                at: Instant::now(),
+            }),
             _directory: directory,
         }));
         // A journal that an earlier build left was read into a memtable, of whose keys
@@ -218,9 +245,10 @@ impl Open {
     }
 
     /// Seals the memtable, unless it is empty, and has it flushed.
-    fn rotate(&self, sealed: &mut u64) -> Result<()> {
+    fn rotate(&self, sealed: &mut Sealed) -> Result<()> {
         if self.keyspace.rotate_memtable()? {
-            *sealed += 1;
+            sealed.count += 1;
+            sealed.at = Instant::now();
             let unflushed = self.keyspace.tree.sealed_memtable_count();
             self.unflushed.sealed(unflushed);
         }
@@ -231,7 +259,29 @@ impl Open {
     fn flushed(&self) -> u64 {
         // While this is locked none is added.
         let sealed = self.sealed.lock();
-        sealed.saturating_sub(self.keyspace.tree.sealed_memtable_count() as u64)
+        sealed
+            .count
+            .saturating_sub(self.keyspace.tree.sealed_memtable_count() as u64)
+    }
+
+    /// Merges flushed tables once if there are more than readers should find and no memtable
+    /// was sealed for so long. Beside the engine's own threads: what one of them merges is
+    /// hidden from others.
+    fn tidy(&self, quiet: Duration) -> Result<()> {
+        let tree = &self.keyspace.tree;
+        let tables = tree.level_table_count(0).unwrap_or(0);
+        if tables <= usize::from(LEVEL_ZERO_TABLES_AT_REST)
+            || self.sealed.lock().at.elapsed() < quiet
+        {
+            return Ok(());
+        }
+        let unread = self
+            .database
+            .supervisor
+            .snapshot_tracker
+            .get_seqno_safe_to_gc();
+        tree.compact(Arc::clone(&self.at_rest) as _, unread)
+            .map_err(|e| Error::Engine(e.into()))
     }
 
     /// Waits while flushes or compactions are far behind.
@@ -319,7 +369,7 @@ impl Engine for FjallEngine {
         let wanted = {
             let mut sealed = open.sealed.lock();
             open.rotate(&mut sealed)?;
-            *sealed
+            sealed.count
         };
         while open.flushed() < wanted {
             open.check_workers()?;
@@ -345,6 +395,10 @@ impl Engine for FjallEngine {
 
     fn collect_garbage(&self, _budget: usize) -> Result<()> {
         Ok(())
+    }
+
+    fn tidy(&self) -> Result<()> {
+        self.0.tidy(QUIET)
     }
 
     fn release_stretch(&self, low: &[u8], high: &[u8]) -> Result<()> {
@@ -509,6 +563,26 @@ mod tests {
         }
         let each = (bytes_read() - before) / looks;
         assert!(each < 16 << 10, "{each} bytes were read for a key");
+    }
+
+    #[test]
+    fn what_a_burst_leaves_is_merged_when_it_is_over() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+        let tables = || engine.0.keyspace.tree.level_table_count(0).unwrap_or(0);
+        let many = usize::from(LEVEL_ZERO_TABLES_AT_REST) + 2;
+        // Some are put into their place at once, as long as there is nothing below them.
+        while tables() < many {
+            put(&engine, &["a", "b"]);
+        }
+        engine
+            .0
+            .tidy(Duration::from_secs(3600))
+            .expect("nothing to do");
+        assert!(tables() >= many, "a burst may be under way");
+        engine.0.tidy(Duration::ZERO).expect("merged");
+        assert_eq!(tables(), 0);
+        assert!(engine.get(b"a").expect("read").is_some());
     }
 
     #[test]

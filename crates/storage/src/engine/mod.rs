@@ -149,6 +149,12 @@ pub trait Engine: Send + Sync + 'static {
     /// that do so while compacting have nothing to do here.
     fn collect_garbage(&self, budget: usize) -> Result<()>;
 
+    /// Puts into order what a burst of writes has left behind, so that reads become cheap
+    /// again. Does nothing while writes go on; may take some seconds otherwise.
+    fn tidy(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Gives back the space of a stretch that is garbage as a whole, as far as
     /// that is possible without touching single keys. Older versions of removed
     /// keys may come back; the caller removes what is left one by one.

@@ -202,6 +202,12 @@ impl<E: Engine> Store<E> {
         })
     }
 
+    /// Puts into order what a burst of writes has left, unless writes go on. May take some
+    /// seconds, and may be called beside everything else.
+    pub fn tidy(&self) -> Result<()> {
+        self.engine.tidy()
+    }
+
     /// Rewrites the engine's files without garbage. Takes long.
     pub fn compact(&self) -> Result<()> {
         self.engine.compact()
