@@ -48,9 +48,7 @@ pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Repl
         };
         let found = match (shards.as_slice(), route.table()) {
             (_, None) if has_token(body) => Err(gone()),
-            (_, Some(_)) => {
-                Box::pin(find_elastic(router, request, &route, &shards, &filter)).await
-            }
+            (_, Some(_)) => Box::pin(find_elastic(router, request, &route, &shards, &filter)).await,
             ([only], _) if !may_leave_out || is_tailable(body) => {
                 router.pass_cursor(request, &route, only).await
             }

@@ -189,6 +189,26 @@ fn maintain<E: Engine>(store: &Store<E>, later: u32) {
     while store.maintain(now, 50).expect("maintained").has_more {}
 }
 
+/// ⚑ What comes back right behind the end of a sweep has no mark that would tell it from what was forgotten.
+#[test]
+fn what_comes_back_behind_a_sweep_outlives_compactions() {
+    fn come_back<E: Engine>(store: &Store<E>) {
+        for part in [b'a', b'b', b'c'] {
+            fill(store, part, 1);
+        }
+        forget(store);
+        maintain(store, 2000);
+        assert_eq!(stored(store), 0, "the sweep is over");
+        fill(store, b'b', 2);
+        store.sync().expect("synced");
+        store.compact().expect("compacted");
+        check(store, &[2]);
+    }
+    let (directory, memory) = (directory(), MemoryEngine::default());
+    come_back(&disk(&directory));
+    come_back(&Store::open(memory, options()).expect("opens"));
+}
+
 #[test]
 fn whole_tables_go_and_the_rest_later() {
     let (directory, store) = loaded();
@@ -340,6 +360,39 @@ fn readers_see_one_generation_on_disk() {
     generations(disk(&directory()));
 }
 
+/// A member gets the state of another one.
+fn install<E: Engine, F: Engine>(
+    from: &Store<E>,
+    target: &Store<F>,
+    directory: &tempfile::TempDir,
+) {
+    let mut copy = from.copy();
+    let mut staged = storage::StagedState::create(directory.path(), b"copy").expect("created");
+    while let Some(part) = copy.next_part(4096).expect("sound") {
+        staged.add(&part).expect("added");
+    }
+    target.install(staged).expect("installed");
+}
+
+/// ⚑ A member goes by no mark of its own when it gets what another one has swept and stored anew.
+#[test]
+fn a_copy_outlives_what_its_receiver_forgot() {
+    let [swept, target] =
+        [0, 1].map(|_| Store::open(MemoryEngine::new(), options()).expect("opens"));
+    for store in [&swept, &target] {
+        for part in [b'a', b'b', b'c'] {
+            fill(store, part, 1);
+        }
+        forget(store);
+    }
+    maintain(&target, 10);
+    maintain(&swept, 2000);
+    fill(&swept, b'b', 2);
+    install(&swept, &target, &directory());
+    target.compact().expect("compacted");
+    check(&target, &[2]);
+}
+
 /// ⚑ A copy of the state has the marks, and what they cover.
 #[test]
 fn a_copy_shows_the_same() {
@@ -348,12 +401,7 @@ fn a_copy_shows_the_same() {
     fill(&store, b'b', 2);
     forget(&store);
     let target = Store::open(MemoryEngine::new(), options()).expect("opens");
-    let mut copy = store.copy();
-    let mut staged = storage::StagedState::create(directory.path(), b"copy").expect("created");
-    while let Some(part) = copy.next_part(4096).expect("sound") {
-        staged.add(&part).expect("added");
-    }
-    target.install(staged).expect("installed");
+    install(&store, &target, &directory);
     check(&target, &[]);
     fill(&target, b'b', 5);
     check(&target, &[5]);

@@ -494,9 +494,10 @@ impl<E: Engine> Store<E> {
         let number = self.shared.commits_begun.fetch_add(1, Ordering::AcqRel) + 1;
         self.shared.stretches.clear(number);
         self.shared.cache.forget(&[]);
+        // ⚑ First: what comes may have been stored where a range was forgotten here, and swept there.
+        self.tell_nothing(&mut removals);
         load(&self.engine, &complete)?;
         self.shared.cache.forget(&[]);
-        *removals = Default::default();
         let Loaded {
             position,
             time,

@@ -23,7 +23,7 @@
 //! **Invariants.**
 //! - Marks are data: put by an entry's batch, copied to other members with everything else. Which
 //!   bytes are still there differs from member to member; what can be read does not.
-//! - A mark goes only with, or after, the last key that it covers. It is *ripe* when history begins at
+//! - A mark goes only with, or after, the last key that it covers, and when no compaction to come goes by it. It is *ripe* when history begins at
 //!   the time since which nobody has seen the records; before, nothing of it is removed.
 //! - A read at a time before T does not see the mark. Where something is stored over what an unripe mark covers,
 //!   that goes into history first, as if it had been deleted at T.
@@ -233,6 +233,12 @@ impl Marks {
             }
         }
         both
+    }
+
+    /// All but others.
+    pub fn without(&self, others: &Marks) -> Self {
+        let is_other = |mark: &Mark| others.all.iter().any(|it| std::ptr::eq(&**it, mark));
+        self.only(|mark| !is_other(mark))
     }
 
     /// Whether a stored record is gone.

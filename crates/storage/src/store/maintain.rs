@@ -173,9 +173,7 @@ impl<E: Engine> Store<E> {
                 .filter(|subject| known.is_none_or(|told| !told.dropped.contains(subject)));
             let news = joined(news.flat_map(|&subject| stretches(subject)));
             removals.to_release.extend(news);
-            removals.told = Some(rule.clone());
-            self.engine
-                .set_garbage(Arc::new(move |key, value| rule.covers(key, value)));
+            self.tell(&mut removals, rule);
         }
         self.engine.collect_garbage(budget_keys)?;
         for _ in 0..RELEASES_MAX {
@@ -200,6 +198,27 @@ impl<E: Engine> Store<E> {
             removed_keys: removed_keys + swept,
             has_more: !self.shared.dropped().is_empty() || removals.sweep.is_some(),
         })
+    }
+
+    fn tell(&self, removals: &mut Removals, rule: Rule) {
+        removals.told = Some(rule.clone());
+        self.engine
+            .set_garbage(Arc::new(move |key, value| rule.covers(key, value)));
+    }
+
+    /// The engine keeps everything, until it is told anew, and removal begins again.
+    pub(super) fn tell_nothing(&self, removals: &mut Removals) {
+        *removals = Removals::default();
+        self.engine.set_garbage(Arc::new(|_, _| false));
+    }
+
+    /// The engine heeds some forgotten ranges no more, from the next compaction on. Tables that one under way
+    /// reads were written before.
+    pub(super) fn untell(&self, removals: &mut Removals, gone: &Marks) {
+        if let Some(mut rule) = removals.told.clone() {
+            rule.forgotten = rule.forgotten.without(gone);
+            self.tell(removals, rule);
+        }
     }
 
     /// Puts into order what a burst of writes has left, unless writes go on. May take some

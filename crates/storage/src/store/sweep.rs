@@ -119,7 +119,12 @@ impl<E: Engine> Store<E> {
             removed += self.sweep_step(&mut sweep, &mut looks)?;
         }
         match sweep.left.is_empty() {
-            true => self.end_sweep(&sweep.marks)?,
+            true => {
+                // ⚑ Before the marks go: index entries that are added for their keys from then on have no time,
+                // and a compaction that still went by a mark would take them for older ones.
+                self.untell(removals, &sweep.marks);
+                self.end_sweep(&sweep.marks)?;
+            }
             false => removals.sweep = Some(sweep),
         }
         Ok(removed)
@@ -138,7 +143,7 @@ impl<E: Engine> Store<E> {
         // ⚑ Released first: a table that goes later could bring back what was removed.
         let ready = |mark: &&Arc<Mark>| mark.collection == collection && *mark.releasing.lock();
         { told.iter().filter(ready) }.for_each(|mark| marks.add(Arc::clone(mark)));
-        // Those that are told stay told until the next call, even if they have gone.
+        // Those whose collection was dropped stay told until the next call.
         let known = self.shared.forgotten().unwrap_or_default();
         let marks = marks.only(|mark| known.all().iter().any(|it| std::ptr::eq(&**it, mark)));
         (!marks.is_empty()).then(|| Sweep::new(marks))
@@ -218,9 +223,7 @@ impl<E: Engine> Store<E> {
             batch.remove(mark.key().to_slice());
         }
         self.engine.write(batch)?;
-        let is_swept = |mark: &Mark| swept.all().iter().any(|it| std::ptr::eq(&**it, mark));
-        self.shared
-            .change_forgotten(|marks| marks.only(|mark| !is_swept(mark)));
+        self.shared.change_forgotten(|marks| marks.without(swept));
         Ok(())
     }
 }
