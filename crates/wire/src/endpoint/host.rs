@@ -276,7 +276,7 @@ async fn read_reply(
         {
             let known = reply_length(&Header::parse(header), request_id)?;
             if known > READ_BYTES_STEP
-                && let Some(mut kept) = spare::kept()
+                && let Some(mut kept) = spare::kept(known + 1)
             {
                 kept.extend_from_slice(&buffer);
                 buffer = kept;
