@@ -70,6 +70,38 @@ fn a_snapshot_never_shows_half_of_a_batch_while_tables_change() {
     assert_eq!(number(&engine.snapshot()), 499);
 }
 
+/// Long batches are put into the order of their keys.
+#[test]
+fn the_last_change_of_a_key_wins_in_a_long_batch() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let engine = FjallEngine::open(dir.path(), &FjallOptions::default()).expect("opened");
+    let key = |number: u64| Slice::new(&number.to_be_bytes());
+    let mut batch = WriteBatch::default();
+    for number in (0..KEYS).rev() {
+        batch.put(key(number), Slice::new(b"first"));
+    }
+    for number in 0..KEYS {
+        match number % 3 {
+            0 => batch.remove(key(number)),
+            1 => {
+                batch.remove(key(number));
+                batch.put(key(number), Slice::new(b"again"));
+            }
+            _ => batch.put(key(number), Slice::new(b"last")),
+        }
+    }
+    engine.write(batch).expect("written");
+    for number in 0..KEYS {
+        let found = engine.get(&number.to_be_bytes()).expect("read");
+        let wanted: Option<&[u8]> = match number % 3 {
+            0 => None,
+            1 => Some(b"again"),
+            _ => Some(b"last"),
+        };
+        assert_eq!(found.as_deref(), wanted, "key {number}");
+    }
+}
+
 /// Whatever was flushed when the process died, it ends between two batches.
 #[test]
 fn what_is_left_without_a_sync_is_a_prefix_of_the_batches() {

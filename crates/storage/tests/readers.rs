@@ -57,6 +57,8 @@ fn read<E: Engine>(store: &Store<E>, is_done: &AtomicBool) {
         let snapshot = store.snapshot();
         let both = KEYS.map(|key| number(snapshot.get(COLLECTION, key).expect("read")));
         assert_eq!(both[0], both[1], "a group was seen in part");
+        let last = snapshot.last_time().expect("read");
+        assert_eq!(last, time(both[0]), "not the time of what is shown");
         for (both, seen) in both.iter().zip(&mut seen) {
             assert!(both >= seen, "snapshot is behind {seen}: {both}");
             *seen = *both;

@@ -15,7 +15,6 @@ use super::stretch::Stretch;
 use crate::Shard;
 use crate::command::{Answer, finish};
 use model::bson::{Doc, MAX_DOCUMENT_BYTES, ValueRef};
-use storage::Direction;
 use wire::Reply;
 
 /// Records that one answer looks at where only few of them may belong to the range.
@@ -35,7 +34,7 @@ pub(super) fn copy(shard: &Shard, stretch: &Stretch, after: Option<&[u8]>, bytes
     let (mut sent, mut looked_at) = (0, 0);
     let mut last: Option<storage::Position> = None;
     let mut is_last = true;
-    for record in snapshot.scan_records(stretch.collection, range, Direction::Forward) {
+    for record in snapshot.scan_records_once(stretch.collection, range) {
         let record = record.map_err(crate::error::from_storage)?;
         let document = Doc::from_validated(record.document());
         if stretch.has(record.key(), document) {

@@ -165,14 +165,13 @@ impl Follower {
             self.pin = shard.store.pin_history(shard.store.applied_time()).ok();
         }
         let snapshot = shard.store.snapshot();
-        // Exactly what it shows at this time: the snapshot itself may contain a little more.
-        let time = snapshot.time();
-        let shown = snapshot.at(time).map_err(fault)?;
+        // ⚑ That of all it shows: an entry that it contains is not followed again.
+        let time = snapshot.last_time().map_err(fault)?;
         let after = self.scanned.last().map(|(key, _)| key.clone());
         let range = self.stretch.records(after.as_deref());
         let mut last = None;
         let mut records = 0;
-        for record in shown.scan_records(self.stretch.collection, range, Direction::Forward) {
+        for record in snapshot.scan_records_once(self.stretch.collection, range) {
             let record = record.map_err(fault)?;
             let key = record.key();
             if self

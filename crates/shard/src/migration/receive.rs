@@ -431,6 +431,7 @@ impl Receiver {
         let Some((index, id)) = self.id_index(collection) else {
             return Ok(());
         };
+        let mut looked_for = Vec::new();
         for document in documents.iter() {
             let ValueRef::Document(document) = document else {
                 continue;
@@ -438,8 +439,25 @@ impl Receiver {
             let key = collection.record_key(document)?;
             for entry in index.definition.keys(document)?.keys {
                 self.shard.await_evaluations(id, &entry.fields)?;
-                if self.is_taken(collection, id, &key, &entry.fields)? {
-                    return Err(crate::write::unique_violation(collection, index, &entry));
+                looked_for.push((key.clone(), entry));
+            }
+        }
+        let violated = |entry| crate::write::unique_violation(collection, index, entry);
+        // In this order: what is applied meanwhile is found in the engine.
+        for (key, entry) in &looked_for {
+            for (other, present) in self.shard.overlay.index_key(id, &entry.fields) {
+                if present && self.counts(collection, key, &RecordKey::from_bytes(&other))? {
+                    return Err(violated(entry));
+                }
+            }
+        }
+        let snapshot = self.shard.store.snapshot();
+        for (key, entry) in &looked_for {
+            // Documents that are not owned may have it too, in front of one that is.
+            for found in snapshot.index_entries_with_prefix(id, &entry.fields) {
+                let found = found.map_err(crate::error::from_storage)?;
+                if self.counts(collection, key, &RecordKey::from_bytes(found.record_key()))? {
+                    return Err(violated(entry));
                 }
             }
         }
@@ -456,44 +474,21 @@ impl Receiver {
         index.id.map(|id| (&**index, id))
     }
 
-    /// Whether a document that is owned, or that another move brings, has an `_id`: in what is
-    /// appended, or in the engine.
-    fn is_taken(
+    /// Whether another record that has the `_id` of one that has come is owned, or brought by another move.
+    fn counts(
         &self,
         collection: &Collection,
-        id: IndexId,
         key: &RecordKey,
-        fields: &[u8],
+        other: &RecordKey,
     ) -> Result<bool, Error> {
-        let Some(ownership) = &collection.ownership else {
+        let Some(ownership) = collection.ownership.as_ref().filter(|_| other != key) else {
             return Ok(false);
         };
-        let counts = |other: &RecordKey| -> Result<bool, Error> {
-            if other == key {
-                return Ok(false);
-            }
-            let version = self.shard.latest_received(collection, other)?;
-            Ok(version.is_some_and(|version| {
-                let document = Doc::from_validated(version.document());
-                ownership.owns(document)
-                    || ownership.is_received_except(Some(self.plan.id), document)
-            }))
-        };
-        // In this order: what is applied meanwhile is found in the engine.
-        for (other, present) in self.shard.overlay.index_key(id, fields) {
-            if present && counts(&RecordKey::from_bytes(&other))? {
-                return Ok(true);
-            }
-        }
-        // Documents that are not owned may have it too, in front of one that is.
-        let snapshot = self.shard.store.snapshot();
-        for found in snapshot.index_entries_with_prefix(id, fields) {
-            let found = found.map_err(crate::error::from_storage)?;
-            if counts(&RecordKey::from_bytes(found.record_key()))? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let version = self.shard.latest_received(collection, other)?;
+        Ok(version.is_some_and(|version| {
+            let document = Doc::from_validated(version.document());
+            ownership.owns(document) || ownership.is_received_except(Some(self.plan.id), document)
+        }))
     }
 
     fn check_receiving(&self, collection: &Collection) -> Result<(), Error> {

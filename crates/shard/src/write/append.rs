@@ -5,7 +5,7 @@
 //! is no moment at which an evaluator finds neither.
 
 use super::copying::{Parts, Staged, copy_name};
-use super::evaluator::{Change, Description, Evaluator, Refusal, Version};
+use super::evaluator::{Change, Description, EntryChange, Evaluator, Refusal, Version};
 use super::latches::{Held, Stripe};
 use super::overlay::{Overlay, Pending};
 use super::writer::Writer;
@@ -356,7 +356,7 @@ impl From<Error> for NotAppended {
     }
 }
 
-/// About as many bytes as the entry will have, index entries left out.
+/// About as many bytes as the entry will have: a long one that grows is copied.
 pub(super) fn payload_bytes(changes: &[Change]) -> usize {
     let of_change = |change: &Change| {
         let document = change
@@ -368,8 +368,13 @@ pub(super) fn payload_bytes(changes: &[Change]) -> usize {
             Description::Delete | Description::Relocate => 32,
             Description::Insert | Description::Replace => 0,
         };
+        let of_entry = |entry: &EntryChange| {
+            // Action, index, two lengths.
+            8 + entry.key.fields.len() + entry.key.type_bits.len()
+        };
+        let entries = change.entries.iter().map(of_entry).sum::<usize>();
         // Kind, collection, four lengths.
-        20 + change.key.as_bytes().len() + document + difference
+        20 + change.key.as_bytes().len() + document + difference + entries
     };
     // The collection's name among it.
     96 + changes.iter().map(of_change).sum::<usize>()

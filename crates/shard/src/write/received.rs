@@ -70,6 +70,10 @@ impl ReceivedEntry {
             &multikey,
             &mut Encoder::with_header(&mut payload, header),
         );
+        // From here on only the overlay asks for index entries; whoever applies them reads the payload.
+        for change in &mut changes {
+            change.entries.retain(|entry| entry.unique);
+        }
         Ok(Self {
             changes,
             multikey,

@@ -340,7 +340,8 @@ impl Engine for FjallEngine {
         }
     }
 
-    fn write(&self, batch: WriteBatch) -> Result<()> {
+    fn write(&self, mut batch: WriteBatch) -> Result<()> {
+        batch.order();
         let open = &*self.0;
         let supervisor = &open.database.supervisor;
         let tree = &open.keyspace.tree;

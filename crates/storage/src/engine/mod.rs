@@ -34,6 +34,9 @@ use crate::error::Result;
 /// The longest key an engine takes.
 pub const MAX_KEY_BYTES: usize = u16::MAX as usize;
 
+/// Batches of fewer changes are written as they come.
+const ORDERED_MIN: usize = 64;
+
 /// Which way a scan goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
@@ -112,6 +115,14 @@ impl WriteBatch {
     /// The keys that change.
     pub fn keys(&self) -> impl Iterator<Item = &[u8]> + Clone {
         self.changes.iter().map(|(key, _)| &key[..])
+    }
+
+    /// Puts the changes of a long batch into the order of their keys: each is then looked for where the one
+    /// before it went. Changes of one key stay in their order.
+    fn order(&mut self) {
+        if self.changes.len() >= ORDERED_MIN {
+            self.changes.sort_by(|(one, _), (other, _)| one.cmp(other));
+        }
     }
 
     fn into_changes(self) -> Vec<(Slice, Option<Slice>)> {

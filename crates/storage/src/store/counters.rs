@@ -165,27 +165,39 @@ pub(super) fn load(state: &impl EngineSnapshot) -> Result<(u64, ClusterTime, Cou
     let Some(value) = state.get(&layout::applied())? else {
         return Ok((0, ClusterTime::ZERO, counters));
     };
-    let damaged = Error::Damaged {
-        what: "applied position",
-    };
-    let Some((position, rest)) = value.split_first_chunk::<8>() else {
-        return Err(damaged);
-    };
-    let time = layout::value_time(rest)?;
-    let mut rest = &rest[TIME_BYTES..];
+    let (position, time, mut rest) = split_applied(&value)?;
     while let Some((&kind, after)) = rest.split_first() {
         rest = after;
         let id = varint::take(&mut rest).and_then(|id| u32::try_from(id).ok());
         let (Some(id), Some(counter)) = (id, take_counter(&mut rest)) else {
-            return Err(damaged);
+            return Err(DAMAGED);
         };
         let subject = match kind {
             KIND_COLLECTION => Subject::Collection(CollectionId(id)),
             KIND_INDEX => Subject::Index(IndexId(id)),
-            _ => return Err(damaged),
+            _ => return Err(DAMAGED),
         };
         counters.values.insert(subject, counter);
         counters.since_checkpoint.insert(subject);
     }
-    Ok((u64::from_be_bytes(*position), time, counters))
+    Ok((position, time, counters))
+}
+
+const DAMAGED: Error = Error::Damaged {
+    what: "applied position",
+};
+
+/// Position, time, and the counters behind them.
+fn split_applied(value: &[u8]) -> Result<(u64, ClusterTime, &[u8])> {
+    let (position, rest) = value.split_first_chunk::<8>().ok_or(DAMAGED)?;
+    let time = layout::value_time(rest)?;
+    Ok((u64::from_be_bytes(*position), time, &rest[TIME_BYTES..]))
+}
+
+/// The time of the last entry that a state contains.
+pub(super) fn applied_time(state: &impl EngineSnapshot) -> Result<ClusterTime> {
+    match state.get(&layout::applied())? {
+        Some(value) => split_applied(&value).map(|(_, time, _)| time),
+        None => Ok(ClusterTime::ZERO),
+    }
 }

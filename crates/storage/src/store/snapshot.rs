@@ -230,6 +230,12 @@ impl<S: EngineSnapshot> Snapshot<S> {
         self.time
     }
 
+    /// The time of the last entry that this snapshot contains, which may be a little later than
+    /// [`Snapshot::time`].
+    pub fn last_time(&self) -> Result<ClusterTime> {
+        super::counters::applied_time(&*self.state)
+    }
+
     /// One record of this snapshot, from the record cache where that is the same.
     ///
     /// The cache holds the latest version. If that one was committed at or before
@@ -275,7 +281,8 @@ impl<S: EngineSnapshot> Snapshot<S> {
         RecordScan { prefix, pairs }
     }
 
-    /// The same, forward, for whoever removes what he reads: nothing of it is kept in memory.
+    /// The same, forward, for whoever removes what he reads, or has no use for it any more: nothing of it is
+    /// kept in memory.
     pub fn scan_records_once(
         &self,
         collection: CollectionId,

@@ -375,7 +375,7 @@ impl Incoming {
         let is_first = self.buffer.capacity() <= READ_BYTES_MIN;
         if is_first
             && length > READ_BYTES_STEP
-            && let Some(mut kept) = spare::kept()
+            && let Some(mut kept) = spare::kept(length + 1)
         {
             kept.extend_from_slice(&self.buffer);
             self.buffer = kept;
