@@ -254,7 +254,10 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
                     format!("Cannot manually create or shard database '{name}'"),
                 ));
             }
-            let on = command.get_str("primaryShard");
+            let on = match command.get("primaryShard") {
+                Some(_) => Some(text(command, "primaryShard")?),
+                None => None,
+            };
             database::create(tenure, name, on, patience).await?;
             Ok(ok())
         }

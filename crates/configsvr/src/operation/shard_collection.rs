@@ -192,6 +192,12 @@ impl ShardCollection {
             ));
         }
         let name = namespace.collection();
+        if name.contains('$') {
+            return Err(Fault::new(
+                Code::INVALID_NAMESPACE,
+                format!("Invalid namespace specified '{namespace}': the collection name has a '$'"),
+            ));
+        }
         if matches!(namespace.database(), "admin" | "local" | "config")
             || name.starts_with("system.")
         {
