@@ -56,7 +56,7 @@ pub(crate) async fn create(
         return Ok(fixed);
     }
     check_database(name)?;
-    let there = tenure.state().await?.authority.database(name).cloned();
+    let there = tenure.state().await?.database(name)?.cloned();
     match (there, on) {
         (Some(placement), None) => return Ok(placement),
         (Some(placement), Some(wanted)) if placement.primary.as_str() == wanted => {
@@ -81,7 +81,7 @@ pub(crate) async fn create_in_turn(
     name: &str,
     on: Option<&ShardId>,
 ) -> Result<DatabasePlacement, Fault> {
-    let there = tenure.state().await?.authority.database(name).cloned();
+    let there = tenure.state().await?.database(name)?.cloned();
     let called = |wanted: &ShardId| tenure.with_state(|state| state.shard_called(wanted.as_str()));
     let wanted = on.map(called).transpose()?;
     let on = wanted.as_ref();

@@ -14,11 +14,13 @@
 
 use crate::error::Fault;
 use cluster::authority::{Catalog, DatabasePlacement};
-use cluster::routing::{Chunk, ChunkWithEnd, PastOwner, RoutingTable, ShardId};
+use cluster::routing::{Chunk, ChunkWithEnd, PastOwner, RefreshError, RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::ids::Uuid;
 use model::number::Number;
+use model::range::KeyBound;
 use model::shard_key::ShardKeyPattern;
+use model::text::document_quoted;
 use model::time::ClusterTime;
 use model::version::{ChunkVersion, DatabaseVersion, Incarnation};
 use model::{Code, Namespace};
@@ -68,12 +70,24 @@ pub(crate) fn as_time(version: ChunkVersion) -> ClusterTime {
     ClusterTime::new(version.major, version.minor)
 }
 
-fn malformed(collection: &str, doc: Doc<'_>, field: &str) -> Fault {
-    let id = doc.get("_id");
-    Fault::new(
-        Code::INTERNAL_ERROR,
-        format!("the document {id:?} of config.{collection} has no usable field {field}"),
-    )
+/// What makes a stored document unusable: a type of inconsistency, and what is wrong.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Damage {
+    pub(crate) kind: &'static str,
+    pub(crate) why: String,
+}
+
+impl Damage {
+    pub(crate) fn new(kind: &'static str, why: String) -> Self {
+        Self { kind, why }
+    }
+}
+
+/// A field that a chunk lacks.
+impl From<Fault> for Damage {
+    fn from(fault: Fault) -> Self {
+        Damage::new("CorruptedChunk", fault.to_string())
+    }
 }
 
 /// Reads fields of one document, naming what is missing.
@@ -87,8 +101,23 @@ impl<'a> Fields<'a> {
         Self { collection, doc }
     }
 
+    /// The document, as a message names it.
+    fn named(&self) -> String {
+        let id = match self.doc.get("_id") {
+            Some(ValueRef::String(id)) => format!("{id:?}"),
+            Some(ValueRef::ObjectId(id)) => id.to_string(),
+            Some(other) => format!("{other:?}"),
+            None => "without _id".to_owned(),
+        };
+        format!("the document {id} of config.{}", self.collection)
+    }
+
+    fn unusable(&self, name: &str) -> String {
+        format!("{} has no usable field {name}", self.named())
+    }
+
     fn missing(&self, name: &str) -> Fault {
-        malformed(self.collection, self.doc, name)
+        Fault::new(Code::INTERNAL_ERROR, self.unusable(name))
     }
 
     pub(crate) fn text(&self, name: &str) -> Result<&'a str, Fault> {
@@ -310,24 +339,40 @@ fn refined(pattern: &ShardKeyPattern, bound: Doc<'_>) -> DocBuf {
     writer.finish()
 }
 
-pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<ChunkWithEnd, Fault> {
+fn read_bound(
+    pattern: &ShardKeyPattern,
+    fields: &Fields<'_>,
+    name: &str,
+) -> Result<KeyBound, Damage> {
+    let given = fields.doc(name)?;
+    let bound = pattern.bound(refined(pattern, given).as_doc());
+    bound.map_err(|error| {
+        let shown = document_quoted(given);
+        let why = format!("{} {name} {shown}: {}", fields.named(), error.message);
+        Damage::new("CorruptedChunkShardKey", why)
+    })
+}
+
+fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<ChunkWithEnd, Damage> {
     let fields = Fields::of(CHUNKS, doc);
-    let min = pattern.bound(refined(pattern, fields.doc("min")?).as_doc())?;
-    let max = pattern.bound(refined(pattern, fields.doc("max")?).as_doc())?;
+    let min = read_bound(pattern, &fields, "min")?;
+    let max = read_bound(pattern, &fields, "max")?;
     let version = fields.time("lastmod")?;
     let mut history = Vec::new();
+    let bad_history = || Damage::new("CorruptedChunkHistory", fields.unusable("history"));
     for owner in doc
         .get_array("history")
         .into_iter()
         .flat_map(|all| all.iter())
     {
         let ValueRef::Document(owner) = owner else {
-            return Err(malformed(CHUNKS, doc, "history"));
+            return Err(bad_history());
         };
         let owner = Fields::of(CHUNKS, owner);
+        let (since, shard) = (owner.time("validAfter"), owner.text("shard"));
         history.push(PastOwner {
-            since: owner.time("validAfter")?,
-            shard: ShardId::new(owner.text("shard")?),
+            since: since.map_err(|_| bad_history())?,
+            shard: ShardId::new(shard.map_err(|_| bad_history())?),
         });
     }
     let since = match history.is_empty() {
@@ -346,16 +391,49 @@ pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<Chun
 pub(crate) fn read_table(
     entry: &CollectionEntry,
     documents: &[DocBuf],
-) -> Result<RoutingTable, Fault> {
+) -> Result<RoutingTable, Damage> {
     let chunks = documents
         .iter()
         .map(|doc| read_chunk(&entry.pattern, doc.as_doc()))
         .collect::<Result<Vec<_>, _>>()?;
     let pattern = entry.pattern.clone();
-    Ok(RoutingTable::full(
-        entry.uuid,
-        entry.incarnation,
-        pattern,
-        chunks,
-    )?)
+    RoutingTable::full(entry.uuid, entry.incarnation, pattern, chunks)
+        .map_err(|error| no_table(&entry.pattern, &error))
+}
+
+/// Why chunks that can be read do not make a table, with bounds as they are stored.
+fn no_table(pattern: &ShardKeyPattern, error: &RefreshError) -> Damage {
+    let shown = |key: &KeyBound| match bound(pattern, key.as_bytes()) {
+        Ok(bound) => document_quoted(bound.as_doc()).to_string(),
+        Err(_) => format!("{key:?}"),
+    };
+    match error {
+        RefreshError::Empty => Damage::new(
+            "MissingRoutingTable",
+            "config.chunks has no chunk of it".to_owned(),
+        ),
+        RefreshError::Gap { from, to } => Damage::new(
+            "RoutingTableRangeGap",
+            format!(
+                "config.chunks has no chunk from {} to {}",
+                shown(from),
+                shown(to)
+            ),
+        ),
+        RefreshError::Overlap { from, to } => Damage::new(
+            "RoutingTableRangeOverlap",
+            format!(
+                "config.chunks has two chunks from {} to {}",
+                shown(from),
+                shown(to)
+            ),
+        ),
+        RefreshError::EmptyChunk { min } => Damage::new(
+            "CorruptedChunkShardKey",
+            format!(
+                "the chunk of config.chunks that begins at {} does not end behind that",
+                shown(min)
+            ),
+        ),
+    }
 }

@@ -3,8 +3,13 @@
 //!
 //! Rebuilt from the `config` database when a member becomes primary, or when the outcome of a commit
 //! is unknown; changed by nothing but commits that were applied.
+//!
+//! Clients may write into that database. What they leave of a collection or a database that cannot be understood
+//! is *damaged*: whoever asks for it is told why, and everything else goes on. ⚑ A damaged collection is never taken
+//! for one that is not sharded: whether one is sharded is asked with [`State::lookup`], which says so. When the
+//! documents are as they were, they are read again and nothing is damaged any more.
 
-use crate::documents::{self, CollectionEntry, Fields};
+use crate::documents::{self, CollectionEntry, Damage, Fields};
 use crate::error::Fault;
 use crate::store::Store;
 use crate::{commit::by, schema, settle};
@@ -26,8 +31,30 @@ pub(crate) struct State {
     pub(crate) hosts: BTreeMap<ShardId, String>,
     /// Whether the balancer evens out what shards have.
     pub(crate) balances: bool,
+    /// What cannot be understood, by the name of its collection or database.
+    pub(crate) damaged: BTreeMap<String, Damaged>,
     /// When those operations were decided whose outcomes are kept.
     decided_ms: BTreeMap<OperationId, i64>,
+}
+
+/// Of a collection or database, what is wrong with its documents.
+#[derive(Clone, Debug)]
+pub(crate) struct Damaged {
+    pub(crate) damage: Damage,
+    /// Of a collection whose chunks alone are damaged.
+    pub(crate) entry: Option<CollectionEntry>,
+}
+
+impl Damaged {
+    pub(crate) fn fault(&self, name: &str) -> Fault {
+        Fault::new(
+            Code::INTERNAL_ERROR,
+            format!(
+                "what the config server has stored of {name} cannot be understood until somebody puts it right: {}",
+                self.damage.why
+            ),
+        )
+    }
 }
 
 /// What an applied commit changes here.
@@ -48,6 +75,8 @@ pub(crate) enum Effect {
     ShardGone(ShardId),
     /// Whether the balancer is on.
     Balances(bool),
+    /// A damaged collection was dropped.
+    DamagedGone(Namespace),
 }
 
 impl State {
@@ -61,6 +90,7 @@ impl State {
             hosts: BTreeMap::new(),
             decided_ms: BTreeMap::new(),
             balances: false,
+            damaged: BTreeMap::new(),
         };
         let balancer = store
             .find_one(SETTINGS, by("_id", "balancer").as_doc())
@@ -78,16 +108,34 @@ impl State {
             state.hosts.insert(shard, fields.text("host")?.to_owned());
         }
         for doc in all(store, documents::DATABASES).await? {
-            let (name, placement) = documents::read_database(doc.as_doc())?;
-            state.authority.set_database(&name, Some(placement));
+            match documents::read_database(doc.as_doc()) {
+                Ok((name, placement)) => state.authority.set_database(&name, Some(placement)),
+                Err(fault) => {
+                    let damage = Damage::new("CorruptedDatabase", fault.to_string());
+                    state.note_damage(doc.as_doc(), damage, None);
+                }
+            }
         }
         for doc in all(store, documents::COLLECTIONS).await? {
-            let entry = CollectionEntry::read(doc)?;
+            let entry = match CollectionEntry::read(doc.clone()) {
+                Ok(entry) => entry,
+                Err(fault) => {
+                    let damage = Damage::new("CorruptedCollection", fault.to_string());
+                    state.note_damage(doc.as_doc(), damage, None);
+                    continue;
+                }
+            };
             let filter = by("uuid", documents::uuid_value(&entry.uuid));
             let chunks = store
                 .find(documents::CHUNKS, filter.as_doc(), by("min", 1).as_doc())
                 .await?;
-            let table = documents::read_table(&entry, &chunks)?;
+            let table = match documents::read_table(&entry, &chunks) {
+                Ok(table) => table,
+                Err(damage) => {
+                    state.note_damage(doc.as_doc(), damage, Some(entry));
+                    continue;
+                }
+            };
             let name = entry.namespace.clone();
             state.authority.restore(name.clone(), table, entry.catalog);
             state.collections.insert(name, entry);
@@ -96,6 +144,16 @@ impl State {
             state.restore_outcome(doc.as_doc())?;
         }
         Ok(state)
+    }
+
+    fn note_damage(&mut self, doc: Doc<'_>, damage: Damage, entry: Option<CollectionEntry>) {
+        let name = match doc.get("_id") {
+            Some(ValueRef::String(name)) => name.to_owned(),
+            // Nobody can ask for it.
+            other => format!("{other:?}"),
+        };
+        tracing::error!("{}", damage.why);
+        self.damaged.insert(name, Damaged { damage, entry });
     }
 
     /// Takes over what was decided of an operation, whether it has ended or not.
@@ -174,6 +232,9 @@ impl State {
                 self.hosts.remove(&shard);
             }
             Effect::Balances(on) => self.balances = on,
+            Effect::DamagedGone(name) => {
+                self.damaged.remove(name.as_str());
+            }
         }
         Ok(())
     }
@@ -187,12 +248,53 @@ impl State {
         &self,
         name: &Namespace,
     ) -> Result<(&CollectionEntry, &RoutingTable), Fault> {
-        match (self.collections.get(name), self.authority.table(name)) {
-            (Some(entry), Some(table)) => Ok((entry, table)),
-            _ => Err(Fault::new(
+        let missing = || {
+            Fault::new(
                 Code::NAMESPACE_NOT_SHARDED,
                 format!("Expected collection {name} to be sharded"),
-            )),
+            )
+        };
+        self.lookup(name)?.ok_or_else(missing)
+    }
+
+    /// A sharded collection; `None` if it is not sharded, and an error if that cannot be told.
+    pub(crate) fn lookup(
+        &self,
+        name: &Namespace,
+    ) -> Result<Option<(&CollectionEntry, &RoutingTable)>, Fault> {
+        for damaged in [name.as_str(), name.database()] {
+            if let Some(found) = self.damaged.get(damaged) {
+                return Err(found.fault(damaged));
+            }
+        }
+        Ok(self.collections.get(name).zip(self.authority.table(name)))
+    }
+
+    /// The document of a collection that is to go, whether its chunks can be understood or not.
+    pub(crate) fn to_be_dropped(
+        &self,
+        name: &Namespace,
+    ) -> Result<Option<&CollectionEntry>, Fault> {
+        match self.damaged.get(name.as_str()) {
+            Some(Damaged {
+                entry: Some(entry), ..
+            }) => Ok(Some(entry)),
+            Some(_) | None => Ok(self.lookup(name)?.map(|(entry, _)| entry)),
+        }
+    }
+
+    /// Refuses what needs to know all sharded collections of a database.
+    pub(crate) fn check_within(&self, database: &str) -> Result<(), Fault> {
+        let is_within = |name: &str| name.split_once('.').is_some_and(|(of, _)| of == database);
+        let damaged = self.damaged.iter().find(|(name, _)| is_within(name));
+        damaged.map_or(Ok(()), |(name, damaged)| Err(damaged.fault(name)))
+    }
+
+    /// Where a database is; `None` if it does not exist.
+    pub(crate) fn database(&self, name: &str) -> Result<Option<&DatabasePlacement>, Fault> {
+        match self.damaged.get(name) {
+            Some(damaged) => Err(damaged.fault(name)),
+            None => Ok(self.authority.database(name)),
         }
     }
 

@@ -193,7 +193,7 @@ impl AddShard {
                 self.left.push(name.to_owned());
                 continue;
             }
-            if let Some(placement) = state.authority.database(name) {
+            if let Some(placement) = state.database(name)? {
                 return Err(Fault::new(
                     Code::OPERATION_FAILED,
                     format!(
@@ -300,7 +300,7 @@ impl AddShard {
                 let mut known = state.authority.clone();
                 known.set_shard(self.shard.clone(), true);
                 for name in &self.databases {
-                    if state.authority.database(name).is_some() {
+                    if state.database(name)?.is_some() {
                         continue;
                     }
                     let uuid = documents::new_uuid();

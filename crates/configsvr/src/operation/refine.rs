@@ -246,16 +246,16 @@ impl Refine {
     }
 
     async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
-        let known = tenure.with_state(|state| {
-            let sharded = state.sharded(&self.namespace).ok();
-            sharded.map(|(entry, table)| {
+        let known = tenure.with_state(|state| -> Result<_, Fault> {
+            let sharded = state.lookup(&self.namespace)?;
+            Ok(sharded.map(|(entry, table)| {
                 (
                     entry.clone(),
                     table.clone(),
                     state.participants(&self.namespace),
                 )
-            })
-        });
+            }))
+        })?;
         let Some((entry, table, shards)) = known else {
             return Ok(Step::Done(ok()));
         };

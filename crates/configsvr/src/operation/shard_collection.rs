@@ -352,7 +352,7 @@ impl ShardCollection {
     async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
         {
             let state = tenure.state().await?;
-            if let Ok((entry, _)) = state.sharded(&self.namespace) {
+            if let Some((entry, _)) = state.lookup(&self.namespace)? {
                 let same = collection::same_key(entry.key.as_doc(), self.key.as_doc())
                     && entry.unique == self.unique;
                 return match same {
