@@ -1,11 +1,17 @@
 //! `terndb status`: the cluster as a table, asked of a router like any client would.
 //!
-//! Shards and their members, databases, sharded collections with their chunks on each shard, sizes, and
-//! operations that run; moves of ranges have bars (`status_moves.rs`). A server that is no router shows the members of its replica set.
+//! The config server, shards and their members, databases, sharded collections with their chunks on each shard,
+//! sizes, and operations that run; moves of ranges have bars (`status_moves.rs`). A server that is no router shows the
+//! members of its replica set.
+//!
+//! Whoever does not answer is named, and costs [`LIMIT`] once: members are asked side by side, and so are the sizes of
+//! collections, with one limit for all of them.
 
 use crate::status_moves;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use futures_util::StreamExt;
+use futures_util::future::join_all;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
 use model::text::document_quoted;
@@ -16,6 +22,12 @@ use wire::{Endpoint, Host, HostOptions, Request};
 
 /// How long one server may take to answer.
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// Rows of one table at most; that there are more is said.
+const ROWS_MAX: usize = 10_000;
+
+/// Collections whose sizes are asked for at a time.
+const SIZES_AT_ONCE: usize = 32;
 
 /// Between two looks with `--watch`.
 const EVERY: Duration = Duration::from_secs(1);
@@ -38,13 +50,20 @@ pub fn run(options: &StatusOptions) -> Result<()> {
         .context("cannot start the runtime")?;
     let host = host_of(&options.host);
     if !options.watch {
-        print!("{}", runtime.block_on(report(host))?);
-        return Ok(());
+        let report = runtime.block_on(report(host))?;
+        print!("{}", report.text);
+        return match report.silent {
+            Some(why) => bail!(why),
+            None => Ok(()),
+        };
     }
     runtime.block_on(async {
         loop {
             let text = match report(host).await {
-                Ok(text) => text,
+                Ok(Report { text, silent }) => match silent {
+                    Some(why) => format!("{text}{why}\n"),
+                    None => text,
+                },
                 Err(error) => format!("{error:#}\n"),
             };
             // From the top of an empty screen.
@@ -63,26 +82,60 @@ fn host_of(given: &str) -> &str {
     hosts.split(',').next().unwrap_or_default()
 }
 
-async fn report(host: &str) -> Result<String> {
+/// What is known of a cluster or a set, as text.
+#[derive(Default)]
+struct Report {
+    text: String,
+    /// Who should have answered and did not.
+    silent: Option<String>,
+}
+
+async fn report(host: &str) -> Result<Report> {
     let server = Host::new(host, HostOptions::default());
     let hello = ask(&server, "admin", DocWriter::new().with("hello", 1)).await?;
     match hello.as_doc().get_str("msg") {
-        Some("isdbgrid") => cluster(&server, host).await,
-        _ => Ok(members(host).await),
+        Some("isdbgrid") => Ok(cluster(&server, host).await),
+        _ => Ok(Report {
+            text: members(host).await,
+            silent: None,
+        }),
     }
 }
 
-async fn cluster(router: &Host, host: &str) -> Result<String> {
+/// What a router says of its cluster, as far as it can.
+async fn cluster(router: &Host, host: &str) -> Report {
+    let mut report = Report::default();
+    if let Err(why) = ask_cluster(router, host, &mut report.text).await {
+        report.silent = Some(format!(
+            "router {host} answers, but cannot read what its config server has: {why:#}; is the config server up?"
+        ));
+    }
+    report
+}
+
+async fn ask_cluster(router: &Host, host: &str, text: &mut String) -> Result<()> {
     let version = find(router, "version").await?;
     let id = version.first().map(|doc| show(doc.get("clusterId")));
     let shards = find(router, "shards").await?;
-    let mut text = format!("cluster {} by router {host}\n\n", id.unwrap_or_default());
-    let mut table = Table::new(&["SHARD", "MEMBERS"]);
+    text.push_str(&format!(
+        "cluster {} by router {host}\n\n",
+        id.unwrap_or_default()
+    ));
     let names: Vec<String> = shards.iter().map(|shard| show(shard.get("_id"))).collect();
+    let mut groups: Vec<(String, String)> = Vec::new();
     for (shard, name) in shards.iter().zip(&names) {
-        let hosts = show(shard.get("host"));
-        let hosts = hosts.split_once('/').map_or("", |(_, hosts)| hosts);
-        table.row(vec![name.clone(), roles(hosts).await]);
+        groups.push((name.clone(), show(shard.get("host"))));
+    }
+    let map = ask(router, "admin", DocWriter::new().with("getShardMap", 1)).await?;
+    let map = map.as_doc().get_doc("map").unwrap_or(Doc::EMPTY);
+    groups.push(("config".to_owned(), show(map.get("config"))));
+    let asked = groups.iter().map(|(_, connection)| {
+        let hosts = connection.split_once('/').map_or("", |(_, hosts)| hosts);
+        roles(hosts)
+    });
+    let mut table = Table::new(&["SHARD", "MEMBERS"]);
+    for ((name, _), roles) in groups.iter().zip(join_all(asked).await) {
+        table.row(vec![name.clone(), roles]);
     }
     text.push_str(&table.render());
 
@@ -94,25 +147,53 @@ async fn cluster(router: &Host, host: &str) -> Result<String> {
         ]);
     }
     text.push_str(&table.render());
+    text.push_str(&collections(router, &names).await?);
+    text.push_str(&operations(router).await?);
+    Ok(())
+}
 
+/// Sharded collections, with their chunks on each shard.
+async fn collections(router: &Host, shards: &[String]) -> Result<String> {
     let mut titles = vec!["COLLECTION", "KEY", "CHUNKS"];
-    titles.extend(names.iter().map(String::as_str));
+    titles.extend(shards.iter().map(String::as_str));
     titles.extend(["DOCUMENTS", "SIZE"]);
     let mut table = Table::new(&titles);
     let placed = chunks(router).await?;
-    for collection in find(router, "collections").await? {
-        let name = show(collection.get("_id"));
+    let collections = find(router, "collections").await?;
+    let name = |collection: &DocBuf| show(collection.get("_id"));
+    let names: Vec<String> = collections.iter().take(ROWS_MAX).map(name).collect();
+    let sizes = sizes_of(router, &names).await;
+    for (at, collection) in collections.iter().enumerate() {
         let key = collection.as_doc().get_doc("key").unwrap_or(Doc::EMPTY);
         let here = placed.get(&show(collection.get("uuid")));
         let count = |shard: &String| here.and_then(|here| here.get(shard)).copied().unwrap_or(0);
-        let mut row = vec![name.clone(), document_quoted(key).to_string()];
-        row.push(names.iter().map(count).sum::<i64>().to_string());
-        row.extend(names.iter().map(|shard| count(shard).to_string()));
-        row.extend(sizes(router, &name).await);
+        let mut row = vec![name(collection), document_quoted(key).to_string()];
+        row.push(shards.iter().map(count).sum::<i64>().to_string());
+        row.extend(shards.iter().map(|shard| count(shard).to_string()));
+        let size = sizes.get(at).cloned().flatten();
+        row.extend(size.unwrap_or_else(|| ["-".to_owned(), "-".to_owned()]));
         table.row(row);
     }
-    text.push_str(&table.render());
+    let mut text = table.render();
+    let unknown: Vec<&str> = names
+        .iter()
+        .zip(&sizes)
+        .filter(|(_, size)| size.is_none())
+        .map(|(name, _)| name.as_str())
+        .collect();
+    if !unknown.is_empty() {
+        text.push_str(&format!(
+            "no sizes within {} s, because a shard of theirs does not answer: {}\n\n",
+            LIMIT.as_secs(),
+            unknown.join(", ")
+        ));
+    }
+    Ok(text)
+}
 
+/// Moves, and whatever else runs.
+async fn operations(router: &Host) -> Result<String> {
+    let mut text = String::new();
     let operations = find(router, "terndb_operations").await?;
     let mut table = Table::new(&["MOVING", "RANGE", "WHERE", "PROGRESS"]);
     let is_move = |one: &DocBuf| one.as_doc().get_str("kind") == Some("moveRange");
@@ -150,10 +231,9 @@ async fn members(host: &str) -> String {
     table.render()
 }
 
-/// Each host and what it says it is.
+/// Each host and what it says it is; that nobody leads, if so.
 async fn roles(hosts: &str) -> String {
-    let mut shown = Vec::new();
-    for host in hosts.split(',') {
+    let asked = hosts.split(',').map(async |host| {
         let server = Host::new(host, HostOptions::default());
         let hello = ask(&server, "admin", DocWriter::new().with("hello", 1)).await;
         let role = match hello {
@@ -164,7 +244,11 @@ async fn roles(hosts: &str) -> String {
             Ok(hello) if hello.get("secondary") == Some(ValueRef::Boolean(true)) => "secondary",
             Ok(_) => "no member yet",
         };
-        shown.push(format!("{host} {role}"));
+        format!("{host} {role}")
+    });
+    let mut shown = join_all(asked).await;
+    if !shown.iter().any(|member| member.ends_with(" primary")) {
+        shown.push("no primary".to_owned());
     }
     shown.join(", ")
 }
@@ -196,24 +280,34 @@ async fn chunks(router: &Host) -> Result<BTreeMap<String, BTreeMap<String, i64>>
     Ok(placed)
 }
 
-/// Documents and bytes of a collection; dashes if nobody tells.
-async fn sizes(router: &Host, namespace: &str) -> [String; 2] {
-    let unknown = || ["-".to_owned(), "-".to_owned()];
-    let Some((database, collection)) = namespace.split_once('.') else {
-        return unknown();
-    };
-    let command = DocWriter::new().with("collStats", collection);
-    match ask(router, database, command).await {
-        Ok(stats) => {
-            let number = |name: &str| stats.get(name).and_then(Number::of);
-            let number = |name: &str| number(name).map_or(0.0, |number| number.to_f64());
-            let orphans = number("numOrphanDocs");
-            let documents = number("count") - orphans;
-            let bytes = number("size") - orphans * number("avgObjSize");
-            [format!("{documents:.0}"), in_units(bytes)]
+/// Documents and bytes of each collection, as far as they are told within one limit for all.
+async fn sizes_of(router: &Host, namespaces: &[String]) -> Vec<Option<[String; 2]>> {
+    let mut sizes = vec![None; namespaces.len()];
+    let asked = namespaces
+        .iter()
+        .enumerate()
+        .map(async |(at, name)| (at, size_of(router, name).await));
+    let mut answers = futures_util::stream::iter(asked).buffer_unordered(SIZES_AT_ONCE);
+    let all = async {
+        while let Some((at, size)) = answers.next().await {
+            sizes[at] = size;
         }
-        Err(_) => unknown(),
-    }
+    };
+    // Who has not answered by then is named.
+    let _ = tokio::time::timeout(LIMIT, all).await;
+    sizes
+}
+
+async fn size_of(router: &Host, namespace: &str) -> Option<[String; 2]> {
+    let (database, collection) = namespace.split_once('.')?;
+    let command = DocWriter::new().with("collStats", collection);
+    let stats = ask(router, database, command).await.ok()?;
+    let number = |name: &str| stats.get(name).and_then(Number::of);
+    let number = |name: &str| number(name).map_or(0.0, |number| number.to_f64());
+    let orphans = number("numOrphanDocs");
+    let documents = number("count") - orphans;
+    let bytes = number("size") - orphans * number("avgObjSize");
+    Some([format!("{documents:.0}"), in_units(bytes)])
 }
 
 pub(crate) fn in_units(bytes: f64) -> String {
@@ -233,7 +327,10 @@ pub(crate) fn in_units(bytes: f64) -> String {
 async fn find(router: &Host, collection: &str) -> Result<Vec<DocBuf>> {
     let mut command = DocWriter::new().with("find", collection);
     command.begin_document("sort").append("_id", 1).end();
-    let command = command.with("batchSize", 10_000).with("singleBatch", true);
+    // One more than is shown tells that there are more.
+    let limit = ROWS_MAX as i32 + 1;
+    let command = command.with("batchSize", limit).with("limit", limit);
+    let command = command.with("singleBatch", true);
     Ok(batch(&ask(router, "config", command).await?))
 }
 
@@ -256,7 +353,7 @@ pub(crate) async fn ask(server: &Host, database: &str, command: DocWriter) -> Re
     let reply = match tokio::time::timeout(LIMIT, call).await {
         // The error names the host.
         Ok(reply) => reply?,
-        Err(_) => bail!("{address} does not answer"),
+        Err(_) => bail!("no answer from {address} within {} s", LIMIT.as_secs()),
     };
     let reply = reply.into_document();
     if reply.get("ok") != Some(ValueRef::Double(1.0)) {
@@ -307,13 +404,17 @@ impl Table {
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut text = String::new();
-        for row in &self.rows {
+        let is_cut = self.rows.len() > ROWS_MAX + 1;
+        for row in self.rows.iter().take(ROWS_MAX + 1) {
             let cells = row.iter().zip(&widths);
             let cells: Vec<String> = cells
                 .map(|(cell, width)| format!("{cell:<width$}"))
                 .collect();
             text.push_str(cells.join("  ").trim_end());
             text.push('\n');
+        }
+        if is_cut {
+            text.push_str(&format!("… the first {ROWS_MAX}: there are more\n"));
         }
         text.push('\n');
         text
@@ -330,6 +431,19 @@ mod tests {
         assert_eq!(table.render(), "");
         table.row(vec!["abc".to_owned(), "x".to_owned()]);
         assert_eq!(table.render(), "A    LONG\nabc  x\n\n");
+        // Not everything is shown, and that is said.
+        for _ in 0..ROWS_MAX {
+            table.row(vec!["d".to_owned(), "y".to_owned()]);
+        }
+        let text = table.render();
+        assert_eq!(
+            text.lines().filter(|line| line.ends_with('y')).count(),
+            ROWS_MAX - 1
+        );
+        assert!(
+            text.ends_with("… the first 10000: there are more\n\n"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -136,6 +136,49 @@ class Streams(Processes):
 
 
 @only_terndb
+class Sights(Processes):
+    """What `terndb status` and `addShard` say while something is missing."""
+
+    def status(self) -> subprocess.CompletedProcess:
+        host = "{}:{}".format(*self.clients[0].address)
+        return subprocess.run([binary(), "status", host], capture_output=True, text=True, timeout=2 * DEADLINE_S)
+
+    def test_status_names_who_does_not_answer(self):
+        names = [f"shop.birds{at}" for at in range(8)]
+        for name in names:
+            self.insist(0, "shardCollection", name, key={"a": "hashed"})
+        shown = self.status()
+        self.assertEqual((shown.returncode, shown.stderr), (0, ""))
+        self.assertRegex(shown.stdout, rf"config\s+127.0.0.1:{self.config.port} primary")
+        self.assertNotIn("no sizes", shown.stdout)
+        self.shards[1].stop(signal.SIGKILL)
+        began = time.monotonic()
+        shown = self.status()
+        # One limit for all of them: one after the other they would take 40 s.
+        self.assertLess(time.monotonic() - began, 25)
+        self.assertEqual(shown.returncode, 0)
+        self.assertRegex(shown.stdout, rf"shard1\s+127.0.0.1:{self.shards[1].port} unreachable, no primary")
+        self.assertRegex(shown.stdout, r"shop.birds7 .* 4 +2 +2 +- +-")
+        self.assertIn(f"does not answer: {', '.join(names)}", shown.stdout)
+        self.config.stop(signal.SIGKILL)
+        shown = self.status()
+        self.assertNotEqual(shown.returncode, 0)
+        self.assertIn("answers, but cannot read what its config server has", shown.stderr)
+        self.config.start()
+        self.shards[1].start()
+
+    def test_who_cannot_be_a_shard_is_told_why(self):
+        loner = Role("shard", "loner", self.directory, None)
+        self.addCleanup(loner.errors.close)
+        self.addCleanup(loner.stop)
+        loner.initiate()
+        with self.assertRaisesRegex(pymongo.errors.OperationFailure, "start each of its members with --config-servers"):
+            self.clients[0].admin.command("addShard", loner.connection)
+        shards = self.clients[0].config.shards
+        self.assertEqual(sorted(shards.distinct("_id")), ["shard0", "shard1"])
+
+
+@only_terndb
 class Routers(Processes):
     def test_a_router_that_stops_tells_its_clients(self):
         """Clients that know another router go there: none of their operations fails."""

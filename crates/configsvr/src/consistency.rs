@@ -8,7 +8,7 @@
 
 use crate::collection::Facts;
 use crate::commit::by;
-use crate::documents::{self, CHUNKS, COLLECTIONS, CollectionEntry, LOCKS, OPERATIONS};
+use crate::documents::{self, CHUNKS, COLLECTIONS, CollectionEntry, Damage, LOCKS, OPERATIONS};
 use crate::error::Fault;
 use crate::queue::{Claim, Patience};
 use crate::tenure::Tenure;
@@ -31,6 +31,16 @@ impl Findings {
             .with("details", details);
         self.0.push(finding.finish());
     }
+
+    /// Documents of a collection or a database that cannot be understood.
+    fn add_damage(&mut self, name: &str, damage: &Damage) {
+        let field = match name.contains('.') {
+            true => "namespace",
+            false => "database",
+        };
+        let description = format!("{name}: {}", damage.why);
+        self.add(damage.kind, description, by(field, name).as_doc());
+    }
 }
 
 /// Of the whole cluster, of a database, or of a collection.
@@ -51,6 +61,16 @@ pub(crate) async fn check(
     let mut findings = Findings(Vec::new());
     let names: Vec<Namespace> = {
         let state = tenure.state().await?;
+        for (name, damaged) in &state.damaged {
+            let of = name.split('.').next().unwrap_or_default();
+            let is_meant = match &collection {
+                Some(one) => name == one.as_str(),
+                None => database == "admin" || of == database,
+            };
+            if is_meant {
+                findings.add_damage(name, &damaged.damage);
+            }
+        }
         let all = state.collections.keys();
         all.filter(|name| concerns(name)).cloned().collect()
     };
@@ -149,11 +169,7 @@ async fn check_stored(
                 );
             }
         }
-        Err(fault) => findings.add(
-            "RoutingTableRangeGap",
-            format!("the chunks of {name} are no routing table: {fault}"),
-            details.as_doc(),
-        ),
+        Err(damage) => findings.add_damage(name, &damage),
     }
     Ok(())
 }
@@ -167,7 +183,8 @@ async fn check_shards(
     findings: &mut Findings,
 ) -> Result<(), Fault> {
     let name = &entry.namespace;
-    let shards = tenure.with_state(|state| state.participants(name));
+    let (shards, known) =
+        tenure.with_state(|state| (state.participants(name), state.shard_names()));
     let owners: BTreeSet<&ShardId> = table.shards().iter().map(|part| &part.shard).collect();
     let mut first: Option<(ShardId, Facts)> = None;
     for shard in shards {
@@ -175,6 +192,14 @@ async fn check_shards(
             .with("namespace", name.as_str())
             .with("shard", shard.as_str())
             .finish();
+        if !known.contains(&shard) {
+            findings.add(
+                "UnknownShard",
+                format!("{shard} should have {name} and is no shard of the cluster"),
+                details.as_doc(),
+            );
+            continue;
+        }
         match Facts::ask(tenure, &shard, name).await? {
             None => findings.add(
                 "MissingLocalCollection",
@@ -274,7 +299,8 @@ async fn check_version(
 /// Chunks without a collection, locks without an operation.
 async fn check_leftovers(tenure: &Tenure, findings: &mut Findings) -> Result<(), Fault> {
     let uuids: BTreeSet<_> = tenure.with_state(|state| {
-        let entries = state.collections.values();
+        let damaged = state.damaged.values().filter_map(|one| one.entry.as_ref());
+        let entries = state.collections.values().chain(damaged);
         entries.map(|entry| entry.uuid.0).collect()
     });
     let distinct = DocWriter::new()
@@ -390,7 +416,9 @@ async fn check_place(
             continue;
         };
         let name = Namespace::new(database, name)?;
-        let is_sharded = tenure.with_state(|state| state.sharded(&name).is_ok());
+        let is_sharded = tenure.with_state(|state| {
+            state.sharded(&name).is_ok() || state.damaged.contains_key(name.as_str())
+        });
         if is_sharded || is_part(tenure, &name, shard).await? {
             continue;
         }

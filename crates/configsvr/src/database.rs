@@ -14,7 +14,7 @@ use crate::tenure::{Plan, Tenure};
 use cluster::authority::DatabasePlacement;
 use cluster::routing::ShardId;
 use model::Code;
-use model::bson::{DocBuf, DocWriter, ValueRef};
+use model::bson::{DocBuf, DocWriter};
 use model::namespace::check_database;
 use model::number::Number;
 use model::version::DatabaseVersion;
@@ -56,7 +56,7 @@ pub(crate) async fn create(
         return Ok(fixed);
     }
     check_database(name)?;
-    let there = tenure.state().await?.authority.database(name).cloned();
+    let there = tenure.state().await?.database(name)?.cloned();
     match (there, on) {
         (Some(placement), None) => return Ok(placement),
         (Some(placement), Some(wanted)) if placement.primary.as_str() == wanted => {
@@ -81,7 +81,7 @@ pub(crate) async fn create_in_turn(
     name: &str,
     on: Option<&ShardId>,
 ) -> Result<DatabasePlacement, Fault> {
-    let there = tenure.state().await?.authority.database(name).cloned();
+    let there = tenure.state().await?.database(name)?.cloned();
     let called = |wanted: &ShardId| tenure.with_state(|state| state.shard_called(wanted.as_str()));
     let wanted = on.map(called).transpose()?;
     let on = wanted.as_ref();
@@ -177,7 +177,7 @@ async fn least_loaded(tenure: &Tenure) -> Result<ShardId, Fault> {
     });
     let mut best: Option<(f64, usize, ShardId)> = None;
     for shard in shards {
-        let size = match tokio::time::timeout(SIZES_LIMIT, total_size(tenure, &shard)).await {
+        let size = match tokio::time::timeout(SIZES_LIMIT, data_size(tenure, &shard)).await {
             Ok(Ok(size)) => size,
             // One that does not answer is no place for new data.
             Ok(Err(_)) | Err(_) => f64::MAX,
@@ -194,21 +194,15 @@ async fn least_loaded(tenure: &Tenure) -> Result<ShardId, Fault> {
         .ok_or_else(|| Fault::new(Code::SHARD_NOT_FOUND, "No shards found"))
 }
 
-async fn total_size(tenure: &Tenure, shard: &ShardId) -> Result<f64, Fault> {
-    let list = by("listDatabases", 1);
-    let listed = tenure.ask(shard, "admin", list.as_doc()).await?;
-    let mut total = 0.0;
-    let databases = listed.as_doc().get_array("databases");
-    for entry in databases.into_iter().flat_map(|names| names.iter()) {
-        let ValueRef::Document(entry) = entry else {
-            continue;
-        };
-        // What every server has of its own says nothing of its load.
-        if matches!(entry.get_str("name"), Some("admin" | "config" | "local")) {
-            continue;
-        }
-        let size = entry.get("sizeOnDisk").and_then(Number::of);
-        total += size.map_or(0.0, |size| size.to_f64());
-    }
-    Ok(total)
+/// What a shard has, to the byte: what it takes on disk is known only once its engine has written it out.
+async fn data_size(tenure: &Tenure, shard: &ShardId) -> Result<f64, Fault> {
+    let question = by("_terndbDataSize", 1);
+    let told = tenure.ask(shard, "admin", question.as_doc()).await?;
+    let bytes = told.get("bytes").and_then(Number::of);
+    bytes.map(|bytes| bytes.to_f64()).ok_or_else(|| {
+        Fault::new(
+            Code::INTERNAL_ERROR,
+            format!("{shard} does not say how much data it has"),
+        )
+    })
 }

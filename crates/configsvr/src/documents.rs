@@ -16,11 +16,15 @@
 
 use crate::error::Fault;
 use cluster::authority::{Catalog, DatabasePlacement};
-use cluster::routing::{Chunk, ChunkWithEnd, MergedPart, PastOwner, RoutingTable, ShardId};
+use cluster::routing::{
+    Chunk, ChunkWithEnd, MergedPart, PastOwner, RefreshError, RoutingTable, ShardId,
+};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::ids::Uuid;
 use model::number::Number;
+use model::range::KeyBound;
 use model::shard_key::ShardKeyPattern;
+use model::text::document_quoted;
 use model::time::ClusterTime;
 use model::version::{ChunkVersion, DatabaseVersion, Incarnation};
 use model::{Code, Namespace};
@@ -70,12 +74,24 @@ pub(crate) fn as_time(version: ChunkVersion) -> ClusterTime {
     ClusterTime::new(version.major, version.minor)
 }
 
-fn malformed(collection: &str, doc: Doc<'_>, field: &str) -> Fault {
-    let id = doc.get("_id");
-    Fault::new(
-        Code::INTERNAL_ERROR,
-        format!("the document {id:?} of config.{collection} has no usable field {field}"),
-    )
+/// What makes a stored document unusable: a type of inconsistency, and what is wrong.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Damage {
+    pub(crate) kind: &'static str,
+    pub(crate) why: String,
+}
+
+impl Damage {
+    pub(crate) fn new(kind: &'static str, why: String) -> Self {
+        Self { kind, why }
+    }
+}
+
+/// A field that a chunk lacks.
+impl From<Fault> for Damage {
+    fn from(fault: Fault) -> Self {
+        Damage::new("CorruptedChunk", fault.to_string())
+    }
 }
 
 /// Reads fields of one document, naming what is missing.
@@ -89,8 +105,23 @@ impl<'a> Fields<'a> {
         Self { collection, doc }
     }
 
+    /// The document, as a message names it.
+    fn named(&self) -> String {
+        let id = match self.doc.get("_id") {
+            Some(ValueRef::String(id)) => format!("{id:?}"),
+            Some(ValueRef::ObjectId(id)) => id.to_string(),
+            Some(other) => format!("{other:?}"),
+            None => "without _id".to_owned(),
+        };
+        format!("the document {id} of config.{}", self.collection)
+    }
+
+    fn unusable(&self, name: &str) -> String {
+        format!("{} has no usable field {name}", self.named())
+    }
+
     fn missing(&self, name: &str) -> Fault {
-        malformed(self.collection, self.doc, name)
+        Fault::new(Code::INTERNAL_ERROR, self.unusable(name))
     }
 
     pub(crate) fn text(&self, name: &str) -> Result<&'a str, Fault> {
@@ -330,17 +361,31 @@ fn refined(pattern: &ShardKeyPattern, bound: Doc<'_>) -> DocBuf {
     writer.finish()
 }
 
-pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<ChunkWithEnd, Fault> {
-    let fields = Fields::of(CHUNKS, doc);
-    let bound = |given: Doc<'_>| match given.iter().count() == pattern.fields().len() {
+fn read_bound(
+    pattern: &ShardKeyPattern,
+    fields: &Fields<'_>,
+    name: &str,
+) -> Result<KeyBound, Damage> {
+    let given = fields.doc(name)?;
+    let bound = match given.iter().count() == pattern.fields().len() {
         true => pattern.bound(given),
         false => pattern.bound(refined(pattern, given).as_doc()),
     };
-    let (min, max) = (bound(fields.doc("min")?)?, bound(fields.doc("max")?)?);
+    bound.map_err(|error| {
+        let shown = document_quoted(given);
+        let why = format!("{} {name} {shown}: {}", fields.named(), error.message);
+        Damage::new("CorruptedChunkShardKey", why)
+    })
+}
+
+pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<ChunkWithEnd, Damage> {
+    let fields = Fields::of(CHUNKS, doc);
+    let min = read_bound(pattern, &fields, "min")?;
+    let max = read_bound(pattern, &fields, "max")?;
     let version = fields.time("lastmod")?;
     let version = ChunkVersion::new(version.seconds(), version.increment());
     let shard = ShardId::new(fields.text("shard")?);
-    let (since, past) = read_history(doc)?;
+    let (since, past) = read_history(&fields, doc)?;
     let chunk = Chunk::new(min, shard, version, since);
     let mut parts = Vec::new();
     for part in doc
@@ -349,15 +394,14 @@ pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<Chun
         .flat_map(|all| all.iter())
     {
         let ValueRef::Document(part) = part else {
-            return Err(malformed(CHUNKS, doc, "parts"));
+            return Err(Damage::new(
+                "CorruptedChunkHistory",
+                fields.unusable("parts"),
+            ));
         };
-        let min = Fields::of(CHUNKS, part).doc("min")?;
-        let (since, past) = read_history(part)?;
-        parts.push(MergedPart {
-            min: pattern.bound(refined(pattern, min).as_doc())?,
-            since,
-            past,
-        });
+        let min = read_bound(pattern, &Fields::of(CHUNKS, part), "min")?;
+        let (since, past) = read_history(&fields, part)?;
+        parts.push(MergedPart { min, since, past });
     }
     match parts.is_empty() {
         true => Ok((chunk.with_past(past), max)),
@@ -365,18 +409,20 @@ pub(crate) fn read_chunk(pattern: &ShardKeyPattern, doc: Doc<'_>) -> Result<Chun
     }
 }
 
-/// Since when something is with its owner, and who owned it before.
-fn read_history(doc: Doc<'_>) -> Result<(ClusterTime, Vec<PastOwner>), Fault> {
+/// Since when a chunk, or a part of it, is with its owner, and who owned it before.
+fn read_history(chunk: &Fields<'_>, doc: Doc<'_>) -> Result<(ClusterTime, Vec<PastOwner>), Damage> {
+    let bad_history = || Damage::new("CorruptedChunkHistory", chunk.unusable("history"));
     let mut owners = Vec::new();
     let listed = doc.get_array("history").into_iter();
     for owner in listed.flat_map(|all| all.iter()) {
         let ValueRef::Document(owner) = owner else {
-            return Err(malformed(CHUNKS, doc, "history"));
+            return Err(bad_history());
         };
         let owner = Fields::of(CHUNKS, owner);
+        let (since, shard) = (owner.time("validAfter"), owner.text("shard"));
         owners.push(PastOwner {
-            since: owner.time("validAfter")?,
-            shard: ShardId::new(owner.text("shard")?),
+            since: since.map_err(|_| bad_history())?,
+            shard: ShardId::new(shard.map_err(|_| bad_history())?),
         });
     }
     let since = match owners.is_empty() {
@@ -390,7 +436,7 @@ fn read_history(doc: Doc<'_>) -> Result<(ClusterTime, Vec<PastOwner>), Fault> {
 pub(crate) fn read_table(
     entry: &CollectionEntry,
     documents: &[DocBuf],
-) -> Result<RoutingTable, Fault> {
+) -> Result<RoutingTable, Damage> {
     let chunks = documents
         .iter()
         .map(|doc| read_chunk(&entry.pattern, doc.as_doc()))
@@ -402,14 +448,54 @@ pub(crate) fn read_table(
 pub(crate) fn table_of(
     entry: &CollectionEntry,
     chunks: Vec<ChunkWithEnd>,
-) -> Result<RoutingTable, Fault> {
+) -> Result<RoutingTable, Damage> {
     let pattern = entry.pattern.clone();
-    Ok(RoutingTable::full(
-        entry.uuid,
-        entry.incarnation,
-        pattern,
-        chunks,
-    )?)
+    RoutingTable::full(entry.uuid, entry.incarnation, pattern, chunks)
+        .map_err(|error| no_table(&entry.pattern, &error))
+}
+
+/// Why chunks that can be read do not make a table, with bounds as they are stored.
+fn no_table(pattern: &ShardKeyPattern, error: &RefreshError) -> Damage {
+    let shown = |key: &KeyBound| match bound(pattern, key.as_bytes()) {
+        Ok(bound) => document_quoted(bound.as_doc()).to_string(),
+        Err(_) => format!("{key:?}"),
+    };
+    match error {
+        RefreshError::Empty => Damage::new(
+            "MissingRoutingTable",
+            "config.chunks has no chunk of it".to_owned(),
+        ),
+        RefreshError::Gap { from, to } => Damage::new(
+            "RoutingTableRangeGap",
+            format!(
+                "config.chunks has no chunk from {} to {}",
+                shown(from),
+                shown(to)
+            ),
+        ),
+        RefreshError::Overlap { from, to } => Damage::new(
+            "RoutingTableRangeOverlap",
+            format!(
+                "config.chunks has two chunks from {} to {}",
+                shown(from),
+                shown(to)
+            ),
+        ),
+        RefreshError::BadParts { min } => Damage::new(
+            "CorruptedChunkHistory",
+            format!(
+                "the parts of the chunk of config.chunks that begins at {} are not in order within it",
+                shown(min)
+            ),
+        ),
+        RefreshError::EmptyChunk { min } => Damage::new(
+            "CorruptedChunkShardKey",
+            format!(
+                "the chunk of config.chunks that begins at {} does not end behind that",
+                shown(min)
+            ),
+        ),
+    }
 }
 
 #[cfg(test)]

@@ -102,6 +102,10 @@ fn plan(state: &State, tenure: &Tenure, shard: &ShardId) -> Result<Plan<DocBuf>,
             .append("jumboChunks", 0i64)
             .end();
     } else {
+        // ⚑ Of what cannot be understood, anything may be on it.
+        if let Some((name, damaged)) = state.damaged.first_key_value() {
+            return Err(damaged.fault(name));
+        }
         commit.delete(SHARDS, id.as_doc());
         log_change(
             &mut commit,

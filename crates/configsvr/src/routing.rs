@@ -53,7 +53,7 @@ pub(crate) async fn answer(tenure: &Tenure, body: Doc<'_>) -> Result<DocBuf, Fau
     let _ = tokio::time::timeout(WAIT, tenure.queue.settled(&names)).await;
     let known = {
         let state = tenure.state().await?;
-        let sharded = state.sharded(&name).ok();
+        let sharded = state.lookup(&name)?;
         sharded.map(|(entry, table)| (entry.clone(), table.clone()))
     };
     match known {

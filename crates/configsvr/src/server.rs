@@ -144,9 +144,13 @@ impl ConfigServer {
             "_configsvrGetDatabase" => {
                 let name = text(body, "db")?;
                 let state = tenure.state().await?;
-                let placement = database::fixed(name)
-                    .or_else(|| state.authority.database(name).cloned())
-                    .ok_or_else(|| database::not_found(name))?;
+                let placement = match database::fixed(name) {
+                    Some(fixed) => fixed,
+                    None => {
+                        let placement = state.database(name)?.cloned();
+                        placement.ok_or_else(|| database::not_found(name))?
+                    }
+                };
                 Ok(database::reply(&placement))
             }
             "_configsvrCreateDatabase" => {
@@ -254,7 +258,10 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
                     format!("Cannot manually create or shard database '{name}'"),
                 ));
             }
-            let on = command.get_str("primaryShard");
+            let on = match command.get("primaryShard") {
+                Some(_) => Some(text(command, "primaryShard")?),
+                None => None,
+            };
             database::create(tenure, name, on, patience).await?;
             Ok(ok())
         }

@@ -34,7 +34,7 @@ pub(crate) async fn answer(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf
     if body.get("setUp") == Some(ValueRef::Boolean(true)) {
         set_up(tenure, &name, i64::from(minutes) * 60).await?;
     }
-    let exists = tenure.state().await?.sharded(&name).is_ok();
+    let exists = tenure.state().await?.lookup(&name)?.is_some();
     Ok(DocWriter::new()
         .with("exists", exists)
         .with("timeoutMinutes", minutes)
@@ -58,7 +58,7 @@ async fn timeout_minutes(tenure: &Tenure) -> Result<i32, Fault> {
 async fn set_up(tenure: &Arc<Tenure>, name: &Namespace, seconds: i64) -> Result<(), Fault> {
     let owner = {
         let state = tenure.state().await?;
-        let table = state.sharded(name).ok().map(|(_, table)| table);
+        let table = state.lookup(name)?.map(|(_, table)| table);
         table.and_then(|table| table.shards().first().map(|part| part.shard.clone()))
     };
     let Some(owner) = owner else {

@@ -3,8 +3,13 @@
 //!
 //! Rebuilt from the `config` database when a member becomes primary, or when the outcome of a commit
 //! is unknown; changed by nothing but commits that were applied.
+//!
+//! Clients may write into that database. What they leave of a collection or a database that cannot be understood
+//! is *damaged*: whoever asks for it is told why, and everything else goes on. ⚑ A damaged collection is never taken
+//! for one that is not sharded: whether one is sharded is asked with [`State::lookup`], which says so. When the
+//! documents are as they were, they are read again and nothing is damaged any more.
 
-use crate::documents::{self, CollectionEntry, Fields};
+use crate::documents::{self, CollectionEntry, Damage, Fields};
 use crate::error::Fault;
 use crate::store::Store;
 use crate::{commit::by, schema, settle};
@@ -26,8 +31,30 @@ pub(crate) struct State {
     pub(crate) hosts: BTreeMap<ShardId, String>,
     /// Whether the balancer evens out what shards have.
     pub(crate) balances: bool,
+    /// What cannot be understood, by the name of its collection or database.
+    pub(crate) damaged: BTreeMap<String, Damaged>,
     /// When those operations were decided whose outcomes are kept.
     decided_ms: BTreeMap<OperationId, i64>,
+}
+
+/// Of a collection or database, what is wrong with its documents.
+#[derive(Clone, Debug)]
+pub(crate) struct Damaged {
+    pub(crate) damage: Damage,
+    /// Of a collection whose chunks alone are damaged.
+    pub(crate) entry: Option<CollectionEntry>,
+}
+
+impl Damaged {
+    pub(crate) fn fault(&self, name: &str) -> Fault {
+        Fault::new(
+            Code::INTERNAL_ERROR,
+            format!(
+                "what the config server has stored of {name} cannot be understood until somebody puts it right: {}",
+                self.damage.why
+            ),
+        )
+    }
 }
 
 /// What an applied commit changes here.
@@ -48,6 +75,8 @@ pub(crate) enum Effect {
     ShardGone(ShardId),
     /// Whether the balancer is on.
     Balances(bool),
+    /// A damaged collection was dropped.
+    DamagedGone(Namespace),
 }
 
 impl State {
@@ -61,6 +90,7 @@ impl State {
             hosts: BTreeMap::new(),
             decided_ms: BTreeMap::new(),
             balances: false,
+            damaged: BTreeMap::new(),
         };
         let balancer = store
             .find_one(SETTINGS, by("_id", "balancer").as_doc())
@@ -78,21 +108,39 @@ impl State {
             state.hosts.insert(shard, fields.text("host")?.to_owned());
         }
         for doc in all(store, documents::DATABASES).await? {
-            let (name, placement) = documents::read_database(doc.as_doc())?;
-            state.authority.set_database(&name, Some(placement));
+            match documents::read_database(doc.as_doc()) {
+                Ok((name, placement)) => state.authority.set_database(&name, Some(placement)),
+                Err(fault) => {
+                    let damage = Damage::new("CorruptedDatabase", fault.to_string());
+                    state.note_damage(doc.as_doc(), damage, None);
+                }
+            }
+        }
+        let mut collections = Vec::new();
+        for doc in all(store, documents::COLLECTIONS).await? {
+            match CollectionEntry::read(doc.clone()) {
+                Ok(entry) => collections.push((doc, entry)),
+                Err(fault) => {
+                    let damage = Damage::new("CorruptedCollection", fault.to_string());
+                    state.note_damage(doc.as_doc(), damage, None);
+                }
+            }
         }
         let mut chunks = BTreeMap::new();
-        let collections = all(store, documents::COLLECTIONS).await?;
-        let collections = collections.into_iter().map(CollectionEntry::read);
-        let collections = collections.collect::<Result<Vec<_>, _>>()?;
-        for entry in &collections {
-            chunks.insert(entry.uuid, (&entry.pattern, Vec::new()));
+        for (_, entry) in &collections {
+            chunks.insert(entry.uuid, (&entry.pattern, Ok(Vec::new())));
         }
         // All of them as they lie: looked up by collection and in order, a million takes many times as long.
         let take = |doc: Doc<'_>| {
-            let uuid = Fields::of(documents::CHUNKS, doc).uuid("uuid")?;
-            if let Some((pattern, chunks)) = chunks.get_mut(&uuid) {
-                chunks.push(documents::read_chunk(pattern, doc)?);
+            let uuid = Fields::of(documents::CHUNKS, doc).uuid("uuid");
+            let of_collection = uuid.ok().and_then(|uuid| chunks.get_mut(&uuid));
+            if let Some((pattern, chunks)) = of_collection
+                && let Ok(known) = chunks
+            {
+                match documents::read_chunk(pattern, doc) {
+                    Ok(chunk) => known.push(chunk),
+                    Err(damage) => *chunks = Err(damage),
+                }
             }
             Ok(())
         };
@@ -101,9 +149,15 @@ impl State {
             .into_iter()
             .map(|(uuid, (_, chunks))| (uuid, chunks))
             .collect();
-        for entry in collections {
-            let own = chunks.remove(&entry.uuid).unwrap_or_default();
-            let table = documents::table_of(&entry, own)?;
+        for (doc, entry) in collections {
+            let own = chunks.remove(&entry.uuid).unwrap_or_else(|| Ok(Vec::new()));
+            let table = match own.and_then(|own| documents::table_of(&entry, own)) {
+                Ok(table) => table,
+                Err(damage) => {
+                    state.note_damage(doc.as_doc(), damage, Some(entry));
+                    continue;
+                }
+            };
             let name = entry.namespace.clone();
             state.authority.restore(name.clone(), table, entry.catalog);
             state.collections.insert(name, entry);
@@ -112,6 +166,16 @@ impl State {
             state.restore_outcome(doc.as_doc())?;
         }
         Ok(state)
+    }
+
+    fn note_damage(&mut self, doc: Doc<'_>, damage: Damage, entry: Option<CollectionEntry>) {
+        let name = match doc.get("_id") {
+            Some(ValueRef::String(name)) => name.to_owned(),
+            // Nobody can ask for it.
+            other => format!("{other:?}"),
+        };
+        tracing::error!("{}", damage.why);
+        self.damaged.insert(name, Damaged { damage, entry });
     }
 
     /// Takes over what was decided of an operation, whether it has ended or not.
@@ -190,6 +254,9 @@ impl State {
                 self.hosts.remove(&shard);
             }
             Effect::Balances(on) => self.balances = on,
+            Effect::DamagedGone(name) => {
+                self.damaged.remove(name.as_str());
+            }
         }
         Ok(())
     }
@@ -203,12 +270,53 @@ impl State {
         &self,
         name: &Namespace,
     ) -> Result<(&CollectionEntry, &RoutingTable), Fault> {
-        match (self.collections.get(name), self.authority.table(name)) {
-            (Some(entry), Some(table)) => Ok((entry, table)),
-            _ => Err(Fault::new(
+        let missing = || {
+            Fault::new(
                 Code::NAMESPACE_NOT_SHARDED,
                 format!("Expected collection {name} to be sharded"),
-            )),
+            )
+        };
+        self.lookup(name)?.ok_or_else(missing)
+    }
+
+    /// A sharded collection; `None` if it is not sharded, and an error if that cannot be told.
+    pub(crate) fn lookup(
+        &self,
+        name: &Namespace,
+    ) -> Result<Option<(&CollectionEntry, &RoutingTable)>, Fault> {
+        for damaged in [name.as_str(), name.database()] {
+            if let Some(found) = self.damaged.get(damaged) {
+                return Err(found.fault(damaged));
+            }
+        }
+        Ok(self.collections.get(name).zip(self.authority.table(name)))
+    }
+
+    /// The document of a collection that is to go, whether its chunks can be understood or not.
+    pub(crate) fn to_be_dropped(
+        &self,
+        name: &Namespace,
+    ) -> Result<Option<&CollectionEntry>, Fault> {
+        match self.damaged.get(name.as_str()) {
+            Some(Damaged {
+                entry: Some(entry), ..
+            }) => Ok(Some(entry)),
+            Some(_) | None => Ok(self.lookup(name)?.map(|(entry, _)| entry)),
+        }
+    }
+
+    /// Refuses what needs to know all sharded collections of a database.
+    pub(crate) fn check_within(&self, database: &str) -> Result<(), Fault> {
+        let is_within = |name: &str| name.split_once('.').is_some_and(|(of, _)| of == database);
+        let damaged = self.damaged.iter().find(|(name, _)| is_within(name));
+        damaged.map_or(Ok(()), |(name, damaged)| Err(damaged.fault(name)))
+    }
+
+    /// Where a database is; `None` if it does not exist.
+    pub(crate) fn database(&self, name: &str) -> Result<Option<&DatabasePlacement>, Fault> {
+        match self.damaged.get(name) {
+            Some(damaged) => Err(damaged.fault(name)),
+            None => Ok(self.authority.database(name)),
         }
     }
 

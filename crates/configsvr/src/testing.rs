@@ -250,6 +250,15 @@ impl Server {
     }
 }
 
+/// Whoever a shard would ask here: the config server is asked for what a test wants to know, and asks by itself.
+struct Nobody;
+
+impl Endpoint for Nobody {
+    fn call(&self, _request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
+        Box::pin(async { Err(CallError::NotSent("nobody is there".to_owned())) })
+    }
+}
+
 async fn open(directory: &Path, set: &str) -> Arc<Shard> {
     let options = ShardOptions {
         log_window: LogWindow::default(),
@@ -296,20 +305,17 @@ impl Drop for Cluster {
 impl Cluster {
     /// With so many shards, named shard0, shard1, …
     pub(crate) async fn start(shards: usize) -> Cluster {
-        let mut opened = Vec::new();
-        for at in 0..shards {
-            opened.push(Server::open(&format!("shard{at}")).await);
-        }
         let cluster = Cluster {
             donor: Arc::default(),
             documents: Server::open("config").await,
-            shards: Arc::new(Mutex::new(opened)),
+            shards: Arc::default(),
             life: Mutex::new(None),
             term: AtomicU64::new(0),
         };
         cluster.elect(Wire::whole()).await;
-        for at in 0..shards {
-            let add = format!("admin {{addShard: 'shard{at}/shard{at}:1'}} => {{}}");
+        for _ in 0..shards {
+            let name = cluster.spare().await;
+            let add = format!("admin {{addShard: '{name}/{name}:1'}} => {{}}");
             cluster.check(&add).await;
         }
         cluster
@@ -317,6 +323,18 @@ impl Cluster {
 
     /// A server that is no shard yet, and its name.
     pub(crate) async fn spare(&self) -> String {
+        let name = self.loner().await;
+        let loner = self.shards.lock().last().map(|server| server.shard.clone());
+        let loner = loner.expect("it was pushed above");
+        loner.join_cluster(
+            Arc::new(Nobody),
+            Arc::new(|_: &str, _: &str| Arc::new(Nobody)),
+        );
+        name
+    }
+
+    /// One that was started without config servers.
+    pub(crate) async fn loner(&self) -> String {
         let name = format!("shard{}", self.shards.lock().len());
         let server = Server::open(&name).await;
         self.shards.lock().push(server);

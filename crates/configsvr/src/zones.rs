@@ -134,10 +134,10 @@ pub(crate) async fn update_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Resu
         .complete(async move {
             let claim = Claim::one(&name);
             let _turn = here.queue.enter_within(&claim, patience).await?;
-            let key = here.with_state(|state| {
-                let sharded = state.sharded(&name).ok();
-                sharded.map(|(entry, _)| entry.key.clone())
-            });
+            let key = here.with_state(|state| -> Result<_, Fault> {
+                let sharded = state.lookup(&name)?;
+                Ok(sharded.map(|(entry, _)| entry.key.clone()))
+            })?;
             let (min, max) = match &key {
                 Some(key) => (extended(min, key.as_doc())?, extended(max, key.as_doc())?),
                 None => (min, max),

@@ -75,7 +75,14 @@ pub(crate) async fn explain(router: &Router, request: &Request) -> Result<Reply,
         Some(split) => Some(shard_half(body, command, split)?),
         None => None,
     };
-    let target = |route: &Route| Ok(route.read_targets(&filter));
+    let statement = explained_statement(name, command);
+    // A write goes where it would go, and is refused where it would be.
+    let target = |route: &Route| match (name, statement) {
+        ("update", Some(statement)) => route.update_targets(statement, &context),
+        ("delete", Some(statement)) => route.delete_targets(statement, &context),
+        ("findAndModify" | "findandmodify", _) => route.find_and_modify_target(&filter),
+        _ => Ok(route.read_targets(&filter)),
+    };
     let gathered = router
         .gather(
             halved.as_ref().unwrap_or(request),
@@ -132,15 +139,20 @@ pub(crate) async fn aggregate(router: &Router, request: &Request) -> Result<Repl
     }
 }
 
-fn explained_filter<'a>(name: &str, command: Doc<'a>) -> Option<Doc<'a>> {
-    let statement = |field: &str| {
-        let statements = command.get_array(field)?;
-        documents(statements).next()?.get_doc("q")
+/// The one statement of a write that may have several.
+fn explained_statement<'a>(name: &str, command: Doc<'a>) -> Option<Doc<'a>> {
+    let statements = match name {
+        "update" => command.get_array("updates"),
+        "delete" => command.get_array("deletes"),
+        _ => None,
     };
+    documents(statements?).next()
+}
+
+fn explained_filter<'a>(name: &str, command: Doc<'a>) -> Option<Doc<'a>> {
     match name {
         "find" => command.get_doc("filter"),
-        "update" => statement("updates"),
-        "delete" => statement("deletes"),
+        "update" | "delete" => explained_statement(name, command)?.get_doc("q"),
         "aggregate" => {
             let first = documents(command.get_array("pipeline")?).next()?;
             first.get_doc("$match")

@@ -180,7 +180,7 @@ impl View {
     pub(super) async fn of(tenure: &Tenure, name: &Namespace) -> Result<Option<View>, Fault> {
         let known = {
             let state = tenure.state().await?;
-            let sharded = state.sharded(name).ok();
+            let sharded = state.lookup(name)?;
             sharded.map(|(entry, table)| (entry.clone(), table.clone()))
         };
         let Some((entry, table)) = known else {

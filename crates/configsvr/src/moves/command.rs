@@ -201,15 +201,15 @@ impl Wanted {
     /// What is to be moved from where, as things are; `None` if it is there already.
     pub(super) async fn resolve(&self, tenure: &Tenure) -> Result<Option<Move>, Fault> {
         let state = tenure.state().await?.clone();
-        let (entry, table) = state
-            .sharded(&self.namespace)
-            .map_err(|fault| match &self.what {
-                What::Range(..) => Fault::new(
+        let (entry, table) = match (state.lookup(&self.namespace)?, &self.what) {
+            (None, What::Range(..)) => {
+                return Err(Fault::new(
                     Code::NAMESPACE_NOT_FOUND,
                     format!("collection {} not found", self.namespace),
-                ),
-                What::Find(_) | What::Chunk(..) | What::Exactly(_) => fault,
-            })?;
+                ));
+            }
+            (Some(_) | None, _) => state.sharded(&self.namespace)?,
+        };
         if !permits_moves(entry) {
             return Err(Fault::new(
                 Code::CONFLICTING_OPERATION_IN_PROGRESS,

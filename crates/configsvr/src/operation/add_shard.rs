@@ -1,7 +1,7 @@
 //! `addShard`: a replica set becomes a shard of the cluster.
 //!
 //! ```text
-//!   prepare: it answers, its name is its set's, it has no database that the cluster has
+//!   prepare: it answers, its name is its set's, it can reach other shards, it has no database that the cluster has
 //!   join:    it writes down whose shard it is     (refused if it is another cluster's), and forgets what
 //!            is left of databases if it was this cluster's before
 //!   enter:   config.shards, and a document for each database that it brings along
@@ -51,10 +51,16 @@ impl AddShard {
                 "addShard expects a connection string: set/host:port",
             ));
         };
+        if host.is_empty() {
+            return Err(Fault::new(
+                Code::FAILED_TO_PARSE,
+                "addShard got an empty string; use setName/host:port,host:port",
+            ));
+        }
         let Some((set, hosts)) = host.split_once('/') else {
             return Err(Fault::new(
                 Code::OPERATION_FAILED,
-                format!("host {host} is part of a replica set; use setName/host:port"),
+                format!("{host:?} does not name a replica set; use setName/host:port,host:port"),
             ));
         };
         if set.is_empty() || hosts.split(',').any(str::is_empty) {
@@ -167,11 +173,12 @@ impl AddShard {
                 format!("{} is not a member of the replica set {set}", self.host),
             ));
         }
+        let sharding = self.sharding_state(tenure).await?;
+        let left = left_over(sharding.as_doc(), state.cluster);
         let mut list = DocWriter::new().with("listDatabases", 1);
         list.append("nameOnly", true);
         let listed = self.ask(tenure, list.finish().as_doc()).await?;
         let listed = listed.as_doc().get_array("databases");
-        let left = self.left_over(tenure, state.cluster).await?;
         self.databases.clear();
         self.left.clear();
         for entry in listed.into_iter().flat_map(|names| names.iter()) {
@@ -186,7 +193,7 @@ impl AddShard {
                 self.left.push(name.to_owned());
                 continue;
             }
-            if let Some(placement) = state.authority.database(name) {
+            if let Some(placement) = state.database(name)? {
                 return Err(Fault::new(
                     Code::OPERATION_FAILED,
                     format!(
@@ -200,22 +207,23 @@ impl AddShard {
         Ok(None)
     }
 
-    /// Databases of which it has sharded collections, if it has been a shard of this cluster.
-    async fn left_over(
-        &self,
-        tenure: &Tenure,
-        cluster: ObjectId,
-    ) -> Result<BTreeSet<String>, Fault> {
-        let state = self.ask(tenure, by("shardingState", 1).as_doc()).await?;
-        if state.get("clusterId") != Some(ValueRef::ObjectId(cluster)) {
-            return Ok(BTreeSet::new());
-        }
-        let versions = state.as_doc().get_doc("versions").unwrap_or(Doc::EMPTY);
-        let names = versions.iter().filter_map(|version| {
-            let (database, _) = version.key().split_once('.')?;
-            Some(database.to_owned())
-        });
-        Ok(names.collect())
+    /// What it says of its place in a cluster. ⚑ One that cannot reach other shards is refused: it could be given
+    /// data, and never be emptied.
+    async fn sharding_state(&self, tenure: &Tenure) -> Result<DocBuf, Fault> {
+        let told = match self.ask(tenure, by("shardingState", 1).as_doc()).await {
+            Err(fault) if fault.code() == Some(Code::COMMAND_NOT_FOUND) => DocBuf::new(),
+            told => told?,
+        };
+        let why = match told.get("reachesOtherShards") {
+            Some(ValueRef::Boolean(true)) => return Ok(told),
+            Some(_) => {
+                "was started without config servers and could not reach other shards: start each of its members with \
+                 --config-servers (config_servers in its file), then add it again"
+            }
+            None => "is not a TernDB server, and only those can be shards of this cluster",
+        };
+        let message = format!("{} {why}", self.host);
+        Err(Fault::new(Code::OPERATION_FAILED, message))
     }
 
     async fn forget_left(&self, tenure: &Tenure) -> Result<(), Fault> {
@@ -292,7 +300,7 @@ impl AddShard {
                 let mut known = state.authority.clone();
                 known.set_shard(self.shard.clone(), true);
                 for name in &self.databases {
-                    if state.authority.database(name).is_some() {
+                    if state.database(name)?.is_some() {
                         continue;
                     }
                     let uuid = documents::new_uuid();
@@ -313,6 +321,19 @@ impl AddShard {
         }
         Ok(Step::Done(self.reply()))
     }
+}
+
+/// Databases of which it has sharded collections, if it has been a shard of this cluster.
+fn left_over(sharding_state: Doc<'_>, cluster: ObjectId) -> BTreeSet<String> {
+    if sharding_state.get("clusterId") != Some(ValueRef::ObjectId(cluster)) {
+        return BTreeSet::new();
+    }
+    let versions = sharding_state.get_doc("versions").unwrap_or(Doc::EMPTY);
+    let names = versions.iter().filter_map(|version| {
+        let (database, _) = version.key().split_once('.')?;
+        Some(database.to_owned())
+    });
+    names.collect()
 }
 
 impl Operation for AddShard {

@@ -66,11 +66,9 @@ impl Drop {
     async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
         let (uuid, primary) = {
             let state = tenure.state().await?;
-            let uuid = state
-                .sharded(&self.namespace)
-                .ok()
-                .map(|(entry, _)| entry.uuid);
-            let database = state.authority.database(self.namespace.database());
+            let entry = state.to_be_dropped(&self.namespace)?;
+            let uuid = entry.map(|entry| entry.uuid);
+            let database = state.database(self.namespace.database())?;
             (uuid, database.map(|placement| placement.primary.clone()))
         };
         let Some(primary) = primary else {
@@ -98,7 +96,7 @@ impl Drop {
             .decide(|state| {
                 let (mut commit, mut effects) = (Commit::default(), Vec::new());
                 // Gone already if the answer to this very commit was lost.
-                if state.sharded(&here.namespace).is_ok() {
+                if state.to_be_dropped(&here.namespace)?.is_some() {
                     effects.push(gone(state, context, &here.namespace, &mut commit)?);
                     forget_zones(&mut commit, &here.namespace);
                 }
@@ -154,6 +152,13 @@ pub(super) fn gone(
     name: &Namespace,
     commit: &mut Commit,
 ) -> Result<Effect, Fault> {
+    if let Some(damaged) = state.damaged.get(name.as_str())
+        && let Some(entry) = &damaged.entry
+    {
+        placement::expect_unchanged(commit, entry);
+        placement::remove(commit, entry);
+        return Ok(Effect::DamagedGone(name.clone()));
+    }
     let (entry, table) = state.sharded(name)?;
     let request = Request::Drop {
         expected: Expected {

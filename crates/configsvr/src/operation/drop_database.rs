@@ -81,7 +81,7 @@ impl DropDatabase {
 
     async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
         let state = tenure.state().await?;
-        let Some(placement) = state.authority.database(&self.name) else {
+        let Some(placement) = state.database(&self.name)? else {
             return Ok(Some(ok()));
         };
         self.version = placement.version;
@@ -92,6 +92,19 @@ impl DropDatabase {
             .filter(|entry| within(&entry.namespace))
             .map(|entry| (entry.namespace.clone(), entry.uuid))
             .collect();
+        for (name, damaged) in &state.damaged {
+            let of_this = name
+                .split_once('.')
+                .is_some_and(|(database, _)| database == self.name);
+            match &damaged.entry {
+                Some(entry) if of_this => {
+                    self.collections.push((entry.namespace.clone(), entry.uuid));
+                }
+                // Shards may have anything of it.
+                None if of_this => return Err(damaged.fault(name)),
+                Some(_) | None => {}
+            }
+        }
         Ok(None)
     }
 
@@ -101,7 +114,7 @@ impl DropDatabase {
                 .tenure
                 .decide(|state| {
                     let (mut commit, mut effects) = (Commit::default(), Vec::new());
-                    if state.sharded(name).is_ok() {
+                    if state.to_be_dropped(name)?.is_some() {
                         effects.push(gone(state, context, name, &mut commit)?);
                         forget_zones(&mut commit, name);
                     }

@@ -139,8 +139,9 @@ impl MovePrimary {
 
     async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
         let state = tenure.state().await?;
-        let placement = state.authority.database(&self.name);
+        let placement = state.database(&self.name)?;
         let placement = placement.ok_or_else(|| crate::database::not_found(&self.name))?;
+        state.check_within(&self.name)?;
         let to = &state.shard_called(&self.wanted)?;
         if placement.primary == *to {
             return Ok(Some(ok()));
@@ -161,15 +162,15 @@ impl MovePrimary {
     /// A database's primary knows all of its sharded collections, whether it owns something of them or not.
     async fn make_known(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
         let names: Vec<Namespace> = tenure.with_state(|state| {
+            state.check_within(&self.name)?;
             let all = state.collections.keys();
-            all.filter(|name| name.database() == self.name)
-                .cloned()
-                .collect()
-        });
+            let within = all.filter(|name| name.database() == self.name);
+            Ok::<_, Fault>(within.cloned().collect())
+        })?;
         for name in names {
             let sharded = {
                 let state = tenure.state().await?;
-                let sharded = state.sharded(&name).ok();
+                let sharded = state.lookup(&name)?;
                 sharded.map(|(entry, table)| (entry.clone(), table.clone()))
             };
             let Some((entry, table)) = sharded else {

@@ -96,8 +96,8 @@ impl OnOwners {
     async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
         let (sharded, primary) = {
             let state = tenure.state().await?;
-            let sharded = state.sharded(&self.namespace).ok();
-            let database = state.authority.database(self.namespace.database());
+            let sharded = state.lookup(&self.namespace)?;
+            let database = state.database(self.namespace.database())?;
             // The sessions collection is in a database that no shard is the primary of.
             let owner = sharded.and_then(|(_, table)| table.shards().first());
             (
@@ -245,7 +245,11 @@ impl OnOwners {
         commit: &mut Commit,
         changes: bool,
     ) -> Result<Option<Effect>, Fault> {
-        let entry = tenure.with_state(|state| state.collections.get(&self.namespace).cloned());
+        let entry = tenure.with_state(|state| -> Result<_, Fault> {
+            Ok(state
+                .lookup(&self.namespace)?
+                .map(|(entry, _)| entry.clone()))
+        })?;
         let Some(entry) = entry else {
             return Ok(None);
         };

@@ -21,7 +21,7 @@ use crate::documents::{self, CHUNKS, COLLECTIONS, Fields, TAGS, as_time, uuid_va
 use crate::error::Fault;
 use crate::placement;
 use crate::queue::Claim;
-use crate::server::ok;
+use crate::server::{missing, ok};
 use crate::tenure::{Plan, Tenure};
 use crate::zones;
 use cluster::authority::{Expected, Request};
@@ -69,12 +69,17 @@ impl Phase {
 impl Refine {
     pub(crate) fn parse(command: Doc<'_>) -> Result<Self, Fault> {
         let namespace = Namespace::parse(crate::server::text(command, KIND)?)?;
-        let key = command.get_doc("key").ok_or_else(|| {
-            Fault::Refused(Error::location(
-                40414,
-                format!("BSON field '{KIND}.key' is missing but a required field"),
-            ))
-        })?;
+        let key = match command.get("key") {
+            Some(ValueRef::Document(key)) => key,
+            Some(other) => {
+                let kind = other.kind().name();
+                let wrong = format!(
+                    "BSON field '{KIND}.key' is the wrong type '{kind}', expected type 'object'"
+                );
+                return Err(Fault::new(Code::TYPE_MISMATCH, wrong));
+            }
+            None => return Err(missing(&format!("{KIND}.key"))),
+        };
         ShardKeyPattern::parse(key)?;
         Ok(Self {
             namespace,
@@ -241,16 +246,16 @@ impl Refine {
     }
 
     async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
-        let known = tenure.with_state(|state| {
-            let sharded = state.sharded(&self.namespace).ok();
-            sharded.map(|(entry, table)| {
+        let known = tenure.with_state(|state| -> Result<_, Fault> {
+            let sharded = state.lookup(&self.namespace)?;
+            Ok(sharded.map(|(entry, table)| {
                 (
                     entry.clone(),
                     table.clone(),
                     state.participants(&self.namespace),
                 )
-            })
-        });
+            }))
+        })?;
         let Some((entry, table, shards)) = known else {
             return Ok(Step::Done(ok()));
         };

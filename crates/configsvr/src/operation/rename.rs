@@ -116,12 +116,14 @@ impl Rename {
     async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
         let (source, target, primary) = {
             let state = tenure.state().await?;
-            let entry = |name| state.sharded(name).ok().map(|(entry, _)| entry.clone());
-            let primary = |name: &Namespace| {
-                let database = state.authority.database(name.database());
-                database.map(|placement| placement.primary.clone())
+            let entry = |name| -> Result<Option<CollectionEntry>, Fault> {
+                Ok(state.lookup(name)?.map(|(entry, _)| entry.clone()))
             };
-            let primary = match (primary(&self.from), primary(&self.to)) {
+            let primary = |name: &Namespace| -> Result<Option<ShardId>, Fault> {
+                let database = state.database(name.database())?;
+                Ok(database.map(|placement| placement.primary.clone()))
+            };
+            let primary = match (primary(&self.from)?, primary(&self.to)?) {
                 (Some(source), Some(target)) if source == target => source,
                 (None, _) => return Err(no_source(&self.from)),
                 (Some(_), _) => {
@@ -131,7 +133,7 @@ impl Rename {
                     ));
                 }
             };
-            (entry(&self.from), entry(&self.to), primary)
+            (entry(&self.from)?, entry(&self.to)?, primary)
         };
         if source.is_none() && target.is_none() {
             let command = self.command.as_doc();
@@ -284,10 +286,10 @@ impl Rename {
             .decide(|state| {
                 let (mut commit, mut effects) = (Commit::default(), Vec::new());
                 // Written already if the answer to this very commit was lost.
-                if here.replaced.is_some() && here.is_replaced_there(state) {
+                if here.replaced.is_some() && here.is_replaced_there(state)? {
                     effects.push(gone(state, context, &here.to, &mut commit)?);
                     forget_zones(&mut commit, &here.to);
-                    if state.sharded(&here.from).is_err() {
+                    if state.lookup(&here.from)?.is_none() {
                         for zone in &moved {
                             if let Some(id) = zone.get("_id") {
                                 commit.delete(TAGS, by("_id", id).as_doc());
@@ -296,7 +298,7 @@ impl Rename {
                         }
                     }
                 }
-                if let Ok((entry, table)) = state.sharded(&here.from) {
+                if let Some((entry, table)) = state.lookup(&here.from)? {
                     let mut table = table.clone();
                     table.incarnation = Incarnation {
                         epoch: here.epoch,
@@ -355,9 +357,9 @@ impl Rename {
         writer.finish()
     }
 
-    fn is_replaced_there(&self, state: &State) -> bool {
-        let entry = state.sharded(&self.to).ok().map(|(entry, _)| entry.uuid);
-        entry.is_some() && entry == self.replaced
+    fn is_replaced_there(&self, state: &State) -> Result<bool, Fault> {
+        let entry = state.lookup(&self.to)?.map(|(entry, _)| entry.uuid);
+        Ok(entry.is_some() && entry == self.replaced)
     }
 
     async fn tell(&self, tenure: &Tenure) -> Result<Step, Fault> {
@@ -383,10 +385,10 @@ impl Rename {
         if let Some(placeholder) = &self.placeholder {
             command.append("placeholder", uuid_value(&placeholder.uuid));
         }
-        let sharded = tenure.with_state(|state| {
-            let sharded = state.sharded(&self.to).ok();
-            sharded.map(|(entry, table)| (entry.clone(), table.clone()))
-        });
+        let sharded = tenure.with_state(|state| -> Result<_, Fault> {
+            let sharded = state.lookup(&self.to)?;
+            Ok(sharded.map(|(entry, table)| (entry.clone(), table.clone())))
+        })?;
         match sharded {
             Some((entry, table)) => placement::tell(command, &entry, &table, shard),
             None => Ok(command
@@ -418,10 +420,10 @@ async fn make_database(
 ) -> Result<(), Fault> {
     let (source, is_sharded, is_there) = {
         let state = tenure.state().await?;
-        let source = state.authority.database(from.database());
+        let source = state.database(from.database())?;
         let source = source.map(|placement| placement.primary.clone());
-        let is_there = state.authority.database(into).is_some();
-        (source, state.sharded(from).is_ok(), is_there)
+        let is_there = state.database(into)?.is_some();
+        (source, state.lookup(from)?.is_some(), is_there)
     };
     let source = source.ok_or_else(|| no_source(from))?;
     // A sharded one does not change its database, and is refused in turn.

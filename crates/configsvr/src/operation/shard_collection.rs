@@ -192,6 +192,12 @@ impl ShardCollection {
             ));
         }
         let name = namespace.collection();
+        if name.contains('$') {
+            return Err(Fault::new(
+                Code::INVALID_NAMESPACE,
+                format!("Invalid namespace specified '{namespace}': the collection name has a '$'"),
+            ));
+        }
         if matches!(namespace.database(), "admin" | "local" | "config")
             || name.starts_with("system.")
         {
@@ -346,7 +352,7 @@ impl ShardCollection {
     async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
         {
             let state = tenure.state().await?;
-            if let Ok((entry, _)) = state.sharded(&self.namespace) {
+            if let Some((entry, _)) = state.lookup(&self.namespace)? {
                 let same = collection::same_key(entry.key.as_doc(), self.key.as_doc())
                     && entry.unique == self.unique;
                 return match same {

@@ -31,6 +31,7 @@ async fn collections_are_sharded() {
             admin {shardCollection: 'test.x', key: {a: 1}, collation: {locale: 'de'}} => 2
             admin {shardCollection: 'config.x', key: {a: 1}} => 20
             admin {shardCollection: 'x', key: {a: 1}} => 73
+            admin {shardCollection: 'test.$x', key: {a: 1}} => 73
             test {shardCollection: 'test.x', key: {a: 1}} => 13
             # Nothing stays behind.
             config! config {find: 'terndb_operations'} => {cursor: {firstBatch: []}}
@@ -135,6 +136,8 @@ async fn keys_are_refined_and_indexes_follow() {
             admin {split: 'test.c', middle: {a: 10}} => {}
             admin {refineCollectionShardKey: 'test.c', key: {a: 1, b: 1}} => 72
             admin {refineCollectionShardKey: 'test.c', key: {b: 1}} => 72
+            admin {refineCollectionShardKey: 'test.c', key: 1} => 14
+            admin {refineCollectionShardKey: 'test.c'} => 40414
             admin {refineCollectionShardKey: 'test.none', key: {b: 1}} => 118
             test {createIndexes: 'c', indexes: [{key: {a: 1, b: 1}, name: 'ab'}]} => {numIndexesAfter: 3}
             test {createIndexes: 'c', indexes: [{key: {z: 1}, name: 'z', unique: true}]} => 67

@@ -42,6 +42,7 @@ async fn shards_are_added_once() {
             admin {addShard: 'shard0/shard0:1', name: 'other'} => 20
             admin {addShard: 'other/other:1', name: 'shard0'} => 20
             admin {addShard: 'h:1'} => 96
+            admin {addShard: ''} => 9
             admin {addShard: 'x/'} => 9
             admin {addShard: 1} => 14
             admin {addShard: 'a/b:1', name: 'config'} => 2
@@ -71,6 +72,7 @@ async fn databases_are_made_where_the_least_data_is() {
             admin {enableSharding: 'c', primaryShard: 'shard1'} => {}
             admin {enableSharding: 'c', primaryShard: 'shard0'} => 48
             admin {enableSharding: 'd', primaryShard: 'shard9'} => 70
+            admin {enableSharding: 'd', primaryShard: 5} => 14
             # A shard by its host, and by its connection string.
             admin {enableSharding: 'c', primaryShard: 'shard1:1'} => {}
             admin {enableSharding: 'c', primaryShard: 'shard0:1'} => 48
@@ -152,5 +154,60 @@ async fn misplaced_collections_are_found() {
             other {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
             ",
         )
+        .await;
+}
+
+/// What the engine has not written out yet counts as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_documents_count_when_a_database_is_placed() {
+    let cluster = Cluster::start(2).await;
+    let text = "x".repeat(10_000);
+    cluster
+        .check(&format!(
+            "
+            admin {{enableSharding: 'big', primaryShard: 'shard0'}} => {{}}
+            admin {{enableSharding: 'small', primaryShard: 'shard1'}} => {{}}
+            admin {{enableSharding: 'smaller', primaryShard: 'shard1'}} => {{}}
+            shard0! big {{insert: 'c', documents: [{{_id: '{text}'}}]}} => {{n: 1}}
+            shard1! small {{insert: 'c', documents: [{{_id: 1}}]}} => {{n: 1}}
+            config! {{_configsvrCreateDatabase: 1, db: 'next'}} => {{primary: 'shard1'}}
+            "
+        ))
+        .await;
+}
+
+/// ⚑ It could be given data, and never be emptied.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_cannot_reach_others_is_not_added() {
+    let cluster = Cluster::start(1).await;
+    let loner = cluster.loner().await;
+    let add = format!("{{addShard: '{loner}/{loner}:1'}}");
+    for (command, code, said) in [
+        (
+            add.as_str(),
+            96,
+            "start each of its members with --config-servers",
+        ),
+        ("{addShard: 'x'}", 96, "\"x\" does not name a replica set"),
+        ("{addShard: ''}", 9, "empty string"),
+    ] {
+        let reply = cluster.run("admin", command).await;
+        let fields = differential::notation::print_fields(&reply);
+        assert!(fields.contains(&format!("code: {code}")), "{fields}");
+        let message = reply.iter().find(|(name, _)| name == "errmsg");
+        let Some((_, differential::value::Value::String(message))) = message else {
+            panic!("{command} answers {fields}");
+        };
+        assert!(message.contains(said), "{message}");
+    }
+    cluster
+        .check(&format!(
+            "
+            {loner}! admin {{shardingState: 1}} => {{enabled: false, reachesOtherShards: false}}
+            config! config {{count: 'shards'}} => {{n: 1}}
+            config! config {{find: 'terndb_operations'}} => {{cursor: {{firstBatch: []}}}}
+            config! config {{find: 'locks'}} => {{cursor: {{firstBatch: []}}}}
+            "
+        ))
         .await;
 }

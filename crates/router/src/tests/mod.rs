@@ -638,6 +638,73 @@ fn pipeline(first: (&str, Doc<'_>), last: (&str, Doc<'_>)) -> model::bson::Array
     stages.finish()
 }
 
+/// Who asks how a write would be run is told where it would go, or that it would be refused.
+#[test]
+fn explained_writes_are_refused_like_writes() {
+    run(async {
+        let world = World::new();
+        world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+        let update = |filter: &DocBuf| {
+            let mut command = DocWriter::new().with("update", "birds");
+            command
+                .begin_array("updates")
+                .push_document()
+                .append("q", filter)
+                .begin_document("u")
+                .begin_document("$set")
+                .append("seen", true)
+                .end()
+                .end()
+                .end()
+                .end();
+            command.finish()
+        };
+        let delete = |filter: &DocBuf| {
+            let mut command = DocWriter::new().with("delete", "birds");
+            command
+                .begin_array("deletes")
+                .push_document()
+                .append("q", filter)
+                .append("limit", 1)
+                .end()
+                .end();
+            command.finish()
+        };
+        let find_and_modify = |filter: &DocBuf| {
+            DocWriter::new()
+                .with("findAndModify", "birds")
+                .with("query", filter)
+                .with("remove", true)
+                .finish()
+        };
+        let (anywhere, one) = (
+            DocWriter::new().with("name", "tern").finish(),
+            DocWriter::new().with("k", 15).finish(),
+        );
+        type Command<'a> = &'a dyn Fn(&DocBuf) -> DocBuf;
+        let commands: [(Command<'_>, i32); 3] =
+            [(&update, 72), (&delete, 61), (&find_and_modify, 61)];
+        for (command, code) in commands {
+            for shard in ["a", "b", "c"] {
+                world.asked(shard);
+            }
+            let explained = |filter: &DocBuf| {
+                DocWriter::new()
+                    .with("explain", &command(filter))
+                    .with("verbosity", "queryPlanner")
+                    .with("$db", "test")
+                    .finish()
+            };
+            let reply = world.run(explained(&anywhere)).await;
+            assert_eq!(reply.get("code"), Some(ValueRef::Int32(code)), "{reply:?}");
+            let reply = world.run(explained(&one)).await;
+            assert_eq!(reply.get("ok"), Some(ValueRef::Double(1.0)), "{reply:?}");
+            let asked = ["a", "b", "c"].map(|shard| world.asked(shard).len());
+            assert_eq!(asked.iter().sum::<usize>(), 1, "{asked:?}");
+        }
+    });
+}
+
 /// ⚑ Who asks how a pipeline would be run gets no pipeline run, and nothing written.
 #[test]
 fn an_explained_pipeline_of_two_halves_is_not_run() {

@@ -582,6 +582,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "refreshLogicalSessionCacheNow" => session::refresh_now(invocation).await,
         "reapLogicalSessionCacheNow" => session::reap_now(invocation).await,
         "_terndbCommit" => commit::commit(invocation).await,
+        "_terndbDataSize" => stats::all_data(invocation),
         "_terndbBecomeShard" => sharding::become_shard(invocation).await,
         "_terndbSetDatabase" => sharding::set_database(invocation).await,
         "_terndbCreateSharded" => sharding::create_sharded(invocation).await,

@@ -96,6 +96,7 @@ fn placement(command: &str) -> Placement {
         | "_terndbBecomeShard"
         | "_terndbCommit"
         | "_terndbCreateSharded"
+        | "_terndbDataSize"
         | "_terndbForgetDatabase"
         | "_terndbForgetPlacement"
         | "_terndbMovePrimary"

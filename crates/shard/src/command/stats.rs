@@ -66,6 +66,23 @@ impl Sizes {
     }
 }
 
+/// `_terndbDataSize`: bytes of all documents that clients keep here, written out by the engine or not.
+pub(crate) fn all_data(invocation: &Invocation<'_>) -> Answer {
+    invocation.admin_only()?;
+    let shard = invocation.shard;
+    let catalog = shard.catalog.current();
+    // What every server has of its own says nothing of its load.
+    let is_own = |name: &str| matches!(name, "admin" | "config" | "local");
+    let bytes: u64 = catalog
+        .collections()
+        .filter(|collection| !is_own(collection.namespace.database()))
+        .map(|collection| shard.store.collection_counter(collection.id).bytes)
+        .sum();
+    let mut writer = Reply::writer();
+    writer.append("bytes", bytes as i64);
+    finish(writer)
+}
+
 pub(crate) fn coll_stats(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace_of_check()?;
     let mut scale = 1;

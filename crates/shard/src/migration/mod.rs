@@ -249,6 +249,11 @@ impl Shard {
         self.migrations.shards.reached_by(connect);
     }
 
+    /// Whether it was told how: [`Shard::join_cluster`].
+    pub(crate) fn reaches_other_shards(&self) -> bool {
+        self.migrations.shards.are_reached()
+    }
+
     /// `set/host,host` of this shard.
     pub(crate) fn connection_string(&self) -> String {
         let topology = self.replica_set.topology();

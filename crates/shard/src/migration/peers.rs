@@ -27,6 +27,10 @@ impl OtherShards {
         let _ = self.connect.set(connect);
     }
 
+    pub(super) fn are_reached(&self) -> bool {
+        self.connect.get().is_some()
+    }
+
     pub(super) fn get(&self, name: &str, host: &str) -> Result<Arc<dyn Endpoint>, Error> {
         let Some(connect) = self.connect.get() else {
             return Err(Error::new(

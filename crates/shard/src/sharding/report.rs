@@ -103,7 +103,10 @@ pub(crate) fn sharding_state(invocation: &Invocation<'_>) -> Answer {
     let shard = invocation.shard;
     let known = shard.sharding.known();
     let mut writer = Reply::writer();
-    writer.append("enabled", known.identity.is_some());
+    writer
+        .append("enabled", known.identity.is_some())
+        // Ours: without them it could be given data, and never give it away.
+        .append("reachesOtherShards", shard.reaches_other_shards());
     if let Some(identity) = &known.identity {
         writer
             .append("configServer", "")
