@@ -174,7 +174,7 @@ impl State {
             // Nobody can ask for it.
             other => format!("{other:?}"),
         };
-        tracing::error!("{}", damage.why);
+        tracing::error!("{name} is damaged: {}", damage.why);
         self.damaged.insert(name, Damaged { damage, entry });
     }
 
