@@ -23,40 +23,47 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How far an `_id`'s time may be from now to be the time of its document's insertion.
 const SECONDS_APART_MAX: u32 = 3_600;
-/// Statements whose second is remembered; the oldest is forgotten first.
+/// Commands whose second is remembered; the oldest is forgotten first. ⚑ Commands, not their statements: one has up to
+/// a hundred thousand, and would push out its own.
 const REMEMBERED_MAX: usize = 10_000;
 
 /// Which statement of a retryable write it is, however often it is sent.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct RetriedAs(i64);
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RetriedAs {
+    command: i64,
+    statement: i64,
+}
 
 impl RetriedAs {
     pub(crate) fn of(body: Doc<'_>, statement_id: i32) -> Option<RetriedAs> {
-        let mut named = DocWriter::new();
-        named.append("lsid", body.get_doc("lsid")?);
-        named.append("txnNumber", body.get("txnNumber")?);
-        named.append("stmtId", statement_id);
-        let named = named.finish();
-        Some(RetriedAs(hashed_index_key(ValueRef::Document(
-            named.as_doc(),
-        ))))
+        let (session, number) = (body.get_doc("lsid")?, body.get("txnNumber")?);
+        let named = || {
+            DocWriter::new()
+                .with("lsid", session)
+                .with("txnNumber", number)
+        };
+        let hash = |named: DocWriter| hashed_index_key(ValueRef::Document(named.finish().as_doc()));
+        Some(RetriedAs {
+            command: hash(named()),
+            statement: hash(named().with("stmtId", statement_id)),
+        })
     }
 }
 
-/// The seconds that were given to statements that may be sent again.
+/// The seconds that were given to commands that may be sent again.
 #[derive(Default)]
 pub(crate) struct GivenSeconds(Mutex<Given>);
 
 #[derive(Default)]
 struct Given {
-    seconds: BTreeMap<RetriedAs, u32>,
-    oldest_first: VecDeque<RetriedAs>,
+    seconds: BTreeMap<i64, u32>,
+    oldest_first: VecDeque<i64>,
 }
 
 impl GivenSeconds {
-    fn of(&self, statement: RetriedAs, now: u32) -> u32 {
+    fn of(&self, command: i64, now: u32) -> u32 {
         let mut given = self.0.lock();
-        if let Some(seconds) = given.seconds.get(&statement) {
+        if let Some(seconds) = given.seconds.get(&command) {
             return *seconds;
         }
         if given.oldest_first.len() == REMEMBERED_MAX
@@ -64,8 +71,8 @@ impl GivenSeconds {
         {
             given.seconds.remove(&oldest);
         }
-        given.seconds.insert(statement, now);
-        given.oldest_first.push_back(statement);
+        given.seconds.insert(command, now);
+        given.oldest_first.push_back(command);
         now
     }
 }
@@ -113,20 +120,19 @@ pub(crate) fn completed(
     let now = u32::try_from(now_ms() / 1000).unwrap_or(u32::MAX);
     let (id, time) = match retried_as() {
         None => (object_id(), time_at(now)),
-        Some(statement) => {
+        Some(RetriedAs { command, statement }) => {
             let made_at = match document.get("_id") {
                 Some(ValueRef::ObjectId(id)) => Some(seconds_of(id)),
                 _ => None,
             };
             let seconds = made_at
                 .filter(|made_at| made_at.abs_diff(now) <= SECONDS_APART_MAX)
-                .unwrap_or_else(|| given.of(statement, now));
-            let RetriedAs(hash) = statement;
+                .unwrap_or_else(|| given.of(command, now));
             let time = Timestamp {
                 seconds,
-                increment: (hash as u32).max(1),
+                increment: (statement as u32).max(1),
             };
-            (id_of(seconds, hash), time)
+            (id_of(seconds, statement), time)
         }
     };
     let fields = table.pattern.fields();
@@ -255,11 +261,27 @@ mod tests {
     #[test]
     fn few_seconds_are_remembered() {
         let given = GivenSeconds::default();
-        for statement in 0..REMEMBERED_MAX as i64 + 5 {
-            given.of(RetriedAs(statement), 1);
+        for command in 0..REMEMBERED_MAX as i64 + 5 {
+            given.of(command, 1);
         }
-        assert_eq!(given.of(RetriedAs(9), 2), 1);
-        assert_eq!(given.of(RetriedAs(0), 2), 2);
+        assert_eq!(given.of(9, 2), 1);
+        assert_eq!(given.of(0, 2), 2);
         assert_eq!(given.0.lock().seconds.len(), REMEMBERED_MAX);
+    }
+
+    /// ⚑ However long a batch is, all of it is remembered.
+    #[test]
+    fn a_long_batch_is_one_command() {
+        let given = GivenSeconds::default();
+        let body = retryable(1);
+        let commands: BTreeMap<i64, usize> = (0..REMEMBERED_MAX + 1)
+            .map(|at| RetriedAs::of(body.as_doc(), at as i32).expect("it is retryable"))
+            .map(|retried| (retried.command, 1))
+            .collect();
+        assert_eq!(commands.len(), 1);
+        for (now, expected) in [(5, 5), (6, 5)] {
+            let seconds = commands.keys().map(|command| given.of(*command, now));
+            assert_eq!(seconds.collect::<Vec<_>>(), [expected]);
+        }
     }
 }

@@ -165,6 +165,14 @@ fn leveled(level_zero_tables: u8, table_bytes: u64) -> Arc<Leveled> {
     Arc::new(leveled)
 }
 
+/// Merges earlier than the usual one, and lets levels grow as large: by their size, a level holds as many tables as
+/// gather before a merge. With smaller levels it would push those down first, and take them apart again.
+fn leveled_at_rest(options: &FjallOptions) -> Arc<Leveled> {
+    let gather = LEVEL_ZERO_TABLES_AT_REST + 1;
+    let level_bytes = options.table_bytes * u64::from(options.level_zero_tables);
+    leveled(gather, level_bytes / u64::from(gather))
+}
+
 impl FjallEngine {
     pub fn open(path: &Path, options: &FjallOptions) -> Result<Self> {
         engine_log::listen();
@@ -184,7 +192,7 @@ impl FjallEngine {
             .open()
             .map_err(|e| open_error(path, e))?;
         let memtable_bytes = options.memtable_bytes;
-        let at_rest = leveled(LEVEL_ZERO_TABLES_AT_REST + 1, options.table_bytes);
+        let at_rest = leveled_at_rest(options);
         let options = options.clone();
         let keyspace = database
             .keyspace(KEYSPACE, || {

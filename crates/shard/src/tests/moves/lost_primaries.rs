@@ -2,7 +2,7 @@
 //! settles, or aborts. Nothing is lost, nothing is there twice, and nobody stays blocked.
 
 use super::world::{PATIENCE, World, outcome};
-use crate::migration::{keep_log, kept_log};
+use crate::migration::{keep_log, kept_log, running_moves};
 use differential::value::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,24 +41,42 @@ async fn lose_primary(lost: usize, behind: u32, index: Option<&Arc<AtomicU32>>) 
                 false
             }
             () = world.network.was_cut.notified() => true,
+            () = tokio::time::sleep(PATIENCE) => panic!("behind {behind}: neither moved nor cut: {}", told(&world)),
         }
     };
     if was_cut {
-        world.restart(lost).await;
+        let restarted = tokio::time::timeout(PATIENCE, world.restart(lost)).await;
+        assert!(
+            restarted.is_ok(),
+            "shard {lost} does not stop behind answer {behind}"
+        );
     }
     world.network.mend();
     // The caller asks again, and moves the range anew if it was not moved.
     let mut answered = tokio::time::timeout(PATIENCE, world.on(0).run("admin", &command))
         .await
-        .unwrap_or_else(|_| panic!("shard {lost} lost behind answer {behind}: no end"));
+        .unwrap_or_else(|_| {
+            panic!(
+                "shard {lost} lost behind answer {behind}: no end: {}",
+                told(&world)
+            )
+        });
     let deadline = Instant::now() + PATIENCE;
     while world.shown(1).await.len() < 20 {
         assert!(Instant::now() < deadline, "behind {behind}: {answered:?}");
-        answered = world.moves(0, 1, "{x: 10}", "{x: 30}").await;
+        answered = tokio::time::timeout(PATIENCE, world.moves(0, 1, "{x: 10}", "{x: 30}"))
+            .await
+            .unwrap_or_else(|_| panic!("behind {behind}, moved anew: no end: {}", told(&world)));
     }
     check(&world, lost, behind).await;
     world.close().await;
     was_cut
+}
+
+/// What both shards say of their moves.
+fn told(world: &World) -> String {
+    let moves = [0, 1].map(|number| running_moves(&world.on(number).shard));
+    format!("{moves:?}")
 }
 
 async fn check(world: &World, lost: usize, behind: u32) {
