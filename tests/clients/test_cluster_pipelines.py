@@ -38,6 +38,12 @@ PIPELINES = [
         {"$sort": {"_id": 1}},
     ],
     [{"$match": {"_id": {"$lt": 5}}}, {"$unionWith": "other"}, {"$sort": {"_id": 1, "k": 1}}],
+    [
+        {"$match": {"_id": {"$lt": 5}}},
+        {"$lookup": {"from": "other", "pipeline": [{"$count": "c"}], "as": "f"}},
+        {"$unionWith": {"coll": "other", "pipeline": [{"$match": {"a": 1}}, {"$count": "c"}]}},
+        {"$sort": {"_id": 1}},
+    ],
     [{"$sample": {"size": 1000}}, {"$group": {"_id": None, "n": {"$sum": 1}, "s": {"$sum": "$_id"}}}],
     [{"$limit": 400}, {"$count": "n"}],
     [

@@ -116,15 +116,12 @@ impl Environment for RouterEnvironment {
         // A filter that is checked here needs the whole document.
         if let (Some(fields), true) = (&fields, is_all) {
             command.begin_document("projection");
-            if !fields.contains("_id") {
-                command.append("_id", false);
+            // Where nothing but the number of documents is wanted, the shortest that there is.
+            if fields.is_empty() || !fields.contains("_id") {
+                command.append("_id", fields.is_empty());
             }
             for field in fields {
                 command.append(field, true);
-            }
-            // Nothing but the number of documents is wanted.
-            if fields.is_empty() {
-                command.append("$terndb", true);
             }
             command.end();
         }

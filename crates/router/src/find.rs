@@ -408,10 +408,10 @@ async fn find_elastic(
             return Err(Error::new(Code::TYPE_MISMATCH, message).into());
         }
     };
-    // Of a token, what is left of the window is the token's.
+    // Of a token, what is left of the window is the token's; who resumes it may want less than that.
     let scan = match resumes {
         None => scan.with_window(skip, limit),
-        Some(_) => scan,
+        Some(_) => scan.limited_to(limit),
     };
     let mut scan = scan
         .with_projection(projection.map(|late| late.projection))

@@ -272,6 +272,16 @@ impl<E> Scan<E> {
         self
     }
 
+    /// Ends after so many more results, or earlier if it would have.
+    #[must_use]
+    pub fn limited_to(mut self, limit: Option<u64>) -> Self {
+        self.limit = match (self.limit, limit) {
+            (Some(left), Some(limit)) => Some(left.min(limit)),
+            (left, limit) => left.or(limit),
+        };
+        self
+    }
+
     pub fn base(&self) -> &Arc<RoutingTable> {
         &self.base
     }

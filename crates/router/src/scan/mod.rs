@@ -176,6 +176,11 @@ impl ElasticScan {
         self
     }
 
+    pub(crate) fn limited_to(mut self, limit: Option<u64>) -> ElasticScan {
+        self.scan = self.scan.limited_to(limit);
+        self
+    }
+
     pub(crate) fn with_projection(mut self, projection: Option<Projection>) -> ElasticScan {
         self.projection = projection;
         self

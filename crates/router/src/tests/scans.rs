@@ -481,6 +481,11 @@ fn a_token_goes_on_with_its_own_query_only() {
                 .with("projection", &projection);
             let reply = world.run(own.with("$_resumeAfter", &token).finish()).await;
             assert_eq!(batch(&reply).0, [20, 19, 18, 17]);
+            let fewer = ask().with("sort", &by_rank()).with("limit", 2);
+            let reply = world
+                .run(fewer.with("$_resumeAfter", &token).finish())
+                .await;
+            assert_eq!(batch(&reply), (vec![20, 19], 0));
             world.restart_router();
         }
     });
