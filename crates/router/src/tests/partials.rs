@@ -1,8 +1,9 @@
 //! Results that count as a whole, and do not fit into memory.
 
-use super::world::{World, bird, key};
+use super::scans::batch;
+use super::world::{World, bird};
 use super::{int, plain, run};
-use model::bson::{DocBuf, DocWriter, ValueRef};
+use model::bson::{DocBuf, DocWriter};
 use model::error::Code;
 
 /// Ten birds on a, two hundred on b: these weigh more than memory holds.
@@ -44,16 +45,6 @@ fn open_files(world: &World) -> usize {
 fn named_files(world: &World) -> usize {
     let files = std::fs::read_dir(world.scratch.path());
     files.expect("a directory").count()
-}
-
-fn batch(reply: &DocBuf) -> (Vec<i32>, i64) {
-    let cursor = reply.as_doc().get_doc("cursor");
-    let cursor = cursor.unwrap_or_else(|| panic!("no cursor in {reply:?}"));
-    let keys = crate::registry::batch_of(cursor).map(key).collect();
-    match cursor.get("id") {
-        Some(ValueRef::Int64(id)) => (keys, id),
-        other => panic!("the cursor is {other:?}"),
-    }
 }
 
 fn more(id: i64) -> DocBuf {

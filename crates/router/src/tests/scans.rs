@@ -8,7 +8,7 @@ use model::time::ClusterTime;
 use std::sync::atomic::Ordering;
 
 /// One batch: its keys, and the cursor.
-fn batch(reply: &DocBuf) -> (Vec<i32>, i64) {
+pub(super) fn batch(reply: &DocBuf) -> (Vec<i32>, i64) {
     let cursor = reply.as_doc().get_doc("cursor");
     let cursor = cursor.unwrap_or_else(|| panic!("no cursor in {reply:?}"));
     let keys = crate::registry::batch_of(cursor).map(key).collect();
