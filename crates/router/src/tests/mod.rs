@@ -3,6 +3,7 @@
 mod apart;
 mod change_streams;
 mod explain;
+mod fake_config;
 mod left_out;
 mod many_ranges;
 mod operations;

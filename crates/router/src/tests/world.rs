@@ -1,8 +1,9 @@
-//! A config server and shards that are values.
+//! Shards that are values, and a router over them and the config server of `fake_config.rs`.
 //!
 //! The shards hold documents of one collection, `test.birds`, sharded by `{k: 1}`, check versions as
 //! real ones do, and write down what they are asked. Faults are put in their way by hand.
 
+use super::fake_config::{Chunk, FakeConfig};
 use crate::{Connect, Router, RouterHandler, RouterOptions};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 use model::error::{Code, Error};
@@ -18,7 +19,6 @@ use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use tokio::sync::Semaphore;
 use wire::{BoxFuture, CallError, Endpoint, Handler, Reply, Request, Sequence};
 
 /// What a command's partial results may weigh in memory.
@@ -35,181 +35,6 @@ pub(super) fn version(major: u32) -> PlacementVersion {
     PlacementVersion {
         incarnation: incarnation(),
         chunk: ChunkVersion::new(major, 0),
-    }
-}
-
-/// Who owns what: from each bound on, with the version of the chunk.
-#[derive(Clone)]
-pub(super) struct Chunk {
-    min: Option<i32>,
-    shard: &'static str,
-    major: u32,
-    /// Its owners and since when, the one of now first.
-    owners: Vec<(u32, &'static str)>,
-}
-
-pub(super) struct FakeConfig {
-    chunks: Mutex<Vec<Chunk>>,
-    pub(super) questions: AtomicUsize,
-    /// Shards that were removed.
-    pub(super) gone: Mutex<Vec<&'static str>>,
-    /// Closed unless a test wants questions to wait.
-    pub(super) gate: Mutex<Option<Arc<Semaphore>>>,
-    pub(super) fails: AtomicUsize,
-}
-
-impl FakeConfig {
-    /// Sessions are in one chunk.
-    fn routing_of_sessions() -> Reply {
-        let mut writer = Reply::writer().with("sharded", true).with(
-            "uuid",
-            ValueRef::Binary {
-                subtype: 4,
-                bytes: &[2; 16],
-            },
-        );
-        writer.begin_document("key").append("_id", 1).end();
-        writer.begin_document("version");
-        version(1).append_to(&mut writer);
-        writer
-            .end()
-            .append("incremental", false)
-            .begin_array("chunks")
-            .push_document();
-        for (bound, end) in [("min", ValueRef::MinKey), ("max", ValueRef::MaxKey)] {
-            writer.begin_document(bound).append("_id", end).end();
-        }
-        writer
-            .append("shard", "a")
-            .append("lastmod", ClusterTime::new(1, 0))
-            .begin_array("history")
-            .end()
-            .end()
-            .end()
-            .append("from", 0i64)
-            .append("more", false)
-            .append("ok", 1.0);
-        Reply::from_writer(writer)
-    }
-
-    fn routing(&self) -> Reply {
-        let chunks = self.chunks.lock();
-        if chunks.is_empty() {
-            return Reply::from_writer(Reply::writer().with("sharded", false).with("ok", 1.0));
-        }
-        let highest = chunks.iter().map(|chunk| chunk.major).max().unwrap_or(0);
-        let mut writer = Reply::writer().with("sharded", true).with(
-            "uuid",
-            ValueRef::Binary {
-                subtype: 4,
-                bytes: &[1; 16],
-            },
-        );
-        writer.begin_document("key").append("k", 1).end();
-        writer.begin_document("version");
-        version(highest).append_to(&mut writer);
-        writer
-            .end()
-            .append("incremental", false)
-            .begin_array("chunks");
-        for (at, chunk) in chunks.iter().enumerate() {
-            writer.push_document();
-            writer.begin_document("min");
-            bound(&mut writer, chunk.min, ValueRef::MinKey);
-            writer.end().begin_document("max");
-            let next = chunks.get(at + 1).and_then(|next| next.min);
-            bound(&mut writer, next, ValueRef::MaxKey);
-            writer
-                .end()
-                .append("shard", chunk.shard)
-                .append("lastmod", ClusterTime::new(chunk.major, 0))
-                .begin_array("history");
-            for (since, owner) in &chunk.owners {
-                writer
-                    .push_document()
-                    .append("validAfter", ClusterTime::new(*since, 0))
-                    .append("shard", *owner)
-                    .end();
-            }
-            writer.end().end();
-        }
-        writer
-            .end()
-            .append("from", 0i64)
-            .append("more", false)
-            .append("ok", 1.0);
-        Reply::from_writer(writer)
-    }
-}
-
-pub(super) fn bound(writer: &mut DocWriter, value: Option<i32>, end: ValueRef<'_>) {
-    match value {
-        Some(value) => writer.append("k", value),
-        None => writer.append("k", end),
-    };
-}
-
-impl Endpoint for FakeConfig {
-    fn call(&self, request: Request) -> BoxFuture<'_, Result<Reply, CallError>> {
-        let gate = self.gate.lock().clone();
-        Box::pin(async move {
-            match request.name() {
-                "find" => {
-                    let mut writer = Reply::writer();
-                    writer.begin_document("cursor").begin_array("firstBatch");
-                    let gone = self.gone.lock().clone();
-                    for shard in ["a", "b", "c"] {
-                        if gone.contains(&shard) {
-                            continue;
-                        }
-                        let host = format!("{shard}/{shard}:1");
-                        writer
-                            .push_document()
-                            .append("_id", shard)
-                            .append("host", host.as_str())
-                            .end();
-                    }
-                    writer
-                        .end()
-                        .append("id", 0i64)
-                        .append("ns", "config.shards");
-                    writer.end().append("ok", 1.0);
-                    Ok(Reply::from_writer(writer))
-                }
-                "_configsvrGetDatabase" | "_configsvrCreateDatabase" => {
-                    let mut writer = Reply::writer().with("primary", "a");
-                    writer.begin_document("version");
-                    let uuid = model::ids::Uuid([3; 16]);
-                    let made = ClusterTime::new(4, 1);
-                    model::version::DatabaseVersion::new_database(uuid, made)
-                        .append_to(&mut writer);
-                    writer.end().append("ok", 1.0);
-                    Ok(Reply::from_writer(writer))
-                }
-                "_configsvrGetRouting"
-                    if request.body().get_str("ns") == Some(cluster::sessions::NAMESPACE) =>
-                {
-                    Ok(FakeConfig::routing_of_sessions())
-                }
-                "_configsvrSessionsCollection" => {
-                    let told = Reply::writer().with("exists", true);
-                    Ok(Reply::from_writer(told.with("ok", 1.0)))
-                }
-                "_configsvrGetRouting" => {
-                    self.questions.fetch_add(1, Ordering::SeqCst);
-                    if let Some(gate) = gate {
-                        gate.acquire().await.expect("never closed").forget();
-                    }
-                    if self.fails.load(Ordering::SeqCst) > 0 {
-                        self.fails.fetch_sub(1, Ordering::SeqCst);
-                        return Err(CallError::NotSent("away".to_owned()));
-                    }
-                    Ok(self.routing())
-                }
-                "endSessions" | "killSessions" => Ok(Reply::ok()),
-                other => panic!("the config server is asked for {other}"),
-            }
-        })
     }
 }
 
