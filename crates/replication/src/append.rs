@@ -7,6 +7,11 @@
 //!
 //! A segment is synced before its successor is made, so that only the last one can
 //! have a torn tail.
+//!
+//! **Whole pages.** A segment that is used again is not in the system's memory. Writing
+//! a part of one of its pages makes the system read the rest from the disk first, and
+//! the writer wait for it. So a group is followed by zeros up to the end of its last
+//! page, unless that page was filled before. They lie where nothing was written yet.
 
 use std::io;
 use std::sync::Arc;
@@ -19,6 +24,9 @@ use crate::entry::{Entry, LogPosition, Term};
 use crate::log_state::LogState;
 use crate::segment::{HEADER_BYTES, Segment, SegmentHeader, stored_bytes};
 
+/// At least a page of the system's memory, and a multiple of one on most machines.
+const PAGE_BYTES: u64 = 4096;
+
 /// A buffer that one large entry has blown up is given back to the system.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
 
@@ -28,6 +36,8 @@ pub(crate) struct Writer {
     /// Where the buffer will be written.
     offset: u64,
     buffer: Vec<u8>,
+    /// Where the last page ends of which all bytes were written.
+    filled: u64,
     last: LogPosition,
     last_time: ClusterTime,
     last_wall_ms: i64,
@@ -56,6 +66,7 @@ impl Writer {
             log,
             offset: end.offset,
             buffer: Vec::new(),
+            filled: end.offset.next_multiple_of(PAGE_BYTES),
             last: end.last,
             last_time: end.last_time,
             last_wall_ms: end.last_wall_ms,
@@ -117,10 +128,15 @@ impl Writer {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        self.segment.file.write_at(self.offset, &self.buffer)?;
         let half = self.segment.bytes / 2;
         let before = self.offset;
         self.offset += self.buffer.len() as u64;
+        if self.offset > self.filled {
+            let page = self.offset.next_multiple_of(PAGE_BYTES);
+            self.filled = page.min(self.segment.bytes);
+            self.buffer.resize((self.filled - before) as usize, 0);
+        }
+        self.segment.file.write_at(before, &self.buffer)?;
         self.buffer.clear();
         self.buffer.shrink_to(BUFFER_BYTES_KEPT);
         self.unsynced_since.get_or_insert_with(Instant::now);
@@ -185,6 +201,7 @@ impl Writer {
     fn begin(&mut self, header: SegmentHeader, room: u64) -> io::Result<()> {
         self.segment = self.log.begin_segment(header, room, Fill::Reserved)?;
         self.offset = HEADER_BYTES;
+        self.filled = PAGE_BYTES;
         Ok(())
     }
 
