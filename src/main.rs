@@ -4,6 +4,7 @@
 //! replica set, or with `--shards` a cluster. `terndb shard` and `terndb config`
 //! run one member of a shard or of the config server, `terndb router` a router.
 
+mod allocator;
 mod cluster;
 mod configuration;
 mod member;
@@ -18,9 +19,6 @@ mod verify;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(Parser)]
 #[command(name = "terndb", version, about, arg_required_else_help = true)]
@@ -51,6 +49,7 @@ enum Role {
 }
 
 fn main() -> ExitCode {
+    allocator::keep_freed_memory();
     let arguments = Arguments::parse();
     let ended: Result<()> = match arguments.role {
         Role::Up(options) => up::run(options),
