@@ -7,6 +7,13 @@
 //!
 //! A segment is synced before its successor is made, so that only the last one can
 //! have a torn tail.
+//!
+//! **Whole pages.** A file system keeps files in memory page by page. Of a page that it
+//! does not have and that is written in part, it reads the rest from the disk first, which
+//! takes almost half as long as a sync; and no page of a segment is in memory beforehand (see
+//! [`DiskFile::release_memory`](crate::disk::DiskFile::release_memory)). So a write that
+//! goes on into new pages fills the last of them with zeros: behind the end of the log
+//! there is nothing that anybody needs, and the next write finds the page in memory.
 
 use std::io;
 use std::sync::Arc;
@@ -21,6 +28,10 @@ use crate::segment::{HEADER_BYTES, Segment, SegmentHeader, stored_bytes};
 
 /// A buffer that one large entry has blown up is given back to the system.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
+
+/// Where pages are larger, what is filled does not reach their end: that costs reads, and
+/// nothing else.
+const PAGE_BYTES: u64 = 4096;
 
 pub(crate) struct Writer {
     log: Arc<LogState>,
@@ -117,10 +128,13 @@ impl Writer {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        self.segment.file.write_at(self.offset, &self.buffer)?;
-        let half = self.segment.bytes / 2;
         let before = self.offset;
-        self.offset += self.buffer.len() as u64;
+        let end = before + self.buffer.len() as u64;
+        let filled = fill_page(before, end).min(self.segment.bytes);
+        self.buffer.resize((filled - before) as usize, 0);
+        self.segment.file.write_at(before, &self.buffer)?;
+        let half = self.segment.bytes / 2;
+        self.offset = end;
         self.buffer.clear();
         self.buffer.shrink_to(BUFFER_BYTES_KEPT);
         self.unsynced_since.get_or_insert_with(Instant::now);
@@ -208,5 +222,36 @@ impl Writer {
 
     pub(crate) fn log(&self) -> &Arc<LogState> {
         &self.log
+    }
+}
+
+/// How far a write from `start` to `end` had better go: to the end of its last page, if
+/// it is the first to write there.
+fn fill_page(start: u64, end: u64) -> u64 {
+    let page = end - end % PAGE_BYTES;
+    if page >= start {
+        end.next_multiple_of(PAGE_BYTES)
+    } else {
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_filled_by_the_first_write_in_it() {
+        let check = |start: u64, end: u64, filled: u64| {
+            assert_eq!(fill_page(start, end), filled, "{start}..{end}");
+        };
+        // The first page of a segment has its header.
+        check(512, 600, 600);
+        check(600, 4096, 4096);
+        check(600, 4097, 8192);
+        check(4096, 4100, 8192);
+        check(4100, 4200, 4200);
+        check(4200, 13_000, 16_384);
+        check(13_000, 16_384, 16_384);
     }
 }

@@ -261,9 +261,19 @@ fn open_unless_cut(world: &World) -> Option<(Group<Ledger>, Driver<Ledger>)> {
     }
 }
 
+/// Of one page each, and of several.
+const SEGMENT_BYTES: [u64; 2] = [4096, 3 * 4096 + 512];
+
 fn check(lives: &[Life]) {
-    let mut world = World::new();
-    world.options.window_bytes = 3 * 4096;
+    for segment_bytes in SEGMENT_BYTES {
+        let mut world = World::new();
+        world.options.segment_bytes = segment_bytes;
+        check_in(world, lives);
+    }
+}
+
+fn check_in(mut world: World, lives: &[Life]) {
+    world.options.window_bytes = 3 * world.options.segment_bytes;
     let mut model = Model::default();
     for life in lives {
         match life.end {
