@@ -8,6 +8,12 @@
 //! A segment is synced before its successor is made, so that only the last one can
 //! have a torn tail.
 //!
+//! **One call.** A group that must be synced is written and synced by one call of the system,
+//! [`DiskFile::write_at_synced`](crate::disk::DiskFile::write_at_synced), which makes its own
+//! bytes stable and no others. ⚑ So it is used only where everything before them is stable: an
+//! entry is synced when all up to it are. Behind entries that were only buffered, a group is
+//! written like those, and the file is synced as a whole.
+//!
 //! **Whole pages.** A file system keeps files in memory page by page. Of a page that it
 //! does not have and that is written in part, it reads the rest from the disk first, which
 //! takes almost half as long as a sync; and no page of a segment is in memory beforehand (see
@@ -21,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use model::time::ClusterTime;
 
-use crate::disk::Fill;
+use crate::disk::{DiskFile, Fill};
 use crate::entry::{Entry, LogPosition, Term};
 use crate::log_state::LogState;
 use crate::segment::{HEADER_BYTES, Segment, SegmentHeader, stored_bytes};
@@ -128,17 +134,39 @@ impl Writer {
         if self.buffer.is_empty() {
             return Ok(());
         }
+        self.write(|file, offset, bytes| file.write_at(offset, bytes))?;
+        self.unsynced_since.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    /// Writes what was appended, and makes everything stable. After an error the group must
+    /// stop.
+    pub fn flush_synced(&mut self) -> io::Result<()> {
+        let follows_unsynced =
+            self.unsynced_since.is_some() && !self.log.options.faults.sync_over_unsynced;
+        if self.buffer.is_empty() || follows_unsynced {
+            self.flush()?;
+            return self.sync();
+        }
+        self.write(|file, offset, bytes| file.write_at_synced(offset, bytes))?;
+        self.all_is_synced();
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        write: impl FnOnce(&dyn DiskFile, u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
         let before = self.offset;
         let end = before + self.buffer.len() as u64;
         let filled = fill_page(before, end).min(self.segment.bytes);
         self.buffer.resize((filled - before) as usize, 0);
-        self.segment.file.write_at(before, &self.buffer)?;
-        let half = self.segment.bytes / 2;
+        write(&*self.segment.file, before, &self.buffer)?;
         self.offset = end;
         self.buffer.clear();
         self.buffer.shrink_to(BUFFER_BYTES_KEPT);
-        self.unsynced_since.get_or_insert_with(Instant::now);
         self.log.set_appended(self.last, self.offset);
+        let half = self.segment.bytes / 2;
         if before < half && self.offset >= half {
             // Time to have a spare segment ready.
             self.log.want_maintenance();
@@ -150,23 +178,37 @@ impl Writer {
     pub fn sync(&mut self) -> io::Result<()> {
         if self.unsynced_since.is_some() {
             self.segment.file.sync()?;
-            self.log.count_sync();
-            self.synced = self.last;
-            self.log.set_synced(self.last);
-            self.unsynced_since = None;
+            self.all_is_synced();
         }
         Ok(())
     }
 
+    fn all_is_synced(&mut self) {
+        self.log.count_sync();
+        self.synced = self.last;
+        self.log.set_synced(self.last);
+        self.unsynced_since = None;
+    }
+
+    /// Whether what the next flush writes must be synced, because it or something before it
+    /// has waited for long enough.
+    pub fn is_sync_due(&self) -> bool {
+        let now = Instant::now();
+        let waited = now.saturating_duration_since(self.unsynced_since.unwrap_or(now));
+        waited >= self.sync_delay()
+    }
+
+    fn sync_delay(&self) -> Duration {
+        Duration::from_millis(self.log.options.sync_delay_ms)
+    }
+
     /// When the bytes that were written without a sync must be synced at the latest.
     pub fn sync_due(&self) -> Option<Instant> {
-        let delay = Duration::from_millis(self.log.options.sync_delay_ms);
-        self.unsynced_since.map(|since| since + delay)
+        self.unsynced_since.map(|since| since + self.sync_delay())
     }
 
     fn rotate(&mut self, next: &Entry, room: u64) -> io::Result<()> {
-        self.flush()?;
-        self.sync()?;
+        self.flush_synced()?;
         self.segment.file.release_memory();
         let current = &self.segment.header;
         // A segment that is still empty is replaced by a larger one. It keeps its place
