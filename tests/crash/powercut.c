@@ -13,20 +13,26 @@
  *   d<inode>   the names in a directory at its last fsync, one per line:
  *              inode, kind (f or d), name
  *
- *   record     offset, length, kind (0 write, 1 set length), length of the file
- *              before, count of saved bytes (five 64-bit numbers), then the
- *              saved bytes: what was in the file from `offset` on (what is
- *              missing were zeros, or lay behind the end)
+ *   record     offset, length, kind (0 write, 1 set length, 2 stable), length of
+ *              the file before, count of saved bytes (five 64-bit numbers), then
+ *              the saved bytes: what was in the file from `offset` on (what is
+ *              missing were zeros, or lay behind the end). Kind 2 is no change:
+ *              these bytes became stable as they were then, and no others
+ *
+ * A write that is synced by itself (O_DSYNC, O_SYNC, RWF_DSYNC, RWF_SYNC) makes its
+ * own bytes stable. Where nothing else is unsynced the undo log is emptied after it,
+ * otherwise a record of kind 2 follows. A kill before that leaves an unsynced write.
  *
  * A record is complete before the change is made, so that at any moment the
  * undo log covers all that may have happened. Names are not followed operation
  * by operation: their state at the last directory sync is compared with what is
  * there after the kill. So calls that go around the C library (some crates
  * rename that way) are seen all the same. Bytes are only watched through the C
- * library: write, pwrite, writev, pwritev, ftruncate, fallocate, O_TRUNC.
+ * library: write, pwrite, writev, pwritev, pwritev2, ftruncate, fallocate, O_TRUNC.
  * Mapped memory is not watched; the server does not write through it.
  *
- * POWERCUT_IGNORE=sync makes fsync and fdatasync of files do nothing at all,
+ * POWERCUT_IGNORE=sync makes fsync and fdatasync of files do nothing at all, and
+ * writes that are synced by themselves ordinary ones,
  * POWERCUT_IGNORE=directories those of directories: both exist to show that the
  * tests notice. POWERCUT_DELAY_US is the longest time a sync takes (random).
  */
@@ -53,6 +59,7 @@ struct tracked {
     ino_t inode;
     int undo;    /* append-only */
     int content; /* the aside link, for reading old bytes */
+    int unsynced; /* whether the undo log has changes that are not stable */
     pthread_mutex_t mutex;
     struct tracked *next;
 };
@@ -70,6 +77,7 @@ static ssize_t (*real_write)(int, const void *, size_t);
 static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
 static ssize_t (*real_writev)(int, const struct iovec *, int);
 static ssize_t (*real_pwritev)(int, const struct iovec *, int, off_t);
+static ssize_t (*real_pwritev2)(int, const struct iovec *, int, off_t, int);
 static int (*real_ftruncate)(int, off_t);
 static int (*real_fallocate)(int, int, off_t, off_t);
 static int (*real_fsync)(int);
@@ -92,6 +100,7 @@ __attribute__((constructor)) static void begin(void)
     real_pwrite = dlsym(RTLD_NEXT, "pwrite64");
     real_writev = dlsym(RTLD_NEXT, "writev");
     real_pwritev = dlsym(RTLD_NEXT, "pwritev64");
+    real_pwritev2 = dlsym(RTLD_NEXT, "pwritev64v2");
     real_ftruncate = dlsym(RTLD_NEXT, "ftruncate64");
     real_fallocate = dlsym(RTLD_NEXT, "fallocate64");
     real_fsync = dlsym(RTLD_NEXT, "fsync");
@@ -221,6 +230,48 @@ static void remember(struct tracked *t, uint64_t offset, uint64_t length, uint64
     free(bytes);
 }
 
+static void take_time(void)
+{
+    static __thread unsigned seed;
+    if (!delay_us_max)
+        return;
+    if (!seed)
+        seed = (unsigned)(uintptr_t)&seed ^ (unsigned)getpid();
+    usleep((useconds_t)(rand_r(&seed) % delay_us_max));
+}
+
+/* Nothing of the file can be lost any more. */
+static void forget(struct tracked *t)
+{
+    if (real_ftruncate(t->undo, 0) != 0)
+        give_up("cannot empty an undo log");
+    t->unsynced = 0;
+}
+
+static int syncs_itself(int fd, int flags)
+{
+    int opened = fcntl(fd, F_GETFL);
+    /* O_SYNC has the bit of O_DSYNC, too. */
+    return (flags & (RWF_DSYNC | RWF_SYNC)) || (opened >= 0 && (opened & O_DSYNC));
+}
+
+/* After a change, whose record is there. Its first `done` bytes are stable if it was
+ * synced by itself. */
+static void changed(struct tracked *t, uint64_t offset, ssize_t done, int is_synced)
+{
+    if (!is_synced || ignore_sync || done < 0) {
+        t->unsynced = 1;
+        return;
+    }
+    take_time();
+    if (!t->unsynced) {
+        forget(t);
+        return;
+    }
+    uint64_t stable[5] = {offset, (uint64_t)done, 2, 0, 0};
+    write_all(t->undo, (const char *)stable, sizeof stable);
+}
+
 static void opened(int fd)
 {
     struct stat status;
@@ -281,15 +332,19 @@ int openat64(int directory, const char *path, int flags, ...)
     return open_watched(directory, path, flags, mode);
 }
 
+static uint64_t file_end(struct tracked *t)
+{
+    struct stat status;
+    if (fstat(t->content, &status) != 0)
+        give_up("cannot see a file's length");
+    return (uint64_t)status.st_size;
+}
+
 static uint64_t write_offset(int fd, struct tracked *t)
 {
     int flags = fcntl(fd, F_GETFL);
-    if (flags >= 0 && (flags & O_APPEND)) {
-        struct stat status;
-        if (fstat(t->content, &status) != 0)
-            give_up("cannot see a file's length");
-        return (uint64_t)status.st_size;
-    }
+    if (flags >= 0 && (flags & O_APPEND))
+        return file_end(t);
     off_t offset = lseek(fd, 0, SEEK_CUR);
     if (offset < 0)
         give_up("cannot see a file's position");
@@ -304,14 +359,16 @@ static size_t total(const struct iovec *parts, int count)
     return bytes;
 }
 
-#define WATCHED(fd, offset_of, bytes, kind, call)                              \
+#define WATCHED(fd, offset_of, bytes, kind, is_synced, call)                   \
     struct tracked *t = real_write ? find(fd) : NULL;                          \
     if (!t)                                                                    \
         return call;                                                           \
     pthread_mutex_lock(&t->mutex);                                             \
-    remember(t, offset_of, bytes, kind);                                       \
+    uint64_t at = (offset_of);                                                 \
+    remember(t, at, bytes, kind);                                              \
     __auto_type result = call;                                                 \
     int saved = errno;                                                         \
+    changed(t, at, result, is_synced);                                         \
     pthread_mutex_unlock(&t->mutex);                                           \
     errno = saved;                                                             \
     return result;
@@ -320,12 +377,13 @@ ssize_t write(int fd, const void *bytes, size_t count)
 {
     if (!real_write)
         real_write = dlsym(RTLD_NEXT, "write");
-    WATCHED(fd, write_offset(fd, t), count, 0, real_write(fd, bytes, count))
+    WATCHED(fd, write_offset(fd, t), count, 0, syncs_itself(fd, 0), real_write(fd, bytes, count))
 }
 
 ssize_t pwrite64(int fd, const void *bytes, size_t count, off_t offset)
 {
-    WATCHED(fd, (uint64_t)offset, count, 0, real_pwrite(fd, bytes, count, offset))
+    WATCHED(fd, (uint64_t)offset, count, 0, syncs_itself(fd, 0),
+            real_pwrite(fd, bytes, count, offset))
 }
 
 ssize_t pwrite(int fd, const void *bytes, size_t count, off_t offset)
@@ -335,12 +393,14 @@ ssize_t pwrite(int fd, const void *bytes, size_t count, off_t offset)
 
 ssize_t writev(int fd, const struct iovec *parts, int count)
 {
-    WATCHED(fd, write_offset(fd, t), total(parts, count), 0, real_writev(fd, parts, count))
+    WATCHED(fd, write_offset(fd, t), total(parts, count), 0, syncs_itself(fd, 0),
+            real_writev(fd, parts, count))
 }
 
 ssize_t pwritev64(int fd, const struct iovec *parts, int count, off_t offset)
 {
-    WATCHED(fd, (uint64_t)offset, total(parts, count), 0, real_pwritev(fd, parts, count, offset))
+    WATCHED(fd, (uint64_t)offset, total(parts, count), 0, syncs_itself(fd, 0),
+            real_pwritev(fd, parts, count, offset))
 }
 
 ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset)
@@ -348,9 +408,22 @@ ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset)
     return pwritev64(fd, parts, count, offset);
 }
 
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags)
+{
+    WATCHED(fd,
+            flags & RWF_APPEND ? file_end(t) : offset < 0 ? write_offset(fd, t) : (uint64_t)offset,
+            total(parts, count), 0, syncs_itself(fd, flags),
+            real_pwritev2(fd, parts, count, offset, flags))
+}
+
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags)
+{
+    return pwritev64v2(fd, parts, count, offset, flags);
+}
+
 int ftruncate64(int fd, off_t length)
 {
-    WATCHED(fd, (uint64_t)length, 0, 1, real_ftruncate(fd, length))
+    WATCHED(fd, (uint64_t)length, 0, 1, 0, real_ftruncate(fd, length))
 }
 
 int ftruncate(int fd, off_t length)
@@ -361,7 +434,7 @@ int ftruncate(int fd, off_t length)
 int fallocate64(int fd, int mode, off_t offset, off_t length)
 {
     /* Reserving changes no bytes; at most it makes the file longer. */
-    WATCHED(fd, (uint64_t)(offset + length), 0, 1, real_fallocate(fd, mode, offset, length))
+    WATCHED(fd, (uint64_t)(offset + length), 0, 1, 0, real_fallocate(fd, mode, offset, length))
 }
 
 int fallocate(int fd, int mode, off_t offset, off_t length)
@@ -377,16 +450,6 @@ int posix_fallocate64(int fd, off_t offset, off_t length)
 int posix_fallocate(int fd, off_t offset, off_t length)
 {
     return posix_fallocate64(fd, offset, length);
-}
-
-static void take_time(void)
-{
-    static __thread unsigned seed;
-    if (!delay_us_max)
-        return;
-    if (!seed)
-        seed = (unsigned)(uintptr_t)&seed ^ (unsigned)getpid();
-    usleep((useconds_t)(rand_r(&seed) % delay_us_max));
 }
 
 /* The names in a directory become stable: those that were there before the call. */
@@ -434,8 +497,7 @@ static int sync_watched(int fd, int (*real)(int))
     /* The bytes need not reach a real disk: nobody will cut its power. */
     pthread_mutex_lock(&t->mutex);
     take_time();
-    if (real_ftruncate(t->undo, 0) != 0)
-        give_up("cannot empty an undo log");
+    forget(t);
     pthread_mutex_unlock(&t->mutex);
     return 0;
 }

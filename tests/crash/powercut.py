@@ -7,7 +7,8 @@ a seed, what the disk had kept:
 - For each file with unsynced changes, on its own: all of them, none, the first
   few, the first few and a torn one, or for each 512-byte sector the state after
   any number of the changes (disks write back in any order). A sector is never a
-  mixture of two states.
+  mixture of two states. What a write that was synced by itself has written stays, and
+  with it the sectors that it touched: they are not older than it.
 - For each name created, removed, replaced or renamed since its directory was last
   synced, on its own: before or after. Names that share a file (a rename) go together.
 
@@ -27,7 +28,7 @@ from pathlib import Path
 
 SECTOR_BYTES = 512
 RECORD = struct.Struct("<QQQQQ")
-WRITE, SET_LENGTH = 0, 1
+WRITE, SET_LENGTH, STABLE = 0, 1, 2
 
 
 @functools.cache
@@ -66,17 +67,34 @@ class Change:
         return self.offset
 
 
-def read_changes(path: Path) -> list[Change]:
+@dataclass
+class Undo:
+    """The undo log of one file."""
+
+    changes: list[Change]
+    # For sectors that were made stable by themselves: after how many changes that was.
+    floors: dict[int, int]
+
+
+def sectors(reach: range) -> range:
+    return range(reach.start // SECTOR_BYTES, -(-reach.stop // SECTOR_BYTES))
+
+
+def read_undo(path: Path) -> Undo:
     data = path.read_bytes()
-    changes, at = [], 0
+    undo, at = Undo([], {}), 0
     while at + RECORD.size <= len(data):
         offset, length, kind, size, saved = RECORD.unpack_from(data, at)
         at += RECORD.size
         if at + saved > len(data):
             break  # The kill came before the record was whole, so before its change.
-        changes.append(Change(offset, length, kind, size, data[at : at + saved]))
+        if kind == STABLE:
+            for sector in sectors(range(offset, offset + length)):
+                undo.floors[sector] = len(undo.changes)
+        else:
+            undo.changes.append(Change(offset, length, kind, size, data[at : at + saved]))
         at += saved
-    return changes
+    return undo
 
 
 class PowerCut:
@@ -127,9 +145,9 @@ class PowerCut:
             for name in sorted(files):
                 path = Path(folder, name)
                 undo = self.aside / f"u{path.stat().st_ino}"
-                changes = read_changes(undo) if undo.exists() else []
-                if changes:
-                    done = cut_bytes(path, changes, random)
+                unsynced = read_undo(undo) if undo.exists() else None
+                if unsynced and unsynced.changes:
+                    done = cut_bytes(path, unsynced, random)
                     story.append(f"{path.relative_to(self.data)}: {done}")
         self._let_go()
         return story
@@ -193,8 +211,9 @@ def tied_together(now: dict, stable: dict) -> list[list[str]]:
     return sorted({tuple(sorted(group)) for group in group_of.values()})
 
 
-def cut_bytes(path: Path, changes: list[Change], random) -> str:
+def cut_bytes(path: Path, unsynced: Undo, random) -> str:
     """Gives a file bytes that the disk may have held, and says which."""
+    changes = unsynced.changes
     count = len(changes)
     first = random.randrange(count + 1)
     kind = random.choice(["none lost", "all lost", "a suffix lost", "torn", "scattered"])
@@ -211,19 +230,21 @@ def cut_bytes(path: Path, changes: list[Change], random) -> str:
     uniform = kind != "scattered"
 
     # Which of the states (after 0, 1, … count changes) each sector gets.
-    wanted: dict[int, set[int]] = {}
+    base = first if uniform else 0
     torn = changes[first : first + 1] if kind == "torn" else changes if not uniform else []
     chosen: dict[int, int] = {}
     for change in torn:
-        reach = change.reach()
-        for sector in range(reach.start // SECTOR_BYTES, -(-reach.stop // SECTOR_BYTES)):
+        for sector in sectors(change.reach()):
             if change.kind == WRITE and sector not in chosen:
                 chosen[sector] = keep_in_sector()
-                wanted.setdefault(chosen[sector], set()).add(sector)
+    for sector, floor in unsynced.floors.items():
+        chosen[sector] = max(chosen.get(sector, base), floor)
+    wanted: dict[int, set[int]] = {}
+    for sector, state in chosen.items():
+        wanted.setdefault(state, set()).add(sector)
 
     with open(path, "r+b", buffering=0) as file:
         captured: dict[int, bytes] = {}
-        base = first if uniform else 0
         base_size = None
         for state in range(count, -1, -1):
             if state < count:

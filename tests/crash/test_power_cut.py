@@ -164,6 +164,8 @@ def sync(name):
 write("kept", "a" * 2000); sync("kept")
 write("replaced", "old"); sync("replaced")
 write("removed", "r"); sync("removed")
+for path in ("handle", "handle-mixed", "call", "call-mixed"):
+    write(path, "a" * 2048); sync(path)
 sync(".")
 with open("kept", "r+b") as file:
     file.seek(500); file.write(b"b" * 1000); file.flush()
@@ -173,8 +175,27 @@ write("unfinished", "new"); sync("unfinished")
 os.rename("unfinished", "replaced")
 os.remove("removed")
 write("created", "x")
+# Writes that are synced by themselves, by a flag of the handle or of the call.
+for name, flags, flag in (("handle", os.O_DSYNC, 0), ("call", 0, os.RWF_DSYNC)):
+    for before in ("", "x" * 512):
+        path = name + "-mixed" * bool(before)
+        file = os.open(path, os.O_WRONLY)
+        through = os.open(path, os.O_WRONLY | flags)
+        if before:
+            os.pwrite(file, before.encode(), 0)
+        if flag:
+            os.pwritev(through, [b"y" * 500, b"y" * 12], 1024, flag)
+        else:
+            os.pwrite(through, b"y" * 512, 1024)
+        if before:
+            os.pwrite(file, b"z" * 512, 1536)
 os.kill(os.getpid(), 9)
 """
+
+    THROUGH = ("handle", "call")
+    NAMES = ("kept", "replaced", "removed", "created", "unfinished") + tuple(
+        name + mixed for name in THROUGH for mixed in ("", "-mixed")
+    )
 
     def outcomes(self, cuts: int) -> dict[str, set]:
         found: dict[str, set] = {}
@@ -187,7 +208,7 @@ os.kill(os.getpid(), 9)
                 check=False,
             )
             machine.cut(random.Random(number))
-            for name in ("kept", "replaced", "removed", "created", "unfinished"):
+            for name in self.NAMES:
                 path = Path(machine.place.data, name)
                 found.setdefault(name, set()).add(path.read_text() if path.exists() else None)
             machine.place.discard()
@@ -212,6 +233,16 @@ os.kill(os.getpid(), 9)
                     f"a sector that never was, at {at}: {sector!r}",
                 )
         self.assertGreater(len(found["kept"]), len(states), "no sector was ever torn")
+        for name in self.THROUGH:
+            # Its bytes stay, and nothing is said about others, earlier or later.
+            self.assertEqual(found[name], {"a" * 1024 + "y" * 512 + "a" * 512})
+            mixed = found[f"{name}-mixed"]
+            left = {(text[0], text[-1]) for text in mixed}
+            self.assertLessEqual({("a", "a"), ("x", "a"), ("x", "z")}, left)
+            for text in mixed:
+                first, last = text[0], text[-1]
+                self.assertEqual(text, first * 512 + "a" * 512 + "y" * 512 + last * 512)
+                self.assertIn(first + last, ("aa", "xa", "az", "xz"))
 
 
 if __name__ == "__main__":

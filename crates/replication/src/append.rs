@@ -8,10 +8,18 @@
 //! A segment is synced before its successor is made, so that only the last one can
 //! have a torn tail.
 //!
-//! **Whole pages.** A segment that is used again is not in the system's memory. Writing
-//! a part of one of its pages makes the system read the rest from the disk first, and
-//! the writer wait for it. So a group is followed by zeros up to the end of its last
-//! page, unless that page was filled before. They lie where nothing was written yet.
+//! **One call.** A group that must be synced is written and synced by one call of the system,
+//! [`DiskFile::write_at_synced`](crate::disk::DiskFile::write_at_synced), which makes its own
+//! bytes stable and no others. ⚑ So it is used only where everything before them is stable: an
+//! entry is synced when all up to it are. Behind entries that were only buffered, a group is
+//! written like those, and the file is synced as a whole.
+//!
+//! **Whole pages.** A file system keeps files in memory page by page. Of a page that it
+//! does not have and that is written in part, it reads the rest from the disk first, which
+//! takes almost half as long as a sync; and no page of a segment is in memory beforehand (see
+//! [`DiskFile::release_memory`](crate::disk::DiskFile::release_memory)). So a write that
+//! goes on into new pages fills the last of them with zeros: behind the end of the log
+//! there is nothing that anybody needs, and the next write finds the page in memory.
 
 use std::io;
 use std::sync::Arc;
@@ -19,16 +27,17 @@ use std::time::{Duration, Instant};
 
 use model::time::ClusterTime;
 
-use crate::disk::Fill;
+use crate::disk::{DiskFile, Fill};
 use crate::entry::{Entry, LogPosition, Term};
 use crate::log_state::LogState;
 use crate::segment::{HEADER_BYTES, Segment, SegmentHeader, stored_bytes};
 
-/// At least a page of the system's memory, and a multiple of one on most machines.
-const PAGE_BYTES: u64 = 4096;
-
 /// A buffer that one large entry has blown up is given back to the system.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
+
+/// Where pages are larger, what is filled does not reach their end: that costs reads, and
+/// nothing else.
+const PAGE_BYTES: u64 = 4096;
 
 pub(crate) struct Writer {
     log: Arc<LogState>,
@@ -36,8 +45,6 @@ pub(crate) struct Writer {
     /// Where the buffer will be written.
     offset: u64,
     buffer: Vec<u8>,
-    /// Where the last page ends of which all bytes were written.
-    filled: u64,
     last: LogPosition,
     last_time: ClusterTime,
     last_wall_ms: i64,
@@ -66,7 +73,6 @@ impl Writer {
             log,
             offset: end.offset,
             buffer: Vec::new(),
-            filled: end.offset.next_multiple_of(PAGE_BYTES),
             last: end.last,
             last_time: end.last_time,
             last_wall_ms: end.last_wall_ms,
@@ -128,19 +134,39 @@ impl Writer {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let half = self.segment.bytes / 2;
-        let before = self.offset;
-        self.offset += self.buffer.len() as u64;
-        if self.offset > self.filled {
-            let page = self.offset.next_multiple_of(PAGE_BYTES);
-            self.filled = page.min(self.segment.bytes);
-            self.buffer.resize((self.filled - before) as usize, 0);
+        self.write(|file, offset, bytes| file.write_at(offset, bytes))?;
+        self.unsynced_since.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    /// Writes what was appended, and makes everything stable. After an error the group must
+    /// stop.
+    pub fn flush_synced(&mut self) -> io::Result<()> {
+        let follows_unsynced =
+            self.unsynced_since.is_some() && !self.log.options.faults.sync_over_unsynced;
+        if self.buffer.is_empty() || follows_unsynced {
+            self.flush()?;
+            return self.sync();
         }
-        self.segment.file.write_at(before, &self.buffer)?;
+        self.write(|file, offset, bytes| file.write_at_synced(offset, bytes))?;
+        self.all_is_synced();
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        write: impl FnOnce(&dyn DiskFile, u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let before = self.offset;
+        let end = before + self.buffer.len() as u64;
+        let filled = fill_page(before, end).min(self.segment.bytes);
+        self.buffer.resize((filled - before) as usize, 0);
+        write(&*self.segment.file, before, &self.buffer)?;
+        self.offset = end;
         self.buffer.clear();
         self.buffer.shrink_to(BUFFER_BYTES_KEPT);
-        self.unsynced_since.get_or_insert_with(Instant::now);
         self.log.set_appended(self.last, self.offset);
+        let half = self.segment.bytes / 2;
         if before < half && self.offset >= half {
             // Time to have a spare segment ready.
             self.log.want_maintenance();
@@ -152,23 +178,37 @@ impl Writer {
     pub fn sync(&mut self) -> io::Result<()> {
         if self.unsynced_since.is_some() {
             self.segment.file.sync()?;
-            self.log.count_sync();
-            self.synced = self.last;
-            self.log.set_synced(self.last);
-            self.unsynced_since = None;
+            self.all_is_synced();
         }
         Ok(())
     }
 
+    fn all_is_synced(&mut self) {
+        self.log.count_sync();
+        self.synced = self.last;
+        self.log.set_synced(self.last);
+        self.unsynced_since = None;
+    }
+
+    /// Whether what the next flush writes must be synced, because it or something before it
+    /// has waited for long enough.
+    pub fn is_sync_due(&self) -> bool {
+        let now = Instant::now();
+        let waited = now.saturating_duration_since(self.unsynced_since.unwrap_or(now));
+        waited >= self.sync_delay()
+    }
+
+    fn sync_delay(&self) -> Duration {
+        Duration::from_millis(self.log.options.sync_delay_ms)
+    }
+
     /// When the bytes that were written without a sync must be synced at the latest.
     pub fn sync_due(&self) -> Option<Instant> {
-        let delay = Duration::from_millis(self.log.options.sync_delay_ms);
-        self.unsynced_since.map(|since| since + delay)
+        self.unsynced_since.map(|since| since + self.sync_delay())
     }
 
     fn rotate(&mut self, next: &Entry, room: u64) -> io::Result<()> {
-        self.flush()?;
-        self.sync()?;
+        self.flush_synced()?;
         self.segment.file.release_memory();
         let current = &self.segment.header;
         // A segment that is still empty is replaced by a larger one. It keeps its place
@@ -201,7 +241,6 @@ impl Writer {
     fn begin(&mut self, header: SegmentHeader, room: u64) -> io::Result<()> {
         self.segment = self.log.begin_segment(header, room, Fill::Reserved)?;
         self.offset = HEADER_BYTES;
-        self.filled = PAGE_BYTES;
         Ok(())
     }
 
@@ -225,5 +264,36 @@ impl Writer {
 
     pub(crate) fn log(&self) -> &Arc<LogState> {
         &self.log
+    }
+}
+
+/// How far a write from `start` to `end` had better go: to the end of its last page, if
+/// it is the first to write there.
+fn fill_page(start: u64, end: u64) -> u64 {
+    let page = end - end % PAGE_BYTES;
+    if page >= start {
+        end.next_multiple_of(PAGE_BYTES)
+    } else {
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_filled_by_the_first_write_in_it() {
+        let check = |start: u64, end: u64, filled: u64| {
+            assert_eq!(fill_page(start, end), filled, "{start}..{end}");
+        };
+        // The first page of a segment has its header.
+        check(512, 600, 600);
+        check(600, 4096, 4096);
+        check(600, 4097, 8192);
+        check(4096, 4100, 8192);
+        check(4100, 4200, 4200);
+        check(4200, 13_000, 16_384);
+        check(13_000, 16_384, 16_384);
     }
 }

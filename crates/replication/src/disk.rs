@@ -5,6 +5,8 @@
 //! two of them. What the log may rely on:
 //!
 //! - bytes written are readable at once, and stable after [`DiskFile::sync`];
+//! - [`DiskFile::write_at_synced`] makes its own bytes stable, and says nothing about those
+//!   that were written before;
 //! - created, renamed and removed names are stable after [`Disk::sync_directory`];
 //! - a rename replaces the target, and happens wholly or not at all;
 //! - writing bytes equal to those already there harms nothing, even when cut off;
@@ -15,11 +17,12 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use rustix::io::Errno;
 
 /// How the bytes of a new file come to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +51,9 @@ pub trait DiskFile: Send + Sync {
     /// Fills all of `buffer` or fails.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Returns when these bytes are stable, which costs less than a write and a sync. It is
+    /// no sync: other bytes that were written before may still be lost.
+    fn write_at_synced(&self, offset: u64, data: &[u8]) -> io::Result<()>;
     /// Returns when all bytes written so far are stable.
     fn sync(&self) -> io::Result<()>;
     /// Says that its bytes, which are stable, will hardly be read again. A log that goes
@@ -87,9 +93,26 @@ impl FileDisk {
         Ok(Self { path, directory })
     }
 
-    fn open_file(&self, options: &mut OpenOptions, name: &str) -> io::Result<File> {
-        options.read(true).write(true).open(self.path.join(name))
+    fn open_file(&self, options: &mut OpenOptions, name: &str) -> io::Result<OpenFile> {
+        let path = self.path.join(name);
+        let file = options.read(true).write(true).open(&path)?;
+        // The directory is locked: under this name there is no other file a moment later.
+        let mut through = OpenOptions::new();
+        through.write(true).custom_flags(libc::O_DSYNC);
+        let through = match through.open(&path) {
+            Ok(through) => Some(through),
+            Err(error) if is_unsupported(&error) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(OpenFile { file, through })
     }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::INVAL | Errno::OPNOTSUPP)
+    )
 }
 
 /// Written and synced in pieces, so that a group commit that happens meanwhile
@@ -132,25 +155,25 @@ impl Disk for FileDisk {
     }
 
     fn create(&self, name: &str, bytes: u64, fill: Fill) -> io::Result<Arc<dyn DiskFile>> {
-        let file = self.open_file(OpenOptions::new().create_new(true), name)?;
+        let opened = self.open_file(OpenOptions::new().create_new(true), name)?;
+        let file = &opened.file;
         match fill {
-            Fill::Zeroed => zero_fill(&file, bytes)?,
-            Fill::Reserved => match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            Fill::Zeroed => zero_fill(file, bytes)?,
+            Fill::Reserved => match fallocate(file, FallocateFlags::empty(), 0, bytes) {
                 Ok(()) => file.sync_all()?,
                 // Some file systems cannot reserve; a file of the right size is enough.
-                Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                     file.set_len(bytes)?;
                     file.sync_all()?;
                 }
                 Err(error) => return Err(error.into()),
             },
         }
-        Ok(Arc::new(OpenFile { file }))
+        Ok(Arc::new(opened))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let file = self.open_file(&mut OpenOptions::new(), name)?;
-        Ok(Arc::new(OpenFile { file }))
+        Ok(Arc::new(self.open_file(&mut OpenOptions::new(), name)?))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -168,6 +191,11 @@ impl Disk for FileDisk {
 
 struct OpenFile {
     file: File,
+    /// The same file once more, opened so that a write returns when its bytes are stable.
+    /// A handle, and not a flag of the write (`RWF_DSYNC`), so that it is an ordinary write
+    /// of the C library: the tests that cut the power see those only. `None` where the file
+    /// system knows no such handles.
+    through: Option<File>,
 }
 
 impl DiskFile for OpenFile {
@@ -183,11 +211,64 @@ impl DiskFile for OpenFile {
         self.file.write_all_at(data, offset)
     }
 
+    fn write_at_synced(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        match &self.through {
+            Some(through) => through.write_all_at(data, offset),
+            None => {
+                self.file.write_all_at(data, offset)?;
+                self.file.sync_data()
+            }
+        }
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 
     fn release_memory(&self) {
         release_memory(&self.file);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With the handle for it, and on a file system that knows none.
+    #[test]
+    fn what_is_written_through_is_seen_by_all_handles() -> io::Result<()> {
+        for is_supported in [true, false] {
+            let folder = tempfile::tempdir()?;
+            let disk = FileDisk::open(folder.path())?;
+            drop(disk.create("file", 4096, Fill::Zeroed)?);
+            let mut file = disk.open_file(&mut OpenOptions::new(), "file")?;
+            assert!(file.through.is_some());
+            if !is_supported {
+                file.through = None;
+            }
+            file.write_at(0, b"before")?;
+            file.write_at_synced(4, b"through")?;
+            file.write_at(8, b"after")?;
+            disk.rename("file", "renamed")?;
+            file.write_at_synced(13, b"!")?;
+            for reader in [disk.open("renamed")?, Arc::new(file)] {
+                let mut bytes = [0; 15];
+                reader.read_at(0, &mut bytes)?;
+                assert_eq!(&bytes, b"befothroafter!\0", "{is_supported}");
+                assert_eq!(reader.bytes()?, 4096);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn only_a_flag_that_is_not_known_is_done_without() {
+        let check = |errno: Errno, unsupported: bool| {
+            assert_eq!(is_unsupported(&errno.into()), unsupported, "{errno}");
+        };
+        check(Errno::INVAL, true);
+        check(Errno::OPNOTSUPP, true);
+        check(Errno::IO, false);
+        check(Errno::MFILE, false);
     }
 }

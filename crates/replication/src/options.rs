@@ -66,6 +66,8 @@ pub struct Faults {
     pub barrier_without_quorum: bool,
     /// Entries are acknowledged to the leader (and count for it) before their sync.
     pub acknowledge_unsynced: bool,
+    /// A group is written through although entries before it are not synced.
+    pub sync_over_unsynced: bool,
     /// Votes are not remembered over a restart.
     pub forget_votes: bool,
     /// Times are given by the wall clock alone.

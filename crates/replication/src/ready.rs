@@ -4,8 +4,8 @@
 //!   term and vote changed?   make them stable                      before any message
 //!   leader's messages        send: others sync while we do
 //!   a state to install       instead of what we have, see `copying.rs`
-//!   entries                  cut off what they replace, append, write
-//!   sync                     unless nobody else has a copy and nobody asks for it
+//!   entries                  cut off what they replace, append, write, and
+//!                            sync, unless nobody else has a copy and nobody asks for it
 //!   follower's messages      send: they say what is stable here (and applied, if there was
 //!                            nothing to write)
 //!   committed entries        members first, then the state machine, then readers, then
@@ -132,22 +132,18 @@ impl<S: StateMachine> Driver<S> {
             self.writer.append(&entry).map_err(writing)?;
             self.shared.log.tail.lock().push(entry);
         }
-        self.writer.flush().map_err(writing)?;
+        let may_wait = self.may_buffer && self.is_sole() && !self.writer.is_sync_due();
+        let flushed = if may_wait || self.shared.log.options.faults.acknowledge_unsynced {
+            self.writer.flush()
+        } else {
+            self.writer.flush_synced()
+        };
+        flushed.map_err(writing)?;
         if self.leading.is_none() {
             // Whoever leads next goes on from there.
             self.shared.advance_clock(self.writer.last_time());
         }
-        let due = self
-            .writer
-            .sync_due()
-            .is_some_and(|due| due <= std::time::Instant::now());
-        let buffered = self.may_buffer && !due && self.is_sole();
-        if buffered || self.shared.log.options.faults.acknowledge_unsynced {
-            return Ok(());
-        }
-        self.writer
-            .sync()
-            .map_err(|error| format!("syncing the log: {error}"))
+        Ok(())
     }
 
     fn apply_until(&mut self, last: LogPosition) -> Done {

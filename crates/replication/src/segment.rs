@@ -46,6 +46,9 @@
 //! segment's header and name are stable. (A segment that is still empty when an entry
 //! needs a larger one is replaced under its name and sequence; it held no entry.)
 //!
+//! **Behind the end.** A write may put zeros behind its last entry (`append.rs`), over
+//! which the next one is written. A walk finds nothing there, as where nothing was written.
+//!
 //! **Cutting off.** Entries at the end that another leader has replaced are not
 //! overwritten: a new segment begins at the first of them, and the segment before it
 //! holds only what comes before its successor. See `truncate.rs`.

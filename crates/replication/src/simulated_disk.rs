@@ -1,8 +1,10 @@
 //! A directory in memory whose power can be cut at any operation.
 //!
 //! Each file has the bytes that readers see and the bytes that are stable; writes are
-//! remembered until a sync makes them stable. The directory is the same: names as
-//! seen, names as stable, and the changes in between.
+//! remembered until a sync makes them stable. A write that is synced by itself makes its own
+//! bytes stable and no others; it counts as two operations, so that the power can go when it is
+//! half done. The directory is the same: names as seen, names as stable, and the changes in
+//! between.
 //!
 //! - [`SimulatedDisk::cut_power_after`] lets a number of changing operations pass; all
 //!   that follow fail, as if the machine were gone.
@@ -210,6 +212,24 @@ impl FileState {
         self.seen = self.stable.clone();
     }
 
+    /// What was written before to a stretch of bytes will not come to the platter any more:
+    /// later bytes did, or were lost.
+    fn forget_unsynced(&mut self, offset: u64, count: usize) {
+        let end = offset + count as u64;
+        for (at, data) in std::mem::take(&mut self.unsynced) {
+            // How many of its bytes lie before the stretch, and how many before its end.
+            let before = (offset.saturating_sub(at) as usize).min(data.len());
+            let passed = (end.saturating_sub(at) as usize).min(data.len());
+            if before > 0 {
+                self.unsynced.push((at, data[..before].to_vec()));
+            }
+            if passed < data.len() {
+                self.unsynced
+                    .push((at + passed as u64, data[passed..].to_vec()));
+            }
+        }
+    }
+
     fn keep(&mut self, offset: u64, data: &[u8]) {
         let start = offset as usize;
         self.stable[start..start + data.len()].copy_from_slice(data);
@@ -339,6 +359,22 @@ impl DiskFile for SimulatedFile {
         })
     }
 
+    fn write_at_synced(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.write_at(offset, data)?;
+        self.with(|world, file| {
+            // The power may go here: then it is a write that was not synced.
+            world.spend()?;
+            let works = world.sync_works();
+            let file = &mut world.files[file];
+            file.forget_unsynced(offset, data.len());
+            if !works {
+                return Err(io::Error::other("the sync failed"));
+            }
+            file.keep(offset, data);
+            Ok(())
+        })
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.with(|world, file| {
             world.spend()?;
@@ -370,5 +406,74 @@ impl Random {
 
     fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// What a power cut may leave of a file of 8 bytes, to which `write` has written.
+    fn left(write: impl Fn(&SimulatedDisk, &dyn DiskFile)) -> BTreeSet<String> {
+        let cut = |seed| {
+            let disk = SimulatedDisk::new();
+            let file = disk.create("file", 8, Fill::Zeroed).expect("creates");
+            file.write_at(0, b"........").expect("writes");
+            file.sync().expect("syncs");
+            disk.sync_directory().expect("syncs");
+            write(&disk, &*file);
+            disk.restart(Some(seed));
+            let bytes = disk.contents("file").expect("it is there");
+            String::from_utf8(bytes).expect("letters")
+        };
+        (0..200).map(cut).collect()
+    }
+
+    #[test]
+    fn a_synced_write_makes_its_own_bytes_stable() {
+        let found = left(|_, file| file.write_at_synced(2, b"bb").expect("writes"));
+        assert_eq!(found, ["..bb....".to_owned()].into());
+    }
+
+    #[test]
+    fn what_was_written_before_a_synced_write_can_be_lost() {
+        let found = left(|_, file| {
+            file.write_at(0, b"aaaaaa").expect("writes");
+            file.write_at_synced(2, b"bb").expect("writes");
+            file.write_at(3, b"c").expect("writes");
+        });
+        for kept in ["..bb....", "aabb....", "aabbaa..", "..bbaa..", "aabcaa.."] {
+            assert!(found.contains(kept), "{kept}: {found:?}");
+        }
+        for left in &found {
+            assert_eq!(&left[2..3], "b", "{found:?}");
+            assert!(["b", "c"].contains(&&left[3..4]), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_synced_write_can_be_cut_off_in_the_middle() {
+        let found = left(|disk, file| {
+            disk.cut_power_after(1);
+            file.write_at_synced(2, b"bb")
+                .expect_err("the power is off");
+        });
+        let expected = ["........", "..b.....", "..bb...."];
+        assert_eq!(found, expected.map(str::to_owned).into());
+    }
+
+    #[test]
+    fn a_synced_write_that_fails_is_seen_and_lost() {
+        let found = left(|disk, file| {
+            file.write_at(0, b"aa").expect("writes");
+            disk.fail_sync_after(0);
+            file.write_at_synced(2, b"bb").expect_err("the sync fails");
+            let seen = disk.contents("file").expect("it is there");
+            assert_eq!(seen, b"aabb....");
+            file.sync().expect("it fails once");
+        });
+        assert_eq!(found, ["aa......".to_owned()].into());
     }
 }

@@ -32,8 +32,7 @@ impl Writer {
         let log = self.log().clone();
         assert!(last >= log.applied(), "what was applied is never cut off");
         assert!(last < self.last(), "there is something to cut off");
-        self.flush()?;
-        self.sync()?;
+        self.flush_synced()?;
         let sequence = log.active().header.sequence + 1;
         let (end, header) = self.header_after(last, sequence)?;
         loop {

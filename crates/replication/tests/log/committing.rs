@@ -51,6 +51,40 @@ fn a_group_is_synced_once_and_only_if_one_of_it_asks() {
     check(&[Buffered, Buffered], 0);
 }
 
+/// A page that is not in memory would be read from the disk before a part of it is written.
+#[test]
+fn a_page_is_written_to_its_end_when_it_is_first_written_to() {
+    const SEGMENT: &str = "log-0000000000000001.seg";
+    for durability in [Synced, Buffered] {
+        let mut world = World::new();
+        world.options.segment_bytes = 4 * 4096;
+        let (group, mut driver) = world.open_stepped().expect("opens");
+        // As in a file that was used before.
+        let stale = [0xff; 3 * 4096];
+        world.disk.damage(SEGMENT, 4096, &stale).expect("damages");
+        let check = |bytes: &[u8], expected: &[(usize, u8)]| {
+            for (at, byte) in expected {
+                assert_eq!(bytes[*at], *byte, "{durability:?} at {at}");
+            }
+        };
+        drop(propose(&group, durability, &[b'x'; 100]));
+        driver.step();
+        let bytes = world.disk.contents(SEGMENT).expect("it is there");
+        check(&bytes, &[(4096, 0xff)]);
+        drop(propose(&group, durability, &[b'x'; 5000]));
+        driver.step();
+        let bytes = world.disk.contents(SEGMENT).expect("it is there");
+        check(&bytes, &[(4096, b'x'), (8191, 0), (8192, 0xff)]);
+        drop(propose(&group, durability, &[b'x'; 100]));
+        driver.step();
+        let bytes = world.disk.contents(SEGMENT).expect("it is there");
+        check(&bytes, &[(8191, 0), (8192, 0xff)]);
+        driver.close().expect("closes");
+        let (group, _driver) = world.open_stepped().expect("opens");
+        assert_eq!(group.last_applied(), at(4), "and the first of its term");
+    }
+}
+
 #[test]
 fn a_sole_member_tells_how_far_it_is_synced() {
     let world = World::new();

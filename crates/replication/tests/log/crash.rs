@@ -7,11 +7,12 @@
 //! everything that was ever proposed and not provably lost.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use crate::world::{Ledger, OWN_ENTRY, World};
 use proptest::prelude::*;
-use replication::{Driver, Durability, EntryKind, Error, Group, Pending, ReadError};
+use replication::{Driver, Durability, EntryKind, Error, Faults, Group, Pending, ReadError};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -261,9 +262,19 @@ fn open_unless_cut(world: &World) -> Option<(Group<Ledger>, Driver<Ledger>)> {
     }
 }
 
+/// Of one page each, and of several.
+const SEGMENT_BYTES: [u64; 2] = [4096, 3 * 4096 + 512];
+
 fn check(lives: &[Life]) {
-    let mut world = World::new();
-    world.options.window_bytes = 3 * 4096;
+    for segment_bytes in SEGMENT_BYTES {
+        let mut world = World::new();
+        world.options.segment_bytes = segment_bytes;
+        check_in(world, lives);
+    }
+}
+
+fn check_in(mut world: World, lives: &[Life]) {
+    world.options.window_bytes = 3 * world.options.segment_bytes;
     let mut model = Model::default();
     for life in lives {
         match life.end {
@@ -350,4 +361,46 @@ fn a_name_that_a_dying_process_gave_is_made_stable_before_it_is_used() {
             check(&[first, second]);
         }
     }
+}
+
+/// A write that is synced by itself says nothing about what was buffered before it.
+#[test]
+fn a_group_is_synced_by_its_own_write_only_where_nothing_before_it_is_unsynced() {
+    let propose = |synced, payload_bytes| Step::Propose {
+        synced,
+        payload_bytes,
+    };
+    let lose = |faults: Faults| {
+        (0..40).find_map(|seed| {
+            let life = Life {
+                steps: vec![
+                    propose(true, 100),
+                    Step::Commit,
+                    propose(false, 700),
+                    Step::Commit,
+                    propose(true, 100),
+                    Step::Commit,
+                ],
+                operations: 100,
+                end: End::PowerCut {
+                    seed,
+                    state_kept: 0,
+                },
+            };
+            let mut world = World::new();
+            world.options.faults = faults;
+            let outcome = catch_unwind(AssertUnwindSafe(|| check_in(world, &[life])));
+            let wrong = outcome.err()?;
+            let text = wrong.downcast_ref::<String>().map(String::as_str);
+            text.or(wrong.downcast_ref::<&str>().copied())
+                .map(str::to_owned)
+        })
+    };
+    assert_eq!(lose(Faults::default()), None);
+    let faults = Faults {
+        sync_over_unsynced: true,
+        ..Faults::default()
+    };
+    let wrong = lose(faults).expect("nobody misses the rule");
+    assert!(wrong.contains("acknowledged as synced"), "{wrong}");
 }
