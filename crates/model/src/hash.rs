@@ -19,6 +19,10 @@
 //!
 //! So 3, 3.0 and 3.7 hash alike: a hashed index has them as candidates only,
 //! and refuses to order them.
+//!
+//! A statement about one document hashes the same value several times: to find its shard, to
+//! check who owns it, to find its record, and for the index. So each thread remembers the short
+//! value that it hashed last.
 
 use crate::bson::{Decimal128, Doc, Kind, ValueRef};
 use crate::decimal::{Decimal, Rounding};
@@ -26,6 +30,7 @@ use crate::number::Number;
 use crate::order::bracket;
 use foldhash::fast::FixedState;
 use md5::{Digest, Md5};
+use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
 
 /// MD5 over documents, one after the other, as `dbHash` shows it.
@@ -138,10 +143,83 @@ fn feed_fields(hasher: &mut impl Hasher, doc: Doc<'_>) {
 
 /// The server's 64-bit hash of a value, for hashed indexes and hashed shard keys.
 pub fn hashed_index_key(value: ValueRef<'_>) -> i64 {
-    let mut digest = Md5::new();
-    digest.update(HASH_SEED.to_le_bytes());
-    digest.update(canonical_type(value).to_le_bytes());
-    digest_content(&mut digest, value);
+    let mut content = Content::default();
+    content.update(&HASH_SEED.to_le_bytes());
+    content.update(&canonical_type(value).to_le_bytes());
+    put_content(&mut content, value);
+    content.hash()
+}
+
+/// What is hashed, gathered while it is short.
+#[derive(Default)]
+struct Content {
+    short: Short,
+    /// Once it is longer than that.
+    digest: Option<Md5>,
+}
+
+/// All of one block of MD5, with what the algorithm adds to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Short {
+    bytes: [u8; Short::BYTES_MAX],
+    length: usize,
+}
+
+thread_local! {
+    /// A short content and its hash. An empty one is nobody's.
+    static LAST: Cell<(Short, i64)> = Cell::new((Short::default(), 0));
+}
+
+impl Short {
+    const BYTES_MAX: usize = 55;
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Default for Short {
+    fn default() -> Self {
+        Self {
+            bytes: [0; Short::BYTES_MAX],
+            length: 0,
+        }
+    }
+}
+
+impl Content {
+    fn update(&mut self, bytes: &[u8]) {
+        if let Some(digest) = &mut self.digest {
+            return digest.update(bytes);
+        }
+        let end = self.short.length + bytes.len();
+        match self.short.bytes.get_mut(self.short.length..end) {
+            Some(room) => {
+                room.copy_from_slice(bytes);
+                self.short.length = end;
+            }
+            None => {
+                let digest = Md5::new_with_prefix(self.short.as_bytes());
+                self.digest = Some(digest.chain_update(bytes));
+            }
+        }
+    }
+
+    fn hash(self) -> i64 {
+        if let Some(digest) = self.digest {
+            return first_bytes(digest);
+        }
+        let (last, hash) = LAST.get();
+        if last == self.short {
+            return hash;
+        }
+        let hash = first_bytes(Md5::new_with_prefix(self.short.as_bytes()));
+        LAST.set((self.short, hash));
+        hash
+    }
+}
+
+fn first_bytes(digest: Md5) -> i64 {
     let hash: [u8; 16] = digest.finalize().into();
     let mut first = [0; 8];
     first.copy_from_slice(&hash[..8]);
@@ -174,63 +252,63 @@ fn canonical_type(value: ValueRef<'_>) -> i32 {
     }
 }
 
-fn digest_content(digest: &mut Md5, value: ValueRef<'_>) {
+fn put_content(content: &mut Content, value: ValueRef<'_>) {
     match value {
-        ValueRef::Int32(v) => digest.update(i64::from(v).to_le_bytes()),
-        ValueRef::Int64(v) | ValueRef::DateTime(v) => digest.update(v.to_le_bytes()),
+        ValueRef::Int32(v) => content.update(&i64::from(v).to_le_bytes()),
+        ValueRef::Int64(v) | ValueRef::DateTime(v) => content.update(&v.to_le_bytes()),
         // The cast saturates and takes NaN to zero, as the server does.
-        ValueRef::Double(v) => digest.update((v as i64).to_le_bytes()),
-        ValueRef::Decimal128(v) => digest.update(decimal_to_i64(v).to_le_bytes()),
+        ValueRef::Double(v) => content.update(&(v as i64).to_le_bytes()),
+        ValueRef::Decimal128(v) => content.update(&decimal_to_i64(v).to_le_bytes()),
         ValueRef::String(text) | ValueRef::Symbol(text) | ValueRef::JavaScript(text) => {
-            digest_string(digest, text);
+            put_string(content, text);
         }
-        ValueRef::Document(doc) => digest_fields(digest, doc),
-        ValueRef::Array(array) => digest_fields(digest, array.as_doc()),
+        ValueRef::Document(doc) => put_fields(content, doc),
+        ValueRef::Array(array) => put_fields(content, array.as_doc()),
         ValueRef::Binary { subtype, bytes } => {
-            digest.update((bytes.len() as i32).to_le_bytes());
-            digest.update([subtype]);
-            digest.update(bytes);
+            content.update(&(bytes.len() as i32).to_le_bytes());
+            content.update(&[subtype]);
+            content.update(bytes);
         }
-        ValueRef::ObjectId(id) => digest.update(id.0),
-        ValueRef::Boolean(v) => digest.update([u8::from(v)]),
+        ValueRef::ObjectId(id) => content.update(&id.0),
+        ValueRef::Boolean(v) => content.update(&[u8::from(v)]),
         ValueRef::Timestamp(v) => {
-            digest.update(v.increment.to_le_bytes());
-            digest.update(v.seconds.to_le_bytes());
+            content.update(&v.increment.to_le_bytes());
+            content.update(&v.seconds.to_le_bytes());
         }
         ValueRef::Regex { pattern, options } => {
             for text in [pattern, options] {
-                digest.update(text.as_bytes());
-                digest.update([0]);
+                content.update(text.as_bytes());
+                content.update(&[0]);
             }
         }
         ValueRef::DbPointer { namespace, id } => {
-            digest_string(digest, namespace);
-            digest.update(id.0);
+            put_string(content, namespace);
+            content.update(&id.0);
         }
         ValueRef::JavaScriptWithScope { code, scope } => {
-            digest.update(code.as_bytes());
-            digest.update([0]);
-            digest_fields(digest, scope);
+            content.update(code.as_bytes());
+            content.update(&[0]);
+            put_fields(content, scope);
         }
         ValueRef::MinKey | ValueRef::Undefined | ValueRef::Null | ValueRef::MaxKey => {}
     }
 }
 
-fn digest_string(digest: &mut Md5, text: &str) {
-    digest.update((text.len() as i32 + 1).to_le_bytes());
-    digest.update(text.as_bytes());
-    digest.update([0]);
+fn put_string(content: &mut Content, text: &str) {
+    content.update(&(text.len() as i32 + 1).to_le_bytes());
+    content.update(text.as_bytes());
+    content.update(&[0]);
 }
 
-fn digest_fields(digest: &mut Md5, doc: Doc<'_>) {
+fn put_fields(content: &mut Content, doc: Doc<'_>) {
     for element in doc.iter() {
         let value = element.value();
-        digest.update(canonical_type(value).to_le_bytes());
-        digest.update(element.key_bytes());
-        digest.update([0]);
-        digest_content(digest, value);
+        content.update(&canonical_type(value).to_le_bytes());
+        content.update(element.key_bytes());
+        content.update(&[0]);
+        put_content(content, value);
     }
-    digest.update(END_OF_FIELDS.to_le_bytes());
+    content.update(&END_OF_FIELDS.to_le_bytes());
 }
 
 /// Unlike doubles, decimals are rounded, half to even.
@@ -269,6 +347,26 @@ mod tests {
         let mut writer = DocWriter::new();
         write(&mut writer);
         writer.finish()
+    }
+
+    /// What was hashed before decides about nothing, be it short, long, or the beginning of another.
+    #[test]
+    fn a_hash_does_not_depend_on_the_one_before() {
+        let texts: Vec<String> = (0..130).map(|length| "x".repeat(length)).collect();
+        let alone = |text: &String| {
+            let text = text.clone();
+            let hashed = std::thread::spawn(move || hashed_index_key(ValueRef::String(&text)));
+            hashed.join().expect("hashing does not panic")
+        };
+        let expected: Vec<i64> = texts.iter().map(alone).collect();
+        for (text, expected) in texts.iter().zip(&expected).rev() {
+            for _ in 0..2 {
+                check(ValueRef::String(text), *expected);
+                check(ValueRef::Symbol(text), *expected);
+            }
+        }
+        let distinct: std::collections::BTreeSet<_> = expected.iter().collect();
+        assert_eq!(distinct.len(), expected.len());
     }
 
     /// Every number here was answered by `$toHashedIndexKey` of `mongod` 6.0.5.

@@ -4,7 +4,7 @@
 //! parsing on, where constants are folded. The list names what is *known to be cheap*: what it has never heard of
 //! is taken for costly.
 
-use model::bson::{Array, Doc, Element, ValueRef};
+use model::bson::{Array, Doc, Element, Kind, ValueRef};
 
 /// A document without expressions may still hold a condition with ten thousand branches; one of this size is dear
 /// enough not to mind what running apart costs.
@@ -22,97 +22,102 @@ pub fn has_costly(document: Doc<'_>) -> bool {
 
 /// The same for parsing the stages of a pipeline: work on documents is not meant.
 pub fn is_costly_to_parse(stages: Array<'_>) -> bool {
-    let is_cheap = |name: &str| is_plain(name) || is_plain_stage(name);
-    stages.iter().any(|stage| is_costly_value(stage, is_cheap))
+    let is_cheap = |name: &[u8]| is_plain(name) || is_plain_stage(name);
+    (stages.elements()).any(|stage| is_costly_value(stage, is_cheap))
 }
 
-fn is_costly(element: Element<'_>, is_cheap: fn(&str) -> bool) -> bool {
-    let name = element.key();
-    (name.starts_with('$') && !is_cheap(name)) || is_costly_value(element.value(), is_cheap)
+fn is_costly(element: Element<'_>, is_cheap: fn(&[u8]) -> bool) -> bool {
+    let name = element.key_bytes();
+    (name.starts_with(b"$") && !is_cheap(name)) || is_costly_value(element, is_cheap)
 }
 
-fn is_costly_value(value: ValueRef<'_>, is_cheap: fn(&str) -> bool) -> bool {
-    match value {
-        ValueRef::Document(document) => document.iter().any(|inner| is_costly(inner, is_cheap)),
-        ValueRef::Array(array) => array.iter().any(|value| is_costly_value(value, is_cheap)),
+fn is_costly_value(element: Element<'_>, is_cheap: fn(&[u8]) -> bool) -> bool {
+    match element.kind() {
+        Kind::Document | Kind::Array => match element.value() {
+            ValueRef::Document(document) => document.iter().any(|inner| is_costly(inner, is_cheap)),
+            ValueRef::Array(array) => {
+                (array.elements()).any(|inner| is_costly_value(inner, is_cheap))
+            }
+            _ => false,
+        },
         // PCRE may backtrack, over every string of an array.
-        ValueRef::Regex { .. } => true,
+        Kind::Regex => true,
         _ => false,
     }
 }
 
 /// Stages and accumulators of which nothing is worked out before there are documents, or no more than they hold.
-fn is_plain_stage(name: &str) -> bool {
+fn is_plain_stage(name: &[u8]) -> bool {
     matches!(
         name,
-        "$match"
-            | "$project"
-            | "$addFields"
-            | "$unwind"
-            | "$group"
-            | "$limit"
-            | "$skip"
-            | "$count"
-            | "$sortByCount"
-            | "$sum"
-            | "$avg"
-            | "$first"
-            | "$last"
+        b"$match"
+            | b"$project"
+            | b"$addFields"
+            | b"$unwind"
+            | b"$group"
+            | b"$limit"
+            | b"$skip"
+            | b"$count"
+            | b"$sortByCount"
+            | b"$sum"
+            | b"$avg"
+            | b"$first"
+            | b"$last"
     )
 }
 
 /// Operators of conditions and updates whose work is bounded by the sizes of
 /// request and document, and names that are not operators.
-fn is_plain(name: &str) -> bool {
+fn is_plain(name: &[u8]) -> bool {
     matches!(
         name,
-        "$db"
-            | "$clusterTime"
-            | "$readPreference"
-            | "$eq"
-            | "$ne"
-            | "$gt"
-            | "$gte"
-            | "$lt"
-            | "$lte"
-            | "$in"
-            | "$nin"
-            | "$and"
-            | "$or"
-            | "$nor"
-            | "$not"
-            | "$exists"
-            | "$type"
-            | "$size"
-            | "$all"
-            | "$elemMatch"
-            | "$mod"
-            | "$bitsAllSet"
-            | "$bitsAllClear"
-            | "$bitsAnySet"
-            | "$bitsAnyClear"
-            | "$comment"
-            | "$set"
-            | "$setOnInsert"
-            | "$unset"
-            | "$inc"
-            | "$mul"
-            | "$min"
-            | "$max"
-            | "$rename"
-            | "$currentDate"
-            | "$bit"
-            | "$push"
-            | "$pull"
-            | "$pullAll"
-            | "$pop"
-            | "$addToSet"
-            | "$each"
-            | "$slice"
-            | "$sort"
-            | "$position"
-            | "$ref"
-            | "$id"
+        b"$db"
+            | b"$clusterTime"
+            | b"$readPreference"
+            | b"$eq"
+            | b"$ne"
+            | b"$gt"
+            | b"$gte"
+            | b"$lt"
+            | b"$lte"
+            | b"$in"
+            | b"$nin"
+            | b"$and"
+            | b"$or"
+            | b"$nor"
+            | b"$not"
+            | b"$exists"
+            | b"$type"
+            | b"$size"
+            | b"$all"
+            | b"$elemMatch"
+            | b"$mod"
+            | b"$bitsAllSet"
+            | b"$bitsAllClear"
+            | b"$bitsAnySet"
+            | b"$bitsAnyClear"
+            | b"$comment"
+            | b"$set"
+            | b"$setOnInsert"
+            | b"$unset"
+            | b"$inc"
+            | b"$mul"
+            | b"$min"
+            | b"$max"
+            | b"$rename"
+            | b"$currentDate"
+            | b"$bit"
+            | b"$push"
+            | b"$pull"
+            | b"$pullAll"
+            | b"$pop"
+            | b"$addToSet"
+            | b"$each"
+            | b"$slice"
+            | b"$sort"
+            | b"$position"
+            | b"$ref"
+            | b"$id"
     )
 }
 

@@ -5,6 +5,8 @@
 //! What a specification may hold is the matter of `specification`.
 
 mod specification;
+#[cfg(test)]
+mod tests;
 
 pub use specification::parse_specification;
 
@@ -55,6 +57,12 @@ pub struct IndexDefinition {
     /// Only documents that match are in the index.
     pub partial: Option<Filter>,
     pub expire_after_seconds: Option<i64>,
+}
+
+/// Whether the outermost field of a path is the same in both, to the byte.
+pub fn is_untouched(path: &str, before: Doc<'_>, after: Doc<'_>) -> bool {
+    let name = path.split_once('.').map_or(path, |(first, _)| first);
+    before.element(name) == after.element(name)
 }
 
 /// The keys of one document in one index, sorted and without repetitions.
@@ -182,6 +190,14 @@ impl IndexDefinition {
     /// Whether this is the index on `_id`, whose entries are the records.
     pub fn is_id(&self) -> bool {
         self.name == "_id_"
+    }
+
+    /// Whether two versions of a document have the same keys for sure: nothing that keys are made
+    /// of has changed. Most updates change what no index is about.
+    pub fn is_untouched(&self, before: Doc<'_>, after: Doc<'_>) -> bool {
+        let mut fields = self.fields.iter();
+        self.partial.is_none()
+            && fields.all(|field| is_untouched(field.path.as_str(), before, after))
     }
 
     /// The keys that a document has in this index.

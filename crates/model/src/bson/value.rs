@@ -397,23 +397,42 @@ const BROKEN: &str = "value bytes were validated before they were read";
 /// How many bytes the value at the start of `bytes` takes.
 #[inline]
 pub(super) fn value_len(kind: Kind, bytes: &[u8]) -> usize {
-    match kind {
-        Kind::Undefined | Kind::Null | Kind::MinKey | Kind::MaxKey => 0,
-        Kind::Boolean => 1,
-        Kind::Int32 => 4,
-        Kind::Double | Kind::DateTime | Kind::Timestamp | Kind::Int64 => 8,
-        Kind::ObjectId => 12,
-        Kind::Decimal128 => 16,
-        Kind::String | Kind::JavaScript | Kind::Symbol => 4 + length_at(bytes),
-        Kind::Document | Kind::Array | Kind::JavaScriptWithScope => length_at(bytes),
-        Kind::Binary => 5 + length_at(bytes),
-        Kind::DbPointer => 4 + length_at(bytes) + 12,
-        Kind::Regex => {
+    match LAYOUTS[usize::from(kind.tag())] {
+        REGEX => {
             let pattern = c_str(bytes).len() + 1;
             pattern + c_str(&bytes[pattern..]).len() + 1
         }
+        layout if layout >= LENGTH_AHEAD => usize::from(layout - LENGTH_AHEAD) + length_at(bytes),
+        fixed => fixed.into(),
     }
 }
+
+/// By type: how long a value is; or, [`LENGTH_AHEAD`] added, how much longer than the number says
+/// that it begins with. A table because every step over a field asks for it.
+const LAYOUTS: [u8; 256] = {
+    let mut layouts = [0; 256];
+    layouts[Kind::Boolean as usize] = 1;
+    layouts[Kind::Int32 as usize] = 4;
+    layouts[Kind::Double as usize] = 8;
+    layouts[Kind::DateTime as usize] = 8;
+    layouts[Kind::Timestamp as usize] = 8;
+    layouts[Kind::Int64 as usize] = 8;
+    layouts[Kind::ObjectId as usize] = 12;
+    layouts[Kind::Decimal128 as usize] = 16;
+    layouts[Kind::String as usize] = LENGTH_AHEAD + 4;
+    layouts[Kind::JavaScript as usize] = LENGTH_AHEAD + 4;
+    layouts[Kind::Symbol as usize] = LENGTH_AHEAD + 4;
+    layouts[Kind::Document as usize] = LENGTH_AHEAD;
+    layouts[Kind::Array as usize] = LENGTH_AHEAD;
+    layouts[Kind::JavaScriptWithScope as usize] = LENGTH_AHEAD;
+    layouts[Kind::Binary as usize] = LENGTH_AHEAD + 5;
+    layouts[Kind::DbPointer as usize] = LENGTH_AHEAD + 4 + 12;
+    layouts[Kind::Regex as usize] = REGEX;
+    layouts
+};
+const LENGTH_AHEAD: u8 = 0x80;
+/// Two names, each with its zero.
+const REGEX: u8 = 0xFF;
 
 /// Decodes a value whose bytes were validated.
 #[inline]

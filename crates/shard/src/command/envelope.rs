@@ -60,6 +60,7 @@ impl Envelope {
             routed: None,
         };
         refuse_duplicates("APIParametersFromClient", body)?;
+        let mut of_transaction = None;
         for element in body.iter().skip(1) {
             // Almost all fields are the command's own: look at the first byte
             // before comparing names.
@@ -127,7 +128,10 @@ impl Envelope {
                     envelope.transaction_number = Some(number);
                 }
                 ("txnNumber", value) => return Err(wrong_session_field(name, value, "long")),
-                ("autocommit" | "startTransaction", ValueRef::Boolean(_)) => {}
+                ("autocommit", ValueRef::Boolean(_)) => of_transaction = Some(name),
+                ("startTransaction", ValueRef::Boolean(_)) => {
+                    of_transaction.get_or_insert(name);
+                }
                 ("autocommit" | "startTransaction", value) => {
                     return Err(wrong_session_field(name, value, "bool"));
                 }
@@ -183,10 +187,7 @@ impl Envelope {
         }
         if let Some(number) = envelope.transaction_number {
             check_transaction(command, body, &envelope, number)?;
-        } else if let Some(name) = ["autocommit", "startTransaction"]
-            .into_iter()
-            .find(|name| body.get(name).is_some_and(|value| !value.is_nullish()))
-        {
+        } else if let Some(name) = of_transaction {
             return Err(Error::new(
                 Code::INVALID_OPTIONS,
                 format!("'{name}' field requires a transaction number to also be specified"),

@@ -28,7 +28,11 @@ impl Ownership {
         statement: &UpdateStatement<'_>,
     ) -> Result<(), Error> {
         let mut fields = self.pattern.fields().iter();
-        if fields.all(|field| is_same(value_of(before, field), value_of(after, field))) {
+        let stays = |field: &ShardKeyField| {
+            query::index::is_untouched(&field.path, before, after)
+                || is_same(value_of(before, field), value_of(after, field))
+        };
+        if fields.all(stays) {
             return Ok(());
         }
         let Ok(key) = self.pattern.key_of(after) else {

@@ -474,6 +474,12 @@ impl<'s> Evaluator<'s> {
         let mut entries = Vec::new();
         let mut multikey = MultikeyFound::default();
         for (id, index) in collection.secondary_indexes() {
+            if let (Some(version), Some(draft)) = (before, &after) {
+                let after = Doc::from_validated(draft.document());
+                if index.definition.is_untouched(version.doc(), after) {
+                    continue;
+                }
+            }
             let old = match before {
                 Some(version) => keys_of(index, version.doc())?,
                 None => None,
