@@ -12,8 +12,9 @@
 use crate::documents::{self, CollectionEntry, Damage, Fields};
 use crate::error::Fault;
 use crate::store::Store;
+use crate::ticket::{self, Ticket};
 use crate::{commit::by, schema, settle};
-use cluster::authority::{Authority, DatabasePlacement, Decision, OperationId, Outcome};
+use cluster::authority::{Answers, Authority, DatabasePlacement, Decision, OperationId, Outcome};
 use cluster::routing::{RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, ObjectId, ValueRef};
 use model::version::PlacementVersion;
@@ -33,6 +34,8 @@ pub(crate) struct State {
     pub(crate) balances: bool,
     /// What cannot be understood, by the name of its collection or database.
     pub(crate) damaged: BTreeMap<String, Damaged>,
+    /// What commands were answered that may be asked again.
+    pub(crate) answers: Answers,
     /// When those operations were decided whose outcomes are kept.
     decided_ms: BTreeMap<OperationId, i64>,
 }
@@ -77,6 +80,10 @@ pub(crate) enum Effect {
     Balances(bool),
     /// A damaged collection was dropped.
     DamagedGone(Namespace),
+    /// A command has ended, at this time and with this answer.
+    Answered(Ticket, i64, DocBuf),
+    /// Nobody is told this answer any more.
+    AnswerGone(OperationId),
 }
 
 impl State {
@@ -91,6 +98,7 @@ impl State {
             decided_ms: BTreeMap::new(),
             balances: false,
             damaged: BTreeMap::new(),
+            answers: Answers::default(),
         };
         let balancer = store
             .find_one(SETTINGS, by("_id", "balancer").as_doc())
@@ -165,6 +173,13 @@ impl State {
         for doc in all(store, documents::OPERATIONS).await? {
             state.restore_outcome(doc.as_doc())?;
         }
+        let take = |doc: Doc<'_>| {
+            if let Some((ticket, at_ms, answer)) = ticket::read(doc) {
+                state.answers.keep(ticket, at_ms, answer);
+            }
+            Ok(())
+        };
+        store.scan(documents::ANSWERS, take).await?;
         Ok(state)
     }
 
@@ -257,6 +272,8 @@ impl State {
             Effect::DamagedGone(name) => {
                 self.damaged.remove(name.as_str());
             }
+            Effect::Answered(ticket, at_ms, answer) => self.answers.keep(ticket, at_ms, answer),
+            Effect::AnswerGone(id) => self.answers.forget(id),
         }
         Ok(())
     }

@@ -310,12 +310,13 @@ impl Shard {
         .await
     }
 
-    /// Gives a collection another name, dropping one that has it if `drop_target`.
+    /// Gives a collection another name, dropping one that has it if `drop_target`; only the one with this UUID, if
+    /// one is expected.
     pub(crate) async fn rename_collection(
         &self,
         from: &Namespace,
         to: &Namespace,
-        drop_target: bool,
+        (drop_target, expected): (bool, Option<&[u8]>),
         operation: Option<&Operation>,
     ) -> Result<(), Error> {
         let within = from.database() == to.database();
@@ -332,6 +333,9 @@ impl Shard {
             };
             return Err(Error::new(Code::NAMESPACE_NOT_FOUND, message));
         };
+        if let Some(expected) = expected {
+            check_uuid(&source, expected)?;
+        }
         let target = self.catalog.get(to);
         for end in [Some(&source), target.as_ref()].into_iter().flatten() {
             refuse_part("renameCollection", end)?;
@@ -654,6 +658,17 @@ fn put_ownership(encoder: &mut Encoder<'_>, id: CollectionId, ownership: &Owners
         let moving = ownership.moving.to_document();
         encoder.put_meta(&OwnershipKey::moving(id), moving.as_bytes());
     }
+}
+
+/// Refuses a collection that is not the one a command expects.
+pub(crate) fn check_uuid(collection: &Collection, expected: &[u8]) -> Result<(), Error> {
+    if collection.uuid.0 == expected {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::COLLECTION_UUID_MISMATCH,
+        "Collection UUID does not match that specified",
+    ))
 }
 
 fn drop_collection(encoder: &mut Encoder<'_>, collection: &Collection) {
