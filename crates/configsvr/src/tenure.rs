@@ -97,7 +97,11 @@ impl Tenure {
 
     /// Closes names to further operations.
     pub(crate) fn close(&self, claim: &Claim) {
-        self.closed.lock().extend(claim.names());
+        self.close_names(claim.names());
+    }
+
+    pub(crate) fn close_names(&self, names: Vec<String>) {
+        self.closed.lock().extend(names);
     }
 
     /// A name that is closed, if the claim has one.
@@ -235,9 +239,14 @@ impl Tenure {
 
     /// How a shard is reached.
     pub(crate) fn shard(&self, shard: &ShardId) -> Result<Arc<dyn Endpoint>, Fault> {
-        let host = self.with_state(|state| state.hosts.get(shard).cloned());
-        let host = host
-            .ok_or_else(|| Fault::new(Code::SHARD_NOT_FOUND, format!("Shard {shard} not found")))?;
+        let host = self.with_state(|state| match state.hosts.get(shard) {
+            Some(host) => Ok(host.clone()),
+            None => {
+                state.check_shard(shard)?;
+                let message = format!("Shard {shard} not found");
+                Err(Fault::new(Code::SHARD_NOT_FOUND, message))
+            }
+        })?;
         let mut links = self.links.lock();
         match links.get(shard) {
             Some(known) if known.host == host => Ok(known.endpoint.clone()),

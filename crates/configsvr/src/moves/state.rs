@@ -112,7 +112,7 @@ impl Move {
         writer.finish()
     }
 
-    pub(super) fn restore(doc: Doc<'_>) -> Result<Self, Fault> {
+    pub(crate) fn restore(doc: Doc<'_>) -> Result<Self, Fault> {
         let fields = Fields::of(OPERATIONS, doc);
         let began_ms = match doc.get("startedAt") {
             Some(ValueRef::DateTime(began_ms)) => began_ms,

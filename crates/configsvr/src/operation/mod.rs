@@ -151,6 +151,36 @@ fn restore(doc: Doc<'_>) -> Result<Box<dyn Operation>, Fault> {
     })
 }
 
+/// Whether a document of `config.terndb_operations` can be understood.
+pub(crate) fn check_stored(doc: Doc<'_>) -> Result<(), Fault> {
+    let fields = Fields::of(OPERATIONS, doc);
+    fields.uuid("_id")?;
+    match fields.text("kind")? {
+        settle::OUTCOME => Ok(()),
+        moves::KIND => moves::Move::restore(doc).map(|_| ()),
+        _ => restore(doc).map(|_| ()),
+    }
+}
+
+/// Closes the names of an operation whose state document cannot be understood: nobody knows how far it is. ⚑ Its
+/// locks tell them, and what can be read of the document.
+async fn close_damaged(tenure: &Tenure, doc: Doc<'_>) -> Result<(), Fault> {
+    let mut names = Vec::new();
+    if let Some(id) = doc.get("_id") {
+        for lock in (tenure.store)
+            .find(LOCKS, by("ts", id).as_doc(), Doc::EMPTY)
+            .await?
+        {
+            names.extend(lock.as_doc().get_str("_id").map(str::to_owned));
+        }
+    }
+    let fields = ["ns", "db", "from", "to"].iter();
+    names.extend(fields.filter_map(|field| doc.get_str(field).map(str::to_owned)));
+    tracing::error!("an operation that cannot be understood closes {names:?}");
+    tenure.close_names(names);
+    Ok(())
+}
+
 /// Begins an operation and waits for its end. Whose patience ends before its turn comes has done nothing.
 pub(crate) async fn run(
     tenure: &Arc<Tenure>,
@@ -175,6 +205,14 @@ pub(crate) async fn resume_all(tenure: &Arc<Tenure>) -> Result<(), Fault> {
         .store
         .find(OPERATIONS, running.finish().as_doc(), Doc::EMPTY)
         .await?;
+    let mut understood = Vec::with_capacity(unfinished.len());
+    for document in unfinished {
+        match check_stored(document.as_doc()) {
+            Ok(()) => understood.push(document),
+            Err(_) => close_damaged(tenure, document.as_doc()).await?,
+        }
+    }
+    let unfinished = understood;
     let is_move = |document: &DocBuf| document.as_doc().get_str("kind") == Some(moves::KIND);
     let (moving, unfinished): (Vec<_>, Vec<_>) = unfinished.into_iter().partition(is_move);
     // First, so that whoever has to end them knows them.
