@@ -36,7 +36,7 @@ impl Before {
         Self {
             indexes: i32::try_from(indexes.len() + 1).ok(),
             brings: brings.count() as i32,
-            dropped: are_there(command, indexes),
+            dropped: command.get("dropIndexes").is_some() && are_there(command, indexes),
             seconds: seconds.and_then(Number::of).and_then(Number::to_i64_exact),
             hidden: named.is_some_and(|index| index.get("hidden") == Some(ValueRef::Boolean(true))),
         }

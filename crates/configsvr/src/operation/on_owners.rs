@@ -305,13 +305,20 @@ impl OnOwners {
                 // Dropped by an earlier attempt, or never on this shard.
                 Err(Fault::Refused(error))
                     if error.code == Code::INDEX_NOT_FOUND
-                        && self.name() != "collMod"
-                        && (again && self.before.had_index() || self.reply.is_some()) => {}
+                        && (self.reply.is_some() || again && self.before.had_index()) => {}
                 Err(Fault::Refused(error)) if !self.created.is_empty() && self.reply.is_some() => {
                     self.refused = Some((error.code, error.message));
                     return Ok(Step::Next);
                 }
                 Err(fault @ Fault::Refused(_)) => return Ok(Step::Failed(fault)),
+                // It never reached anybody, and there is nobody else who has heard of it.
+                Err(fault)
+                    if self.alone.is_some()
+                        && !again
+                        && fault.code() == Some(Code::HOST_UNREACHABLE) =>
+                {
+                    return Ok(Step::Failed(fault));
+                }
                 Err(fault) => return Err(fault),
             }
         }

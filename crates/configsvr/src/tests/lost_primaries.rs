@@ -559,6 +559,30 @@ async fn while_dropping_and_renaming_what_is_not_sharded() {
     .await;
 }
 
+/// ⚑ That an index is missing when a shard is asked again does not say that it was there.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_dropping_an_index_that_is_not_there() {
+    for begin in [
+        "shard0! test {create: 'c'} => {}",
+        "admin {shardCollection: 'test.c', key: {_id: 'hashed'}} => {}",
+    ] {
+        let before = format!(
+            "
+            test {{dropDatabase: 1}} => {{}}
+            admin {{enableSharding: 'test', primaryShard: 'shard0'}} => {{}}
+            {begin}
+            "
+        );
+        let expected = Expected {
+            answer: "27",
+            once: "onOwners.end",
+            after: "",
+        };
+        let operation = "test {dropIndexes: 'c', index: 'none'}";
+        check(begin, &before, operation, expected).await;
+    }
+}
+
 /// A router that has not heard yet that a collection is sharded no more sends them here too.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_changing_indexes_of_what_is_not_sharded() {
