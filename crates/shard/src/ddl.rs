@@ -325,7 +325,11 @@ impl Shard {
         // ⚑ Both ends: what arrives where its database does not live would be found by nobody.
         self.check_home(from)?;
         self.check_home(to)?;
-        let Some(source) = self.catalog.get(from) else {
+        let source = self.catalog.get(from);
+        if let Some(expected) = expected {
+            check_uuid(source.as_ref(), expected)?;
+        }
+        let Some(source) = source else {
             let message = if within {
                 format!("Source collection {from} does not exist")
             } else {
@@ -333,9 +337,6 @@ impl Shard {
             };
             return Err(Error::new(Code::NAMESPACE_NOT_FOUND, message));
         };
-        if let Some(expected) = expected {
-            check_uuid(&source, expected)?;
-        }
         let target = self.catalog.get(to);
         for end in [Some(&source), target.as_ref()].into_iter().flatten() {
             refuse_part("renameCollection", end)?;
@@ -660,9 +661,12 @@ fn put_ownership(encoder: &mut Encoder<'_>, id: CollectionId, ownership: &Owners
     }
 }
 
-/// Refuses a collection that is not the one a command expects.
-pub(crate) fn check_uuid(collection: &Collection, expected: &[u8]) -> Result<(), Error> {
-    if collection.uuid.0 == expected {
+/// Refuses a collection that is not the one a command expects, or none.
+pub(crate) fn check_uuid(
+    collection: Option<&Arc<Collection>>,
+    expected: &[u8],
+) -> Result<(), Error> {
+    if collection.is_some_and(|collection| collection.uuid.0 == expected) {
         return Ok(());
     }
     Err(Error::new(

@@ -8,14 +8,13 @@
 //! A shard that nobody reaches is not waited for if nothing was asked of it before: the client is told, and nothing
 //! has happened.
 
+use crate::documents::uuid_value;
 use crate::error::Fault;
 use crate::tenure::Tenure;
 use cluster::routing::ShardId;
 use model::Code;
-use model::bson::{Doc, DocBuf, DocWriter};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::Uuid;
-
-use crate::documents::uuid_value;
 
 /// What a shard says to its part.
 pub(super) enum Said {
@@ -70,6 +69,35 @@ pub(super) fn only_for(command: Doc<'_>, uuid: &Uuid) -> DocBuf {
         }
     }
     meant.with("collectionUUID", uuid_value(uuid)).finish()
+}
+
+/// Whether a client's command does not expect another collection than the one with this UUID.
+pub(super) fn may_mean(command: Doc<'_>, uuid: Uuid) -> bool {
+    match command.get("collectionUUID") {
+        None => true,
+        Some(ValueRef::Binary { bytes, .. }) => bytes == uuid.0,
+        Some(_) => false,
+    }
+}
+
+/// What is wrong with the collection that a command expects.
+pub(super) fn another_uuid(command: Doc<'_>) -> Fault {
+    let name = command.first().map_or("", |first| first.key());
+    if let Some(value) = command.get("collectionUUID")
+        && !matches!(value, ValueRef::Binary { subtype: 4, .. })
+    {
+        let kind = value.kind().name();
+        return Fault::new(
+            Code::TYPE_MISMATCH,
+            format!(
+                "BSON field '{name}.collectionUUID' is the wrong type '{kind}', expected type 'binData'"
+            ),
+        );
+    }
+    Fault::new(
+        Code::COLLECTION_UUID_MISMATCH,
+        "Collection UUID does not match that specified",
+    )
 }
 
 /// A shard's reply as that of the cluster: the shard's times mean nothing to clients.

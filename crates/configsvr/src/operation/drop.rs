@@ -10,7 +10,7 @@
 //! know yet happened before the drop, and none is accepted into what is gone after it was answered. All
 //! shards are told, not only owners: one that gave its last chunk away may still hold the collection.
 
-use super::alone::{self, Said, only_for, without_message};
+use super::alone::{self, Said, may_mean, only_for, without_message};
 use super::{Context, Operation, Step};
 use crate::collection;
 use crate::commit::{Commit, by};
@@ -22,7 +22,7 @@ use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure};
 use cluster::authority::{Expected, Request};
 use cluster::routing::ShardId;
-use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter};
 use model::ids::Uuid;
 use model::time::ClusterTime;
 use model::{Code, Namespace};
@@ -87,9 +87,10 @@ impl Drop {
             return Err(not_found());
         };
         self.uuid = match uuid {
-            Some(uuid) => uuid,
+            Some(uuid) if may_mean(self.command.as_doc(), uuid) => uuid,
+            Some(_) => return Err(alone::another_uuid(self.command.as_doc())),
             None => match collection::uuid(tenure, &primary, &self.namespace).await? {
-                Some(uuid) if self.may_mean(uuid) => {
+                Some(uuid) if may_mean(self.command.as_doc(), uuid) => {
                     self.alone = true;
                     uuid
                 }
@@ -102,15 +103,6 @@ impl Drop {
         Ok(None)
     }
 
-    /// Whether the client does not mean another collection.
-    fn may_mean(&self, uuid: Uuid) -> bool {
-        match self.command.get("collectionUUID") {
-            None => true,
-            Some(ValueRef::Binary { bytes, .. }) => bytes == uuid.0,
-            Some(_) => false,
-        }
-    }
-
     /// Lets the shard say what is wrong. ⚑ With a UUID that no collection has: one that is made right now stays.
     async fn refused(
         &self,
@@ -118,15 +110,17 @@ impl Drop {
         primary: &ShardId,
         found: Option<Uuid>,
     ) -> Result<DocBuf, Fault> {
-        let command = match found {
-            Some(_) => self.command.clone(),
-            None => only_for(self.command.as_doc(), &new_uuid()),
+        // Who names one is told about that one.
+        let is_ours = found.is_none() && self.command.get("collectionUUID").is_none();
+        let command = match is_ours {
+            false => self.command.clone(),
+            true => only_for(self.command.as_doc(), &new_uuid()),
         };
         let database = self.namespace.database();
         let answer = tenure.ask(primary, database, command.as_doc()).await;
         match answer {
             Err(Fault::Refused(error))
-                if found.is_none() && error.code == Code::COLLECTION_UUID_MISMATCH =>
+                if is_ours && error.code == Code::COLLECTION_UUID_MISMATCH =>
             {
                 Err(not_found())
             }

@@ -20,7 +20,7 @@
 //!
 //! Left out: a sharded collection does not change its database, as in MongoDB.
 
-use super::alone::{self, Said, only_for, without_message};
+use super::alone::{self, Said, may_mean, only_for, without_message};
 use super::drop::{forget_zones, gone, remove_chunks};
 use super::{Context, Operation, Step};
 use crate::collection::{self, Facts};
@@ -164,13 +164,8 @@ impl Rename {
         primary: ShardId,
     ) -> Result<Option<DocBuf>, Fault> {
         let found = collection::uuid(tenure, &primary, &self.from).await?;
-        let given = match self.command.get("collectionUUID") {
-            Some(ValueRef::Binary { bytes, .. }) => bytes.try_into().map(Uuid).ok(),
-            _ => None,
-        };
-        let is_wrong = self.command.get("collectionUUID").is_some() && given != found;
         match found {
-            Some(uuid) if !is_wrong => {
+            Some(uuid) if may_mean(self.command.as_doc(), uuid) => {
                 self.alone = true;
                 self.uuid = uuid;
                 self.primary = primary;
@@ -179,13 +174,15 @@ impl Rename {
             // ⚑ The shard says what is wrong, and one that is made right now keeps its name: no collection has this
             // UUID.
             found => {
-                let command = match found {
-                    Some(_) => self.command.clone(),
-                    None => only_for(self.command.as_doc(), &documents::new_uuid()),
+                // Who names one is told about that one.
+                let is_ours = found.is_none() && self.command.get("collectionUUID").is_none();
+                let command = match is_ours {
+                    false => self.command.clone(),
+                    true => only_for(self.command.as_doc(), &documents::new_uuid()),
                 };
                 match tenure.ask(&primary, "admin", command.as_doc()).await {
                     Err(Fault::Refused(error))
-                        if found.is_none() && error.code == Code::COLLECTION_UUID_MISMATCH =>
+                        if is_ours && error.code == Code::COLLECTION_UUID_MISMATCH =>
                     {
                         Err(no_source(&self.from))
                     }
@@ -284,6 +281,9 @@ impl Rename {
                 None => return Err(no_source(&self.from)),
             },
         };
+        if !may_mean(self.command.as_doc(), self.uuid) {
+            return Err(alone::another_uuid(self.command.as_doc()));
+        }
         let is_there = match target {
             Some(_) => true,
             None => Facts::ask(tenure, primary, &self.to).await?.is_some(),

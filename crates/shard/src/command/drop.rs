@@ -32,9 +32,9 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
     // ⚑ Looked at while nobody else changes collections: who names a UUID drops that one, or none.
     let is_here = || {
         invocation.check_database_route()?;
-        match (uuid, invocation.shard.catalog.get(&namespace)) {
-            (Some(uuid), Some(collection)) => check_uuid(&collection, uuid),
-            _ => Ok(()),
+        match uuid {
+            Some(uuid) => check_uuid(invocation.shard.catalog.get(&namespace).as_ref(), uuid),
+            None => Ok(()),
         }
     };
     let operation = Some(&**invocation.operation);
