@@ -1,7 +1,8 @@
 """A cluster of separate processes whose config server is killed while it changes collections.
 
-Whatever was under way is finished by the config server's next life: afterwards `checkMetadataConsistency` finds
-nothing, no lock is left, and what was acknowledged is there.
+Whatever was under way is finished by the config server's next life, and the routers wait for it: clients ask once, and
+are told what was done. Afterwards `checkMetadataConsistency` finds nothing, no lock is left, and what was acknowledged
+is there.
 """
 
 import random
@@ -254,8 +255,9 @@ class ConfigServerKilled(Processes):
             reply = self.insist(router, "checkMetadataConsistency", 1)
             self.assertEqual(reply["cursor"]["firstBatch"], [], f"seed {seed}")
             for at in range(rounds):
-                kept = self.clients[router].shop[f"c{at}"].count_documents({})
-                self.assertEqual(kept, 20 if at % 3 else 0, f"seed {seed}, c{at}")
+                for name, kept in ((f"c{at}", at % 3 == 2), (f"r{at}", at % 3 == 1), (f"plain{at}", False)):
+                    count = self.clients[router].shop[name].count_documents({})
+                    self.assertEqual(count, 20 if kept else 0, f"seed {seed}, {name}")
 
     def is_empty(self, router: int, name: str) -> bool:
         try:
@@ -263,11 +265,20 @@ class ConfigServerKilled(Processes):
         except pymongo.errors.PyMongoError:
             return False
 
+    def once(self, router: int, name: str, value, database: str = "admin", **options) -> dict:
+        """Runs a command once: its answer comes, however often the config server is killed meanwhile."""
+        answer = self.clients[router][database].command(name, value, **options)
+        self.steps += 1
+        return answer
+
     def change(self, router: int, name: str):
-        self.insist(router, "shardCollection", f"shop.{name}", key={"a": "hashed"})
-        self.insist(router, "split", f"shop.{name}", find={"a": 1})
+        number = int(name[1:])
+        answer = self.once(router, "shardCollection", f"shop.{name}", key={"a": "hashed"})
+        self.assertEqual(answer["collectionsharded"], f"shop.{name}")
+        self.once(router, "split", f"shop.{name}", find={"a": 1})
         indexes = [{"key": {"b": 1}, "name": "b"}]
-        self.insist(router, "createIndexes", name, database="shop", indexes=indexes)
+        answer = self.once(router, "createIndexes", name, database="shop", indexes=indexes)
+        self.assertEqual((answer["numIndexesBefore"], answer["numIndexesAfter"]), (2, 3))
         documents = [{"_id": number, "a": number} for number in range(20)]
 
         # The other router has not heard of the collection.
@@ -281,8 +292,24 @@ class ConfigServerKilled(Processes):
                 return False
 
         wait_until(insert, "documents are inserted")
-        if int(name[1:]) % 3 == 0:
-            self.insist(router, "drop", name, database="shop")
+        if number % 3 == 0:
+            answer = self.once(router, "drop", name, database="shop")
+            self.assertEqual((answer["ns"], answer["nIndexesWas"]), (f"shop.{name}", 3))
+        elif number % 3 == 1:
+            self.once(router, "renameCollection", f"shop.{name}", to=f"shop.r{number}")
+        # One that is not sharded: its shard does it alone.
+        plain = f"plain{number}"
+        wait_until(lambda: self.made(router, plain), "a collection is made")
+        self.once(router, "renameCollection", f"shop.{plain}", to=f"shop.{plain}x")
+        answer = self.once(router, "drop", f"{plain}x", database="shop")
+        self.assertEqual(answer["nIndexesWas"], 1)
+
+    def made(self, router: int, name: str) -> bool:
+        try:
+            self.clients[router].shop[name].update_one({"_id": 1}, {"$set": {"a": 1}}, upsert=True)
+            return True
+        except pymongo.errors.PyMongoError:
+            return False
 
 
 if __name__ == "__main__":

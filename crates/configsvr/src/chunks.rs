@@ -1,6 +1,6 @@
 //! `split` and `mergeChunks`: bounds come and go, owners stay.
 //!
-//! Each is one entry, so it needs no state document. The owner is told of its new version afterwards; if
+//! Each is one entry, with its answer, so it needs no state document. The owner is told of its new version afterwards; if
 //! that fails it learns of it from the first request that knows more.
 
 use crate::commit::Commit;
@@ -12,6 +12,7 @@ use crate::placement::{self, Bounds};
 use crate::queue::{Claim, Patience};
 use crate::server::{ok, text};
 use crate::tenure::{Plan, Tenure, log_change};
+use crate::ticket::Ticket;
 use cluster::authority::{Expected, NewPlacement, Request};
 use cluster::routing::{RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -21,7 +22,11 @@ use model::{Code, Namespace};
 use std::sync::Arc;
 
 /// `{split: ns, find: {..} | bounds: [min, max] | middle: {..}}`.
-pub(crate) async fn split(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+pub(crate) async fn split(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
     let name = Namespace::parse(text(command, "split")?)?;
     let patience = Patience::of(command)?;
     let (here, command) = (tenure.clone(), command.to_owned());
@@ -31,7 +36,7 @@ pub(crate) async fn split(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocB
                 .queue
                 .enter_within(&Claim::one(&name), patience)
                 .await?;
-            split_in_turn(&here, &name, command.as_doc()).await
+            split_in_turn(&here, ticket, &name, command.as_doc()).await
         })
         .await
 }
@@ -67,6 +72,7 @@ pub(crate) fn two_bounds(command: Doc<'_>) -> Result<Option<(DocBuf, DocBuf)>, F
 
 async fn split_in_turn(
     tenure: &Tenure,
+    ticket: Option<Ticket>,
     name: &Namespace,
     command: Doc<'_>,
 ) -> Result<DocBuf, Fault> {
@@ -120,9 +126,8 @@ async fn split_in_turn(
     let owner = table.find(point.as_bytes()).chunk.shard.clone();
     let known = Bounds::from([(point.clone(), stored)]);
     let points = vec![point];
-    change(tenure, name, "split", known, |expected| Request::Split {
-        expected,
-        points,
+    change(tenure, ticket, name, "split", known, |expected| {
+        Request::Split { expected, points }
     })
     .await?;
     tell(tenure, name, &owner).await;
@@ -130,7 +135,11 @@ async fn split_in_turn(
 }
 
 /// `{mergeChunks: ns, bounds: [min, max]}`.
-pub(crate) async fn merge(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+pub(crate) async fn merge(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
     let name = Namespace::parse(text(command, "mergeChunks")?)?;
     let bounds = two_bounds(command)?;
     let bounds = bounds.ok_or_else(|| invalid("mergeChunks needs bounds"))?;
@@ -142,13 +151,14 @@ pub(crate) async fn merge(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocB
                 .queue
                 .enter_within(&Claim::one(&name), patience)
                 .await?;
-            merge_in_turn(&here, &name, bounds).await
+            merge_in_turn(&here, ticket, &name, bounds).await
         })
         .await
 }
 
 async fn merge_in_turn(
     tenure: &Tenure,
+    ticket: Option<Ticket>,
     name: &Namespace,
     (min, max): (DocBuf, DocBuf),
 ) -> Result<DocBuf, Fault> {
@@ -159,7 +169,7 @@ async fn merge_in_turn(
     }
     let range = KeyRange::new(pattern.bound(min.as_doc())?, pattern.bound(max.as_doc())?);
     let owner = table.find(range.min.as_bytes()).chunk.shard.clone();
-    change(tenure, name, "merge", Bounds::new(), |expected| {
+    change(tenure, ticket, name, "merge", Bounds::new(), |expected| {
         Request::Merge { expected, range }
     })
     .await?;
@@ -170,6 +180,7 @@ async fn merge_in_turn(
 /// Decides a change of bounds.
 async fn change(
     tenure: &Tenure,
+    ticket: Option<Ticket>,
     name: &Namespace,
     what: &str,
     mut bounds: Bounds,
@@ -196,11 +207,12 @@ async fn change(
                 placement::replace_chunks(&mut commit, table, changes, &bounds)?;
             }
             log_change(&mut commit, what, name.as_str(), Doc::EMPTY);
-            Ok(Plan {
+            let plan = Plan {
                 commit,
                 effects: vec![placement::keeps(decision, entry.clone())],
                 answer: (),
-            })
+            };
+            Ok(plan.answering(state, ticket, &Ok(ok())))
         })
         .await
 }

@@ -19,6 +19,44 @@ pub(crate) struct Facts {
     pub(crate) is_empty: bool,
 }
 
+/// The UUID of a collection on a shard; `None` if there is none.
+pub(crate) async fn uuid(
+    tenure: &Tenure,
+    shard: &ShardId,
+    name: &Namespace,
+) -> Result<Option<Uuid>, Fault> {
+    let listed = listed(tenure, shard, name).await?;
+    listed.map(|entry| uuid_of(&entry, shard, name)).transpose()
+}
+
+/// What `listCollections` says of a collection.
+async fn listed(
+    tenure: &Tenure,
+    shard: &ShardId,
+    name: &Namespace,
+) -> Result<Option<DocBuf>, Fault> {
+    let mut list = DocWriter::new().with("listCollections", 1);
+    list.begin_document("filter")
+        .append("name", name.collection())
+        .end();
+    let listed = ask_all(tenure, shard, name.database(), list.finish()).await?;
+    Ok(listed.into_iter().next())
+}
+
+fn uuid_of(entry: &DocBuf, shard: &ShardId, name: &Namespace) -> Result<Uuid, Fault> {
+    let uuid = entry.as_doc().get_doc("info");
+    let uuid = match uuid.and_then(|info| info.get("uuid")) {
+        Some(ValueRef::Binary { bytes, .. }) => bytes.try_into().map(Uuid).ok(),
+        _ => None,
+    };
+    uuid.ok_or_else(|| {
+        Fault::new(
+            Code::INTERNAL_ERROR,
+            format!("{shard} does not tell the UUID of {name}"),
+        )
+    })
+}
+
 impl Facts {
     /// `None` if there is no such collection.
     pub(crate) async fn ask(
@@ -26,27 +64,15 @@ impl Facts {
         shard: &ShardId,
         name: &Namespace,
     ) -> Result<Option<Facts>, Fault> {
-        let mut list = DocWriter::new().with("listCollections", 1);
-        list.begin_document("filter")
-            .append("name", name.collection())
-            .end();
-        let listed = ask_all(tenure, shard, name.database(), list.finish()).await?;
-        let Some(entry) = listed.first() else {
+        let Some(entry) = listed(tenure, shard, name).await? else {
             return Ok(None);
         };
+        let is_view = entry.as_doc().get_str("type") == Some("view");
+        let uuid = match is_view {
+            true => Uuid([0; 16]),
+            false => uuid_of(&entry, shard, name)?,
+        };
         let entry = entry.as_doc();
-        let is_view = entry.get_str("type") == Some("view");
-        let uuid = entry.get_doc("info").and_then(|info| info.get("uuid"));
-        let uuid = match uuid {
-            Some(ValueRef::Binary { bytes, .. }) => bytes.try_into().map(Uuid).ok(),
-            _ => None,
-        };
-        let Some(uuid) = uuid.or(is_view.then_some(Uuid([0; 16]))) else {
-            return Err(Fault::new(
-                Code::INTERNAL_ERROR,
-                format!("{shard} does not tell the UUID of {name}"),
-            ));
-        };
         let options = entry.get_doc("options").unwrap_or(Doc::EMPTY).to_owned();
         let mut facts = Facts {
             uuid,

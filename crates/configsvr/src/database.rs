@@ -11,6 +11,7 @@ use crate::error::Fault;
 use crate::queue::{Claim, Patience};
 use crate::state::Effect;
 use crate::tenure::{Plan, Tenure};
+use crate::ticket::Ticket;
 use cluster::authority::DatabasePlacement;
 use cluster::routing::ShardId;
 use model::Code;
@@ -51,6 +52,7 @@ pub(crate) async fn create(
     name: &str,
     on: Option<&str>,
     patience: Patience,
+    ticket: Option<Ticket>,
 ) -> Result<DatabasePlacement, Fault> {
     if let Some(fixed) = fixed(name) {
         return Ok(fixed);
@@ -70,7 +72,7 @@ pub(crate) async fn create(
         .complete(async move {
             let claim = Claim::Database(name.clone());
             let _turn = here.queue.enter_within(&claim, patience).await?;
-            create_in_turn(&here, &name, on.as_ref()).await
+            create_in_turn(&here, &name, on.as_ref(), ticket).await
         })
         .await
 }
@@ -80,6 +82,7 @@ pub(crate) async fn create_in_turn(
     tenure: &Tenure,
     name: &str,
     on: Option<&ShardId>,
+    ticket: Option<Ticket>,
 ) -> Result<DatabasePlacement, Fault> {
     let there = tenure.state().await?.database(name)?.cloned();
     let called = |wanted: &ShardId| tenure.with_state(|state| state.shard_called(wanted.as_str()));
@@ -129,11 +132,13 @@ pub(crate) async fn create_in_turn(
             let mut commit = Commit::default();
             commit.expect_none(DATABASES, by("_id", name).as_doc());
             commit.insert(DATABASES, documents::database(name, &placement).as_doc());
-            Ok(Plan {
+            let plan = Plan {
                 commit,
                 effects: vec![Effect::Database(name.to_owned(), Some(placement.clone()))],
                 answer: placement,
-            })
+            };
+            // `enableSharding`: others are told where it is, and ask for it as often as they like.
+            Ok(plan.answering(state, ticket, &Ok(crate::server::ok())))
         })
         .await?;
     tell(tenure, name).await;

@@ -39,6 +39,7 @@ pub(crate) const LOCKS: &str = "locks";
 pub(crate) const CHANGELOG: &str = "changelog";
 pub(crate) const VERSION: &str = "version";
 pub(crate) const OPERATIONS: &str = "terndb_operations";
+pub(crate) const ANSWERS: &str = "terndb_answers";
 
 pub(crate) fn new_uuid() -> Uuid {
     let mut bytes = fastrand::u128(..).to_be_bytes();

@@ -20,6 +20,7 @@
 //! | `tenure` | one period as primary; how a decision becomes an entry |
 //! | `state`, `documents`, `schema` | what is known, how it is stored |
 //! | `queue` | who may run when |
+//! | `ticket` | commands that are asked again get their first answer |
 //! | `operation` | long operations, one file each |
 //! | `moves` | ranges that go from shard to shard |
 //! | `balancer`, `zones`, `remove_shard` | which ones should, and what is said about that |
@@ -56,6 +57,7 @@ mod tenure;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod ticket;
 mod zones;
 
 pub use server::{ConfigHandler, ConfigServer};

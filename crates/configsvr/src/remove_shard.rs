@@ -16,20 +16,29 @@ use crate::queue::Patience;
 use crate::server::text;
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure, log_change};
+use crate::ticket::Ticket;
 use crate::zones::all_shards;
 use cluster::routing::ShardId;
 use model::Code;
 use model::bson::{Doc, DocBuf, DocWriter};
 use std::sync::Arc;
 
-pub(crate) async fn remove(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+pub(crate) async fn remove(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
     let called = text(command, "removeShard")?.to_owned();
     let patience = Patience::of(command)?;
     let here = tenure.clone();
     tenure
         .complete(async move {
             let _turn = here.queue.enter_within(&all_shards(), patience).await?;
-            let planned = |state: &State| plan(state, &here, &state.shard_called(&called)?);
+            let planned = |state: &State| {
+                let plan = plan(state, &here, &state.shard_called(&called)?)?;
+                let reply = Ok(plan.answer.clone());
+                Ok(plan.answering(state, ticket, &reply))
+            };
             let reply = here.decide(planned).await?;
             here.balancer.wake();
             Ok(reply)

@@ -5,7 +5,7 @@
 
 use crate::commit::by;
 use crate::documents::{
-    CHANGELOG, CHUNKS, COLLECTIONS, DATABASES, LOCKS, OPERATIONS, SHARDS, TAGS, VERSION,
+    ANSWERS, CHANGELOG, CHUNKS, COLLECTIONS, DATABASES, LOCKS, OPERATIONS, SHARDS, TAGS, VERSION,
     new_object_id,
 };
 use crate::error::Fault;
@@ -13,7 +13,7 @@ use crate::store::Store;
 use model::Code;
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
 
-const ALL: [&str; 11] = [
+const ALL: [&str; 12] = [
     VERSION,
     SHARDS,
     DATABASES,
@@ -25,6 +25,7 @@ const ALL: [&str; 11] = [
     LOCKS,
     CHANGELOG,
     OPERATIONS,
+    ANSWERS,
 ];
 
 /// Collection, fields, unique.
@@ -44,12 +45,7 @@ pub(crate) async fn prepare(store: &Store) -> Result<ObjectId, Fault> {
         return cluster_id(&version);
     }
     for name in ALL {
-        let made = store.run(DocWriter::new().with("create", name)).await;
-        if let Err(fault) = made
-            && fault.code() != Some(Code::NAMESPACE_EXISTS)
-        {
-            return Err(fault);
-        }
+        create(store, name).await?;
     }
     for (collection, fields, unique) in INDEXES {
         store.run(index(collection, fields, unique)).await?;
@@ -76,6 +72,19 @@ pub(crate) async fn prepare(store: &Store) -> Result<ObjectId, Fault> {
     insert.begin_array("documents").push(&document).end();
     store.run(insert).await?;
     Ok(id)
+}
+
+async fn create(store: &Store, name: &str) -> Result<(), Fault> {
+    let made = store.run(DocWriter::new().with("create", name)).await;
+    match made {
+        Err(fault) if fault.code() != Some(Code::NAMESPACE_EXISTS) => Err(fault),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Makes what clusters lack that were made by an earlier version.
+pub(crate) async fn complete(store: &Store) -> Result<(), Fault> {
+    create(store, ANSWERS).await
 }
 
 fn cluster_id(version: &DocBuf) -> Result<ObjectId, Fault> {

@@ -13,6 +13,7 @@ use crate::operation::shard_collection::ShardCollection;
 use crate::queue::Patience;
 use crate::store::Store;
 use crate::tenure::{Tenure, no_primary};
+use crate::ticket::{self, Shown, Ticket};
 use crate::{
     Connect, balancer, chunks, consistency, database, moves, remove_shard, routing, sessions,
     settle, zones,
@@ -156,13 +157,15 @@ impl ConfigServer {
             "_configsvrCreateDatabase" => {
                 let on = body.get_str("primaryShard");
                 let name = text(body, "db")?;
-                let made = database::create(&tenure, name, on, Patience::of(body)?).await?;
+                let made = database::create(&tenure, name, on, Patience::of(body)?, None).await?;
                 Ok(database::reply(&made))
             }
             "_configsvrDdl" => {
                 let command = body.get_doc("command");
                 let command = command.ok_or_else(|| missing("command"))?;
-                ddl(&tenure, text(body, "db")?, command).await
+                let database = text(body, "db")?;
+                let ticket = ticket::of(body, database, command)?;
+                ask(&tenure, ticket, database, command).await
             }
             "_configsvrCommitMove" => {
                 self.store.observe(body);
@@ -203,8 +206,48 @@ impl ConfigServer {
     }
 }
 
-/// Carries out a client's command that concerns the whole cluster; its reply.
-async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<DocBuf, Fault> {
+/// Answers a client's command that concerns the whole cluster. One that is asked again joins the first, or is told
+/// how it ended. Whose patience ends is told so, and what has begun goes on.
+async fn ask(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    database: &str,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
+    let patience = Patience::of(command)?;
+    let name = command.first().map_or("", |first| first.key());
+    let Some(ticket) = ticket.filter(|_| !only_tells(name)) else {
+        return patience.see(ddl(tenure, None, database, command)).await;
+    };
+    let place = match tenure.show(ticket).await? {
+        Shown::Begins(place) => place,
+        Shown::Joins(waiting) => return patience.see(ticket::ended(waiting)).await,
+        Shown::Answered(ended) => return ended,
+    };
+    let (here, database, command) = (tenure.clone(), database.to_owned(), command.to_owned());
+    let ended = tenure.complete(async move {
+        let ended = ddl(&here, Some(ticket), &database, command.as_doc()).await;
+        place.end(&ended);
+        ended
+    });
+    patience.see(ended).await
+}
+
+/// Commands that change nothing: asked again they are answered again.
+fn only_tells(name: &str) -> bool {
+    matches!(
+        name,
+        "balancerStatus" | "balancerCollectionStatus" | "checkMetadataConsistency"
+    )
+}
+
+/// Carries out a client's command; its reply.
+async fn ddl(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    database: &str,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
     let name = command.first().map_or("", |first| first.key());
     // Older spellings are the same commands.
     let spelled = match name {
@@ -249,7 +292,7 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
     }
     let patience = Patience::of(command)?;
     match spelled {
-        "addShard" => run(tenure, AddShard::parse(command)?, patience).await,
+        "addShard" => run(tenure, AddShard::parse(command)?, patience, ticket).await,
         "enableSharding" => {
             let name = text(command, "enableSharding")?;
             if matches!(name, "admin" | "config" | "local") {
@@ -262,36 +305,45 @@ async fn ddl(tenure: &Arc<Tenure>, database: &str, command: Doc<'_>) -> Result<D
                 Some(_) => Some(text(command, "primaryShard")?),
                 None => None,
             };
-            database::create(tenure, name, on, patience).await?;
+            database::create(tenure, name, on, patience, ticket).await?;
             Ok(ok())
         }
-        "shardCollection" => run(tenure, ShardCollection::parse(command)?, patience).await,
-        "refineCollectionShardKey" => run(tenure, Refine::parse(command)?, patience).await,
-        "drop" => run(tenure, Drop::parse(database, command)?, patience).await,
-        "dropDatabase" => run(tenure, DropDatabase::parse(database)?, patience).await,
+        "shardCollection" => run(tenure, ShardCollection::parse(command)?, patience, ticket).await,
+        "refineCollectionShardKey" => run(tenure, Refine::parse(command)?, patience, ticket).await,
+        "drop" => run(tenure, Drop::parse(database, command)?, patience, ticket).await,
+        "dropDatabase" => run(tenure, DropDatabase::parse(database)?, patience, ticket).await,
         "createIndexes" | "dropIndexes" | "collMod" => {
-            run(tenure, OnOwners::parse(database, command)?, patience).await
+            run(
+                tenure,
+                OnOwners::parse(database, command)?,
+                patience,
+                ticket,
+            )
+            .await
         }
         "renameCollection" => {
             run(
                 tenure,
                 Rename::parse(tenure, command, patience).await?,
                 patience,
+                ticket,
             )
             .await
         }
-        "split" => chunks::split(tenure, command).await,
-        "mergeChunks" => chunks::merge(tenure, command).await,
-        "moveRange" => moves::command::move_range(tenure, command).await,
-        "moveChunk" => moves::command::move_chunk(tenure, command).await,
-        "movePrimary" => run(tenure, MovePrimary::parse(command)?, patience).await,
-        "setAllowMigrations" => moves::command::set_allow(tenure, command).await,
-        "removeShard" => remove_shard::remove(tenure, command).await,
-        "addShardToZone" => zones::change_shard(tenure, "addShardToZone", command).await,
-        "removeShardFromZone" => zones::change_shard(tenure, "removeShardFromZone", command).await,
-        "updateZoneKeyRange" => zones::update_range(tenure, command).await,
-        "balancerStart" => balancer::set(tenure, true).await,
-        "balancerStop" => balancer::set(tenure, false).await,
+        "split" => chunks::split(tenure, ticket, command).await,
+        "mergeChunks" => chunks::merge(tenure, ticket, command).await,
+        "moveRange" => moves::command::move_range(tenure, ticket, command).await,
+        "moveChunk" => moves::command::move_chunk(tenure, ticket, command).await,
+        "movePrimary" => run(tenure, MovePrimary::parse(command)?, patience, ticket).await,
+        "setAllowMigrations" => moves::command::set_allow(tenure, ticket, command).await,
+        "removeShard" => remove_shard::remove(tenure, ticket, command).await,
+        "addShardToZone" => zones::change_shard(tenure, ticket, "addShardToZone", command).await,
+        "removeShardFromZone" => {
+            zones::change_shard(tenure, ticket, "removeShardFromZone", command).await
+        }
+        "updateZoneKeyRange" => zones::update_range(tenure, ticket, command).await,
+        "balancerStart" => balancer::set(tenure, ticket, true).await,
+        "balancerStop" => balancer::set(tenure, ticket, false).await,
         "balancerStatus" => balancer::status(tenure).await,
         "balancerCollectionStatus" => balancer::collection_status(tenure, command).await,
         "checkMetadataConsistency" => consistency::check(tenure, database, command).await,

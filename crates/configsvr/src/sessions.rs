@@ -66,6 +66,7 @@ async fn set_up(tenure: &Arc<Tenure>, name: &Namespace, seconds: i64) -> Result<
             tenure,
             ShardCollection::of_sessions(name, seconds)?,
             Patience::usual(),
+            None,
         )
         .await?;
         return Ok(());
@@ -86,6 +87,7 @@ async fn set_up(tenure: &Arc<Tenure>, name: &Namespace, seconds: i64) -> Result<
         tenure,
         OnOwners::parse(sessions::DATABASE, command.as_doc())?,
         Patience::usual(),
+        None,
     )
     .await?;
     Ok(())

@@ -8,14 +8,19 @@
 //! is *damaged*: whoever asks for it is told why, and everything else goes on. ⚑ A damaged collection is never taken
 //! for one that is not sharded: whether one is sharded is asked with [`State::lookup`], which says so. When the
 //! documents are as they were, they are read again and nothing is damaged any more.
+//!
+//! A damaged document of a shard leaves a shard that nobody reaches and that gets nothing. One of an operation leaves
+//! an operation that nobody goes on with: its names are closed, and whoever is primary next tries again.
 
 use crate::documents::{self, CollectionEntry, Damage, Fields};
 use crate::error::Fault;
 use crate::store::Store;
-use crate::{commit::by, schema, settle};
-use cluster::authority::{Authority, DatabasePlacement, Decision, OperationId, Outcome};
+use crate::ticket::{self, Ticket};
+use crate::{commit::by, operation, schema, settle};
+use cluster::authority::{Answers, Authority, DatabasePlacement, Decision, OperationId, Outcome};
 use cluster::routing::{RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, ObjectId, ValueRef};
+use model::ids::Uuid;
 use model::version::PlacementVersion;
 use model::{Code, Namespace};
 use std::collections::BTreeMap;
@@ -31,8 +36,10 @@ pub(crate) struct State {
     pub(crate) hosts: BTreeMap<ShardId, String>,
     /// Whether the balancer evens out what shards have.
     pub(crate) balances: bool,
-    /// What cannot be understood, by the name of its collection or database.
+    /// What cannot be understood, by the name of its collection or database, or of the document.
     pub(crate) damaged: BTreeMap<String, Damaged>,
+    /// What commands were answered that may be asked again.
+    pub(crate) answers: Answers,
     /// When those operations were decided whose outcomes are kept.
     decided_ms: BTreeMap<OperationId, i64>,
 }
@@ -77,6 +84,10 @@ pub(crate) enum Effect {
     Balances(bool),
     /// A damaged collection was dropped.
     DamagedGone(Namespace),
+    /// A command has ended, at this time and with this answer.
+    Answered(Ticket, i64, DocBuf),
+    /// Nobody is told this answer any more.
+    AnswerGone(OperationId),
 }
 
 impl State {
@@ -91,6 +102,7 @@ impl State {
             decided_ms: BTreeMap::new(),
             balances: false,
             damaged: BTreeMap::new(),
+            answers: Answers::default(),
         };
         let balancer = store
             .find_one(SETTINGS, by("_id", "balancer").as_doc())
@@ -100,12 +112,10 @@ impl State {
                 && !Fields::of(SETTINGS, doc.as_doc()).flag("stopped")
         });
         for doc in all(store, documents::SHARDS).await? {
-            let fields = Fields::of(documents::SHARDS, doc.as_doc());
-            let shard = ShardId::new(fields.text("_id")?);
-            state
-                .authority
-                .set_shard(shard.clone(), !fields.flag("draining"));
-            state.hosts.insert(shard, fields.text("host")?.to_owned());
+            if let Err(fault) = state.take_shard(doc.as_doc()) {
+                let damage = Damage::new("CorruptedShard", fault.to_string());
+                state.note_damage_in(documents::SHARDS, doc.as_doc(), damage);
+            }
         }
         for doc in all(store, documents::DATABASES).await? {
             match documents::read_database(doc.as_doc()) {
@@ -163,9 +173,52 @@ impl State {
             state.collections.insert(name, entry);
         }
         for doc in all(store, documents::OPERATIONS).await? {
-            state.restore_outcome(doc.as_doc())?;
+            let restored = operation::check_stored(doc.as_doc())
+                .and_then(|()| state.restore_outcome(doc.as_doc()));
+            if let Err(fault) = restored {
+                let damage = Damage::new("CorruptedOperation", fault.to_string());
+                state.note_damage_in(documents::OPERATIONS, doc.as_doc(), damage);
+            }
         }
+        let take = |doc: Doc<'_>| {
+            if let Some((ticket, at_ms, answer)) = ticket::read(doc) {
+                state.answers.keep(ticket, at_ms, answer);
+            }
+            Ok(())
+        };
+        store.scan(documents::ANSWERS, take).await?;
         Ok(state)
+    }
+
+    fn take_shard(&mut self, doc: Doc<'_>) -> Result<(), Fault> {
+        let fields = Fields::of(documents::SHARDS, doc);
+        let shard = ShardId::new(fields.text("_id")?);
+        let host = fields.text("host");
+        // Whoever owns something is a shard, wherever it is.
+        let is_usable = host.is_ok() && !fields.flag("draining");
+        self.authority.set_shard(shard.clone(), is_usable);
+        self.hosts.insert(shard, host?.to_owned());
+        Ok(())
+    }
+
+    /// The name under which a document is damaged that is of no one collection or database.
+    pub(crate) fn name_in(collection: &str, id: &str) -> String {
+        format!("config.{collection}/{id}")
+    }
+
+    fn note_damage_in(&mut self, collection: &str, doc: Doc<'_>, damage: Damage) {
+        let id = match doc.get("_id") {
+            Some(ValueRef::String(id)) => id.to_owned(),
+            Some(ValueRef::Binary { subtype: 4, bytes }) => match bytes.try_into() {
+                Ok(bytes) => Uuid(bytes).to_string(),
+                Err(_) => format!("{bytes:?}"),
+            },
+            other => format!("{other:?}"),
+        };
+        let name = Self::name_in(collection, &id);
+        tracing::error!("{name} is damaged: {}", damage.why);
+        let entry = None;
+        self.damaged.insert(name, Damaged { damage, entry });
     }
 
     fn note_damage(&mut self, doc: Doc<'_>, damage: Damage, entry: Option<CollectionEntry>) {
@@ -257,6 +310,8 @@ impl State {
             Effect::DamagedGone(name) => {
                 self.damaged.remove(name.as_str());
             }
+            Effect::Answered(ticket, at_ms, answer) => self.answers.keep(ticket, at_ms, answer),
+            Effect::AnswerGone(id) => self.answers.forget(id),
         }
         Ok(())
     }
@@ -333,6 +388,13 @@ impl State {
             shards.push(database.primary.clone());
         }
         shards
+    }
+
+    /// Refuses a shard whose document is damaged.
+    pub(crate) fn check_shard(&self, shard: &ShardId) -> Result<(), Fault> {
+        let name = Self::name_in(documents::SHARDS, shard.as_str());
+        let damaged = self.damaged.get(&name);
+        damaged.map_or(Ok(()), |damaged| Err(damaged.fault(&name)))
     }
 
     /// A shard by its id, its connection string, the name of its replica set, or one of its hosts.

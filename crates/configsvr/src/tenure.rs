@@ -18,7 +18,8 @@ use crate::operation;
 use crate::queue::{Claim, Queue};
 use crate::state::{Effect, State};
 use crate::store::{self, Store};
-use crate::{Connect, documents};
+use crate::ticket::{self, Shown, Ticket, Tickets};
+use crate::{Connect, documents, schema};
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::time::ClusterTime;
@@ -43,6 +44,7 @@ pub(crate) struct Tenure {
     pub(crate) store: Arc<Store>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) moves: Moves,
+    pub(crate) tickets: Tickets,
     pub(crate) balancer: Balancer,
     connect: Connect,
     state: RwLock<State>,
@@ -71,10 +73,12 @@ pub(crate) struct Plan<T> {
 impl Tenure {
     pub(crate) async fn begin(store: Arc<Store>, connect: Connect) -> Result<Arc<Tenure>, Fault> {
         let state = State::load(&store).await?;
+        schema::complete(&store).await?;
         let tenure = Arc::new(Tenure {
             store,
             queue: Arc::default(),
             moves: Moves::default(),
+            tickets: Tickets::default(),
             balancer: Balancer::default(),
             connect,
             state: RwLock::new(state),
@@ -93,7 +97,11 @@ impl Tenure {
 
     /// Closes names to further operations.
     pub(crate) fn close(&self, claim: &Claim) {
-        self.closed.lock().extend(claim.names());
+        self.close_names(claim.names());
+    }
+
+    pub(crate) fn close_names(&self, names: Vec<String>) {
+        self.closed.lock().extend(names);
     }
 
     /// A name that is closed, if the claim has one.
@@ -105,7 +113,9 @@ impl Tenure {
     /// Ends everything that runs, at the next step of each, and waits for that.
     pub(crate) async fn end(&self) {
         self.over.send_replace(true);
-        if let Some(mut tasks) = self.tasks.lock().await.take() {
+        // ⚑ The lock is let go before anybody is waited for: what runs may be about to begin something else.
+        let tasks = self.tasks.lock().await.take();
+        if let Some(mut tasks) = tasks {
             while tasks.join_next().await.is_some() {}
         }
     }
@@ -154,6 +164,23 @@ impl Tenure {
             self.clear_doubt().await?;
         }
         Ok(self.state.read())
+    }
+
+    /// [`Tenure::state`] when nothing is being decided: all that was written is part of it.
+    pub(crate) async fn certain<T>(&self, look: impl FnOnce(&State) -> T) -> Result<T, Fault> {
+        let _deciding = self.deciding.lock().await;
+        self.clear_doubt().await?;
+        Ok(look(&self.state.read()))
+    }
+
+    /// What becomes of a command: it is answered, joined, or begins. ⚑ Answers first: a command leaves those that
+    /// run only when its answer is there.
+    pub(crate) async fn show(&self, ticket: Ticket) -> Result<Shown, Fault> {
+        self.certain(|state| match state.answers.find(ticket)? {
+            Some(answer) => Ok(Shown::Answered(ticket::given(answer))),
+            None => self.tickets.show(ticket),
+        })
+        .await?
     }
 
     /// What is known, for looking something up.
@@ -212,9 +239,14 @@ impl Tenure {
 
     /// How a shard is reached.
     pub(crate) fn shard(&self, shard: &ShardId) -> Result<Arc<dyn Endpoint>, Fault> {
-        let host = self.with_state(|state| state.hosts.get(shard).cloned());
-        let host = host
-            .ok_or_else(|| Fault::new(Code::SHARD_NOT_FOUND, format!("Shard {shard} not found")))?;
+        let host = self.with_state(|state| match state.hosts.get(shard) {
+            Some(host) => Ok(host.clone()),
+            None => {
+                state.check_shard(shard)?;
+                let message = format!("Shard {shard} not found");
+                Err(Fault::new(Code::SHARD_NOT_FOUND, message))
+            }
+        })?;
         let mut links = self.links.lock();
         match links.get(shard) {
             Some(known) if known.host == host => Ok(known.endpoint.clone()),

@@ -294,6 +294,7 @@ pub(crate) struct Cluster {
     shards: Arc<Mutex<Vec<Server>>>,
     life: Mutex<Option<Life>>,
     term: AtomicU64,
+    ids: AtomicU64,
 }
 
 impl Drop for Cluster {
@@ -311,6 +312,7 @@ impl Cluster {
             shards: Arc::default(),
             life: Mutex::new(None),
             term: AtomicU64::new(0),
+            ids: AtomicU64::new(0),
         };
         cluster.elect(Wire::whole()).await;
         for _ in 0..shards {
@@ -463,6 +465,57 @@ impl Cluster {
         }
     }
 
+    /// An id as a router gives one to a command.
+    pub(crate) fn new_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Sends a command as a router does that may ask again: with an id.
+    pub(crate) async fn run_as(&self, id: u64, database: &str, command: &str) -> Fields {
+        let line = format!(
+            "{{_configsvrDdl: 1, operation: UUID(\"00000000-0000-4000-8000-{id:012}\"), db: '{database}', command: {command}}}"
+        );
+        self.run("config!", &line).await
+    }
+
+    /// How many lines the changelog has of one kind, or of one kind and name.
+    pub(crate) async fn changes(&self, line: &str) -> i64 {
+        let query = match line.split_once(' ') {
+            Some((what, name)) => format!("{{what: '{what}', ns: '{name}'}}"),
+            None => format!("{{what: '{line}'}}"),
+        };
+        let count = format!("{{count: 'changelog', query: {query}}}");
+        let reply = self.run("config! config", &count).await;
+        match get(&reply, "n") {
+            Some(Value::Int32(n)) => i64::from(*n),
+            other => panic!("{other:?} is no count"),
+        }
+    }
+
+    /// What the config server has stored.
+    pub(crate) async fn stored(&self) -> Vec<String> {
+        let mut stored = Vec::new();
+        for collection in [
+            "shards",
+            "databases",
+            "collections",
+            "chunks",
+            "tags",
+            "settings",
+            "locks",
+            "changelog",
+            "terndb_operations",
+            "terndb_answers",
+        ] {
+            let find = format!("{{find: '{collection}', batchSize: 10000}}");
+            let reply = self.run("config! config", &find).await;
+            let batch = get(&reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
+            let batch = batch.and_then(Value::as_array).expect("a batch");
+            stored.extend(batch.iter().map(print));
+        }
+        stored
+    }
+
     /// Runs a script: see the header of this file.
     pub(crate) async fn check(&self, script: &str) {
         for line in script.lines().map(str::trim) {
@@ -481,7 +534,14 @@ impl Cluster {
     }
 }
 
-fn check_reply(line: &str, reply: &Fields, expected: &Value) {
+/// A reply without what differs from one asking to the next.
+pub(crate) fn without_times(reply: &Fields) -> Fields {
+    let is_time = |name: &str| name.starts_with('$') || name == "operationTime";
+    let kept = reply.iter().filter(|(name, _)| !is_time(name));
+    kept.cloned().collect()
+}
+
+pub(crate) fn check_reply(line: &str, reply: &Fields, expected: &Value) {
     let printed = print_fields(reply);
     match expected {
         Value::Int32(_) => {

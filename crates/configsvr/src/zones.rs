@@ -14,7 +14,8 @@ use crate::documents::{Fields, SHARDS, TAGS};
 use crate::error::Fault;
 use crate::queue::{Claim, Patience};
 use crate::server::{ok, text};
-use crate::tenure::Tenure;
+use crate::tenure::{Plan, Tenure};
+use crate::ticket::Ticket;
 use cluster::balance::Zone;
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -28,6 +29,7 @@ use std::sync::Arc;
 /// Answers `addShardToZone` and `removeShardFromZone`, whose name this is.
 pub(crate) async fn change_shard(
     tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
     name: &'static str,
     command: Doc<'_>,
 ) -> Result<DocBuf, Fault> {
@@ -59,7 +61,7 @@ pub(crate) async fn change_shard(
             let operator = if removes { "$pull" } else { "$addToSet" };
             let change = by(operator, by("tags", &zone).as_doc());
             let id = by("_id", shard.as_str());
-            write(&here, |commit| {
+            write(&here, ticket, |commit| {
                 commit.change(SHARDS, id.as_doc(), change.as_doc());
             })
             .await?;
@@ -104,14 +106,32 @@ pub(crate) async fn tagged(tenure: &Tenure, zone: &str) -> Result<Vec<ShardId>, 
     names.collect()
 }
 
-async fn write(tenure: &Tenure, fill: impl FnOnce(&mut Commit)) -> Result<(), Fault> {
+/// One entry, with the answer.
+async fn write(
+    tenure: &Tenure,
+    ticket: Option<Ticket>,
+    fill: impl FnOnce(&mut Commit),
+) -> Result<(), Fault> {
     let mut commit = Commit::default();
     fill(&mut commit);
-    tenure.write(commit).await
+    tenure
+        .decide(|state| {
+            let plan = Plan {
+                commit,
+                effects: Vec::new(),
+                answer: (),
+            };
+            Ok(plan.answering(state, ticket, &Ok(ok())))
+        })
+        .await
 }
 
 /// Answers `updateZoneKeyRange`.
-pub(crate) async fn update_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+pub(crate) async fn update_range(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
     let name = Namespace::parse(text(command, "updateZoneKeyRange")?)?;
     let bound = |field: &str| {
         let given = command.get_doc(field).map(Doc::to_owned);
@@ -147,8 +167,8 @@ pub(crate) async fn update_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Resu
                 .with("min", &min)
                 .finish();
             match zone {
-                None => remove_range(&here, &id, &max).await?,
-                Some(zone) => set_range(&here, &name, &id, (&min, &max), &zone).await?,
+                None => remove_range(&here, ticket, &id, &max).await?,
+                Some(zone) => set_range(&here, ticket, &name, &id, (&min, &max), &zone).await?,
             }
             here.balancer.wake();
             Ok(ok())
@@ -156,13 +176,18 @@ pub(crate) async fn update_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Resu
         .await
 }
 
-async fn remove_range(tenure: &Tenure, id: &DocBuf, max: &DocBuf) -> Result<(), Fault> {
+async fn remove_range(
+    tenure: &Tenure,
+    ticket: Option<Ticket>,
+    id: &DocBuf,
+    max: &DocBuf,
+) -> Result<(), Fault> {
     let mut range = DocWriter::new();
     for element in id.iter() {
         range.append_element(&element);
     }
     let range = range.with("max", max).finish();
-    write(tenure, |commit| {
+    write(tenure, ticket, |commit| {
         commit.delete(TAGS, range.as_doc());
     })
     .await
@@ -170,6 +195,7 @@ async fn remove_range(tenure: &Tenure, id: &DocBuf, max: &DocBuf) -> Result<(), 
 
 async fn set_range(
     tenure: &Tenure,
+    ticket: Option<Ticket>,
     name: &Namespace,
     id: &DocBuf,
     (min, max): (&DocBuf, &DocBuf),
@@ -213,7 +239,7 @@ async fn set_range(
         .with("max", max)
         .with("tag", zone)
         .finish();
-    write(tenure, |commit| {
+    write(tenure, ticket, |commit| {
         commit.put(TAGS, by("_id", id.as_doc()).as_doc(), document.as_doc());
     })
     .await

@@ -15,6 +15,23 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use wire::{Endpoint, Reply, Request};
 
+/// How often it is asked where a database is, if the primary is lost meanwhile.
+const DATABASE_ATTEMPTS: usize = 3;
+
+/// Whether an error says that who was asked is the primary no more. ⚑ What it has begun may be done.
+pub(crate) fn is_lost(code: Code) -> bool {
+    matches!(
+        code,
+        Code::NOT_WRITABLE_PRIMARY
+            | Code::PRIMARY_STEPPED_DOWN
+            | Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE
+            | Code::NOT_PRIMARY_NO_SECONDARY_OK
+            | Code::NOT_PRIMARY_OR_SECONDARY
+            | Code::SHUTDOWN_IN_PROGRESS
+            | Code::INTERRUPTED_AT_SHUTDOWN
+    )
+}
+
 /// The primary shard of a database.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Database {
@@ -52,11 +69,16 @@ impl ConfigServer {
             let message = format!("the config server: {error}");
             Error::new(Code::HOST_UNREACHABLE, message)
         })?;
-        if let Some(time) = time_of(reply.document().get("$configTime")) {
+        self.heard(reply.document());
+        Ok(reply)
+    }
+
+    /// Takes note of how far its log has come.
+    pub(crate) fn heard(&self, reply: Doc<'_>) {
+        if let Some(time) = time_of(reply.get("$configTime")) {
             let mut seen = self.seen.lock();
             *seen = (*seen).max(time);
         }
-        Ok(reply)
     }
 
     /// Asks the config server itself, rather than its documents.
@@ -99,7 +121,20 @@ impl ConfigServer {
         }
     }
 
+    /// Where a database is. Making it may be asked for again: it is made once.
     pub(crate) async fn database(&self, name: &str, create: bool) -> Result<Database, Error> {
+        for _ in 1..DATABASE_ATTEMPTS {
+            match self.ask_database(name, create).await {
+                Err(error) if error.code == Code::HOST_UNREACHABLE || is_lost(error.code) => {
+                    tracing::debug!("the config server is asked again for {name}: {error}");
+                }
+                answered => return answered,
+            }
+        }
+        self.ask_database(name, create).await
+    }
+
+    async fn ask_database(&self, name: &str, create: bool) -> Result<Database, Error> {
         let command = match create {
             true => "_configsvrCreateDatabase",
             false => "_configsvrGetDatabase",

@@ -1,14 +1,15 @@
 //! Commands that change the catalog: the config server decides them for the whole cluster.
 //!
 //! What concerns an unsharded collection alone (`create`, `collMod`, `createIndexes`,
-//! `dropIndexes`) goes to its database's primary shard. Everything else travels as `_configsvrDdl`.
+//! `dropIndexes`) goes to its database's primary shard. Everything else travels as `_configsvrDdl`, with an id by
+//! which it is asked again where an answer is lost (`persistence.rs`).
 //! Afterwards what this router knows of the names involved is forgotten: it asks again when needed.
 
 use crate::failure::{Failure, is_ok};
 use crate::find::no_progress;
 use crate::request::fields_without;
 use crate::targeting::namespace_of;
-use crate::{Router, STALE_RETRIES_MAX};
+use crate::{Router, STALE_RETRIES_MAX, persistence, time_limit};
 use model::bson::{DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
@@ -16,33 +17,22 @@ use wire::{Reply, Request};
 
 /// Hands a command to the config server.
 pub(crate) async fn forward(router: &Router, request: &Request) -> Result<Reply, Failure> {
-    let body = request.body();
-    let mut command = DocWriter::new()
-        .with("_configsvrDdl", 1)
-        .with("db", request.database());
-    command.begin_document("command");
-    for element in fields_without(body, &[]).finish().iter() {
-        command.append_element(&element);
-    }
-    command.end();
-    for name in ["lsid", "txnNumber", "writeConcern", "maxTimeMS", "comment"] {
-        if let Some(element) = body.element(name) {
-            command.append_element(&element);
-        }
-    }
-    router.clock.append_to(&mut command);
-    router.config.append_time(&mut command);
-    command.append("$db", "admin");
-    let sent = Request::from_parts(command.finish(), Vec::new())?;
-    let reply = router.config.call(sent).await?;
-    router.clock.observe(reply.document());
+    let command = fields_without(request.body(), &[]).finish();
+    let limit = time_limit::of(request);
+    let answered =
+        persistence::carry_out(router, request.database(), command.as_doc(), limit).await;
+    // Whatever is known of it.
     forget(router, request);
+    let reply = answered?;
+    router.clock.observe(reply.document());
     if matches!(
         request.name(),
         "addShard" | "addshard" | "removeShard" | "removeshard"
     ) && is_ok(reply.document())
+        && let Err(error) = router.registry.reload(&router.config).await
     {
-        router.registry.reload(&router.config).await?;
+        // It is read again now and then, and the answer is what it is.
+        tracing::debug!("config.shards was not read after a change: {error}");
     }
     let mut for_client = DocWriter::new();
     for element in reply.document().iter() {

@@ -51,6 +51,7 @@ mod hello;
 mod merge;
 mod operation;
 mod output;
+mod persistence;
 mod quiesce;
 mod registry;
 mod request;

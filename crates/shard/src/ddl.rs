@@ -310,12 +310,13 @@ impl Shard {
         .await
     }
 
-    /// Gives a collection another name, dropping one that has it if `drop_target`.
+    /// Gives a collection another name, dropping one that has it if `drop_target`; only the one with this UUID, if
+    /// one is expected.
     pub(crate) async fn rename_collection(
         &self,
         from: &Namespace,
         to: &Namespace,
-        drop_target: bool,
+        (drop_target, expected): (bool, Option<&[u8]>),
         operation: Option<&Operation>,
     ) -> Result<(), Error> {
         let within = from.database() == to.database();
@@ -324,7 +325,11 @@ impl Shard {
         // ⚑ Both ends: what arrives where its database does not live would be found by nobody.
         self.check_home(from)?;
         self.check_home(to)?;
-        let Some(source) = self.catalog.get(from) else {
+        let source = self.catalog.get(from);
+        if let Some(expected) = expected {
+            check_uuid(source.as_ref(), expected)?;
+        }
+        let Some(source) = source else {
             let message = if within {
                 format!("Source collection {from} does not exist")
             } else {
@@ -654,6 +659,20 @@ fn put_ownership(encoder: &mut Encoder<'_>, id: CollectionId, ownership: &Owners
         let moving = ownership.moving.to_document();
         encoder.put_meta(&OwnershipKey::moving(id), moving.as_bytes());
     }
+}
+
+/// Refuses a collection that is not the one a command expects, or none.
+pub(crate) fn check_uuid(
+    collection: Option<&Arc<Collection>>,
+    expected: &[u8],
+) -> Result<(), Error> {
+    if collection.is_some_and(|collection| collection.uuid.0 == expected) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::COLLECTION_UUID_MISMATCH,
+        "Collection UUID does not match that specified",
+    ))
 }
 
 fn drop_collection(encoder: &mut Encoder<'_>, collection: &Collection) {

@@ -33,6 +33,8 @@
 //! is said which, and which version of that holds. Moving it is decided as a range is: by operation id,
 //! if the database is still where it was ([`Authority::decide_primary`]).
 //!
+//! What whoever asked is told when it asks again is kept beside the outcomes ([`Answers`]).
+//!
 //! Left out so far: zones, resharding.
 
 use crate::routing::{ChangeError, ChunkWithEnd, RefreshError, RoutingTable, ShardId};
@@ -44,8 +46,11 @@ use model::version::{DatabaseVersion, Incarnation, PlacementVersion};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+mod answers;
 #[cfg(test)]
 mod tests;
+
+pub use answers::{Answers, OtherCommand, Ticket};
 
 /// Names one long operation, from its first message to its last.
 pub type OperationId = Uuid;

@@ -6,6 +6,7 @@ use crate::error::Fault;
 use crate::server::{ok, text};
 use crate::state::{Effect, SETTINGS};
 use crate::tenure::{Plan, Tenure};
+use crate::ticket::Ticket;
 use cluster::balance::{Reason, violation};
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::{Code, Namespace};
@@ -13,11 +14,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Starts or stops it. Moves that run come to their end.
-pub(crate) async fn set(tenure: &Arc<Tenure>, on: bool) -> Result<DocBuf, Fault> {
+pub(crate) async fn set(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    on: bool,
+) -> Result<DocBuf, Fault> {
     let here = tenure.clone();
     tenure
         .complete(async move {
-            here.decide(|_| {
+            here.decide(|state| {
                 let mut commit = Commit::default();
                 let mut change = DocWriter::new();
                 change
@@ -27,11 +32,12 @@ pub(crate) async fn set(tenure: &Arc<Tenure>, on: bool) -> Result<DocBuf, Fault>
                     .end();
                 let id = by("_id", "balancer");
                 commit.put(SETTINGS, id.as_doc(), change.finish().as_doc());
-                Ok(Plan {
+                let plan = Plan {
                     commit,
                     effects: vec![Effect::Balances(on)],
                     answer: (),
-                })
+                };
+                Ok(plan.answering(state, ticket, &Ok(ok())))
             })
             .await?;
             here.balancer.wake();

@@ -10,7 +10,7 @@
 //! move. A range that is there already is answered without doing anything. `moveRange` with one bound moves
 //! what lies between it and the other end of its chunk.
 
-use super::state::{Move, Options};
+use super::state::{Move, Options, Told};
 use super::{KIND, halt, run};
 use crate::chunks::two_bounds;
 use crate::commit::{Commit, by};
@@ -21,6 +21,7 @@ use crate::queue::{Claim, Patience};
 use crate::server::{missing, ok, text};
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure, log_change};
+use crate::ticket::{self, Ticket};
 use cluster::routing::{ChunkView, RoutingTable, ShardId};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::number::Number;
@@ -41,6 +42,9 @@ pub(crate) struct Wanted {
     /// A name, or a connection string.
     to: String,
     options: Options,
+    /// Of the command, and how it is answered.
+    ticket: Option<Ticket>,
+    pub(super) told: Told,
 }
 
 pub(crate) enum What {
@@ -62,12 +66,18 @@ impl Wanted {
             what: What::Exactly(range),
             to: to.as_str().to_owned(),
             options: Options::default(),
+            ticket: None,
+            told: Told::Plainly,
         }
     }
 }
 
 /// Answers `moveRange`.
-pub(crate) async fn move_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+pub(crate) async fn move_range(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
     let namespace = Namespace::parse(text(command, KIND)?)?;
     let (mut min, mut max, mut to) = (None, None, None);
     let mut options = Options::default();
@@ -94,14 +104,18 @@ pub(crate) async fn move_range(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result
         what,
         to,
         options,
+        ticket,
+        told: Told::Plainly,
     };
-    run(tenure, wanted, Patience::of(command)?).await?;
-    Ok(ok())
+    run(tenure, wanted, Patience::of(command)?).await
 }
 
 /// Answers `moveChunk`.
-pub(crate) async fn move_chunk(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
-    let began_ms = documents::now_ms();
+pub(crate) async fn move_chunk(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
     let namespace = Namespace::parse(text(command, "moveChunk")?)?;
     let (mut find, mut to) = (None, None);
     let bounds = two_bounds(command)?;
@@ -128,13 +142,10 @@ pub(crate) async fn move_chunk(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result
         what,
         to,
         options,
+        ticket,
+        told: Told::WithMillis,
     };
-    run(tenure, wanted, Patience::of(command)?).await?;
-    let millis = documents::now_ms() - began_ms;
-    Ok(DocWriter::new()
-        .with("millis", i32::try_from(millis).unwrap_or(i32::MAX))
-        .with("ok", 1.0)
-        .finish())
+    run(tenure, wanted, Patience::of(command)?).await
 }
 
 fn wrong_type(name: &str, value: ValueRef<'_>, expected: &str) -> Fault {
@@ -235,7 +246,9 @@ impl Wanted {
         }
         let (min, max) = stored_bounds(tenure, table, &chunk, &range).await?;
         Ok(Some(Move {
-            id: documents::new_uuid(),
+            id: ticket::id_for(self.ticket),
+            ticket: self.ticket,
+            told: self.told,
             namespace: self.namespace.clone(),
             uuid: entry.uuid,
             key: entry.key.clone(),
@@ -496,8 +509,13 @@ fn permits_moves(entry: &CollectionEntry) -> bool {
     entry.document.get("permitMigrations") != Some(ValueRef::Boolean(false))
 }
 
-/// Answers `setAllowMigrations`: none is left running when they are not allowed any more.
-pub(crate) async fn set_allow(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<DocBuf, Fault> {
+/// Answers `setAllowMigrations`: none is left running when they are not allowed any more. ⚑ They end before that is
+/// written, with the answer; none begins meanwhile, for want of a turn.
+pub(crate) async fn set_allow(
+    tenure: &Arc<Tenure>,
+    ticket: Option<Ticket>,
+    command: Doc<'_>,
+) -> Result<DocBuf, Fault> {
     let name = Namespace::parse(text(command, "setAllowMigrations")?)?;
     let allow = match command.get("allowMigrations") {
         Some(ValueRef::Boolean(allow)) => allow,
@@ -510,6 +528,10 @@ pub(crate) async fn set_allow(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<
         .complete(async move {
             let claim = Claim::one(&name);
             let _turn = here.queue.enter_within(&claim, patience).await?;
+            here.state().await?.sharded(&name)?;
+            if !allow {
+                halt(&here, &claim).await?;
+            }
             here.decide(|state| {
                 let (entry, _) = state.sharded(&name)?;
                 let new = entry.with(by("permitMigrations", allow).as_doc())?;
@@ -524,16 +546,14 @@ pub(crate) async fn set_allow(tenure: &Arc<Tenure>, command: Doc<'_>) -> Result<
                     name.as_str(),
                     details.as_doc(),
                 );
-                Ok(Plan {
+                let plan = Plan {
                     commit,
                     effects: vec![Effect::Collection(new)],
                     answer: (),
-                })
+                };
+                Ok(plan.answering(state, ticket, &Ok(ok())))
             })
             .await?;
-            if !allow {
-                halt(&here, &claim).await?;
-            }
             Ok(ok())
         })
         .await

@@ -18,6 +18,10 @@
 //! decision adds `committed: {e, t, v}` and `validAfter`, or `aborted: true`, to it, and when the move has ended the document is
 //! cut down to the outcome. A new primary registers what it finds before it serves, and asks the donors again.
 //!
+//! **Whoever asked and lost the answer asks again** with the id of the move (`ticket.rs`), and waits for it or is told
+//! how it ended. Who joined the same move of somebody else has no record of its own: asked again, the move is looked
+//! for again, and if the range is where it should be, that is the answer.
+//!
 //! Left out: outcomes are kept [`OUTCOMES_KEPT_MS`], not until every message of the move is known to be gone.
 
 pub(crate) mod command;
@@ -35,6 +39,7 @@ use crate::queue::{Claim, Patience};
 use crate::settle;
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure, log_change, no_primary};
+use crate::ticket::{self, Place};
 use cluster::authority::Outcome;
 use cluster::routing::ShardId;
 use model::Code;
@@ -46,23 +51,35 @@ use std::sync::Arc;
 /// How long it is remembered what became of a move: longer than any message of it can be on its way.
 const OUTCOMES_KEPT_MS: i64 = 24 * 60 * 60 * 1000;
 
-/// Moves a range and waits for the end. `None` if there was nothing to move.
+/// Moves a range and waits for the end; the answer.
 pub(crate) async fn run(
     tenure: &Arc<Tenure>,
     wanted: command::Wanted,
     patience: Patience,
-) -> Result<Option<DocBuf>, Fault> {
+) -> Result<DocBuf, Fault> {
     let here = tenure.clone();
-    let ended = tenure.complete(async move {
-        let Some(mut waiting) = begin(&here, wanted, patience).await? else {
-            return Ok(None);
-        };
-        let ended = waiting.wait_for(Option::is_some).await;
-        // Its sender is gone without a word when the tenure is over.
-        let ended = ended.map_err(|_| no_primary())?.clone();
-        ended.unwrap_or_else(|| Err(no_primary())).map(Some)
-    });
-    patience.see(ended).await
+    tenure
+        .complete(async move {
+            let (told, began_ms) = (wanted.told, now_ms());
+            match begin(&here, wanted, patience).await? {
+                Begun::Nothing => Ok(told.reply(0)),
+                Begun::First(waiting) => ticket::ended(waiting).await,
+                Begun::Joined(waiting) => {
+                    ticket::ended(waiting).await?;
+                    Ok(told.reply(now_ms() - began_ms))
+                }
+            }
+        })
+        .await
+}
+
+/// What came of a wish for a move.
+enum Begun {
+    /// The range is there already.
+    Nothing,
+    First(registry::Waiting),
+    /// Somebody else's, of the same range to the same shard.
+    Joined(registry::Waiting),
 }
 
 /// Begins a move, or joins one, in the turn of its collection.
@@ -70,7 +87,7 @@ async fn begin(
     tenure: &Arc<Tenure>,
     wanted: command::Wanted,
     patience: Patience,
-) -> Result<Option<registry::Waiting>, Fault> {
+) -> Result<Begun, Fault> {
     let claim = Claim::one(&wanted.namespace);
     let _turn = tenure.queue.enter_within(&claim, patience).await?;
     if let Some(name) = tenure.closed(&claim) {
@@ -80,11 +97,11 @@ async fn begin(
         ));
     }
     let Some(moved) = wanted.resolve(tenure).await? else {
-        return Ok(None);
+        return Ok(Begun::Nothing);
     };
     let per_shard = command::moves_per_shard(tenure).await?;
     let registered = match tenure.moves.admit(moved, per_shard)? {
-        Admission::Joins(waiting) => return Ok(Some(waiting)),
+        Admission::Joins(waiting) => return Ok(Begun::Joined(waiting)),
         Admission::First(registered) => registered,
     };
     let moved = registered.moved.clone();
@@ -108,8 +125,8 @@ async fn begin(
     })
     .await?;
     let waiting = registered.subscribe();
-    launch(tenure, registered).await;
-    Ok(Some(waiting))
+    launch(tenure, registered, None).await;
+    Ok(Begun::First(waiting))
 }
 
 /// Takes up a move that an earlier primary began, before anybody else comes.
@@ -120,18 +137,24 @@ pub(crate) async fn resume(tenure: &Arc<Tenure>, document: Doc<'_>) -> Result<()
         moved.namespace,
         moved.to
     );
+    // Whoever asked for it asks again.
+    let place = moved.ticket.map(|ticket| tenure.tickets.enter(ticket));
     let registered = tenure.moves.register(moved);
-    launch(tenure, registered).await;
+    launch(tenure, registered, place).await;
     Ok(())
 }
 
-async fn launch(tenure: &Arc<Tenure>, registered: Registered) {
+/// `place` is that of its command, if nobody else has it.
+async fn launch(tenure: &Arc<Tenure>, registered: Registered, place: Option<Place>) {
     let here = tenure.clone();
     let told = tenure
         .spawn(async move {
             let ended = drive(&here, &registered.moved).await;
             if let Err(fault) = &ended {
                 tracing::info!("a range of {} stays: {fault}", registered.moved.namespace);
+            }
+            if let Some(place) = place {
+                place.end(&ended);
             }
             registered.end(ended);
             Ok(())
@@ -156,7 +179,7 @@ async fn drive(tenure: &Tenure, moved: &Move) -> Result<DocBuf, Fault> {
         Err(_) => Doc::EMPTY,
     };
     let ended = match (outcome, &answered) {
-        (Outcome::Committed { .. }, _) => Ok(stats.to_owned()),
+        (Outcome::Committed { .. }, _) => Ok(moved.told.reply(now_ms() - moved.began_ms)),
         (Outcome::Aborted, Err(fault)) => Err(fault.clone()),
         (Outcome::Aborted, Ok(reply)) => Err(Fault::new(
             Code::OPERATION_FAILED,
@@ -167,13 +190,8 @@ async fn drive(tenure: &Tenure, moved: &Move) -> Result<DocBuf, Fault> {
         )),
     };
     decide(tenure, |state| {
-        Ok(last_entry(
-            state,
-            moved,
-            outcome,
-            stats,
-            ended.as_ref().err(),
-        ))
+        let plan = last_entry(state, moved, outcome, stats, ended.as_ref().err());
+        Ok(plan.answering(state, moved.ticket, &ended))
     })
     .await?;
     ended

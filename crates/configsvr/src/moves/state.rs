@@ -2,6 +2,7 @@
 
 use crate::documents::{self, Fields, OPERATIONS, uuid_value};
 use crate::error::Fault;
+use crate::ticket::{self, Ticket};
 use cluster::authority::OperationId;
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -29,6 +30,27 @@ pub(crate) struct Move {
     pub(crate) catalog: u64,
     pub(crate) options: Options,
     pub(crate) began_ms: i64,
+    /// Of the command that asked for it.
+    pub(crate) ticket: Option<Ticket>,
+    pub(crate) told: Told,
+}
+
+/// How whoever asked for a move is answered when it has succeeded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Told {
+    Plainly,
+    /// As `moveChunk` does.
+    WithMillis,
+}
+
+impl Told {
+    pub(super) fn reply(self, millis: i64) -> DocBuf {
+        let mut reply = DocWriter::new();
+        if self == Told::WithMillis {
+            reply.append("millis", i32::try_from(millis).unwrap_or(i32::MAX));
+        }
+        reply.with("ok", 1.0).finish()
+    }
 }
 
 /// What a client may ask for beside what moves where.
@@ -83,10 +105,14 @@ impl Move {
             .append("forceJumbo", self.options.force_jumbo)
             .append("secondaryThrottle", self.options.secondary_throttle)
             .append("startedAt", ValueRef::DateTime(self.began_ms));
+        if self.told == Told::WithMillis {
+            writer.append("tellsMillis", true);
+        }
+        ticket::append(&mut writer, self.ticket);
         writer.finish()
     }
 
-    pub(super) fn restore(doc: Doc<'_>) -> Result<Self, Fault> {
+    pub(crate) fn restore(doc: Doc<'_>) -> Result<Self, Fault> {
         let fields = Fields::of(OPERATIONS, doc);
         let began_ms = match doc.get("startedAt") {
             Some(ValueRef::DateTime(began_ms)) => began_ms,
@@ -109,6 +135,11 @@ impl Move {
                 secondary_throttle: fields.flag("secondaryThrottle"),
             },
             began_ms,
+            ticket: ticket::stored(doc),
+            told: match fields.flag("tellsMillis") {
+                true => Told::WithMillis,
+                false => Told::Plainly,
+            },
         })
     }
 

@@ -148,6 +148,7 @@ impl AddShard {
 
     async fn check(&mut self, tenure: &Tenure) -> Result<Option<DocBuf>, Fault> {
         let state = tenure.state().await?.clone();
+        state.check_shard(&self.shard)?;
         for (shard, host) in &state.hosts {
             let same_set = host.split('/').next() == self.host.split('/').next();
             if *shard == self.shard && same_set {

@@ -1,4 +1,4 @@
-//! `drop` of a sharded collection; of another one the database's primary shard does it at once.
+//! `drop` of a sharded collection; of another one the database's primary shard does it alone (`alone.rs`).
 //!
 //! ```text
 //!   decide   the collection leaves the config server, one entry
@@ -10,10 +10,11 @@
 //! know yet happened before the drop, and none is accepted into what is gone after it was answered. All
 //! shards are told, not only owners: one that gave its last chunk away may still hold the collection.
 
+use super::alone::{self, Said, may_mean, only_for, without_message};
 use super::{Context, Operation, Step};
 use crate::collection;
 use crate::commit::{Commit, by};
-use crate::documents::{CHUNKS, Fields, TAGS, uuid_value};
+use crate::documents::{CHUNKS, Fields, TAGS, new_uuid, uuid_value};
 use crate::error::Fault;
 use crate::placement;
 use crate::queue::Claim;
@@ -37,6 +38,10 @@ pub(crate) struct Drop {
     indexes: i32,
     primary: ShardId,
     decided: bool,
+    /// Not sharded.
+    alone: bool,
+    /// The primary shard may have been asked to drop it alone.
+    asked: bool,
 }
 
 impl Drop {
@@ -44,22 +49,29 @@ impl Drop {
         let name = crate::server::text(command, "drop")?;
         Ok(Self {
             namespace: Namespace::new(database, name)?,
-            command: command.to_owned(),
+            command: without_message(command),
             uuid: Uuid([0; 16]),
             indexes: 0,
             primary: ShardId::new(""),
             decided: false,
+            alone: false,
+            asked: false,
         })
     }
 
     pub(crate) fn restore(fields: &Fields<'_>) -> Result<Self, Fault> {
         Ok(Self {
             namespace: Namespace::parse(fields.text("ns")?)?,
-            command: DocBuf::new(),
+            command: fields
+                .doc
+                .get_doc("command")
+                .map_or_else(DocBuf::new, Doc::to_owned),
             uuid: fields.uuid("uuid")?,
             indexes: fields.number("indexes")? as i32,
             primary: ShardId::new(fields.text("primary").unwrap_or_default()),
             decided: fields.flag("decided"),
+            alone: fields.flag("alone"),
+            asked: true,
         })
     }
 
@@ -72,20 +84,74 @@ impl Drop {
             (uuid, database.map(|placement| placement.primary.clone()))
         };
         let Some(primary) = primary else {
-            return Err(Fault::new(Code::NAMESPACE_NOT_FOUND, "ns not found"));
+            return Err(not_found());
         };
-        let Some(uuid) = uuid else {
-            let database = self.namespace.database();
-            let dropped = tenure
-                .ask(&primary, database, self.command.as_doc())
-                .await?;
-            return Ok(Some(dropped));
+        self.uuid = match uuid {
+            Some(uuid) if may_mean(self.command.as_doc(), uuid) => uuid,
+            Some(_) => return Err(alone::another_uuid(self.command.as_doc())),
+            None => match collection::uuid(tenure, &primary, &self.namespace).await? {
+                Some(uuid) if may_mean(self.command.as_doc(), uuid) => {
+                    self.alone = true;
+                    uuid
+                }
+                found => return self.refused(tenure, &primary, found).await.map(Some),
+            },
         };
-        self.uuid = uuid;
         let indexes = collection::indexes(tenure, &primary, &self.namespace).await;
         self.indexes = indexes.map_or(1, |indexes| indexes.len() as i32 + 1);
         self.primary = primary;
         Ok(None)
+    }
+
+    /// Lets the shard say what is wrong. ⚑ With a UUID that no collection has: one that is made right now stays.
+    async fn refused(
+        &self,
+        tenure: &Tenure,
+        primary: &ShardId,
+        found: Option<Uuid>,
+    ) -> Result<DocBuf, Fault> {
+        // Who names one is told about that one.
+        let is_ours = found.is_none() && self.command.get("collectionUUID").is_none();
+        let command = match is_ours {
+            false => self.command.clone(),
+            true => only_for(self.command.as_doc(), &new_uuid()),
+        };
+        let database = self.namespace.database();
+        let answer = tenure.ask(primary, database, command.as_doc()).await;
+        match answer {
+            Err(Fault::Refused(error))
+                if is_ours && error.code == Code::COLLECTION_UUID_MISMATCH =>
+            {
+                Err(not_found())
+            }
+            answer => answer,
+        }
+    }
+
+    async fn drop_alone(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
+        const GONE: [Code; 2] = [Code::NAMESPACE_NOT_FOUND, Code::COLLECTION_UUID_MISMATCH];
+        let again = std::mem::replace(&mut self.asked, true);
+        let command = only_for(self.command.as_doc(), &self.uuid);
+        let place = (&self.primary, self.namespace.database());
+        Ok(
+            match alone::ask(tenure, place, command.as_doc(), (again, &GONE)).await? {
+                Said::Done(reply) => Step::Done(reply),
+                Said::DoneBefore => Step::Done(self.reply()),
+                // Another client was faster.
+                Said::Refused(Fault::Refused(error)) if GONE.contains(&error.code) => {
+                    Step::Failed(not_found())
+                }
+                Said::Refused(fault) => Step::Failed(fault),
+            },
+        )
+    }
+
+    fn reply(&self) -> DocBuf {
+        DocWriter::new()
+            .with("nIndexesWas", self.indexes)
+            .with("ns", self.namespace.as_str())
+            .with("ok", 1.0)
+            .finish()
     }
 
     async fn decide(&mut self, context: Context<'_>) -> Result<Step, Fault> {
@@ -120,12 +186,12 @@ impl Drop {
             tenure.insist(&shard, "admin", command.as_doc()).await?;
         }
         remove_chunks(tenure, &self.uuid).await?;
-        let reply = DocWriter::new()
-            .with("nIndexesWas", self.indexes)
-            .with("ns", self.namespace.as_str())
-            .with("ok", 1.0);
-        Ok(Step::Done(reply.finish()))
+        Ok(Step::Done(self.reply()))
     }
+}
+
+fn not_found() -> Fault {
+    Fault::new(Code::NAMESPACE_NOT_FOUND, "ns not found")
 }
 
 /// Removes the chunks of a collection that is gone, however many there are.
@@ -192,6 +258,9 @@ impl Operation for Drop {
     }
 
     fn changes(&self) -> Vec<String> {
+        if self.alone {
+            return Vec::new();
+        }
         vec![self.namespace.to_string()]
     }
 
@@ -206,6 +275,11 @@ impl Operation for Drop {
             .append("indexes", self.indexes)
             .append("primary", self.primary.as_str())
             .append("decided", self.decided);
+        if self.alone {
+            writer
+                .append("alone", true)
+                .append("command", &self.command);
+        }
     }
 
     fn prepare<'a>(
@@ -217,6 +291,7 @@ impl Operation for Drop {
 
     fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
         match self.decided {
+            false if self.alone => Box::pin(self.drop_alone(context.tenure)),
             false => Box::pin(self.decide(context)),
             true => Box::pin(self.tell(context.tenure)),
         }

@@ -9,6 +9,10 @@
 //! state is written; the next primary reads the state document and goes on. What a step decides goes
 //! into the same entry as the state behind it. ⚑
 //!
+//! **A command that asks again gets the first answer**: it is recorded in the entry that removes the state document, by
+//! the id of both (`ticket.rs`). ⚑ So `prepare` only reads, and a step that is repeated answers what it would have
+//! answered the first time.
+//!
 //! **The lock lives and dies with the operation**: the documents in `config.locks` are written and
 //! removed in the entries that write and remove the state document, so there is nothing to ping and
 //! nothing to take over (`docs/decisions`).
@@ -24,6 +28,8 @@
 //! what it must not refuse.
 
 pub(crate) mod add_shard;
+mod alone;
+mod before;
 pub(crate) mod drop;
 pub(crate) mod drop_database;
 mod first_chunks;
@@ -41,6 +47,7 @@ use crate::queue::{Claim, Patience};
 use crate::settle;
 use crate::state::Effect;
 use crate::tenure::{Plan, Tenure, log_change, no_primary};
+use crate::ticket::{self, Ticket};
 use cluster::authority::OperationId;
 use model::Code;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -101,21 +108,24 @@ pub(crate) trait Operation: Send + Sync {
 pub(crate) struct Context<'a> {
     pub(crate) tenure: &'a Tenure,
     pub(crate) id: OperationId,
+    /// Of the command that asked for it.
+    pub(crate) ticket: Option<Ticket>,
 }
 
 impl Context<'_> {
     /// Adds the operation's new state to a commit.
     pub(crate) fn write_state(&self, operation: &dyn Operation, commit: &mut Commit) {
         let id = by("_id", uuid_value(&self.id));
-        let state = state_document(self.id, operation);
+        let state = state_document(self.id, self.ticket, operation);
         commit.put(OPERATIONS, id.as_doc(), state.as_doc());
     }
 }
 
-fn state_document(id: OperationId, operation: &dyn Operation) -> DocBuf {
+fn state_document(id: OperationId, ticket: Option<Ticket>, operation: &dyn Operation) -> DocBuf {
     let mut writer = DocWriter::new()
         .with("_id", uuid_value(&id))
         .with("kind", operation.kind());
+    ticket::append(&mut writer, ticket);
     operation.append_state(&mut writer);
     writer.finish()
 }
@@ -141,16 +151,47 @@ fn restore(doc: Doc<'_>) -> Result<Box<dyn Operation>, Fault> {
     })
 }
 
-/// Begins an operation and waits for its end. Whose patience ends before its turn comes has done nothing;
-/// whose ends later is told so, and the operation goes on.
+/// Whether a document of `config.terndb_operations` can be understood.
+pub(crate) fn check_stored(doc: Doc<'_>) -> Result<(), Fault> {
+    let fields = Fields::of(OPERATIONS, doc);
+    fields.uuid("_id")?;
+    match fields.text("kind")? {
+        settle::OUTCOME => Ok(()),
+        moves::KIND => moves::Move::restore(doc).map(|_| ()),
+        _ => restore(doc).map(|_| ()),
+    }
+}
+
+/// Closes the names of an operation whose state document cannot be understood: nobody knows how far it is. ⚑ Its
+/// locks tell them, and what can be read of the document.
+async fn close_damaged(tenure: &Tenure, doc: Doc<'_>) -> Result<(), Fault> {
+    let mut names = Vec::new();
+    if let Some(id) = doc.get("_id") {
+        for lock in (tenure.store)
+            .find(LOCKS, by("ts", id).as_doc(), Doc::EMPTY)
+            .await?
+        {
+            names.extend(lock.as_doc().get_str("_id").map(str::to_owned));
+        }
+    }
+    let fields = ["ns", "db", "from", "to"].iter();
+    names.extend(fields.filter_map(|field| doc.get_str(field).map(str::to_owned)));
+    tracing::error!("an operation that cannot be understood closes {names:?}");
+    tenure.close_names(names);
+    Ok(())
+}
+
+/// Begins an operation and waits for its end. Whose patience ends before its turn comes has done nothing.
 pub(crate) async fn run(
     tenure: &Arc<Tenure>,
     operation: impl Operation + 'static,
     patience: Patience,
+    ticket: Option<Ticket>,
 ) -> Result<DocBuf, Fault> {
     let here = tenure.clone();
-    let ended = tenure.complete(async move { begin(&here, Box::new(operation), patience).await });
-    patience.see(ended).await
+    tenure
+        .complete(async move { begin(&here, Box::new(operation), patience, ticket).await })
+        .await
 }
 
 /// Queues what an earlier primary left unfinished, before anybody else comes.
@@ -164,6 +205,14 @@ pub(crate) async fn resume_all(tenure: &Arc<Tenure>) -> Result<(), Fault> {
         .store
         .find(OPERATIONS, running.finish().as_doc(), Doc::EMPTY)
         .await?;
+    let mut understood = Vec::with_capacity(unfinished.len());
+    for document in unfinished {
+        match check_stored(document.as_doc()) {
+            Ok(()) => understood.push(document),
+            Err(_) => close_damaged(tenure, document.as_doc()).await?,
+        }
+    }
+    let unfinished = understood;
     let is_move = |document: &DocBuf| document.as_doc().get_str("kind") == Some(moves::KIND);
     let (moving, unfinished): (Vec<_>, Vec<_>) = unfinished.into_iter().partition(is_move);
     // First, so that whoever has to end them knows them.
@@ -177,18 +226,29 @@ pub(crate) async fn resume_all(tenure: &Arc<Tenure>) -> Result<(), Fault> {
         // They held their claims when they were begun, so none of them waits for another.
         let turn = tenure.queue.enter(&operation.claim()).await;
         let changing = tenure.queue.changing(operation.changes());
+        let ticket = ticket::stored(document.as_doc());
+        // Whoever asked for it asks again.
+        let place = ticket.map(|ticket| tenure.tickets.enter(ticket));
         let here = tenure.clone();
         let told = tenure
             .spawn(async move {
-                let ended = go_on(&here, id, operation).await;
+                let context = Context {
+                    tenure: &here,
+                    id,
+                    ticket,
+                };
+                let ended = go_on(context, operation).await;
                 drop((changing, turn));
+                if let Some(place) = place {
+                    place.end(&ended);
+                }
                 if let Err(fault) = &ended {
                     tracing::warn!("an operation that went on has failed: {fault}");
                 }
                 ended
             })
             .await;
-        // Whoever asked for it is gone with the primary before.
+        // Who waits does so by its ticket.
         drop(told);
     }
     Ok(())
@@ -198,6 +258,7 @@ async fn begin(
     tenure: &Arc<Tenure>,
     mut operation: Box<dyn Operation>,
     patience: Patience,
+    ticket: Option<Ticket>,
 ) -> Result<DocBuf, Fault> {
     let claim = operation.claim();
     let _turn = tenure.queue.enter_within(&claim, patience).await?;
@@ -210,20 +271,32 @@ async fn begin(
     if let Some(reply) = operation.prepare(tenure).await? {
         return Ok(reply);
     }
-    let id = documents::new_uuid();
+    let id = ticket::id_for(ticket);
+    let context = Context { tenure, id, ticket };
     let _changing = tenure.queue.changing(operation.changes());
+    let mut pause = Tenure::first_pause();
+    // ⚑ If the answer to this is lost it is written again: else it could be stored, and run by nobody.
+    while let Err(fault) = tenure.write(first_entry(context, &*operation)).await {
+        if fault.retry() == Retry::Never {
+            return Err(fault);
+        }
+        tenure.pause(&mut pause).await?;
+    }
+    go_on(context, operation).await
+}
+
+/// The state document and the locks.
+fn first_entry(context: Context<'_>, operation: &dyn Operation) -> Commit {
     let mut commit = Commit::default();
-    let state = state_document(id, &*operation);
-    commit.insert(OPERATIONS, state.as_doc());
+    context.write_state(operation, &mut commit);
     for name in operation.claim().names() {
-        let lock = lock_document(&name, id, operation.kind());
+        let lock = lock_document(&name, context.id, operation.kind());
         // A leftover would be a mistake of ours; the queue is what excludes others.
         commit.put(LOCKS, by("_id", name.as_str()).as_doc(), lock.as_doc());
         let what = format!("{}.start", operation.kind());
         log_change(&mut commit, &what, &name, Doc::EMPTY);
     }
-    tenure.write(commit).await?;
-    go_on(tenure, id, operation).await
+    commit
 }
 
 fn lock_document(name: &str, id: OperationId, kind: &str) -> DocBuf {
@@ -239,12 +312,8 @@ fn lock_document(name: &str, id: OperationId, kind: &str) -> DocBuf {
 }
 
 /// Takes step after step until the end.
-async fn go_on(
-    tenure: &Tenure,
-    id: OperationId,
-    mut operation: Box<dyn Operation>,
-) -> Result<DocBuf, Fault> {
-    let context = Context { tenure, id };
+async fn go_on(context: Context<'_>, mut operation: Box<dyn Operation>) -> Result<DocBuf, Fault> {
+    let tenure = context.tenure;
     let mut pause = Tenure::first_pause();
     let mut refusals = 0;
     let mut halted = !operation.halts_moves();
@@ -263,8 +332,8 @@ async fn go_on(
                 continue;
             }
             Ok(Step::Next) => write_state(context, &*operation).await.map(|()| None),
-            Ok(Step::Done(reply)) => finish(context, &*operation).await.map(|()| Some(Ok(reply))),
-            Ok(Step::Failed(why)) => finish(context, &*operation).await.map(|()| Some(Err(why))),
+            Ok(Step::Done(reply)) => finish(context, &*operation, Ok(reply)).await.map(Some),
+            Ok(Step::Failed(why)) => finish(context, &*operation, Err(why)).await.map(Some),
             Err(fault) => Err(fault),
         };
         match done {
@@ -286,7 +355,7 @@ async fn go_on(
                 // The step may have been written or not: what is stored decides where to go on.
                 operation = match read_again(context).await {
                     Ok(Some(stored)) => stored,
-                    Ok(None) => return Ok(by("ok", 1.0)),
+                    Ok(None) => return answered(context).await,
                     Err(fault) => {
                         tracing::debug!("the state of an operation is read again: {fault}");
                         operation
@@ -310,7 +379,20 @@ async fn read_again(context: Context<'_>) -> Result<Option<Box<dyn Operation>>, 
         .store
         .find_one(OPERATIONS, id.as_doc())
         .await?;
-    stored.map(|doc| restore(doc.as_doc())).transpose()
+    let is_running = |doc: &DocBuf| doc.as_doc().get_str("kind") != Some(settle::OUTCOME);
+    let running = stored.filter(is_running);
+    running.map(|doc| restore(doc.as_doc())).transpose()
+}
+
+/// How an operation ended whose last entry was written without anybody hearing of it.
+async fn answered(context: Context<'_>) -> Result<DocBuf, Fault> {
+    let Some(ticket) = context.ticket else {
+        return Ok(by("ok", 1.0));
+    };
+    let answer = (context.tenure)
+        .certain(|state| Ok::<_, Fault>(state.answers.find(ticket)?.cloned()))
+        .await??;
+    answer.map_or_else(|| Ok(by("ok", 1.0)), |answer| ticket::given(&answer))
 }
 
 async fn write_state(context: Context<'_>, operation: &dyn Operation) -> Result<(), Fault> {
@@ -319,8 +401,12 @@ async fn write_state(context: Context<'_>, operation: &dyn Operation) -> Result<
     context.tenure.write(commit).await
 }
 
-/// Removes the state document, but for what remains of it, and the locks.
-async fn finish(context: Context<'_>, operation: &dyn Operation) -> Result<(), Fault> {
+/// Removes the state document, but for what remains of it, and the locks; records the answer.
+async fn finish(
+    context: Context<'_>,
+    operation: &dyn Operation,
+    ended: Result<DocBuf, Fault>,
+) -> Result<Result<DocBuf, Fault>, Fault> {
     let mut commit = Commit::default();
     let id = by("_id", uuid_value(&context.id));
     match operation.remains(context.id) {
@@ -335,12 +421,14 @@ async fn finish(context: Context<'_>, operation: &dyn Operation) -> Result<(), F
     let effects = operation.last_words(context.tenure, &mut commit)?;
     context
         .tenure
-        .decide(|_| {
-            Ok(Plan {
+        .decide(|state| {
+            let plan = Plan {
                 commit,
                 effects,
                 answer: (),
-            })
+            };
+            Ok(plan.answering(state, context.ticket, &ended))
         })
-        .await
+        .await?;
+    Ok(ended)
 }

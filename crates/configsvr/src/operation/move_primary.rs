@@ -50,7 +50,7 @@ pub(crate) struct MovePrimary {
     /// Whether the new primary knows the sharded collections.
     known: bool,
     outcome: Option<Outcome>,
-    /// Why it was aborted, as long as it is known.
+    /// Why it was aborted, if the donor said so.
     reason: Option<String>,
 }
 
@@ -133,7 +133,7 @@ impl MovePrimary {
             to: ShardId::new(fields.text("to")?),
             known: fields.flag("known"),
             outcome,
-            reason: None,
+            reason: fields.doc.get_str("reason").map(str::to_owned),
         })
     }
 
@@ -282,6 +282,9 @@ impl Operation for MovePrimary {
                 writer.append("aborted", true);
             }
             None => {}
+        }
+        if let Some(reason) = &self.reason {
+            writer.append("reason", reason);
         }
     }
 

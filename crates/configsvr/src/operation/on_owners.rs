@@ -8,7 +8,14 @@
 //!
 //! One shard that refuses ends the operation. Indexes that others have made by then are dropped again; what
 //! others have dropped or modified stays so, as with MongoDB, and can be asked for again.
+//!
+//! The reply is the first shard's. ⚑ One that is asked again answers for what is left to do: what was there before is
+//! kept with the state, and the reply tells of that (`before.rs`).
+//!
+//! A collection that is not sharded is on one shard, and nothing else is different.
 
+use super::alone::{without_message, without_times};
+use super::before::Before;
 use super::{Context, Operation, Step};
 use crate::collection;
 use crate::commit::{Commit, by};
@@ -18,6 +25,7 @@ use crate::placement;
 use crate::queue::Claim;
 use crate::state::Effect;
 use crate::tenure::{Plan, Tenure};
+use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::text::document_quoted;
 use model::{Code, Namespace};
@@ -28,11 +36,15 @@ pub(crate) const KIND: &str = "onOwners";
 pub(crate) struct OnOwners {
     namespace: Namespace,
     command: DocBuf,
+    /// Where it is, if it is not sharded.
+    alone: Option<ShardId>,
     announced: bool,
     /// Goes on with what was begun before: shards may have been told.
     resumed: bool,
     /// Indexes that no shard had before.
     created: Vec<String>,
+    /// What the reply tells of the time before.
+    before: Before,
     /// Why a shard refused: what was created is dropped again.
     refused: Option<(Code, String)>,
     /// The first shard's answer.
@@ -48,24 +60,14 @@ impl OnOwners {
                 "collection name has invalid type",
             ));
         };
-        let mut kept = DocWriter::new();
-        for element in command.iter() {
-            // These belong to the message from the client, not to what is asked of shards. Shards
-            // answer for their majority: a write concern that can't be met there would be asked
-            // for again and again, and hold up all operations behind this one.
-            if !matches!(
-                element.key(),
-                "$db" | "lsid" | "$clusterTime" | "txnNumber" | "maxTimeMS" | "writeConcern"
-            ) {
-                kept.append_element(&element);
-            }
-        }
         Ok(Self {
             namespace: Namespace::new(database, name)?,
-            command: kept.finish(),
+            command: without_message(command),
+            alone: None,
             announced: false,
             resumed: false,
             created: Vec::new(),
+            before: Before::default(),
             refused: None,
             reply: None,
         })
@@ -75,9 +77,11 @@ impl OnOwners {
         Ok(Self {
             namespace: Namespace::parse(fields.text("ns")?)?,
             command: fields.doc("command")?.to_owned(),
+            alone: fields.doc.get_str("alone").map(ShardId::new),
             announced: fields.flag("announced"),
             resumed: true,
             created: texts(fields.doc, "created"),
+            before: Before::restore(fields.doc),
             refused: fields.doc.get_str("why").map(|why| {
                 let code = fields.number("code").unwrap_or(0) as i32;
                 (Code(code), why.to_owned())
@@ -114,18 +118,22 @@ impl OnOwners {
             ));
         };
         let Some(entry) = sharded else {
-            let database = self.namespace.database();
-            let answer = tenure
-                .ask(&primary, database, self.command.as_doc())
-                .await?;
-            return Ok(Some(answer));
+            // The shard says what is wrong with it, if something is.
+            if let Ok(indexes) = collection::indexes(tenure, &primary, &self.namespace).await {
+                self.before = Before::new(self.command.as_doc(), &indexes);
+            }
+            self.alone = Some(primary);
+            // Nobody else has it, and no range of it moves.
+            self.announced = true;
+            return Ok(None);
         };
         // ⚑ Nothing of this has begun: a move that others before it have put off may end first.
         tenure.moves.give_way(&self.namespace).await;
+        let indexes = collection::indexes(tenure, &primary, &self.namespace).await?;
+        self.before = Before::new(self.command.as_doc(), &indexes);
         match self.name() {
             "createIndexes" => {
                 self.check_unique(&entry.pattern)?;
-                let indexes = collection::indexes(tenure, &primary, &self.namespace).await?;
                 let name = |index: &DocBuf| index.as_doc().get_str("name").map(str::to_owned);
                 let known: Vec<String> = indexes.iter().filter_map(name).collect();
                 let specs = self.command.as_doc().get_array("indexes");
@@ -137,7 +145,6 @@ impl OnOwners {
                 self.created = asked.filter(|name| !known.contains(name)).collect();
             }
             "dropIndexes" | "deleteIndexes" => {
-                let indexes = collection::indexes(tenure, &primary, &self.namespace).await?;
                 self.spare_shard_key(&indexes, entry.key.as_doc())?;
             }
             _ => {}
@@ -283,26 +290,43 @@ impl OnOwners {
     }
 
     async fn tell(&mut self, tenure: &Tenure) -> Result<Step, Fault> {
-        let shards = tenure.with_state(|state| state.participants(&self.namespace));
+        let shards = match &self.alone {
+            Some(shard) => vec![shard.clone()],
+            None => tenure.with_state(|state| state.participants(&self.namespace)),
+        };
+        // ⚑ From here on, whoever is asked may have been asked before.
+        let again = std::mem::replace(&mut self.resumed, true);
         for shard in shards {
             let database = self.namespace.database();
-            match tenure.insist(&shard, database, self.command.as_doc()).await {
+            match tenure.ask(&shard, database, self.command.as_doc()).await {
                 Ok(reply) => {
                     self.reply.get_or_insert(without_times(&reply));
                 }
                 // Dropped by an earlier attempt, or never on this shard.
                 Err(Fault::Refused(error))
                     if error.code == Code::INDEX_NOT_FOUND
-                        && (self.resumed || self.reply.is_some()) => {}
+                        && (self.reply.is_some() || again && self.before.had_index()) => {}
                 Err(Fault::Refused(error)) if !self.created.is_empty() && self.reply.is_some() => {
                     self.refused = Some((error.code, error.message));
                     return Ok(Step::Next);
                 }
                 Err(fault @ Fault::Refused(_)) => return Ok(Step::Failed(fault)),
+                // It never reached anybody, and there is nobody else who has heard of it.
+                Err(fault)
+                    if self.alone.is_some()
+                        && !again
+                        && fault.code() == Some(Code::HOST_UNREACHABLE) =>
+                {
+                    return Ok(Step::Failed(fault));
+                }
                 Err(fault) => return Err(fault),
             }
         }
         let reply = self.reply.clone().unwrap_or_else(crate::server::ok);
+        let reply = match again {
+            true => self.before.tell(self.command.as_doc(), &reply),
+            false => reply,
+        };
         Ok(Step::Done(reply))
     }
 
@@ -338,17 +362,6 @@ fn texts(doc: Doc<'_>, name: &str) -> Vec<String> {
     texts.collect()
 }
 
-/// A shard's reply as that of the cluster: the shard's times mean nothing to clients.
-fn without_times(reply: &DocBuf) -> DocBuf {
-    let mut kept = DocWriter::new();
-    for element in reply.iter() {
-        if !matches!(element.key(), "operationTime" | "$clusterTime") {
-            kept.append_element(&element);
-        }
-    }
-    kept.finish()
-}
-
 impl Operation for OnOwners {
     fn kind(&self) -> &'static str {
         KIND
@@ -376,6 +389,10 @@ impl Operation for OnOwners {
             writer.push(name);
         }
         writer.end();
+        self.before.append(writer);
+        if let Some(shard) = &self.alone {
+            writer.append("alone", shard.as_str());
+        }
         if let Some((code, why)) = &self.refused {
             writer.append("code", code.0).append("why", why);
         }

@@ -98,8 +98,10 @@ impl Refine {
             began: fields.time("began")?,
             phase: match fields.doc.get_str("phase") {
                 Some("withdraw") => Phase::Withdraw(Error::new(
-                    Code::OPERATION_FAILED,
-                    "a shard refused the refined shard key",
+                    fields
+                        .number("code")
+                        .map_or(Code::OPERATION_FAILED, |code| Code(code as i32)),
+                    (fields.text("why")).unwrap_or("a shard refused the refined shard key"),
                 )),
                 Some("decide") => Phase::Decide,
                 Some("decided") => Phase::Decided,
@@ -314,6 +316,11 @@ impl Operation for Refine {
             .append("epoch", self.epoch)
             .append("began", self.began)
             .append("phase", self.phase.name());
+        if let Phase::Withdraw(why) = &self.phase {
+            writer
+                .append("code", why.code.0)
+                .append("why", &why.message);
+        }
     }
 
     fn prepare<'a>(

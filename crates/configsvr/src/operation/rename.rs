@@ -1,5 +1,5 @@
 //! `renameCollection`. Where neither name is a sharded collection, the primary shard that both databases
-//! have does it at once. Otherwise:
+//! have does it alone (`alone.rs`), and zones follow in an entry of their own. Otherwise:
 //!
 //! ```text
 //!   reserve  where there is no target: its name gets a placeholder on the primary, if it is still free
@@ -20,9 +20,10 @@
 //!
 //! Left out: a sharded collection does not change its database, as in MongoDB.
 
+use super::alone::{self, Said, may_mean, only_for, without_message};
 use super::drop::{forget_zones, gone, remove_chunks};
 use super::{Context, Operation, Step};
-use crate::collection::Facts;
+use crate::collection::{self, Facts};
 use crate::commit::{Commit, by};
 use crate::documents::{self, COLLECTIONS, CollectionEntry, Fields, TAGS, uuid_value};
 use crate::error::Fault;
@@ -57,6 +58,10 @@ pub(crate) struct Rename {
     /// What keeps the target's name free.
     placeholder: Option<Placeholder>,
     decided: bool,
+    /// Neither name is a sharded collection.
+    alone: bool,
+    /// The primary shard may have been asked to rename it alone.
+    asked: bool,
 }
 
 struct Placeholder {
@@ -78,7 +83,7 @@ impl Rename {
         Ok(Self {
             from,
             to,
-            command: command.to_owned(),
+            command: without_message(command),
             uuid: Uuid([0; 16]),
             epoch: documents::new_object_id(),
             began: ClusterTime::ZERO,
@@ -86,6 +91,8 @@ impl Rename {
             replaced: None,
             placeholder: None,
             decided: false,
+            alone: false,
+            asked: false,
         })
     }
 
@@ -93,7 +100,10 @@ impl Rename {
         Ok(Self {
             from: Namespace::parse(fields.text("from")?)?,
             to: Namespace::parse(fields.text("to")?)?,
-            command: DocBuf::new(),
+            command: fields
+                .doc
+                .get_doc("command")
+                .map_or_else(DocBuf::new, Doc::to_owned),
             uuid: fields.uuid("uuid")?,
             epoch: fields.object_id("epoch")?,
             began: fields.time("began")?,
@@ -110,6 +120,8 @@ impl Rename {
                 None => None,
             },
             decided: fields.flag("decided"),
+            alone: fields.flag("alone"),
+            asked: true,
         })
     }
 
@@ -136,10 +148,7 @@ impl Rename {
             (entry(&self.from)?, entry(&self.to)?, primary)
         };
         if source.is_none() && target.is_none() {
-            let command = self.command.as_doc();
-            let reply = tenure.ask(&primary, "admin", command).await?;
-            self.take_zones_along(tenure).await?;
-            return Ok(Some(reply));
+            return self.check_alone(tenure, primary).await;
         }
         self.check_ends(tenure, &primary, source.as_ref(), target.as_ref())
             .await?;
@@ -149,17 +158,84 @@ impl Rename {
         Ok(None)
     }
 
-    /// Zones of a collection that is not sharded, or not yet, go with its name too. If the primary is lost
-    /// before that, they stay under the name that was.
-    async fn take_zones_along(&self, tenure: &Tenure) -> Result<(), Fault> {
+    async fn check_alone(
+        &mut self,
+        tenure: &Tenure,
+        primary: ShardId,
+    ) -> Result<Option<DocBuf>, Fault> {
+        let found = collection::uuid(tenure, &primary, &self.from).await?;
+        match found {
+            Some(uuid) if may_mean(self.command.as_doc(), uuid) => {
+                self.alone = true;
+                self.uuid = uuid;
+                self.primary = primary;
+                Ok(None)
+            }
+            // ⚑ The shard says what is wrong, and one that is made right now keeps its name: no collection has this
+            // UUID.
+            found => {
+                // Who names one is told about that one.
+                let is_ours = found.is_none() && self.command.get("collectionUUID").is_none();
+                let command = match is_ours {
+                    false => self.command.clone(),
+                    true => only_for(self.command.as_doc(), &documents::new_uuid()),
+                };
+                match tenure.ask(&primary, "admin", command.as_doc()).await {
+                    Err(Fault::Refused(error))
+                        if is_ours && error.code == Code::COLLECTION_UUID_MISMATCH =>
+                    {
+                        Err(no_source(&self.from))
+                    }
+                    answer => answer.map(Some),
+                }
+            }
+        }
+    }
+
+    async fn rename_alone(&mut self, context: Context<'_>) -> Result<Step, Fault> {
+        const GONE: [Code; 2] = [Code::NAMESPACE_NOT_FOUND, Code::COLLECTION_UUID_MISMATCH];
+        if self.from.database() != self.to.database() {
+            self.tell_database(context.tenure).await?;
+        }
+        let again = std::mem::replace(&mut self.asked, true);
+        let command = only_for(self.command.as_doc(), &self.uuid);
+        let place = (&self.primary, "admin");
+        let said = alone::ask(context.tenure, place, command.as_doc(), (again, &GONE)).await?;
+        match said {
+            Said::Done(_) | Said::DoneBefore => self.take_zones_along(context).await,
+            // Another client was faster.
+            Said::Refused(Fault::Refused(error)) if GONE.contains(&error.code) => {
+                Ok(Step::Failed(no_source(&self.from)))
+            }
+            Said::Refused(fault) => Ok(Step::Failed(fault)),
+        }
+    }
+
+    /// The database may have been made for this, and whoever made it lost before its primary was told.
+    async fn tell_database(&self, tenure: &Tenure) -> Result<(), Fault> {
+        let name = self.to.database();
+        let known = tenure.with_state(|state| state.database(name).map(|known| known.cloned()))?;
+        if let Some(placement) = known {
+            let command = crate::database::set_database(name, placement.version, true);
+            tenure
+                .insist(&placement.primary, "admin", command.as_doc())
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Zones of a collection that is not sharded, or not yet, go with its name too.
+    async fn take_zones_along(&mut self, context: Context<'_>) -> Result<Step, Fault> {
         let (from, to) = (by("ns", self.from.as_str()), by("ns", self.to.as_str()));
-        let store = &tenure.store;
+        let store = &context.tenure.store;
         let moved = store.find(TAGS, from.as_doc(), Doc::EMPTY).await?;
         let replaced = store.find(TAGS, to.as_doc(), Doc::EMPTY).await?;
         if moved.is_empty() && replaced.is_empty() {
-            return Ok(());
+            return Ok(Step::Done(ok()));
         }
+        self.decided = true;
         let mut commit = Commit::default();
+        context.write_state(self, &mut commit);
         for zone in moved.iter().chain(&replaced) {
             if let Some(id) = zone.get("_id") {
                 commit.delete(TAGS, by("_id", id).as_doc());
@@ -168,7 +244,8 @@ impl Rename {
         for zone in &moved {
             commit.insert(TAGS, self.under_new_name(zone).as_doc());
         }
-        tenure.write(commit).await
+        context.tenure.write(commit).await?;
+        Ok(Step::Written)
     }
 
     async fn check_ends(
@@ -204,6 +281,9 @@ impl Rename {
                 None => return Err(no_source(&self.from)),
             },
         };
+        if !may_mean(self.command.as_doc(), self.uuid) {
+            return Err(alone::another_uuid(self.command.as_doc()));
+        }
         let is_there = match target {
             Some(_) => true,
             None => Facts::ask(tenure, primary, &self.to).await?.is_some(),
@@ -433,7 +513,7 @@ async fn make_database(
     if Facts::ask(tenure, &source, from).await?.is_none() {
         return Err(no_source(from));
     }
-    let made = crate::database::create(tenure, into, Some(source.as_str()), patience).await;
+    let made = crate::database::create(tenure, into, Some(source.as_str()), patience, None).await;
     match made {
         // Somebody else was faster, elsewhere: what that means is checked in turn.
         Err(Fault::Refused(error)) if error.code == Code::NAMESPACE_EXISTS => Ok(()),
@@ -455,6 +535,9 @@ impl Operation for Rename {
     }
 
     fn changes(&self) -> Vec<String> {
+        if self.alone {
+            return Vec::new();
+        }
         vec![self.from.to_string(), self.to.to_string()]
     }
 
@@ -467,6 +550,11 @@ impl Operation for Rename {
             .append("began", self.began)
             .append("primary", self.primary.as_str())
             .append("decided", self.decided);
+        if self.alone {
+            writer
+                .append("alone", true)
+                .append("command", &self.command);
+        }
         if let Some(replaced) = &self.replaced {
             writer.append("replaced", uuid_value(replaced));
         }
@@ -487,6 +575,8 @@ impl Operation for Rename {
     fn step<'a>(&'a mut self, context: Context<'a>) -> BoxFuture<'a, Result<Step, Fault>> {
         let is_free = (self.placeholder.as_ref()).is_none_or(|placeholder| placeholder.is_there);
         match self.decided {
+            false if self.alone => Box::pin(self.rename_alone(context)),
+            true if self.alone => Box::pin(async { Ok(Step::Done(ok())) }),
             false if !is_free => Box::pin(self.reserve(context.tenure)),
             false => Box::pin(self.decide(context)),
             true => Box::pin(self.tell(context.tenure)),

@@ -369,7 +369,7 @@ impl ShardCollection {
             return Ok(None);
         }
         let database =
-            crate::database::create_in_turn(tenure, self.namespace.database(), None).await?;
+            crate::database::create_in_turn(tenure, self.namespace.database(), None, None).await?;
         self.plan.primary = database.primary.clone();
         crate::zones::check_fit(tenure, &self.namespace, self.key.as_doc()).await?;
         self.place(tenure).await?;

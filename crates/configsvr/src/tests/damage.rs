@@ -256,3 +256,83 @@ async fn no_shard_goes_while_something_is_damaged() {
         ))
         .await;
 }
+
+/// ⚑ Of a shard: what is on it cannot be reached, and everything else goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_shard_is_told_by_name() {
+    let cluster = with_collections().await;
+    cluster
+        .check(
+            "
+            config! config {update: 'shards', updates: [{q: {_id: 'shard1'}, u: {$unset: {host: 1}}}]} => {n: 1}
+            admin {split: 'test.b', middle: {k: 5}} => {}
+            admin {addShard: 'shard1/shard1:1'} => 1
+            admin {removeShard: 'shard0'} => 20
+            ",
+        )
+        .await;
+    for _ in 0..2 {
+        cluster
+            .check(
+                "
+                admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: [{type: 'CorruptedShard', description: 'config.shards/shard1: the document \"shard1\" of config.shards has no usable field host'}, {type: 'UnknownShard'}, {type: 'MissingPrimary'}]}}
+                test {createIndexes: 'b', indexes: [{key: {x: 1}, name: 'x'}]} => {}
+                test {drop: 'plain'} => {}
+                shard0! test {insert: 'plain', documents: [{_id: 1}]} => {n: 1}
+                other {dropIndexes: 'c', index: 'x'} => 1
+                test {dropIndexes: 'b', index: 'x'} => {}
+                ",
+            )
+            .await;
+        cluster.elect(Wire::whole()).await;
+    }
+    cluster
+        .check(
+            "
+            config! config {update: 'shards', updates: [{q: {_id: 'shard1'}, u: {$set: {host: 'shard1/shard1:1'}}}]} => {n: 1}
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            other {drop: 'c'} => {}
+            ",
+        )
+        .await;
+}
+
+/// ⚑ Of an operation: its names are closed, and who is primary when the document is as it was goes on with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_operation_closes_its_names() {
+    let cluster = with_collections().await;
+    let wire = Wire::whole();
+    cluster.elect(wire.clone()).await;
+    wire.refuse();
+    cluster
+        .check(
+            "
+            test {drop: 'a'} => 51
+            config! config {update: 'terndb_operations', updates: [{q: {kind: 'drop'}, u: {$set: {kind: 'leap'}}}]} => {n: 1}
+            config! config {insert: 'terndb_operations', documents: [{_id: 'odd'}]} => {n: 1}
+            ",
+        )
+        .await;
+    cluster.elect(Wire::whole()).await;
+    cluster
+        .check(
+            "
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: [{type: 'CorruptedOperation'}, {type: 'CorruptedOperation', description: 'config.terndb_operations/odd: the document \"odd\" of config.terndb_operations has no usable field _id'}, {type: 'MissingRoutingTable'}]}}
+            admin {shardCollection: 'test.a', key: {k: 1}} => 51
+            admin {split: 'test.b', middle: {k: 5}} => {}
+            config! config {update: 'terndb_operations', updates: [{q: {kind: 'leap'}, u: {$set: {kind: 'drop'}}}]} => {n: 1}
+            config! config {delete: 'terndb_operations', deletes: [{q: {_id: 'odd'}, limit: 1}]} => {n: 1}
+            ",
+        )
+        .await;
+    cluster.elect(Wire::whole()).await;
+    cluster.settled().await;
+    cluster
+        .check(
+            "
+            admin {checkMetadataConsistency: 1} => {cursor: {firstBatch: []}}
+            admin {shardCollection: 'test.a', key: {k: 1}} => {}
+            ",
+        )
+        .await;
+}

@@ -6,3 +6,4 @@ mod ddl;
 mod lost_primaries;
 mod moves;
 mod registry;
+mod tickets;

@@ -1,9 +1,11 @@
 //! A config server that is a value: it knows who owns which keys of `test.birds`, and counts what it is asked.
 
 use super::world::version;
-use model::bson::{DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::error::{Code, Error};
 use model::time::ClusterTime;
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
@@ -27,6 +29,67 @@ pub(super) struct FakeConfig {
     /// Closed unless a test wants questions to wait.
     pub(super) gate: Mutex<Option<Arc<Semaphore>>>,
     pub(super) fails: AtomicUsize,
+    pub(super) ddl: Mutex<FakeDdl>,
+}
+
+/// Commands that change the catalog: each is carried out once, and what it was answered is known by its id.
+#[derive(Default)]
+pub(super) struct FakeDdl {
+    pub(super) losses: VecDeque<Lost>,
+    /// What is answered in the end; success if nothing is said.
+    pub(super) refusal: Option<Error>,
+    pub(super) asked: Vec<DocBuf>,
+    answered: Vec<(Vec<u8>, i32)>,
+}
+
+/// How an answer is lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lost {
+    /// Nobody is there.
+    Absent,
+    /// It is carried out, and the connection ends.
+    Connection,
+    /// It is carried out, and the primary is one no more.
+    Primary,
+}
+
+impl FakeDdl {
+    fn answer(&mut self, body: Doc<'_>) -> Result<Reply, CallError> {
+        self.asked.push(body.to_owned());
+        let lost = self.losses.pop_front();
+        if let Some(Lost::Absent) = lost {
+            return Err(CallError::NotSent("away".to_owned()));
+        }
+        let Some(ValueRef::Binary { subtype: 4, bytes }) = body.get("operation") else {
+            panic!("no id in {body:?}");
+        };
+        let known = self.answered.iter().find(|(id, _)| id == bytes);
+        let number = match known {
+            Some((_, number)) => *number,
+            None => {
+                let number = self.answered.len() as i32 + 1;
+                self.answered.push((bytes.to_vec(), number));
+                number
+            }
+        };
+        match (lost, &self.refusal) {
+            (Some(Lost::Connection), _) => Err(CallError::OutcomeUnknown("killed".to_owned())),
+            (Some(Lost::Primary | Lost::Absent), _) => {
+                let deposed = Error::new(Code::NOT_WRITABLE_PRIMARY, "not primary");
+                Ok(Reply::error(&deposed))
+            }
+            (None, Some(refusal)) => Ok(Reply::error(refusal)),
+            (None, None) => {
+                let told = Reply::writer().with("number", number);
+                Ok(Reply::from_writer(told.with("ok", 1.0)))
+            }
+        }
+    }
+
+    /// How many commands were carried out.
+    pub(super) fn carried_out(&self) -> usize {
+        self.answered.len()
+    }
 }
 
 impl FakeConfig {
@@ -177,6 +240,7 @@ impl Endpoint for FakeConfig {
                     }
                     Ok(self.routing())
                 }
+                "_configsvrDdl" => self.ddl.lock().answer(request.body()),
                 "endSessions" | "killSessions" => Ok(Reply::ok()),
                 other => panic!("the config server is asked for {other}"),
             }

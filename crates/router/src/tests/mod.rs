@@ -2,6 +2,7 @@
 
 mod apart;
 mod change_streams;
+mod ddl;
 mod explain;
 mod fake_config;
 mod left_out;

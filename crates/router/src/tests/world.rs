@@ -572,6 +572,7 @@ impl World {
             gone: Mutex::default(),
             gate: Mutex::default(),
             fails: AtomicUsize::new(0),
+            ddl: Mutex::default(),
         });
         let scratch = tempfile::tempdir().expect("a directory");
         World {

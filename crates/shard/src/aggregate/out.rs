@@ -55,7 +55,7 @@ pub(crate) async fn write_out(
     let mut written = fill(invocation, source, &hidden).await;
     if written.is_ok() {
         written = shard
-            .rename_collection(&hidden, target, true, Some(invocation.operation))
+            .rename_collection(&hidden, target, (true, None), Some(invocation.operation))
             .await
             .map(|_| ());
     }

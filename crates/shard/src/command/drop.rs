@@ -2,8 +2,7 @@
 
 use super::arguments::{Argument, arguments};
 use super::{Answer, Invocation, finish};
-use crate::catalog::Collection;
-use crate::ddl::{Telling, refuse_part};
+use crate::ddl::{Telling, check_uuid, refuse_part};
 use model::bson::ValueRef;
 use model::number::Number;
 use model::{Code, Error, Namespace};
@@ -27,13 +26,17 @@ pub(crate) async fn drop(invocation: &Invocation<'_>) -> Answer {
             .append("ns", namespace.as_str());
         return finish(writer);
     }
-    if let Some(collection) = invocation.shard.catalog.get(&namespace) {
+    if invocation.shard.catalog.get(&namespace).is_some() {
         check_droppable(&namespace)?;
-        if let Some(uuid) = uuid {
-            check_uuid(&collection, uuid)?;
-        }
     }
-    let is_here = || invocation.check_database_route();
+    // ⚑ Looked at while nobody else changes collections: who names a UUID drops that one, or none.
+    let is_here = || {
+        invocation.check_database_route()?;
+        match uuid {
+            Some(uuid) => check_uuid(invocation.shard.catalog.get(&namespace).as_ref(), uuid),
+            None => Ok(()),
+        }
+    };
     let operation = Some(&**invocation.operation);
     let dropped = (invocation.shard).drop_collection(&namespace, is_here, operation);
     let Some(dropped) = dropped.await? else {
@@ -59,21 +62,11 @@ fn check_droppable(namespace: &Namespace) -> Result<(), Error> {
     Ok(())
 }
 
-fn uuid_bytes<'a>(argument: &Argument<'a>) -> Result<&'a [u8], Error> {
+pub(super) fn uuid_bytes<'a>(argument: &Argument<'a>) -> Result<&'a [u8], Error> {
     match argument.value() {
         ValueRef::Binary { subtype: 4, bytes } => Ok(bytes),
         _ => Err(argument.wrong_type("binData")),
     }
-}
-
-fn check_uuid(collection: &Collection, expected: &[u8]) -> Result<(), Error> {
-    if collection.uuid.0 == expected {
-        return Ok(());
-    }
-    Err(Error::new(
-        Code::COLLECTION_UUID_MISMATCH,
-        "Collection UUID does not match that specified",
-    ))
 }
 
 pub(crate) async fn drop_database(invocation: &Invocation<'_>) -> Answer {

@@ -5,6 +5,7 @@
 //! new one, as MongoDB's copy does.
 
 use super::arguments::{arguments, missing};
+use super::drop::uuid_bytes;
 use super::insert::check_target;
 use super::{Answer, Invocation, finish};
 use model::bson::{Kind, ValueRef};
@@ -23,7 +24,7 @@ pub(crate) async fn rename_collection(invocation: &Invocation<'_>) -> Answer {
             )));
         }
     };
-    let (mut to, mut drop_target) = (None, false);
+    let (mut to, mut drop_target, mut uuid) = (None, false, None);
     for argument in arguments("renameCollection", body) {
         match argument.name() {
             "to" => to = Some(argument.string()?),
@@ -35,7 +36,7 @@ pub(crate) async fn rename_collection(invocation: &Invocation<'_>) -> Answer {
             "stayTemp" => {
                 argument.loose_boolean()?;
             }
-            "collectionUUID" => {}
+            "collectionUUID" => uuid = Some(uuid_bytes(&argument)?),
             _ => return Err(argument.unknown()),
         }
     }
@@ -57,7 +58,7 @@ pub(crate) async fn rename_collection(invocation: &Invocation<'_>) -> Answer {
     }
     invocation
         .shard
-        .rename_collection(&from, &to, drop_target, Some(invocation.operation))
+        .rename_collection(&from, &to, (drop_target, uuid), Some(invocation.operation))
         .await?;
     finish(Reply::writer())
 }
