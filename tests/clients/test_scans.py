@@ -430,11 +430,88 @@ class CollectionsThatGoAway(ClusterProgram):
         self.client.scans.c.drop_index("rank_1")
         self.check_killed(cursor)
 
-    def test_another_key(self):
-        cursor = self.cursor()
-        self.client.scans.c.create_index([("k", 1), ("m", 1)])
+
+@only_terndb
+class RefinedKeys(ClusterProgram):
+    """A shard key gets another field: nothing moves by that, and cursors and tokens go on where they stood."""
+
+    DOCUMENTS = 1000
+
+    def setUp(self):
+        super().setUp()
+        self.client.admin.command("enableSharding", "scans", primaryShard="shard0")
+        self.shard("scans.c", k=1)
+        self.collection = self.client.scans.c
+        documents = [{"_id": number, "k": number // 2, "m": number % 7, "rank": -number} for number in range(self.DOCUMENTS)]
+        self.collection.insert_many(documents)
+        self.collection.create_index([("k", 1), ("m", 1)])
+        self.move({"k": 200}, "shard1")
+        self.move({"k": 400}, "shard2")
+
+    def move(self, low, to):
+        self.client.admin.command("moveRange", "scans.c", min=low, toShard=to)
+
+    def refine(self):
         self.client.admin.command("refineCollectionShardKey", "scans.c", key={"k": 1, "m": 1})
-        self.check_killed(cursor)
+
+    def check_all(self, found):
+        self.assertEqual(Counter(found), Counter(range(self.DOCUMENTS)))
+
+    def test_cursors(self):
+        with self.client.start_session(snapshot=True) as session:
+            cursors = {
+                "unsorted": self.collection.find(batch_size=50),
+                "sorted": self.collection.find(batch_size=50, sort=[("rank", 1)]),
+                "by index": self.collection.find({"k": {"$gte": 0}}, batch_size=50, hint="k_1_m_1"),
+                "covered": self.collection.find({"k": {"$gte": 0}}, {"_id": 0, "k": 1}, batch_size=50),
+                "pipeline": self.collection.aggregate([{"$project": {"m": 0}}], batchSize=50),
+                "groups": self.collection.aggregate([{"$group": {"_id": "$_id"}}], batchSize=50),
+                "snapshot": self.collection.find(batch_size=50, session=session),
+            }
+            read = {name: lambda one: one["_id"] for name in cursors} | {"covered": lambda one: one["k"]}
+            found = {name: [read[name](next(cursor)) for _ in range(60)] for name, cursor in cursors.items()}
+            # A range that is asked for by name, before and after.
+            self.move({"k": 100}, "shard2")
+            for name, cursor in cursors.items():
+                found[name] += [read[name](next(cursor)) for _ in range(60)]
+            self.refine()
+            for name, cursor in cursors.items():
+                found[name] += [read[name](next(cursor)) for _ in range(60)]
+            # Its bounds lie between two documents of the same `k`.
+            self.move({"k": 450, "m": 3}, "shard0")
+            for name, cursor in cursors.items():
+                with self.subTest(name):
+                    found[name] += [read[name](one) for one in cursor]
+                    if name == "covered":
+                        self.assertEqual(sorted(found[name]), [number // 2 for number in range(self.DOCUMENTS)])
+                    else:
+                        self.check_all(found[name])
+        self.assertEqual(found["sorted"], list(reversed(range(self.DOCUMENTS))))
+
+    def test_tokens(self):
+        for sort in ({}, {"rank": 1}):
+            with self.subTest(sort):
+                found, token = [], None
+                for round in range(self.DOCUMENTS):
+                    ask = {"batchSize": 70, "sort": sort, "$_requestResumeToken": True}
+                    if token is not None:
+                        ask["$_resumeAfter"] = token
+                    cursor = self.client.scans.command("find", "c", **ask)["cursor"]
+                    if not cursor["firstBatch"]:
+                        break
+                    found += [one["_id"] for one in cursor["firstBatch"]]
+                    token = cursor["postBatchResumeToken"]
+                    if cursor["id"]:
+                        self.client.scans.command("killCursors", "c", cursors=[cursor["id"]])
+                    if round == 2:
+                        self.move({"k": 100}, "shard2")
+                    if round == 4:
+                        self.refine()
+                    if round == 6:
+                        self.move({"k": 450, "m": 3}, "shard0")
+                self.check_all(found)
+                self.tearDown()
+                self.setUp()
 
 
 @only_terndb

@@ -3,7 +3,8 @@
 //! ```text
 //!   shardVersion                            as in the base placement
 //!   shardVersion, without: [min, max, ..]   what the shard owns by that version, but for these
-//!   ranges: [min, max, ..], uuid            these
+//!   ranges: [min, max, ..], uuid, version   these; of the version only the incarnation matters, which
+//!                                           says how many fields bounds have
 //! ```
 //!
 //! Of a moment of the past a shard is first asked by the base version, so that somebody tells if the base does not know
@@ -114,7 +115,9 @@ impl Asker {
                     subtype: 4,
                     bytes: &self.base.uuid.0,
                 };
-                writer.append("uuid", uuid);
+                writer.append("uuid", uuid).begin_document("version");
+                self.base.version().append_to(writer);
+                writer.end();
             }
         }
         if let Some(place) = &question.after {

@@ -260,6 +260,7 @@ impl ElasticScan {
                 Ok(Some(self.did_not_arrive(&question.shard)))
             }
             Ask::Stale(stale) => {
+                let shard = &question.shard;
                 let is_of_this = match &stale {
                     Stale::Collection {
                         wanted: Some(wanted),
@@ -273,13 +274,17 @@ impl ElasticScan {
                     return Err(Failure::Stale(stale));
                 }
                 self.router.routing.note(&self.command.namespace, &stale);
-                if !is_of_this {
+                self.count_repeat();
+                if is_of_this {
+                    // Some of its ranges went, or came: it is asked for those it had.
+                    self.scan.name_ranges(stream);
+                } else if matches!(stale, Stale::Collection { .. }) && self.begun {
+                    self.follow_key(shard).await?;
+                    self.scan.unanswered(stream);
+                } else {
                     return Err(self.killed());
                 }
-                // Some of its ranges went, or came: it is asked for those it had.
-                self.count_repeat();
-                self.scan.name_ranges(stream);
-                Ok(Some(self.did_not_arrive(&question.shard)))
+                Ok(Some(self.did_not_arrive(shard)))
             }
             Ask::Away(reason) => {
                 self.count_repeat();

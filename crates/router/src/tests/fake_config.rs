@@ -1,11 +1,12 @@
 //! A config server that is a value: it knows who owns which keys of `test.birds`, and counts what it is asked.
 
+use super::refined;
 use super::world::version;
 use model::bson::{DocWriter, ValueRef};
 use model::time::ClusterTime;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 use wire::{BoxFuture, CallError, Endpoint, Reply, Request};
 
@@ -27,6 +28,10 @@ pub(super) struct FakeConfig {
     /// Closed unless a test wants questions to wait.
     pub(super) gate: Mutex<Option<Arc<Semaphore>>>,
     pub(super) fails: AtomicUsize,
+    /// The shard key has another field (`refined.rs`).
+    pub(super) is_refined: AtomicBool,
+    /// The collection was made anew.
+    pub(super) is_another: AtomicBool,
 }
 
 impl FakeConfig {
@@ -73,12 +78,19 @@ impl FakeConfig {
             "uuid",
             ValueRef::Binary {
                 subtype: 4,
-                bytes: &[1; 16],
+                bytes: match self.is_another.load(Ordering::SeqCst) {
+                    true => &[9; 16],
+                    false => &[1; 16],
+                },
             },
         );
-        writer.begin_document("key").append("k", 1).end();
-        writer.begin_document("version");
-        version(highest).append_to(&mut writer);
+        let is_refined = self.is_refined.load(Ordering::SeqCst);
+        writer.begin_document("key").append("k", 1);
+        if is_refined {
+            writer.append("l", 1);
+        }
+        writer.end().begin_document("version");
+        refined::version(is_refined, highest).append_to(&mut writer);
         writer
             .end()
             .append("incremental", false)
@@ -87,9 +99,15 @@ impl FakeConfig {
             writer.push_document();
             writer.begin_document("min");
             bound(&mut writer, chunk.min, ValueRef::MinKey);
+            if is_refined {
+                writer.append("l", ValueRef::MinKey);
+            }
             writer.end().begin_document("max");
             let next = chunks.get(at + 1).and_then(|next| next.min);
             bound(&mut writer, next, ValueRef::MaxKey);
+            if is_refined {
+                writer.append("l", next.map_or(ValueRef::MaxKey, |_| ValueRef::MinKey));
+            }
             writer
                 .end()
                 .append("shard", chunk.shard)

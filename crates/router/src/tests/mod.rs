@@ -9,6 +9,7 @@ mod many_ranges;
 mod operations;
 mod partials;
 mod process;
+mod refined;
 mod scans;
 mod targeting;
 mod world;

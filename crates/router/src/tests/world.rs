@@ -76,6 +76,8 @@ pub(super) struct FakeShard {
     pub(super) given_up: Arc<AtomicUsize>,
     /// It is like a shard in another process.
     pub(super) is_elsewhere: AtomicBool,
+    /// The shard key has another field (`refined.rs`).
+    pub(super) is_refined: AtomicBool,
 }
 
 /// Counts when it is dropped.
@@ -89,14 +91,14 @@ impl Drop for GivenUp {
 
 impl FakeShard {
     fn stale(&self, received: Option<PlacementVersion>) -> Option<Error> {
-        let wanted = version(*self.major.lock());
+        let wanted = self.version();
         if received == Some(wanted) {
             return None;
         }
         Some(self.stale_error(wanted))
     }
 
-    fn stale_error(&self, wanted: PlacementVersion) -> Error {
+    pub(super) fn stale_error(&self, wanted: PlacementVersion) -> Error {
         let mut details = DocWriter::new().with("ns", "test.birds");
         details.begin_document("vWanted");
         wanted.append_to(&mut details);
@@ -117,7 +119,7 @@ impl FakeShard {
         }
         let here = asked.intersection(&owned);
         let documents = self.documents.lock();
-        let keys = documents.iter().map(|doc| encoded(key(doc.as_doc())));
+        let keys = documents.iter().map(|doc| self.key_of(doc.as_doc()));
         let changed = keys.filter(|key| here.contains(key)).count() as i32;
         let mut writer = Reply::writer()
             .with("n", changed)
@@ -128,7 +130,7 @@ impl FakeShard {
             writer.push_document();
             crate::scan::append_ranges(&mut writer, "ranges", &left);
             writer.end().end().begin_document("version");
-            version(*self.major.lock()).append_to(&mut writer);
+            self.version().append_to(&mut writer);
             writer.end().end();
         }
         Reply::from_writer(writer.with("ok", 1.0))
@@ -157,7 +159,7 @@ impl FakeShard {
                 let mut writer = Reply::writer().with("n", n);
                 if let Some(at) = stale {
                     let ordered = body.get("ordered") != Some(ValueRef::Boolean(false));
-                    let error = self.stale_error(version(*self.major.lock()));
+                    let error = self.stale_error(self.version());
                     writer.begin_array("writeErrors");
                     let last = if ordered { at + 1 } else { sequence.len() };
                     for at in at..last {
@@ -176,6 +178,9 @@ impl FakeShard {
             // Of pipelines only how they are asked for.
             "find" | "aggregate" => {
                 let part = body.get_doc("_terndbScan").unwrap_or(Doc::EMPTY);
+                if let Some(error) = self.other_words(part) {
+                    return Reply::error(&error);
+                }
                 let asked = part.get_array("ranges").map(|_| {
                     let bounds = crate::scan::ranges_of(part, "ranges");
                     (bounds.difference(&self.ranges()), bounds)
@@ -190,10 +195,10 @@ impl FakeShard {
                 found.retain(|doc| filter.matches(doc.as_doc()).expect("matches"));
                 if let Some((_, asked)) = &asked {
                     let owned = asked.intersection(&self.ranges());
-                    found.retain(|doc| owned.contains(&encoded(key(doc.as_doc()))));
+                    found.retain(|doc| owned.contains(&self.key_of(doc.as_doc())));
                 }
                 let without = crate::scan::ranges_of(part, "without");
-                found.retain(|doc| !without.contains(&encoded(key(doc.as_doc()))));
+                found.retain(|doc| !without.contains(&self.key_of(doc.as_doc())));
                 let by_key = DocWriter::new().with("k", 1).finish();
                 let sort = body.get_doc("sort").unwrap_or(by_key.as_doc());
                 let sort = SortPattern::parse(sort).expect("a sort");
@@ -251,12 +256,12 @@ impl FakeShard {
                     Some(asked) => {
                         let owned = asked.intersection(&self.ranges());
                         let documents = self.documents.lock();
-                        let keys = documents.iter().map(|doc| encoded(key(doc.as_doc())));
+                        let keys = documents.iter().map(|doc| self.key_of(doc.as_doc()));
                         writer.begin_document("scan");
                         let not_owned = asked.difference(&owned);
                         crate::scan::append_ranges(&mut writer, "notOwned", &not_owned);
                         writer.begin_document("version");
-                        version(*self.major.lock()).append_to(&mut writer);
+                        self.version().append_to(&mut writer);
                         writer.end().end();
                         keys.filter(|key| owned.contains(key)).count()
                     }
@@ -306,7 +311,7 @@ impl FakeShard {
 
     fn ranges(&self) -> RangeSet {
         let owned = self.owned.lock();
-        let bound = |key| KeyBound::new(&encoded(key));
+        let bound = |key| self.bound(&KeyBound::new(&encoded(key)));
         RangeSet::of(
             owned
                 .iter()
@@ -357,7 +362,7 @@ impl FakeShard {
                 writer.push(binary(range.max.as_bytes()));
             }
             writer.end().begin_document("version");
-            version(*self.major.lock()).append_to(&mut writer);
+            self.version().append_to(&mut writer);
             writer.end().end();
         }
         writer.append("id", id).append("ns", "test.birds").end();
@@ -370,7 +375,7 @@ impl FakeShard {
 }
 
 /// The shard key `{k: key}`; the ends of `i32` stand for those of all keys.
-fn encoded(key: i32) -> Vec<u8> {
+pub(super) fn encoded(key: i32) -> Vec<u8> {
     let pattern = DocWriter::new().with("k", 1).finish();
     let pattern = ShardKeyPattern::parse(pattern.as_doc()).expect("a pattern");
     match key {
@@ -492,6 +497,7 @@ impl World {
                     time: Mutex::default(),
                     given_up: Arc::default(),
                     is_elsewhere: AtomicBool::new(false),
+                    is_refined: AtomicBool::new(false),
                 };
                 (*name, Arc::new(shard))
             })
@@ -533,6 +539,7 @@ impl World {
                 time: Mutex::default(),
                 given_up: Arc::default(),
                 is_elsewhere: AtomicBool::new(false),
+                is_refined: AtomicBool::new(false),
             };
             (name, Arc::new(shard))
         });
@@ -572,6 +579,8 @@ impl World {
             gone: Mutex::default(),
             gate: Mutex::default(),
             fails: AtomicUsize::new(0),
+            is_refined: AtomicBool::new(false),
+            is_another: AtomicBool::new(false),
         });
         let scratch = tempfile::tempdir().expect("a directory");
         World {
