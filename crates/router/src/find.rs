@@ -136,15 +136,15 @@ impl Router {
             _ => return reply,
         };
         let body = request.body();
-        let kept = Cursor {
-            namespace: cursor.get_str("ns").unwrap_or_default().to_owned(),
-            session: body.get_doc("lsid").map(Doc::to_owned),
-            no_timeout: body.get("noCursorTimeout") == Some(ValueRef::Boolean(true)),
-            source: Source::Passed {
+        let kept = Cursor::new(
+            cursor.get_str("ns").unwrap_or_default(),
+            body.get_doc("lsid").map(Doc::to_owned),
+            body.get("noCursorTimeout") == Some(ValueRef::Boolean(true)),
+            Source::Passed {
                 member: answered.member,
                 id,
             },
-        };
+        );
         match self.cursors.keep_as(id, kept) {
             Ok(()) => reply,
             // Another shard gave the same number.
@@ -181,12 +181,12 @@ impl Router {
             0
         } else {
             merge.is_kept();
-            self.cursors.keep(Cursor {
-                namespace: namespace.to_owned(),
-                session: options.session,
-                no_timeout: options.no_timeout,
-                source: Source::Merged(merge),
-            })
+            self.cursors.keep(Cursor::new(
+                namespace,
+                options.session,
+                options.no_timeout,
+                Source::Merged(merge),
+            ))
         };
         writer.append("id", id).append("ns", namespace);
         if let Some(at) = at {
@@ -377,12 +377,12 @@ async fn find_elastic(
             .with_window(0, left)
             .with_projection(projection.map(|late| late.projection));
         scan.take_over(&answered, is_alike).await?;
-        let id = router.cursors.keep(Cursor {
-            namespace: route.namespace.as_str().to_owned(),
+        let id = router.cursors.keep(Cursor::new(
+            route.namespace.as_str(),
             session,
-            no_timeout: is("noCursorTimeout"),
-            source: Source::Merged(Box::new(scan)),
-        });
+            is("noCursorTimeout"),
+            Source::Merged(Box::new(scan)),
+        ));
         return Ok(with_cursor_id(answered.reply.document(), id));
     }
     let query = match places || resumes.is_some() {

@@ -735,5 +735,7 @@ fn cursors_are_shown_with_their_streams() {
         assert!(shown.contains("baseVersion: {"), "{shown}");
         assert!(shown.contains("position: "), "{shown}");
         assert!(shown.contains("shard: \"c\", virtual: true"), "{shown}");
+        let opened_by = "originatingCommand: {find: \"birds\", $db: \"test\", batchSize: 3}";
+        assert!(shown.contains(opened_by), "{shown}");
     });
 }
