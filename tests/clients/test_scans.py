@@ -17,7 +17,7 @@ import pymongo
 from bson.min_key import MinKey
 from pymongo.errors import PyMongoError
 
-from server import DEADLINE_S, connect, only_terndb
+from server import DEADLINE_S, connect, only_terndb, wait_until
 from test_cluster import ClusterProgram
 
 DOCUMENTS = int(os.environ.get("TERNDB_SCAN_DOCUMENTS", "6000"))
@@ -871,6 +871,43 @@ class RemovedShards(ClusterProgram):
             numbers += [one["_id"] for one in cursor]
             self.assertEqual(Counter(numbers), Counter(range(1000)))
         self.assertEqual(found[1], list(reversed(range(1000))))
+
+    def test_what_was_there_before_it_left(self):
+        """A moment at which the shard had a range is gone with it, also when it is back: nobody is kept waiting."""
+        self.client.admin.command("enableSharding", "scans", primaryShard="shard0")
+        self.shard("scans.d", k=1)
+        collection = self.client.scans.d
+        collection.insert_many([{"_id": number, "k": number} for number in range(1000)])
+        self.client.admin.command("moveRange", "scans.d", min={"k": 500}, toShard="shard1")
+        [shard] = self.client.config.shards.find({"_id": "shard1"})
+        with self.client.start_session(snapshot=True) as session:
+            cursors = [
+                collection.find(batch_size=50, session=session),
+                collection.find({"k": {"$gte": 600}}, batch_size=50, session=session),
+                collection.aggregate([{"$sort": {"k": -1}}], batchSize=50, session=session),
+            ]
+            for cursor in cursors:
+                next(cursor)
+            wait_until(lambda: self.client.admin.command("removeShard", "shard1")["state"] == "completed", "it leaves")
+            for back in (False, True):
+                if back:
+                    self.client.admin.command("addShard", shard["host"])
+                asked = [
+                    lambda: list(collection.find(session=session)),
+                    lambda: list(collection.find({"k": 700}, session=session)),
+                    lambda: list(collection.aggregate([{"$group": {"_id": "$k"}}], session=session)),
+                    lambda: collection.distinct("k", session=session),
+                ]
+                # Cursors that are open where it ran go on for as long as it does not forget.
+                if back:
+                    asked += [lambda cursor=cursor: list(cursor) for cursor in cursors]
+                for ask in asked:
+                    began = time.monotonic()
+                    with self.assertRaises(pymongo.errors.OperationFailure) as refused:
+                        ask()
+                    self.assertEqual(refused.exception.code, 246)
+                    self.assertLess(time.monotonic() - began, 10)
+            self.assertEqual(collection.count_documents({}), 1000)
 
 
 if __name__ == "__main__":

@@ -326,7 +326,14 @@ async fn find_elastic(
         return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
     }
     let answered = match one_asks {
-        true => Some(ask_one(router, request, route, &shards[0]).await?),
+        true => match ask_one(router, request, route, &shards[0]).await {
+            Err(failure) if at.is_some() => {
+                let routed_by = table.version();
+                let refused = router.refused_past(&route.namespace, routed_by, failure);
+                return Err(refused.await);
+            }
+            answered => Some(answered?),
+        },
         false => None,
     };
     let answered = match answered {

@@ -3,6 +3,7 @@
 use super::ScanCommand;
 use super::naming::{Named, Words};
 use super::partials::PartialRoom;
+use super::past::history_is_gone;
 use super::piece::Piece;
 use super::reported::{Reported, malformed};
 use crate::Router;
@@ -155,10 +156,13 @@ impl Asker {
         match self.router.ask(&question.shard, request).await {
             Ok(answered) => self.read(answered.reply, question, answered.member),
             Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
-            // It was drained and removed: nothing of what it had is there, but for the past, which went with it.
             Err(Failure::Error(error))
-                if error.code == Code::SHARD_NOT_FOUND && !self.command.is_past =>
+                if error.code == Code::SHARD_NOT_FOUND && self.command.is_past =>
             {
+                Err(history_is_gone(&self.command.namespace).into())
+            }
+            // It was drained and removed: nothing of what it had is there.
+            Err(Failure::Error(error)) if error.code == Code::SHARD_NOT_FOUND => {
                 match &question.asked {
                     Asked::AsInBase => Ok(Ask::Lost),
                     Asked::These(ranges) => Ok(Ask::not_owned(ranges.clone(), None)),

@@ -25,6 +25,7 @@ mod delivering;
 mod locating;
 mod naming;
 mod partials;
+mod past;
 mod piece;
 mod reported;
 mod rounds;

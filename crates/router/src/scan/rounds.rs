@@ -270,8 +270,8 @@ impl ElasticScan {
                     Stale::Database => false,
                 };
                 // ⚑ Who owned what in the past was told by a placement that is too old.
-                if self.command.is_past && !self.begun {
-                    return Err(Failure::Stale(stale));
+                if self.command.is_past {
+                    self.settle_past(&stale).await?;
                 }
                 self.router.routing.note(&self.command.namespace, &stale);
                 self.count_repeat();

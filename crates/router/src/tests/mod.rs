@@ -8,6 +8,7 @@ mod left_out;
 mod many_ranges;
 mod operations;
 mod partials;
+mod past;
 mod process;
 mod refined;
 mod scans;

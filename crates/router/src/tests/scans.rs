@@ -152,7 +152,7 @@ fn a_scan_of_one_shard_follows_its_range() {
     });
 }
 
-fn range(from: i32, to: i32) -> DocBuf {
+pub(super) fn range(from: i32, to: i32) -> DocBuf {
     DocWriter::new().with("$gte", from).with("$lt", to).finish()
 }
 
@@ -491,7 +491,7 @@ fn a_token_goes_on_with_its_own_query_only() {
     });
 }
 
-fn with_snapshot(mut find: DocWriter) -> DocWriter {
+pub(super) fn with_snapshot(mut find: DocWriter) -> DocWriter {
     find.begin_document("readConcern")
         .append("level", "snapshot")
         .append("atClusterTime", ClusterTime::new(100, 1))

@@ -57,6 +57,8 @@ pub(super) enum Fault {
     Deposed,
     /// The shard does not know any more whether it has carried it out.
     Forgotten,
+    /// It refuses, for this reason.
+    Says(Error),
 }
 
 pub(super) struct FakeShard {
@@ -444,6 +446,7 @@ impl Endpoint for FakeShard {
                 later.append_to(&mut writer);
                 Ok(Reply::from_writer(writer.with("ok", 1.0)))
             }
+            Some(Fault::Says(error)) => Ok(Reply::error(&error)),
             Some(Fault::None | Fault::Silence) | None => Ok(self.answer(&request, None)),
         };
         Box::pin(async move { answered })
