@@ -515,6 +515,83 @@ class RefinedKeys(ClusterProgram):
 
 
 @only_terndb
+class NotSharded(ClusterProgram):
+    """Cursors on a collection that is not sharded go on where its database has moved to, and end with it."""
+
+    DOCUMENTS = 1000
+
+    def setUp(self):
+        super().setUp()
+        self.client.admin.command("enableSharding", "scans", primaryShard="shard0")
+        self.fill()
+
+    def fill(self):
+        documents = [{"_id": number, "rank": -number} for number in range(self.DOCUMENTS)]
+        self.client.scans.c.insert_many(documents)
+        self.client.scans.c.create_index("rank")
+
+    def cursors(self):
+        collection = self.client.scans.c
+        return {
+            "unsorted": collection.find(batch_size=50),
+            "sorted": collection.find(batch_size=50, sort=[("rank", 1)], projection={"_id": 1}),
+            "sorted in memory": collection.find({}, {"rank": 0}, batch_size=50, sort=[("rank", 1), ("_id", 1)]),
+            "some": collection.find(batch_size=50, sort=[("_id", 1)], skip=10, limit=900),
+            "pipeline": collection.aggregate([{"$project": {"_id": 1}}], batchSize=50),
+            "sorted pipeline": collection.aggregate([{"$sort": {"rank": 1}}], batchSize=50),
+            "groups": collection.aggregate([{"$group": {"_id": "$_id", "n": {"$sum": 1}}}], batchSize=50),
+        }
+
+    def test_the_database_moves(self):
+        cursors = self.cursors()
+        found = {name: [next(cursor)["_id"] for _ in range(60)] for name, cursor in cursors.items()}
+        for to in ("shard1", "shard2"):
+            self.client.admin.command("movePrimary", "scans", to=to)
+            for name, cursor in cursors.items():
+                found[name] += [next(cursor)["_id"] for _ in range(120)]
+        for name, cursor in cursors.items():
+            with self.subTest(name):
+                found[name] += [one["_id"] for one in cursor]
+                expected = list(range(self.DOCUMENTS))
+                if name == "some":
+                    self.assertEqual(found[name], expected[10:910])
+                elif name.startswith("sorted"):
+                    self.assertEqual(found[name], expected[::-1])
+                else:
+                    self.assertEqual(Counter(found[name]), Counter(expected))
+
+    def test_what_is_gone(self):
+        def make_anew():
+            self.client.scans.drop_collection("c")
+            self.fill()
+
+        def make_anew_elsewhere():
+            make_anew()
+            self.client.admin.command("movePrimary", "scans", to="shard1")
+
+        ends = {
+            "dropped": lambda: self.client.scans.drop_collection("c"),
+            "made anew": make_anew,
+            "made anew elsewhere": make_anew_elsewhere,
+            "renamed": lambda: self.client.admin.command("renameCollection", "scans.c", to="scans.d"),
+            "with its database": lambda: self.client.drop_database("scans"),
+        }
+        for how, end in ends.items():
+            self.setUp()
+            cursors = self.cursors()
+            for cursor in cursors.values():
+                next(cursor)
+            end()
+            for name, cursor in cursors.items():
+                # Groups are all at the router, and what is sorted may be.
+                if name != "groups":
+                    with self.subTest(f"{name}, {how}"):
+                        with self.assertRaises(pymongo.errors.OperationFailure) as killed:
+                            list(cursor)
+                        self.assertEqual(killed.exception.code, 175)
+
+
+@only_terndb
 class Placements(ClusterProgram):
     """Two ranges on two shards; what is read while they go to and fro and become one."""
 

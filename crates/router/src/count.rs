@@ -117,6 +117,7 @@ impl Router {
                 passes: false,
                 places: false,
                 is_past: false,
+                is_at_home: false,
                 session: None,
             };
             let wanted = shard_key_ranges(filter, &table.pattern);

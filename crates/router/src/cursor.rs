@@ -1,8 +1,9 @@
 //! The router's cursors.
 //!
 //! ```text
-//!   Passed    the cursor is one shard's (or the config server's), of what is not sharded; getMore passes through
-//!   Merged    the router merges streams of several shards
+//!   Passed    the cursor is one shard's, or the config server's: of lists, tailable ones, those whose client asks for
+//!             the shard's own tokens; getMore passes through
+//!   Merged    the router goes on with it: a scan, streams of several shards
 //! ```
 //!
 //! A passed cursor keeps the id that its shard gave it, unless that is taken here. While a getMore

@@ -8,6 +8,7 @@
 //!
 //! A stale answer of one shard: the cursors of the others are closed, everything is routed again.
 
+use crate::at_home::{find_at_home, may_go_on};
 use crate::cursor::{Cursor, Source};
 use crate::failure::{Failure, is_absent};
 use crate::merge::{Batch, Shared, Stream, Streams};
@@ -49,6 +50,9 @@ pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Repl
         let found = match (shards.as_slice(), route.table()) {
             (_, None) if has_token(body) => Err(gone()),
             (_, Some(_)) => Box::pin(find_elastic(router, request, &route, &shards, &filter)).await,
+            ([only], _) if !may_leave_out && may_go_on(body) => {
+                Box::pin(find_at_home(router, request, &route, only)).await
+            }
             ([only], _) if !may_leave_out || is_tailable(body) => {
                 router.pass_cursor(request, &route, only).await
             }
@@ -255,7 +259,7 @@ pub(crate) fn whole(value: Option<ValueRef<'_>>) -> Option<u64> {
 }
 
 /// Asks one shard the client's own command, so that what is left of it can be scanned.
-async fn ask_one(
+pub(crate) async fn ask_one(
     router: &Router,
     request: &Request,
     route: &Route,
@@ -369,6 +373,7 @@ async fn find_elastic(
         whole: false,
         places,
         is_past: at.is_some(),
+        is_at_home: false,
         session: session.clone(),
     };
     if let Some(answered) = answered {
@@ -441,7 +446,7 @@ async fn find_elastic(
 }
 
 /// The cursor of a shard's answer, and how many documents came with it.
-fn first_batch_of(reply: Doc<'_>) -> (i64, u64) {
+pub(crate) fn first_batch_of(reply: Doc<'_>) -> (i64, u64) {
     let cursor = reply.get_doc("cursor").unwrap_or(Doc::EMPTY);
     let id = match cursor.get("id") {
         Some(ValueRef::Int64(id)) => id,

@@ -15,6 +15,7 @@ use cluster::routing::RoutingTable;
 use cluster::scan::{Asked, Entry, Place, Question};
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
+use model::ids::Uuid;
 use model::range::RangeSet;
 use model::time::ClusterTime;
 use model::version::PlacementVersion;
@@ -48,6 +49,8 @@ pub(super) struct Answered {
     pub(super) not_owned: RangeSet,
     pub(super) version: Option<PlacementVersion>,
     pub(super) cursor: Option<OpenCursor>,
+    /// Of a collection that is not sharded: which it is.
+    pub(super) collection: Option<Uuid>,
     pub(super) times: Vec<ClusterTime>,
     /// What it weighs, if it was asked on an open cursor.
     pub(super) bytes_on_cursor: Option<usize>,
@@ -69,6 +72,8 @@ pub(super) struct Asker {
     /// What a batch may weigh, if anybody has to know before it comes.
     pub(super) bytes_max: Option<usize>,
     pub(super) room: Arc<PartialRoom>,
+    /// Which collection is meant, as far as it is known.
+    pub(super) collection: Option<Uuid>,
 }
 
 impl Asker {
@@ -156,6 +161,12 @@ impl Asker {
         match self.router.ask(&question.shard, request).await {
             Ok(answered) => self.read(answered.reply, question, answered.member),
             Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
+            // It was removed: the database is elsewhere.
+            Err(Failure::Error(error))
+                if error.code == Code::SHARD_NOT_FOUND && self.command.is_at_home =>
+            {
+                Ok(Ask::Stale(Stale::Database))
+            }
             Err(Failure::Error(error))
                 if error.code == Code::SHARD_NOT_FOUND && self.command.is_past =>
             {
@@ -284,6 +295,7 @@ impl Asker {
                 member,
                 id: reported.cursor,
             }),
+            collection: reported.uuid,
             times: time.into_iter().collect(),
             bytes_on_cursor: None,
             run: None,

@@ -24,6 +24,9 @@ impl ElasticScan {
         ranges: &RangeSet,
         version: Option<PlacementVersion>,
     ) -> Result<Option<Vec<(KeyRange, ShardId)>>, Failure> {
+        if self.command.is_at_home {
+            return self.locate_home(shard).await;
+        }
         let known = self.table(false).await?;
         let is_older = match version {
             Some(version) => matches!(known.version().age(version), Age::Older | Age::Unknown),

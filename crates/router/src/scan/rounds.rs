@@ -131,6 +131,7 @@ impl ElasticScan {
             is_hurried: self.may_leave_out,
             bytes_max,
             room: self.room.clone(),
+            collection: self.collection,
         })
     }
 
@@ -240,6 +241,7 @@ impl ElasticScan {
                     self.count_repeat();
                     return Ok(Some(self.did_not_arrive(&question.shard)));
                 };
+                self.collection = self.collection.or(answered.collection);
                 for time in answered.times {
                     self.not_before = self.not_before.max(time);
                 }
@@ -258,6 +260,10 @@ impl ElasticScan {
                 self.count_repeat();
                 self.scan.name_ranges(stream);
                 Ok(Some(self.did_not_arrive(&question.shard)))
+            }
+            Ask::Stale(stale) if self.command.is_at_home => {
+                self.count_repeat();
+                self.settle_home(question, stale).await.map(Some)
             }
             Ask::Stale(stale) => {
                 let shard = &question.shard;
@@ -342,7 +348,7 @@ impl ElasticScan {
         Ok(())
     }
 
-    fn did_not_arrive(&self, shard: &ShardId) -> Failure {
+    pub(super) fn did_not_arrive(&self, shard: &ShardId) -> Failure {
         Failure::Error(Error::new(
             Code::EXCEEDED_TIME_LIMIT,
             format!(

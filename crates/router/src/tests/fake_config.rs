@@ -4,6 +4,7 @@ use super::refined;
 use super::world::version;
 use model::bson::{DocWriter, ValueRef};
 use model::time::ClusterTime;
+use model::version::DatabaseVersion;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,6 +33,8 @@ pub(super) struct FakeConfig {
     pub(super) is_refined: AtomicBool,
     /// The collection was made anew.
     pub(super) is_another: AtomicBool,
+    /// The primary of the one database.
+    pub(super) database: Mutex<(&'static str, DatabaseVersion)>,
 }
 
 impl FakeConfig {
@@ -166,12 +169,10 @@ impl Endpoint for FakeConfig {
                     Ok(Reply::from_writer(writer))
                 }
                 "_configsvrGetDatabase" | "_configsvrCreateDatabase" => {
-                    let mut writer = Reply::writer().with("primary", "a");
+                    let (primary, version) = *self.database.lock();
+                    let mut writer = Reply::writer().with("primary", primary);
                     writer.begin_document("version");
-                    let uuid = model::ids::Uuid([3; 16]);
-                    let made = ClusterTime::new(4, 1);
-                    model::version::DatabaseVersion::new_database(uuid, made)
-                        .append_to(&mut writer);
+                    version.append_to(&mut writer);
                     writer.end().append("ok", 1.0);
                     Ok(Reply::from_writer(writer))
                 }

@@ -1,6 +1,7 @@
 //! A router over a scripted cluster: stale answers, lost replies, merges.
 
 mod apart;
+mod at_home;
 mod change_streams;
 mod explain;
 mod fake_config;

@@ -3,6 +3,7 @@
 //! The shards hold documents of one collection, `test.birds`, sharded by `{k: 1}`, check versions as
 //! real ones do, and write down what they are asked. Faults are put in their way by hand.
 
+use super::at_home::{self, Home};
 use super::fake_config::{Chunk, FakeConfig};
 use crate::{Connect, Router, RouterHandler, RouterOptions};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
@@ -64,9 +65,9 @@ pub(super) enum Fault {
 pub(super) struct FakeShard {
     pub(super) name: &'static str,
     pub(super) major: Mutex<u32>,
-    documents: Mutex<Vec<DocBuf>>,
+    pub(super) documents: Mutex<Vec<DocBuf>>,
     /// From which key on, and up to which.
-    owned: Mutex<Vec<(i32, i32)>>,
+    pub(super) owned: Mutex<Vec<(i32, i32)>>,
     pub(super) cursors: Mutex<HashMap<i64, VecDeque<DocBuf>>>,
     pub(super) faults: Mutex<VecDeque<Fault>>,
     /// Once, at this many requests for more.
@@ -80,6 +81,8 @@ pub(super) struct FakeShard {
     pub(super) is_elsewhere: AtomicBool,
     /// The shard key has another field (`refined.rs`).
     pub(super) is_refined: AtomicBool,
+    /// The collection is not sharded (`at_home.rs`).
+    pub(super) home: Mutex<Option<Home>>,
 }
 
 /// Counts when it is dropped.
@@ -187,7 +190,11 @@ impl FakeShard {
                     let bounds = crate::scan::ranges_of(part, "ranges");
                     (bounds.difference(&self.ranges()), bounds)
                 });
-                if let (None, Some(error)) = (&asked, self.stale(received)) {
+                let refused = match &*self.home.lock() {
+                    Some(home) => home.refuse(body),
+                    None => self.stale(received).filter(|_| asked.is_none()),
+                };
+                if let Some(error) = refused {
                     return Reply::error(&error);
                 }
                 let context = QueryContext::new(0);
@@ -213,7 +220,10 @@ impl FakeShard {
                 if let Some(limit) = crate::find::whole(body.get("limit")).filter(|n| *n > 0) {
                     found.truncate(limit as usize);
                 }
-                assert!(body.get("skip").is_none(), "skipping is the router's");
+                if let Some(skip) = crate::find::whole(body.get("skip")).filter(|n| *n > 0) {
+                    assert!(self.home.lock().is_some(), "skipping is the router's");
+                    found.drain(..found.len().min(skip as usize));
+                }
                 let not_owned = asked.map(|(not_owned, _)| not_owned);
                 self.batch("firstBatch", found.into(), body, not_owned)
             }
@@ -353,6 +363,10 @@ impl FakeShard {
             writer.begin_document("scan");
             if let Some(place) = place {
                 writer.append("place", binary(place));
+            }
+            if let Some(home) = &*self.home.lock() {
+                let bytes = home.uuid.as_slice();
+                writer.append("uuid", ValueRef::Binary { subtype: 4, bytes });
             }
             writer.begin_array("places");
             for place in &places {
@@ -501,6 +515,7 @@ impl World {
                     given_up: Arc::default(),
                     is_elsewhere: AtomicBool::new(false),
                     is_refined: AtomicBool::new(false),
+                    home: Mutex::default(),
                 };
                 (*name, Arc::new(shard))
             })
@@ -543,6 +558,7 @@ impl World {
                 given_up: Arc::default(),
                 is_elsewhere: AtomicBool::new(false),
                 is_refined: AtomicBool::new(false),
+                home: Mutex::default(),
             };
             (name, Arc::new(shard))
         });
@@ -584,6 +600,7 @@ impl World {
             fails: AtomicUsize::new(0),
             is_refined: AtomicBool::new(false),
             is_another: AtomicBool::new(false),
+            database: Mutex::new(("a", at_home::version(1))),
         });
         let scratch = tempfile::tempdir().expect("a directory");
         World {

@@ -4,7 +4,7 @@
 //!   _terndbScan: {ranges: [min, max, ..], uuid, version: {e, t, v}, without: [min, max, ..], after: place, places: bool,
 //!                 goesOn: bool, bytes: long}
 //!     ranges   encoded bounds as binary; absent: what the request's version says
-//!     uuid     the collection that is scanned, given with ranges
+//!     uuid     the collection that is scanned, given with ranges, and with places in one that is not sharded
 //!     version  whose incarnation says by which shard key ranges are named
 //!     without  of what the version says, others answer for these
 //!     after    where an earlier batch ended, here or on another shard
@@ -12,7 +12,8 @@
 //!     goesOn   the scan has begun, here or elsewhere: what it began with was there then
 //!     bytes    what the batch may weigh, unless its first document weighs more; in a `getMore`, too
 //!
-//!   scan: {place, places, notOwned: [min, max, ..], version: {e, t, v}, skipped}      in the answer
+//!   scan: {place, places, notOwned: [min, max, ..], version: {e, t, v}, uuid, skipped}      in the answer
+//!     uuid     of a collection that is not sharded
 //! ```
 //!
 //! Nothing is kept here that matters: a cursor is a warm copy of what `after` says. A *place* is
@@ -142,6 +143,21 @@ impl ScanPart {
         let known = collection.filter(|known| known.is_sharded());
         let same = known.is_some_and(|known| self.uuid.is_none_or(|uuid| uuid == known.uuid));
         self.ranges.is_some() && !same
+    }
+
+    /// ⚑ The error for a part that goes on in a collection that is not sharded, where another one, or none, has its
+    /// name by now.
+    pub(crate) fn check_collection(&self, found: Option<&Collection>) -> Result<(), Error> {
+        let Some(Uuid(uuid)) = self.uuid.filter(|_| self.ranges.is_none()) else {
+            return Ok(());
+        };
+        match found {
+            Some(found) if found.uuid.0 == uuid => Ok(()),
+            _ => Err(Error::new(
+                Code::QUERY_PLAN_KILLED,
+                "the collection that a scan has begun with was dropped or renamed",
+            )),
+        }
     }
 
     /// Says that nothing of it is here.
