@@ -46,6 +46,14 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
             return False
         return True
 
+    def fill_alone(self, alone):
+        try:
+            alone.delete_many({})
+            alone.insert_many([{"_id": number, "rank": -number} for number in range(DOCUMENTS)])
+        except PyMongoError:
+            return False
+        return True
+
     def index(self):
         try:
             return self.birds.create_index("rank")
@@ -90,6 +98,8 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
     def test_cursors_outlive_their_primaries(self):
         """What is read at one time, and what one shard answers alone, goes on at the members that are left."""
         self.insist("moveRange", "fleet.birds", min={"k": test_moves.KEYS // 2}, toShard="shard1")
+        alone = self.client.fleet.alone
+        wait_until(lambda: self.fill_alone(alone), "documents that are not sharded")
         few = {"$match": {"k": {"$lt": test_moves.KEYS // 20}}}
         group = {"$group": {"_id": "$_id", "n": {"$sum": 1}}}
         some = sorted(number for number in range(DOCUMENTS) if number % test_moves.KEYS < test_moves.KEYS // 20)
@@ -103,6 +113,10 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
                     [{"$project": {"k": 1}}], batchSize=DOCUMENTS // 30, session=session
                 ),
                 "groups": self.birds.aggregate([few, group], batchSize=size),
+                "alone": alone.find({}, {"_id": 1}, batch_size=DOCUMENTS // 30),
+                "sorted alone": alone.find({}, {"_id": 1}, sort=[("rank", -1)], batch_size=DOCUMENTS // 30),
+                "groups alone": alone.aggregate([group], batchSize=DOCUMENTS // 30),
+                "snapshot alone": alone.find({}, {"_id": 1}, **dated),
             }
             found = {name: [next(cursor)["_id"]] for name, cursor in cursors.items()}
             for shard in self.shards:
@@ -115,7 +129,7 @@ class ScansAmongMembers(test_moves.MovesAmongMembers):
                     found[name] += [bird["_id"] for bird in cursor]
                     expected = some if name == "groups" else list(range(DOCUMENTS))
                     self.assertEqual(sorted(found[name]), expected)
-                    if name == "sorted snapshot":
+                    if name.startswith("sorted"):
                         self.assertEqual(found[name], expected)
 
     def total(self, pipeline):

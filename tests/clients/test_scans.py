@@ -17,7 +17,7 @@ import pymongo
 from bson.min_key import MinKey
 from pymongo.errors import PyMongoError
 
-from server import DEADLINE_S, connect, only_terndb
+from server import DEADLINE_S, connect, only_terndb, wait_until
 from test_cluster import ClusterProgram
 
 DOCUMENTS = int(os.environ.get("TERNDB_SCAN_DOCUMENTS", "6000"))
@@ -430,11 +430,165 @@ class CollectionsThatGoAway(ClusterProgram):
         self.client.scans.c.drop_index("rank_1")
         self.check_killed(cursor)
 
-    def test_another_key(self):
-        cursor = self.cursor()
-        self.client.scans.c.create_index([("k", 1), ("m", 1)])
+
+@only_terndb
+class RefinedKeys(ClusterProgram):
+    """A shard key gets another field: nothing moves by that, and cursors and tokens go on where they stood."""
+
+    DOCUMENTS = 1000
+
+    def setUp(self):
+        super().setUp()
+        self.client.admin.command("enableSharding", "scans", primaryShard="shard0")
+        self.shard("scans.c", k=1)
+        self.collection = self.client.scans.c
+        documents = [{"_id": number, "k": number // 2, "m": number % 7, "rank": -number} for number in range(self.DOCUMENTS)]
+        self.collection.insert_many(documents)
+        self.collection.create_index([("k", 1), ("m", 1)])
+        self.move({"k": 200}, "shard1")
+        self.move({"k": 400}, "shard2")
+
+    def move(self, low, to):
+        self.client.admin.command("moveRange", "scans.c", min=low, toShard=to)
+
+    def refine(self):
         self.client.admin.command("refineCollectionShardKey", "scans.c", key={"k": 1, "m": 1})
-        self.check_killed(cursor)
+
+    def check_all(self, found):
+        self.assertEqual(Counter(found), Counter(range(self.DOCUMENTS)))
+
+    def test_cursors(self):
+        with self.client.start_session(snapshot=True) as session:
+            cursors = {
+                "unsorted": self.collection.find(batch_size=50),
+                "sorted": self.collection.find(batch_size=50, sort=[("rank", 1)]),
+                "by index": self.collection.find({"k": {"$gte": 0}}, batch_size=50, hint="k_1_m_1"),
+                "covered": self.collection.find({"k": {"$gte": 0}}, {"_id": 0, "k": 1}, batch_size=50),
+                "pipeline": self.collection.aggregate([{"$project": {"m": 0}}], batchSize=50),
+                "groups": self.collection.aggregate([{"$group": {"_id": "$_id"}}], batchSize=50),
+                "snapshot": self.collection.find(batch_size=50, session=session),
+            }
+            read = {name: lambda one: one["_id"] for name in cursors} | {"covered": lambda one: one["k"]}
+            found = {name: [read[name](next(cursor)) for _ in range(60)] for name, cursor in cursors.items()}
+            # A range that is asked for by name, before and after.
+            self.move({"k": 100}, "shard2")
+            for name, cursor in cursors.items():
+                found[name] += [read[name](next(cursor)) for _ in range(60)]
+            self.refine()
+            for name, cursor in cursors.items():
+                found[name] += [read[name](next(cursor)) for _ in range(60)]
+            # Its bounds lie between two documents of the same `k`.
+            self.move({"k": 450, "m": 3}, "shard0")
+            for name, cursor in cursors.items():
+                with self.subTest(name):
+                    found[name] += [read[name](one) for one in cursor]
+                    if name == "covered":
+                        self.assertEqual(sorted(found[name]), [number // 2 for number in range(self.DOCUMENTS)])
+                    else:
+                        self.check_all(found[name])
+        self.assertEqual(found["sorted"], list(reversed(range(self.DOCUMENTS))))
+
+    def test_tokens(self):
+        for sort in ({}, {"rank": 1}):
+            with self.subTest(sort):
+                found, token = [], None
+                for round in range(self.DOCUMENTS):
+                    ask = {"batchSize": 70, "sort": sort, "$_requestResumeToken": True}
+                    if token is not None:
+                        ask["$_resumeAfter"] = token
+                    cursor = self.client.scans.command("find", "c", **ask)["cursor"]
+                    if not cursor["firstBatch"]:
+                        break
+                    found += [one["_id"] for one in cursor["firstBatch"]]
+                    token = cursor["postBatchResumeToken"]
+                    if cursor["id"]:
+                        self.client.scans.command("killCursors", "c", cursors=[cursor["id"]])
+                    if round == 2:
+                        self.move({"k": 100}, "shard2")
+                    if round == 4:
+                        self.refine()
+                    if round == 6:
+                        self.move({"k": 450, "m": 3}, "shard0")
+                self.check_all(found)
+                self.tearDown()
+                self.setUp()
+
+
+@only_terndb
+class NotSharded(ClusterProgram):
+    """Cursors on a collection that is not sharded go on where its database has moved to, and end with it."""
+
+    DOCUMENTS = 1000
+
+    def setUp(self):
+        super().setUp()
+        self.client.admin.command("enableSharding", "scans", primaryShard="shard0")
+        self.fill()
+
+    def fill(self):
+        documents = [{"_id": number, "rank": -number} for number in range(self.DOCUMENTS)]
+        self.client.scans.c.insert_many(documents)
+        self.client.scans.c.create_index("rank")
+
+    def cursors(self):
+        collection = self.client.scans.c
+        return {
+            "unsorted": collection.find(batch_size=50),
+            "sorted": collection.find(batch_size=50, sort=[("rank", 1)], projection={"_id": 1}),
+            "sorted in memory": collection.find({}, {"rank": 0}, batch_size=50, sort=[("rank", 1), ("_id", 1)]),
+            "some": collection.find(batch_size=50, sort=[("_id", 1)], skip=10, limit=900),
+            "pipeline": collection.aggregate([{"$project": {"_id": 1}}], batchSize=50),
+            "sorted pipeline": collection.aggregate([{"$sort": {"rank": 1}}], batchSize=50),
+            "groups": collection.aggregate([{"$group": {"_id": "$_id", "n": {"$sum": 1}}}], batchSize=50),
+        }
+
+    def test_the_database_moves(self):
+        cursors = self.cursors()
+        found = {name: [next(cursor)["_id"] for _ in range(60)] for name, cursor in cursors.items()}
+        for to in ("shard1", "shard2"):
+            self.client.admin.command("movePrimary", "scans", to=to)
+            for name, cursor in cursors.items():
+                found[name] += [next(cursor)["_id"] for _ in range(120)]
+        for name, cursor in cursors.items():
+            with self.subTest(name):
+                found[name] += [one["_id"] for one in cursor]
+                expected = list(range(self.DOCUMENTS))
+                if name == "some":
+                    self.assertEqual(found[name], expected[10:910])
+                elif name.startswith("sorted"):
+                    self.assertEqual(found[name], expected[::-1])
+                else:
+                    self.assertEqual(Counter(found[name]), Counter(expected))
+
+    def test_what_is_gone(self):
+        def make_anew():
+            self.client.scans.drop_collection("c")
+            self.fill()
+
+        def make_anew_elsewhere():
+            make_anew()
+            self.client.admin.command("movePrimary", "scans", to="shard1")
+
+        ends = {
+            "dropped": lambda: self.client.scans.drop_collection("c"),
+            "made anew": make_anew,
+            "made anew elsewhere": make_anew_elsewhere,
+            "renamed": lambda: self.client.admin.command("renameCollection", "scans.c", to="scans.d"),
+            "with its database": lambda: self.client.drop_database("scans"),
+        }
+        for how, end in ends.items():
+            self.setUp()
+            cursors = self.cursors()
+            for cursor in cursors.values():
+                next(cursor)
+            end()
+            for name, cursor in cursors.items():
+                # Groups are all at the router, and what is sorted may be.
+                if name != "groups":
+                    with self.subTest(f"{name}, {how}"):
+                        with self.assertRaises(pymongo.errors.OperationFailure) as killed:
+                            list(cursor)
+                        self.assertEqual(killed.exception.code, 175)
 
 
 @only_terndb
@@ -794,6 +948,43 @@ class RemovedShards(ClusterProgram):
             numbers += [one["_id"] for one in cursor]
             self.assertEqual(Counter(numbers), Counter(range(1000)))
         self.assertEqual(found[1], list(reversed(range(1000))))
+
+    def test_what_was_there_before_it_left(self):
+        """A moment at which the shard had a range is gone with it, also when it is back: nobody is kept waiting."""
+        self.client.admin.command("enableSharding", "scans", primaryShard="shard0")
+        self.shard("scans.d", k=1)
+        collection = self.client.scans.d
+        collection.insert_many([{"_id": number, "k": number} for number in range(1000)])
+        self.client.admin.command("moveRange", "scans.d", min={"k": 500}, toShard="shard1")
+        [shard] = self.client.config.shards.find({"_id": "shard1"})
+        with self.client.start_session(snapshot=True) as session:
+            cursors = [
+                collection.find(batch_size=50, session=session),
+                collection.find({"k": {"$gte": 600}}, batch_size=50, session=session),
+                collection.aggregate([{"$sort": {"k": -1}}], batchSize=50, session=session),
+            ]
+            for cursor in cursors:
+                next(cursor)
+            wait_until(lambda: self.client.admin.command("removeShard", "shard1")["state"] == "completed", "it leaves")
+            for back in (False, True):
+                if back:
+                    self.client.admin.command("addShard", shard["host"])
+                asked = [
+                    lambda: list(collection.find(session=session)),
+                    lambda: list(collection.find({"k": 700}, session=session)),
+                    lambda: list(collection.aggregate([{"$group": {"_id": "$k"}}], session=session)),
+                    lambda: collection.distinct("k", session=session),
+                ]
+                # Cursors that are open where it ran go on for as long as it does not forget.
+                if back:
+                    asked += [lambda cursor=cursor: list(cursor) for cursor in cursors]
+                for ask in asked:
+                    began = time.monotonic()
+                    with self.assertRaises(pymongo.errors.OperationFailure) as refused:
+                        ask()
+                    self.assertEqual(refused.exception.code, 246)
+                    self.assertLess(time.monotonic() - began, 10)
+            self.assertEqual(collection.count_documents({}), 1000)
 
 
 if __name__ == "__main__":

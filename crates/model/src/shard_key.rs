@@ -17,9 +17,9 @@
 //! Arrays have no place in this order: neither as a value nor on the way to one.
 
 use crate::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
-use crate::key::{Direction, KeyBuilder, TypeBits, decode};
+use crate::key::{Direction, KeyBuilder, TypeBits, decode, skip_value};
 use crate::number::Number;
-use crate::range::{KeyBound, KeyRange};
+use crate::range::{KeyBound, KeyRange, RangeSet};
 use crate::text::document_quoted;
 use crate::{Code, Error};
 
@@ -88,6 +88,21 @@ impl ShardKeyPattern {
             self.push(&mut key, field, value);
         }
         Ok(key.finish().0)
+    }
+
+    /// The key of a document that may have arrays in fields which the key was refined by later: they count as MinKey.
+    /// Bounds from before have that in these fields, so it lies in the same ranges as the shorter key.
+    pub fn key_of_before(&self, document: Doc<'_>) -> Vec<u8> {
+        let mut key = KeyBuilder::new();
+        for field in &self.fields {
+            match value_at(document, &field.path) {
+                Ok(value) => self.push(&mut key, field, value.unwrap_or(ValueRef::Null)),
+                Err(_) => {
+                    key.push(ValueRef::MinKey, Direction::Ascending);
+                }
+            }
+        }
+        key.finish().0
     }
 
     /// The key of documents that have these values in its fields.
@@ -162,6 +177,39 @@ impl ShardKeyPattern {
             };
         }
         Ok(bound.finish())
+    }
+
+    /// A bound in the words of this key: one that names only the first of its fields, as a bound of a key that
+    /// was refined to this one does, gets MinKey in the others. ⚑ No key lies between the two. Whatever else
+    /// stands behind a value, the end of a prefix or of all, stays as it is.
+    #[must_use]
+    pub fn completed(&self, bound: &KeyBound) -> KeyBound {
+        let bytes = bound.as_bytes();
+        let (mut at, mut named) = (0, 0);
+        while at < bytes.len() && named < self.fields.len() {
+            match skip_value(&bytes[at..], Direction::Ascending) {
+                Ok(length) => at += length,
+                Err(_) => return bound.clone(),
+            }
+            named += 1;
+        }
+        if at < bytes.len() || named == self.fields.len() {
+            return bound.clone();
+        }
+        let mut rest = KeyBuilder::new();
+        for _ in named..self.fields.len() {
+            rest.push(ValueRef::MinKey, Direction::Ascending);
+        }
+        KeyBound::new(&[bytes, &rest.finish().0].concat())
+    }
+
+    /// Ranges in the words of this key.
+    #[must_use]
+    pub fn completed_ranges(&self, ranges: &RangeSet) -> RangeSet {
+        let completed = |range: &KeyRange| {
+            KeyRange::new(self.completed(&range.min), self.completed(&range.max))
+        };
+        ranges.iter().map(completed).collect()
     }
 
     /// The smallest key: MinKey in every field.

@@ -1,15 +1,14 @@
 //! `aggregate`: a pipeline in two halves.
 //!
 //! ```text
-//!   pipeline ─► prepare ─┬ not sharded, nothing else read    the command passes through
-//!                        ├ one shard                          its stages up to the first that reads elsewhere
-//!                        ├ several shards                     shard half ─► streams ─► merging half
+//!   pipeline ─► prepare ─┬ not sharded, written beside it    the command passes through
+//!                        ├ documents of a collection          shard half ─► streams ─► merging half
+//!                        ├ what shards tell of one            its stages up to the first that reads elsewhere
 //!                        └ makes its own documents            run here
 //! ```
 //!
-//! Of a sharded collection the shard half is an elastic scan (`scan/`), of one shard too, so that ranges may
-//! move and members die meanwhile; of a half that has to see all documents (groups), a shard's results count when
-//! they are all there.
+//! The shard half is an elastic scan (`scan/`), of one shard too, so that ranges may move and members die
+//! meanwhile; of a half that has to see all documents (groups), a shard's results count when they are all there.
 //!
 //! The merging half runs here (`environment.rs` is its world). What it reads besides, it reads
 //! through this router's own `find`, so that versions are checked there too; what it writes, it
@@ -31,7 +30,7 @@ use crate::merge::{Batch, Merge, Shared, Streams};
 use crate::output;
 use crate::request::{fields_without, snapshot_time};
 use crate::routing::Route;
-use crate::scan::{ElasticScan, PartialRoom, ScanCommand, ScanSource};
+use crate::scan::{ElasticScan, PartialRoom, ScanCommand, ScanSource, home};
 use crate::targeting::context_of;
 use crate::{Router, STALE_RETRIES_MAX};
 use cluster::routing::{RoutingTable, ShardId};
@@ -39,6 +38,7 @@ use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::namespace::Namespace;
 use model::number::Number;
+use model::range::RangeSet;
 use query::context::QueryContext;
 use query::filter::Filter;
 use query::pipeline::split::{Order, Origin, Prepared, Split, prepare};
@@ -249,7 +249,7 @@ impl Command<'_> {
                 _ if self.explains => {
                     return explain::aggregate(self.router, self.request).await;
                 }
-                [_] if route.table().is_none() || origin != Origin::Collection => {
+                [_] if origin != Origin::Collection => {
                     let split = prepared.clone().for_one_shard();
                     self.run_split(split, origin, &filter, Some(&route), &shards)
                         .await
@@ -269,23 +269,38 @@ impl Command<'_> {
         Err(no_progress())
     }
 
-    /// Whether one shard's cursor is as good as a scan: what it returns has no ranges that could move, nor another
-    /// member that could go on. Of what is explained nobody asks for more.
+    /// Whether one shard's answer is as good as a scan: it has no documents of a collection, or none at all, because
+    /// they are written. Of what is explained nobody asks for more.
     fn is_one_answer(&self, prepared: &Prepared, route: &Route) -> Result<bool, Error> {
-        let Some(table) = self.elastic(prepared.origin(), Some(route)) else {
+        if prepared.origin() != Origin::Collection {
             return Ok(true);
-        };
-        if !self.explains {
+        }
+        if route.table().is_some() {
             return Ok(false);
         }
-        let split = prepared.clone().for_shards(Some(&table.pattern))?;
-        Ok(!split.streams())
+        if prepared.target().is_some() {
+            return Ok(true);
+        }
+        let passes = || Ok(prepared.clone().for_shards(None)?.passes_through());
+        match self.explains {
+            true => passes(),
+            false => Ok(false),
+        }
     }
 
     /// The placement that the documents of a pipeline are scanned by, if they are: statistics have no ranges.
-    fn elastic<'r>(&self, origin: Origin, route: Option<&'r Route>) -> Option<&'r RoutingTable> {
-        let table = route.and_then(Route::table)?;
-        (origin == Origin::Collection).then_some(table)
+    fn elastic(
+        &self,
+        origin: Origin,
+        route: Option<&Route>,
+    ) -> Result<Option<RoutingTable>, Error> {
+        let Some(route) = route.filter(|_| origin == Origin::Collection) else {
+            return Ok(None);
+        };
+        match route.table() {
+            Some(table) => Ok(Some(table.clone())),
+            None => home(&route.database.primary).map(Some),
+        }
     }
 
     /// Whether the one shard that is asked can do everything by itself: it reads nothing else, and
@@ -354,11 +369,12 @@ impl Command<'_> {
     async fn run_elastic(
         &self,
         split: Split,
-        table: &RoutingTable,
+        table: RoutingTable,
         filter: &Filter,
         shards: &[ShardId],
         batch_size: Option<u64>,
     ) -> Result<Reply, Failure> {
+        let is_at_home = table.version().is_unsharded();
         let passes = split.passes_through();
         let is_past = snapshot_time(self.request.body()).is_some();
         let command = ScanCommand {
@@ -372,15 +388,20 @@ impl Command<'_> {
             passes: false,
             places: false,
             is_past,
+            is_at_home,
             session: self.request.body().get_doc("lsid").map(Doc::to_owned),
         };
         let batch_size = batch_size.filter(|_| passes);
         let room = PartialRoom::new(self.router.options.memory_bytes_max, self.scratch());
         let scan = match is_past {
-            true => ElasticScan::of_past(self.router, command, table.clone(), shards),
+            _ if is_at_home => {
+                let everything = RangeSet::of([table.whole()]);
+                ElasticScan::new(self.router, command, table, everything)
+            }
+            true => ElasticScan::of_past(self.router, command, table, shards),
             false => {
                 let wanted = shard_key_ranges(filter, &table.pattern);
-                ElasticScan::new(self.router, command, table.clone(), wanted)
+                ElasticScan::new(self.router, command, table, wanted)
             }
         };
         let mut scan = scan.with_batch_size(batch_size).with_room(room);
@@ -414,7 +435,7 @@ impl Command<'_> {
         let body = self.request.body();
         let size = body.get_doc("cursor").and_then(|doc| doc.get("batchSize"));
         let batch_size = size.and_then(|size| whole(Some(size)));
-        if let Some(table) = self.elastic(origin, route) {
+        if let Some(table) = self.elastic(origin, route)? {
             return self
                 .run_elastic(split, table, filter, shards, batch_size)
                 .await;

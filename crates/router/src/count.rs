@@ -59,12 +59,19 @@ impl Router {
             }
             let mut answers = Vec::with_capacity(requests.len());
             let mut failure = None;
-            for answered in self.ask_all(requests).await? {
+            let asked = self.ask_all(requests).await;
+            for answered in asked.unwrap_or_else(|error| vec![Err(error.into())]) {
                 match answered {
                     Ok(answered) => answers.push(answered),
                     Err(stale @ Failure::Stale(_)) => failure = Some(stale),
                     Err(other) => failure = failure.or(Some(other)),
                 }
+            }
+            if snapshot_time(request.body()).is_some()
+                && let Some(refused) = failure.take()
+            {
+                let routed_by = route.placement.version();
+                failure = Some(self.refused_past(namespace, routed_by, refused).await);
             }
             match failure {
                 None => return Ok(Some(Gathered { route, answers })),
@@ -110,6 +117,7 @@ impl Router {
                 passes: false,
                 places: false,
                 is_past: false,
+                is_at_home: false,
                 session: None,
             };
             let wanted = shard_key_ranges(filter, &table.pattern);

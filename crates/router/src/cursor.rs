@@ -1,8 +1,9 @@
 //! The router's cursors.
 //!
 //! ```text
-//!   Passed    the cursor is one shard's (or the config server's), of what is not sharded; getMore passes through
-//!   Merged    the router merges streams of several shards
+//!   Passed    the cursor is one shard's, or the config server's: of lists, tailable ones, those whose client asks for
+//!             the shard's own tokens; getMore passes through
+//!   Merged    the router goes on with it: a scan, streams of several shards
 //! ```
 //!
 //! A passed cursor keeps the id that its shard gave it, unless that is taken here. While a getMore
@@ -38,6 +39,8 @@ pub(crate) struct Cursor {
     pub(crate) session: Option<DocBuf>,
     pub(crate) no_timeout: bool,
     pub(crate) source: Source,
+    /// The command that opened it, for `$currentOp`.
+    opened_by: Option<DocBuf>,
 }
 
 enum Slot {
@@ -228,6 +231,9 @@ impl Cursors {
                 .append("cursorId", id)
                 .append("noCursorTimeout", cursor.no_timeout)
                 .append("idleMillis", idle_ms);
+            if let Some(command) = &cursor.opened_by {
+                writer.append("originatingCommand", command);
+            }
             if let Source::Merged(merge) = &cursor.source {
                 merge.describe(&mut writer);
             }
@@ -243,6 +249,23 @@ impl Cursors {
 }
 
 impl Cursor {
+    /// One that the command opens which runs now.
+    pub(crate) fn new(
+        namespace: &str,
+        session: Option<DocBuf>,
+        no_timeout: bool,
+        source: Source,
+    ) -> Cursor {
+        let operation = crate::operation::current();
+        Cursor {
+            namespace: namespace.to_owned(),
+            session,
+            no_timeout,
+            source,
+            opened_by: operation.map(|it| Doc::from_validated(&it.command).to_owned()),
+        }
+    }
+
     fn session_id(&self) -> Option<SessionId> {
         let session = self.session.as_ref()?;
         SessionId::parse("lsid", session.as_doc()).ok()

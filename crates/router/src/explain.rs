@@ -255,7 +255,7 @@ fn append_execution(writer: &mut DocWriter, answers: &[Answered], stage: &str) {
     writer.end().end().end();
 }
 
-/// The halves of a pipeline that goes to several shards.
+/// The halves of a pipeline, unless one shard does all of it.
 async fn split_of(
     router: &Router,
     command: Doc<'_>,
@@ -278,11 +278,16 @@ async fn split_of(
     let Some((route, shards)) = router.route_to(namespace, false, target).await? else {
         return Ok(None);
     };
-    if shards.len() < 2 || prepared.origin() != Origin::Collection {
+    // As it is run (`aggregate.rs`): what one shard writes beside what it reads it does alone.
+    let is_written_here =
+        route.table().is_none() && prepared.target().is_some() && prepared.foreign().is_empty();
+    if is_written_here || prepared.origin() != Origin::Collection {
         return Ok(None);
     }
     let pattern = route.table().map(|table| &*table.pattern);
-    Ok(Some(prepared.for_shards(pattern)?))
+    let split = prepared.for_shards(pattern)?;
+    let is_split = shards.len() > 1 || !split.passes_through();
+    Ok(is_split.then_some(split))
 }
 
 /// The same question about what the shards do of a pipeline.

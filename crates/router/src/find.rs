@@ -8,6 +8,7 @@
 //!
 //! A stale answer of one shard: the cursors of the others are closed, everything is routed again.
 
+use crate::at_home::{find_at_home, may_go_on};
 use crate::cursor::{Cursor, Source};
 use crate::failure::{Failure, is_absent};
 use crate::merge::{Batch, Shared, Stream, Streams};
@@ -49,6 +50,9 @@ pub(crate) async fn find(router: &Arc<Router>, request: &Request) -> Result<Repl
         let found = match (shards.as_slice(), route.table()) {
             (_, None) if has_token(body) => Err(gone()),
             (_, Some(_)) => Box::pin(find_elastic(router, request, &route, &shards, &filter)).await,
+            ([only], _) if !may_leave_out && may_go_on(body) => {
+                Box::pin(find_at_home(router, request, &route, only)).await
+            }
             ([only], _) if !may_leave_out || is_tailable(body) => {
                 router.pass_cursor(request, &route, only).await
             }
@@ -136,15 +140,15 @@ impl Router {
             _ => return reply,
         };
         let body = request.body();
-        let kept = Cursor {
-            namespace: cursor.get_str("ns").unwrap_or_default().to_owned(),
-            session: body.get_doc("lsid").map(Doc::to_owned),
-            no_timeout: body.get("noCursorTimeout") == Some(ValueRef::Boolean(true)),
-            source: Source::Passed {
+        let kept = Cursor::new(
+            cursor.get_str("ns").unwrap_or_default(),
+            body.get_doc("lsid").map(Doc::to_owned),
+            body.get("noCursorTimeout") == Some(ValueRef::Boolean(true)),
+            Source::Passed {
                 member: answered.member,
                 id,
             },
-        };
+        );
         match self.cursors.keep_as(id, kept) {
             Ok(()) => reply,
             // Another shard gave the same number.
@@ -181,12 +185,12 @@ impl Router {
             0
         } else {
             merge.is_kept();
-            self.cursors.keep(Cursor {
-                namespace: namespace.to_owned(),
-                session: options.session,
-                no_timeout: options.no_timeout,
-                source: Source::Merged(merge),
-            })
+            self.cursors.keep(Cursor::new(
+                namespace,
+                options.session,
+                options.no_timeout,
+                Source::Merged(merge),
+            ))
         };
         writer.append("id", id).append("ns", namespace);
         if let Some(at) = at {
@@ -255,7 +259,7 @@ pub(crate) fn whole(value: Option<ValueRef<'_>>) -> Option<u64> {
 }
 
 /// Asks one shard the client's own command, so that what is left of it can be scanned.
-async fn ask_one(
+pub(crate) async fn ask_one(
     router: &Router,
     request: &Request,
     route: &Route,
@@ -326,7 +330,14 @@ async fn find_elastic(
         return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
     }
     let answered = match one_asks {
-        true => Some(ask_one(router, request, route, &shards[0]).await?),
+        true => match ask_one(router, request, route, &shards[0]).await {
+            Err(failure) if at.is_some() => {
+                let routed_by = table.version();
+                let refused = router.refused_past(&route.namespace, routed_by, failure);
+                return Err(refused.await);
+            }
+            answered => Some(answered?),
+        },
         false => None,
     };
     let answered = match answered {
@@ -362,6 +373,7 @@ async fn find_elastic(
         whole: false,
         places,
         is_past: at.is_some(),
+        is_at_home: false,
         session: session.clone(),
     };
     if let Some(answered) = answered {
@@ -377,12 +389,12 @@ async fn find_elastic(
             .with_window(0, left)
             .with_projection(projection.map(|late| late.projection));
         scan.take_over(&answered, is_alike).await?;
-        let id = router.cursors.keep(Cursor {
-            namespace: route.namespace.as_str().to_owned(),
+        let id = router.cursors.keep(Cursor::new(
+            route.namespace.as_str(),
             session,
-            no_timeout: is("noCursorTimeout"),
-            source: Source::Merged(Box::new(scan)),
-        });
+            is("noCursorTimeout"),
+            Source::Merged(Box::new(scan)),
+        ));
         return Ok(with_cursor_id(answered.reply.document(), id));
     }
     let query = match places || resumes.is_some() {
@@ -434,7 +446,7 @@ async fn find_elastic(
 }
 
 /// The cursor of a shard's answer, and how many documents came with it.
-fn first_batch_of(reply: Doc<'_>) -> (i64, u64) {
+pub(crate) fn first_batch_of(reply: Doc<'_>) -> (i64, u64) {
     let cursor = reply.get_doc("cursor").unwrap_or(Doc::EMPTY);
     let id = match cursor.get("id") {
         Some(ValueRef::Int64(id)) => id,

@@ -26,6 +26,7 @@
 mod aggregate;
 mod apart;
 mod arguments;
+mod at_home;
 mod broadcast;
 mod bulk;
 mod catalog;

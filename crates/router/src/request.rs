@@ -204,7 +204,7 @@ pub(crate) fn request_by(
     Request::from_parts(writer.finish(), original.sequences().to_vec())
 }
 
-fn stamp_version(writer: &mut DocWriter, version: PlacementVersion) {
+pub(crate) fn stamp_version(writer: &mut DocWriter, version: PlacementVersion) {
     writer.begin_document("shardVersion");
     version.append_to(writer);
     writer.end();

@@ -52,6 +52,8 @@
 //! scan has one stream for each owner of then, which never gives anything away; it only changes the member that it asks.
 //! ⚑ Until all of them have answered by the base's version it is not known that the base tells the owners of then.
 //!
+//! *A refined shard key* ([`Scan::refine`]) changes the words for ranges, and nothing else.
+//!
 //! What the shell adds: asking and waiting, deadlines, and who owns a range that a shard does
 //! not own.
 
@@ -63,6 +65,7 @@ use std::sync::{Arc, OnceLock};
 
 mod delivering;
 mod naming;
+mod refining;
 mod token;
 
 #[cfg(test)]
@@ -70,6 +73,7 @@ mod tests;
 
 pub(crate) use naming::weight;
 pub use naming::{Limits, Naming, naming};
+pub use refining::NotRefined;
 pub use token::{ScanToken, TokenError};
 
 /// Where a stream stands, as shards understand it.

@@ -16,11 +16,13 @@
 //! | ranges are asked for by name only at or after the base placement | a range that came back is read as it was before | `lagging::named_ranges_are_read_at_the_base_placement_or_later` |
 //! | what lies before the floor and was counted by a shard's limit is asked for again | results are missing | `what_a_limit_counted_in_vain_is_asked_for_again` |
 //! | ranges join no stream that was answered | its cursor does not know them | `ranges_do_not_join_a_stream_that_was_answered` |
+//! | ranges are named in the words of the shard key that the shard has in its snapshot | a document of a bound is lost | `refining::ranges_are_named_by_the_key_that_is_read_with` |
 //! | nothing of a whole scan is delivered before all has ended | it cannot begin anew | `a_whole_scan_delivers_nothing_before_its_end` |
 
 mod example;
 mod lagging;
 mod many_ranges;
+mod refining;
 mod rules;
 mod worlds;
 
@@ -32,7 +34,7 @@ use model::range::KeyBound;
 use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
 use model::version::Incarnation;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 
 type Position = Vec<u8>;
@@ -71,6 +73,10 @@ struct World {
     telling: Telling,
     documents: BTreeMap<u32, Document>,
     emission: Emission,
+    /// The shard key has another field by now.
+    is_refined: bool,
+    /// Shards that know.
+    refined: BTreeSet<&'static str>,
 }
 
 /// The range of shard keys with number `slot`; the first and the last are open.
@@ -108,6 +114,8 @@ impl World {
             telling: Telling::OfSnapshot,
             documents: BTreeMap::new(),
             emission: Emission::First,
+            is_refined: false,
+            refined: BTreeSet::new(),
         }
     }
 
@@ -120,7 +128,11 @@ impl World {
             epoch: ObjectId([1; 12]),
             began: ClusterTime::new(1, 0),
         };
-        RoutingTable::full(Uuid([1; 16]), incarnation, pattern().clone(), chunks).unwrap()
+        let table = RoutingTable::full(Uuid([1; 16]), incarnation, pattern().clone(), chunks);
+        match self.is_refined {
+            true => refining::refined(&table.unwrap()),
+            false => table.unwrap(),
+        }
     }
 
     /// What a shard answers: as the header of the module demands it.
@@ -137,17 +149,15 @@ impl World {
         };
         for (slot, owner) in told.iter().enumerate() {
             if *owner != question.shard.as_str() {
-                let range = RangeSet::of([slot_range(slot, slots)]);
+                let range = self.in_words_of(&question.shard, &slot_range(slot, slots));
                 let ranges = asked.intersection(&range).into_iter();
                 moved.extend(ranges.map(|range| (range, ShardId::new(owner))));
             }
         }
         let mut found: Vec<(Position, u32)> = Vec::new();
         for (id, document) in &self.documents {
-            let range = slot_range(document.slot, slots);
-            if self.owners[document.slot] != question.shard.as_str()
-                || !asked.contains(range.min.as_bytes())
-            {
+            let key = self.key_on(&question.shard, *id, document.slot);
+            if self.owners[document.slot] != question.shard.as_str() || !asked.contains(&key) {
                 continue;
             }
             let is_left = |position: &&Position| question.after.as_ref() < Some(*position);

@@ -1,7 +1,7 @@
 //! A scan as bytes that a client can hold, and any router continue from.
 //!
 //! ```text
-//!  token    [version 1 = 3][order 1][query 8][epoch 12][began 8][base 8][not before 8]
+//!  token    [version 1 = 4][order 1][query 8][collection 16][epoch 12][began 8][base 8][not before 8]
 //!           [skip varint][limit + 1, or 0 for none, varint][floor: length varint, bytes]
 //!           [count varint][stream]* [checksum 4]
 //!  stream   [shard: length varint, bytes]
@@ -20,6 +20,10 @@
 //! handed out is fetched again by whoever continues. *Not before* is a time floor ⚑: later batches
 //! read at or after it, so that a member that lags behind cannot lose what an earlier batch saw.
 //!
+//! The *collection* is named by its UUID: under a shard key that was refined since then it is still the same one, and the
+//! token's ranges are put into the words of that key. Tokens of format 3 do not name it, and go on in their own
+//! incarnation only.
+//!
 //! *Query* is a fingerprint of what decides which documents come and in which order: places mean nothing to another
 //! query, and a token that comes back with one is refused. A token without streams stands at the end: whoever goes on
 //! from it gets nothing, and a token of the end again.
@@ -32,12 +36,15 @@ use super::naming::{Rebased, rebased};
 use super::{Order, Part, Place, Reached, Scan, Stream};
 use crate::routing::{Owner, RoutingTable, ShardId};
 use model::bson::ObjectId;
+use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
 use model::version::Incarnation;
 use std::sync::{Arc, OnceLock};
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
+/// Did not name the collection.
+const VERSION_BEFORE: u8 = 3;
 
 /// Why bytes are not a token.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -58,6 +65,7 @@ pub enum TokenError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScanToken {
     query: u64,
+    collection: Option<Uuid>,
     incarnation: Incarnation,
     /// When the base placement had come to be.
     base: ClusterTime,
@@ -108,6 +116,7 @@ impl<E> Scan<E> {
         });
         Some(ScanToken {
             query: self.query,
+            collection: Some(self.base.uuid),
             incarnation: self.base.incarnation,
             base: self.base_time(),
             not_before,
@@ -132,16 +141,18 @@ impl<E> Scan<E> {
         now: Arc<RoutingTable>,
         wanted: RangeSet,
     ) -> Result<Self, TokenError> {
-        if now.incarnation != token.incarnation {
+        if !token.is_of(&now) {
             return Err(TokenError::OtherIncarnation);
         }
+        let in_words = |ranges: &RangeSet| now.pattern.completed_ranges(ranges);
         let mut streams = Vec::with_capacity(token.streams.len());
         for stream in token.streams {
             let ranges = match stream.ranges {
-                TokenRanges::These(ranges) => ranges,
+                TokenRanges::These(ranges) => in_words(&ranges),
                 TokenRanges::BaseWithout(without) => {
                     let owned = ranges_at(&now, &stream.shard, token.base)?;
-                    owned.intersection(&wanted).difference(&without)
+                    let asked = owned.intersection(&wanted);
+                    asked.difference(&in_words(&without))
                 }
             };
             let reached = match (stream.after, ranges.is_empty()) {
@@ -213,10 +224,17 @@ fn ranges_at(
 }
 
 impl ScanToken {
+    /// Whether a placement is one of the token's collection, under the same shard key or a refined one.
+    fn is_of(&self, table: &RoutingTable) -> bool {
+        let is_refined =
+            self.collection == Some(table.uuid) && table.incarnation.began > self.incarnation.began;
+        table.incarnation == self.incarnation || is_refined
+    }
+
     /// Whether a placement tells who owned what in the one that the token names: it is that one, or a later one
     /// of the same collection. Moves are decided one after the other, each at a later time.
     pub fn is_told_by(&self, table: &RoutingTable) -> bool {
-        table.incarnation == self.incarnation && came_to_be(table) >= self.base
+        self.is_of(table) && came_to_be(table) >= self.base
     }
 
     /// The error for a token of another query.
@@ -228,8 +246,15 @@ impl ScanToken {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![VERSION, u8::from(self.order == Order::Sorted)];
+        let version = match self.collection {
+            Some(_) => VERSION,
+            None => VERSION_BEFORE,
+        };
+        let mut out = vec![version, u8::from(self.order == Order::Sorted)];
         out.extend_from_slice(&self.query.to_be_bytes());
+        if let Some(Uuid(collection)) = &self.collection {
+            out.extend_from_slice(collection);
+        }
         out.extend_from_slice(&self.incarnation.epoch.0);
         for time in [self.incarnation.began, self.base, self.not_before] {
             out.extend_from_slice(&time.to_u64().to_be_bytes());
@@ -268,16 +293,17 @@ impl ScanToken {
 
     pub fn decode(bytes: &[u8]) -> Result<Self, TokenError> {
         let (content, checksum) = bytes.split_last_chunk::<4>().ok_or(TokenError::Damaged)?;
-        match content.first() {
-            Some(&VERSION) => {}
+        let names_collection = match content.first() {
+            Some(&VERSION) => true,
+            Some(&VERSION_BEFORE) => false,
             Some(&other) => return Err(TokenError::Version(other)),
             None => return Err(TokenError::Damaged),
-        }
+        };
         if crc32c::crc32c(content) != u32::from_be_bytes(*checksum) {
             return Err(TokenError::Damaged);
         }
         let mut reader = Reader(&content[1..]);
-        let token = reader.token().ok_or(TokenError::Damaged)?;
+        let token = reader.token(names_collection).ok_or(TokenError::Damaged)?;
         match reader.0.is_empty() {
             true => Ok(token),
             false => Err(TokenError::Damaged),
@@ -302,13 +328,17 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn token(&mut self) -> Option<ScanToken> {
+    fn token(&mut self, names_collection: bool) -> Option<ScanToken> {
         let order = match self.byte()? {
             0 => Order::Unsorted,
             1 => Order::Sorted,
             _ => return None,
         };
         let query = u64::from_be_bytes(self.array()?);
+        let collection = match names_collection {
+            true => Some(Uuid(self.array()?)),
+            false => None,
+        };
         let incarnation = Incarnation {
             epoch: ObjectId(self.array()?),
             began: self.time()?,
@@ -323,6 +353,7 @@ impl<'a> Reader<'a> {
         }
         Some(ScanToken {
             query,
+            collection,
             incarnation,
             base,
             not_before,

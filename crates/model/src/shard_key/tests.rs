@@ -160,3 +160,60 @@ fn bounds_are_read_back() {
     assert_eq!(by.bound(greatest.as_doc()).unwrap(), KeyBound::after_all());
     assert!(by.bound_of_key(&[0xFE, 1]).is_err());
 }
+
+/// ⚑ Whether a document lies in a range does not depend on the number of fields that its bounds have.
+#[test]
+fn bounds_of_a_shorter_key_are_bounds_of_a_longer_one() {
+    let short = parsed(&[("a", ASCENDING)]);
+    let long = parsed(&[("a", ASCENDING), ("b", ASCENDING), ("c", HASHED)]);
+    let values = [
+        ValueRef::MinKey,
+        ValueRef::Null,
+        ValueRef::Double(f64::NAN),
+        ValueRef::Double(f64::NEG_INFINITY),
+        ValueRef::Int32(-1),
+        ValueRef::Int32(0),
+        ValueRef::Int32(5),
+        ValueRef::Double(5.5),
+        ValueRef::String(""),
+        ValueRef::String("tern"),
+        ValueRef::ObjectId(crate::bson::ObjectId([7; 12])),
+        ValueRef::Boolean(true),
+        ValueRef::MaxKey,
+    ];
+    let document = |a, b| DocWriter::new().with("a", a).with("b", b).finish();
+    let mut bounds = vec![KeyBound::after_all(), KeyBound::new(&[])];
+    for a in values {
+        let key = short.key_of(document(a, ValueRef::Null).as_doc()).unwrap();
+        bounds.extend(crate::key::prefix_end(&key).map(|end| KeyBound::new(&end)));
+        bounds.push(KeyBound::new(&key));
+    }
+    for bound in &bounds {
+        let completed = long.completed(bound);
+        assert_eq!(long.completed(&completed), completed);
+        for a in values {
+            for b in values {
+                let document = document(a, b);
+                let (brief, whole) = (
+                    short.key_of(document.as_doc()).unwrap(),
+                    long.key_of(document.as_doc()).unwrap(),
+                );
+                let is_behind = bound.as_bytes() <= &brief[..];
+                assert_eq!(bound.as_bytes() <= &whole[..], is_behind, "{document:?}");
+                assert_eq!(
+                    completed.as_bytes() <= &whole[..],
+                    is_behind,
+                    "{document:?}"
+                );
+            }
+        }
+    }
+    let five = short.key_of(document(ValueRef::Int32(5), ValueRef::Null).as_doc());
+    let completed = long.completed(&KeyBound::new(&five.unwrap()));
+    let shown = long.bound_of_key(completed.as_bytes()).unwrap();
+    assert_eq!(
+        format!("{shown:?}"),
+        "{a: 5, b: MinKey, c: MinKey}",
+        "as the config server says it"
+    );
+}

@@ -3,6 +3,7 @@
 use super::ScanCommand;
 use super::naming::{Named, Words};
 use super::partials::PartialRoom;
+use super::past::history_is_gone;
 use super::piece::Piece;
 use super::reported::{Reported, malformed};
 use crate::Router;
@@ -14,6 +15,7 @@ use cluster::routing::RoutingTable;
 use cluster::scan::{Asked, Entry, Place, Question};
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::error::{Code, Error};
+use model::ids::Uuid;
 use model::range::RangeSet;
 use model::time::ClusterTime;
 use model::version::PlacementVersion;
@@ -47,6 +49,8 @@ pub(super) struct Answered {
     pub(super) not_owned: RangeSet,
     pub(super) version: Option<PlacementVersion>,
     pub(super) cursor: Option<OpenCursor>,
+    /// Of a collection that is not sharded: which it is.
+    pub(super) collection: Option<Uuid>,
     pub(super) times: Vec<ClusterTime>,
     /// What it weighs, if it was asked on an open cursor.
     pub(super) bytes_on_cursor: Option<usize>,
@@ -68,6 +72,8 @@ pub(super) struct Asker {
     /// What a batch may weigh, if anybody has to know before it comes.
     pub(super) bytes_max: Option<usize>,
     pub(super) room: Arc<PartialRoom>,
+    /// Which collection is meant, as far as it is known.
+    pub(super) collection: Option<Uuid>,
 }
 
 impl Asker {
@@ -155,10 +161,19 @@ impl Asker {
         match self.router.ask(&question.shard, request).await {
             Ok(answered) => self.read(answered.reply, question, answered.member),
             Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
-            // It was drained and removed: nothing of what it had is there, but for the past, which went with it.
+            // It was removed: the database is elsewhere.
             Err(Failure::Error(error))
-                if error.code == Code::SHARD_NOT_FOUND && !self.command.is_past =>
+                if error.code == Code::SHARD_NOT_FOUND && self.command.is_at_home =>
             {
+                Ok(Ask::Stale(Stale::Database))
+            }
+            Err(Failure::Error(error))
+                if error.code == Code::SHARD_NOT_FOUND && self.command.is_past =>
+            {
+                Err(history_is_gone(&self.command.namespace).into())
+            }
+            // It was drained and removed: nothing of what it had is there.
+            Err(Failure::Error(error)) if error.code == Code::SHARD_NOT_FOUND => {
                 match &question.asked {
                     Asked::AsInBase => Ok(Ask::Lost),
                     Asked::These(ranges) => Ok(Ask::not_owned(ranges.clone(), None)),
@@ -280,6 +295,7 @@ impl Asker {
                 member,
                 id: reported.cursor,
             }),
+            collection: reported.uuid,
             times: time.into_iter().collect(),
             bytes_on_cursor: None,
             run: None,

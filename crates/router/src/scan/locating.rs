@@ -3,50 +3,77 @@
 //! The shard says by which version it answered. Who owned its ranges at that version is not asked, but
 //! who owns them now: the routing table is brought at least to that version. If it still says that the
 //! range is with the shard which does not have it, one of the two will hear of the other soon.
+//!
+//! If the shard key was refined meanwhile, the scan goes on in the words of the new one ([`Scan::refine`]).
 
 use super::ElasticScan;
 use crate::failure::Failure;
 use cluster::cache::Placement;
 use cluster::routing::{RoutingTable, ShardId};
+#[cfg(doc)]
+use cluster::scan::Scan;
 use model::range::{KeyRange, RangeSet};
-use model::version::PlacementVersion;
+use model::version::{Age, PlacementVersion};
 
 impl ElasticScan {
     /// The owners of ranges; `None` if one of them is said to be with the shard that does not have
     /// it.
     pub(super) async fn locate(
-        &self,
+        &mut self,
         shard: &ShardId,
         ranges: &RangeSet,
         version: Option<PlacementVersion>,
     ) -> Result<Option<Vec<(KeyRange, ShardId)>>, Failure> {
+        if self.command.is_at_home {
+            return self.locate_home(shard).await;
+        }
         let known = self.table(false).await?;
         let is_older = match version {
-            Some(version) => known.version().chunk < version.chunk,
+            Some(version) => matches!(known.version().age(version), Age::Older | Age::Unknown),
             None => true,
         };
-        let moved = owners(&known, ranges);
+        // ⚑ The shard may have been asked in the words of a shorter key.
+        let moved = owners(&known, &self.scan.in_words(ranges));
         if !is_older && moved.iter().all(|(_, owner)| owner != shard) {
             return Ok(Some(moved));
         }
-        let moved = owners(&self.table(true).await?, ranges);
+        let known = self.table(true).await?;
+        let moved = owners(&known, &self.scan.in_words(ranges));
         let elsewhere = moved.iter().all(|(_, owner)| owner != shard);
         Ok(elsewhere.then_some(moved))
     }
 
     /// The placement of the collection whose scan this is.
-    async fn table(&self, anew: bool) -> Result<RoutingTable, Failure> {
+    async fn table(&mut self, anew: bool) -> Result<RoutingTable, Failure> {
         let namespace = &self.command.namespace;
         let routing = &self.router.routing;
         if anew {
             routing.mark_stale(namespace);
         }
         match routing.placement(namespace, None).await? {
-            Placement::Sharded(table) if table.incarnation == self.scan.base().incarnation => {
-                Ok(table)
-            }
+            Placement::Sharded(table) if self.goes_by(&table) => Ok(table),
             Placement::Sharded(_) | Placement::Unsharded if anew => Err(self.killed()),
             Placement::Sharded(_) | Placement::Unsharded => Box::pin(self.table(true)).await,
+        }
+    }
+
+    /// Goes by the shard key of a placement, if it is the scanned collection's.
+    fn goes_by(&mut self, table: &RoutingTable) -> bool {
+        // Whoever has not seen anything yet begins anew instead.
+        let may_refine = self.begun || table.incarnation == self.scan.base().incarnation;
+        may_refine && self.scan.refine(table).is_ok()
+    }
+
+    /// A shard knows another incarnation of the collection: the scan goes on with the one that the config server tells
+    /// of, if that is the same collection under a refined key. If it is the one that the scan goes by, the shard
+    /// will hear of it.
+    pub(super) async fn follow_key(&mut self, shard: &ShardId) -> Result<(), Failure> {
+        let shards = [shard.clone()];
+        let routing = &self.router.routing;
+        let placement = routing.placement(&self.command.namespace, Some(&shards));
+        match placement.await? {
+            Placement::Sharded(table) if self.goes_by(&table) => Ok(()),
+            Placement::Sharded(_) | Placement::Unsharded => Err(self.killed()),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Elastic scans: cursors over sharded collections that lose nothing and repeat nothing while
-//! ranges move. The shell around [`cluster::scan`].
+//! Elastic scans: cursors that lose nothing and repeat nothing while ranges move and members die. The shell around
+//! [`cluster::scan`]. Collections that are not sharded are scanned as one range (`at_home.rs`).
 //!
 //! ```text
 //!   deliver ◄─ buffers ◄─ answered ◄─┬─ getMore on the shard's cursor, if there is one       (asking.rs)
@@ -20,11 +20,13 @@
 
 mod ahead;
 mod asking;
+mod at_home;
 mod counters;
 mod delivering;
 mod locating;
 mod naming;
 mod partials;
+mod past;
 mod piece;
 mod reported;
 mod rounds;
@@ -33,6 +35,7 @@ mod source;
 mod tokens;
 
 pub(crate) use asking::{append_ranges, code_of, is_passing};
+pub(crate) use at_home::home;
 pub(crate) use counters::ScanCounters;
 pub(crate) use locating::owners;
 pub(crate) use partials::PartialRoom;
@@ -50,6 +53,8 @@ use asking::OpenCursor;
 use cluster::routing::ShardId;
 use cluster::scan::{self, Order, Scan, StreamId};
 use model::bson::{Doc, DocBuf};
+use model::error::Error;
+use model::ids::Uuid;
 use model::namespace::Namespace;
 use model::range::RangeSet;
 use model::time::ClusterTime;
@@ -75,6 +80,8 @@ pub(crate) struct ScanCommand {
     pub(crate) places: bool,
     /// It reads at one moment of the past.
     pub(crate) is_past: bool,
+    /// The collection is not sharded.
+    pub(crate) is_at_home: bool,
     pub(crate) session: Option<DocBuf>,
 }
 
@@ -102,6 +109,8 @@ pub(crate) struct ElasticScan {
     room: Arc<PartialRoom>,
     /// What of it has left memory.
     spilled: Vec<Spilled>,
+    /// Which collection it is; of one that is not sharded, once a shard has told.
+    collection: Option<Uuid>,
 }
 
 impl ElasticScan {
@@ -133,6 +142,7 @@ impl ElasticScan {
         scan: Scan<Piece>,
     ) -> ElasticScan {
         router.scans.opened.fetch_add(1, Ordering::Relaxed);
+        let collection = (!command.is_at_home).then(|| scan.base().uuid);
         ElasticScan {
             router: router.clone(),
             command: Arc::new(command),
@@ -147,7 +157,19 @@ impl ElasticScan {
             left_out: false,
             room: Arc::default(),
             spilled: Vec::new(),
+            collection,
         }
+    }
+
+    /// Begins a scan of a collection that is not sharded.
+    pub(crate) fn at_home(
+        router: &Arc<Router>,
+        command: ScanCommand,
+        primary: &ShardId,
+    ) -> Result<ElasticScan, Error> {
+        let home = home(primary)?;
+        let everything = RangeSet::of([home.whole()]);
+        Ok(Self::new(router, command, home, everything))
     }
 
     pub(crate) fn leaving_out(mut self, may_leave_out: bool) -> ElasticScan {
@@ -200,6 +222,7 @@ impl ElasticScan {
     ) -> Result<(), Failure> {
         let reported = Reported::read(answered.reply.document(), &answered.shard)?;
         self.note_time(answered.reply.document());
+        self.collection = self.collection.or(reported.uuid);
         if reported.cursor != 0 && !is_alike {
             let namespace = self.command.namespace.as_str();
             kill_cursor(&*answered.member, namespace, reported.cursor).await;

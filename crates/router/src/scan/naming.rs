@@ -1,9 +1,11 @@
 //! A question in the words of a request: which ranges, and by what they were routed.
 //!
 //! ```text
+//!   databaseVersion, uuid                   the whole of a collection that is not sharded (`at_home.rs`)
 //!   shardVersion                            as in the base placement
 //!   shardVersion, without: [min, max, ..]   what the shard owns by that version, but for these
-//!   ranges: [min, max, ..], uuid            these
+//!   ranges: [min, max, ..], uuid, version   these; of the version only the incarnation matters, which
+//!                                           says how many fields bounds have
 //! ```
 //!
 //! Of a moment of the past a shard is first asked by the base version, so that somebody tells if the base does not know
@@ -14,7 +16,9 @@
 //! for.
 
 use super::asking::{Answered, Ask, Asker, append_ranges, binary};
+use crate::config::Database;
 use crate::failure::{Failure, Stale};
+use crate::request::stamp_version;
 use cluster::cache::Placement;
 use cluster::scan::{Asked, Limits, Naming, Question, naming};
 use model::bson::{DocWriter, ValueRef};
@@ -28,6 +32,8 @@ pub(super) enum Words {
         version: PlacementVersion,
         without: RangeSet,
     },
+    /// By the version of the database.
+    AtHome(Database),
 }
 
 /// How to put a question, or what comes of it without asking.
@@ -46,6 +52,7 @@ impl Ask {
             not_owned: ranges,
             version,
             cursor: None,
+            collection: None,
             times: Vec::new(),
             bytes_on_cursor: None,
             run: None,
@@ -56,6 +63,9 @@ impl Ask {
 impl Asker {
     /// Finds the words for a question. Few ranges need no look at who owns what.
     pub(super) async fn name(&self, question: &Question) -> Result<Named, Failure> {
+        if self.command.is_at_home {
+            return self.name_home(question).await;
+        }
         let limits = Limits::OF_REQUESTS;
         let ranges = match &question.asked {
             Asked::These(ranges) if !limits.are_few(ranges) => Some(ranges),
@@ -95,28 +105,36 @@ impl Asker {
     /// Says which part of a scan is asked for, and by what it was routed. The part's document stays open.
     pub(super) fn append_part(&self, writer: &mut DocWriter, question: &Question, words: &Words) {
         let version = match (words, &question.asked) {
+            (Words::AtHome(database), _) => {
+                self.append_home(writer, database);
+                return self.append_place(writer, question);
+            }
             (Words::ByVersion { version, .. }, _) => Some(*version),
             (Words::AsAsked, Asked::AsInBase) => Some(self.base.shard_version(&question.shard)),
             (Words::AsAsked, Asked::These(_)) => None,
         };
         if let Some(version) = version {
-            writer.begin_document("shardVersion");
-            version.append_to(writer);
-            writer.end();
+            stamp_version(writer, version);
         }
         writer.begin_document("_terndbScan");
         match (words, &question.asked) {
             (Words::ByVersion { without, .. }, _) => append_ranges(writer, "without", without),
-            (Words::AsAsked, Asked::AsInBase) => {}
+            (Words::AtHome(_), _) | (Words::AsAsked, Asked::AsInBase) => {}
             (Words::AsAsked, Asked::These(ranges)) => {
                 append_ranges(writer, "ranges", ranges);
                 let uuid = ValueRef::Binary {
                     subtype: 4,
                     bytes: &self.base.uuid.0,
                 };
-                writer.append("uuid", uuid);
+                writer.append("uuid", uuid).begin_document("version");
+                self.base.version().append_to(writer);
+                writer.end();
             }
         }
+        self.append_place(writer, question);
+    }
+
+    fn append_place(&self, writer: &mut DocWriter, question: &Question) {
         if let Some(place) = &question.after {
             writer.append("after", binary(place));
         }

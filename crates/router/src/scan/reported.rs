@@ -4,6 +4,7 @@ use cluster::routing::ShardId;
 use cluster::scan::Place;
 use model::bson::{Doc, ValueRef};
 use model::error::{Code, Error};
+use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::version::PlacementVersion;
 
@@ -14,6 +15,8 @@ pub(super) struct Reported {
     pub(super) places: Vec<Place>,
     pub(super) not_owned: RangeSet,
     pub(super) version: Option<PlacementVersion>,
+    /// Of a collection that is not sharded: which it is.
+    pub(super) uuid: Option<Uuid>,
 }
 
 impl Reported {
@@ -27,6 +30,7 @@ impl Reported {
                 places: Vec::new(),
                 not_owned: ranges_of(scan, "notOwned"),
                 version: version(scan),
+                uuid: None,
             });
         };
         let id = match cursor.get("id") {
@@ -50,6 +54,10 @@ impl Reported {
             places: places.collect(),
             not_owned: ranges_of(scan, "notOwned"),
             version: version(scan),
+            uuid: match scan.get("uuid") {
+                Some(ValueRef::Binary { bytes, .. }) => bytes.try_into().ok().map(Uuid),
+                _ => None,
+            },
         })
     }
 }

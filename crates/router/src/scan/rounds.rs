@@ -131,6 +131,7 @@ impl ElasticScan {
             is_hurried: self.may_leave_out,
             bytes_max,
             room: self.room.clone(),
+            collection: self.collection,
         })
     }
 
@@ -240,6 +241,7 @@ impl ElasticScan {
                     self.count_repeat();
                     return Ok(Some(self.did_not_arrive(&question.shard)));
                 };
+                self.collection = self.collection.or(answered.collection);
                 for time in answered.times {
                     self.not_before = self.not_before.max(time);
                 }
@@ -259,7 +261,12 @@ impl ElasticScan {
                 self.scan.name_ranges(stream);
                 Ok(Some(self.did_not_arrive(&question.shard)))
             }
+            Ask::Stale(stale) if self.command.is_at_home => {
+                self.count_repeat();
+                self.settle_home(question, stale).await.map(Some)
+            }
             Ask::Stale(stale) => {
+                let shard = &question.shard;
                 let is_of_this = match &stale {
                     Stale::Collection {
                         wanted: Some(wanted),
@@ -269,17 +276,21 @@ impl ElasticScan {
                     Stale::Database => false,
                 };
                 // ⚑ Who owned what in the past was told by a placement that is too old.
-                if self.command.is_past && !self.begun {
-                    return Err(Failure::Stale(stale));
+                if self.command.is_past {
+                    self.settle_past(&stale).await?;
                 }
                 self.router.routing.note(&self.command.namespace, &stale);
-                if !is_of_this {
+                self.count_repeat();
+                if is_of_this {
+                    // Some of its ranges went, or came: it is asked for those it had.
+                    self.scan.name_ranges(stream);
+                } else if matches!(stale, Stale::Collection { .. }) && self.begun {
+                    self.follow_key(shard).await?;
+                    self.scan.unanswered(stream);
+                } else {
                     return Err(self.killed());
                 }
-                // Some of its ranges went, or came: it is asked for those it had.
-                self.count_repeat();
-                self.scan.name_ranges(stream);
-                Ok(Some(self.did_not_arrive(&question.shard)))
+                Ok(Some(self.did_not_arrive(shard)))
             }
             Ask::Away(reason) => {
                 self.count_repeat();
@@ -337,7 +348,7 @@ impl ElasticScan {
         Ok(())
     }
 
-    fn did_not_arrive(&self, shard: &ShardId) -> Failure {
+    pub(super) fn did_not_arrive(&self, shard: &ShardId) -> Failure {
         Failure::Error(Error::new(
             Code::EXCEEDED_TIME_LIMIT,
             format!(

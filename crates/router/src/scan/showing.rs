@@ -3,18 +3,17 @@
 use super::ElasticScan;
 use cluster::scan::Reached;
 use model::bson::{DocWriter, ValueRef};
+use model::ids::Uuid;
 
 impl ElasticScan {
     pub(super) fn append_streams(&self, cursor: &mut DocWriter) {
         let base = self.scan.base();
-        let uuid = ValueRef::Binary {
-            subtype: 4,
-            bytes: &base.uuid.0,
-        };
-        cursor
-            .begin_document("elasticScan")
-            .append("collectionUUID", uuid)
-            .begin_document("baseVersion");
+        cursor.begin_document("elasticScan");
+        if let Some(Uuid(bytes)) = &self.collection {
+            let uuid = ValueRef::Binary { subtype: 4, bytes };
+            cursor.append("collectionUUID", uuid);
+        }
+        cursor.begin_document("baseVersion");
         base.version().append_to(cursor);
         cursor.end().begin_array("streams");
         for stream in self.scan.streams() {

@@ -149,3 +149,53 @@ fn an_explained_pipeline_of_two_halves_is_not_run() {
         assert_eq!(int(&reply, "code"), Code::TYPE_MISMATCH.0);
     });
 }
+
+/// What one shard sorts or groups is shown as it is run: in halves. What only passes through is not.
+#[test]
+fn halves_of_one_shard_are_shown() {
+    run(async {
+        let one = DocWriter::new().with("k", 15).finish();
+        let group = DocWriter::new().with("_id", "$name").finish();
+        let sort = DocWriter::new().with("rank", 1).finish();
+        let last = [("$group", &group, true), ("$sort", &sort, true)];
+        let last = last.into_iter().chain([("$project", &sort, false)]);
+        for (name, value, is_split) in last {
+            let world = World::new();
+            world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
+            for (first, unsharded) in [(one.as_doc(), false), (Doc::EMPTY, true)] {
+                if unsharded {
+                    world.drop_collection();
+                    let flush = DocWriter::new().with("flushRouterConfig", 1);
+                    world.run(flush.with("$db", "admin").finish()).await;
+                }
+                let stages = pipeline(("$match", first), (name, value.as_doc()));
+                let mut explain = DocWriter::new();
+                explain
+                    .begin_document("explain")
+                    .append("aggregate", "birds")
+                    .append("pipeline", &stages)
+                    .begin_document("cursor")
+                    .end()
+                    .end()
+                    .append("verbosity", "queryPlanner")
+                    .append("$db", "test");
+                let reply = world.run(explain.finish()).await;
+                let parts = reply.as_doc().get_doc("splitPipeline");
+                assert_eq!(parts.is_some(), is_split, "{name}: {reply:?}");
+                if let Some(parts) = parts {
+                    let here = parts.get_array("mergerPart").expect("what is done here");
+                    assert!(here.count() > 0, "{reply:?}");
+                }
+                assert_eq!(
+                    reply
+                        .as_doc()
+                        .get_doc("shards")
+                        .expect("shards")
+                        .iter()
+                        .count(),
+                    1
+                );
+            }
+        }
+    });
+}

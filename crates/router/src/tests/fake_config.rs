@@ -1,13 +1,15 @@
 //! A config server that is a value: it knows who owns which keys of `test.birds`, and counts what it is asked.
 
+use super::refined;
 use super::world::version;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::error::{Code, Error};
 use model::time::ClusterTime;
+use model::version::DatabaseVersion;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 use wire::{BoxFuture, CallError, Endpoint, Reply, Request};
 
@@ -30,6 +32,12 @@ pub(super) struct FakeConfig {
     pub(super) gate: Mutex<Option<Arc<Semaphore>>>,
     pub(super) fails: AtomicUsize,
     pub(super) ddl: Mutex<FakeDdl>,
+    /// The shard key has another field (`refined.rs`).
+    pub(super) is_refined: AtomicBool,
+    /// The collection was made anew.
+    pub(super) is_another: AtomicBool,
+    /// The primary of the one database.
+    pub(super) database: Mutex<(&'static str, DatabaseVersion)>,
 }
 
 /// Commands that change the catalog: each is carried out once, and what it was answered is known by its id.
@@ -136,12 +144,19 @@ impl FakeConfig {
             "uuid",
             ValueRef::Binary {
                 subtype: 4,
-                bytes: &[1; 16],
+                bytes: match self.is_another.load(Ordering::SeqCst) {
+                    true => &[9; 16],
+                    false => &[1; 16],
+                },
             },
         );
-        writer.begin_document("key").append("k", 1).end();
-        writer.begin_document("version");
-        version(highest).append_to(&mut writer);
+        let is_refined = self.is_refined.load(Ordering::SeqCst);
+        writer.begin_document("key").append("k", 1);
+        if is_refined {
+            writer.append("l", 1);
+        }
+        writer.end().begin_document("version");
+        refined::version(is_refined, highest).append_to(&mut writer);
         writer
             .end()
             .append("incremental", false)
@@ -150,9 +165,15 @@ impl FakeConfig {
             writer.push_document();
             writer.begin_document("min");
             bound(&mut writer, chunk.min, ValueRef::MinKey);
+            if is_refined {
+                writer.append("l", ValueRef::MinKey);
+            }
             writer.end().begin_document("max");
             let next = chunks.get(at + 1).and_then(|next| next.min);
             bound(&mut writer, next, ValueRef::MaxKey);
+            if is_refined {
+                writer.append("l", next.map_or(ValueRef::MaxKey, |_| ValueRef::MinKey));
+            }
             writer
                 .end()
                 .append("shard", chunk.shard)
@@ -211,12 +232,10 @@ impl Endpoint for FakeConfig {
                     Ok(Reply::from_writer(writer))
                 }
                 "_configsvrGetDatabase" | "_configsvrCreateDatabase" => {
-                    let mut writer = Reply::writer().with("primary", "a");
+                    let (primary, version) = *self.database.lock();
+                    let mut writer = Reply::writer().with("primary", primary);
                     writer.begin_document("version");
-                    let uuid = model::ids::Uuid([3; 16]);
-                    let made = ClusterTime::new(4, 1);
-                    model::version::DatabaseVersion::new_database(uuid, made)
-                        .append_to(&mut writer);
+                    version.append_to(&mut writer);
                     writer.end().append("ok", 1.0);
                     Ok(Reply::from_writer(writer))
                 }

@@ -1,6 +1,7 @@
 //! A router over a scripted cluster: stale answers, lost replies, merges.
 
 mod apart;
+mod at_home;
 mod change_streams;
 mod ddl;
 mod explain;
@@ -9,7 +10,9 @@ mod left_out;
 mod many_ranges;
 mod operations;
 mod partials;
+mod past;
 mod process;
+mod refined;
 mod scans;
 mod targeting;
 mod world;

@@ -18,7 +18,7 @@ pub(super) fn batch(reply: &DocBuf) -> (Vec<i32>, i64) {
     }
 }
 
-fn more(id: i64) -> DocBuf {
+pub(super) fn more(id: i64) -> DocBuf {
     DocWriter::new()
         .with("getMore", id)
         .with("collection", "birds")
@@ -28,7 +28,7 @@ fn more(id: i64) -> DocBuf {
 }
 
 /// Reads a cursor to its end; between two batches something happens.
-async fn read(world: &World, first: DocBuf, mut between: impl FnMut(usize)) -> Vec<i32> {
+pub(super) async fn read(world: &World, first: DocBuf, mut between: impl FnMut(usize)) -> Vec<i32> {
     let (mut found, mut id) = batch(&world.run(first).await);
     for round in 0.. {
         if id == 0 {
@@ -43,14 +43,14 @@ async fn read(world: &World, first: DocBuf, mut between: impl FnMut(usize)) -> V
     found
 }
 
-async fn full_world() -> World {
+pub(super) async fn full_world() -> World {
     let world = World::new();
     world.insert(&(0..30).collect::<Vec<_>>(), plain).await;
     world
 }
 
 /// The range in the middle goes round: to c, to a, back to b, and so on.
-fn go_round(world: &World) -> impl FnMut(usize) + '_ {
+pub(super) fn go_round(world: &World) -> impl FnMut(usize) + '_ {
     let way = ["b", "c", "a"];
     let mut at = 0;
     move |_| {
@@ -60,7 +60,7 @@ fn go_round(world: &World) -> impl FnMut(usize) + '_ {
     }
 }
 
-fn by_rank() -> DocBuf {
+pub(super) fn by_rank() -> DocBuf {
     DocWriter::new().with("rank", 1).finish()
 }
 
@@ -152,7 +152,7 @@ fn a_scan_of_one_shard_follows_its_range() {
     });
 }
 
-fn range(from: i32, to: i32) -> DocBuf {
+pub(super) fn range(from: i32, to: i32) -> DocBuf {
     DocWriter::new().with("$gte", from).with("$lt", to).finish()
 }
 
@@ -411,7 +411,7 @@ async fn until(holds: impl Fn() -> bool) {
 }
 
 /// The token of a reply.
-fn token(reply: &DocBuf) -> DocBuf {
+pub(super) fn token(reply: &DocBuf) -> DocBuf {
     let cursor = reply.as_doc().get_doc("cursor").expect("a cursor");
     let token = cursor.get_doc("postBatchResumeToken").expect("a token");
     token.to_owned()
@@ -491,7 +491,7 @@ fn a_token_goes_on_with_its_own_query_only() {
     });
 }
 
-fn with_snapshot(mut find: DocWriter) -> DocWriter {
+pub(super) fn with_snapshot(mut find: DocWriter) -> DocWriter {
     find.begin_document("readConcern")
         .append("level", "snapshot")
         .append("atClusterTime", ClusterTime::new(100, 1))
@@ -735,5 +735,7 @@ fn cursors_are_shown_with_their_streams() {
         assert!(shown.contains("baseVersion: {"), "{shown}");
         assert!(shown.contains("position: "), "{shown}");
         assert!(shown.contains("shard: \"c\", virtual: true"), "{shown}");
+        let opened_by = "originatingCommand: {find: \"birds\", $db: \"test\", batchSize: 3}";
+        assert!(shown.contains(opened_by), "{shown}");
     });
 }

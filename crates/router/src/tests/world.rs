@@ -3,6 +3,7 @@
 //! The shards hold documents of one collection, `test.birds`, sharded by `{k: 1}`, check versions as
 //! real ones do, and write down what they are asked. Faults are put in their way by hand.
 
+use super::at_home::{self, Home};
 use super::fake_config::{Chunk, FakeConfig};
 use crate::{Connect, Router, RouterHandler, RouterOptions};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
@@ -57,14 +58,16 @@ pub(super) enum Fault {
     Deposed,
     /// The shard does not know any more whether it has carried it out.
     Forgotten,
+    /// It refuses, for this reason.
+    Says(Error),
 }
 
 pub(super) struct FakeShard {
     pub(super) name: &'static str,
     pub(super) major: Mutex<u32>,
-    documents: Mutex<Vec<DocBuf>>,
+    pub(super) documents: Mutex<Vec<DocBuf>>,
     /// From which key on, and up to which.
-    owned: Mutex<Vec<(i32, i32)>>,
+    pub(super) owned: Mutex<Vec<(i32, i32)>>,
     pub(super) cursors: Mutex<HashMap<i64, VecDeque<DocBuf>>>,
     pub(super) faults: Mutex<VecDeque<Fault>>,
     /// Once, at this many requests for more.
@@ -76,6 +79,10 @@ pub(super) struct FakeShard {
     pub(super) given_up: Arc<AtomicUsize>,
     /// It is like a shard in another process.
     pub(super) is_elsewhere: AtomicBool,
+    /// The shard key has another field (`refined.rs`).
+    pub(super) is_refined: AtomicBool,
+    /// The collection is not sharded (`at_home.rs`).
+    pub(super) home: Mutex<Option<Home>>,
 }
 
 /// Counts when it is dropped.
@@ -89,14 +96,14 @@ impl Drop for GivenUp {
 
 impl FakeShard {
     fn stale(&self, received: Option<PlacementVersion>) -> Option<Error> {
-        let wanted = version(*self.major.lock());
+        let wanted = self.version();
         if received == Some(wanted) {
             return None;
         }
         Some(self.stale_error(wanted))
     }
 
-    fn stale_error(&self, wanted: PlacementVersion) -> Error {
+    pub(super) fn stale_error(&self, wanted: PlacementVersion) -> Error {
         let mut details = DocWriter::new().with("ns", "test.birds");
         details.begin_document("vWanted");
         wanted.append_to(&mut details);
@@ -117,7 +124,7 @@ impl FakeShard {
         }
         let here = asked.intersection(&owned);
         let documents = self.documents.lock();
-        let keys = documents.iter().map(|doc| encoded(key(doc.as_doc())));
+        let keys = documents.iter().map(|doc| self.key_of(doc.as_doc()));
         let changed = keys.filter(|key| here.contains(key)).count() as i32;
         let mut writer = Reply::writer()
             .with("n", changed)
@@ -128,7 +135,7 @@ impl FakeShard {
             writer.push_document();
             crate::scan::append_ranges(&mut writer, "ranges", &left);
             writer.end().end().begin_document("version");
-            version(*self.major.lock()).append_to(&mut writer);
+            self.version().append_to(&mut writer);
             writer.end().end();
         }
         Reply::from_writer(writer.with("ok", 1.0))
@@ -157,7 +164,7 @@ impl FakeShard {
                 let mut writer = Reply::writer().with("n", n);
                 if let Some(at) = stale {
                     let ordered = body.get("ordered") != Some(ValueRef::Boolean(false));
-                    let error = self.stale_error(version(*self.major.lock()));
+                    let error = self.stale_error(self.version());
                     writer.begin_array("writeErrors");
                     let last = if ordered { at + 1 } else { sequence.len() };
                     for at in at..last {
@@ -176,11 +183,18 @@ impl FakeShard {
             // Of pipelines only how they are asked for.
             "find" | "aggregate" => {
                 let part = body.get_doc("_terndbScan").unwrap_or(Doc::EMPTY);
+                if let Some(error) = self.other_words(part) {
+                    return Reply::error(&error);
+                }
                 let asked = part.get_array("ranges").map(|_| {
                     let bounds = crate::scan::ranges_of(part, "ranges");
                     (bounds.difference(&self.ranges()), bounds)
                 });
-                if let (None, Some(error)) = (&asked, self.stale(received)) {
+                let refused = match &*self.home.lock() {
+                    Some(home) => home.refuse(body),
+                    None => self.stale(received).filter(|_| asked.is_none()),
+                };
+                if let Some(error) = refused {
                     return Reply::error(&error);
                 }
                 let context = QueryContext::new(0);
@@ -190,10 +204,10 @@ impl FakeShard {
                 found.retain(|doc| filter.matches(doc.as_doc()).expect("matches"));
                 if let Some((_, asked)) = &asked {
                     let owned = asked.intersection(&self.ranges());
-                    found.retain(|doc| owned.contains(&encoded(key(doc.as_doc()))));
+                    found.retain(|doc| owned.contains(&self.key_of(doc.as_doc())));
                 }
                 let without = crate::scan::ranges_of(part, "without");
-                found.retain(|doc| !without.contains(&encoded(key(doc.as_doc()))));
+                found.retain(|doc| !without.contains(&self.key_of(doc.as_doc())));
                 let by_key = DocWriter::new().with("k", 1).finish();
                 let sort = body.get_doc("sort").unwrap_or(by_key.as_doc());
                 let sort = SortPattern::parse(sort).expect("a sort");
@@ -206,7 +220,10 @@ impl FakeShard {
                 if let Some(limit) = crate::find::whole(body.get("limit")).filter(|n| *n > 0) {
                     found.truncate(limit as usize);
                 }
-                assert!(body.get("skip").is_none(), "skipping is the router's");
+                if let Some(skip) = crate::find::whole(body.get("skip")).filter(|n| *n > 0) {
+                    assert!(self.home.lock().is_some(), "skipping is the router's");
+                    found.drain(..found.len().min(skip as usize));
+                }
                 let not_owned = asked.map(|(not_owned, _)| not_owned);
                 self.batch("firstBatch", found.into(), body, not_owned)
             }
@@ -251,12 +268,12 @@ impl FakeShard {
                     Some(asked) => {
                         let owned = asked.intersection(&self.ranges());
                         let documents = self.documents.lock();
-                        let keys = documents.iter().map(|doc| encoded(key(doc.as_doc())));
+                        let keys = documents.iter().map(|doc| self.key_of(doc.as_doc()));
                         writer.begin_document("scan");
                         let not_owned = asked.difference(&owned);
                         crate::scan::append_ranges(&mut writer, "notOwned", &not_owned);
                         writer.begin_document("version");
-                        version(*self.major.lock()).append_to(&mut writer);
+                        self.version().append_to(&mut writer);
                         writer.end().end();
                         keys.filter(|key| owned.contains(key)).count()
                     }
@@ -306,7 +323,7 @@ impl FakeShard {
 
     fn ranges(&self) -> RangeSet {
         let owned = self.owned.lock();
-        let bound = |key| KeyBound::new(&encoded(key));
+        let bound = |key| self.bound(&KeyBound::new(&encoded(key)));
         RangeSet::of(
             owned
                 .iter()
@@ -347,6 +364,10 @@ impl FakeShard {
             if let Some(place) = place {
                 writer.append("place", binary(place));
             }
+            if let Some(home) = &*self.home.lock() {
+                let bytes = home.uuid.as_slice();
+                writer.append("uuid", ValueRef::Binary { subtype: 4, bytes });
+            }
             writer.begin_array("places");
             for place in &places {
                 writer.push(binary(place));
@@ -357,7 +378,7 @@ impl FakeShard {
                 writer.push(binary(range.max.as_bytes()));
             }
             writer.end().begin_document("version");
-            version(*self.major.lock()).append_to(&mut writer);
+            self.version().append_to(&mut writer);
             writer.end().end();
         }
         writer.append("id", id).append("ns", "test.birds").end();
@@ -370,7 +391,7 @@ impl FakeShard {
 }
 
 /// The shard key `{k: key}`; the ends of `i32` stand for those of all keys.
-fn encoded(key: i32) -> Vec<u8> {
+pub(super) fn encoded(key: i32) -> Vec<u8> {
     let pattern = DocWriter::new().with("k", 1).finish();
     let pattern = ShardKeyPattern::parse(pattern.as_doc()).expect("a pattern");
     match key {
@@ -439,6 +460,7 @@ impl Endpoint for FakeShard {
                 later.append_to(&mut writer);
                 Ok(Reply::from_writer(writer.with("ok", 1.0)))
             }
+            Some(Fault::Says(error)) => Ok(Reply::error(&error)),
             Some(Fault::None | Fault::Silence) | None => Ok(self.answer(&request, None)),
         };
         Box::pin(async move { answered })
@@ -492,6 +514,8 @@ impl World {
                     time: Mutex::default(),
                     given_up: Arc::default(),
                     is_elsewhere: AtomicBool::new(false),
+                    is_refined: AtomicBool::new(false),
+                    home: Mutex::default(),
                 };
                 (*name, Arc::new(shard))
             })
@@ -533,6 +557,8 @@ impl World {
                 time: Mutex::default(),
                 given_up: Arc::default(),
                 is_elsewhere: AtomicBool::new(false),
+                is_refined: AtomicBool::new(false),
+                home: Mutex::default(),
             };
             (name, Arc::new(shard))
         });
@@ -573,6 +599,9 @@ impl World {
             gate: Mutex::default(),
             fails: AtomicUsize::new(0),
             ddl: Mutex::default(),
+            is_refined: AtomicBool::new(false),
+            is_another: AtomicBool::new(false),
+            database: Mutex::new(("a", at_home::version(1))),
         });
         let scratch = tempfile::tempdir().expect("a directory");
         World {

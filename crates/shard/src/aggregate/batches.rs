@@ -146,6 +146,7 @@ impl BatchSource for PipelineSource {
                 0 => (self.part.as_ref()).and_then(|part| part.after.clone()),
                 _ => Some(scan.place(true, outputs)),
             };
+            scan.append_uuid(writer);
             if let Some(place) = place {
                 let bytes = place.encode();
                 let bytes = ValueRef::Binary {

@@ -140,10 +140,14 @@ impl Environment for ShardEnvironment {
     }
 
     fn scan(&self, request: ScanRequest) -> Result<Box<dyn Source>, Error> {
-        let Some(collection) = self.shard.readable(&request.namespace) else {
+        let found = self.shard.readable(&request.namespace);
+        let part = self.part.lock().take();
+        if let Some(part) = &part {
+            part.check_collection(found.as_deref())?;
+        }
+        let Some(collection) = found else {
             return Ok(Box::new(Documents::new(Vec::new())));
         };
-        let part = self.part.lock().take();
         let is_main = part.is_some();
         let query = Query {
             part,

@@ -83,6 +83,9 @@ pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
     let shard = invocation.shard;
     let at = command.query.at;
     let found = shard.readable(&namespace);
+    if let Some(part) = &part {
+        part.check_collection(found.as_deref())?;
+    }
     if let Some(part) = &part
         && part.is_elsewhere(found.as_deref())
     {

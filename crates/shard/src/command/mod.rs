@@ -53,6 +53,7 @@ use crate::catalog::Collection;
 use crate::latency;
 use crate::migration;
 use crate::operation::Operation;
+use crate::read::ScanPart;
 use crate::session::{Retryable, SessionId};
 use crate::sharding::{self, CheckedRoute, Routed};
 use arguments::Argument;
@@ -416,6 +417,7 @@ async fn answer(
         route,
         stale,
     };
+    let mut has_asked = false;
     let answer = loop {
         let answer = match apart::may_compute_long(request) {
             true => apart::run_apart(&invocation),
@@ -433,7 +435,13 @@ async fn answer(
             Some(namespace) if only_reads(request) => {
                 Box::pin(shard.await_readable(&namespace, operation)).await?;
             }
-            _ => break answer,
+            _ => match newer_key(request, &answer) {
+                Some(routed) if !has_asked => {
+                    has_asked = true;
+                    Box::pin(shard.refresh_for(request, &routed)).await;
+                }
+                _ => break answer,
+            },
         }
     };
     let answer = shard.if_unbroken(state, request, answer);
@@ -456,6 +464,17 @@ async fn answer(
 fn is_of_config(command: &str) -> bool {
     let on_indexes = ["createIndexes", "dropIndexes", "collMod"];
     command.starts_with("_terndb") || on_indexes.contains(&command)
+}
+
+/// The version by which a part of a scan names its ranges, if it was refused: its shard key may be newer than the one
+/// that is known here.
+fn newer_key(request: &Request, answer: &Answer) -> Option<Routed> {
+    let refused = answer.as_ref().err()?;
+    if refused.code != Code::STALE_CONFIG {
+        return None;
+    }
+    let part = ScanPart::read(request.body()).ok()??;
+    part.version.map(Routed::by)
 }
 
 /// Compares versions, and once again if what is known here could be refreshed.

@@ -2,8 +2,8 @@
 //! before it must be bound to one value each.
 //!
 //! What an index holds is not quite what documents hold: null stands for a
-//! missing field, undefined for an empty array. MongoDB answers `distinct` from
-//! an index in the same way.
+//! missing field, undefined for an empty array, and an array within an array for its elements, on dotted paths
+//! too. MongoDB answers `distinct` from an index in the same way.
 
 use super::part::Mark;
 use super::scan::{Item, Scan, Space, Stepped};
@@ -38,6 +38,10 @@ impl DistinctScan {
         if query.at.is_some() || collection.may_hold_orphans() {
             return None;
         }
+        // A number may be a place in an array: MongoDB looks at documents then.
+        if (path.components().iter()).any(|component| component.index().is_some()) {
+            return None;
+        }
         let everything = query.filter.is_everything();
         collection.indexes.iter().find_map(|index| {
             let definition = &index.definition;
@@ -49,11 +53,10 @@ impl DistinctScan {
                 && (!definition.sparse || everything && definition.fields.len() == 1)
                 && definition.partial.is_none()
                 && definition.fields[field].kind != FieldKind::Hashed;
-            // A document that passes through an array would be asked as a whole.
-            let dotted = path.components().len() > 1;
             let multikey = index.multikey_paths();
             let has_arrays = !multikey.field(field).is_empty();
-            if !usable || has_arrays && (dotted || field > 0 || !everything) {
+            // A document whose array passes has values that do not.
+            if !usable || has_arrays && (field > 0 || !everything) {
                 return None;
             }
             let view = IndexView {

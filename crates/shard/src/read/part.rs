@@ -1,17 +1,19 @@
 //! A part of a scan over several shards: what a router asks of this one.
 //!
 //! ```text
-//!   _terndbScan: {ranges: [min, max, ..], uuid, without: [min, max, ..], after: place, places: bool,
+//!   _terndbScan: {ranges: [min, max, ..], uuid, version: {e, t, v}, without: [min, max, ..], after: place, places: bool,
 //!                 goesOn: bool, bytes: long}
 //!     ranges   encoded bounds as binary; absent: what the request's version says
-//!     uuid     the collection that is scanned, given with ranges
+//!     uuid     the collection that is scanned, given with ranges, and with places in one that is not sharded
+//!     version  whose incarnation says by which shard key ranges are named
 //!     without  of what the version says, others answer for these
 //!     after    where an earlier batch ended, here or on another shard
 //!     places   a place is wanted for each document
 //!     goesOn   the scan has begun, here or elsewhere: what it began with was there then
 //!     bytes    what the batch may weigh, unless its first document weighs more; in a `getMore`, too
 //!
-//!   scan: {place, places, notOwned: [min, max, ..], version: {e, t, v}, skipped}      in the answer
+//!   scan: {place, places, notOwned: [min, max, ..], version: {e, t, v}, uuid, skipped}      in the answer
+//!     uuid     of a collection that is not sharded
 //! ```
 //!
 //! Nothing is kept here that matters: a cursor is a warm copy of what `after` says. A *place* is
@@ -32,6 +34,11 @@
 //! A part is answered from one snapshot, for whole ranges: those that are not owned in that snapshot
 //! are named, and nothing of them is shown. While the ranges of a collection change, an execution of
 //! a part ends; the router asks again, by place.
+//!
+//! ⚑ Ranges are compared with keys of the length that their bounds have. So a part that names ranges by another
+//! incarnation than the one of its snapshot is refused as stale (`StaleConfig`); a primary that knows less than the
+//! router asks the config server first. Routers of an earlier version do not say which one they mean: their scans end with
+//! a refined key.
 
 use super::append_ranges;
 use crate::catalog::Collection;
@@ -39,6 +46,7 @@ use model::bson::{Array, Doc, DocWriter, ValueRef};
 use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
+use model::version::PlacementVersion;
 use model::{Code, Error};
 use std::sync::Arc;
 
@@ -49,6 +57,8 @@ const VERSION: u8 = 1;
 pub(crate) struct ScanPart {
     pub(crate) ranges: Option<RangeSet>,
     pub(crate) uuid: Option<Uuid>,
+    /// By which ranges are named.
+    pub(crate) version: Option<PlacementVersion>,
     /// Where no ranges are named: what is owned and not asked for.
     pub(crate) without: RangeSet,
     pub(crate) after: Option<Place>,
@@ -76,6 +86,9 @@ impl ScanPart {
                 ("uuid", ValueRef::Binary { bytes, .. }) => {
                     let bytes = bytes.try_into().map_err(|_| malformed("uuid"))?;
                     part.uuid = Some(Uuid(bytes));
+                }
+                ("version", ValueRef::Document(version)) => {
+                    part.version = Some(PlacementVersion::from_document(version)?);
                 }
                 ("without", ValueRef::Array(bounds)) => part.without = ranges_of(bounds)?,
                 ("after", ValueRef::Binary { bytes, .. }) => {
@@ -118,12 +131,33 @@ impl ScanPart {
         }
     }
 
+    /// The version by which ranges are named, if it is of another incarnation than this one.
+    pub(crate) fn of_another_life(&self, known: PlacementVersion) -> Option<PlacementVersion> {
+        let named_by = self.ranges.as_ref().and(self.version);
+        named_by.filter(|version| version.incarnation != known.incarnation)
+    }
+
     /// Whether nothing of what is asked for can be here: it is another collection, or none
     /// of a cluster.
     pub(crate) fn is_elsewhere(&self, collection: Option<&Collection>) -> bool {
         let known = collection.filter(|known| known.is_sharded());
         let same = known.is_some_and(|known| self.uuid.is_none_or(|uuid| uuid == known.uuid));
         self.ranges.is_some() && !same
+    }
+
+    /// ⚑ The error for a part that goes on in a collection that is not sharded, where another one, or none, has its
+    /// name by now.
+    pub(crate) fn check_collection(&self, found: Option<&Collection>) -> Result<(), Error> {
+        let Some(Uuid(uuid)) = self.uuid.filter(|_| self.ranges.is_none()) else {
+            return Ok(());
+        };
+        match found {
+            Some(found) if found.uuid.0 == uuid => Ok(()),
+            _ => Err(Error::new(
+                Code::QUERY_PLAN_KILLED,
+                "the collection that a scan has begun with was dropped or renamed",
+            )),
+        }
     }
 
     /// Says that nothing of it is here.

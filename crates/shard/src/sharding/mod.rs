@@ -80,5 +80,5 @@ pub(crate) use transition::Expectation;
 pub(crate) use transition::{
     Applied, OwnershipChange, StateChange, StateWrite, TimePlace, Transition,
 };
-pub(crate) use version_check::{CheckedRoute, Routed, not_owned};
+pub(crate) use version_check::{CheckedRoute, Routed, not_owned, stale_config};
 pub(crate) use waiting::{is_to_be_read_again, read_again};

@@ -157,9 +157,14 @@ impl Ownership {
         self.unsharded && self.owned.is_empty() && self.moving.receiving.is_empty()
     }
 
-    /// Whether a document that is stored here must not be seen.
+    /// Whether a document that is stored here, or was, must not be seen. ⚑ Before the key was refined nobody minded
+    /// arrays in the fields that came to it: reads of that time see them.
     pub(crate) fn hides(&self, document: Doc<'_>) -> bool {
-        self.orphans && !self.owns(document)
+        self.orphans
+            && match self.unsharded {
+                true => !self.owns(document),
+                false => !self.owned.contains(&self.pattern.key_of_before(document)),
+            }
     }
 
     /// Whether writes of a document have to wait.

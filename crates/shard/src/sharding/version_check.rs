@@ -77,6 +77,14 @@ impl Routed {
 }
 
 impl Routed {
+    /// By this version of a sharded collection.
+    pub(crate) fn by(version: PlacementVersion) -> Routed {
+        Routed {
+            shard: Some(version),
+            ..Routed::default()
+        }
+    }
+
     pub(super) fn shard(&self) -> Option<PlacementVersion> {
         self.shard
     }
@@ -294,7 +302,8 @@ pub(crate) fn not_owned(
     stale_config(sharding, namespace, received, Some(ownership.placement))
 }
 
-fn stale_config(
+/// The error for a request that was routed by another version than the one that is known here.
+pub(crate) fn stale_config(
     sharding: &ShardingState,
     namespace: &Namespace,
     received: PlacementVersion,

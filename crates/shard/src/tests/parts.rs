@@ -489,3 +489,54 @@ async fn places_count_as_part_of_the_reply() {
     assert!(bytes > 15 << 20, "{bytes} bytes are no full batch");
     assert!(bytes <= 16 << 20, "{bytes} bytes do not fit");
 }
+
+/// ⚑ Places in a collection that is not sharded are gone on with in that collection: another one that has taken its name
+/// has other documents there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_that_is_not_sharded_is_told_by_its_uuid() {
+    let server = TestShard::open().await;
+    for command in [
+        "find: 'c', batchSize: 4",
+        "find: 'c', sort: {x: -1}, batchSize: 4",
+        "aggregate: 'c', pipeline: [], cursor: {batchSize: 4}, fromMongos: true, needsMerge: true",
+    ] {
+        let documents: Vec<String> = (0..9).map(|id| format!("{{_id: {id}, x: {id}}}")).collect();
+        let insert = format!("{{insert: 'c', documents: [{}]}}", documents.join(", "));
+        server.check(&format!("{insert} => {{n: 9}}")).await;
+        let first = server
+            .run("test", &format!("{{{command}, _terndbScan: {{}}}}"))
+            .await;
+        let cursor = get(&first, "cursor").expect("a cursor");
+        let scan = cursor.get("scan").expect("where it stands");
+        let told = |name| {
+            print(
+                scan.get(name)
+                    .unwrap_or_else(|| panic!("{name} of {command}")),
+            )
+        };
+        let part = |uuid: &str| {
+            let place = told("place");
+            format!("{{{command}, _terndbScan: {{uuid: {uuid}, after: {place}, goesOn: true}}}}")
+        };
+        let own = part(&told("uuid"));
+        let ids = |reply: &differential::value::Fields| -> Vec<Value> {
+            let cursor = get(reply, "cursor").expect("a cursor");
+            let batch = cursor.get("firstBatch").and_then(Value::as_array);
+            batch.expect("a batch").iter().map(id_of).collect()
+        };
+        let next = ids(&server.run("test", &own).await);
+        assert!(next.iter().all(|id| !ids(&first).contains(id)), "{command}");
+        assert_eq!(next.len(), 4, "{command}");
+        server
+            .check(&format!(
+                "{} => 175
+                 {{drop: 'c'}} => {{}}
+                 {own} => 175
+                 {insert} => {{n: 9}}
+                 {own} => 175
+                 {{drop: 'c'}} => {{}}",
+                part(UUID)
+            ))
+            .await;
+    }
+}

@@ -201,6 +201,79 @@ async fn a_refined_key_keeps_the_ranges() {
         .await;
 }
 
+/// The key {x: 1} with another field, as the config server tells of it.
+fn refined() -> (&'static str, String) {
+    let other =
+        "{e: ObjectId(\"00000000000000000000000c\"), t: Timestamp(9, 0), v: Timestamp(1, 1)}";
+    let told = format!(
+        "{{sharded: true, uuid: {UUID}, key: {{x: 1, y: 1}}, unique: false, version: {other}, more: false, ok: 1.0,
+           chunks: [{{min: {{x: MinKey, y: MinKey}}, max: {{x: 10, y: MinKey}}, shard: 'shard0', lastmod: Timestamp(1, 0)}},
+                    {{min: {{x: 10, y: MinKey}}, max: {{x: MaxKey, y: MaxKey}}, shard: 'shard1', lastmod: Timestamp(1, 1)}}]}}"
+    );
+    (other, told)
+}
+
+/// ⚑ Bounds of a longer key mean nothing to a shard that has the shorter one: the document with x = 5 would lie before
+/// (5, MinKey). It asks first. Bounds of the shorter one are refused from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_are_taken_in_the_words_of_one_key() {
+    let (other, told) = refined();
+    let (shard, config) = joined(LOW, &[&told]).await;
+    let part = |bounds: [&str; 2], version: &str| {
+        let [min, max] = bounds.map(|bound| format!("Binary(0, \"{bound}\")"));
+        format!("_terndbScan: {{ranges: [{min}, {max}], uuid: {UUID}, version: {version}}}")
+    };
+    // From 5 to 10.
+    let brief = part(["210a", "2114"], &version(1, 0));
+    let long = part(["210a04", "211404"], other);
+    let found = "{cursor: {firstBatch: [{_id: 1}, {_id: 2}], scan: {notOwned: []}}}";
+    shard
+        .check(&format!(
+            "{{insert: 'c', documents: [{{_id: 0, x: 4}}, {{_id: 1, x: 5}}, {{_id: 2, x: 9, y: 3}}]}} => {{n: 3}}
+             {{find: 'c', {brief}}} => {found}"
+        ))
+        .await;
+    assert_eq!(config.asked(), 0);
+    shard
+        .check(&format!("{{find: 'c', {long}}} => {found}"))
+        .await;
+    assert_eq!(config.asked(), 1);
+    shard
+        .check(&format!(
+            "{{find: 'c', {brief}}} => 13388
+             {{count: 'c', query: {{x: {{$gt: 0}}}}, {brief}}} => 13388
+             {{distinct: 'c', key: 'x', {brief}}} => 13388
+             {{aggregate: 'c', pipeline: [], cursor: {{}}, {brief}}} => 13388
+             {{count: 'c', {long}}} => {{n: 2}}
+             {{distinct: 'c', key: 'x', {long}}} => {{values: [5, 9]}}
+             {{aggregate: 'c', pipeline: [], cursor: {{}}, {long}}} => {found}"
+        ))
+        .await;
+}
+
+/// ⚑ What had an array in a field that the key was refined by later is shown at a time before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refined_key_hides_nothing_of_the_past() {
+    let (other, told) = refined();
+    let (shard, _) = joined(LOW, &[&told]).await;
+    shard
+        .check("{insert: 'c', documents: [{_id: 1, x: 5, y: [1, 2]}, {_id: 2, x: 5}]} => {n: 2}")
+        .await;
+    let time = shard.shard.store.applied_time();
+    let at = format!(
+        "readConcern: {{level: 'snapshot', atClusterTime: Timestamp({}, {})}}",
+        time.seconds(),
+        time.increment()
+    );
+    shard
+        .check(&format!(
+            "{{update: 'c', updates: [{{q: {{_id: 1, x: 5}}, u: {{$set: {{y: 3}}}}}}]}} => {{n: 1}}
+             {{find: 'c', shardVersion: {other}}} => {{cursor: {{firstBatch: [{{_id: 1, y: 3}}, {{_id: 2}}]}}}}
+             {{find: 'c', {at}}} => {{cursor: {{firstBatch: [{{_id: 1, y: [1, 2]}}, {{_id: 2}}]}}}}"
+        ))
+        .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_config_server_that_is_away_leaves_things_as_they_are() {
     let refused = "{ok: 0.0, code: 91, errmsg: 'away'}";

@@ -54,6 +54,12 @@ pub(super) enum Event {
         id: u32,
         position: u8,
     },
+    /// The shard key gets another field; no shard has heard of it yet.
+    Refine,
+    /// A shard hears of it.
+    Tell {
+        shard: usize,
+    },
     /// A question gets lost.
     Forget,
     /// The scan goes on elsewhere, from its token.
@@ -71,6 +77,8 @@ pub(super) enum Broken {
     Window,
     /// Of a merged chunk is known since when all of it is where it is.
     ForgetfulMerges,
+    /// A shard takes ranges for whatever it would mean by them.
+    AnyWords,
 }
 
 /// How answers come.
@@ -91,6 +99,8 @@ enum Served {
     Batch(Batch<u32>),
     /// The shard has another version.
     Stale,
+    /// Of another incarnation.
+    OtherKey,
     /// It is too long.
     TooLong,
 }
@@ -99,9 +109,8 @@ enum Served {
 #[derive(Clone)]
 pub(super) struct Run {
     pub(super) world: World,
-    base: RoutingTable,
     /// What the config server holds, with its history.
-    table: RoutingTable,
+    pub(super) table: RoutingTable,
     /// When it was changed last.
     now: u32,
     /// Why a token was not taken.
@@ -128,15 +137,14 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn new(world: World, order: Order, batch_max: usize) -> Self {
-        let base = world.table();
+        let table = world.table();
         Self {
             scan: begin(&world, order),
             throughout: world.documents.keys().copied().collect(),
             world,
-            table: base.clone(),
+            table,
             now: 1,
             refused: None,
-            base,
             order,
             found: Vec::new(),
             batch_max,
@@ -150,7 +158,7 @@ impl Run {
         }
     }
 
-    fn answering(mut self, answers: Answers) -> Self {
+    pub(super) fn answering(mut self, answers: Answers) -> Self {
         self.answers = answers;
         self
     }
@@ -172,7 +180,8 @@ impl Run {
         let owner = &mut self.world.owners[slot];
         self.changed.extend([*owner, SHARDS[to]]);
         *owner = SHARDS[to];
-        let range = slot_range(slot, self.world.owners.len());
+        self.world.tell_all();
+        let range = self.world.range(slot);
         let (to, now) = (ShardId::new(SHARDS[to]), self.next_time());
         self.decide(|table| table.moving(&range, &to, now));
     }
@@ -201,8 +210,8 @@ impl Run {
         let first = (0..=slot).rev().take_while(is_alike).last();
         let last = (slot..owners.len()).take_while(is_alike).last();
         let (first, last) = (first.unwrap_or(slot), last.unwrap_or(slot));
-        let min = slot_range(first, owners.len()).min;
-        let range = KeyRange::new(min, slot_range(last, owners.len()).max);
+        let min = self.world.range(first).min;
+        let range = KeyRange::new(min, self.world.range(last).max);
         let (shard, now) = (owners[slot], self.next_time());
         let forgets = self.broken == Some(Broken::ForgetfulMerges);
         let merged = self.decide(|table| {
@@ -264,6 +273,8 @@ impl Run {
                     self.throughout.remove(&id);
                 }
             }
+            Event::Refine => self.refine(),
+            Event::Tell { shard } => self.world.tell(SHARDS[shard]),
             Event::Forget => {
                 for question in self.scan.questions() {
                     self.scan.unanswered(question.stream);
@@ -287,7 +298,6 @@ impl Run {
                         Ok(resumed) => self.scan = resumed,
                         Err(error) => self.refused = Some(error),
                     }
-                    self.base = self.table.clone();
                     self.changed.clear();
                     self.ahead.clear();
                     self.late.clear();
@@ -303,10 +313,19 @@ impl Run {
     /// What a shard says to a question.
     fn serve(&mut self, question: &Question) -> Served {
         let is_stale = self.changed.contains(question.shard.as_str());
+        // Whoever names ranges by what is known of their shard knows the key as well.
+        let knows_key = self.known.is_none()
+            || question.asked == Asked::AsInBase
+            || self.scan.base().incarnation == self.table.incarnation;
+        if !knows_key || !self.has_the_same_key(question) {
+            return Served::OtherKey;
+        }
         let asked = match (&question.asked, &self.known) {
             (Asked::AsInBase, _) if is_stale => return Served::Stale,
             (Asked::These(ranges), Some(known)) => {
-                let known = World::new(known).table();
+                let mut known = World::new(known);
+                known.is_refined = self.world.is_refined;
+                let known = known.table();
                 match naming(ranges, &question.shard, &known, FEW) {
                     Naming::ByName => Asked::These(ranges.clone()),
                     Naming::TooLong => return Served::TooLong,
@@ -327,7 +346,8 @@ impl Run {
             asked,
             ..question.clone()
         };
-        let batch = self.world.serve(&question, &self.base, self.batch_max);
+        let base = self.scan.base().clone();
+        let batch = self.world.serve(&question, &base, self.batch_max);
         if !batch.moved.is_empty() && self.known.is_some() {
             self.known = Some(self.world.owners.clone());
         }
@@ -339,8 +359,13 @@ impl Run {
         let mut batch = match answer {
             Served::Batch(batch) => batch,
             Served::Stale => return self.scan.name_ranges(stream),
+            Served::OtherKey => {
+                self.scan.refine(&self.table).unwrap();
+                return self.scan.unanswered(stream);
+            }
             Served::TooLong => return self.scan.divide(stream),
         };
+        self.complete(&mut batch);
         let moved = match self.broken {
             Some(Broken::BehindTheBatch) => std::mem::take(&mut batch.moved),
             _ => Vec::new(),
@@ -364,7 +389,9 @@ impl Run {
     pub(super) fn step(&mut self, chosen: usize, held_back: usize) -> bool {
         let awaited = self.scan.awaited();
         let is_awaited = |(stream, _): &mut (StreamId, Batch<u32>)| awaited.contains(stream);
-        for (stream, batch) in self.ahead.extract_if(.., is_awaited).collect::<Vec<_>>() {
+        let arrived: Vec<_> = self.ahead.extract_if(.., is_awaited).collect();
+        for (stream, mut batch) in arrived {
+            self.complete(&mut batch);
             self.scan.answered(stream, batch).unwrap();
         }
         let mut questions = self.scan.questions();
@@ -394,6 +421,7 @@ impl Run {
                     None => {}
                     Some(Served::Batch(batch)) => self.ahead.push((stream, batch)),
                     Some(Served::Stale | Served::TooLong) => self.scan.name_ranges(stream),
+                    Some(Served::OtherKey) => self.take(stream, Served::OtherKey),
                 }
             }
         }
@@ -518,6 +546,7 @@ pub(super) fn small_events() -> Vec<Vec<Event>> {
     events.push(vec![Event::Reposition { id: 1, position }]);
     events.push(vec![Event::Rekey { id: 4, slot: 7 }]);
     events.push(vec![Event::AddEntry { id: 5, position }]);
+    events.push(vec![Event::Refine, Event::Tell { shard: 1 }]);
     events.push(vec![Event::Forget]);
     events.push(vec![Event::Resume]);
     events
@@ -635,6 +664,8 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (0u32..60, any::<u8>()).prop_map(|(id, position)| Event::Reposition { id, position }),
         1 => (0u32..60, 0usize..8).prop_map(|(id, slot)| Event::Rekey { id, slot }),
         1 => (0u32..60, any::<u8>()).prop_map(|(id, position)| Event::AddEntry { id, position }),
+        1 => Just(Event::Refine),
+        1 => (0usize..3).prop_map(|shard| Event::Tell { shard }),
         1 => Just(Event::Forget),
         1 => Just(Event::Resume),
     ]

@@ -19,7 +19,7 @@
 
 use super::{Execution, Found, Query, Stage};
 use crate::catalog::Collection;
-use crate::sharding::{Ownership, read_again};
+use crate::sharding::{Ownership, read_again, stale_config};
 use crate::{Shard, Snapshot};
 use model::bson::Doc;
 use model::range::{KeyRange, RangeSet};
@@ -44,6 +44,7 @@ pub(super) fn snapshot_of(
         match shard.catalog.by_id(collection.id) {
             Some(now) if !now.has_the_same_ownership(&collection) => collection = now,
             _ => {
+                check_words(shard, &collection, ownership, query)?;
                 if waits(ownership, query) {
                     return Err(read_again(&collection.namespace));
                 }
@@ -54,6 +55,26 @@ pub(super) fn snapshot_of(
                 return Ok((read_with, snapshot));
             }
         }
+    }
+}
+
+/// ⚑ The error for ranges that are named by another shard key than the one that is read with.
+fn check_words(
+    shard: &Shard,
+    collection: &Collection,
+    ownership: &Ownership,
+    query: &Query,
+) -> Result<(), Error> {
+    let part = query.part.as_ref();
+    let named_by = part.and_then(|part| part.of_another_life(ownership.placement));
+    match named_by {
+        Some(received) => Err(stale_config(
+            &shard.sharding,
+            &collection.namespace,
+            received,
+            Some(ownership.placement),
+        )),
+        None => Ok(()),
     }
 }
 

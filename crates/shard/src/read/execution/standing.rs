@@ -112,6 +112,17 @@ impl Execution {
         }
     }
 
+    /// Says which collection it is that is not sharded: nothing else tells it from another of its name.
+    pub(crate) fn append_uuid(&self, writer: &mut DocWriter) {
+        if self.collection.sharded_ownership().is_none() {
+            let uuid = ValueRef::Binary {
+                subtype: 4,
+                bytes: &self.collection.uuid.0,
+            };
+            writer.append("uuid", uuid);
+        }
+    }
+
     /// Ends a reply about a part of a scan: where it stands, and what is not answered here.
     pub(crate) fn append_part(
         &self,
@@ -137,6 +148,7 @@ impl Execution {
             }
             writer.end();
         }
+        self.append_uuid(writer);
         if part.ranges.is_some() {
             append_ranges(writer, "notOwned", &self.not_owned());
             if let Some(ownership) = &self.collection.ownership {
