@@ -360,7 +360,11 @@ async fn a_range_that_comes_back_at_once_is_forgotten_and_stays_readable() {
         let removed = shard.shard.remove_dead(&collection(&shard), &part).await;
         removed.expect("is removed");
         let marks = usize::from(round.min(2));
-        assert_eq!(shard.shard.store.forgotten_ranges(id), marks, "few go one by one");
+        assert_eq!(
+            shard.shard.store.forgotten_ranges(id),
+            marks,
+            "few go one by one"
+        );
         assert_eq!(stored(&shard), 20);
         let begun = change(&shard, |known| known.with_receiving(MOVE, part.clone())).await;
         begun.expect("is applied");
@@ -420,7 +424,9 @@ async fn a_range_that_comes_back_at_once_is_forgotten_and_stays_readable() {
     assert_eq!(store.forgotten_ranges(id), 0);
     store.compact().expect("compacted");
     let shard = shard.reopen().await;
-    shard.check("{count: 'c', query: {y: {$gte: 0}}} => {n: 21}").await;
+    shard
+        .check("{count: 'c', query: {y: {$gte: 0}}} => {n: 21}")
+        .await;
     shard.check_valid("c").await;
 }
 

@@ -2,10 +2,10 @@
 //! the config server has decided.
 
 use super::{ANSWER_WAIT, Driver, KILLED, LOOK_INTERVAL, Over, PAUSE, release};
-use crate::migration::killing::Wish;
 use crate::migration::copy::binary;
 use crate::migration::database::{Reached, Stage};
 use crate::migration::digest;
+use crate::migration::killing::Wish;
 use crate::migration::learning::learn_earlier;
 use crate::migration::peers::{Failure, ask};
 use crate::migration::plan::{Fields, append_range, uuid_value};

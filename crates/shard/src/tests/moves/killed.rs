@@ -42,10 +42,18 @@ async fn kill(world: &World, number: usize, side: &str) {
 
 /// Messages of a kind are lost from now on; nobody is told so.
 fn silence(world: &World, command: &'static str) {
-    let silences = move |body: model::bson::Doc<'_>| {
-        body.first().is_some_and(|first| first.key() == command)
-    };
+    let silences =
+        move |body: model::bson::Doc<'_>| body.first().is_some_and(|first| first.key() == command);
     *world.network.silences.lock() = Some(Box::new(silences));
+}
+
+/// The same, and whoever sends them knows.
+fn lose(world: &World, command: &'static str) {
+    let loses = move |body: model::bson::Doc<'_>| {
+        let first = body.first();
+        first.is_some_and(|first| first.key() == command)
+    };
+    *world.network.loses.lock() = Some(Box::new(loses));
 }
 
 fn hear(world: &World) {
@@ -62,13 +70,16 @@ fn is_interrupted(reply: &Fields) {
 async fn goes_on(world: &World) {
     hear(world);
     assert_eq!(world.shown(0).await.len(), 50);
-    assert_eq!(world.shown(1).await.len(), 0);
     let write = "{update: 'c', updates: [{q: {x: 15}, u: {$set: {y: 1}}}]} => {n: 1}";
     world.on(0).check(write).await;
     // The recipient of the killed one may still hear of it.
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let reply = within(world.moves(0, 1, RANGE[0], RANGE[1])).await;
+        let moved = tokio::time::timeout(PATIENCE, world.moves(0, 1, RANGE[0], RANGE[1]));
+        let reply = moved.await.unwrap_or_else(|_| {
+            let moves = [0, 1].map(|number| running_moves(&world.on(number).shard));
+            panic!("it does not end: {moves:?}")
+        });
         match get(&reply, "outcome") {
             Some(Value::String(outcome)) if outcome == "committed" => break,
             _ => assert!(Instant::now() < deadline, "{reply:?}"),
@@ -87,11 +98,15 @@ async fn a_killed_move_is_aborted() {
     for (silent, phase) in [
         ("_terndbReceive", "recipientBegins"),
         ("_terndbMoveCopy", "copying"),
-        ("_terndbMoveTail", "catchingUp"),
+        // Indexes are about to change, and it waits for that.
+        ("nobody", "catchingUp"),
+        ("_terndbMoveTail", "writesBlocked"),
         ("_terndbReceiveFinish", "writesBlocked"),
     ] {
         let world = filled().await;
         silence(&world, silent);
+        let changes = &world.authority.changes;
+        changes.store(silent == "nobody", Ordering::SeqCst);
         let command = world.command(0, 1, RANGE[0], RANGE[1]);
         let killed = async {
             is_in(&world, 0, phase).await;
@@ -106,6 +121,7 @@ async fn a_killed_move_is_aborted() {
         // ⚑ It is decided: who asks again does not begin it anew, whoever is the primary.
         assert_eq!(world.authority.is_decided(), 1, "{phase}");
         is_interrupted(&within(world.on(0).run("admin", &command)).await);
+        changes.store(false, Ordering::SeqCst);
         goes_on(&world).await;
         world.close().await;
     }
@@ -116,15 +132,11 @@ async fn a_killed_move_is_aborted() {
 async fn a_move_that_is_being_decided_is_settled() {
     for is_decided in [false, true] {
         let world = filled().await;
-        let silent = match is_decided {
-            false => "_configsvrCommitMove",
-            true => "_terndbReceiveRelease",
-        };
-        if is_decided {
-            // It is decided, and the donor does not hear so.
-            world.authority.answers_lost.store(1, Ordering::SeqCst);
+        match is_decided {
+            false => silence(&world, "_configsvrCommitMove"),
+            // The recipient does not hear of it.
+            true => lose(&world, "_terndbReceiveRelease"),
         }
-        silence(&world, silent);
         let command = world.command(0, 1, RANGE[0], RANGE[1]);
         let killed = async {
             match is_decided {
@@ -132,9 +144,7 @@ async fn a_move_that_is_being_decided_is_settled() {
                 true => is_in(&world, 0, "committed").await,
             }
             kill(&world, 0, "MoveRangeDonor").await;
-            if is_decided {
-                hear(&world);
-            }
+            *world.network.loses.lock() = None;
         };
         let both = async { tokio::join!(world.on(0).run("admin", &command), killed) };
         let (reply, ()) = within(both).await;
@@ -181,6 +191,39 @@ async fn a_commit_whose_answer_is_lost_outlives_a_kill() {
     world.close().await;
 }
 
+/// ⚑ Who kills a move whose commit waits for a change of indexes does not wait for that, and does not end it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_indexes_outlives_a_killed_move() {
+    let world = filled().await;
+    lose(&world, "_terndbMoveCopy");
+    let create = "{createIndexes: 'c', indexes: [{key: {y: 1}, name: 'y_1'}]}";
+    let created = world.changes_indexes(create);
+    world.authority.before("_configsvrCommitMove", created);
+    let command = world.command(0, 1, RANGE[0], RANGE[1]);
+    let killed = async {
+        is_in(&world, 0, "copying").await;
+        // The change is held up, because it needs the lock.
+        let held = world.on(0).shard.ddl.lock().await;
+        *world.network.loses.lock() = None;
+        let deadline = Instant::now() + PATIENCE;
+        while !world.authority.changes.load(Ordering::SeqCst) {
+            assert!(Instant::now() < deadline, "the commit is never asked for");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        kill(&world, 0, "MoveRangeDonor").await;
+        held
+    };
+    let both = async { tokio::join!(world.on(0).run("admin", &command), killed) };
+    let (reply, held) = within(both).await;
+    is_interrupted(&reply);
+    assert!(world.authority.changes.load(Ordering::SeqCst));
+    drop(held);
+    goes_on(&world).await;
+    assert_eq!(world.indexes(0).await.len(), 3);
+    assert_eq!(world.indexes(0).await, world.indexes(1).await);
+    world.close().await;
+}
+
 /// Who kills the command by which the config server waits means the move as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn to_kill_who_waits_is_to_kill_the_move() {
@@ -211,9 +254,7 @@ async fn to_kill_who_waits_is_to_kill_the_move() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_recipient_gives_up() {
     let world = filled().await;
-    *world.network.loses.lock() = Some(Box::new(|body| {
-        body.first().is_some_and(|first| first.key() == "_terndbMoveCopy")
-    }));
+    lose(&world, "_terndbMoveCopy");
     let command = world.command(0, 1, RANGE[0], RANGE[1]);
     let killed = async {
         is_in(&world, 0, "copying").await;
@@ -237,8 +278,13 @@ async fn a_move_is_shown_under_the_id_that_kills_it() {
         is_in(&world, 0, "copying").await;
         for (number, side) in [(0, "MoveRangeDonor"), (1, "MoveRangeRecipient")] {
             let id = operation_of(&world, number, side).expect("it is shown");
-            let shown = world.on(number).run("admin", &format!("{{currentOp: 1, opid: {id}}}")).await;
-            let shown = get(&shown, "inprog").and_then(Value::as_array).expect("a list");
+            let shown = world
+                .on(number)
+                .run("admin", &format!("{{currentOp: 1, opid: {id}}}"))
+                .await;
+            let shown = get(&shown, "inprog")
+                .and_then(Value::as_array)
+                .expect("a list");
             assert_eq!(shown.len(), 1, "{shown:?}");
             assert_eq!(shown[0].get("desc").and_then(Value::as_str), Some(side));
         }
