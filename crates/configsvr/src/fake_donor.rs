@@ -22,6 +22,10 @@ pub(crate) enum Manner {
     RefusesLowest,
     /// Copies until it is told otherwise, or until moves of the collection are to end.
     Copies,
+    /// Gives up, because somebody killed it.
+    IsKilled,
+    /// The same, but the config server had decided before.
+    IsKilledLate,
 }
 
 #[derive(Clone, Copy)]
@@ -196,7 +200,7 @@ impl FakeDonor {
         }
         let lost = |reply: &Fields| CallError::OutcomeUnknown(print_fields(reply));
         let mut outcome = Vec::new();
-        if manner != Manner::Copies {
+        if !matches!(manner, Manner::Copies | Manner::IsKilled) {
             let commit = match request.name() {
                 "_terndbMovePrimary" => commit_of_primary(&asked, shard),
                 _ => self.commit_of_range(&asked, shard, manner).await?,
@@ -228,7 +232,7 @@ impl FakeDonor {
         if get(&outcome, "outcome").is_none() {
             return Err(lost(&outcome));
         }
-        let reply = vec![
+        let mut reply = vec![
             ("outcome".to_owned(), field(&outcome, "outcome")),
             (
                 "reason".to_owned(),
@@ -237,6 +241,9 @@ impl FakeDonor {
             ("stats".to_owned(), figures()),
             ("ok".to_owned(), Value::Double(1.0)),
         ];
+        if matches!(manner, Manner::IsKilled | Manner::IsKilledLate) {
+            reply.push(("reasonCode".to_owned(), Value::Int32(11601)));
+        }
         let reply = DocBuf::from_bytes(encode(&reply)).expect("encoded BSON is valid");
         Ok(Reply::from(reply))
     }

@@ -19,6 +19,8 @@ pub(crate) struct Counters {
     pub(crate) waits_for_moves: AtomicU64,
     pub(crate) range_deletions: AtomicU64,
     pub(crate) range_deleted_documents: AtomicU64,
+    /// Records that were counted to be forgotten.
+    pub(crate) counted_records: AtomicU64,
     /// Records that index builds have gone through.
     pub(crate) indexed_records: AtomicU64,
 }
@@ -32,7 +34,11 @@ impl Counters {
     /// What was done by now of what a range that is to come may have to wait for: dead ranges are removed,
     /// indexes built.
     pub(crate) fn preparation(&self) -> u64 {
-        let counters = [&self.range_deleted_documents, &self.indexed_records];
+        let counters = [
+            &self.range_deleted_documents,
+            &self.counted_records,
+            &self.indexed_records,
+        ];
         let counts = counters.map(|counter| counter.load(Ordering::Relaxed));
         counts.iter().sum()
     }

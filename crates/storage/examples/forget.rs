@@ -1,10 +1,11 @@
 //! What removing a range costs the engine, in CPU of the whole process per document: records of
 //! 1 kB in the order of their keys, each with two index entries that lie anywhere, beside as many
 //! of the same collection that stay. Run with
-//! `cargo run --release -p storage --example forget -- 200000 delete|forget|range|sweep|nothing`.
+//! `cargo run --release -p storage --example forget -- 200000 delete|forget|range|sweep|nothing|back|back-deleted`.
 //!
 //! `delete` copies each version into history, `forget` does not and looks nothing up, `range`
 //! forgets all at once and releases whole tables, `sweep` also removes what is left, key by key.
+//! `back` forgets all at once while it can still be read, and stores it anew; `back-deleted` deletes it first.
 //! Reading what is to be removed counts; what flushes and merges take afterwards counts too.
 
 use std::time::{Duration, Instant};
@@ -72,8 +73,8 @@ fn apply(store: &Disk, payload: &[u8], before: &[Before]) {
     store.apply(&[entry]).expect("applied");
 }
 
-fn load(store: &Disk, collection: u32, documents: u64) {
-    let numbers: Vec<u64> = (0..documents * 2).collect();
+fn load(store: &Disk, collection: u32, numbers: std::ops::Range<u64>) {
+    let numbers: Vec<u64> = numbers.collect();
     for numbers in numbers.chunks(ENTRY_DOCUMENTS) {
         let mut payload = Vec::new();
         let mut encoder = Encoder::new(&mut payload);
@@ -134,8 +135,8 @@ fn remove(store: &Disk, documents: u64, forgets: bool) {
     }
 }
 
-/// All at once.
-fn forget_range(store: &Disk, documents: u64, sweeps: bool) {
+/// All at once. Nobody sees it since a time.
+fn forget_range(store: &Disk, documents: u64, since: ClusterTime) {
     let id = CollectionId(COLLECTION);
     let (low, high) = (documents.to_be_bytes(), [0xFF; 9]);
     let range = KeyRange::new(
@@ -149,7 +150,7 @@ fn forget_range(store: &Disk, documents: u64, sweeps: bool) {
     }
     println!("counted by {:.2} s of CPU", cpu_seconds());
     let header = Header {
-        unseen_since: Some(ClusterTime::ZERO),
+        unseen_since: Some(since),
         ..Header::default()
     };
     let mut payload = Vec::new();
@@ -162,6 +163,9 @@ fn forget_range(store: &Disk, documents: u64, sweeps: bool) {
     encoder.forget_range(id, (&low, &high), (counted, bytes), &indexes);
     apply(store, &payload, &[]);
     println!("applied by {:.2} s of CPU", cpu_seconds());
+}
+
+fn maintain(store: &Disk, sweeps: bool) {
     let now = ClusterTime::new(if sweeps { 100_000 } else { 1001 }, 0);
     while store.maintain(now, 20_000).expect("maintained").has_more {}
 }
@@ -187,7 +191,7 @@ fn main() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let engine = FjallEngine::open(dir.path(), &FjallOptions::default()).expect("opened");
     let store = Store::open(engine, StoreOptions::default()).expect("opened");
-    load(&store, COLLECTION, documents);
+    load(&store, COLLECTION, 0..documents * 2);
     store.sync().expect("synced");
     settle();
     let loaded = store.storage_bytes() / 1_000_000;
@@ -201,7 +205,18 @@ fn main() {
             apply(&store, &payload, &[]);
             store.sync().expect("synced");
         }
-        how @ ("range" | "sweep") => forget_range(&store, documents, how == "sweep"),
+        how @ ("range" | "sweep") => {
+            forget_range(&store, documents, ClusterTime::ZERO);
+            maintain(&store, how == "sweep");
+        }
+        how @ ("back" | "back-deleted") => {
+            match how == "back" {
+                true => forget_range(&store, documents, store.applied_time()),
+                false => remove(&store, documents, false),
+            }
+            println!("gone after {:.1?}", started.elapsed());
+            load(&store, COLLECTION, documents..documents * 2);
+        }
         how => remove(&store, documents, how == "forget"),
     }
     let each = |seconds: f64| seconds * 1e6 / documents as f64;

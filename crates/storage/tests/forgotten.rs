@@ -522,3 +522,23 @@ fn marks_that_come_or_go_around_a_snapshot_are_heeded() {
     assert_eq!(store.forgotten_ranges(COLLECTION), 0);
     assert!(seen(&snapshot, b'b').is_empty());
 }
+
+/// ⚑ A mark that comes right after a snapshot was taken says nothing about it: the range may have been owned.
+#[test]
+fn marks_that_come_after_a_snapshot_are_not_heeded() {
+    let (hooks, store) = hooked();
+    for generation in 1..4 {
+        let other = Arc::clone(&store);
+        set(&hooks.after, move || {
+            forget(&*other);
+            fill(&*other, b'b', generation + 1);
+        });
+        assert_eq!(seen(&store.snapshot(), b'b'), [generation]);
+        assert_eq!(seen(&store.snapshot(), b'b'), [generation + 1]);
+    }
+    let other = Arc::clone(&store);
+    set(&hooks.after, move || forget(&*other));
+    let found = store.get(COLLECTION, &key(b'b', 1)).expect("sound");
+    assert!(found.is_some(), "it was there when the state was taken");
+    assert_eq!(store.get(COLLECTION, &key(b'b', 1)).expect("sound"), None);
+}

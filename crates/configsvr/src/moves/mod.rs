@@ -181,13 +181,7 @@ async fn drive(tenure: &Tenure, moved: &Move) -> Result<DocBuf, Fault> {
     let ended = match (outcome, &answered) {
         (Outcome::Committed { .. }, _) => Ok(moved.told.reply(now_ms() - moved.began_ms)),
         (Outcome::Aborted, Err(fault)) => Err(fault.clone()),
-        (Outcome::Aborted, Ok(reply)) => Err(Fault::new(
-            Code::OPERATION_FAILED,
-            reply
-                .as_doc()
-                .get_str("reason")
-                .unwrap_or("the move was aborted"),
-        )),
+        (Outcome::Aborted, Ok(reply)) => Err(why_aborted(reply.as_doc())),
     };
     decide(tenure, |state| {
         let plan = last_entry(state, moved, outcome, stats, ended.as_ref().err());
@@ -195,6 +189,16 @@ async fn drive(tenure: &Tenure, moved: &Move) -> Result<DocBuf, Fault> {
     })
     .await?;
     ended
+}
+
+/// What a donor says of a move that was aborted: with a code of its own if somebody killed it.
+fn why_aborted(reply: Doc<'_>) -> Fault {
+    let code = match reply.get("reasonCode") {
+        Some(ValueRef::Int32(code)) => Code(code),
+        _ => Code::OPERATION_FAILED,
+    };
+    let reason = reply.get_str("reason");
+    Fault::new(code, reason.unwrap_or("the move was aborted"))
 }
 
 /// The entry by which a move ends: what is left is its outcome.

@@ -127,6 +127,33 @@ async fn what_cannot_be_moved_is_refused() {
         .await;
 }
 
+/// Who asked for a move that somebody killed is told so; ⚑ but if it was decided before, that it has moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_move_is_answered_by_what_was_decided() {
+    let cluster = Cluster::start(2).await;
+    cluster.check(BIRDS).await;
+    cluster.donor.behaves(Manner::IsKilled);
+    cluster
+        .check(
+            "
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => 11601
+            admin {moveChunk: 'test.birds', find: {a: 5}, to: 'shard1'} => 11601
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 0}
+            config! config {count: 'changelog', query: {what: 'moveChunk.from', 'details.note': 'aborted'}} => {n: 2}
+            ",
+        )
+        .await;
+    cluster.donor.behaves(Manner::IsKilledLate);
+    cluster
+        .check(
+            "
+            admin {moveRange: 'test.birds', min: {a: 0}, toShard: 'shard1'} => {}
+            config! config {count: 'chunks', query: {shard: 'shard1'}} => {n: 1}
+            ",
+        )
+        .await;
+}
+
 /// ⚑ An index that was made meanwhile would be missed on the recipient. That is no outcome: the donor says when it
 /// gives up.
 #[tokio::test(flavor = "multi_thread")]

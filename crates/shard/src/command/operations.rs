@@ -50,7 +50,9 @@ pub(crate) fn current_op(invocation: &Invocation<'_>) -> Answer {
 /// All running operations as documents; `$currentOp` shows the same.
 pub(crate) fn running_operations(shard: &Arc<Shard>) -> Vec<DocBuf> {
     let all = shard.operations.all();
-    let operations = all.iter().map(|operation| describe(shard, operation));
+    let of_moves = crate::migration::of_moves(shard);
+    let others = all.iter().filter(|it| !of_moves.contains(&it.id));
+    let operations = others.map(|operation| describe(shard, operation));
     operations
         .chain(crate::migration::running_moves(shard))
         .collect()

@@ -5,6 +5,7 @@
 
 use super::database::DatabasePlan;
 use super::donor::EndedMove;
+use super::killing::{self, Wish};
 use super::plan::{Fields, Plan, append_outcome, wrong};
 use super::recipient::{Letter, Message};
 use super::service::Known;
@@ -93,6 +94,9 @@ fn told(ended: &EndedMove) -> Answer {
     if let Some(reason) = &ended.reason {
         writer.append("reason", reason.as_str());
     }
+    if ended.is_killed {
+        writer.append("reasonCode", Code::INTERRUPTED.0);
+    }
     writer.append("stats", &ended.stats);
     finish(writer)
 }
@@ -116,12 +120,23 @@ pub(crate) async fn move_range(invocation: &Invocation<'_>) -> Answer {
             Err(_) => Err(over()),
         }
     };
-    let ended = tokio::select! {
-        ended = waited => ended?,
-        () = invocation.shard.shutdown_begun() => return Err(over()),
-        () = invocation.operation.interrupted() => {
-            invocation.operation.check()?;
-            return Err(over());
+    let mut waited = std::pin::pin!(waited);
+    let mut is_killed = false;
+    let ended = loop {
+        tokio::select! {
+            ended = &mut waited => break ended?,
+            () = invocation.shard.shutdown_begun() => return Err(over()),
+            () = invocation.operation.interrupted(), if !is_killed => {
+                is_killed = killing::is_killed(invocation.operation);
+                if !is_killed {
+                    invocation.operation.check()?;
+                    return Err(over());
+                }
+                // ⚑ Who kills the one that waits means the move. How that ended is still the answer.
+                if let Ok(Known::Runs(handle)) = migrations.donor(plan.id) {
+                    handle.wish(Wish::Killed);
+                }
+            }
         }
     };
     if plan.wait_for_delete && matches!(ended.outcome, Outcome::Committed { .. }) {
@@ -171,7 +186,7 @@ pub(crate) async fn abort_moves(invocation: &Invocation<'_>) -> Answer {
         if handle.plan.uuid != uuid {
             continue;
         }
-        handle.abort.send_replace(true);
+        handle.wish(Wish::End);
         let mut ended = handle.ended.subscribe();
         drop(handle);
         tokio::select! {

@@ -32,6 +32,7 @@
 //! Cursors of clients on collections that have gone end with `QueryPlanKilled`.
 
 use super::donor::{DonorHandle, EndedMove};
+use super::killing::Wish;
 use super::peers::Failure;
 use super::plan::{Fields, Plan, uuid_value, wrong};
 use super::{put, remove, write_documents};
@@ -341,7 +342,7 @@ impl Driver {
         }
         drop(ddl);
         for part in &outdated {
-            part.abort.send_replace(true);
+            part.wish(Wish::End);
         }
         let ends: Vec<_> = outdated.iter().map(|part| part.ended.subscribe()).collect();
         drop(outdated);
@@ -572,6 +573,7 @@ impl Driver {
                 Outcome::Committed { .. } => None,
                 Outcome::Aborted => self.reason.clone(),
             },
+            is_killed: false,
             stats: DocBuf::new(),
         };
         let migrations = &self.shard.migrations;

@@ -37,6 +37,10 @@
 //! limited time (`stall.rs`). ⚑ Once reads are blocked nothing is kept, neither log nor history: the config
 //! server may stay away for as long as it likes.
 //!
+//! **Who wants a move to end** says so (`killing.rs`), and is told how it ended. Until reads are blocked it is aborted
+//! by this; then ⚑ the config server is asked what was decided, and what it has decided stays. What the recipient is
+//! asked meanwhile is not waited for.
+//!
 //! *copying* is in `donor/copying.rs`, the phases in which clients wait in `donor/critical_section.rs`.
 
 mod copying;
@@ -44,25 +48,27 @@ mod critical_section;
 
 use super::database::{DatabaseHandle, Reached, Stage};
 use super::digest::Follower;
+use super::killing::Wish;
 use super::peers::{Failure, ask};
 use super::plan::{DonorState, Fields, Plan, append_outcome, uuid_value};
 use super::stretch::Stretch;
-use super::{COORDINATORS, put, remove};
+use super::{COORDINATORS, put, remove, settle};
 use crate::Shard;
 use crate::catalog::Collection;
 use crate::ddl::Telling;
+use crate::operation::Operation;
 use crate::primary_services::Tenure;
 use crate::sharding::range_deletion::RangeDeletion;
 use crate::sharding::{Applied, BlockLevel, Ownership, Transition};
 use cluster::authority::Outcome;
 use cluster::migration::donor::{Event, Phase};
 use model::Error;
-use model::bson::{DocBuf, DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::CollectionId;
 use model::version::{ChunkVersion, PlacementVersion};
 use parking_lot::Mutex;
 use replication::{LogPosition, Pin};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -74,12 +80,18 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 const TELL_LIMIT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
 const ANSWER_WAIT: Duration = Duration::from_secs(20);
+/// How long the config server may take to hear that a move was killed.
+const SETTLE_WAIT: Duration = Duration::from_secs(5);
+/// Why a move that somebody killed is aborted.
+const KILLED: &str = "operation was interrupted";
 
 /// How a move ended.
 #[derive(Clone, Debug)]
 pub(super) struct EndedMove {
     pub(super) outcome: Outcome,
     pub(super) reason: Option<String>,
+    /// Whether it was aborted because somebody killed it.
+    pub(super) is_killed: bool,
     pub(super) stats: DocBuf,
 }
 
@@ -112,8 +124,11 @@ pub(super) struct DonorHandle {
     pub(super) began: Instant,
     pub(super) collection: Option<CollectionId>,
     pub(super) stretch: Option<Stretch>,
-    pub(super) abort: watch::Sender<bool>,
+    /// What others want of it.
+    pub(super) wish: watch::Sender<Wish>,
     pub(super) ended: watch::Sender<Option<EndedMove>>,
+    /// What `$currentOp` shows and `killOp` kills, while the move is driven.
+    pub(super) operation: OnceLock<Arc<Operation>>,
     pub(super) phase: Mutex<&'static str>,
     pub(super) steps: Mutex<Steps>,
     /// The move of a database's primary that it is a part of, while that runs.
@@ -135,6 +150,8 @@ pub(super) struct Driver {
     /// The entry that blocked writes, if this primary wrote it.
     pub(super) blocked: Option<(Applied, Instant)>,
     pub(super) reason: Option<String>,
+    /// Whether that is `killOp`, here or on the recipient.
+    pub(super) is_killed: bool,
     /// The recipient is being told that it owns the range.
     pub(super) telling: Option<JoinHandle<Result<Reply, Failure>>>,
     /// The version of options and indexes that this primary last heard to stand. What the collection is like
@@ -213,7 +230,7 @@ impl Driver {
         let is_over =
             |whole: &Arc<DatabaseHandle>| whole.stage() == Stage::Decided(Outcome::Aborted);
         let whole = self.handle.whole.as_ref();
-        *self.handle.abort.borrow()
+        *self.handle.wish.borrow() != Wish::GoOn
             || whole.is_some_and(is_over)
             || (whole.is_none() && self.state.plan.part_of.is_some())
     }
@@ -225,10 +242,10 @@ impl Driver {
         };
         self.handle.reached.send_replace(reached);
         let mut stage = whole.stage.subscribe();
-        let mut abort = self.handle.abort.subscribe();
+        let mut wish = self.handle.wish.subscribe();
         tokio::select! {
             _ = stage.wait_for(|now| *now == wanted || matches!(now, Stage::Decided(_))) => {}
-            _ = abort.wait_for(|abort| *abort) => {}
+            _ = wish.wait_for(|wish| *wish != Wish::GoOn) => {}
             () = self.tenure.ended() => return Err(Over),
         }
         Ok(!self.is_to_abort())
@@ -260,6 +277,33 @@ impl Driver {
         ask(&self.shard, &*self.recipient, question, ANSWER_WAIT).await
     }
 
+    /// Waits for an answer that is of no use any more when the move is to end; `None` then.
+    async fn unless_it_ends<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        let mut wish = self.handle.wish.subscribe();
+        tokio::select! {
+            answer = answer => Some(answer),
+            _ = wish.wait_for(|wish| *wish != Wish::GoOn) => None,
+        }
+    }
+
+    /// The move is given up because somebody wants it to end.
+    fn obeys(&mut self) -> Event {
+        let wish = *self.handle.wish.borrow();
+        self.is_killed = wish == Wish::Killed;
+        self.gives_up(match wish {
+            Wish::Killed => KILLED,
+            Wish::GoOn | Wish::End => "it was asked to end",
+        })
+    }
+
+    /// The recipient says that it will not have the range.
+    fn is_refused(&mut self, report: Doc<'_>) -> Event {
+        let why = report.get_str("reason");
+        self.reason = Some(why.unwrap_or("the recipient has given up").to_owned());
+        self.is_killed = Fields(report).flag("killed");
+        Event::RecipientCannot
+    }
+
     fn collection(&self) -> Option<Arc<Collection>> {
         self.shard.catalog.by_id(self.handle.collection?)
     }
@@ -269,6 +313,9 @@ impl Driver {
     async fn releasing(&mut self, outcome: Outcome) -> Result<Event, Over> {
         // What the log still held for the recipient is not needed any more.
         self.pin = None;
+        if self.is_killed && outcome == Outcome::Aborted {
+            self.settles_killed().await;
+        }
         let began = Instant::now();
         if let Some(telling) = &mut self.telling {
             let told = tokio::select! {
@@ -299,6 +346,15 @@ impl Driver {
         }
     }
 
+    /// Has it decided that a move that somebody killed is aborted, so that nobody begins it anew who asks for it again.
+    /// A config server that is away decides so when it is answered.
+    async fn settles_killed(&self) {
+        let settled = settle(&self.shard, &self.state.plan, SETTLE_WAIT).await;
+        if let Err(failure) = settled {
+            tracing::warn!("it is not decided yet that a killed move is aborted: {failure}");
+        }
+    }
+
     fn ended(&mut self, outcome: Outcome) {
         if self.handle.ended.borrow().is_some() {
             return;
@@ -312,6 +368,7 @@ impl Driver {
         };
         let ended = EndedMove {
             outcome,
+            is_killed: self.is_killed && reason.is_some(),
             reason,
             stats: describe_steps(&steps, total),
         };

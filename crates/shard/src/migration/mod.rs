@@ -33,6 +33,7 @@
 //! | `digest.rs` | whether both hold the same |
 //! | `pacing.rs` | how fast it may go |
 //! | `progress.rs`, `report.rs` | how far it is |
+//! | `killing.rs` | how somebody ends one |
 //! | `peers.rs` | how shards reach each other |
 //! | `pins.rs`, `stall.rs` | what members keep of the log, and for how long |
 //!
@@ -46,6 +47,7 @@ mod database;
 mod digest;
 mod donor;
 mod history;
+mod killing;
 mod learning;
 mod pacing;
 mod peers;
@@ -68,7 +70,7 @@ pub use peers::Connect;
 pub(crate) use pins::keep_log;
 #[cfg(test)]
 pub(crate) use pins::kept_log;
-pub(crate) use report::{append_statistics, running_moves};
+pub(crate) use report::{append_statistics, of_moves, running_moves};
 pub(crate) use service::{Migrations, run};
 
 use crate::Shard;

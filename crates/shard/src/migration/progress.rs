@@ -1,7 +1,10 @@
 //! How far a move is, for `currentOp`, `serverStatus` and the other side.
 
+use crate::operation::Operation;
 use cluster::migration::pace::Pace;
 use model::bson::DocWriter;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -29,6 +32,8 @@ pub(super) struct Progress {
     pub(super) catching_up_ms: AtomicU64,
     /// The most entries with documents that were under way while the next one was made.
     pub(super) in_flight_max: AtomicU64,
+    /// What `$currentOp` shows and `killOp` kills, while a receiver works.
+    pub(super) operation: Mutex<Option<Arc<Operation>>>,
 }
 
 /// Measures steps that follow each other.
@@ -63,6 +68,7 @@ impl Progress {
             scanning_ms: AtomicU64::new(0),
             catching_up_ms: AtomicU64::new(0),
             in_flight_max: AtomicU64::new(0),
+            operation: Mutex::default(),
         }
     }
 

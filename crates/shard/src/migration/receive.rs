@@ -21,6 +21,7 @@
 
 use super::digest::{self, add, take_away};
 use super::history;
+use super::killing;
 use super::pacing::Pacer;
 use super::peers::{Failure, ask};
 use super::plan::{Fields, Plan, uuid_value, wrong};
@@ -48,6 +49,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use storage::{Direction, Record};
 use tokio::sync::{mpsc, oneshot, watch};
+use wire::operation::Interruption;
 use wire::{Endpoint, Reply};
 
 /// What one answer about the donor's log is to weigh. It becomes one entry, and clients' writes wait behind that.
@@ -159,9 +161,28 @@ impl Receiver {
     }
 
     fn check(&self) -> Result<(), Stop> {
-        match self.tenure.is_over() || self.orders.borrow().stop {
-            true => Err(Stop::Stopped),
+        if self.tenure.is_over() || self.orders.borrow().stop {
+            return Err(Stop::Stopped);
+        }
+        match killing::is_killed(&self.operation) {
+            true => Err(Stop::Failed(Interruption::Killed.error())),
             false => Ok(()),
+        }
+    }
+
+    /// Completes when [`Self::check`] would say so.
+    async fn is_to_stop(&self) {
+        let mut orders = self.orders.clone();
+        let killed = async {
+            self.operation.interrupted().await;
+            if !killing::is_killed(&self.operation) {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = self.tenure.ended() => {}
+            _ = orders.wait_for(|orders| orders.stop) => {}
+            () = killed => {}
         }
     }
 
@@ -188,7 +209,12 @@ impl Receiver {
     async fn ask_donor(&self, question: impl Fn() -> DocWriter) -> Result<Reply, Stop> {
         loop {
             self.check()?;
-            match ask(&self.shard, &*self.donor, question(), ANSWER_WAIT).await {
+            // Only read there: an answer that nobody wants any more is not waited for.
+            let answered = tokio::select! {
+                answered = ask(&self.shard, &*self.donor, question(), ANSWER_WAIT) => answered,
+                () = self.is_to_stop() => continue,
+            };
+            match answered {
                 Ok(reply) => return Ok(reply),
                 Err(Failure::Unreachable(_)) => self.pause().await,
                 Err(Failure::Refused(error)) => return Err(Stop::Failed(error)),

@@ -261,6 +261,8 @@ impl Driver {
                 .operations
                 .begin(&connection, described.into_bytes().into());
             let operation = Arc::clone(&registered);
+            *progress.operation.lock() = Some(operation.clone());
+            let shown = progress.clone();
             let receiver = Receiver {
                 shard: shard.clone(),
                 stretch: Stretch::new(&collection, &plan.pattern, &plan.range),
@@ -276,7 +278,9 @@ impl Driver {
                 goes_on,
                 cleared,
             };
-            receiver.run().await
+            let ended = receiver.run().await;
+            *shown.operation.lock() = None;
+            ended
         }))
     }
 
@@ -506,6 +510,9 @@ impl Driver {
         }
         if let (Phase::Aborted, Some(why)) = (phase, why) {
             writer.append("reason", why.message.as_str());
+            if why.code == Code::INTERRUPTED {
+                writer.append("killed", true);
+            }
         }
         if *phase == Phase::Ready {
             // Nothing of the range was received later.

@@ -3,26 +3,57 @@
 
 use super::plan::{Plan, uuid_value};
 use crate::Shard;
+use crate::operation::Operation;
 use model::bson::{DocBuf, DocWriter};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-fn described(shard: &Shard, side: &str, plan: &Plan, running: Duration) -> DocWriter {
+/// What a move is shown as: the command that asks for it.
+pub(super) fn command(plan: &Plan) -> DocBuf {
+    DocWriter::new()
+        .with("moveRange", plan.namespace.as_str())
+        .with("id", uuid_value(&plan.id))
+        .with("range", &plan.bounds)
+        .with("fromShard", plan.donor.as_str())
+        .with("toShard", plan.recipient.as_str())
+        .finish()
+}
+
+/// The operations of moves, which are shown as such.
+pub(crate) fn of_moves(shard: &Shard) -> BTreeSet<i32> {
+    let donors = shard.migrations.donors();
+    let recipients = shard.migrations.recipients();
+    let donors = donors.iter().filter_map(|donor| donor.operation.get());
+    let given = donors.map(|operation| operation.id).collect::<Vec<_>>();
+    let received = recipients
+        .iter()
+        .filter_map(|recipient| Some(recipient.progress.operation.lock().as_ref()?.id));
+    received.chain(given).collect()
+}
+
+fn described(
+    shard: &Shard,
+    side: &str,
+    plan: &Plan,
+    operation: Option<&Operation>,
+    running: Duration,
+) -> DocWriter {
     let mut writer = DocWriter::new()
         .with("type", "op")
         .with("host", &shard.host.name)
         .with("desc", side)
-        .with("active", true)
-        .with("op", "command")
-        .with("ns", plan.namespace.as_str());
+        .with("active", true);
+    if let Some(operation) = operation {
+        writer.append("opid", operation.id);
+        if operation.is_killed() {
+            writer.append("killPending", true);
+        }
+    }
     writer
-        .begin_document("command")
-        .append("moveRange", plan.namespace.as_str())
-        .append("id", uuid_value(&plan.id))
-        .append("range", &plan.bounds)
-        .append("fromShard", plan.donor.as_str())
-        .append("toShard", plan.recipient.as_str())
-        .end()
+        .append("op", "command")
+        .append("ns", plan.namespace.as_str())
+        .append("command", &command(plan))
         .append("secs_running", running.as_secs() as i64)
         .append("microsecs_running", running.as_micros() as i64);
     writer
@@ -38,7 +69,8 @@ pub(crate) fn running_moves(shard: &Shard) -> Vec<DocBuf> {
     for donor in shard.migrations.donors() {
         let running = donor.began.elapsed();
         let steps = donor.steps.lock().clone();
-        let mut writer = described(shard, "MoveRangeDonor", &donor.plan, running);
+        let operation = donor.operation.get().map(|operation| &**operation);
+        let mut writer = described(shard, "MoveRangeDonor", &donor.plan, operation, running);
         writer
             .append("phase", *donor.phase.lock())
             .append("clonedDocs", steps.documents)
@@ -65,7 +97,9 @@ pub(crate) fn running_moves(shard: &Shard) -> Vec<DocBuf> {
             continue;
         }
         let running = recipient.progress.began.elapsed();
-        let mut writer = described(shard, "MoveRangeRecipient", &recipient.plan, running);
+        let operation = recipient.progress.operation.lock().clone();
+        let (side, plan) = ("MoveRangeRecipient", &recipient.plan);
+        let mut writer = described(shard, side, plan, operation.as_deref(), running);
         recipient.progress.append(&mut writer);
         let bytes = recipient.progress.bytes.load(Ordering::Relaxed) as i64;
         writer.append("bytesPerSecond", per_second(bytes, running));

@@ -21,13 +21,14 @@
 use super::alignment::{self, Description, listed_indexes};
 use super::database::{self, DATABASES, DatabaseHandle, DatabasePlan, Reached, description};
 use super::donor::{self, DonorHandle, EndedMove, Steps};
+use super::killing::{self, Wish};
 use super::peers::OtherShards;
 use super::pins::Pins;
 use super::plan::{DonorState, Fields, Plan, RecipientState};
 use super::progress::Progress;
 use super::recipient::{self, Letter, RecipientHandle};
 use super::stretch::Stretch;
-use super::{COORDINATORS, RECIPIENTS, check_runs, put};
+use super::{COORDINATORS, RECIPIENTS, check_runs, put, report};
 use crate::Shard;
 use crate::catalog::{Clustering, Collection};
 use crate::command::indexes::choose;
@@ -46,8 +47,8 @@ use model::{Code, Error};
 use parking_lot::Mutex;
 use replication::{LogPosition, Term};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{MutexGuard, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -473,7 +474,8 @@ impl Service {
             collection: collection.map(|collection| collection.id),
             stretch,
             plan,
-            abort: watch::Sender::new(false),
+            wish: watch::Sender::new(Wish::GoOn),
+            operation: OnceLock::new(),
             ended: watch::Sender::new(None),
             phase: Mutex::new(donor::phase_name(&state.donor.phase)),
             steps: Mutex::default(),
@@ -498,13 +500,20 @@ impl Service {
             follower: None,
             blocked: None,
             reason: None,
+            is_killed: false,
             telling: None,
             standing,
             put_off: 0,
         };
         let running = handle.clone();
         self.tasks.spawn(async move {
-            driver.run().await;
+            let command = report::command(&running.plan).into_bytes();
+            let operation = (shard.operations).begin(&in_process(), command.into());
+            let _ = running.operation.set(Arc::clone(&operation));
+            tokio::select! {
+                () = driver.run() => {}
+                () = killing::obey(&operation, &running) => {}
+            }
             shard.migrations.inner.lock().donors.remove(&id);
             drop(running);
         });
@@ -573,6 +582,10 @@ impl Service {
             shard.migrations.inner.lock().databases.remove(&id);
         });
     }
+}
+
+fn in_process() -> Arc<wire::ConnectionInfo> {
+    Arc::new(wire::ConnectionInfo::in_process(-1))
 }
 
 fn conflict(why: String) -> Error {
@@ -852,9 +865,8 @@ async fn ready_collection(
     };
     let mut is_aligned = false;
     if let Some(description) = description {
-        let connection = Arc::new(wire::ConnectionInfo::in_process(-1));
         let command = request.to_owned().into_bytes().into();
-        let operation = shard.operations.begin(&connection, command);
+        let operation = shard.operations.begin(&in_process(), command);
         let aligned = alignment::align(shard, plan, collection.id, &description, &operation);
         is_aligned = aligned.await?;
     }

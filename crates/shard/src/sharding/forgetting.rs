@@ -4,12 +4,17 @@
 //!   counted, a stretch at a time, with pauses ─► [forget range: bounds, documents, bytes, indexes]
 //! ```
 //!
-//! When that is applied the range is empty for everybody, and its bytes go on each member when it
+//! When that is applied the range is empty for everybody who reads now, and its bytes go on each member when it
 //! costs little (`storage/src/store/forgotten.rs`). So nothing is read for it but what is needed to keep
-//! counts exact. When it may be done, and why a scan without gate and latches is enough, is the
+//! counts exact. Why a scan without gate and latches is enough is the
 //! same as for single records (`removal.rs`); ⚑ what was counted holds only if the collection is
 //! the very same when the entry is appended, with the same ranges and indexes, in the same term. It is
 //! counted again if not, a few times; then records go one by one.
+//!
+//! **Within the window of history too.** The entry says since when nobody sees the records. Until history begins
+//! there, each member keeps them for reads at earlier times, where they are; one that is stored over goes into
+//! history then, and not before (decision 19). So a range that comes back moments after it was given away waits
+//! for the count, and for nothing else.
 //!
 //! Reads heed all ranges of a collection that were forgotten and may still be stored: few of
 //! them, or few records, are not worth one more.
@@ -53,7 +58,7 @@ struct Counted {
 }
 
 impl Shard {
-    /// Forgets a dead range with all its records, if nobody can read them and there are many.
+    /// Forgets a dead range with all its records, if there are many.
     pub(super) async fn forget_range(
         &self,
         id: CollectionId,
@@ -69,7 +74,9 @@ impl Shard {
             let Some(known) = self.catalog.by_id(id) else {
                 return Ok(Whole::NotWorthIt);
             };
-            let Some(since) = self.may_forget(&known, range)? else {
+            // ⚑ What was lost by an entry that is not applied has no time yet.
+            let since = self.unseen_since(&known, range)?;
+            let Some(since) = since.filter(|since| *since <= self.store.applied_time()) else {
                 return Ok(Whole::NotWorthIt);
             };
             if !is_storable || self.store.forgotten_ranges(id) >= RANGES_MAX {
@@ -114,6 +121,9 @@ impl Shard {
             if counted.last.is_none() {
                 return Ok(Some(counted));
             }
+            // Whoever waits for it sees that it goes on.
+            let looked_at = &self.counters.counted_records;
+            looked_at.fetch_add(COUNTED_RECORDS as u64, Ordering::Relaxed);
             if let Some(tenure) = tenure {
                 let delay = self.parameters.current().range_deleter_batch_delay_ms;
                 let pause = Duration::from_millis(u64::try_from(delay).unwrap_or(0));

@@ -1,16 +1,16 @@
 //! How the records of a dead range go.
 //!
 //! ```text
-//!   within the window of history      read by key, latched, evaluated ─► into history, entry by entry
-//!   nobody can read them any more     few: scanned once ─► forgotten, entry by entry
-//!                                     many: counted ─► the range is forgotten, by one entry (`forgetting.rs`)
+//!   many                              counted ─► the range is forgotten, by one entry (`forgetting.rs`)
+//!   few, within history's window      read by key, latched, evaluated ─► into history, entry by entry
+//!   few that nobody can read          scanned once ─► forgotten, entry by entry
 //!   and nothing else is left here     the collection begins anew, empty: one entry
 //! ```
 //!
 //! **Into history.** Reads at a time before the range was lost find them there. It is what every
 //! deletion does, and costs more than storing the documents did.
 //!
-//! **Forgotten.** Reads at the time at which the range was lost and later do not see it, and times
+//! **Forgotten, one by one.** Reads at the time at which the range was lost and later do not see it, and times
 //! before the start of history cannot be read. So when history begins there or later, one scan
 //! gives what an entry needs: keys, lengths, index entries. ⚑ The entry names that time, and each
 //! member judges by its own history whether it may leave the versions out (`storage::entry`).
@@ -19,8 +19,8 @@
 //! the scan needs no gate; ⚑ the entry is appended, under the gate, only if the collection is the
 //! very one that was scanned, with the same ranges and the same indexes, and only in the same
 //! term. Where records of other ranges could have the same keys (the collection is not clustered by
-//! its shard key), or an index is being built, whose entries are added under latches, records are
-//! removed the first way.
+//! its shard key), or an index is being built, whose entries are added under latches, records, however
+//! many, go into history.
 //!
 //! **Anew.** Where the shard owns and receives nothing of the collection, everything that is stored
 //! is dead. Under the gate the collection gets other ids, as an empty one of the same name, UUID
@@ -327,9 +327,20 @@ impl Shard {
         }
     }
 
-    /// Since when nobody sees what is dead in a range, if it may be forgotten by now. ⚑ Refused
+    /// Since when nobody sees what is dead in a range, if no time is left at which somebody could. ⚑ Refused
     /// for what is anybody's.
-    pub(super) fn may_forget(
+    fn may_forget(
+        &self,
+        collection: &Collection,
+        range: &KeyRange,
+    ) -> Result<Option<ClusterTime>, Error> {
+        let since = self.unseen_since(collection, range)?;
+        Ok(since.filter(|since| *since <= self.history_start()))
+    }
+
+    /// Since when nobody sees what is dead in a range, if keys tell what that is and nobody adds entries of indexes.
+    /// ⚑ Refused for what is anybody's.
+    pub(super) fn unseen_since(
         &self,
         collection: &Collection,
         range: &KeyRange,
@@ -343,8 +354,7 @@ impl Shard {
             .unseen_since(&RangeSet::of([range.clone()]));
         let is_told_by_key =
             !ownership.unsharded && collection.record_keys_follow(&ownership.pattern);
-        let may = is_told_by_key && all_ready(collection) && since <= self.history_start();
-        Ok(may.then_some(since))
+        Ok((is_told_by_key && all_ready(collection)).then_some(since))
     }
 
     fn forgetting(

@@ -6,6 +6,7 @@ mod busy;
 mod earlier_versions;
 mod ids;
 mod indexes;
+mod killed;
 mod large;
 mod late;
 mod lost_primaries;

@@ -1,9 +1,9 @@
 //! Ranges whose records are gone although they are still stored.
 //!
-//! A shard that has given a range away removes it when nobody can read it any more. Removing each
+//! A shard that has given a range away removes it, at the latest when it comes back. Removing each
 //! record and each index entry costs more than storing them did. Instead one entry of the log
 //! *forgets* the range: it leaves a mark, by which everybody tells what belongs to it, and the
-//! bytes go when that costs little.
+//! bytes go when nobody can read them at any time and that costs little.
 //!
 //! ```text
 //!   apply     [mark: collection, low..high, forgotten at T, unseen since, indexes] in the entry's batch
@@ -27,8 +27,9 @@
 //!   the time since which nobody has seen the records; before, nothing of it is removed.
 //! - A read at a time before T does not see the mark. Where something is stored over what an unripe mark covers,
 //!   that goes into history first, as if it had been deleted at T.
-//! - Readers look at marks before and after they take a snapshot, and heed both: a mark that came in
-//!   between covers what is nobody's, and of one that went in between a snapshot may still hold something.
+//! - Readers look at marks before and after they take a snapshot, and heed both: of one that went in between a
+//!   snapshot may still hold something. ⚑ But not one that came later than the snapshot: the range may have been
+//!   somebody's then, because it may be forgotten moments after it was given away.
 //! - The record cache is not told of what a mark covers. Whoever finds such a value in it asks the
 //!   engine; before a mark goes, they are taken out, after all who may still put one in have done so.
 //! - ⚑ Tables are released only while nothing was stored in the range since (the mark says so, durably, in

@@ -152,11 +152,23 @@ impl Shared {
             .then(|| Arc::clone(&self.forgotten.read()))
     }
 
-    /// What is read, and the marks of before and after: see `forgotten.rs`.
-    fn with_forgotten<T>(&self, read: impl FnOnce() -> T) -> (T, Option<Arc<Marks>>) {
-        let before = self.forgotten();
-        let read = read();
-        (read, self.and_forgotten(before))
+    /// Marks that were read before a state was taken, and those of now that it contains: see `forgotten.rs`.
+    fn forgotten_in(
+        &self,
+        state: &impl EngineSnapshot,
+        before: Option<Arc<Marks>>,
+    ) -> Option<Arc<Marks>> {
+        let Some(now) = self.forgotten() else {
+            return before;
+        };
+        if before.as_ref().is_some_and(|it| Arc::ptr_eq(it, &now)) {
+            return before;
+        }
+        // A disk that does not tell fails whoever reads on.
+        let last = counters::applied_time(state).unwrap_or(ClusterTime::MAX);
+        let contained = now.only(|mark| mark.time <= last);
+        let before = before.as_deref().cloned().unwrap_or_default();
+        Some(Arc::new(before.with(&contained)))
     }
 
     /// Marks that were read earlier, and those of now.
@@ -290,7 +302,7 @@ impl<E: Engine> Store<E> {
             |value| is_there(marks.as_deref(), collection, key, value),
             || {
                 let state = self.engine.snapshot();
-                let marks = self.shared.and_forgotten(marks.clone());
+                let marks = self.shared.forgotten_in(&state, marks.clone());
                 let value = state.get(&stored)?;
                 Ok(value.filter(|value| is_there(marks.as_deref(), collection, key, value)))
             },
@@ -334,8 +346,11 @@ impl<E: Engine> Store<E> {
         // Read before the snapshot is taken: it contains at least these.
         let commits_finished = self.shared.commits_finished.load(Ordering::Acquire);
         let time = self.shared.time();
-        let state = self.shared.with_forgotten(|| self.engine.snapshot());
-        Snapshot::new(state, time, commits_finished, Arc::clone(&self.shared))
+        let before = self.shared.forgotten();
+        let state = self.engine.snapshot();
+        let forgotten = self.shared.forgotten_in(&state, before);
+        let shared = Arc::clone(&self.shared);
+        Snapshot::new((state, forgotten), time, commits_finished, shared)
     }
 
     /// A document of the shard, as of now.

@@ -58,7 +58,7 @@ impl Driver {
         loop {
             self.check()?;
             if self.is_to_abort() {
-                return Ok(self.gives_up("it was asked to end"));
+                return Ok(self.obeys());
             }
             if let Some(why) = stall.is_over(&self.shard, since) {
                 return Ok(self.gives_up(why));
@@ -81,7 +81,11 @@ impl Driver {
                 }
             }
             asked = Some(Instant::now());
-            let report = match self.ask_recipient(self.receive(since)).await {
+            let asking = self.ask_recipient(self.receive(since));
+            let Some(answered) = self.unless_it_ends(asking).await else {
+                continue;
+            };
+            let report = match answered {
                 Ok(report) => report,
                 Err(Failure::Unreachable(_)) => {
                     self.pause(PAUSE).await;
@@ -102,9 +106,7 @@ impl Driver {
             };
             let fields = Fields(report.document());
             if report.document().get_str("phase") != Some("receiving") {
-                let why = report.document().get_str("reason");
-                self.reason = Some(why.unwrap_or("the recipient has given up").to_owned());
-                return Ok(Event::RecipientCannot);
+                return Ok(self.is_refused(report.document()));
             }
             if !std::mem::replace(&mut has_begun, true) {
                 *self.handle.phase.lock() = phase_name(&self.state.donor.phase);

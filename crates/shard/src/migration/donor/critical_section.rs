@@ -1,10 +1,11 @@
 //! The donor while clients wait: writes are blocked until the recipient has everything, then reads until
 //! the config server has decided.
 
-use super::{ANSWER_WAIT, Driver, LOOK_INTERVAL, Over, PAUSE, release};
+use super::{ANSWER_WAIT, Driver, KILLED, LOOK_INTERVAL, Over, PAUSE, release};
 use crate::migration::copy::binary;
 use crate::migration::database::{Reached, Stage};
 use crate::migration::digest;
+use crate::migration::killing::Wish;
 use crate::migration::learning::learn_earlier;
 use crate::migration::peers::{Failure, ask};
 use crate::migration::plan::{Fields, append_range, uuid_value};
@@ -55,7 +56,7 @@ impl Driver {
         loop {
             self.check()?;
             if self.is_to_abort() {
-                return Ok(self.gives_up("it was asked to end"));
+                return Ok(self.obeys());
             }
             if began.elapsed() > BLOCKED_LIMIT {
                 return Ok(self.gives_up("the recipient did not get ready in time"));
@@ -69,7 +70,10 @@ impl Driver {
                 .with("sum", binary(&digest.sum.to_be_bytes()));
             // ⚑ Nobody's writes wait longer because the recipient is silent.
             let left = BLOCKED_LIMIT.saturating_sub(began.elapsed());
-            let answered = ask(&self.shard, &*self.recipient, finish, ANSWER_WAIT.min(left)).await;
+            let asking = ask(&self.shard, &*self.recipient, finish, ANSWER_WAIT.min(left));
+            let Some(answered) = self.unless_it_ends(asking).await else {
+                continue;
+            };
             match answered {
                 Ok(report) => {
                     self.note(Fields(report.document()));
@@ -85,16 +89,11 @@ impl Driver {
                                 true => Event::RecipientReady {
                                     catalog: self.state.donor.moved.catalog,
                                 },
-                                false => self.gives_up("it was asked to end"),
+                                false => self.obeys(),
                             });
                         }
                         Some("receiving") => {}
-                        _ => {
-                            let why = report.document().get_str("reason");
-                            let why = why.unwrap_or("the recipient has given up");
-                            self.reason = Some(why.to_owned());
-                            return Ok(Event::RecipientCannot);
-                        }
+                        _ => return Ok(self.is_refused(report.document())),
                     }
                 }
                 Err(Failure::Unreachable(_)) => self.pause(PAUSE).await,
@@ -165,12 +164,20 @@ impl Driver {
                     let settled = settle(&self.shard, plan, ANSWER_WAIT).await;
                     settled.map(Verdict::Decided)
                 }
-                false => self.commit().await,
+                // Whatever becomes of the question: who wants the move to end asks what was decided.
+                false => match self.unless_it_ends(self.commit()).await {
+                    Some(verdict) => verdict,
+                    None => continue,
+                },
             };
             self.handle.steps.lock().commit_us = began.elapsed().as_micros() as u64;
             match decided {
                 Ok(Verdict::Decided(outcome)) => {
                     let outcome = self.of_this_life(outcome);
+                    if *self.handle.wish.borrow() == Wish::Killed && self.reason.is_none() {
+                        self.reason = Some(KILLED.to_owned());
+                        self.is_killed = true;
+                    }
                     self.tell_at_once(outcome);
                     learn_earlier(&self.shard, &self.tenure, &self.state.plan, outcome).await;
                     self.check()?;

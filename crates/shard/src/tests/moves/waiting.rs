@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-async fn filled() -> World {
+pub(super) async fn filled() -> World {
     let world = World::new("{x: 1}").await;
     world.create("{key: {x: 1}, name: 'x_1'}").await;
     let documents: Vec<String> = (0..50).map(|x| format!("{{_id: {x}, x: {x}}}")).collect();
@@ -16,7 +16,7 @@ async fn filled() -> World {
 }
 
 /// Waits until the only move of a shard is so far.
-async fn is_in(world: &World, number: usize, phase: &str) {
+pub(super) async fn is_in(world: &World, number: usize, phase: &str) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let moves = running_moves(&world.on(number).shard);

@@ -462,16 +462,20 @@ impl World {
     }
 
     /// An operation on the indexes of the collection, as the config server carries it out: on the first
-    /// shard, which owns all of it.
+    /// shard, which owns all of it. ⚑ To its end, also if whoever waits for it goes away: a version that is about to
+    /// change for ever keeps every move from its commit.
     pub(super) fn changes_indexes(&self, command: &str) -> BoxFuture<'static, ()> {
         let authority = self.authority.clone();
         let told = self.later(0, command);
         Box::pin(async move {
-            authority.changes.store(true, Ordering::SeqCst);
-            authority.catalog.fetch_add(1, Ordering::SeqCst);
-            told.await;
-            authority.catalog.fetch_add(1, Ordering::SeqCst);
-            authority.changes.store(false, Ordering::SeqCst);
+            let changed = tokio::spawn(async move {
+                authority.changes.store(true, Ordering::SeqCst);
+                authority.catalog.fetch_add(1, Ordering::SeqCst);
+                told.await;
+                authority.catalog.fetch_add(1, Ordering::SeqCst);
+                authority.changes.store(false, Ordering::SeqCst);
+            });
+            changed.await.expect("indexes change");
         })
     }
 
