@@ -5,7 +5,7 @@ fn index(fields: &[&str], is_partial: bool) -> IndexDefinition {
     let mut spec = DocWriter::new();
     spec.append("v", 2).begin_document("key");
     for field in fields {
-        spec.append(*field, 1);
+        spec.append(field, 1);
     }
     spec.end().append("name", "tried");
     if is_partial {
