@@ -62,6 +62,20 @@ fn field(fields: &Fields, name: &str) -> Value {
     get(fields, name).cloned().unwrap_or(Value::Null)
 }
 
+/// Whether a reply says that who answers is not the primary, or stops being it.
+fn is_of_no_primary(reply: &Fields) -> bool {
+    use model::Code;
+    let codes = [
+        Code::NOT_WRITABLE_PRIMARY,
+        Code::PRIMARY_STEPPED_DOWN,
+        Code::INTERRUPTED_DUE_TO_REPL_STATE_CHANGE,
+        Code::SHUTDOWN_IN_PROGRESS,
+    ];
+    codes
+        .iter()
+        .any(|code| field(reply, "code") == Value::Int32(code.0))
+}
+
 fn commit_of_primary(asked: &Fields, shard: &str) -> Fields {
     let mut commit = vec![("_configsvrCommitPrimary".to_owned(), Value::Int32(1))];
     for name in ["id", "db", "version", "to"] {
@@ -206,6 +220,10 @@ impl FakeDonor {
                 _ => self.commit_of_range(&asked, shard, manner).await?,
             };
             outcome = self.ask(commit.clone()).await?;
+            if is_of_no_primary(&outcome) {
+                // It would be settled at the next one, as aborted: rightly so, but not what is tried.
+                return Err(lost(&outcome));
+            }
             while field(&outcome, "outcome") == Value::String("catalogChanged".to_owned()) {
                 self.state.send_modify(|state| state.put_off += 1);
                 if manner == Manner::CommitsWithOtherCatalog {

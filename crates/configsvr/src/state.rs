@@ -397,6 +397,15 @@ impl State {
         damaged.map_or(Ok(()), |damaged| Err(damaged.fault(&name)))
     }
 
+    /// Refuses what all shards must hear of while the document of one is damaged: it can't be reached, and would keep
+    /// what the others have forgotten.
+    pub(crate) fn check_all_shards(&self) -> Result<(), Fault> {
+        let of_shards = Self::name_in(documents::SHARDS, "");
+        let mut damaged = self.damaged.iter();
+        let damaged = damaged.find(|(name, _)| name.starts_with(&of_shards));
+        damaged.map_or(Ok(()), |(name, damaged)| Err(damaged.fault(name)))
+    }
+
     /// A shard by its id, its connection string, the name of its replica set, or one of its hosts.
     pub(crate) fn shard_called(&self, name: &str) -> Result<ShardId, Fault> {
         let id = ShardId::new(name);

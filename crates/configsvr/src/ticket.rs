@@ -133,7 +133,8 @@ pub(crate) struct Place {
 impl Place {
     /// Tells all who have joined. ⚑ By now the answer is part of the state, if it is one that is kept.
     pub(crate) fn end(self, ended: &Result<DocBuf, Fault>) {
-        self.running.lock().remove(&self.id);
+        // Its entry goes with it, after that: who comes in between reads what was told. ⚑ It goes once: a second
+        // time it might be the entry of who has begun anew.
         self.ended.send_replace(Some(ended.clone()));
     }
 }

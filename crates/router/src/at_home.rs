@@ -43,7 +43,8 @@ pub(crate) async fn find_at_home(
     let batch_size = body.get("batchSize").map(|_| number("batchSize"));
     let first_batch = batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
     let is = |name: &str| body.get(name) == Some(ValueRef::Boolean(true));
-    if is("singleBatch") || limit.is_some_and(|limit| limit <= first_batch) {
+    // More than one document may be too much for a batch, whatever the client expects.
+    if is("singleBatch") || (limit == Some(1) && first_batch > 0) {
         return router.pass_cursor(request, route, shard).await;
     }
     let session = body.get_doc("lsid").map(Doc::to_owned);

@@ -43,6 +43,9 @@ pub(crate) struct Cursor {
     opened_by: Option<DocBuf>,
 }
 
+/// How much of a command is kept to be shown.
+const SHOWN_BYTES_MAX: usize = 1_000;
+
 enum Slot {
     Idle {
         cursor: Cursor,
@@ -262,7 +265,7 @@ impl Cursor {
             session,
             no_timeout,
             source,
-            opened_by: operation.map(|it| Doc::from_validated(&it.command).to_owned()),
+            opened_by: operation.map(|it| shown(Doc::from_validated(&it.command))),
         }
     }
 
@@ -314,4 +317,14 @@ fn check_session(id: i64, opened: bool, asked: bool, same: bool) -> Result<(), E
         )),
         (true, true) | (false, false) => Ok(()),
     }
+}
+
+/// A command as far as it is shown: very many cursors may have been opened by very long ones.
+fn shown(command: Doc<'_>) -> DocBuf {
+    if command.len() <= SHOWN_BYTES_MAX {
+        return command.to_owned();
+    }
+    let mut text: String = format!("{command:?}");
+    text.truncate(text.floor_char_boundary(SHOWN_BYTES_MAX));
+    DocWriter::new().with("$truncated", text.as_str()).finish()
 }

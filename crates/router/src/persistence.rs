@@ -9,7 +9,9 @@
 //!
 //! ⚑ It is asked again with the same id, so the config server joins what it has begun, tells how it ended, or begins
 //! it if it never heard of it (`configsvr/src/ticket.rs`): nothing is done twice, and the client gets the one answer.
-//! An outcome that is still unknown when the time is over is said to be: `HostUnreachable`.
+//! An outcome that is still unknown when the time is over is said to be: `MaxTimeMSExpired` where the client has set it,
+//! else `HostUnreachable`, whatever was last heard: that the config server's primary is none any more says nothing of
+//! this router.
 //!
 //! Who is killed, or whose client goes, asks no more; what was begun goes on.
 
@@ -18,7 +20,7 @@ use crate::config::is_lost;
 use crate::failure::Failure;
 use crate::operation;
 use crate::scan::code_of;
-use model::bson::{Doc, DocWriter, ValueRef};
+use model::bson::{Doc, DocWriter, Element, ValueRef};
 use model::error::{Code, Error};
 use model::ids::Uuid;
 use std::time::Duration;
@@ -99,11 +101,12 @@ pub(crate) async fn carry_out(
         let asked = began.elapsed();
         let sent = request(router, id, database, command, persistence.left_ms(asked));
         let answered = router.config.endpoint.call(sent?).await;
-        let (loss, told) = match answered {
+        let (loss, why) = match answered {
             Ok(reply) => {
                 router.config.heard(reply.document());
-                match is_lost(code_of(&reply)) {
-                    true => (Loss::Gone, Ok(reply)),
+                let code = code_of(&reply);
+                match is_lost(code) {
+                    true => (Loss::Gone, format!("{code:?}")),
                     false => return Ok(reply),
                 }
             }
@@ -112,17 +115,17 @@ pub(crate) async fn carry_out(
                     CallError::OutcomeUnknown(_) => Loss::Gone,
                     CallError::NotSent(_) | CallError::NobodyFits(_) => Loss::Absent,
                 };
-                let message = format!("the config server: {error}");
-                (loss, Err(Error::new(Code::HOST_UNREACHABLE, message)))
+                (loss, error.to_string())
             }
         };
         let Some(pause) = persistence.lost(loss, asked, began.elapsed()) else {
-            return match limit {
-                Some(_) => Err(over().into()),
-                None => told.map_err(Failure::from),
-            };
+            let message = format!("the config server: {why}");
+            return Err(match limit {
+                Some(_) => over().into(),
+                None => Error::new(Code::HOST_UNREACHABLE, message).into(),
+            });
         };
-        tracing::debug!("the config server is asked again in {pause:?}: {told:?}");
+        tracing::debug!("the config server is asked again in {pause:?}: {why}");
         operation::waiting(tokio::time::sleep(pause)).await?;
     }
 }
@@ -149,16 +152,19 @@ fn request(
         },
     );
     body.begin_document("command");
-    for element in command.iter() {
+    let copy = |body: &mut DocWriter, element: &Element<'_>| {
         match (element.key(), left_ms) {
             ("maxTimeMS", Some(left_ms)) => body.append("maxTimeMS", left_ms),
-            _ => body.append_element(&element),
+            _ => body.append_element(element),
         };
+    };
+    for element in command.iter() {
+        copy(&mut body, &element);
     }
     body.end();
     for name in ["lsid", "txnNumber", "writeConcern", "maxTimeMS", "comment"] {
         if let Some(element) = command.element(name) {
-            body.append_element(&element);
+            copy(&mut body, &element);
         }
     }
     router.clock.append_to(&mut body);

@@ -80,6 +80,9 @@ impl Drop {
             let state = tenure.state().await?;
             let entry = state.to_be_dropped(&self.namespace)?;
             let uuid = entry.map(|entry| entry.uuid);
+            if uuid.is_some() {
+                state.check_all_shards()?;
+            }
             let database = state.database(self.namespace.database())?;
             (uuid, database.map(|placement| placement.primary.clone()))
         };

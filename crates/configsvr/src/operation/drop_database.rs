@@ -105,6 +105,9 @@ impl DropDatabase {
                 Some(_) | None => {}
             }
         }
+        if !self.collections.is_empty() {
+            state.check_all_shards()?;
+        }
         Ok(None)
     }
 

@@ -145,7 +145,11 @@ impl Rename {
                     ));
                 }
             };
-            (entry(&self.from)?, entry(&self.to)?, primary)
+            let (source, target) = (entry(&self.from)?, entry(&self.to)?);
+            if source.is_some() || target.is_some() {
+                state.check_all_shards()?;
+            }
+            (source, target, primary)
         };
         if source.is_none() && target.is_none() {
             return self.check_alone(tenure, primary).await;
@@ -202,13 +206,27 @@ impl Rename {
         let place = (&self.primary, "admin");
         let said = alone::ask(context.tenure, place, command.as_doc(), (again, &GONE)).await?;
         match said {
-            Said::Done(_) | Said::DoneBefore => self.take_zones_along(context).await,
+            Said::Done(_) => self.take_zones_along(context).await,
+            // ⚑ Nobody knows whether it was asked before: what is not there any more may have gone another way.
+            Said::DoneBefore if !self.has_arrived(context.tenure).await? => {
+                Ok(Step::Failed(no_source(&self.from)))
+            }
+            Said::DoneBefore => self.take_zones_along(context).await,
             // Another client was faster.
             Said::Refused(Fault::Refused(error)) if GONE.contains(&error.code) => {
                 Ok(Step::Failed(no_source(&self.from)))
             }
             Said::Refused(fault) => Ok(Step::Failed(fault)),
         }
+    }
+
+    /// Whether the collection has its new name. Between databases it is copied, and has another UUID then.
+    async fn has_arrived(&self, tenure: &Tenure) -> Result<bool, Fault> {
+        let found = collection::uuid(tenure, &self.primary, &self.to).await?;
+        Ok(match self.from.database() == self.to.database() {
+            true => found == Some(self.uuid),
+            false => found.is_some(),
+        })
     }
 
     /// The database may have been made for this, and whoever made it lost before its primary was told.

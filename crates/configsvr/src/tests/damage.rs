@@ -280,6 +280,10 @@ async fn a_damaged_shard_is_told_by_name() {
                 test {drop: 'plain'} => {}
                 shard0! test {insert: 'plain', documents: [{_id: 1}]} => {n: 1}
                 other {dropIndexes: 'c', index: 'x'} => 1
+                test {drop: 'b'} => 1
+                test {dropDatabase: 1} => 1
+                admin {renameCollection: 'test.b', to: 'test.other'} => 1
+                admin {renameCollection: 'test.plain', to: 'test.b', dropTarget: true} => 1
                 test {dropIndexes: 'b', index: 'x'} => {}
                 ",
             )

@@ -202,16 +202,30 @@ fn another_collection_is_not_gone_on_with() {
 
 /// Where nothing is left open, nobody is asked for a place.
 #[test]
-fn what_fits_into_one_batch_passes_as_it_is() {
+fn what_is_surely_one_batch_passes_as_it_is() {
     run(async {
         let world = world();
-        let small = find()
-            .with("limit", 5)
-            .with("batchSize", 5)
-            .with("sort", &by_rank());
-        let (found, id) = batch(&world.run(small.finish()).await);
+        let several = || {
+            find()
+                .with("limit", 5)
+                .with("batchSize", 5)
+                .with("sort", &by_rank())
+        };
+        for (small, count) in [
+            (several().with("singleBatch", true), 5),
+            (find().with("limit", 1), 1),
+        ] {
+            let (found, id) = batch(&world.run(small.finish()).await);
+            assert_eq!((found.len(), id), (count, 0));
+            let asked = world.shards["a"].asked.lock();
+            let last = asked.last().expect("a question");
+            assert!(last.get("_terndbScan").is_none(), "{last:?}");
+        }
+        // Five documents may be more than fits.
+        let (found, id) = batch(&world.run(several().finish()).await);
         assert_eq!((found.len(), id), (5, 0));
         let asked = world.shards["a"].asked.lock();
-        assert!(asked[0].get("_terndbScan").is_none(), "{asked:?}");
+        let last = asked.last().expect("a question");
+        assert!(last.get("_terndbScan").is_some(), "{last:?}");
     });
 }
