@@ -14,7 +14,8 @@
 //! checked again, as if it had come only now.
 //!
 //! ⚑ **Nothing changes before it is written down.** `prepare` of an operation only reads, here and on shards, but for
-//! two things that may be there already without doing harm: a database that is made, and the new addresses of a shard.
+//! what may be there already without doing harm: a database that is made, the new addresses of a shard, and moves that
+//! `setAllowMigrations` ends before its one entry.
 //! What one shard does alone for an unsharded collection is a step like any other (`operation/alone.rs`).
 //!
 //! A digest leaves out what is of the message rather than of the command: the session, times, the time limit.

@@ -36,7 +36,8 @@ impl<E> Scan<E> {
         if now.incarnation == self.base.incarnation {
             return Ok(());
         }
-        // Whatever is not a refinement gives a collection another identity.
+        // Whatever else gives it another incarnation gives it another identity too, but for a rename, which leaves the
+        // key as it is and is refused below.
         if now.uuid != self.base.uuid || now.incarnation.began <= self.base.incarnation.began {
             return Err(NotRefined);
         }

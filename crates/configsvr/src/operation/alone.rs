@@ -1,7 +1,8 @@
 //! What a database's primary shard does alone, with a collection that is not sharded.
 //!
-//! It is a step of an operation, with the state document before it. ⚑ The shard is told the UUID of the collection that
-//! was there when the operation began: asked again, because an answer was lost or a primary of the config server, it
+//! It is a step of an operation, with the state document before it. ⚑ A shard that drops or renames is told the UUID of
+//! the collection that was there when the operation began (changes of indexes and options are not: done again they do
+//! nothing): asked again, because an answer was lost or a primary of the config server, it
 //! does nothing to another collection that has got the name since. That the one that was meant is not there any more
 //! says then that it was done.
 //!
