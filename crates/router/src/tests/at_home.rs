@@ -80,20 +80,21 @@ impl World {
         let moved = std::mem::take(&mut *self.shards[from].documents.lock());
         self.shards[to].documents.lock().extend(moved);
         for (name, shard) in &self.shards {
-            shard.cursors.lock().clear();
             if let Some(home) = &mut *shard.home.lock() {
                 home.database = (*name == to).then(|| version(moves));
             }
+            shard.cursors.lock().clear();
         }
     }
 
     /// What becomes of the collection, where the database is.
     fn change(&self, change: impl Fn(&mut Home)) {
         for shard in self.shards.values() {
-            shard.cursors.lock().clear();
             if let Some(home) = &mut *shard.home.lock() {
                 change(home);
             }
+            // Behind it: a batch that is asked for ahead, right now, would get a cursor of what was there before.
+            shard.cursors.lock().clear();
         }
     }
 }
