@@ -393,12 +393,6 @@ async fn answer(
         Box::pin(shard.await_read_concern(wait, operation)).await?;
     }
     let state = shard.state_for(request)?;
-    let retryable = match (envelope.session, envelope.transaction_number) {
-        (Some(session), Some(number)) => {
-            Some(shard.begin_retryable(session, number, operation).await?)
-        }
-        _ => None,
-    };
     let (route, stale) = match envelope.routed.as_deref() {
         None => (None, None),
         Some(routed) => match check_routed(shard, request, routed, operation).await {
@@ -406,6 +400,14 @@ async fn answer(
             Err(error) if has_statements(request.name()) => (None, Some(error)),
             Err(error) => return Err(error),
         },
+    };
+    // ⚑ Behind the versions, which may be waited for: a move that is to bring them may need the session itself, for the
+    // history that comes with its range.
+    let retryable = match (envelope.session, envelope.transaction_number) {
+        (Some(session), Some(number)) => {
+            Some(shard.begin_retryable(session, number, operation).await?)
+        }
+        _ => None,
     };
     let invocation = Invocation {
         shard,

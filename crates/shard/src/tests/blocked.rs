@@ -48,13 +48,17 @@ async fn once_waited_for(
     before: u64,
     then: impl Fn(&Ownership) -> Result<Ownership, Error> + Send + Sync,
 ) {
+    is_waited_for(shard, command, before).await;
+    change(shard, then).await.expect("is applied");
+}
+
+async fn is_waited_for(shard: &TestShard, command: &str, before: u64) {
     let counter = &shard.shard.counters.waits_for_moves;
     let deadline = Instant::now() + Duration::from_secs(60);
     while counter.load(Ordering::Relaxed) == before {
         assert!(Instant::now() < deadline, "{command} does not wait");
         tokio::task::yield_now().await;
     }
-    change(shard, then).await.expect("is applied");
 }
 
 fn code(reply: &Fields) -> Option<Value> {
@@ -401,6 +405,38 @@ async fn orphans_are_in_no_ones_way_when_a_unique_index_is_built() {
             placed("_terndbSetPlacement", (2, 0), (2, 1), LOW)
         ))
         .await;
+}
+
+/// ⚑ What it waits for may need its session: the history that comes with a range is written there.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_version_does_not_keep_its_session() {
+    let shard = sharded(LOW).await;
+    let arriving = range(&shard, 10, 20);
+    let begun = change(&shard, |known| known.with_receiving(MOVE, arriving.clone())).await;
+    begun.expect("is applied");
+    let mut newer = ownership(&shard).placement;
+    newer.chunk = model::version::ChunkVersion::new(2, 0);
+    let insert = |document: &str, rest: String| {
+        let session = "lsid: {id: UUID(\"00000000-0000-4000-8000-000000000001\")}";
+        format!("{{insert: 'c', documents: [{document}], {session}, {rest}}}")
+    };
+    let rest = format!("txnNumber: 2L, shardVersion: {}", version(2, 0));
+    let waiting = insert("{_id: 1, x: 12}", rest);
+    let before = shard.shard.counters.waits_for_moves.load(Ordering::Relaxed);
+    let meanwhile = async {
+        is_waited_for(&shard, &waiting, before).await;
+        let other = insert("{_id: 2, x: 1}", "txnNumber: 1L".to_owned());
+        let written = tokio::time::timeout(Duration::from_secs(20), shard.run("test", &other));
+        let decided = change(&shard, |known| {
+            let gained = known.without_receiving(MOVE).gaining(arriving.clone());
+            Ok(gained.with_versions(newer, newer))
+        });
+        let written = written.await;
+        decided.await.expect("is applied");
+        written.expect("the session is free")
+    };
+    let (waited, written) = tokio::join!(shard.run("test", &waiting), meanwhile);
+    assert_eq!((code(&waited), code(&written)), (None, None));
 }
 
 /// A request that knows of a decision before the shard does waits for it.
