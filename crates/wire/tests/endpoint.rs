@@ -168,8 +168,8 @@ struct SetState {
     release: Arc<Notify>,
     hellos_to_a: usize,
     look_interval: Option<Duration>,
-    /// Loses the reply to the next command.
-    lose_reply: bool,
+    /// Loses the replies to so many commands.
+    lose_replies: usize,
     /// These answer nothing until they are released.
     silent: Vec<&'static str>,
     /// Of these only `hello` is answered until they are released.
@@ -210,7 +210,9 @@ impl Endpoint for FakeMember {
                 let name = request.name().to_owned();
                 set.asked.push((self.host.clone(), name.clone()));
                 let is_read = request.body().get("$readPreference").is_some();
-                if std::mem::take(&mut set.lose_reply) {
+                let is_lost = set.lose_replies > 0;
+                set.lose_replies = set.lose_replies.saturating_sub(1);
+                if is_lost {
                     Err(CallError::OutcomeUnknown("lost".to_owned()))
                 } else if is_primary || is_read {
                     Ok(Reply::ok())
@@ -372,11 +374,47 @@ fn a_lost_reply_is_never_answered_by_sending_again() {
     let endpoint = set.endpoint(&["a", "b"]);
     run(async {
         endpoint.call(insert(true)).await.unwrap();
-        set.0.lock().lose_reply = true;
-        set.asked();
-        let lost = endpoint.call(insert(true)).await;
-        assert!(matches!(lost, Err(CallError::OutcomeUnknown(_))));
-        assert_eq!(set.asked(), ["insert@a"]);
+        let more = DocWriter::new().with("getMore", 1i64).with("$db", "test");
+        for sent in [insert(true), request(more.finish())] {
+            set.0.lock().lose_replies = 1;
+            set.asked();
+            let name = sent.name().to_owned();
+            let lost = endpoint.call(sent).await;
+            assert!(matches!(lost, Err(CallError::OutcomeUnknown(_))));
+            assert_eq!(set.asked(), [format!("{name}@a")]);
+        }
+    });
+}
+
+/// ⚑ A read has changed nothing: whoever does its member's work answers it. One that no member survives is told.
+#[test]
+fn a_read_whose_reply_is_lost_is_sent_again_a_few_times() {
+    let set = Set::new(&["a", "b"]);
+    let endpoint = set.endpoint(&["a", "b"]);
+    run(async {
+        for mode in ["primary", "secondary", "nearest"] {
+            set.0.lock().lose_replies = 3;
+            endpoint.call(read(mode)).await.unwrap();
+            assert_eq!(set.asked().len(), 4, "{mode}");
+            set.0.lock().lose_replies = usize::MAX;
+            let lost = endpoint.call(read(mode)).await;
+            assert!(
+                matches!(lost, Err(CallError::OutcomeUnknown(_))),
+                "{lost:?}"
+            );
+            assert_eq!(set.asked().len(), 4, "{mode}");
+        }
+        // What writes is no read.
+        let mut body = DocWriter::new().with("aggregate", "birds");
+        body.begin_array("pipeline").push_document();
+        body.append("$out", "nests").end().end();
+        let body = body.with("$db", "test").finish();
+        let lost = endpoint.call(request(body)).await;
+        assert!(
+            matches!(lost, Err(CallError::OutcomeUnknown(_))),
+            "{lost:?}"
+        );
+        assert_eq!(set.asked(), ["aggregate@a"]);
     });
 }
 
@@ -525,10 +563,10 @@ fn a_hurried_read_waits_for_the_next_primary() {
         endpoint.call(insert(false)).await.unwrap();
         set.asked();
         set.elect(None);
-        set.0.lock().lose_reply = true;
+        set.0.lock().lose_replies = 1;
         let reading = endpoint.call(read("primary").hurried(true));
         let electing = async {
-            while set.0.lock().lose_reply {
+            while set.0.lock().lose_replies > 0 {
                 tokio::task::yield_now().await;
             }
             set.0.lock().away = vec!["a"];
@@ -537,13 +575,6 @@ fn a_hurried_read_waits_for_the_next_primary() {
         let (answered, ()) = tokio::join!(reading, electing);
         answered.unwrap();
         assert_eq!(set.asked(), ["find@a", "find@b"]);
-        // Others are told at once that nobody knows.
-        set.0.lock().lose_reply = true;
-        let lost = endpoint.call(read("primary")).await;
-        assert!(
-            matches!(lost, Err(CallError::OutcomeUnknown(_))),
-            "{lost:?}"
-        );
     });
 }
 

@@ -7,8 +7,12 @@
 //!             ▼                        ▼
 //!           send ─► NotSent, or refused by a member that is not what it was thought to be:
 //!             │     forget what is known, look, send again until the deadline
-//!             └───► a reply, or OutcomeUnknown: the caller's; a hurried read is sent again until its deadline
+//!             └───► a reply, or OutcomeUnknown: the caller's; a read is sent again, a few times
 //! ```
+//!
+//! A read whose member ends before it has answered is asked for again where another one does its work. ⚑ A few times
+//! only: a query that its members do not survive must not go through all sets again and again. A cursor that is gone
+//! with its member is its caller's.
 //!
 //! While a call waits its member is watched (`watched.rs`).
 //!
@@ -68,6 +72,9 @@ impl Default for ReplicaSetTimes {
 
 /// How long a hurried call looks: a set whose primary has ended has another one by then.
 const HURRIED_LIMIT: Duration = Duration::from_secs(3);
+
+/// How often a read is sent again because its member has not answered it.
+const READS_LOST_MAX: u32 = 3;
 
 /// The members of one replica set.
 pub struct ReplicaSet(Arc<Shared>);
@@ -186,7 +193,8 @@ impl Shared {
             true => self.times.selection_limit.min(HURRIED_LIMIT),
             false => self.times.selection_limit,
         };
-        let deadline = Instant::now() + limit;
+        let mut deadline = Instant::now() + limit;
+        let mut lost = 0;
         let mut last_error = None;
         let mut refused_by: Option<String> = None;
         loop {
@@ -219,11 +227,15 @@ impl Shared {
                 Ok(reply) => return Ok(member.answered(reply)),
                 Err(error @ CallError::OutcomeUnknown(_)) => {
                     self.doubt(&member.host);
-                    // Who goes on without an answer does so only when nobody has come to give one.
-                    let is_asked_again = request.is_hurried() && only_reads(request.name());
-                    if !is_asked_again || !may_be_repeated(&request) || Instant::now() >= deadline {
+                    let is_asked_again = only_reads(request.name()) && may_be_repeated(&request);
+                    // What took long until it was lost has not looked for anybody yet.
+                    if !request.is_hurried() {
+                        deadline = Instant::now() + limit;
+                    }
+                    if !is_asked_again || lost >= READS_LOST_MAX || Instant::now() >= deadline {
                         return Err(error);
                     }
+                    lost += 1;
                     last_error = Some(error);
                 }
                 Err(error @ (CallError::NotSent(_) | CallError::NobodyFits(_))) => {
