@@ -169,7 +169,9 @@ impl Route {
     /// Says by which versions a request for a shard was routed.
     pub(crate) fn stamp(&self, writer: &mut DocWriter, shard: &ShardId) {
         match &self.placement {
-            Placement::Sharded(table) => stamp_version(writer, table.shard_version(shard)),
+            Placement::Sharded(table) => {
+                stamp_known(writer, table.shard_version(shard), table.came_to_be());
+            }
             Placement::Unsharded => {
                 stamp_version(writer, PlacementVersion::UNSHARDED);
                 stamp_database(writer, &self.database);
@@ -208,6 +210,14 @@ pub(crate) fn stamp_version(writer: &mut DocWriter, version: PlacementVersion) {
     writer.begin_document("shardVersion");
     version.append_to(writer);
     writer.end();
+}
+
+/// The same with the time until which it is known who owned what: an older version is good enough for a read of that
+/// time.
+pub(crate) fn stamp_known(writer: &mut DocWriter, version: PlacementVersion, known: ClusterTime) {
+    writer.begin_document("shardVersion");
+    version.append_to(writer);
+    writer.append("known", known).end();
 }
 
 pub(crate) fn stamp_database(writer: &mut DocWriter, database: &crate::config::Database) {

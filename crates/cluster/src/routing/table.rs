@@ -39,6 +39,8 @@ pub(super) struct Block {
     pub(super) chunks: Box<[Chunk]>,
     heads: Heads,
     shards: Box<[ShardPlacement]>,
+    /// When the last of its chunks came to where it is.
+    latest: ClusterTime,
 }
 
 impl Block {
@@ -58,6 +60,7 @@ pub struct RoutingTable {
     heads: Arc<Heads>,
     /// By name.
     shards: Arc<[ShardPlacement]>,
+    came_to_be: ClusterTime,
     end: KeyBound,
 }
 
@@ -99,6 +102,7 @@ impl RoutingTable {
             incarnation,
             pattern,
             heads: Arc::new(Heads::new(blocks.iter().map(|block| block.first()))),
+            came_to_be: latest_of(&blocks),
             blocks: blocks.into(),
             shards: shards.into(),
             end: KeyBound::after_all(),
@@ -139,6 +143,7 @@ impl RoutingTable {
             incarnation: self.incarnation,
             pattern: self.pattern.clone(),
             heads: Arc::new(Heads::new(blocks.iter().map(|block| block.first()))),
+            came_to_be: latest_of(&blocks),
             blocks: blocks.into(),
             shards: shards.into(),
             end: self.end.clone(),
@@ -158,6 +163,12 @@ impl RoutingTable {
     pub fn version(&self) -> PlacementVersion {
         let highest = self.shards.iter().map(|shard| shard.version).max();
         self.placement(highest.unwrap_or(ChunkVersion::ZERO))
+    }
+
+    /// When the last chunk came to where it is. ⚑ Moves are decided one after the other, each at a later time: who
+    /// owned what at this time and before is told by this table, and by every later one.
+    pub fn came_to_be(&self) -> ClusterTime {
+        self.came_to_be
     }
 
     /// The version of one shard; zero if it owns nothing.
@@ -362,10 +373,19 @@ impl Block {
         }
         Self {
             heads: Heads::new(chunks.iter().map(|chunk| &chunk.min)),
+            latest: latest(chunks.iter().map(|chunk| chunk.since)),
             chunks: chunks.into(),
             shards: shards.into(),
         }
     }
+}
+
+fn latest(times: impl Iterator<Item = ClusterTime>) -> ClusterTime {
+    times.max().unwrap_or(ClusterTime::ZERO)
+}
+
+fn latest_of(blocks: &[Arc<Block>]) -> ClusterTime {
+    latest(blocks.iter().map(|block| block.latest))
 }
 
 /// Where a shard is in sums by name.

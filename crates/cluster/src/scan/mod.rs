@@ -50,7 +50,8 @@
 //!
 //! *One moment of the past* ([`Scan::of_past`]): whoever owned a range at a time owns it at that time for ever. Such a
 //! scan has one stream for each owner of then, which never gives anything away; it only changes the member that it asks.
-//! ⚑ Until all of them have answered by the base's version it is not known that the base tells the owners of then.
+//! ⚑ Until all of them have answered by the base's version, and by the time at which it came to be, it is not known that
+//! the base tells the owners of then.
 //!
 //! *A refined shard key* ([`Scan::refine`]) changes the words for ranges, and nothing else.
 //!
@@ -59,9 +60,8 @@
 
 use crate::routing::{RoutingTable, ShardId};
 use model::range::{KeyRange, RangeSet};
-use model::time::ClusterTime;
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 mod delivering;
 mod naming;
@@ -196,8 +196,6 @@ pub struct Scan<E> {
     floor: Option<Vec<u8>>,
     skip: u64,
     limit: Option<u64>,
-    /// When the base placement had come to be, once somebody has asked for it.
-    base_since: OnceLock<ClusterTime>,
     /// Nothing moves any more.
     is_past: bool,
     /// Tells queries apart: a token goes on with its own only.
@@ -255,7 +253,6 @@ impl<E> Scan<E> {
             floor: None,
             skip: 0,
             limit: None,
-            base_since: OnceLock::new(),
             is_past,
             query: 0,
         }

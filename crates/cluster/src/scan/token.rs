@@ -40,7 +40,7 @@ use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
 use model::version::Incarnation;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 const VERSION: u8 = 4;
 /// Did not name the collection.
@@ -131,7 +131,7 @@ impl<E> Scan<E> {
     /// When the base placement had come to be. ⚑ Whoever is asked for ranges by name reads at or after it: a
     /// member that lags behind may have owned a range before it went away and came back.
     pub fn base_time(&self) -> ClusterTime {
-        *self.base_since.get_or_init(|| came_to_be(&self.base))
+        self.base.came_to_be()
     }
 
     /// Goes on where a token stands. `now` is any placement since the one that it names;
@@ -192,17 +192,10 @@ impl<E> Scan<E> {
             floor: Some(token.floor).filter(|floor| !floor.is_empty()),
             skip: token.skip,
             limit: token.limit,
-            base_since: OnceLock::new(),
             is_past: false,
             query: token.query,
         })
     }
-}
-
-/// When the last chunk of a placement came to where it is.
-fn came_to_be(table: &RoutingTable) -> ClusterTime {
-    let since = table.chunks().map(|view| view.chunk.since);
-    since.max().unwrap_or(ClusterTime::ZERO)
 }
 
 /// What a shard owned at a time.
@@ -234,7 +227,7 @@ impl ScanToken {
     /// Whether a placement tells who owned what in the one that the token names: it is that one, or a later one
     /// of the same collection. Moves are decided one after the other, each at a later time.
     pub fn is_told_by(&self, table: &RoutingTable) -> bool {
-        self.is_of(table) && came_to_be(table) >= self.base
+        self.is_of(table) && table.came_to_be() >= self.base
     }
 
     /// The error for a token of another query.

@@ -10,7 +10,8 @@
 //!
 //! Of a moment of the past a shard is first asked by the base version, so that somebody tells if the base does not know
 //! who owned what then; and after that by the version of now, whichever that is: what it owned then stays what it owned
-//! then.
+//! then. What has moved after that moment is no reason to refuse: the version says until when it tells the owners
+//! (`known`).
 //!
 //! Which of them, and why: [`cluster::scan::naming`]. What a shard is known not to own any more it is not asked
 //! for.
@@ -18,7 +19,7 @@
 use super::asking::{Answered, Ask, Asker, append_ranges, binary};
 use crate::config::Database;
 use crate::failure::{Failure, Stale};
-use crate::request::stamp_version;
+use crate::request::stamp_known;
 use cluster::cache::Placement;
 use cluster::scan::{Asked, Limits, Naming, Question, naming};
 use model::bson::{DocWriter, ValueRef};
@@ -114,7 +115,7 @@ impl Asker {
             (Words::AsAsked, Asked::These(_)) => None,
         };
         if let Some(version) = version {
-            stamp_version(writer, version);
+            stamp_known(writer, version, self.base.came_to_be());
         }
         writer.begin_document("_terndbScan");
         match (words, &question.asked) {

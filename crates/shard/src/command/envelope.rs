@@ -176,6 +176,11 @@ impl Envelope {
                 _ => {}
             }
         }
+        if let (Some(routed), ReadConcern::Snapshot(Some(time))) =
+            (&mut envelope.routed, envelope.read_concern)
+        {
+            routed.reads_at(time);
+        }
         if envelope.session.is_some() && !belongs_to_session(command) {
             if envelope.transaction_number.is_some() {
                 return Err(Error::location(

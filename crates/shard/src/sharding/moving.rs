@@ -153,6 +153,16 @@ impl Moving {
         Some(owned)
     }
 
+    /// Whether anything came or went behind a time, until another one, as far as it is known.
+    pub(super) fn changes_between(&self, after: ClusterTime, until: ClusterTime) -> bool {
+        let is_forgotten = self.known_since.is_some_and(|since| after < since);
+        let is_between = |change: &Earlier| {
+            let at = change.until;
+            at.is_none_or(|at| after < at && at <= until)
+        };
+        is_forgotten || self.past.iter().any(is_between)
+    }
+
     /// Reads at this time and later, if they are answered at all, see nothing of what is dead in
     /// a range: whatever was owned of it was lost by then.
     pub(super) fn unseen_since(&self, range: &RangeSet) -> ClusterTime {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   shardVersion     {e, t, v}             of the collection on this shard, as the router knows it
+//!                    {e, t, v, known}      the same for a read of the past; all that moved until `known` is known
 //!   databaseVersion  {uuid, timestamp, lastMod}      for collections that are not sharded
 //!   routedBy         [{min, max}, ..]      the ranges the request is for; absent: all of that version
 //! ```
@@ -10,6 +11,17 @@
 //! and merges change the minor number alone and move nothing. The answer to one that does not
 //! agree says what was received and what is known, so that whoever is older refreshes. Where
 //! nothing is known, `vWanted` is absent.
+//!
+//! A read at a time of the past (`T`) is not concerned by what has moved since:
+//!
+//! ```text
+//!   known            T
+//!   ──┼──────────────┼─────────────► time           an older version agrees, if nothing of this shard's
+//!     └── came, went?┘  whatever                    came or went in between
+//! ```
+//!
+//! ⚑ Moves are decided one after the other, each at a later time, so who knows one knows all before it. A *newer*
+//! version than the one that is known here is waited for as ever: what it tells of may be from before `T`.
 //!
 //! A request is checked before it runs. Between that and its end ownership may change: writes
 //! look again where they are evaluated, reads when they are done ([`CheckedRoute`]).
@@ -20,7 +32,8 @@ use crate::Shard;
 use crate::catalog::Collection;
 use model::bson::{Array, Doc, DocWriter, ValueRef};
 use model::range::{KeyBound, KeyRange, RangeSet};
-use model::version::{DatabaseVersion, PlacementVersion};
+use model::time::ClusterTime;
+use model::version::{Age, DatabaseVersion, PlacementVersion};
 use model::{Code, Error, Namespace};
 use std::sync::Arc;
 use wire::Request;
@@ -31,6 +44,16 @@ pub(crate) struct Routed {
     shard: Option<PlacementVersion>,
     database: Option<DatabaseVersion>,
     ranges: Option<RangeSet>,
+    /// Changes until this time are known to whoever asks.
+    known: Option<ClusterTime>,
+    past: Option<Past>,
+}
+
+/// A time that is read at, by whom who owned what is known until another one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Past {
+    at: ClusterTime,
+    known: ClusterTime,
 }
 
 /// What a request was found to agree with.
@@ -41,6 +64,7 @@ pub(crate) enum CheckedRoute {
         namespace: Namespace,
         received: PlacementVersion,
         owned: Arc<RangeSet>,
+        past: Option<Past>,
     },
     /// With the version of a database whose unsharded collections are here.
     Database(DatabaseVersion),
@@ -52,6 +76,9 @@ impl Routed {
         match (name, value) {
             ("shardVersion", ValueRef::Document(doc)) => {
                 self.shard = Some(PlacementVersion::from_document(doc)?);
+                if let Some(ValueRef::Timestamp(known)) = doc.get("known") {
+                    self.known = Some(ClusterTime::new(known.seconds, known.increment));
+                }
             }
             ("databaseVersion", ValueRef::Document(doc)) => {
                 self.database = Some(DatabaseVersion::from_document(doc)?);
@@ -83,6 +110,11 @@ impl Routed {
             shard: Some(version),
             ..Routed::default()
         }
+    }
+
+    /// The request reads at a time of the past.
+    pub(crate) fn reads_at(&mut self, at: ClusterTime) {
+        self.past = self.known.map(|known| Past { at, known });
     }
 
     pub(super) fn shard(&self) -> Option<PlacementVersion> {
@@ -155,7 +187,9 @@ impl Shard {
             let wanted = Some(ownership.placement);
             Err(stale_config(&self.sharding, &namespace, received, wanted))
         };
-        let agrees = received.is_ignored() || agrees(received, ownership.placement);
+        let agrees = received.is_ignored()
+            || agrees(received, ownership.placement)
+            || (routed.past).is_some_and(|past| past.agrees(received, &ownership));
         let covered = routed
             .ranges
             .as_ref()
@@ -170,6 +204,7 @@ impl Shard {
             namespace,
             received,
             owned: ownership.owned.clone(),
+            past: routed.past,
         }))
     }
 
@@ -223,17 +258,19 @@ impl CheckedRoute {
         database: &str,
         collection: Option<&Collection>,
     ) -> Result<(), Error> {
-        let (namespace, received, owned) = match self {
+        let (namespace, received, owned, past) = match self {
             CheckedRoute::Database(received) => return still_here(sharding, database, *received),
             CheckedRoute::Ranges {
                 namespace,
                 received,
                 owned,
-            } => (namespace, *received, owned),
+                past,
+            } => (namespace, *received, owned, past),
         };
         let ownership = collection.and_then(|known| known.ownership.as_ref());
         match ownership {
             Some(now) if Arc::ptr_eq(&now.owned, owned) => Ok(()),
+            Some(now) if past.is_some_and(|past| past.agrees(received, now)) => Ok(()),
             now => {
                 let wanted = now.map(|ownership| ownership.placement);
                 Err(stale_config(sharding, namespace, received, wanted))
@@ -272,6 +309,15 @@ fn still_here(
             let wanted = known.map(|known| known.version);
             Err(stale_database(name, Some(received), wanted))
         }
+    }
+}
+
+impl Past {
+    /// Whether a version that is older than what is known here tells who owned what at the time that is read.
+    fn agrees(self, received: PlacementVersion, now: &Ownership) -> bool {
+        received.incarnation == now.placement.incarnation
+            && received.age(now.placement) == Age::Older
+            && !now.moving.changes_between(self.known, self.at)
     }
 }
 
