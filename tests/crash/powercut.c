@@ -180,6 +180,11 @@ static void track(int fd, const struct stat *status)
         t->undo = real_open(undo, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
         if (t->undo < 0 || t->content < 0)
             give_up("cannot open an undo log");
+        /* An earlier process may have left changes that are not stable. */
+        struct stat left;
+        if (fstat(t->undo, &left) != 0)
+            give_up("cannot see an undo log's length");
+        t->unsynced = left.st_size > 0;
         t->next = buckets[t->inode % BUCKETS];
         buckets[t->inode % BUCKETS] = t;
     }

@@ -164,7 +164,7 @@ def sync(name):
 write("kept", "a" * 2000); sync("kept")
 write("replaced", "old"); sync("replaced")
 write("removed", "r"); sync("removed")
-for path in ("handle", "handle-mixed", "call", "call-mixed"):
+for path in ("handle", "handle-mixed", "call", "call-mixed", "handed-on"):
     write(path, "a" * 2048); sync(path)
 sync(".")
 with open("kept", "r+b") as file:
@@ -189,11 +189,16 @@ for name, flags, flag in (("handle", os.O_DSYNC, 0), ("call", 0, os.RWF_DSYNC)):
             os.pwrite(through, b"y" * 512, 1024)
         if before:
             os.pwrite(file, b"z" * 512, 1536)
+# What another process syncs is its own write alone.
+file = os.open("handed-on", os.O_WRONLY)
+os.pwrite(file, b"x" * 512, 0)
+next = "import os; os.pwrite(os.open('handed-on', os.O_WRONLY | os.O_DSYNC), b'y' * 512, 1024)"
+os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-S", "-E", "-c", next])
 os.kill(os.getpid(), 9)
 """
 
     THROUGH = ("handle", "call")
-    NAMES = ("kept", "replaced", "removed", "created", "unfinished") + tuple(
+    NAMES = ("kept", "replaced", "removed", "created", "unfinished", "handed-on") + tuple(
         name + mixed for name in THROUGH for mixed in ("", "-mixed")
     )
 
@@ -243,6 +248,8 @@ os.kill(os.getpid(), 9)
                 first, last = text[0], text[-1]
                 self.assertEqual(text, first * 512 + "a" * 512 + "y" * 512 + last * 512)
                 self.assertIn(first + last, ("aa", "xa", "az", "xz"))
+        rest = "a" * 512 + "y" * 512 + "a" * 512
+        self.assertEqual(found["handed-on"], {"a" * 512 + rest, "x" * 512 + rest})
 
 
 if __name__ == "__main__":
