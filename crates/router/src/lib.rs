@@ -137,6 +137,8 @@ pub struct Router {
     sessions: session::Sessions,
     operations: Operations,
     scans: scan::ScanCounters,
+    /// Held by who puts a placement under a refined shard key: others wait for what it makes.
+    refining: tokio::sync::Mutex<()>,
     slots: broadcast::Slots,
     given_seconds: completion::GivenSeconds,
     clock: Arc<Clock>,
@@ -167,6 +169,7 @@ impl Router {
             sessions: session::Sessions::new(),
             operations: Operations::default(),
             scans: scan::ScanCounters::default(),
+            refining: tokio::sync::Mutex::default(),
             slots: broadcast::Slots::default(),
             given_seconds: completion::GivenSeconds::default(),
             clock,

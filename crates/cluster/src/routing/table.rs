@@ -19,7 +19,7 @@ use model::range::{KeyBound, KeyRange, RangeSet};
 use model::shard_key::ShardKeyPattern;
 use model::time::ClusterTime;
 use model::version::{ChunkVersion, Incarnation, PlacementVersion};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Small enough to copy for one change, large enough that the list of blocks of
 /// a million chunks is copied in microseconds.
@@ -58,10 +58,29 @@ pub struct RoutingTable {
     pub pattern: Arc<ShardKeyPattern>,
     pub(super) blocks: Arc<[Arc<Block>]>,
     heads: Arc<Heads>,
-    /// By name.
-    shards: Arc<[ShardPlacement]>,
-    came_to_be: ClusterTime,
+    sums: Arc<Sums>,
     end: KeyBound,
+}
+
+/// What is known of a table as a whole.
+#[derive(Debug)]
+struct Sums {
+    /// By name.
+    shards: Box<[ShardPlacement]>,
+    came_to_be: ClusterTime,
+    /// It lives as long as somebody may ask for it: who has this table.
+    refined: Mutex<Option<Arc<RoutingTable>>>,
+}
+
+impl Sums {
+    fn new(shards: Vec<ShardPlacement>, blocks: &[Arc<Block>]) -> Arc<Self> {
+        let latest = blocks.iter().map(|block| block.latest).max();
+        Arc::new(Self {
+            shards: shards.into(),
+            came_to_be: latest.unwrap_or(ClusterTime::ZERO),
+            refined: Mutex::default(),
+        })
+    }
 }
 
 /// A chunk with its place.
@@ -102,9 +121,8 @@ impl RoutingTable {
             incarnation,
             pattern,
             heads: Arc::new(Heads::new(blocks.iter().map(|block| block.first()))),
-            came_to_be: latest_of(&blocks),
+            sums: Sums::new(shards, &blocks),
             blocks: blocks.into(),
-            shards: shards.into(),
             end: KeyBound::after_all(),
         }
     }
@@ -118,7 +136,7 @@ impl RoutingTable {
         removed: &[Arc<Block>],
         added: &[Arc<Block>],
     ) -> Self {
-        let mut shards: Vec<ShardPlacement> = self.shards.to_vec();
+        let mut shards: Vec<ShardPlacement> = self.sums.shards.to_vec();
         for part in removed.iter().flat_map(|block| block.shards.iter()) {
             let at = place(&shards, &part.shard);
             let placement = &mut shards[at.expect("the sums hold what the blocks hold")];
@@ -132,8 +150,8 @@ impl RoutingTable {
         }
         shards.retain(|placement| placement.chunks > 0);
         for placement in &mut shards {
-            let before = place(&self.shards, &placement.shard)
-                .map_or(ChunkVersion::ZERO, |at| self.shards[at].version);
+            let before = place(&self.sums.shards, &placement.shard)
+                .map_or(ChunkVersion::ZERO, |at| self.sums.shards[at].version);
             if placement.version < before {
                 placement.version = highest_of(&blocks, &placement.shard);
             }
@@ -143,38 +161,49 @@ impl RoutingTable {
             incarnation: self.incarnation,
             pattern: self.pattern.clone(),
             heads: Arc::new(Heads::new(blocks.iter().map(|block| block.first()))),
-            came_to_be: latest_of(&blocks),
+            sums: Sums::new(shards, &blocks),
             blocks: blocks.into(),
-            shards: shards.into(),
             end: self.end.clone(),
         }
     }
 
     pub fn chunk_count(&self) -> usize {
-        self.shards.iter().map(|shard| shard.chunks).sum()
+        self.sums.shards.iter().map(|shard| shard.chunks).sum()
     }
 
     /// What each shard has, by name.
     pub fn shards(&self) -> &[ShardPlacement] {
-        &self.shards
+        &self.sums.shards
     }
 
     /// The version of the collection: the highest of all chunks.
     pub fn version(&self) -> PlacementVersion {
-        let highest = self.shards.iter().map(|shard| shard.version).max();
+        let highest = self.sums.shards.iter().map(|shard| shard.version).max();
         self.placement(highest.unwrap_or(ChunkVersion::ZERO))
     }
 
     /// When the last chunk came to where it is. ⚑ Moves are decided one after the other, each at a later time: who
     /// owned what at this time and before is told by this table, and by every later one.
     pub fn came_to_be(&self) -> ClusterTime {
-        self.came_to_be
+        self.sums.came_to_be
+    }
+
+    /// What was made of this table, or of a copy of it, when the shard key was refined.
+    pub fn refinement(&self, to: Incarnation) -> Option<Arc<RoutingTable>> {
+        let refined = self.sums.refined.lock();
+        let refined = refined.unwrap_or_else(PoisonError::into_inner);
+        refined.clone().filter(|table| table.incarnation == to)
+    }
+
+    pub fn remember_refinement(&self, made: &Arc<RoutingTable>) {
+        let refined = self.sums.refined.lock();
+        *refined.unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
     }
 
     /// The version of one shard; zero if it owns nothing.
     pub fn shard_version(&self, shard: &ShardId) -> PlacementVersion {
-        let found = place(&self.shards, shard);
-        self.placement(found.map_or(ChunkVersion::ZERO, |at| self.shards[at].version))
+        let found = place(&self.sums.shards, shard);
+        self.placement(found.map_or(ChunkVersion::ZERO, |at| self.sums.shards[at].version))
     }
 
     fn placement(&self, chunk: ChunkVersion) -> PlacementVersion {
@@ -238,7 +267,7 @@ impl RoutingTable {
             for view in self.overlapping(range) {
                 if let Err(at) = found.binary_search(&view.chunk.shard) {
                     found.insert(at, view.chunk.shard.clone());
-                    if found.len() == self.shards.len() {
+                    if found.len() == self.sums.shards.len() {
                         return found;
                     }
                 }
@@ -371,21 +400,14 @@ impl Block {
         for chunk in &chunks {
             add(&mut shards, &chunk.shard, chunk.version, 1);
         }
+        let latest = chunks.iter().map(|chunk| chunk.since).max();
         Self {
             heads: Heads::new(chunks.iter().map(|chunk| &chunk.min)),
-            latest: latest(chunks.iter().map(|chunk| chunk.since)),
+            latest: latest.unwrap_or(ClusterTime::ZERO),
             chunks: chunks.into(),
             shards: shards.into(),
         }
     }
-}
-
-fn latest(times: impl Iterator<Item = ClusterTime>) -> ClusterTime {
-    times.max().unwrap_or(ClusterTime::ZERO)
-}
-
-fn latest_of(blocks: &[Arc<Block>]) -> ClusterTime {
-    latest(blocks.iter().map(|block| block.latest))
 }
 
 /// Where a shard is in sums by name.

@@ -73,7 +73,7 @@ mod tests;
 
 pub(crate) use naming::weight;
 pub use naming::{Limits, Naming, naming};
-pub use refining::NotRefined;
+pub use refining::{NotRefined, refined_base};
 pub use token::{ScanToken, TokenError};
 
 /// Where a stream stands, as shards understand it.

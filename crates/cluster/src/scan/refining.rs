@@ -17,6 +17,9 @@
 //! Otherwise a document would be looked for by a key of one length among bounds of another: `5` lies before
 //! `(5, MinKey)`. Whoever is older learns of the other's key, and the question is put again.
 //!
+//! Making that placement takes a look at every chunk, so all scans that began with one placement share it: the base
+//! knows what was made of it.
+//!
 //! Answers to questions in the old words may still be on their way: their ranges are put into the new ones when they
 //! are taken ([`Scan::in_words`]).
 
@@ -30,21 +33,39 @@ use std::sync::Arc;
 #[error("the placement is not that of the scanned collection under a refined key")]
 pub struct NotRefined;
 
+/// A base placement under the key of a later placement of the same collection, made once for all that have the base.
+pub fn refined_base(
+    base: &RoutingTable,
+    now: &RoutingTable,
+) -> Result<Arc<RoutingTable>, NotRefined> {
+    // Whatever else gives it another incarnation gives it another identity too, but for a rename, which leaves the
+    // key as it is and is refused below.
+    if now.uuid != base.uuid || now.incarnation.began <= base.incarnation.began {
+        return Err(NotRefined);
+    }
+    if let Some(known) = base.refinement(now.incarnation) {
+        return Ok(known);
+    }
+    let chunks = base.refined(now.pattern.clone(), now.incarnation);
+    let chunks = chunks.map_err(|_| NotRefined)?;
+    let made = RoutingTable::full(now.uuid, now.incarnation, now.pattern.clone(), chunks);
+    let made = Arc::new(made.map_err(|_| NotRefined)?);
+    base.remember_refinement(&made);
+    Ok(made)
+}
+
 impl<E> Scan<E> {
     /// Goes on with the key of a later placement of the same collection; nothing changes if it has the same one.
     pub fn refine(&mut self, now: &RoutingTable) -> Result<(), NotRefined> {
-        if now.incarnation == self.base.incarnation {
-            return Ok(());
+        if now.incarnation != self.base.incarnation {
+            self.go_by(refined_base(&self.base, now)?);
         }
-        // Whatever else gives it another incarnation gives it another identity too, but for a rename, which leaves the
-        // key as it is and is refused below.
-        if now.uuid != self.base.uuid || now.incarnation.began <= self.base.incarnation.began {
-            return Err(NotRefined);
-        }
-        let chunks = self.base.refined(now.pattern.clone(), now.incarnation);
-        let chunks = chunks.map_err(|_| NotRefined)?;
-        let base = RoutingTable::full(now.uuid, now.incarnation, now.pattern.clone(), chunks);
-        self.base = Arc::new(base.map_err(|_| NotRefined)?);
+        Ok(())
+    }
+
+    /// Goes on with what [`refined_base`] has made of its base.
+    pub fn go_by(&mut self, refined: Arc<RoutingTable>) {
+        self.base = refined;
         self.wanted = self.in_words(&self.wanted);
         for at in 0..self.streams.len() {
             let part = match &self.streams[at].part {
@@ -59,7 +80,6 @@ impl<E> Scan<E> {
             };
             self.streams[at].part = part;
         }
-        Ok(())
     }
 
     /// Ranges as bounds of the key that the scan goes by now.

@@ -10,6 +10,8 @@ pub(crate) struct ScanCounters {
     pub(crate) batches_repeated: AtomicU64,
     pub(crate) hops: AtomicU64,
     pub(crate) asked_ahead: AtomicU64,
+    /// Placements that were put under a refined shard key.
+    pub(crate) bases_refined: AtomicU64,
     /// Streams whose partial results did not fit into memory.
     pub(crate) spilled: AtomicU64,
     /// What the answers weigh that were asked for ahead, or may weigh if they are not here yet.
@@ -28,6 +30,7 @@ impl ScanCounters {
             .append("batchesRepeated", number(&self.batches_repeated))
             .append("hops", number(&self.hops))
             .append("batchesAskedAhead", number(&self.asked_ahead))
+            .append("basesRefined", number(&self.bases_refined))
             .append("streamsSpilled", number(&self.spilled));
     }
 }

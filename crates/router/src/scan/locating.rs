@@ -4,16 +4,20 @@
 //! who owns them now: the routing table is brought at least to that version. If it still says that the
 //! range is with the shard which does not have it, one of the two will hear of the other soon.
 //!
-//! If the shard key was refined meanwhile, the scan goes on in the words of the new one ([`Scan::refine`]).
+//! If the shard key was refined meanwhile, the scan goes on in the words of the new one ([`Scan::go_by`]).
 
 use super::ElasticScan;
+use crate::Router;
 use crate::failure::Failure;
 use cluster::cache::Placement;
 use cluster::routing::{RoutingTable, ShardId};
 #[cfg(doc)]
 use cluster::scan::Scan;
+use cluster::scan::refined_base;
 use model::range::{KeyRange, RangeSet};
 use model::version::{Age, PlacementVersion};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl ElasticScan {
     /// The owners of ranges; `None` if one of them is said to be with the shard that does not have
@@ -51,17 +55,28 @@ impl ElasticScan {
             routing.mark_stale(namespace);
         }
         match routing.placement(namespace, None).await? {
-            Placement::Sharded(table) if self.goes_by(&table) => Ok(table),
+            Placement::Sharded(table) if self.goes_by(&table).await => Ok(table),
             Placement::Sharded(_) | Placement::Unsharded if anew => Err(self.killed()),
             Placement::Sharded(_) | Placement::Unsharded => Box::pin(self.table(true)).await,
         }
     }
 
     /// Goes by the shard key of a placement, if it is the scanned collection's.
-    fn goes_by(&mut self, table: &RoutingTable) -> bool {
+    async fn goes_by(&mut self, table: &RoutingTable) -> bool {
+        if table.incarnation == self.scan.base().incarnation {
+            return true;
+        }
         // Whoever has not seen anything yet begins anew instead.
-        let may_refine = self.begun || table.incarnation == self.scan.base().incarnation;
-        may_refine && self.scan.refine(table).is_ok()
+        if !self.begun {
+            return false;
+        }
+        match self.router.refined(self.scan.base(), table).await {
+            Some(refined) => {
+                self.scan.go_by(refined);
+                true
+            }
+            None => false,
+        }
     }
 
     /// A shard knows another incarnation of the collection: the scan goes on with the one that the config server tells
@@ -72,9 +87,31 @@ impl ElasticScan {
         let routing = &self.router.routing;
         let placement = routing.placement(&self.command.namespace, Some(&shards));
         match placement.await? {
-            Placement::Sharded(table) if self.goes_by(&table) => Ok(()),
+            Placement::Sharded(table) if self.goes_by(&table).await => Ok(()),
             Placement::Sharded(_) | Placement::Unsharded => Err(self.killed()),
         }
+    }
+}
+
+impl Router {
+    /// A scan's base under the key of a later placement, made once for all scans that began with it.
+    async fn refined(
+        &self,
+        base: &Arc<RoutingTable>,
+        now: &RoutingTable,
+    ) -> Option<Arc<RoutingTable>> {
+        if let Some(known) = base.refinement(now.incarnation) {
+            return Some(known);
+        }
+        let _one_at_a_time = self.refining.lock().await;
+        let is_made = base.refinement(now.incarnation).is_none();
+        let (from, to) = (base.clone(), now.clone());
+        // It looks at every chunk.
+        let refined = tokio::task::spawn_blocking(move || refined_base(&from, &to));
+        let refined = refined.await.ok()?.ok()?;
+        let counter = &self.scans.bases_refined;
+        counter.fetch_add(u64::from(is_made), Ordering::Relaxed);
+        Some(refined)
     }
 }
 

@@ -118,6 +118,27 @@ fn cursors_over_several_shards_outlive_a_refined_key() {
     });
 }
 
+/// However many cursors are open, one table is made for them.
+#[test]
+fn cursors_share_what_is_made_of_their_placement() {
+    run(async {
+        let world = full_world().await;
+        let mut open = Vec::new();
+        for _ in 0..5 {
+            let (_, id) = batch(&world.run(find().with("batchSize", 3).finish()).await);
+            open.push(id);
+        }
+        world.refine(&ALL);
+        for mut id in open {
+            while id != 0 {
+                id = batch(&world.run(more(id)).await).1;
+            }
+        }
+        let made = &world.handler.0.scans.bases_refined;
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+    });
+}
+
 /// A range that moved before is asked for by name, in the words of the longer key.
 #[test]
 fn ranges_that_moved_before_are_found_under_the_longer_key() {

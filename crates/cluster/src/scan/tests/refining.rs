@@ -187,6 +187,23 @@ fn what_is_no_refinement_is_refused() {
     assert!(!of_now.is_told_by(&table), "it knows less than the token");
 }
 
+/// Scans that began with one placement go by one.
+#[test]
+fn a_refined_base_is_shared() {
+    let world = World::new(&["A", "B"]);
+    let table = world.table();
+    let longer = refined(&table);
+    let made = refined_base(&table, &longer).unwrap();
+    let mut scan = Scan::<u32>::begin(Arc::new(table.clone()), everything(), Order::Sorted);
+    assert_eq!(scan.refine(&longer), Ok(()));
+    assert!(Arc::ptr_eq(scan.base(), &made));
+    // Another table has its own, and so has another life of the collection.
+    let other = refined_base(&world.table(), &longer).unwrap();
+    assert!(!Arc::ptr_eq(&other, &made));
+    assert!(table.refinement(table.incarnation).is_none());
+    assert!(made.refinement(longer.incarnation).is_none());
+}
+
 /// Tokens of the format before say which incarnation they are of, and not of which collection.
 #[test]
 fn tokens_of_the_format_before_go_on_in_their_own_incarnation() {
