@@ -135,6 +135,24 @@ class Sharded(ClusterProgram):
         self.assertEqual(len(self.owners("zoo.birds")), 2)
         self.assertEqual(birds.count_documents({}), 100)
 
+    def test_replies_about_indexes_tell_what_each_shard_has_said(self):
+        self.shard("shop.orders", _id="hashed")
+        hosts = {shard["_id"]: shard["host"] for shard in self.client.config.shards.find()}
+        self.client.shop.plain.insert_one({"_id": 1})
+        primary = self.client.config.databases.find_one({"_id": "shop"})["primary"]
+        for name, asked, before in (("orders", hosts.values(), 2), ("plain", [hosts[primary]], 1)):
+            indexes = [{"key": {"customer": 1}, "name": "customer"}]
+            made = self.client.shop.command("createIndexes", name, indexes=indexes)
+            self.assertEqual(sorted(made["raw"]), sorted(asked))
+            for said in made["raw"].values():
+                self.assertEqual((said["numIndexesBefore"], said["numIndexesAfter"]), (before, before + 1))
+                self.assertEqual((said["commitQuorum"], said["ok"]), ("votingMembers", 1.0))
+                self.assertNotIn("operationTime", said)
+            gone = self.client.shop.command("dropIndexes", name, index="customer")
+            self.assertEqual(sorted(gone["raw"]), sorted(asked))
+            for said in gone["raw"].values():
+                self.assertEqual(said, {"nIndexesWas": before + 1, "ok": 1.0})
+
     def test_indexes_and_drops_reach_all_shards(self):
         self.shard("shop.orders", _id="hashed")
         orders = self.client.shop.orders

@@ -8,6 +8,7 @@
 use crate::failure::{Failure, is_ok};
 use crate::find::no_progress;
 use crate::request::fields_without;
+use crate::scatter::Answered;
 use crate::targeting::namespace_of;
 use crate::{Router, STALE_RETRIES_MAX, persistence, time_limit};
 use model::bson::{DocWriter, ValueRef};
@@ -78,6 +79,33 @@ fn forget(router: &Router, request: &Request) {
     }
 }
 
+/// The reply about indexes with that of the one shard in `raw`, as MongoDB's routers answer. (Those before 7.1 have
+/// `raw` alone; what the shard says is told beside it, so that a program need not know whom it asks.)
+fn with_raw(router: &Router, command: &str, answered: Answered) -> Reply {
+    if !matches!(command, "createIndexes" | "dropIndexes" | "deleteIndexes") {
+        return answered.reply;
+    }
+    let connections = router.registry.connection_strings();
+    let connection = connections
+        .iter()
+        .find(|(id, _)| id == answered.shard.as_str());
+    let said = answered.reply.document();
+    let is_gossip = |name: &str| name.starts_with('$') || name == "operationTime";
+    let mut writer = Reply::writer();
+    for element in said.iter() {
+        if element.key() == "ok" {
+            let connection = connection.map_or(answered.shard.as_str(), |(_, text)| text);
+            writer.begin_document("raw").begin_document(connection);
+            for element in said.iter().filter(|element| !is_gossip(element.key())) {
+                writer.append_element(&element);
+            }
+            writer.end().end();
+        }
+        writer.append_element(&element);
+    }
+    Reply::from_writer(writer)
+}
+
 /// `create`, `collMod`, `createIndexes`, `dropIndexes`: on the primary shard if the collection is
 /// not sharded.
 pub(crate) async fn on_collection(router: &Router, request: &Request) -> Result<Reply, Failure> {
@@ -100,7 +128,7 @@ pub(crate) async fn on_collection(router: &Router, request: &Request) -> Result<
         let shard = &shards[0];
         let sent = route.request(request, shard, &router.clock)?;
         match router.ask(shard, sent).await {
-            Ok(answered) => return Ok(answered.reply),
+            Ok(answered) => return Ok(with_raw(router, request.name(), answered)),
             Err(Failure::Stale(stale)) => router.routing.note(&namespace, &stale),
             Err(failure) => return Err(failure),
         }

@@ -9,7 +9,7 @@
 //! One shard that refuses ends the operation. Indexes that others have made by then are dropped again; what
 //! others have dropped or modified stays so, as with MongoDB, and can be asked for again.
 //!
-//! The reply is the first shard's. ⚑ One that is asked again answers for what is left to do: what was there before is
+//! The reply is the first shard's, and `raw` has those of all, as with MongoDB. ⚑ One that is asked again answers for what is left to do: what was there before is
 //! kept with the state, and the reply tells of that (`before.rs`).
 //!
 //! A collection that is not sharded is on one shard, and nothing else is different.
@@ -296,11 +296,15 @@ impl OnOwners {
         };
         // ⚑ From here on, whoever is asked may have been asked before.
         let again = std::mem::replace(&mut self.resumed, true);
+        let mut raw = DocWriter::new();
         for shard in shards {
             let database = self.namespace.database();
             match tenure.ask(&shard, database, self.command.as_doc()).await {
                 Ok(reply) => {
-                    self.reply.get_or_insert(without_times(&reply));
+                    let reply = self.as_before(without_times(&reply), again);
+                    let host = tenure.with_state(|state| state.hosts.get(&shard).cloned());
+                    raw.append(host.as_deref().unwrap_or(shard.as_str()), &reply);
+                    self.reply.get_or_insert(reply);
                 }
                 // Dropped by an earlier attempt, or never on this shard.
                 Err(Fault::Refused(error))
@@ -322,12 +326,34 @@ impl OnOwners {
                 Err(fault) => return Err(fault),
             }
         }
-        let reply = self.reply.clone().unwrap_or_else(crate::server::ok);
-        let reply = match again {
+        let reply = self.reply.clone().unwrap_or_else(|| {
+            let done = crate::server::ok();
+            self.as_before(done, again)
+        });
+        Ok(Step::Done(self.with_raw(&reply, raw.finish())))
+    }
+
+    /// A shard's reply as it would have been the first time.
+    fn as_before(&self, reply: DocBuf, again: bool) -> DocBuf {
+        match again {
             true => self.before.tell(self.command.as_doc(), &reply),
             false => reply,
-        };
-        Ok(Step::Done(reply))
+        }
+    }
+
+    /// A reply with those of all shards.
+    fn with_raw(&self, reply: &DocBuf, raw: DocBuf) -> DocBuf {
+        if self.name() == "collMod" {
+            return reply.clone();
+        }
+        let mut told = DocWriter::new();
+        for element in reply.iter() {
+            if element.key() == "ok" {
+                told.append("raw", &raw);
+            }
+            told.append_element(&element);
+        }
+        told.finish()
     }
 
     /// Drops what some shards have created before one refused.
