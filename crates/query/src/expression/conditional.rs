@@ -84,37 +84,37 @@ pub(super) fn parse_switch(
     argument: ValueRef<'_>,
 ) -> Result<Node, Error> {
     let doc = object("$switch", argument, 40060)?;
-    let mut nodes = vec![Node::Absent];
-    let mut branches_given = false;
+    // What is left out cannot fail: errors of constants are the switch's own until it is known what stays.
+    let outside = parser.fold_error.take();
+    let mut default = Part::absent();
+    let mut branches = Vec::new();
     for element in doc.iter() {
         match element.key() {
             "branches" => {
-                let ValueRef::Array(branches) = element.value() else {
+                let ValueRef::Array(listed) = element.value() else {
                     return Err(Error::location(
                         40061,
                         "$switch expected an array for 'branches'",
                     ));
                 };
-                for branch in branches.iter() {
-                    branches_given = true;
-                    let (case, then) = parse_branch(parser, branch)?;
-                    nodes.push(case);
-                    nodes.push(then);
+                for branch in listed.iter() {
+                    branches.push(parse_branch(parser, branch)?);
                 }
             }
-            "default" => nodes[0] = parser.operand(element.value())?,
+            "default" => default = Part::parse(parser, element.value())?,
             other => {
                 return Err(unknown_argument("$switch", other, 40067));
             }
         }
     }
-    if !branches_given {
+    if branches.is_empty() {
         return Err(Error::location(
             40068,
             "$switch requires at least one branch",
         ));
     }
-    let mut nodes = without_constant_cases(nodes);
+    let (mut nodes, failed) = without_constant_cases(default, branches);
+    parser.fold_error = outside.or(failed);
     match (nodes.len(), &nodes[0]) {
         (1, Node::Absent) => Err(Error::location(
             40069,
@@ -125,36 +125,64 @@ pub(super) fn parse_switch(
     }
 }
 
+/// A part of a `$switch`, and the error of a constant in it.
+struct Part {
+    node: Node,
+    failed: Option<Error>,
+}
+
+impl Part {
+    fn absent() -> Part {
+        Part {
+            node: Node::Absent,
+            failed: None,
+        }
+    }
+
+    fn parse(parser: &mut Parser<'_>, value: ValueRef<'_>) -> Result<Part, Error> {
+        let node = parser.operand(value)?;
+        let failed = parser.fold_error.take();
+        Ok(Part { node, failed })
+    }
+}
+
 /// Drops branches that never apply, and makes the first that always applies
-/// the default.
-fn without_constant_cases(nodes: Vec<Node>) -> Vec<Node> {
-    let mut nodes = nodes.into_iter();
-    let mut kept: Vec<Node> = nodes.next().into_iter().collect();
-    while let (Some(case), Some(then)) = (nodes.next(), nodes.next()) {
-        let constant = match &case {
+/// the default. With the first error of what is looked at.
+fn without_constant_cases(
+    default: Part,
+    branches: Vec<(Part, Part)>,
+) -> (Vec<Node>, Option<Error>) {
+    let (mut kept, mut failed) = (vec![default.node], default.failed);
+    for (case, then) in branches {
+        let constant = match &case.node {
             Node::Constant(value) => Some(truthy_value(value.as_ref())),
             Node::Missing => Some(false),
             _ => None,
         };
+        failed = failed.or(case.failed);
         match constant {
             Some(true) => {
-                kept[0] = then;
+                failed = failed.or(then.failed);
+                kept[0] = then.node;
                 break;
             }
             Some(false) => {}
-            None => kept.extend([case, then]),
+            None => {
+                failed = failed.or(then.failed);
+                kept.extend([case.node, then.node]);
+            }
         }
     }
-    kept
+    (kept, failed)
 }
 
-fn parse_branch(parser: &mut Parser<'_>, branch: ValueRef<'_>) -> Result<(Node, Node), Error> {
+fn parse_branch(parser: &mut Parser<'_>, branch: ValueRef<'_>) -> Result<(Part, Part), Error> {
     let doc = object("a branch of $switch", branch, 40062)?;
-    let (mut case, mut then) = (Node::Absent, Node::Absent);
+    let (mut case, mut then) = (Part::absent(), Part::absent());
     for element in doc.iter() {
         match element.key() {
-            "case" => case = parser.operand(element.value())?,
-            "then" => then = parser.operand(element.value())?,
+            "case" => case = Part::parse(parser, element.value())?,
+            "then" => then = Part::parse(parser, element.value())?,
             other => {
                 return Err(Error::location(
                     40063,
@@ -163,13 +191,13 @@ fn parse_branch(parser: &mut Parser<'_>, branch: ValueRef<'_>) -> Result<(Node, 
             }
         }
     }
-    if case.is_absent() {
+    if case.node.is_absent() {
         return Err(Error::location(
             40064,
             "$switch requires each branch have a 'case' expression",
         ));
     }
-    if then.is_absent() {
+    if then.node.is_absent() {
         return Err(Error::location(
             40065,
             "$switch requires each branch have a 'then' expression.",
