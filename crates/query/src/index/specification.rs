@@ -92,7 +92,8 @@ fn is_id_pattern(key: Doc<'_>) -> bool {
     match (fields.next(), fields.next()) {
         (Some(field), None) if field.key() == "_id" => Number::of(field.value())
             .map(Number::to_f64)
-            .is_some_and(|number| number.abs() == 1.0),
+            // Its fraction is cut off before it is compared.
+            .is_some_and(|number| number.trunc().abs() == 1.0),
         _ => false,
     }
 }
