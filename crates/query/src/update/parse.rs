@@ -30,7 +30,7 @@ impl Update {
         let document = match update {
             ValueRef::Document(document) => document,
             ValueRef::Array(stages) => {
-                if array_filters.is_some() {
+                if array_filters.is_some_and(|filters| filters.iter().next().is_some()) {
                     return Err(failed_to_parse(
                         "arrayFilters may not be specified for pipeline-syle updates",
                     ));

@@ -71,6 +71,9 @@ pub(super) fn parse(body: Doc<'_>) -> Result<Arguments<'_>, Error> {
     } else if parsed.update.is_none() {
         return refuse("Either an update or remove=true must be specified");
     }
+    if parsed.array_filters.is_some() && matches!(parsed.update, Some(ValueRef::Array(_))) {
+        return refuse("Cannot specify arrayFilters and a pipeline update");
+    }
     Ok(parsed)
 }
 
