@@ -4,7 +4,7 @@
 
 use super::arguments::arguments;
 use super::find::{hint, read_time};
-use super::{Answer, Invocation, finish, refuse_collation};
+use super::{Answer, Invocation, check_plain, finish, refuse_collation};
 use crate::operation::Operation;
 use crate::read::{Budget, Execution, Query, ScanPart, Step};
 use model::bson::{Doc, DocWriter, Kind, Value, ValueRef};
@@ -93,6 +93,7 @@ fn count_limit(value: ValueRef<'_>) -> Result<Option<u64>, Error> {
 
 pub(crate) fn count(invocation: &Invocation<'_>) -> Answer {
     let command = CountCommand::parse(invocation, invocation.request.body())?;
+    check_plain(&command.namespace)?;
     let shard = invocation.shard;
     let collection = shard.readable(&command.namespace);
     let part = command

@@ -15,7 +15,7 @@ use model::{Code, Error, Namespace};
 use query::context::QueryContext;
 
 pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
-    let namespace = invocation.namespace()?;
+    let namespace = invocation.plain_namespace()?;
     let mut ordered = true;
     let mut listed = None;
     let mut ids = StatementIdArguments::default();

@@ -6,7 +6,7 @@
 
 use super::arguments::{arguments, missing};
 use super::find::read_time;
-use super::{Answer, Invocation, finish, refuse_collation};
+use super::{Answer, Invocation, check_plain, finish, refuse_collation};
 use crate::operation::Operation;
 use crate::read::{Budget, DistinctScan, Execution, Query, ScanPart, Step};
 use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
@@ -68,6 +68,7 @@ impl DistinctCommand {
 
 pub(crate) fn distinct(invocation: &Invocation<'_>) -> Answer {
     let namespace = invocation.namespace_of_check()?;
+    check_plain(&namespace)?;
     let command = DistinctCommand::parse(invocation, invocation.request.body())?;
     let mut values = Values {
         found: BTreeMap::new(),

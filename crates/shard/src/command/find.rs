@@ -60,7 +60,7 @@ struct Fields<'a> {
 }
 
 pub(crate) async fn find(invocation: &Invocation<'_>) -> Answer {
-    let namespace = invocation.namespace()?;
+    let namespace = invocation.plain_namespace()?;
     let body = invocation.request.body();
     let part = ScanPart::read(body)?;
     let is_restricted = part.as_ref().is_some_and(|part| part.is_restricted());

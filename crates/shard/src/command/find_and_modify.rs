@@ -78,7 +78,7 @@ pub(super) fn parse(body: Doc<'_>) -> Result<Arguments<'_>, Error> {
 }
 
 pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
-    let namespace = invocation.namespace()?;
+    let namespace = invocation.plain_namespace()?;
     let mut parsed = parse(invocation.request.body())?;
     let statement = std::mem::take(&mut parsed.ids).of_batch(1)?.of(0);
     let context = let_variables(invocation, parsed.variables)?;

@@ -7,7 +7,7 @@
 use super::arguments::arguments;
 use super::statement_ids::StatementIdArguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
-use super::{Answer, Invocation, batch_documents};
+use super::{Answer, Invocation, batch_documents, check_plain};
 use crate::session::{Effect, StatementIds};
 use crate::write::{Prepared, Refusal, Shape, prepare};
 use model::bson::{Doc, MAX_STORED_DEPTH, nesting_depth};
@@ -96,14 +96,8 @@ fn check_shape(doc: Doc<'_>, shape: &Shape<'_>) -> Result<(), Error> {
 
 /// Refuses collections that clients may not create.
 pub(crate) fn check_target(namespace: &Namespace) -> Result<(), Error> {
-    use model::Code;
     let collection = namespace.collection();
-    if collection.contains('$') {
-        return Err(Error::new(
-            Code::INVALID_NAMESPACE,
-            format!("Invalid collection name: {collection}"),
-        ));
-    }
+    check_plain(namespace)?;
     let known_system = matches!(
         collection,
         "system.js" | "system.users" | "system.roles" | "system.version" | "system.sessions"

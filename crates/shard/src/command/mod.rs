@@ -103,6 +103,14 @@ impl Invocation<'_> {
         }
     }
 
+    /// The same for a command that refuses names with a `$`, whether there is such a collection or not. (Pipelines and
+    /// what changes the catalog do otherwise.)
+    pub(crate) fn plain_namespace(&self) -> Result<Namespace, Error> {
+        let namespace = self.namespace()?;
+        check_plain(&namespace)?;
+        Ok(namespace)
+    }
+
     /// What an expression may refer to, without variables.
     pub(crate) fn context(&self) -> QueryContext {
         let mut context = QueryContext::new(self.shard.clock.now_ms());
@@ -272,6 +280,18 @@ pub(crate) fn let_variables(
         context.variables.push((element.key().to_owned(), value));
     }
     Ok(context)
+}
+
+/// Refuses a name with a `$`.
+pub(crate) fn check_plain(namespace: &Namespace) -> Result<(), Error> {
+    let collection = namespace.collection();
+    match collection.contains('$') {
+        true => Err(Error::new(
+            Code::INVALID_NAMESPACE,
+            format!("Invalid collection name: {collection}"),
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Only the simple collation is there.

@@ -18,7 +18,7 @@ use query::filter::refuse_expression_in_upsert;
 use query::update::Update;
 
 pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
-    let namespace = invocation.namespace()?;
+    let namespace = invocation.plain_namespace()?;
     let mut ordered = true;
     let mut listed = None;
     let mut ids = StatementIdArguments::default();
