@@ -146,6 +146,20 @@ impl PlacementVersion {
     }
 
     pub fn from_document(doc: Doc<'_>) -> Result<Self, Error> {
+        // As routers write it with every request.
+        let mut fields = doc.iter().map(|field| (field.key_bytes(), field.value()));
+        if let (
+            Some((b"e", ValueRef::ObjectId(epoch))),
+            Some((b"t", ValueRef::Timestamp(began))),
+            Some((b"v", ValueRef::Timestamp(chunk))),
+        ) = (fields.next(), fields.next(), fields.next())
+        {
+            let began = ClusterTime::new(began.seconds, began.increment);
+            return Ok(Self {
+                incarnation: Incarnation { epoch, began },
+                chunk: ChunkVersion::new(chunk.seconds, chunk.increment),
+            });
+        }
         let epoch = match doc.get("e") {
             Some(ValueRef::ObjectId(epoch)) => epoch,
             other => return Err(wrong_field("shardVersion", "e", "objectId", other)),

@@ -250,7 +250,7 @@ pub(crate) fn let_variables(
         seconds: time.seconds(),
         increment: time.increment(),
     });
-    if let Some(constants) = invocation.request.body().get("runtimeConstants") {
+    if let Some(constants) = invocation.request.get("runtimeConstants") {
         arguments::runtime_constants(constants, &mut context)?;
     }
     for element in variables.iter().flat_map(|doc| doc.iter()) {
