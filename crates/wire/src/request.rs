@@ -40,7 +40,11 @@ enum Name {
 /// Which names the body's fields may have: a bit for each, which names share. Every command is asked for a
 /// dozen fields that hardly any has, and this tells so without a walk over those that it has.
 #[derive(Clone, Copy, Debug, Default)]
-struct FieldNames(u64);
+struct FieldNames {
+    bits: u64,
+    /// Whether two of them have the same bit.
+    is_shared: bool,
+}
 
 impl FieldNames {
     #[inline]
@@ -50,17 +54,19 @@ impl FieldNames {
             [first, .., last] => (*first, *last),
             [only] => (*only, *only),
         };
-        let mixed = (usize::from(first) * 7) ^ (usize::from(last) * 9) ^ (name.len() * 37);
+        let mixed = (usize::from(first) * 7) ^ (usize::from(last) * 35) ^ name.len();
         1 << (mixed % 64)
     }
 
     fn add(&mut self, name: &[u8]) {
-        self.0 |= FieldNames::bit(name);
+        let bit = FieldNames::bit(name);
+        self.is_shared |= self.bits & bit != 0;
+        self.bits |= bit;
     }
 
     #[inline]
     fn may_have(self, name: &str) -> bool {
-        self.0 & FieldNames::bit(name.as_bytes()) != 0
+        self.bits & FieldNames::bit(name.as_bytes()) != 0
     }
 }
 
@@ -173,6 +179,11 @@ impl Request {
             true => self.body().get(name),
             false => None,
         }
+    }
+
+    /// Whether the body may have two fields of one name; where it says no, it has none.
+    pub fn may_repeat_names(&self) -> bool {
+        self.fields.is_shared
     }
 
     /// Whether the body may have a field of this name; where it says no, there is none.
@@ -423,4 +434,65 @@ pub(crate) fn check_database_name(name: &str) -> Result<(), Error> {
 
 fn utf8(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("names were checked to be UTF-8 when the request was built")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(fields: &[&str]) -> Request {
+        let mut body = DocWriter::new();
+        body.append("update", "birds").append("$db", "fleet");
+        for (number, name) in (0..).zip(fields) {
+            body.append(name, number);
+        }
+        Request::from_parts(body.finish(), Vec::new()).expect("a request")
+    }
+
+    #[test]
+    fn a_field_is_found_whatever_shares_its_bit() {
+        // More names than there are bits.
+        let names: Vec<String> = (0..200).map(|number| format!("field{number}")).collect();
+        let given: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (here, absent) = given.split_at(100);
+        let request = request(here);
+        assert!(request.may_repeat_names());
+        for (number, name) in (0..).zip(here) {
+            assert!(request.may_have(name), "{name}");
+            assert_eq!(request.get(name), Some(ValueRef::Int32(number)), "{name}");
+        }
+        for name in absent.iter().chain(&["", "$", "fieldx"]) {
+            assert_eq!(request.get(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_given_twice_is_not_overlooked() {
+        assert!(request(&["lsid", "ordered", "lsid"]).may_repeat_names());
+        assert!(!request(&["ordered", "writeConcern"]).may_repeat_names());
+    }
+
+    #[test]
+    fn an_extended_request_is_what_is_built_anew() {
+        let documents = [DocWriter::new().with("q", 1).finish()];
+        let statements = Sequence::new("updates", documents.iter().map(DocBuf::as_doc));
+        let body = DocWriter::new()
+            .with("update", "birds")
+            .with("$db", "fleet");
+        let short = Request::from_parts(body.finish(), vec![statements.clone()]);
+        let long = short.expect("a request").extended(|writer| {
+            writer.append("shardVersion", 7).append("$clusterTime", 8);
+        });
+        let body = DocWriter::new()
+            .with("update", "birds")
+            .with("$db", "fleet")
+            .with("shardVersion", 7)
+            .with("$clusterTime", 8);
+        let anew = Request::from_parts(body.finish(), vec![statements]).expect("a request");
+        assert_eq!(long.body(), anew.body());
+        assert_eq!((long.name(), long.database()), (anew.name(), anew.database()));
+        assert_eq!(long.sequences()[0].bytes(), anew.sequences()[0].bytes());
+        assert_eq!(long.get("shardVersion"), Some(ValueRef::Int32(7)));
+        assert_eq!(long.get("$clusterTime"), Some(ValueRef::Int32(8)));
+    }
 }

@@ -325,6 +325,11 @@ impl<'a> Iterator for Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
+    /// Where the next element begins in the document that these are of.
+    pub fn place_in(&self, doc: Doc<'a>) -> usize {
+        doc.len() - self.rest.len()
+    }
+
     /// The next element of this name. Looking for one field is what queries do most: no
     /// element is made of the others, and the names are compared as numbers.
     fn named(mut self, sought: &Sought<'_>) -> Option<Element<'a>> {

@@ -13,7 +13,7 @@
 
 use super::Collection;
 use model::Error;
-use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
+use model::bson::{Doc, DocBuf, ValueRef};
 use model::key::{Direction, RecordKey, skip_value};
 use model::shard_key::ShardKeyPattern;
 
@@ -145,9 +145,11 @@ impl Collection {
     pub(crate) fn record_key_of_id(&self, id: ValueRef<'_>) -> Option<RecordKey> {
         match &self.clustering {
             None => Some(RecordKey::from_id(id)),
-            Some(clustering) if clustering.by_id_alone => {
-                let document = DocWriter::new().with("_id", id).finish();
-                clustering.record_key(document.as_doc()).ok()
+            // An array has no place in a shard key.
+            Some(clustering) if clustering.by_id_alone && !matches!(id, ValueRef::Array(_)) => {
+                let fields = clustering.pattern.fields().iter().map(|_| id);
+                let fields = clustering.pattern.key_of_values(fields);
+                Some(RecordKey::clustered(fields, id))
             }
             Some(_) => None,
         }
