@@ -49,6 +49,23 @@ impl ClusterTime {
         Some(Self::from_u64(u64::from_le_bytes(*time)))
     }
 
+    /// Whether a reply ends as servers end theirs: with `$clusterTime`, unsigned, and `operationTime`. Told by the
+    /// last bytes, so that fields before them are not looked at.
+    pub fn ends(reply: Doc<'_>) -> bool {
+        let bytes = reply.as_bytes();
+        let Some(start) = bytes
+            .len()
+            .checked_sub(GOSSIP.len() + OPERATION_TIME.len() + 9)
+        else {
+            return false;
+        };
+        let (gossip, operation) = bytes[start..].split_at(GOSSIP.len());
+        let time_at = FIELD_BYTES + TIME_AT;
+        gossip[..time_at] == GOSSIP[..time_at]
+            && gossip[time_at + 8..] == GOSSIP[time_at + 8..]
+            && operation.starts_with(OPERATION_TIME)
+    }
+
     pub const fn seconds(self) -> u32 {
         self.seconds
     }
@@ -87,6 +104,8 @@ const GOSSIP: [u8; 102] = *b"\x03$clusterTime\0\x58\0\0\0\
     \x05hash\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
     \x12keyId\0\0\0\0\0\0\0\0\0\
     \0\0";
+/// What stands before the time of an operation.
+const OPERATION_TIME: &[u8] = b"\x11operationTime\0";
 /// Its type and its name.
 const FIELD_BYTES: usize = 14;
 /// Where the time lies in the document behind them.
@@ -134,6 +153,23 @@ mod tests {
         let mut told = DocWriter::new();
         time.append_to(&mut told);
         assert_eq!(told.finish(), written(time, &[0; 20], 0));
+    }
+
+    #[test]
+    fn a_reply_that_tells_the_time_ends_with_it() {
+        let time = ClusterTime::new(5, 6);
+        let reply = |operation: &str| {
+            let mut writer = DocWriter::new();
+            writer.append("ok", 1.0);
+            time.append_to(&mut writer);
+            writer.append(operation, time);
+            writer.finish()
+        };
+        assert!(ClusterTime::ends(reply("operationTime").as_doc()));
+        assert!(!ClusterTime::ends(reply("operationtime").as_doc()));
+        let plain = DocWriter::new().with("ok", 1.0).finish();
+        assert!(!ClusterTime::ends(plain.as_doc()));
+        assert!(!ClusterTime::ends(written(time, &[0; 20], 0).as_doc()));
     }
 
     #[test]

@@ -22,7 +22,9 @@ pub fn has_costly(document: Doc<'_>) -> bool {
 
 /// The same for a command: fields that any command may carry are not computed with.
 pub fn has_costly_argument(command: Doc<'_>) -> bool {
-    let mut arguments = command.iter().filter(|field| !is_carried(field.key_bytes()));
+    let mut arguments = command
+        .iter()
+        .filter(|field| !is_carried(field.key_bytes()));
     arguments.any(|element| is_costly(element, is_plain))
 }
 

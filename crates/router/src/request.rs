@@ -78,7 +78,8 @@ impl Clock {
     /// Ends a reply that is the router's own.
     pub(crate) fn tell(&self, reply: &mut Reply) {
         let now = self.now();
-        let told = reply.document().get("$clusterTime").is_some();
+        let told =
+            ClusterTime::ends(reply.document()) || reply.document().get("$clusterTime").is_some();
         if now == ClusterTime::ZERO || told {
             return;
         }

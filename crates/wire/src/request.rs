@@ -490,7 +490,10 @@ mod tests {
             .with("$clusterTime", 8);
         let anew = Request::from_parts(body.finish(), vec![statements]).expect("a request");
         assert_eq!(long.body(), anew.body());
-        assert_eq!((long.name(), long.database()), (anew.name(), anew.database()));
+        assert_eq!(
+            (long.name(), long.database()),
+            (anew.name(), anew.database())
+        );
         assert_eq!(long.sequences()[0].bytes(), anew.sequences()[0].bytes());
         assert_eq!(long.get("shardVersion"), Some(ValueRef::Int32(7)));
         assert_eq!(long.get("$clusterTime"), Some(ValueRef::Int32(8)));

@@ -65,7 +65,9 @@ impl<'a> Doc<'a> {
 
     /// The elements from a place on where one begins, or the last one has ended.
     pub fn iter_from(self, at: usize) -> Elements<'a> {
-        Elements { rest: &self.0[at..] }
+        Elements {
+            rest: &self.0[at..],
+        }
     }
 
     /// The value of the first field of this name.

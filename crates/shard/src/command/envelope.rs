@@ -115,7 +115,9 @@ impl Envelope {
                 }
                 (b"lsid" | b"txnNumber" | b"autocommit" | b"startTransaction", value)
                     if value.is_nullish() => {}
-                (b"lsid", value) => return Err(wrong_session_field(element.key(), value, "object")),
+                (b"lsid", value) => {
+                    return Err(wrong_session_field(element.key(), value, "object"));
+                }
                 (b"writeConcern", value) => {
                     return Err(Error::new(
                         Code::TYPE_MISMATCH,
@@ -128,7 +130,9 @@ impl Envelope {
                 (b"txnNumber", ValueRef::Int64(number)) => {
                     envelope.transaction_number = Some(number);
                 }
-                (b"txnNumber", value) => return Err(wrong_session_field(element.key(), value, "long")),
+                (b"txnNumber", value) => {
+                    return Err(wrong_session_field(element.key(), value, "long"));
+                }
                 (b"autocommit", ValueRef::Boolean(_)) => of_transaction = Some(element.key()),
                 (b"startTransaction", ValueRef::Boolean(_)) => {
                     of_transaction.get_or_insert(element.key());
