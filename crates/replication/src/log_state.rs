@@ -191,7 +191,7 @@ impl LogState {
         self.progress.send_if_modified(|progress| {
             progress.applied = applied.position;
             progress.time = applied.time;
-            // Mostly nobody follows, and looking for those who do is dear. ⚑ Asked with the value locked: who
+            // Mostly nobody follows, and looking for those who do is dear. Asked with the value locked: who
             // has begun to follow by then is counted, and who begins later finds this value.
             self.progress.receiver_count() > 0
         });
