@@ -91,6 +91,12 @@ pub struct PlacementVersion {
 const EPOCH_IGNORED: ObjectId = ObjectId([0xFF; 12]);
 const EPOCH_NONE: ObjectId = ObjectId([0; 12]);
 
+/// ```text
+///   0x07 "e\0" 12 bytes    0x11 "t\0" u64    0x11 "v\0" u64
+/// ```
+const VERSION_FIELDS: &[u8; 37] =
+    b"\x07e\0\0\0\0\0\0\0\0\0\0\0\0\0\x11t\0\0\0\0\0\0\0\0\0\x11v\0\0\0\0\0\0\0\0\0";
+
 impl PlacementVersion {
     /// The collection is not sharded, or was dropped.
     pub const UNSHARDED: PlacementVersion = PlacementVersion {
@@ -140,12 +146,30 @@ impl PlacementVersion {
 
     /// As requests and errors carry it: `{e: epoch, t: began, v: Timestamp(major, minor)}`.
     pub fn append_to(self, writer: &mut DocWriter) {
-        writer.append("e", self.incarnation.epoch);
-        writer.append("t", self.incarnation.began);
-        writer.append("v", ClusterTime::new(self.chunk.major, self.chunk.minor));
+        // As bytes, in which only the values change: routers write it with every request.
+        let mut fields = *VERSION_FIELDS;
+        let chunk = ClusterTime::new(self.chunk.major, self.chunk.minor);
+        fields[3..15].copy_from_slice(&self.incarnation.epoch.0);
+        fields[18..26].copy_from_slice(&self.incarnation.began.to_u64().to_le_bytes());
+        fields[29..].copy_from_slice(&chunk.to_u64().to_le_bytes());
+        writer.append_encoded(&fields);
     }
 
     pub fn from_document(doc: Doc<'_>) -> Result<Self, Error> {
+        // As routers write it with every request.
+        let mut fields = doc.iter().map(|field| (field.key_bytes(), field.value()));
+        if let (
+            Some((b"e", ValueRef::ObjectId(epoch))),
+            Some((b"t", ValueRef::Timestamp(began))),
+            Some((b"v", ValueRef::Timestamp(chunk))),
+        ) = (fields.next(), fields.next(), fields.next())
+        {
+            let began = ClusterTime::new(began.seconds, began.increment);
+            return Ok(Self {
+                incarnation: Incarnation { epoch, began },
+                chunk: ChunkVersion::new(chunk.seconds, chunk.increment),
+            });
+        }
         let epoch = match doc.get("e") {
             Some(ValueRef::ObjectId(epoch)) => epoch,
             other => return Err(wrong_field("shardVersion", "e", "objectId", other)),
@@ -307,6 +331,31 @@ mod tests {
             },
             chunk: ChunkVersion::new(major, minor),
         }
+    }
+
+    #[test]
+    fn a_version_is_written_as_a_writer_writes_it() {
+        let version = placement(7, 0x0102_0304, 5, u32::MAX);
+        let mut written = DocWriter::new();
+        version.append_to(&mut written);
+        let written = written.finish();
+        let expected = DocWriter::new()
+            .with("e", version.incarnation.epoch)
+            .with("t", version.incarnation.began)
+            .with("v", ClusterTime::new(5, u32::MAX));
+        assert_eq!(written, expected.finish());
+        assert_eq!(
+            PlacementVersion::from_document(written.as_doc()),
+            Ok(version)
+        );
+        // Whatever else is in it, and in whatever order.
+        let other = DocWriter::new()
+            .with("v", ClusterTime::new(5, u32::MAX))
+            .with("x", 1)
+            .with("t", version.incarnation.began)
+            .with("e", version.incarnation.epoch);
+        let other = other.finish();
+        assert_eq!(PlacementVersion::from_document(other.as_doc()), Ok(version));
     }
 
     #[test]

@@ -20,6 +20,28 @@ pub fn has_costly(document: Doc<'_>) -> bool {
     document.iter().any(|element| is_costly(element, is_plain))
 }
 
+/// The same for a command: fields that any command may carry are not computed with.
+pub fn has_costly_argument(command: Doc<'_>) -> bool {
+    let mut arguments = command
+        .iter()
+        .filter(|field| !is_carried(field.key_bytes()));
+    arguments.any(|element| is_costly(element, is_plain))
+}
+
+fn is_carried(name: &[u8]) -> bool {
+    matches!(
+        name,
+        b"lsid"
+            | b"$db"
+            | b"$clusterTime"
+            | b"writeConcern"
+            | b"readConcern"
+            | b"$readPreference"
+            | b"shardVersion"
+            | b"databaseVersion"
+    )
+}
+
 /// The same for parsing the stages of a pipeline: work on documents is not meant.
 pub fn is_costly_to_parse(stages: Array<'_>) -> bool {
     let is_cheap = |name: &[u8]| is_plain(name) || is_plain_stage(name);

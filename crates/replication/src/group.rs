@@ -502,7 +502,7 @@ impl<S: StateMachine> Group<S> {
 
     /// The latest term that this member knows of.
     pub fn term(&self) -> Term {
-        self.members().term
+        self.handle.shared.members.borrow().term
     }
 
     /// The greatest cluster time given or observed.

@@ -188,9 +188,12 @@ impl LogState {
     pub fn publish(&self, applied: Applied) {
         self.applied
             .store(applied.position.get(), Ordering::Release);
-        self.progress.send_modify(|progress| {
+        self.progress.send_if_modified(|progress| {
             progress.applied = applied.position;
             progress.time = applied.time;
+            // Mostly nobody follows, and looking for those who do is dear. Asked with the value locked: who
+            // has begun to follow by then is counted, and who begins later finds this value.
+            self.progress.receiver_count() > 0
         });
     }
 

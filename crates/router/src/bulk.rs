@@ -78,7 +78,7 @@ pub(crate) async fn write(
     let statements = match statements_of(request, kind) {
         Some(statements)
             if (1..=WRITE_BATCH_COUNT_MAX).contains(&statements.len())
-                && has_sound_ids(body, statements.len()) =>
+                && has_sound_ids(request, statements.len()) =>
         {
             statements
         }
@@ -243,7 +243,7 @@ impl Batch<'_> {
                 let request = route.request(self.request, &part.shard, &self.router.clock)?;
                 let answered = self.router.ask(&part.shard, request).await;
                 match answered {
-                    Ok(answered) if mentioned_stale(&answered.reply, &part.shard).is_none() => {
+                    Ok(answered) if mentioned_stale(&answered).is_none() => {
                         return Ok(answered.reply);
                     }
                     // The client asked for it alone: it gets the error as it is.
@@ -566,9 +566,9 @@ fn statements_of(request: &Request, kind: Kind) -> Option<Vec<Doc<'_>>> {
 }
 
 /// Whether statement ids, if there are any, are such as a shard accepts.
-fn has_sound_ids(body: Doc<'_>, count: usize) -> bool {
+fn has_sound_ids(request: &Request, count: usize) -> bool {
     let is_id = |id: ValueRef<'_>| matches!(id, ValueRef::Int32(_));
-    match (body.get("stmtIds"), body.get("stmtId")) {
+    match (request.get("stmtIds"), request.get("stmtId")) {
         (None, None) => true,
         (None, Some(first)) => is_id(first),
         (Some(ValueRef::Array(ids)), None) => ids.count() == count && ids.iter().all(is_id),
@@ -646,6 +646,10 @@ fn failed(error: Error) -> Effect<Value> {
     Effect::Failed(fault(error))
 }
 
-pub(crate) fn mentioned_stale(reply: &Reply, shard: &ShardId) -> Option<Stale> {
-    elements(reply.document(), "writeErrors").find_map(|error| Stale::of(error, shard))
+pub(crate) fn mentioned_stale(answered: &Answered) -> Option<Stale> {
+    if !answered.look.has_write_errors {
+        return None;
+    }
+    let mut failed = elements(answered.reply.document(), "writeErrors");
+    failed.find_map(|error| Stale::of(error, &answered.shard))
 }

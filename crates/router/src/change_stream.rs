@@ -252,6 +252,7 @@ impl Events {
                     shard,
                     reply,
                     member,
+                    ..
                 }) => self.told_by(&shard, &member, reply.document()),
                 Err(failure) => Err(failure),
             };

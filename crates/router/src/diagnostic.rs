@@ -6,7 +6,7 @@ use crate::Router;
 use crate::failure::{Failure, is_ok};
 use crate::operation;
 use crate::request::fields_without;
-use crate::scatter::Answered;
+use crate::scatter::{Answered, Look};
 use cluster::routing::ShardId;
 use model::error::{Code, Error};
 use wire::operation::only_reads;
@@ -32,6 +32,7 @@ pub(crate) async fn ask_config(router: &Router, request: &Request) -> Result<Rep
     }
     let answered = Answered {
         shard: ShardId::new("config"),
+        look: Look::at(answer.reply.document()),
         reply: answer.reply,
         member: answer.member.unwrap_or_else(|| endpoint.clone()),
     };

@@ -61,7 +61,7 @@ pub(crate) async fn write(
         Err(error) => return Some(Err(error.into())),
     };
     match router.ask(shard, routed).await {
-        Ok(answered) => match mentioned_stale(&answered.reply, shard) {
+        Ok(answered) => match mentioned_stale(&answered) {
             None => Some(Ok(answered.reply)),
             Some(stale) => {
                 router.routing.note(namespace, &stale);

@@ -25,14 +25,14 @@ pub(crate) async fn dispatch(
     connection: &Arc<ConnectionInfo>,
     request: Request,
 ) -> Reply {
-    if !is_time_well_formed(request.body()) {
+    if !is_time_well_formed(&request) {
         // Whoever is asked says what is wrong with it.
         return match router.config.call(request).await {
             Ok(reply) => reply,
             Err(error) => Reply::error(&error),
         };
     }
-    if let Err(error) = router.clock.observe_client(request.body()) {
+    if let Err(error) = router.clock.observe_client(&request) {
         return Reply::error(&error);
     }
     if let Err(error) = arguments::check(&request) {
@@ -63,7 +63,7 @@ pub(crate) async fn dispatch_now(
 ) -> Reply {
     let running = (router.operations).begin(connection, request.body_bytes().clone());
     let limit = time_limit::of(&request).map(|limit| limit + time_limit::GRACE);
-    operation::describe(&running, request.body(), limit);
+    operation::describe(&running, &request, limit);
     router.sessions.note(running.session());
     let operation = Arc::clone(&running);
     operation::within(operation, run(router, connection, request)).await

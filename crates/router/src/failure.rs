@@ -96,10 +96,15 @@ pub(crate) fn is_absent(failure: &Failure) -> bool {
 
 /// Whether a reply says that the command succeeded.
 pub(crate) fn is_ok(reply: Doc<'_>) -> bool {
-    reply
-        .get("ok")
-        .and_then(model::number::Number::of)
-        .is_some_and(|ok| ok.to_f64() == 1.0)
+    reply.get("ok").is_some_and(is_one)
+}
+
+/// Whether the value of `ok` says so.
+pub(crate) fn is_one(ok: ValueRef<'_>) -> bool {
+    match ok {
+        ValueRef::Double(ok) => ok == 1.0,
+        other => model::number::Number::of(other).is_some_and(|ok| ok.to_f64() == 1.0),
+    }
 }
 
 /// Sorts a shard's reply.

@@ -17,11 +17,11 @@
 //! Left out: what the router asks the config server is waited for.
 
 use model::SessionId;
-use model::bson::Doc;
 use model::error::Error;
 use query::context::{Interrupt, Interrupts};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+use wire::Request;
 use wire::operation::Operation;
 pub(crate) use wire::operation::{check, current, inherited, within};
 
@@ -29,11 +29,11 @@ pub(crate) use wire::operation::{check, current, inherited, within};
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What is known of an operation once its command was read. A session that is malformed is for whoever answers.
-pub(crate) fn describe(operation: &Operation, body: Doc<'_>, limit: Option<Duration>) {
-    if let Some(session) = body.get_doc("lsid")
+pub(crate) fn describe(operation: &Operation, request: &Request, limit: Option<Duration>) {
+    if let Some(session) = request.get_doc("lsid")
         && let Ok(id) = SessionId::parse("lsid", session)
     {
-        operation.set_session(id, body.get("txnNumber").is_some());
+        operation.set_session(id, request.get("txnNumber").is_some());
     }
     if let Some(limit) = limit {
         operation.set_time_limit(limit);

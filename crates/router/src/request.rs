@@ -15,9 +15,12 @@ use wire::{Reply, Request};
 /// How far ahead of the wall clock a client's cluster time may be: a year, as in MongoDB.
 const DRIFT_SECONDS_MAX: i64 = 365 * 24 * 60 * 60;
 
-fn told(doc: Doc<'_>) -> Option<ClusterTime> {
-    let gossip = doc.get_doc("$clusterTime")?;
-    time_of(gossip.get("clusterTime"))
+/// The time in a `$clusterTime`.
+pub(crate) fn time_in(gossip: Doc<'_>) -> Option<ClusterTime> {
+    match ClusterTime::of_unsigned(gossip) {
+        Some(time) => Some(time),
+        None => time_of(gossip.get("clusterTime")),
+    }
 }
 
 /// The latest cluster time that anybody told.
@@ -31,7 +34,7 @@ impl Clock {
 
     /// Takes note of `$clusterTime` in a reply.
     pub(crate) fn observe(&self, doc: Doc<'_>) {
-        if let Some(told) = told(doc) {
+        if let Some(told) = doc.get_doc("$clusterTime").and_then(time_in) {
             self.raise(told);
         }
     }
@@ -43,8 +46,9 @@ impl Clock {
     }
 
     /// The same for a client, which may not push the cluster's time far ahead of the clocks.
-    pub(crate) fn observe_client(&self, doc: Doc<'_>) -> Result<(), Error> {
-        told(doc).map_or(Ok(()), |time| self.raise_from_client(time))
+    pub(crate) fn observe_client(&self, request: &Request) -> Result<(), Error> {
+        let told = request.get_doc("$clusterTime").and_then(time_in);
+        told.map_or(Ok(()), |time| self.raise_from_client(time))
     }
 
     /// The same for a time that comes with something else.
@@ -74,7 +78,8 @@ impl Clock {
     /// Ends a reply that is the router's own.
     pub(crate) fn tell(&self, reply: &mut Reply) {
         let now = self.now();
-        let told = reply.document().get("$clusterTime").is_some();
+        let told =
+            ClusterTime::ends(reply.document()) || reply.document().get("$clusterTime").is_some();
         if now == ClusterTime::ZERO || told {
             return;
         }
@@ -92,8 +97,8 @@ impl Clock {
 /// The same request with the time that all shards read at, if it asks for a snapshot and names no
 /// time: shards that chose for themselves would not show one moment.
 pub(crate) fn with_snapshot_time(request: &Request, clock: &Clock) -> Option<Request> {
+    let concern = request.get_doc("readConcern")?;
     let body = request.body();
-    let concern = body.get_doc("readConcern")?;
     let now = clock.now();
     let is_open =
         concern.get_str("level") == Some("snapshot") && concern.get("atClusterTime").is_none();
@@ -132,8 +137,8 @@ pub(crate) fn snapshot_time(body: Doc<'_>) -> Option<ClusterTime> {
 }
 
 /// Whether a client's `$clusterTime` is what it should be, if there is one.
-pub(crate) fn is_time_well_formed(body: Doc<'_>) -> bool {
-    let Some(given) = body.get("$clusterTime") else {
+pub(crate) fn is_time_well_formed(request: &Request) -> bool {
+    let Some(given) = request.get("$clusterTime") else {
         return true;
     };
     let ValueRef::Document(gossip) = given else {
@@ -146,23 +151,44 @@ pub(crate) fn is_time_well_formed(body: Doc<'_>) -> bool {
         signature.get("hash"),
         Some(ValueRef::Binary { bytes, .. }) if bytes.len() == 20
     );
-    told(body).is_some() && hash && signature.get("keyId").is_some()
+    time_in(gossip).is_some() && hash && signature.get("keyId").is_some()
+}
+
+/// What only routers add.
+const OURS: [&str; 5] = [
+    "shardVersion",
+    "databaseVersion",
+    "routedBy",
+    "$clusterTime",
+    "$configTime",
+];
+
+fn is_ours(name: &[u8]) -> bool {
+    // Nearly every field is the client's: the first byte tells.
+    matches!(name.first(), Some(b's' | b'd' | b'r' | b'$'))
+        && OURS.iter().any(|ours| ours.as_bytes() == name)
 }
 
 /// The client's fields without those named, and without those that only routers add.
 pub(crate) fn fields_without(body: Doc<'_>, dropped: &[&str]) -> DocWriter {
     let mut writer = DocWriter::with_buffer(Vec::with_capacity(body.len() + 256));
     for element in body.iter() {
-        let name = element.key();
-        let ours = matches!(
-            name,
-            "shardVersion" | "databaseVersion" | "routedBy" | "$clusterTime" | "$configTime"
-        );
-        if !ours && !dropped.contains(&name) {
+        let name = element.key_bytes();
+        if !is_ours(name) && !dropped.iter().any(|dropped| dropped.as_bytes() == name) {
             writer.append_element(&element);
         }
     }
     writer
+}
+
+/// The client's request with what a router adds: as it is, but for these fields, if it has none of them.
+fn stamped(original: &Request, stamp: impl FnOnce(&mut DocWriter)) -> Result<Request, Error> {
+    if !OURS.iter().any(|name| original.may_have(name)) {
+        return Ok(original.extended(stamp));
+    }
+    let mut writer = fields_without(original.body(), &[]);
+    stamp(&mut writer);
+    Request::from_parts(writer.finish(), original.sequences().to_vec())
 }
 
 impl Route {
@@ -186,10 +212,10 @@ impl Route {
         shard: &ShardId,
         clock: &Clock,
     ) -> Result<Request, Error> {
-        let mut writer = fields_without(original.body(), &[]);
-        self.stamp(&mut writer, shard);
-        clock.append_to(&mut writer);
-        Request::from_parts(writer.finish(), original.sequences().to_vec())
+        stamped(original, |writer| {
+            self.stamp(writer, shard);
+            clock.append_to(writer);
+        })
     }
 }
 
@@ -200,10 +226,10 @@ pub(crate) fn request_by(
     shard: &ShardId,
     clock: &Clock,
 ) -> Result<Request, Error> {
-    let mut writer = fields_without(original.body(), &[]);
-    stamp_version(&mut writer, table.shard_version(shard));
-    clock.append_to(&mut writer);
-    Request::from_parts(writer.finish(), original.sequences().to_vec())
+    stamped(original, |writer| {
+        stamp_version(writer, table.shard_version(shard));
+        clock.append_to(writer);
+    })
 }
 
 pub(crate) fn stamp_version(writer: &mut DocWriter, version: PlacementVersion) {

@@ -1,13 +1,15 @@
 //! Asking shards: one, or several at once.
 
 use crate::Router;
-use crate::failure::{Failure, checked, unreachable};
+use crate::failure::{Failure, checked, is_one, unreachable};
 use crate::merge::kill_cursor;
 use crate::operation;
 use crate::registry::Shard;
+use crate::request::time_in;
 use cluster::routing::ShardId;
-use model::bson::ValueRef;
+use model::bson::{Doc, ValueRef};
 use model::error::{Code, Error};
+use model::time::ClusterTime;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 use wire::operation::only_reads;
@@ -19,6 +21,39 @@ pub(crate) struct Answered {
     pub(crate) reply: Reply,
     /// Where a cursor of this answer is continued.
     pub(crate) member: Arc<dyn Endpoint>,
+    pub(crate) look: Look,
+}
+
+/// What a router wants to know of every reply, found in one walk over it.
+#[derive(Clone, Copy)]
+pub(crate) struct Look {
+    is_ok: bool,
+    told: Option<ClusterTime>,
+    /// Whether statements of a write failed.
+    pub(crate) has_write_errors: bool,
+}
+
+impl Look {
+    pub(crate) fn at(reply: Doc<'_>) -> Look {
+        let mut look = Look {
+            is_ok: false,
+            told: None,
+            has_write_errors: false,
+        };
+        for element in reply.iter() {
+            match element.key_bytes() {
+                b"ok" => look.is_ok = is_one(element.value()),
+                b"writeErrors" => look.has_write_errors = true,
+                b"$clusterTime" => {
+                    if let ValueRef::Document(gossip) = element.value() {
+                        look.told = time_in(gossip);
+                    }
+                }
+                _ => {}
+            }
+        }
+        look
+    }
 }
 
 impl Router {
@@ -91,7 +126,11 @@ impl Router {
 
     fn observe(&self, answered: &Result<Answered, Failure>) {
         match answered {
-            Ok(answered) => self.clock.observe(answered.reply.document()),
+            Ok(answered) => {
+                if let Some(told) = answered.look.told {
+                    self.clock.raise(told);
+                }
+            }
             Err(Failure::Reply(reply)) => self.clock.observe(reply.document()),
             Err(Failure::Stale(_) | Failure::Error(_)) => {}
         }
@@ -113,12 +152,18 @@ fn close_all(answers: impl Iterator<Item = Answered>) {
 }
 
 async fn ask(shard: Shard, request: Request) -> Result<Answered, Failure> {
-    let retryable = request.body().get("txnNumber").is_some();
+    let retryable = request.get("txnNumber").is_some();
     let Answer { reply, member } = (shard.endpoint.open(request).await)
         .map_err(|error| unreachable(&shard.id, &error, retryable))?;
+    let look = Look::at(reply.document());
+    let reply = match look.is_ok {
+        true => reply,
+        false => checked(reply, &shard.id)?,
+    };
     Ok(Answered {
-        reply: checked(reply, &shard.id)?,
+        reply,
         shard: shard.id,
         member: member.unwrap_or(shard.endpoint),
+        look,
     })
 }

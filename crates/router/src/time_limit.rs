@@ -26,7 +26,7 @@ pub(crate) fn of(request: &Request) -> Option<Duration> {
     if request.name() == "getMore" {
         return None;
     }
-    let limit = request.body().get("maxTimeMS").and_then(Number::of)?;
+    let limit = request.get("maxTimeMS").and_then(Number::of)?;
     let limit_ms = u64::try_from(limit.to_i64_truncated()?).ok()?;
     (limit_ms > 0).then(|| Duration::from_millis(limit_ms))
 }

@@ -5,8 +5,8 @@
 //! that operation's place ([`Operation::continue_as`]).
 
 use crate::read::Planned;
-use arc_swap::ArcSwapOption;
 use model::Error;
+use parking_lot::Mutex;
 use std::borrow::Borrow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,8 +20,9 @@ pub(crate) struct Operation {
     runs_apart: AtomicBool,
     /// Whether it goes on with a change stream, whose driver resumes it after some errors.
     is_of_stream: AtomicBool,
-    /// The getMore that goes on with what this one began.
-    successor: ArcSwapOption<Operation>,
+    /// The getMore that goes on with what this one began. A lock and not an `ArcSwap`, which costs more to
+    /// drop than a command without a cursor has to spend: it looks at every thread.
+    successor: Mutex<Option<Arc<Operation>>>,
     /// Whether anything was written for it.
     has_written: AtomicBool,
     /// The plan of its first search, for `currentOp`.
@@ -34,7 +35,7 @@ impl From<wire::operation::Operation> for Operation {
             core,
             runs_apart: AtomicBool::new(false),
             is_of_stream: AtomicBool::new(false),
-            successor: ArcSwapOption::empty(),
+            successor: Mutex::new(None),
             has_written: AtomicBool::new(false),
             plan: OnceLock::new(),
         }
@@ -56,7 +57,7 @@ impl std::ops::Deref for Operation {
 
 impl query::context::Interrupt for Operation {
     fn check(&self) -> Result<(), Error> {
-        match &*self.successor.load() {
+        match &*self.successor.lock() {
             Some(successor) => successor.core.check(),
             None => self.core.check(),
         }
@@ -66,7 +67,7 @@ impl query::context::Interrupt for Operation {
 impl Operation {
     /// From now on another operation runs what was parsed for this one.
     pub(crate) fn continue_as(&self, successor: &Arc<Operation>) {
-        self.successor.store(Some(successor.clone()));
+        *self.successor.lock() = Some(successor.clone());
     }
 
     /// Says that something was written for it, whatever becomes of the rest.

@@ -10,22 +10,64 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use model::bson::{Doc, DocBuf, InvalidBson, MAX_INTERNAL_BYTES, ValueRef, validate};
+use model::bson::{Doc, DocBuf, DocWriter, InvalidBson, MAX_INTERNAL_BYTES, ValueRef, validate};
 use model::error::{Code, Error};
 
 /// One command.
 #[derive(Clone, Debug)]
 pub struct Request {
     body: Bytes,
-    /// Where the command's name lies in `body`.
-    name: Range<usize>,
+    name: Name,
     /// Where the database's name lies in `body`.
     database: Range<usize>,
     sequences: Vec<Sequence>,
+    fields: FieldNames,
     exhaust_allowed: bool,
     more_to_come: bool,
     passes_batch: bool,
     is_hurried: bool,
+}
+
+/// The command's name. A request is asked for it at every turn.
+#[derive(Clone, Debug)]
+enum Name {
+    /// One of those that there are most of.
+    Frequent(&'static str),
+    /// Where it lies in the body.
+    At(Range<usize>),
+}
+
+/// Which names the body's fields may have: a bit for each, which names share. Every command is asked for a
+/// dozen fields that hardly any has, and this tells so without a walk over those that it has.
+#[derive(Clone, Copy, Debug, Default)]
+struct FieldNames {
+    bits: u64,
+    /// Whether two of them have the same bit.
+    is_shared: bool,
+}
+
+impl FieldNames {
+    #[inline]
+    fn bit(name: &[u8]) -> u64 {
+        let (first, last) = match name {
+            [] => (0, 0),
+            [first, .., last] => (*first, *last),
+            [only] => (*only, *only),
+        };
+        let mixed = (usize::from(first) * 7) ^ (usize::from(last) * 35) ^ name.len();
+        1 << (mixed % 64)
+    }
+
+    fn add(&mut self, name: &[u8]) {
+        let bit = FieldNames::bit(name);
+        self.is_shared |= self.bits & bit != 0;
+        self.bits |= bit;
+    }
+
+    #[inline]
+    fn may_have(self, name: &str) -> bool {
+        self.bits & FieldNames::bit(name.as_bytes()) != 0
+    }
 }
 
 /// A list of documents that travels beside the body, as if it were an array field of it.
@@ -44,7 +86,7 @@ impl Request {
 
     /// Takes a body whose bytes are validated, and finds and checks what every command must have.
     pub(crate) fn from_validated(body: Bytes, sequences: Vec<Sequence>) -> Result<Request, Error> {
-        let (name, database) = locate_names(Doc::from_validated(&body))?;
+        let (name, database, fields) = locate_names(Doc::from_validated(&body))?;
         for (index, sequence) in sequences.iter().enumerate() {
             let field = sequence.name();
             if sequences[..index]
@@ -54,7 +96,7 @@ impl Request {
                 let message = format!("Duplicate document sequence: {field}");
                 return Err(Error::location(40431, message));
             }
-            if Doc::from_validated(&body).element(field).is_some() {
+            if fields.may_have(field) && Doc::from_validated(&body).element(field).is_some() {
                 let message = format!("Duplicate field between body and document sequence {field}");
                 return Err(Error::location(40433, message));
             }
@@ -64,11 +106,36 @@ impl Request {
             name,
             database,
             sequences,
+            fields,
             exhaust_allowed: false,
             more_to_come: false,
             passes_batch: false,
             is_hurried: false,
         })
+    }
+
+    /// The same command with more fields at the end of its body. None of their names may be there already.
+    #[must_use]
+    pub fn extended(&self, append: impl FnOnce(&mut DocWriter)) -> Request {
+        let mut writer = DocWriter::continuing(self.body(), 256);
+        append(&mut writer);
+        let body = Bytes::from(writer.finish_buffer());
+        let mut fields = self.fields;
+        for element in Doc::from_validated(&body).iter_from(self.body.len() - 1) {
+            fields.add(element.key_bytes());
+        }
+        Request {
+            // What was found in the shorter body is in the same place.
+            name: self.name.clone(),
+            database: self.database.clone(),
+            sequences: self.sequences.clone(),
+            fields,
+            body,
+            exhaust_allowed: false,
+            more_to_come: false,
+            passes_batch: false,
+            is_hurried: false,
+        }
     }
 
     pub(crate) fn with_flags(mut self, exhaust_allowed: bool, more_to_come: bool) -> Request {
@@ -105,6 +172,35 @@ impl Request {
         Doc::from_validated(&self.body)
     }
 
+    /// The value of the body's first field of this name; cheaper than asking the body where there is none.
+    #[inline]
+    pub fn get(&self, name: &str) -> Option<ValueRef<'_>> {
+        match self.fields.may_have(name) {
+            true => self.body().get(name),
+            false => None,
+        }
+    }
+
+    /// Whether the body may have two fields of one name; where it says no, it has none.
+    pub fn may_repeat_names(&self) -> bool {
+        self.fields.is_shared
+    }
+
+    /// Whether the body may have a field of this name; where it says no, there is none.
+    #[inline]
+    pub fn may_have(&self, name: &str) -> bool {
+        self.fields.may_have(name)
+    }
+
+    /// The same for a document.
+    #[inline]
+    pub fn get_doc(&self, name: &str) -> Option<Doc<'_>> {
+        match self.get(name) {
+            Some(ValueRef::Document(doc)) => Some(doc),
+            _ => None,
+        }
+    }
+
     /// The command document's bytes, for keeping without a copy.
     pub fn body_bytes(&self) -> &Bytes {
         &self.body
@@ -112,7 +208,10 @@ impl Request {
 
     /// The command's name: the name of the body's first field.
     pub fn name(&self) -> &str {
-        utf8(&self.body[self.name.clone()])
+        match &self.name {
+            Name::Frequent(name) => name,
+            Name::At(place) => utf8(&self.body[place.clone()]),
+        }
     }
 
     /// The database that the command addresses.
@@ -271,8 +370,8 @@ pub(crate) fn invalid_bson(fault: InvalidBson) -> Error {
     Error::new(code, fault.to_string())
 }
 
-/// Finds the command's name and its database, as ranges of the body's bytes.
-fn locate_names(body: Doc<'_>) -> Result<(Range<usize>, Range<usize>), Error> {
+/// Finds the command's name and its database, as ranges of the body's bytes, and which fields there are.
+fn locate_names(body: Doc<'_>) -> Result<(Name, Range<usize>, FieldNames), Error> {
     let missing = || Error::location(40571, "OP_MSG requests require a $db argument");
     let position = |part: &[u8]| {
         // Both slices are of one buffer, so the distance of their starts is a position in it.
@@ -281,7 +380,12 @@ fn locate_names(body: Doc<'_>) -> Result<(Range<usize>, Range<usize>), Error> {
     };
     let first = body.first().ok_or_else(missing)?;
     let mut database: Option<&str> = None;
-    for element in body.iter().filter(|element| element.key_bytes() == b"$db") {
+    let mut fields = FieldNames::default();
+    for element in body.iter() {
+        fields.add(element.key_bytes());
+        if element.key_bytes() != b"$db" {
+            continue;
+        }
         if database.is_some() {
             let message = "BSON field 'APIParametersFromClient.$db' is a duplicate field";
             return Err(Error::location(40413, message));
@@ -297,7 +401,24 @@ fn locate_names(body: Doc<'_>) -> Result<(Range<usize>, Range<usize>), Error> {
     }
     let database = database.ok_or_else(missing)?;
     check_database_name(database)?;
-    Ok((position(first.key_bytes()), position(database.as_bytes())))
+    let name = match frequent(first.key_bytes()) {
+        Some(name) => Name::Frequent(name),
+        None => Name::At(position(first.key_bytes())),
+    };
+    Ok((name, position(database.as_bytes()), fields))
+}
+
+fn frequent(name: &[u8]) -> Option<&'static str> {
+    Some(match name {
+        b"find" => "find",
+        b"insert" => "insert",
+        b"update" => "update",
+        b"delete" => "delete",
+        b"getMore" => "getMore",
+        b"aggregate" => "aggregate",
+        b"findAndModify" => "findAndModify",
+        _ => return None,
+    })
 }
 
 /// The rule for a command's `$db`. It is wider than the rule for databases that can be created:
@@ -313,4 +434,68 @@ pub(crate) fn check_database_name(name: &str) -> Result<(), Error> {
 
 fn utf8(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("names were checked to be UTF-8 when the request was built")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(fields: &[&str]) -> Request {
+        let mut body = DocWriter::new();
+        body.append("update", "birds").append("$db", "fleet");
+        for (number, name) in (0..).zip(fields) {
+            body.append(name, number);
+        }
+        Request::from_parts(body.finish(), Vec::new()).expect("a request")
+    }
+
+    #[test]
+    fn a_field_is_found_whatever_shares_its_bit() {
+        // More names than there are bits.
+        let names: Vec<String> = (0..200).map(|number| format!("field{number}")).collect();
+        let given: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (here, absent) = given.split_at(100);
+        let request = request(here);
+        assert!(request.may_repeat_names());
+        for (number, name) in (0..).zip(here) {
+            assert!(request.may_have(name), "{name}");
+            assert_eq!(request.get(name), Some(ValueRef::Int32(number)), "{name}");
+        }
+        for name in absent.iter().chain(&["", "$", "fieldx"]) {
+            assert_eq!(request.get(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_given_twice_is_not_overlooked() {
+        assert!(request(&["lsid", "ordered", "lsid"]).may_repeat_names());
+        assert!(!request(&["ordered", "writeConcern"]).may_repeat_names());
+    }
+
+    #[test]
+    fn an_extended_request_is_what_is_built_anew() {
+        let documents = [DocWriter::new().with("q", 1).finish()];
+        let statements = Sequence::new("updates", documents.iter().map(DocBuf::as_doc));
+        let body = DocWriter::new()
+            .with("update", "birds")
+            .with("$db", "fleet");
+        let short = Request::from_parts(body.finish(), vec![statements.clone()]);
+        let long = short.expect("a request").extended(|writer| {
+            writer.append("shardVersion", 7).append("$clusterTime", 8);
+        });
+        let body = DocWriter::new()
+            .with("update", "birds")
+            .with("$db", "fleet")
+            .with("shardVersion", 7)
+            .with("$clusterTime", 8);
+        let anew = Request::from_parts(body.finish(), vec![statements]).expect("a request");
+        assert_eq!(long.body(), anew.body());
+        assert_eq!(
+            (long.name(), long.database()),
+            (anew.name(), anew.database())
+        );
+        assert_eq!(long.sequences()[0].bytes(), anew.sequences()[0].bytes());
+        assert_eq!(long.get("shardVersion"), Some(ValueRef::Int32(7)));
+        assert_eq!(long.get("$clusterTime"), Some(ValueRef::Int32(8)));
+    }
 }

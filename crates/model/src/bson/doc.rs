@@ -39,11 +39,13 @@ impl<'a> Doc<'a> {
 
     /// Borrows bytes that were validated when they entered the system (from a
     /// stored record, a log entry, or a slice of a validated document).
+    #[inline]
     pub fn from_validated(bytes: &'a [u8]) -> Self {
         assert!(bytes.len() >= 5 && bytes[bytes.len() - 1] == 0, "{BROKEN}");
         Self(bytes)
     }
 
+    #[inline]
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
     }
@@ -56,23 +58,36 @@ impl<'a> Doc<'a> {
         self.0.len() == EMPTY.len()
     }
 
+    #[inline]
     pub fn iter(self) -> Elements<'a> {
         Elements { rest: &self.0[4..] }
     }
 
+    /// The elements from a place on where one begins, or the last one has ended.
+    pub fn iter_from(self, at: usize) -> Elements<'a> {
+        Elements {
+            rest: &self.0[at..],
+        }
+    }
+
     /// The value of the first field of this name.
+    #[inline]
     pub fn get(self, name: &str) -> Option<ValueRef<'a>> {
         self.element(name).map(|element| element.value())
     }
 
+    /// Inlined, so that what is compared is worked out when this is compiled: most names are known then.
+    #[inline]
     pub fn element(self, name: &str) -> Option<Element<'a>> {
         self.iter().named(&Sought::new(name.as_bytes()))
     }
 
+    #[inline]
     pub fn first(self) -> Option<Element<'a>> {
         self.iter().next()
     }
 
+    #[inline]
     pub fn get_str(self, name: &str) -> Option<&'a str> {
         match self.get(name) {
             Some(ValueRef::String(text)) => Some(text),
@@ -80,6 +95,7 @@ impl<'a> Doc<'a> {
         }
     }
 
+    #[inline]
     pub fn get_doc(self, name: &str) -> Option<Doc<'a>> {
         match self.get(name) {
             Some(ValueRef::Document(doc)) => Some(doc),
@@ -87,6 +103,7 @@ impl<'a> Doc<'a> {
         }
     }
 
+    #[inline]
     pub fn get_array(self, name: &str) -> Option<Array<'a>> {
         match self.get(name) {
             Some(ValueRef::Array(array)) => Some(array),
@@ -251,6 +268,7 @@ pub struct Element<'a> {
 }
 
 impl<'a> Element<'a> {
+    #[inline]
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -259,6 +277,7 @@ impl<'a> Element<'a> {
         std::str::from_utf8(self.key).expect(BROKEN)
     }
 
+    #[inline]
     pub fn key_bytes(&self) -> &'a [u8] {
         self.key
     }
@@ -277,6 +296,7 @@ impl<'a> Element<'a> {
     }
 
     /// The encoded value without type byte and key.
+    #[inline]
     pub fn value_bytes(&self) -> &'a [u8] {
         self.value
     }
@@ -307,9 +327,13 @@ impl<'a> Iterator for Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
+    /// Where the next element begins in the document that these are of.
+    pub fn place_in(&self, doc: Doc<'a>) -> usize {
+        doc.len() - self.rest.len()
+    }
+
     /// The next element of this name. Looking for one field is what queries do most: no
     /// element is made of the others, and the names are compared as numbers.
-    #[inline]
     fn named(mut self, sought: &Sought<'_>) -> Option<Element<'a>> {
         loop {
             let (&tag, rest) = self.rest.split_first().expect(BROKEN);
@@ -339,8 +363,10 @@ struct Sought<'n> {
 impl<'n> Sought<'n> {
     #[inline]
     fn new(name: &'n [u8]) -> Self {
-        let bytes = name.iter().take(8).rev();
-        let word = bytes.fold(0, |word, &byte| word << 8 | u64::from(byte));
+        let mut first = [0; 8];
+        let known = name.len().min(8);
+        first[..known].copy_from_slice(&name[..known]);
+        let word = u64::from_le_bytes(first);
         let mask = match name.len() {
             known @ 0..7 => (1 << ((known + 1) * 8)) - 1,
             _ => u64::MAX,

@@ -4,7 +4,7 @@
 //! patched when they end, so that nothing is copied. An unclosed one at
 //! `finish` is our bug and asserted.
 
-use super::doc::{ArrayBuf, DocBuf, Element};
+use super::doc::{ArrayBuf, Doc, DocBuf, Element};
 use super::value::{Kind, ValueRef};
 
 /// Writes a document.
@@ -37,6 +37,20 @@ impl DocWriter {
         }
     }
 
+    /// Goes on behind the fields of a document, in a copy of it with room for so many bytes more.
+    pub fn continuing(doc: Doc<'_>, room: usize) -> Self {
+        let bytes = doc.as_bytes();
+        let mut buffer = Vec::with_capacity(bytes.len() + room);
+        buffer.extend_from_slice(&bytes[..bytes.len() - 1]);
+        Self {
+            buffer,
+            open: vec![Open {
+                start: 0,
+                next_index: None,
+            }],
+        }
+    }
+
     /// Appends a field to the innermost open document.
     pub fn append<'a>(&mut self, key: &str, value: impl Into<ValueRef<'a>>) -> &mut Self {
         let value = value.into();
@@ -55,6 +69,12 @@ impl DocWriter {
     pub fn append_element(&mut self, element: &Element<'_>) -> &mut Self {
         self.key(element.kind(), element.key_bytes());
         self.buffer.extend_from_slice(element.value_bytes());
+        self
+    }
+
+    /// Copies fields that are encoded already.
+    pub fn append_encoded(&mut self, elements: &[u8]) -> &mut Self {
+        self.buffer.extend_from_slice(elements);
         self
     }
 

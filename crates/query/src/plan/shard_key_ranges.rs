@@ -64,15 +64,15 @@ pub fn named_shard_key(filter: &Filter, pattern: &ShardKeyPattern) -> Option<Vec
 /// ⚑ Only values that are equal to nothing but themselves: null is also what is missing, a document may be an
 /// operator, an array or a regular expression means more than one value.
 pub fn plain_shard_key(filter: Doc<'_>, pattern: &ShardKeyPattern) -> Option<Vec<u8>> {
-    let is_known = |key: &str| !key.starts_with('$');
-    if !filter.iter().all(|element| is_known(element.key())) {
+    let is_known = |key: &[u8]| !key.starts_with(b"$");
+    if !filter.iter().all(|element| is_known(element.key_bytes())) {
         return None;
     }
     let mut values = Vec::with_capacity(pattern.fields().len());
     for field in pattern.fields() {
         let mut named = filter
             .iter()
-            .filter(|element| element.key() == &*field.path);
+            .filter(|element| element.key_bytes() == field.path.as_bytes());
         let value = named.next()?.value();
         if named.next().is_some() || !is_plain(value) {
             return None;

@@ -80,15 +80,24 @@ impl<'c> Run<'c> {
         let children = self.resolve(children, at)?;
         let mut met = 0u64;
         let mut changed = false;
-        for element in doc.iter() {
+        let mut elements = doc.iter();
+        // What stays as it is is copied in runs, from here on.
+        let mut copied = elements.place_in(doc);
+        loop {
+            let here = elements.place_in(doc);
+            let Some(element) = elements.next() else {
+                out.append_encoded(&doc.as_bytes()[copied..here]);
+                break;
+            };
             let key = element.key_bytes();
             let child = children
                 .iter()
                 .position(|(step, _)| field_name(step).as_bytes() == key);
             let Some(child) = child else {
-                out.append_element(&element);
                 continue;
             };
+            out.append_encoded(&doc.as_bytes()[copied..here]);
+            copied = elements.place_in(doc);
             if child < 64 {
                 met |= 1 << child;
             }

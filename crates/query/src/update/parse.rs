@@ -104,8 +104,11 @@ impl Modifiers {
         let dollar_fields = match &root {
             UpdateNode::Fields(children) => children
                 .iter()
+                .filter(|(step, _)| match step {
+                    Component::Field(name) => name.starts_with('$'),
+                    Component::Positional | Component::All | Component::Filtered(_) => true,
+                })
                 .map(|(step, _)| step.to_string())
-                .filter(|name| name.starts_with('$'))
                 .collect(),
             UpdateNode::Elements(_) | UpdateNode::Leaf(_) => Vec::new(),
         };

@@ -151,7 +151,7 @@ impl Joining<'_> {
                 let bytes = after.as_bytes().len();
                 let difference = update.difference(version.doc(), after.as_doc(), moment);
                 evaluator
-                    .replace(one.key.clone(), &version, after, difference)
+                    .replace(one.key.clone(), &version, after.as_doc(), difference)
                     .map_err(|refusal| refused(refusal, &not_changed))?;
                 Ok(bytes)
             }

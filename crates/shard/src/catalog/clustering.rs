@@ -13,8 +13,8 @@
 
 use super::Collection;
 use model::Error;
-use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use model::key::RecordKey;
+use model::bson::{Doc, DocBuf, ValueRef};
+use model::key::{Direction, RecordKey, skip_value};
 use model::shard_key::ShardKeyPattern;
 
 /// The fields before `_id` in record keys.
@@ -46,6 +46,12 @@ impl Clustering {
         &self.pattern
     }
 
+    /// Whether a document that was changed stays where it is: `_id` never changes, and what it is clustered
+    /// by besides is as it was.
+    fn keeps_place(&self, before: Doc<'_>, after: Doc<'_>) -> bool {
+        self.by_id_alone || is_untouched(&self.pattern, before, after)
+    }
+
     fn record_key(&self, document: Doc<'_>) -> Result<RecordKey, Error> {
         let fields = self.pattern.key_of(document)?;
         let id = document.get("_id").unwrap_or(ValueRef::Null);
@@ -53,7 +59,50 @@ impl Clustering {
     }
 }
 
+/// Whether all fields of a shard key are what they were.
+fn is_untouched(pattern: &ShardKeyPattern, before: Doc<'_>, after: Doc<'_>) -> bool {
+    let mut fields = pattern.fields().iter();
+    fields.all(|field| query::index::is_untouched(&field.path, before, after))
+}
+
 impl Collection {
+    /// Where a document goes that was changed; `None` if it stays.
+    pub(crate) fn other_place(
+        &self,
+        key: &RecordKey,
+        before: Doc<'_>,
+        after: Doc<'_>,
+    ) -> Result<Option<RecordKey>, Error> {
+        match &self.clustering {
+            Some(clustering) if !clustering.keeps_place(before, after) => {
+                let place = clustering.record_key(after)?;
+                Ok((place != *key).then_some(place))
+            }
+            Some(_) | None => Ok(None),
+        }
+    }
+
+    /// The shard key that a record's key begins with, if records are ordered by it and it is still the
+    /// document's: that spares a look at the document, and its hash.
+    pub(crate) fn shard_key_in<'k>(
+        &self,
+        key: &'k RecordKey,
+        pattern: &ShardKeyPattern,
+        before: Doc<'_>,
+        after: Doc<'_>,
+    ) -> Option<&'k [u8]> {
+        let clustering = self.clustering.as_ref()?;
+        if clustering.pattern != *pattern || !is_untouched(pattern, before, after) {
+            return None;
+        }
+        let bytes = key.as_bytes();
+        let mut end = 0;
+        for _ in pattern.fields() {
+            end += skip_value(&bytes[end..], Direction::Ascending).ok()?;
+        }
+        Some(&bytes[..end])
+    }
+
     /// Where a document is stored. An error if its shard key has an array.
     pub(crate) fn record_key(&self, document: Doc<'_>) -> Result<RecordKey, Error> {
         match &self.clustering {
@@ -96,9 +145,11 @@ impl Collection {
     pub(crate) fn record_key_of_id(&self, id: ValueRef<'_>) -> Option<RecordKey> {
         match &self.clustering {
             None => Some(RecordKey::from_id(id)),
-            Some(clustering) if clustering.by_id_alone => {
-                let document = DocWriter::new().with("_id", id).finish();
-                clustering.record_key(document.as_doc()).ok()
+            // An array has no place in a shard key.
+            Some(clustering) if clustering.by_id_alone && !matches!(id, ValueRef::Array(_)) => {
+                let fields = clustering.pattern.fields().iter().map(|_| id);
+                let fields = clustering.pattern.key_of_values(fields);
+                Some(RecordKey::clustered(fields, id))
             }
             Some(_) => None,
         }

@@ -25,7 +25,7 @@
 //! [`Operation::runs_apart`]: crate::operation::Operation::runs_apart
 
 use super::{Answer, Invocation};
-use query::costly::{PLAIN_BYTES_MAX, has_costly};
+use query::costly::{PLAIN_BYTES_MAX, has_costly, has_costly_argument};
 use wire::Request;
 
 pub(super) fn may_compute_long(request: &Request) -> bool {
@@ -42,7 +42,7 @@ pub(super) fn may_compute_long(request: &Request) -> bool {
         .map(|statement| statement.len())
         .sum();
     bytes + beside > PLAIN_BYTES_MAX
-        || has_costly(request.body())
+        || has_costly_argument(request.body())
         || (request.sequences().iter())
             .flat_map(|sequence| sequence.iter())
             .any(has_costly)

@@ -9,40 +9,40 @@ use model::{Code, Error};
 use query::context::QueryContext;
 
 /// Fields that every command accepts; [`crate::command::Envelope`] reads them.
-pub(crate) fn is_generic(name: &str) -> bool {
+pub(crate) fn is_generic(name: &[u8]) -> bool {
     matches!(
         name,
-        "$db"
-            | "lsid"
-            | "comment"
-            | "maxTimeMS"
-            | "maxTimeMSOpOnly"
-            | "readConcern"
-            | "writeConcern"
-            | "$readPreference"
-            | "$clusterTime"
-            | "$configTime"
-            | "$topologyTime"
-            | "$audit"
-            | "$client"
-            | "$configServerState"
-            | "$oplogQueryData"
-            | "$queryOptions"
-            | "$replData"
-            | "$gleStats"
-            | "allowImplicitCollectionCreation"
-            | "apiVersion"
-            | "apiStrict"
-            | "apiDeprecationErrors"
-            | "autocommit"
-            | "startTransaction"
-            | "txnNumber"
-            | "stmtId"
-            | "clientOperationKey"
-            | "shardVersion"
-            | "databaseVersion"
-            | "routedBy"
-            | "_terndbScan"
+        b"$db"
+            | b"lsid"
+            | b"comment"
+            | b"maxTimeMS"
+            | b"maxTimeMSOpOnly"
+            | b"readConcern"
+            | b"writeConcern"
+            | b"$readPreference"
+            | b"$clusterTime"
+            | b"$configTime"
+            | b"$topologyTime"
+            | b"$audit"
+            | b"$client"
+            | b"$configServerState"
+            | b"$oplogQueryData"
+            | b"$queryOptions"
+            | b"$replData"
+            | b"$gleStats"
+            | b"allowImplicitCollectionCreation"
+            | b"apiVersion"
+            | b"apiStrict"
+            | b"apiDeprecationErrors"
+            | b"autocommit"
+            | b"startTransaction"
+            | b"txnNumber"
+            | b"stmtId"
+            | b"clientOperationKey"
+            | b"shardVersion"
+            | b"databaseVersion"
+            | b"routedBy"
+            | b"_terndbScan"
     )
 }
 
@@ -58,11 +58,11 @@ pub(crate) fn arguments<'a>(command: &'a str, body: Doc<'a>) -> impl Iterator<It
     body.iter()
         .skip(1)
         .map(move |element| Argument { command, element })
-        .filter(move |argument| match argument.name() {
+        .filter(move |argument| match argument.element.key_bytes() {
             // Any command takes it, and these look at it.
-            "stmtId" => matches!(command, "insert" | "update" | "delete" | "findAndModify"),
+            b"stmtId" => matches!(command, "insert" | "update" | "delete" | "findAndModify"),
             // Read with the variables of those that have any.
-            "runtimeConstants" => !matches!(
+            b"runtimeConstants" => !matches!(
                 command,
                 "aggregate" | "find" | "FindCommandRequest" | "update" | "delete" | "findAndModify"
             ),

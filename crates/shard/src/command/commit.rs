@@ -444,7 +444,7 @@ impl Commit<'_> {
                     if let Some(after) = update.apply(doc, moment, &selection.context)? {
                         check_stored(after.as_doc())?;
                         let difference = update.difference(doc, after.as_doc(), moment);
-                        evaluator.replace(key.clone(), &version, after, difference)?;
+                        evaluator.replace(key.clone(), &version, after.as_doc(), difference)?;
                         *outcome.modified.get_or_insert(0) += 1;
                     }
                 }

@@ -1,6 +1,6 @@
 //! The fields that any command may carry: time limit, concerns, session.
 
-use crate::command::arguments::{is_generic, refuse_duplicates};
+use crate::command::arguments::refuse_duplicates;
 use crate::command::default_concerns::ConcernDefaults;
 pub(crate) use crate::command::read_concern::ReadConcern;
 use crate::command::read_concern::ReadConcernOptions;
@@ -15,6 +15,7 @@ use model::number::Number;
 use model::time::ClusterTime;
 use model::{Code, Error};
 use std::time::Duration;
+use wire::Request;
 
 #[derive(Debug)]
 pub(crate) struct Envelope {
@@ -43,7 +44,8 @@ pub(crate) struct Envelope {
 }
 
 impl Envelope {
-    pub(crate) fn parse(command: &str, body: Doc<'_>) -> Result<Self, Error> {
+    pub(crate) fn parse(request: &Request) -> Result<Self, Error> {
+        let (command, body) = (request.name(), request.body());
         let mut envelope = Self {
             time_limit: None,
             write_concern: WriteConcern::Majority,
@@ -59,7 +61,9 @@ impl Envelope {
             transaction_number: None,
             routed: None,
         };
-        refuse_duplicates("APIParametersFromClient", body)?;
+        if request.may_repeat_names() {
+            refuse_duplicates("APIParametersFromClient", body)?;
+        }
         let mut of_transaction = None;
         for element in body.iter().skip(1) {
             // Almost all fields are the command's own: look at the first byte
@@ -70,92 +74,94 @@ impl Envelope {
             ) {
                 continue;
             }
-            let name = element.key();
-            if !is_generic(name) {
-                continue;
-            }
-            match (name, element.value()) {
-                ("maxTimeMS", value) => envelope.time_limit = time_limit(command, value)?,
-                ("maxTimeMSOpOnly", _) => {
+            // As bytes: they need no look at their characters.
+            match (element.key_bytes(), element.value()) {
+                (b"maxTimeMS", value) => envelope.time_limit = time_limit(command, value)?,
+                (b"maxTimeMSOpOnly", _) => {
                     return Err(Error::new(
                         Code::INVALID_OPTIONS,
                         "Can not specify maxTimeMSOpOnly for non internal clients",
                     ));
                 }
-                ("writeConcern", _) if !takes_write_concern(command) => {
+                (b"writeConcern", _) if !takes_write_concern(command) => {
                     return Err(Error::new(
                         Code::INVALID_OPTIONS,
                         "Command does not support writeConcern",
                     ));
                 }
-                ("writeConcern", ValueRef::Document(doc)) => {
+                (b"writeConcern", ValueRef::Document(doc)) => {
                     envelope.writes_as(WriteConcernOptions::parse(doc)?);
                     envelope.names_write_concern = !doc.is_empty();
                 }
-                ("readConcern", ValueRef::Document(doc)) => {
+                (b"readConcern", ValueRef::Document(doc)) => {
                     let options = ReadConcernOptions::parse(command, doc)?;
                     envelope.read_concern = options.concern;
                     envelope.sees_orphans = options.available;
                     envelope.read_wait =
                         (options != ReadConcernOptions::DEFAULT).then_some(options);
                 }
-                ("$clusterTime", value) => {
+                (b"$clusterTime", value) => {
                     envelope.cluster_time = Some(cluster_time::parse(value)?);
                 }
-                ("readConcern", _) => {
+                (b"readConcern", _) => {
                     return Err(Error::new(
                         Code::FAILED_TO_PARSE,
                         "readConcern field should be an object",
                     ));
                 }
-                ("lsid", ValueRef::Document(session)) => {
+                (b"lsid", ValueRef::Document(session)) => {
                     envelope.session =
                         Some(SessionId::parse("OperationSessionInfo.lsid", session)?);
                 }
-                ("lsid" | "txnNumber" | "autocommit" | "startTransaction", value)
+                (b"lsid" | b"txnNumber" | b"autocommit" | b"startTransaction", value)
                     if value.is_nullish() => {}
-                ("lsid", value) => return Err(wrong_session_field(name, value, "object")),
-                ("writeConcern", value) => {
+                (b"lsid", value) => {
+                    return Err(wrong_session_field(element.key(), value, "object"));
+                }
+                (b"writeConcern", value) => {
                     return Err(Error::new(
                         Code::TYPE_MISMATCH,
                         format!(
-                            "\"{name}\" had the wrong type. Expected object, found {}",
+                            "\"writeConcern\" had the wrong type. Expected object, found {}",
                             value.kind().name()
                         ),
                     ));
                 }
-                ("txnNumber", ValueRef::Int64(number)) => {
+                (b"txnNumber", ValueRef::Int64(number)) => {
                     envelope.transaction_number = Some(number);
                 }
-                ("txnNumber", value) => return Err(wrong_session_field(name, value, "long")),
-                ("autocommit", ValueRef::Boolean(_)) => of_transaction = Some(name),
-                ("startTransaction", ValueRef::Boolean(_)) => {
-                    of_transaction.get_or_insert(name);
+                (b"txnNumber", value) => {
+                    return Err(wrong_session_field(element.key(), value, "long"));
                 }
-                ("autocommit" | "startTransaction", value) => {
-                    return Err(wrong_session_field(name, value, "bool"));
+                (b"autocommit", ValueRef::Boolean(_)) => of_transaction = Some(element.key()),
+                (b"startTransaction", ValueRef::Boolean(_)) => {
+                    of_transaction.get_or_insert(element.key());
                 }
-                ("$readPreference", ValueRef::Document(preference)) => {
+                (b"autocommit" | b"startTransaction", value) => {
+                    return Err(wrong_session_field(element.key(), value, "bool"));
+                }
+                (b"$readPreference", ValueRef::Document(preference)) => {
                     envelope.secondary_ok = allows_secondaries(preference)?;
                 }
-                ("$queryOptions" | "$readPreference", value)
+                (b"$queryOptions" | b"$readPreference", value)
                     if !matches!(value, ValueRef::Document(_)) =>
                 {
                     return Err(Error::new(
                         Code::TYPE_MISMATCH,
                         format!(
-                            "BSON field '{command}.{name}' is the wrong type '{}', expected type 'object'",
+                            "BSON field '{command}.{}' is the wrong type '{}', expected type 'object'",
+                            element.key(),
                             value.kind().name()
                         ),
                     ));
                 }
-                ("apiStrict" | "apiDeprecationErrors", _) if body.get("apiVersion").is_none() => {
+                (b"apiStrict" | b"apiDeprecationErrors", _) if body.get("apiVersion").is_none() => {
                     return Err(Error::location(
                         4886600,
                         "Provided apiStrict and/or apiDeprecationErrors without passing apiVersion",
                     ));
                 }
-                ("apiStrict", ValueRef::Boolean(true)) if !is_stable(command) => {
+                (b"apiStrict", ValueRef::Boolean(true)) if !is_stable(command) => {
                     return Err(Error::new(
                         Code::API_STRICT_ERROR,
                         format!(
@@ -163,11 +169,12 @@ impl Envelope {
                         ),
                     ));
                 }
-                ("shardVersion" | "databaseVersion" | "routedBy", value) => {
-                    envelope.routed.get_or_insert_default().read(name, value)?;
+                (b"shardVersion" | b"databaseVersion" | b"routedBy", value) => {
+                    let routed = envelope.routed.get_or_insert_default();
+                    routed.read(element.key(), value)?;
                 }
-                ("apiVersion", ValueRef::String("1")) => {}
-                ("apiVersion", value) => {
+                (b"apiVersion", ValueRef::String("1")) => {}
+                (b"apiVersion", value) => {
                     return Err(Error::new(
                         Code::API_VERSION_ERROR,
                         format!("API version must be \"1\", found {value:?}"),

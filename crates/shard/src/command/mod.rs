@@ -90,7 +90,16 @@ impl Invocation<'_> {
         let name = self.request.name();
         match first.map(|element| element.value()) {
             Some(ValueRef::String(collection)) => {
-                Namespace::new(self.request.database(), collection)
+                let database = self.request.database();
+                let checked = self.route.as_ref().and_then(CheckedRoute::namespace);
+                match checked {
+                    Some(known)
+                        if known.collection() == collection && known.database() == database =>
+                    {
+                        Ok(known.clone())
+                    }
+                    Some(_) | None => Namespace::new(database, collection),
+                }
             }
             Some(other) => Err(Error::new(
                 Code::BAD_VALUE,
@@ -258,7 +267,7 @@ pub(crate) fn let_variables(
         seconds: time.seconds(),
         increment: time.increment(),
     });
-    if let Some(constants) = invocation.request.body().get("runtimeConstants") {
+    if let Some(constants) = invocation.request.get("runtimeConstants") {
         arguments::runtime_constants(constants, &mut context)?;
     }
     for element in variables.iter().flat_map(|doc| doc.iter()) {
@@ -328,7 +337,7 @@ pub(crate) async fn dispatch(
         .begin(connection, request.body_bytes().clone());
     shard.counters.operations.command(request.name());
     let (mut confirmation, mut is_retryable) = (None, false);
-    let answer = match Envelope::parse(request.name(), request.body()) {
+    let answer = match Envelope::parse(request) {
         // Whatever else is wrong with it.
         Err(_) if !placement::may_exist(request.name()) => Err(not_found(request.name())),
         Err(error) => Err(error),
@@ -365,10 +374,12 @@ pub(crate) async fn dispatch(
 
 /// The log is read as it goes on.
 fn refuse_snapshot_of_log(request: &Request, envelope: &Envelope) -> Result<(), Error> {
-    let named = request.body().first().map(|first| first.value());
-    let is_log = request.database() == "local" && named == Some(ValueRef::String("oplog.rs"));
+    let is_log = || {
+        let named = request.body().first().map(|first| first.value());
+        request.database() == "local" && named == Some(ValueRef::String("oplog.rs"))
+    };
     match envelope.read_concern {
-        ReadConcern::Snapshot(_) if is_log => Err(Error::new(
+        ReadConcern::Snapshot(_) if is_log() => Err(Error::new(
             Code::SNAPSHOT_UNAVAILABLE,
             "Reading from capped collections with readConcern snapshot is not supported",
         )),

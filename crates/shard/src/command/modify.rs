@@ -13,7 +13,7 @@ use super::Invocation;
 use crate::Shard;
 use crate::broadcast::{self, LeftBehind, Part};
 use crate::catalog::Collection;
-use crate::read::Candidates;
+use crate::read::{Candidates, named_key};
 use crate::session::{Effect, Image, ImageKind};
 use crate::sharding::{UpdateStatement, is_to_be_read_again, would_leave};
 use crate::write::{Evaluator, Refusal, Together, Version, Writer, check_stored, prepare_insert};
@@ -166,13 +166,17 @@ impl Modification<'_> {
         outcome: &mut Outcome,
     ) -> Result<(), Error> {
         let invocation = self.invocation;
-        let named = is_named(collection, self.selection);
+        let mut named = self.selection.named_key(collection);
+        let is_named = named.is_some();
         // A search sees what is applied.
-        if let (Some(together), false) = (self.together, named) {
+        if let (Some(together), false) = (self.together, is_named) {
             together.applied(invocation.retryable.as_ref()).await?;
         }
         let mut candidates = loop {
-            let found = Candidates::new(
+            if let Some(key) = named.take() {
+                break Candidates::one(key);
+            }
+            let found = Candidates::search(
                 invocation.shard,
                 collection,
                 &self.selection.filter,
@@ -200,7 +204,7 @@ impl Modification<'_> {
                     _ => Ok(()),
                 };
             }
-            let writer = self.writer(named && !self.multi);
+            let writer = self.writer(is_named && !self.multi);
             let written = invocation
                 .shard
                 .write_as(writer, collection.id, &keys, |evaluator| {
@@ -306,7 +310,7 @@ impl Modification<'_> {
                         ownership.check_update(doc, after.as_doc(), &statement)?;
                     }
                     let difference = update.difference(doc, after.as_doc(), moment);
-                    evaluator.replace(key.clone(), version, after.clone(), difference)?;
+                    evaluator.replace(key.clone(), version, after.as_doc(), difference)?;
                     evaluated.modified += 1;
                     self.note(evaluator, doc, Some(after.as_doc()));
                 }
@@ -402,7 +406,8 @@ impl Modification<'_> {
             let collection = shard.ensure_collection(self.namespace, operation).await?;
             self.check_stays(&collection, document.as_doc())?;
             let key = collection.record_key_to_insert(document.as_doc());
-            let writer = self.writer(is_named(&collection, self.selection));
+            let is_named = self.selection.named_key(&collection).is_some();
+            let writer = self.writer(is_named);
             let written = shard
                 .write_as(
                     writer,
@@ -422,10 +427,11 @@ impl Modification<'_> {
     }
 }
 
-/// Whether a record is named, so that nothing is searched for.
-fn is_named(collection: &Collection, selection: &Selection) -> bool {
-    let id = query::plan::id_value(&selection.filter).filter(|_| selection.hint.is_none());
-    id.is_some_and(|id| collection.record_key_of_id(id).is_some())
+impl Selection {
+    /// The record that is named, so that nothing is searched for.
+    fn named_key(&self, collection: &Collection) -> Option<RecordKey> {
+        named_key(collection, &self.filter, self.hint.as_ref())
+    }
 }
 
 /// What an update may refer to besides the document: the array position that

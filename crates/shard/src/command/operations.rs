@@ -26,7 +26,7 @@ pub(crate) fn current_op(invocation: &Invocation<'_>) -> Answer {
         match element.key() {
             "$ownOps" => own = model::number::is_truthy(element.value()),
             "$all" | "$truncateOps" => {}
-            name if is_generic(name) => {}
+            name if is_generic(name.as_bytes()) => {}
             _ => {
                 filter.append_element(&element);
             }

@@ -131,8 +131,7 @@ pub(crate) fn reads_state(command: &str) -> bool {
 
 /// What a server says to a command that only a member of a set can run, before it is one.
 pub(crate) fn refuse_outside_a_set(request: &Request) -> Error {
-    let secondary_ok =
-        Envelope::parse(request.name(), request.body()).is_ok_and(|envelope| envelope.secondary_ok);
+    let secondary_ok = Envelope::parse(request).is_ok_and(|envelope| envelope.secondary_ok);
     match placement(request.name()) {
         Placement::Primary => not_primary(),
         Placement::Read if !secondary_ok => not_secondary_ok(),

@@ -34,6 +34,7 @@ enum Source {
 }
 
 impl Candidates {
+    /// Those that a filter selects, which may name one.
     pub(crate) fn new(
         shard: &Arc<Shard>,
         collection: &Arc<Collection>,
@@ -42,15 +43,29 @@ impl Candidates {
         hint: Option<&Value>,
         operation: &Operation,
     ) -> Result<Self, Error> {
-        if hint.is_none()
-            && let Some(id) = query::plan::id_value(filter)
-            && let Some(key) = collection.record_key_of_id(id)
-        {
-            return Ok(Self {
-                source: Source::One(Some(key)),
-                failure: None,
-            });
+        match named_key(collection, filter, hint) {
+            Some(key) => Ok(Self::one(key)),
+            None => Self::search(shard, collection, filter, sort, hint, operation),
         }
+    }
+
+    /// The one record that the filter names.
+    pub(crate) fn one(key: RecordKey) -> Self {
+        Self {
+            source: Source::One(Some(key)),
+            failure: None,
+        }
+    }
+
+    /// Those that a plan finds.
+    pub(crate) fn search(
+        shard: &Arc<Shard>,
+        collection: &Arc<Collection>,
+        filter: &Filter,
+        sort: Option<&SortPattern>,
+        hint: Option<&Value>,
+        operation: &Operation,
+    ) -> Result<Self, Error> {
         let query = Query {
             sort: sort.cloned(),
             hint: hint.cloned(),
@@ -96,6 +111,18 @@ impl Candidates {
             execution.suspend();
         }
         Ok(keys)
+    }
+}
+
+/// The record that a filter names, so that nothing is searched for.
+pub(crate) fn named_key(
+    collection: &Collection,
+    filter: &Filter,
+    hint: Option<&Value>,
+) -> Option<RecordKey> {
+    match hint {
+        Some(_) => None,
+        None => collection.record_key_of_id(query::plan::id_value(filter)?),
     }
 }
 

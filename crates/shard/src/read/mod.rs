@@ -41,7 +41,7 @@ mod spill;
 pub(crate) mod stages;
 mod virtual_collection;
 
-pub(crate) use candidates::Candidates;
+pub(crate) use candidates::{Candidates, named_key};
 pub(crate) use distinct::DistinctScan;
 pub(crate) use execution::{Budget, Execution, Found, Step, Taken, Visited, append_ranges};
 pub(crate) use part::{Place, ScanPart, ranges_of, record_is_gone};

@@ -29,6 +29,9 @@ pub(crate) fn parse(value: ValueRef<'_>) -> Result<ClusterTime, Error> {
             "invalid parameter: expected an object ($clusterTime)",
         ));
     };
+    if let Some(time) = ClusterTime::of_unsigned(gossip) {
+        return Ok(time);
+    }
     let time = match required(gossip, "clusterTime")? {
         ValueRef::Timestamp(time) => ClusterTime::new(time.seconds, time.increment),
         other => return Err(wrong_type("clusterTime", "timestamp", other)),

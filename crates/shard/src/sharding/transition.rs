@@ -385,7 +385,7 @@ impl StateChange {
             (StateChange::Put(document), None) => evaluator.insert(key, document.clone()),
             (StateChange::Put(document), Some(known)) if known.doc() == document.as_doc() => Ok(()),
             (StateChange::Put(document), Some(known)) => {
-                evaluator.replace(key, &known, document.clone(), None)
+                evaluator.replace(key, &known, document.as_doc(), None)
             }
             (StateChange::Delete(_), Some(known)) => evaluator.remove(key, &known),
             (StateChange::Delete(_), None) => Ok(()),

@@ -329,15 +329,13 @@ impl<'s> Evaluator<'s> {
         &mut self,
         key: RecordKey,
         before: &Version,
-        document: DocBuf,
+        document: Doc<'_>,
         difference: Option<DocBuf>,
     ) -> Result<(), Refusal> {
-        let draft = Record::draft(document.as_doc().as_bytes());
-        if self.collection.clustering.is_some() {
-            let place = self.collection.record_key(document.as_doc())?;
-            if place != key {
-                return self.relocate(key, place, before, draft, difference);
-            }
+        let draft = Record::draft(document.as_bytes());
+        let place = (self.collection).other_place(&key, before.doc(), document)?;
+        if let Some(place) = place {
+            return self.relocate(key, place, before, draft, difference);
         }
         self.put(key, Some(before), Some(draft), difference)
     }
@@ -453,8 +451,12 @@ impl<'s> Evaluator<'s> {
             self.check_blocked(version.doc())?;
         }
         if let Some(draft) = &after {
-            self.check_blocked(Doc::from_validated(draft.document()))?;
-            self.check_owned(is_update, Doc::from_validated(draft.document()))?;
+            let document = Doc::from_validated(draft.document());
+            self.check_blocked(document)?;
+            let known = before.filter(|_| is_update);
+            if !known.is_some_and(|version| self.stays_owned(&key, version.doc(), document)) {
+                self.check_owned(is_update, document)?;
+            }
         }
         self.put_unchecked(key, before, after, difference, is_update)
     }
@@ -556,6 +558,20 @@ impl<'s> Evaluator<'s> {
             Some(ownership) if ownership.blocks_writes(document) => Err(Refusal::Blocked),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a change leaves a document where this shard may store it: told by the key of its record. Where it
+    /// says no, [`Evaluator::check_owned`] is to be asked.
+    fn stays_owned(&self, key: &RecordKey, before: Doc<'_>, after: Doc<'_>) -> bool {
+        let Some(ownership) = self.collection.sharded_ownership() else {
+            return false;
+        };
+        // Fields that come to the key are looked at in the document.
+        if ownership.next_key.is_some() {
+            return false;
+        }
+        let shard_key = (self.collection).shard_key_in(key, &ownership.pattern, before, after);
+        shard_key.is_some_and(|shard_key| ownership.owned.contains(shard_key))
     }
 
     /// Refuses what another shard has to store.

@@ -249,12 +249,17 @@ impl Operation {
 
 /// Whether a command is of no use to anybody once its client has gone.
 fn ends_with_client(command: &[u8]) -> bool {
-    let name = Doc::from_validated(command)
-        .first()
-        .map(|element| element.key());
+    let first = Doc::from_validated(command).first();
     !matches!(
-        name,
-        Some("insert" | "update" | "delete" | "findAndModify" | "findandmodify" | "createIndexes")
+        first.map(|first| first.key_bytes()),
+        Some(
+            b"insert"
+                | b"update"
+                | b"delete"
+                | b"findAndModify"
+                | b"findandmodify"
+                | b"createIndexes"
+        )
     )
 }
 
