@@ -20,6 +20,14 @@
 //! [`DiskFile::release_memory`](crate::disk::DiskFile::release_memory)). So a write that
 //! goes on into new pages fills the last of them with zeros: behind the end of the log
 //! there is nothing that anybody needs, and the next write finds the page in memory.
+//!
+//! **Past the memory.** What a load writes takes pages that are new to the system, only to be
+//! given back with the segment; finding and clearing them costs more than the write. So a large
+//! group that must be synced begins where its first block does, with the bytes of it that are
+//! there already, and ends with a whole block (`group_buffer.rs`): such a write is done directly,
+//! where the file system can. The next small one begins with its block, too, because that page
+//! is not in memory then. Bytes that are there already are stable whenever they are written
+//! once more by a write that is synced, and the same.
 
 use std::io;
 use std::sync::Arc;
@@ -27,24 +35,20 @@ use std::time::{Duration, Instant};
 
 use model::time::ClusterTime;
 
-use crate::disk::{DiskFile, Fill};
+use crate::disk::Fill;
 use crate::entry::{Entry, LogPosition, Term};
+use crate::group_buffer::{BLOCK_BYTES, GroupBuffer};
 use crate::log_state::LogState;
 use crate::segment::{HEADER_BYTES, Segment, SegmentHeader, stored_bytes};
-
-/// A buffer that one large entry has blown up is given back to the system.
-const BUFFER_BYTES_KEPT: usize = 4 << 20;
-
-/// Where pages are larger, what is filled does not reach their end: that costs reads, and
-/// nothing else.
-const PAGE_BYTES: u64 = 4096;
 
 pub(crate) struct Writer {
     log: Arc<LogState>,
     segment: Arc<Segment>,
-    /// Where the buffer will be written.
+    /// Up to here the buffer is written.
     offset: u64,
-    buffer: Vec<u8>,
+    buffer: GroupBuffer,
+    /// The page at `offset` was written directly, so that the system has to read it.
+    is_page_absent: bool,
     last: LogPosition,
     last_time: ClusterTime,
     last_wall_ms: i64,
@@ -72,7 +76,8 @@ impl Writer {
             segment: log.active(),
             log,
             offset: end.offset,
-            buffer: Vec::new(),
+            buffer: GroupBuffer::new(end.offset),
+            is_page_absent: false,
             last: end.last,
             last_time: end.last_time,
             last_wall_ms: end.last_wall_ms,
@@ -116,12 +121,12 @@ impl Writer {
             )));
         }
         let room = stored_bytes(entry);
-        if self.offset + self.buffer.len() as u64 + room > self.segment.bytes {
+        if self.buffer.end() + room > self.segment.bytes {
             self.rotate(entry, room)?;
         }
-        let offset = self.offset + self.buffer.len() as u64;
-        self.segment.remember(entry.position, offset);
-        self.segment.encode(entry, self.synced, &mut self.buffer);
+        self.segment.remember(entry.position, self.buffer.end());
+        let buffer = self.buffer.with_room(room as usize);
+        self.segment.encode(entry, self.synced, buffer);
         self.last = entry.position;
         self.last_time = entry.time;
         self.last_wall_ms = entry.wall_ms;
@@ -131,10 +136,10 @@ impl Writer {
 
     /// Writes what was appended. After an error the group must stop.
     pub fn flush(&mut self) -> io::Result<()> {
-        if self.buffer.is_empty() {
+        if self.is_flushed() {
             return Ok(());
         }
-        self.write(|file, offset, bytes| file.write_at(offset, bytes))?;
+        self.write(false)?;
         self.unsynced_since.get_or_insert_with(Instant::now);
         Ok(())
     }
@@ -144,27 +149,35 @@ impl Writer {
     pub fn flush_synced(&mut self) -> io::Result<()> {
         let follows_unsynced =
             self.unsynced_since.is_some() && !self.log.options.faults.sync_over_unsynced;
-        if self.buffer.is_empty() || follows_unsynced {
+        if self.is_flushed() || follows_unsynced {
             self.flush()?;
             return self.sync();
         }
-        self.write(|file, offset, bytes| file.write_at_synced(offset, bytes))?;
+        self.write(true)?;
         self.all_is_synced();
         Ok(())
     }
 
-    fn write(
-        &mut self,
-        write: impl FnOnce(&dyn DiskFile, u64, &[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let before = self.offset;
-        let end = before + self.buffer.len() as u64;
-        let filled = fill_page(before, end).min(self.segment.bytes);
-        self.buffer.resize((filled - before) as usize, 0);
-        write(&*self.segment.file, before, &self.buffer)?;
+    fn is_flushed(&self) -> bool {
+        self.offset == self.buffer.end()
+    }
+
+    fn write(&mut self, is_synced: bool) -> io::Result<()> {
+        let (before, end) = (self.offset, self.buffer.end());
+        let begin = self.buffer.begin();
+        let is_direct = is_synced && end - before >= self.log.options.direct_bytes_min;
+        let is_whole = (is_direct || self.is_page_absent) && begin.is_multiple_of(BLOCK_BYTES);
+        let from = if is_whole { begin } else { before };
+        let filled = fill_page(from, end).min(self.segment.bytes);
+        let bytes = self.buffer.filled(from, filled);
+        let file = &self.segment.file;
+        match is_synced {
+            true => file.write_at_synced(from, bytes)?,
+            false => file.write_at(from, bytes)?,
+        }
+        self.buffer.written(end);
         self.offset = end;
-        self.buffer.clear();
-        self.buffer.shrink_to(BUFFER_BYTES_KEPT);
+        self.is_page_absent = is_direct && is_whole;
         self.log.set_appended(self.last, self.offset);
         let half = self.segment.bytes / 2;
         if before < half && self.offset >= half {
@@ -241,6 +254,8 @@ impl Writer {
     fn begin(&mut self, header: SegmentHeader, room: u64) -> io::Result<()> {
         self.segment = self.log.begin_segment(header, room, Fill::Reserved)?;
         self.offset = HEADER_BYTES;
+        self.buffer.restart(HEADER_BYTES);
+        self.is_page_absent = false;
         Ok(())
     }
 
@@ -248,7 +263,7 @@ impl Writer {
     /// so far must be synced.
     pub(crate) fn restart(&mut self, header: SegmentHeader, end: LogEnd) -> io::Result<()> {
         assert!(
-            self.buffer.is_empty() && self.unsynced_since.is_none(),
+            self.is_flushed() && self.unsynced_since.is_none(),
             "what was written is synced before the log goes on elsewhere"
         );
         self.begin(header, 0)?;
@@ -270,9 +285,9 @@ impl Writer {
 /// How far a write from `start` to `end` had better go: to the end of its last page, if
 /// it is the first to write there.
 fn fill_page(start: u64, end: u64) -> u64 {
-    let page = end - end % PAGE_BYTES;
+    let page = end - end % BLOCK_BYTES;
     if page >= start {
-        end.next_multiple_of(PAGE_BYTES)
+        end.next_multiple_of(BLOCK_BYTES)
     } else {
         end
     }

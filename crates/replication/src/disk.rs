@@ -24,6 +24,11 @@ use std::sync::Arc;
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use rustix::io::Errno;
 
+use crate::group_buffer::BLOCK_BYTES;
+
+/// From so many bytes on, a synced write that begins and ends with a block is done directly.
+pub(crate) const DIRECT_BYTES_MIN: u64 = 64 << 10;
+
 /// How the bytes of a new file come to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
@@ -104,8 +109,36 @@ impl FileDisk {
             Err(error) if is_unsupported(&error) => None,
             Err(error) => return Err(error),
         };
-        Ok(OpenFile { file, through })
+        Ok(OpenFile {
+            file,
+            through,
+            direct: open_direct(&path)?,
+        })
     }
+}
+
+/// The same file once more, for writes past the system's memory. `None` where the file system
+/// knows no such handles.
+fn open_direct(path: &Path) -> io::Result<Option<File>> {
+    let mut direct = OpenOptions::new();
+    match direct
+        .write(true)
+        .custom_flags(libc::O_DIRECT | libc::O_DSYNC)
+        .open(path)
+    {
+        Ok(direct) => Ok(Some(direct)),
+        Err(error) if is_unsupported(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether bytes can be written directly at a place, and are worth it.
+fn is_whole(offset: u64, data: &[u8], bytes_min: u64) -> bool {
+    let block = BLOCK_BYTES as usize;
+    data.len() as u64 >= bytes_min
+        && offset.is_multiple_of(BLOCK_BYTES)
+        && data.len().is_multiple_of(block)
+        && data.as_ptr().align_offset(block) == 0
 }
 
 fn is_unsupported(error: &io::Error) -> bool {
@@ -120,13 +153,19 @@ fn is_unsupported(error: &io::Error) -> bool {
 const ZERO_FILL_STEP_BYTES: usize = 1 << 20;
 const ZERO_FILL_STEPS_PER_SYNC: u64 = 4;
 
-fn zero_fill(file: &File, bytes: u64) -> io::Result<()> {
-    let zeros = vec![0u8; ZERO_FILL_STEP_BYTES];
+fn zero_fill(opened: &OpenFile, bytes: u64) -> io::Result<()> {
+    let file = &opened.file;
+    let zeros = vec![0u8; ZERO_FILL_STEP_BYTES + BLOCK_BYTES as usize];
+    let aligned = zeros.as_ptr().align_offset(BLOCK_BYTES as usize);
+    let zeros = zeros.get(aligned..).unwrap_or(&zeros);
     let mut offset = 0;
     let mut steps = 0;
     while offset < bytes {
         let step = (bytes - offset).min(ZERO_FILL_STEP_BYTES as u64);
-        file.write_all_at(&zeros[..step as usize], offset)?;
+        let zeros = &zeros[..step as usize];
+        if !opened.write_directly(offset, zeros, 0)? {
+            file.write_all_at(zeros, offset)?;
+        }
         offset += step;
         steps += 1;
         if steps % ZERO_FILL_STEPS_PER_SYNC == 0 {
@@ -158,7 +197,7 @@ impl Disk for FileDisk {
         let opened = self.open_file(OpenOptions::new().create_new(true), name)?;
         let file = &opened.file;
         match fill {
-            Fill::Zeroed => zero_fill(file, bytes)?,
+            Fill::Zeroed => zero_fill(&opened, bytes)?,
             Fill::Reserved => match fallocate(file, FallocateFlags::empty(), 0, bytes) {
                 Ok(()) => file.sync_all()?,
                 // Some file systems cannot reserve; a file of the right size is enough.
@@ -196,6 +235,29 @@ struct OpenFile {
     /// of the C library: the tests that cut the power see those only. `None` where the file
     /// system knows no such handles.
     through: Option<File>,
+    /// And once more, for large writes past the system's memory: its pages would be new to the
+    /// system, and hardly anybody reads them. A read through `file` never sees older bytes once
+    /// the write has returned: the kernel throws out what it has of them in memory, before and
+    /// after.
+    direct: Option<File>,
+}
+
+impl OpenFile {
+    /// False if the bytes must be written otherwise.
+    fn write_directly(&self, offset: u64, data: &[u8], bytes_min: u64) -> io::Result<bool> {
+        let Some(direct) = &self.direct else {
+            return Ok(false);
+        };
+        if !is_whole(offset, data, bytes_min) {
+            return Ok(false);
+        }
+        match direct.write_all_at(data, offset) {
+            Ok(()) => Ok(true),
+            // Its blocks may be larger than ours.
+            Err(error) if is_unsupported(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl DiskFile for OpenFile {
@@ -212,6 +274,9 @@ impl DiskFile for OpenFile {
     }
 
     fn write_at_synced(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if self.write_directly(offset, data, DIRECT_BYTES_MIN)? {
+            return Ok(());
+        }
         match &self.through {
             Some(through) => through.write_all_at(data, offset),
             None => {
@@ -233,6 +298,7 @@ impl DiskFile for OpenFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group_buffer::GroupBuffer;
 
     /// With the handle for it, and on a file system that knows none.
     #[test]
@@ -259,6 +325,64 @@ mod tests {
             }
         }
         Ok(())
+    }
+
+    /// Past the system's memory, and on a file system that cannot; beside writes and reads that go
+    /// through it.
+    #[test]
+    fn what_is_written_directly_is_seen_by_all_handles() -> io::Result<()> {
+        const BYTES: usize = 4 * DIRECT_BYTES_MIN as usize;
+        for is_supported in [true, false] {
+            let folder = tempfile::tempdir()?;
+            let disk = FileDisk::open(folder.path())?;
+            drop(disk.create("file", BYTES as u64, Fill::Zeroed)?);
+            let mut file = disk.open_file(&mut OpenOptions::new(), "file")?;
+            if !is_supported {
+                file.direct = None;
+            }
+            let reader = disk.open("file")?;
+            let mut expected = vec![0u8; BYTES];
+            let mut seen = vec![1u8; BYTES];
+            let mut buffer = GroupBuffer::new(0);
+            let whole = 2 * DIRECT_BYTES_MIN;
+            for (number, offset) in [0, BLOCK_BYTES, 3 * BLOCK_BYTES].into_iter().enumerate() {
+                // All of it is in memory, and a part of it is not on the disk yet.
+                reader.read_at(0, &mut seen)?;
+                assert_eq!(seen, expected, "{is_supported}");
+                file.write_at(offset + 10, b"before")?;
+                buffer.restart(offset);
+                buffer.with_room(whole as usize).push(number as u8 + 1);
+                let bytes = buffer.filled(offset, offset + whole);
+                let is_direct = file.direct.is_some();
+                assert_eq!(file.write_directly(offset, bytes, 0)?, is_direct);
+                file.write_at_synced(offset, bytes)?;
+                let place = offset as usize;
+                expected[place..place + bytes.len()].copy_from_slice(bytes);
+                reader.read_at(0, &mut seen)?;
+                assert_eq!(seen, expected, "{is_supported}");
+                file.write_at(offset + whole - 7, b"after")?;
+                let place = (offset + whole - 7) as usize;
+                expected[place..place + 5].copy_from_slice(b"after");
+            }
+            reader.read_at(0, &mut seen)?;
+            assert_eq!(seen, expected, "{is_supported}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn only_whole_blocks_are_written_directly() {
+        let mut buffer = GroupBuffer::new(0);
+        buffer.with_room(1);
+        let bytes = buffer.filled(0, 4 * BLOCK_BYTES);
+        assert!(is_whole(0, bytes, 4 * BLOCK_BYTES));
+        assert!(is_whole(BLOCK_BYTES, &bytes[BLOCK_BYTES as usize..], 1));
+        assert!(!is_whole(0, bytes, 4 * BLOCK_BYTES + 1), "too few");
+        assert!(!is_whole(512, bytes, 1), "in the middle of a block");
+        assert!(!is_whole(0, &bytes[..512], 1), "to the middle of a block");
+        assert!(!is_whole(0, &bytes[512..], 1), "wherever it lies in memory");
+        let moved = &bytes[512..512 + BLOCK_BYTES as usize];
+        assert!(!is_whole(0, moved, 1), "wherever it lies in memory");
     }
 
     #[test]

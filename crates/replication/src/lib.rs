@@ -56,6 +56,7 @@ mod election;
 mod entry;
 mod error;
 mod group;
+mod group_buffer;
 mod install;
 mod leadership;
 mod log_state;

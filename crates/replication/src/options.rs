@@ -1,5 +1,6 @@
 //! What can be set for a group.
 
+use crate::disk::DIRECT_BYTES_MIN;
 use crate::error::Error;
 use crate::member::{MEMBERS_MAX, MemberId};
 use crate::segment::{ENTRY_HEADER_BYTES, GroupId, HEADER_BYTES};
@@ -43,6 +44,9 @@ pub struct Options {
     pub payload_bytes_max: usize,
     /// How soon the sync follows a buffered write.
     pub sync_delay_ms: u64,
+    /// From so many bytes on, a group that must be synced is written in whole blocks, which
+    /// the disk then writes past the system's memory.
+    pub direct_bytes_min: u64,
     /// How far ahead of the wall clock a time from outside may be.
     pub drift_seconds_max: u32,
 }
@@ -103,6 +107,7 @@ impl Options {
             tail_bytes_max: 16 << 20,
             payload_bytes_max: 512 << 20,
             sync_delay_ms: 100,
+            direct_bytes_min: DIRECT_BYTES_MIN,
             drift_seconds_max: 365 * 24 * 3600,
         }
     }

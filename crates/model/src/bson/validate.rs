@@ -232,7 +232,7 @@ impl Walk<'_> {
         }
         let bytes = self.take(length as usize, end)?;
         let (last, text) = bytes.split_last().expect("length is at least one");
-        let valid = *last == 0 && (text.is_ascii() || std::str::from_utf8(text).is_ok());
+        let valid = *last == 0 && (is_ascii(text) || std::str::from_utf8(text).is_ok());
         if !valid {
             return Err(self.malformed("string is not UTF-8 with a final NUL"));
         }
@@ -297,6 +297,20 @@ impl Walk<'_> {
     }
 }
 
+/// Texts of documents are mostly short. The standard library looks at the last bytes of them one by
+/// one; here the last eight are looked at together, some of them twice.
+fn is_ascii(text: &[u8]) -> bool {
+    const HIGHEST: u64 = u64::from_le_bytes([0x80; 8]);
+    let Some(last) = text.last_chunk::<8>() else {
+        return text.is_ascii();
+    };
+    let (words, _) = text.as_chunks::<8>();
+    let all = words.iter().fold(u64::from_le_bytes(*last), |all, word| {
+        all | u64::from_le_bytes(*word)
+    });
+    all & HIGHEST == 0
+}
+
 /// How many bytes come before the first NUL, and whether all of them are ASCII. Names are
 /// short: eight bytes at a time cost less here than calls of what is made for long texts.
 fn name_length(bytes: &[u8]) -> Option<(usize, bool)> {
@@ -325,11 +339,24 @@ fn name_length(bytes: &[u8]) -> Option<(usize, bool)> {
 #[cfg(test)]
 mod tests {
     use super::{
-        InvalidBson, MAX_DEPTH, name_length, nesting_depth, validate, validate_around_batch,
+        InvalidBson, MAX_DEPTH, is_ascii, name_length, nesting_depth, validate,
+        validate_around_batch,
     };
     use crate::bson::Doc;
 
     const LIMIT: usize = 1 << 20;
+
+    #[test]
+    fn one_byte_that_is_not_ascii_is_found_wherever_it_is() {
+        for length in 0..40 {
+            assert!(is_ascii(&vec![0x7f; length]), "{length}");
+            for odd in 0..length {
+                let mut text = vec![0x7f; length];
+                text[odd] = 0x80;
+                assert!(!is_ascii(&text), "{odd} of {length}");
+            }
+        }
+    }
 
     /// Against a search byte by byte, for every length, every place of the end, and a byte that
     /// is not ASCII before or behind it.

@@ -19,7 +19,11 @@ pub struct RecordKey(Arc<[u8]>);
 impl RecordKey {
     /// The record key of a collection clustered by `_id`.
     pub fn from_id(id: ValueRef<'_>) -> Self {
-        let mut bytes = Vec::with_capacity(16);
+        // What it takes, for most, so that it does not grow: a load does this for every document.
+        let mut bytes = Vec::with_capacity(match id {
+            ValueRef::String(text) => text.len() + 2,
+            _ => 16,
+        });
         encode_into(&mut bytes, &mut TypeBits::new(), id, Direction::Ascending);
         Self(bytes.into())
     }

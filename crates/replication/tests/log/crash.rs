@@ -262,13 +262,19 @@ fn open_unless_cut(world: &World) -> Option<(Group<Ledger>, Driver<Ledger>)> {
     }
 }
 
-/// Of one page each, and of several.
-const SEGMENT_BYTES: [u64; 2] = [4096, 3 * 4096 + 512];
+/// How large segments are, of one page and of several, and from how many bytes on a synced group is
+/// written in whole blocks.
+const SIZES: [(u64, u64); 3] = [
+    (4096, u64::MAX),
+    (3 * 4096 + 512, u64::MAX),
+    (4 * 4096, 2000),
+];
 
 fn check(lives: &[Life]) {
-    for segment_bytes in SEGMENT_BYTES {
+    for (segment_bytes, direct_bytes_min) in SIZES {
         let mut world = World::new();
         world.options.segment_bytes = segment_bytes;
+        world.options.direct_bytes_min = direct_bytes_min;
         check_in(world, lives);
     }
 }

@@ -43,7 +43,7 @@
 use std::panic::RefUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fjall::compaction::Leveled;
 use fjall::compaction::filter::{
@@ -78,8 +78,12 @@ const SEALED_MEMTABLES_MAX: usize = 4;
 const LEVEL_ZERO_RUNS_MAX: usize = 20;
 /// When writers have become quiet, no more flushed tables than this are left to readers.
 const LEVEL_ZERO_TABLES_AT_REST: u8 = 3;
-/// Writers are quiet when they have filled no memtable for so long.
-const QUIET: Duration = Duration::from_secs(5);
+/// Writers are quiet when so many looks in a row, a second apart, have found that they fill no
+/// memtable. Not the time that has passed: a process that was stopped, or a machine that was
+/// asleep, would find its writers quiet in the middle of a burst.
+const QUIET_LOOKS: u32 = 5;
+/// Who fills more than this part of a memtable from one look to the next is not quiet.
+const QUIET_SHARE: u64 = 16;
 /// What part of a memtable's size its key filter takes.
 const FILTER_SHARE: usize = 64;
 const FLUSH_POLL: Duration = Duration::from_millis(2);
@@ -147,15 +151,38 @@ struct Open {
     at_rest: Arc<Leveled>,
     /// Held while a batch goes into the memtable, and while that is sealed.
     sealed: Mutex<Sealed>,
+    looks: Mutex<Looks>,
     // Last, so that the directory is unlocked after the engine's threads ended.
     _directory: Directory,
 }
 
 /// The memtables that were sealed.
+#[derive(Default)]
 struct Sealed {
     count: u64,
-    /// When the last one was, or when the engine was opened.
-    at: Instant,
+}
+
+/// What writers have done, as it was found time and again.
+#[derive(Default)]
+struct Looks {
+    /// The memtables that were sealed, and the size of the one that is written.
+    last: (u64, u64),
+    /// How many in a row have found little that is new.
+    quiet: u32,
+    /// Writers were not quiet, and have not been for long enough since.
+    in_burst: bool,
+}
+
+impl Looks {
+    /// How many looks in a row have found writers quiet, with this one.
+    fn look(&mut self, now: (u64, u64), memtable_bytes: u64) -> u32 {
+        let grown = now.1.saturating_sub(self.last.1);
+        let is_quiet = now.0 == self.last.0 && grown <= memtable_bytes / QUIET_SHARE;
+        self.quiet = if is_quiet { self.quiet + 1 } else { 0 };
+        self.in_burst = !is_quiet || (self.in_burst && self.quiet < QUIET_LOOKS);
+        self.last = now;
+        self.quiet
+    }
 }
 
 fn leveled(level_zero_tables: u8, table_bytes: u64) -> Arc<Leveled> {
@@ -224,10 +251,8 @@ impl FjallEngine {
             memtable_bytes,
             unflushed: KeyFilters::new(memtable_bytes as usize / FILTER_SHARE),
             at_rest,
-            sealed: Mutex::new(Sealed {
-                count: 0,
-                at: Instant::now(),
-            }),
+            sealed: Mutex::default(),
+            looks: Mutex::default(),
             _directory: directory,
         }));
         // A journal that an earlier build left was read into a memtable, of whose keys
@@ -256,7 +281,6 @@ impl Open {
     fn rotate(&self, sealed: &mut Sealed) -> Result<()> {
         if self.keyspace.rotate_memtable()? {
             sealed.count += 1;
-            sealed.at = Instant::now();
             let unflushed = self.keyspace.tree.sealed_memtable_count();
             self.unflushed.sealed(unflushed);
         }
@@ -272,15 +296,18 @@ impl Open {
             .saturating_sub(self.keyspace.tree.sealed_memtable_count() as u64)
     }
 
-    /// Merges flushed tables once if there are more than readers should find and no memtable
-    /// was sealed for so long. Beside the engine's own threads: what one of them merges is
-    /// hidden from others.
-    fn tidy(&self, quiet: Duration) -> Result<()> {
+    /// One look at what writers do. Merges flushed tables once if there are more than readers
+    /// should find and looks have found writers quiet for long enough. Beside the engine's own
+    /// threads: what one of them merges is hidden from others.
+    fn tidy(&self) -> Result<()> {
         let tree = &self.keyspace.tree;
         let tables = tree.level_table_count(0).unwrap_or(0);
-        if tables <= usize::from(LEVEL_ZERO_TABLES_AT_REST)
-            || self.sealed.lock().at.elapsed() < quiet
-        {
+        let found = {
+            let sealed = self.sealed.lock();
+            (sealed.count, tree.active_memtable().size())
+        };
+        let quiet = self.looks.lock().look(found, self.memtable_bytes);
+        if tables <= usize::from(LEVEL_ZERO_TABLES_AT_REST) || quiet < QUIET_LOOKS {
             return Ok(());
         }
         let unread = self
@@ -407,7 +434,11 @@ impl Engine for FjallEngine {
     }
 
     fn tidy(&self) -> Result<()> {
-        self.0.tidy(QUIET)
+        self.0.tidy()
+    }
+
+    fn is_in_burst(&self) -> bool {
+        self.0.looks.lock().in_burst
     }
 
     fn release_stretch(&self, low: &[u8], high: &[u8]) -> Result<()> {
@@ -584,14 +615,41 @@ mod tests {
         while tables() < many {
             put(&engine, &["a", "b"]);
         }
-        engine
-            .0
-            .tidy(Duration::from_secs(3600))
-            .expect("nothing to do");
-        assert!(tables() >= many, "a burst may be under way");
-        engine.0.tidy(Duration::ZERO).expect("merged");
+        // The first look finds what was written before it.
+        for _ in 0..QUIET_LOOKS {
+            engine.tidy().expect("nothing to do");
+            assert!(tables() >= many, "a burst may be under way");
+        }
+        engine.tidy().expect("merged");
         assert_eq!(tables(), 0);
         assert!(engine.get(b"a").expect("read").is_some());
+    }
+
+    #[test]
+    fn writers_are_quiet_when_looks_find_little() {
+        let check = |found: &[(u64, u64)], quiet: u32| {
+            let mut looks = Looks::default();
+            let last = found.iter().map(|now| looks.look(*now, 1600)).last();
+            assert_eq!(last, Some(quiet), "{found:?}");
+        };
+        check(&[(1, 0)], 0);
+        check(&[(1, 0), (1, 0), (1, 50), (1, 150)], 3);
+        check(&[(1, 0), (1, 0), (1, 101)], 0);
+        // Sealed, and as full as before.
+        check(&[(1, 70), (1, 70), (2, 70)], 0);
+        check(&[(1, 70), (2, 70), (2, 80)], 1);
+        let mut looks = Looks::default();
+        let mut found = |sealed| {
+            looks.look((sealed, 0), 1600);
+            looks.in_burst
+        };
+        assert!(!found(0), "nothing was written");
+        assert!(found(1));
+        for _ in 1..QUIET_LOOKS {
+            assert!(found(1), "it may go on");
+        }
+        assert!(!found(1));
+        assert!(found(2));
     }
 
     #[test]

@@ -121,7 +121,9 @@ impl WriteBatch {
     /// before it went. Changes of one key stay in their order.
     fn order(&mut self) {
         if self.changes.len() >= ORDERED_MIN {
-            self.changes.sort_by(|(one, _), (other, _)| one.cmp(other));
+            // As bytes: slices compare their first four apart, and those are mostly equal here.
+            self.changes
+                .sort_by(|(one, _), (other, _)| one[..].cmp(&other[..]));
         }
     }
 
@@ -164,6 +166,12 @@ pub trait Engine: Send + Sync + 'static {
     /// again. Does nothing while writes go on; may take some seconds otherwise.
     fn tidy(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Whether a burst of writes is under way, as the last calls of [`Engine::tidy`] found it: what
+    /// can wait had better wait.
+    fn is_in_burst(&self) -> bool {
+        false
     }
 
     /// Gives back the space of a stretch that is garbage as a whole, as far as

@@ -13,6 +13,10 @@
 //!   moment, while the batch that made it garbage is still unsynced. A power cut
 //!   would then leave a past in which the data is needed but gone, so the engine
 //!   is synced before it learns a new rule.
+//! - **Not in a burst.** What is dropped is garbage to the engine, which leaves it out when it
+//!   merges; removing it key by key reads all of it, and writes as many removals, beside writers
+//!   that fill one memtable after the other. So that waits until they are quiet, for a minute at
+//!   most, and finds little left then.
 //! - Nobody reads dropped ids, and reads before the start of history are refused,
 //!   so no reader iterates over what is being removed. Removal itself remembers
 //!   its position and never walks over its own tombstones.
@@ -34,6 +38,8 @@ use crate::layout::{self, Owner, Subject};
 
 /// History's start moves in steps of this part of the window: each needs a sync.
 const STEPS_PER_WINDOW: u32 = 16;
+/// So many calls remove nothing because writers are busy; then dropped data goes all the same.
+const WAITED_MAX: u32 = 60;
 /// Stretches that one call releases: each may need several syncs.
 const RELEASES_MAX: usize = 8;
 
@@ -47,10 +53,23 @@ pub(super) struct Removals {
     to_release: Vec<(Vec<u8>, Vec<u8>)>,
     /// The key after which the next step goes on.
     resume_after: Option<Slice>,
+    /// How many calls have left dropped data for later, since there is some.
+    waited: u32,
     pub(super) sweep: Option<Sweep>,
 }
 
 impl Removals {
+    /// Whether dropped data is removed now, key by key.
+    fn is_due(&mut self, has_dropped: bool, in_burst: bool) -> bool {
+        if !has_dropped {
+            self.waited = 0;
+        } else if in_burst && self.waited < WAITED_MAX {
+            self.waited += 1;
+            return false;
+        }
+        true
+    }
+
     /// The forgotten ranges that the engine was told of.
     pub(super) fn told_forgotten(&self) -> &[Arc<Mark>] {
         self.told.as_ref().map_or(&[], |told| told.forgotten.all())
@@ -66,6 +85,13 @@ struct Rule {
 }
 
 impl Rule {
+    /// Whether everything that this one covers was covered by another.
+    fn is_within(&self, other: &Rule) -> bool {
+        self.history_start <= other.history_start
+            && self.dropped.is_subset(&other.dropped)
+            && self.forgotten == other.forgotten
+    }
+
     fn covers(&self, key: &[u8], value: &dyn Fn() -> Option<Slice>) -> bool {
         let is_forgotten =
             || !self.forgotten.is_empty() && self.forgotten.covers_stored(key, value);
@@ -167,7 +193,11 @@ impl<E: Engine> Store<E> {
             forgotten: self.ripe(),
         };
         if removals.told.as_ref() != Some(&rule) {
-            self.engine.sync()?;
+            let told = removals.told.as_ref();
+            // What becomes garbage no more needs no sync, which would flush a memtable.
+            if told.is_none_or(|told| !rule.is_within(told)) {
+                self.engine.sync()?;
+            }
             let known = removals.told.as_ref();
             let news = (rule.dropped.iter())
                 .filter(|subject| known.is_none_or(|told| !told.dropped.contains(subject)));
@@ -184,7 +214,10 @@ impl<E: Engine> Store<E> {
         self.release_forgotten(&removals)?;
         let mut removed_keys = 0;
         let mut budget = budget_keys;
-        while removals.to_release.is_empty()
+        let has_dropped = !self.shared.dropped().is_empty();
+        let is_due = removals.is_due(has_dropped, self.engine.is_in_burst());
+        while is_due
+            && removals.to_release.is_empty()
             && budget > 0
             && let Some(&subject) = self.shared.dropped().first()
         {
@@ -360,14 +393,19 @@ mod tests {
     use super::*;
     use crate::engine::GarbageRule;
     use crate::engine::memory::{MemoryEngine, MemorySnapshot};
+    use crate::entry::{Description, Encoder};
     use crate::store::StoreOptions;
     use model::ids::CollectionId;
     use parking_lot::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
 
-    /// Writes nothing while it is told to wait.
+    /// Writes nothing while it is told to wait, and counts its syncs.
+    #[derive(Clone, Default)]
     struct Held {
         engine: MemoryEngine,
         writes: Arc<Mutex<()>>,
+        syncs: Arc<AtomicU64>,
+        in_burst: Arc<AtomicBool>,
     }
 
     impl Engine for Held {
@@ -387,7 +425,12 @@ mod tests {
         }
 
         fn sync(&self) -> Result<()> {
+            self.syncs.fetch_add(1, Ordering::Relaxed);
             self.engine.sync()
+        }
+
+        fn is_in_burst(&self) -> bool {
+            self.in_burst.load(Ordering::Relaxed)
         }
 
         fn approximate_size_bytes(&self) -> u64 {
@@ -416,8 +459,8 @@ mod tests {
     fn pins_do_not_wait_for_the_engine() {
         let writes = Arc::new(Mutex::new(()));
         let engine = Held {
-            engine: MemoryEngine::default(),
             writes: writes.clone(),
+            ..Held::default()
         };
         let options = StoreOptions {
             history_window_seconds: 10,
@@ -426,7 +469,7 @@ mod tests {
         let store = Arc::new(Store::open(engine, options).expect("opened"));
         let at = |seconds: u32| ClusterTime::new(seconds, 0);
         let mut payload = Vec::new();
-        crate::entry::Encoder::new(&mut payload).noop();
+        Encoder::new(&mut payload).noop();
         store
             .apply(&[crate::Committed {
                 position: 1,
@@ -463,6 +506,58 @@ mod tests {
         let (start, _pin) = pinned.expect("who pins does not wait for the engine");
         assert_eq!(start, ClusterTime::ZERO);
         assert_eq!(store.history_start(), at(1000));
+    }
+
+    /// Dropped data waits for the end of a burst, but not for ever; and the engine is synced when
+    /// something becomes garbage, not when it is gone.
+    #[test]
+    fn dropped_data_is_removed_when_writers_are_quiet() {
+        let check = |quiet_after: u32, calls: u32| {
+            let engine = Held::default();
+            let store = Store::open(engine.clone(), StoreOptions::default()).expect("opened");
+            let mut position = 0;
+            let mut apply = |encode: &dyn Fn(&mut Encoder<'_>)| {
+                let mut payload = Vec::new();
+                encode(&mut Encoder::new(&mut payload));
+                position += 1;
+                let entry = crate::Committed {
+                    position,
+                    time: ClusterTime::new(1000 + position as u32, 0),
+                    payload: &payload,
+                    before: &[],
+                    after: &[],
+                };
+                store.apply(&[entry]).expect("applied");
+            };
+            let collection = CollectionId(7);
+            apply(&|encoder| {
+                for key in [b"a", b"b", b"c"] {
+                    let document = [5, 0, 0, 0, 0];
+                    encoder.put_record(collection, key, &document, Description::Insert, &[]);
+                }
+            });
+            let now = ClusterTime::new(1000, 0);
+            store.maintain(now, 100).expect("maintained");
+            apply(&|encoder| encoder.drop_collection(collection));
+            let syncs = || engine.syncs.load(Ordering::Relaxed);
+            let before = syncs();
+            let mut waited = 0;
+            loop {
+                let is_quiet = waited >= quiet_after;
+                engine.in_burst.store(!is_quiet, Ordering::Relaxed);
+                let maintained = store.maintain(now, 100).expect("maintained");
+                if !maintained.has_more {
+                    break;
+                }
+                waited += 1;
+            }
+            assert_eq!(waited, calls);
+            store.maintain(now, 100).expect("maintained");
+            assert_eq!(syncs(), before + 1, "when it was dropped");
+        };
+        check(0, 0);
+        check(3, 3);
+        check(u32::MAX, WAITED_MAX);
     }
 
     #[test]

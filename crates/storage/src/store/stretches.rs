@@ -55,6 +55,8 @@ const REPLACED_ONE_IN: u32 = 16;
 const SMALL_BYTES: usize = 16 << 10;
 /// So many small ones in a row are looked at.
 const SMALL_MAX: usize = 16;
+/// Of a batch of more keys than this, many may lie in the same gap.
+const LONG_BATCH: usize = 8;
 
 /// The pairs of an interval of stored keys.
 pub(super) struct Stretch {
@@ -167,6 +169,36 @@ impl Kept {
         let reach = (Bound::Unbounded, Bound::Included(key));
         let (from, stretch) = self.stretches.range::<[u8], _>(reach).next_back()?;
         (key < &stretch.to[..]).then_some((&from[..], stretch))
+    }
+
+    /// Where the stretches begin that any of these keys lies in. The keys of a load mostly lie in
+    /// one gap between stretches, which is looked for once.
+    fn around_any<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Vec<Box<[u8]>> {
+        let is_long = keys.clone().nth(LONG_BATCH).is_some();
+        let mut found = Vec::new();
+        // From here to before there, all is said already.
+        let mut known: Option<(&[u8], Option<&[u8]>)> = None;
+        for key in keys {
+            if known.is_some_and(|(low, high)| low <= key && high.is_none_or(|high| key < high)) {
+                continue;
+            }
+            let reach = (Bound::Unbounded, Bound::Included(key));
+            let before = self.stretches.range::<[u8], _>(reach).next_back();
+            known = match before {
+                Some((from, stretch)) if key < &stretch.to[..] => {
+                    found.push(from.clone());
+                    Some((&from[..], Some(&stretch.to[..])))
+                }
+                before if is_long => {
+                    let reach = (Bound::Excluded(key), Bound::Unbounded);
+                    let next = self.stretches.range::<[u8], _>(reach).next();
+                    let low = before.map_or(&[][..], |(_, stretch)| &stretch.to[..]);
+                    Some((low, next.map(|(from, _)| &from[..])))
+                }
+                _ => known,
+            };
+        }
+        found
     }
 
     fn remove(&mut self, from: &[u8]) {
@@ -366,11 +398,8 @@ impl Stretches {
         if kept.stretches.is_empty() {
             return;
         }
-        for key in keys {
-            let around = kept.around(key).map(|(from, _)| Box::<[u8]>::from(from));
-            if let Some(from) = around {
-                kept.remove(&from);
-            }
+        for from in kept.around_any(keys) {
+            kept.remove(&from);
         }
         self.note_sizes(&kept);
     }
@@ -413,5 +442,38 @@ impl Stretches {
             .store(kept.stretches.is_empty(), Ordering::Release);
         self.memory_bytes
             .store(kept.memory_bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Against looking for each key.
+    #[test]
+    fn stretches_around_any_key_are_found() {
+        let mut kept = Kept::default();
+        for (from, to) in [("b", "d"), ("d", "f"), ("h", "k"), ("p", "q")] {
+            let stretch = Arc::new(Stretch::new(to.as_bytes(), &[], 0));
+            kept.stretches.insert(from.as_bytes().into(), stretch);
+        }
+        let mut random = 1u64;
+        for count in (0..30).cycle().take(3_000) {
+            let keys: Vec<[u8; 1]> = std::iter::repeat_with(|| {
+                random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+                [b'a' + (random >> 33) as u8 % 20]
+            })
+            .take(count)
+            .collect();
+            let keys = keys.iter().map(|key| &key[..]);
+            let expected: BTreeSet<&[u8]> = keys
+                .clone()
+                .filter_map(|key| Some(kept.around(key)?.0))
+                .collect();
+            let found = kept.around_any(keys.clone());
+            let found: BTreeSet<&[u8]> = found.iter().map(|from| &from[..]).collect();
+            assert_eq!(found, expected, "{:?}", keys.collect::<Vec<_>>());
+        }
     }
 }
