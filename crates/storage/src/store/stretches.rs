@@ -375,6 +375,24 @@ impl Stretches {
         self.note_sizes(&kept);
     }
 
+    /// Before the commit of the batch with this number, which may change anything of a subject from one key to
+    /// before another.
+    pub fn changing_within(&self, number: u64, subject: Subject, (from, to): (&[u8], &[u8])) {
+        if self.is_off() {
+            return;
+        }
+        let mut kept = self.kept.write();
+        kept.changes.note_span(number, subject, (from, to));
+        let reach = (Bound::Included(from), Bound::Excluded(to));
+        let inside = kept.stretches.range::<[u8], _>(reach).map(|(from, _)| &from[..]);
+        let across = kept.around(from).map(|(from, _)| from);
+        let gone: Vec<Box<[u8]>> = across.into_iter().chain(inside).map(Box::from).collect();
+        for from in gone {
+            kept.remove(&from);
+        }
+        self.note_sizes(&kept);
+    }
+
     /// Before the commit of the batch with this number, which may change anything of these.
     pub fn changing_all(&self, number: u64, subjects: impl Iterator<Item = Subject>) {
         if self.is_off() {
