@@ -234,14 +234,50 @@ mod tests {
         assert!(is_unchanged(&changes, ("c", "d"), 2));
     }
 
+    /// ⚑ From the first key to the last, wherever these come in the batch.
     #[test]
-    fn large_batches_are_everywhere() {
+    fn large_batches_are_where_their_keys_lie() {
+        const OTHER: Subject = Subject::Collection(CollectionId(8));
+        let stored = |subject: Subject, key: &str| {
+            let mut stored = layout::all_of(subject).to_vec();
+            stored.extend_from_slice(key.as_bytes());
+            stored
+        };
         let mut changes = Changes::default();
-        note(&mut changes, 1, &["x"; KEYS_MAX]);
-        assert!(is_unchanged(&changes, ("c", "d"), 0));
-        note(&mut changes, 2, &["x"; KEYS_MAX + 1]);
-        assert!(!is_unchanged(&changes, ("c", "d"), 1));
-        assert!(is_unchanged(&changes, ("c", "d"), 2));
+        let mut keys = vec![stored(SUBJECT, "m"); KEYS_MAX + 1];
+        keys[7] = stored(SUBJECT, "f");
+        keys[9] = stored(OTHER, "b");
+        keys[KEYS_MAX] = stored(SUBJECT, "p");
+        let subjects = [SUBJECT, OTHER].into_iter();
+        changes.note(1, subjects, keys.iter().map(Vec::as_slice));
+        let is_unchanged = |changes: &Changes, subject, from, to, commits_finished| {
+            let (from, to) = (stored(subject, from), stored(subject, to));
+            changes.is_unchanged_within(subject, (&from, &to), commits_finished)
+        };
+        assert!(is_unchanged(&changes, SUBJECT, "a", "f", 0));
+        assert!(!is_unchanged(&changes, SUBJECT, "a", "g", 0));
+        assert!(!is_unchanged(&changes, SUBJECT, "h", "i", 0));
+        assert!(!is_unchanged(&changes, SUBJECT, "p", "q", 0));
+        assert!(is_unchanged(&changes, SUBJECT, "q", "z", 0));
+        assert!(is_unchanged(&changes, SUBJECT, "h", "i", 1));
+        assert!(!is_unchanged(&changes, OTHER, "a", "c", 0));
+        assert!(is_unchanged(&changes, OTHER, "c", "z", 0));
+        let span = (stored(SUBJECT, "s"), stored(SUBJECT, "t"));
+        changes.note_span(2, SUBJECT, (&span.0, &span.1));
+        assert!(is_unchanged(&changes, SUBJECT, "q", "s", 1));
+        assert!(!is_unchanged(&changes, SUBJECT, "q", "z", 1));
+        assert!(!changes.is_unchanged(SUBJECT, 1));
+        for number in 3..3 + BATCHES_MAX as u64 {
+            changes.note(number, [SUBJECT].into_iter(), [].into_iter());
+        }
+        // Both are forgotten by now.
+        assert!(!is_unchanged(&changes, SUBJECT, "a", "f", 1));
+        assert!(!is_unchanged(&changes, OTHER, "c", "z", 0));
+    }
+
+    #[test]
+    fn what_is_dropped_or_replaced_is_never_unchanged() {
+        let mut changes = Changes::default();
         note(&mut changes, 3, &["x"]);
         changes.note_dropped(SUBJECT);
         assert!(!is_unchanged(&changes, ("c", "d"), 3));

@@ -168,6 +168,11 @@ impl<S: EngineSnapshot> Pairs<S> {
         }
     }
 
+    /// Whether the last pair came out of a stretch.
+    pub fn is_kept(&self) -> bool {
+        matches!(self.source, Source::Kept { .. })
+    }
+
     /// The next pair that is taken or stopped at, judged by its value. What is passed in
     /// a stretch is looked at where it lies.
     pub fn find(

@@ -302,7 +302,18 @@ impl<S: EngineSnapshot> Snapshot<S> {
         RecordScan { prefix, pairs }
     }
 
-    /// The same from the engine alone, for whoever compares what is stored with what somebody else has read.
+    /// Leaves the records of a range in memory, as scans do, as long as there is room for more.
+    pub fn keep_in_memory(&self, collection: CollectionId, range: KeyRange<'_>) -> Result<()> {
+        for record in self.scan_records(collection, range, Direction::Forward) {
+            record?;
+            if !self.shared.stretches.has_room() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The records of a range from the engine alone, for whoever compares what is stored with what somebody else has read.
     pub fn scan_records_stored(
         &self,
         collection: CollectionId,
@@ -330,7 +341,8 @@ impl<S: EngineSnapshot> Snapshot<S> {
         range: KeyRange<'_>,
         direction: Direction,
     ) -> IndexScan<S> {
-        let (prefix, pairs) = self.pairs(Subject::Index(index), range, direction, Leaves::Stretches);
+        let (prefix, pairs) =
+            self.pairs(Subject::Index(index), range, direction, Leaves::Stretches);
         IndexScan {
             prefix,
             pairs,
@@ -556,6 +568,11 @@ impl<S: EngineSnapshot> Iterator for RecordScan<S> {
 }
 
 impl<S: EngineSnapshot> RecordScan<S> {
+    /// Whether the last record came out of memory, where scans had left it.
+    pub fn is_kept(&self) -> bool {
+        self.pairs.is_kept()
+    }
+
     /// The next record that is taken or stopped at, judged by its document. Those passed
     /// cost less than with [`Iterator::next`].
     pub fn find_record(

@@ -56,6 +56,9 @@ const SMALL_BYTES: usize = 16 << 10;
 /// So many small ones in a row are looked at.
 const SMALL_MAX: usize = 16;
 
+/// What one may take, unless its last document is a large one.
+const STRETCH_BYTES_MAX: u64 = 128 << 10;
+
 /// The pairs of an interval of stored keys.
 pub(super) struct Stretch {
     /// Where the interval ends, excluded.
@@ -239,6 +242,11 @@ impl Stretches {
         self.memory_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether one more has place without taking that of others.
+    pub fn has_room(&self) -> bool {
+        self.memory_bytes() + STRETCH_BYTES_MAX <= self.capacity_bytes
+    }
+
     /// Whether it is worth while to make something that takes so many bytes: there is
     /// room, or it is the one in a few that takes others' place.
     pub fn wants(&self, bytes: u64) -> bool {
@@ -384,7 +392,10 @@ impl Stretches {
         let mut kept = self.kept.write();
         kept.changes.note_span(number, subject, (from, to));
         let reach = (Bound::Included(from), Bound::Excluded(to));
-        let inside = kept.stretches.range::<[u8], _>(reach).map(|(from, _)| &from[..]);
+        let inside = kept
+            .stretches
+            .range::<[u8], _>(reach)
+            .map(|(from, _)| &from[..]);
         let across = kept.around(from).map(|(from, _)| from);
         let gone: Vec<Box<[u8]>> = across.into_iter().chain(inside).map(Box::from).collect();
         for from in gone {
