@@ -1,7 +1,7 @@
 //! How long the operations of clients take: lately, and at rest.
 //!
 //! ```text
-//!   operation ─► bucket of the window ── every half second ─► what 19 of 20 took at most
+//!   operation ─► bucket of the window ── every half second, or sooner if there are many ─► what 19 of 20 took at most
 //!                                                  ├─► lately
 //!                                                  └─► at rest, if nothing is copied: a decaying mean
 //! ```
@@ -11,7 +11,8 @@
 //! which take longer; the worse of the two counts. A window with few operations says nothing: then there are no
 //! clients to speak of.
 //!
-//! An operation costs one addition. Windows are closed by whoever comes first behind their end.
+//! An operation costs one addition. Windows are closed by whoever comes first behind their end: a tenth of a second if
+//! there were many operations by then, so that a short scan is felt while it lasts.
 //!
 //! What takes longer for another reason while ranges are copied (more clients, other queries) cannot be told
 //! apart. While copies go as slowly as they can, what is measured counts a little as rest, so that a
@@ -22,11 +23,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const WINDOW_US: u64 = 500_000;
+/// How often somebody looks whether there are enough operations to close a window.
+const LOOK_US: u64 = 100_000;
 /// Operations without which a window says nothing.
 const OPERATIONS_MIN: u64 = 20;
+/// With so many it says enough before its time.
+const OPERATIONS_ENOUGH: u64 = 60;
 /// Which of the slowest counts: one of twenty is slower.
 const SLOWER_SHARE: u64 = 20;
-/// How much of the figure at rest a window makes.
+/// How much of the figure at rest a whole window makes.
 const WEIGHT: f64 = 0.2;
 const WEIGHT_AT_LEAST_PACE: f64 = 0.05;
 /// Four for each doubling, up to a minute.
@@ -63,6 +68,22 @@ impl Latency {
         strains.reduce(f64::max)
     }
 
+    /// Whether there were clients to speak of in the time before now.
+    pub(crate) fn had_clients(&self, within: Duration) -> bool {
+        [&self.commands, &self.batches]
+            .into_iter()
+            .any(|measured| measured.had_clients(within))
+    }
+
+    /// How many windows have told something.
+    pub(crate) fn windows(&self) -> u64 {
+        let windows = [&self.commands.windows, &self.batches.windows];
+        windows
+            .map(|count| count.load(Ordering::Relaxed))
+            .iter()
+            .sum()
+    }
+
     /// From now on something is copied.
     pub(crate) fn copying(&self) -> [Copying<'_>; 2] {
         [self.commands.copying(), self.batches.copying()]
@@ -72,7 +93,7 @@ impl Latency {
     #[cfg(test)]
     pub(crate) fn feels(&self, strain: f64) {
         let at_rest = 1000.0;
-        self.commands.ends_us.store(u64::MAX, Ordering::Relaxed);
+        self.commands.look_us.store(u64::MAX, Ordering::Relaxed);
         *self.commands.figures.lock() = Figures {
             at_rest: Some(at_rest),
             lately: Some(strain * at_rest),
@@ -90,8 +111,13 @@ impl Latency {
 struct Measured {
     began: Instant,
     window: [AtomicU32; BUCKETS],
-    /// When the window ends, in microseconds after the beginning.
-    ends_us: AtomicU64,
+    /// When somebody looks whether the window ends, in microseconds after the beginning.
+    look_us: AtomicU64,
+    /// When it began. Changed with the lock over figures, as the rest.
+    window_us: AtomicU64,
+    /// Windows that had enough operations, and when the last of them ended.
+    windows: AtomicU64,
+    told_us: AtomicU64,
     figures: Mutex<Figures>,
     /// Copies that run here.
     copies: AtomicU32,
@@ -130,7 +156,10 @@ impl Default for Measured {
         Self {
             began: Instant::now(),
             window: std::array::from_fn(|_| AtomicU32::new(0)),
-            ends_us: AtomicU64::new(WINDOW_US),
+            look_us: AtomicU64::new(LOOK_US),
+            window_us: AtomicU64::new(0),
+            windows: AtomicU64::new(0),
+            told_us: AtomicU64::new(0),
             figures: Mutex::default(),
             copies: AtomicU32::new(0),
             at_least_pace: AtomicBool::new(false),
@@ -174,33 +203,54 @@ impl Measured {
     }
 
     fn close_window(&self, now_us: u64) {
-        let ends_us = self.ends_us.load(Ordering::Relaxed);
-        if now_us < ends_us {
+        let look_us = self.look_us.load(Ordering::Relaxed);
+        if now_us < look_us {
             return;
         }
         let Some(mut figures) = self.figures.try_lock() else {
             return;
         };
         // Somebody else was first.
-        if self.ends_us.load(Ordering::Relaxed) != ends_us {
+        if self.look_us.load(Ordering::Relaxed) != look_us {
+            return;
+        }
+        self.look_us.store(now_us + LOOK_US, Ordering::Relaxed);
+        let began_us = self.window_us.load(Ordering::Relaxed);
+        let lasted_us = now_us.saturating_sub(began_us);
+        let so_far = { self.window.iter() }.map(|count| u64::from(count.load(Ordering::Relaxed)));
+        if lasted_us < WINDOW_US && so_far.sum::<u64>() < OPERATIONS_ENOUGH {
             return;
         }
         let mut counts = [0_u64; BUCKETS];
         for (count, bucket) in counts.iter_mut().zip(&self.window) {
             *count = u64::from(bucket.swap(0, Ordering::Relaxed));
         }
-        self.ends_us.store(now_us + WINDOW_US, Ordering::Relaxed);
+        self.window_us.store(now_us, Ordering::Relaxed);
+        let told = slow_one_us(&counts);
+        if told.is_some() {
+            self.windows.fetch_add(1, Ordering::Relaxed);
+            // Who comes behind that closes it: there was hardly anybody since.
+            self.told_us.store(look_us, Ordering::Relaxed);
+        }
         // What fell into a window that nobody closed for long says little about now.
-        let is_recent = now_us < ends_us + WINDOW_US;
-        figures.lately = slow_one_us(&counts).filter(|_| is_recent);
+        figures.lately = told.filter(|_| lasted_us < 2 * WINDOW_US);
         let Some(lately) = figures.lately else { return };
         let weight = match self.copies.load(Ordering::Relaxed) {
             0 => WEIGHT,
             _ if self.at_least_pace.load(Ordering::Relaxed) => WEIGHT_AT_LEAST_PACE,
             _ => 0.0,
         };
+        let weight = weight * (lasted_us as f64 / WINDOW_US as f64).min(1.0);
         let at_rest = figures.at_rest.get_or_insert(lately);
         *at_rest += weight * (lately - *at_rest);
+    }
+
+    fn had_clients(&self, within: Duration) -> bool {
+        let now_us = self.now_us();
+        self.close_window(now_us);
+        let within_us = u64::try_from(within.as_micros()).unwrap_or(u64::MAX);
+        self.windows.load(Ordering::Relaxed) > 0
+            && now_us.saturating_sub(self.told_us.load(Ordering::Relaxed)) <= within_us
     }
 
     fn figures(&self) -> Figures {
@@ -239,8 +289,10 @@ mod tests {
         for (count, us) in operations {
             latency.window[bucket(*us)].fetch_add(*count as u32, Ordering::Relaxed);
         }
-        latency.ends_us.store(number * WINDOW_US, Ordering::Relaxed);
-        latency.close_window(number * WINDOW_US + 1);
+        let began_us = (number - 1) * WINDOW_US;
+        latency.window_us.store(began_us, Ordering::Relaxed);
+        latency.look_us.store(began_us, Ordering::Relaxed);
+        latency.close_window(number * WINDOW_US);
     }
 
     fn strain(latency: &Measured) -> Option<f64> {
@@ -287,6 +339,31 @@ mod tests {
             window(&latency, number, &[(90, 100), (10, 1000)]);
         }
         assert!(strain(&latency).is_some_and(|strain| strain > 0.9));
+    }
+
+    #[test]
+    fn many_operations_end_a_window_early() {
+        let latency = Measured::default();
+        let note = |operations: u32| {
+            latency.window[bucket(100)].fetch_add(operations, Ordering::Relaxed);
+        };
+        note(OPERATIONS_ENOUGH as u32 - 1);
+        latency.close_window(LOOK_US);
+        assert_eq!(latency.windows.load(Ordering::Relaxed), 0);
+        note(1);
+        latency.close_window(LOOK_US + 1);
+        assert_eq!(latency.windows.load(Ordering::Relaxed), 0, "not looked yet");
+        latency.close_window(2 * LOOK_US);
+        assert_eq!(latency.windows.load(Ordering::Relaxed), 1);
+        assert!(latency.figures.lock().lately.is_some());
+        // Nobody any more: known at the end of the window.
+        latency.close_window(3 * LOOK_US);
+        assert!(latency.figures.lock().lately.is_some());
+        latency.close_window(2 * LOOK_US + WINDOW_US);
+        assert_eq!(latency.figures.lock().lately, None);
+        assert_eq!(latency.told_us.load(Ordering::Relaxed), LOOK_US + LOOK_US);
+        assert!(latency.had_clients(Duration::from_secs(60)));
+        assert!(!Measured::default().had_clients(Duration::from_secs(60)));
     }
 
     /// Beside many short commands nobody would notice that scans take longer.

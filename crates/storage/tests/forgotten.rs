@@ -542,3 +542,60 @@ fn marks_that_come_after_a_snapshot_are_not_heeded() {
     assert!(found.is_some(), "it was there when the state was taken");
     assert_eq!(store.get(COLLECTION, &key(b'b', 1)).expect("sound"), None);
 }
+
+/// ⚑ What scans have left of the range goes with it; the rest stays, and so does what they leave while another range
+/// is filled.
+#[test]
+fn what_is_kept_of_other_ranges_stays() {
+    let store = Store::open(MemoryEngine::new(), options()).expect("opens");
+    for part in *b"abc" {
+        fill(&store, part, 1);
+    }
+    let kept = |part: u8| {
+        let end = [part + 1];
+        let part = [part];
+        let range = KeyRange::new(Bound::Included(&part), Bound::Excluded(&end));
+        let snapshot = store.snapshot();
+        let mut records = snapshot.scan_records_once(COLLECTION, range);
+        let mut kept = 0;
+        while let Some(record) = records.next() {
+            record.expect("sound");
+            kept += u32::from(records.is_kept());
+        }
+        kept
+    };
+    let keep = |snapshot: &Snapshot<_>, part: u8| {
+        let end = [part + 1];
+        let part = [part];
+        let range = KeyRange::new(Bound::Included(&part[..]), Bound::Excluded(&end[..]));
+        snapshot.keep_in_memory(COLLECTION, range).expect("sound");
+    };
+    let snapshot = store.snapshot();
+    for part in *b"abc" {
+        keep(&snapshot, part);
+    }
+    drop(snapshot);
+    assert_eq!([kept(b'a'), kept(b'b'), kept(b'c')], [KEYS, KEYS, KEYS]);
+    let before = store.snapshot();
+    forget(&store);
+    assert_eq!([kept(b'a'), kept(b'b'), kept(b'c')], [KEYS, 0, KEYS]);
+    // ⚑ Who has read it before must not leave it any more.
+    keep(&before, b'b');
+    assert_eq!(seen(&before, b'b'), [1]);
+    assert_eq!(seen(&store.snapshot(), b'b'), [0; 0]);
+    // A large batch somewhere else.
+    let before = store.snapshot();
+    fill(&store, b'b', 2);
+    fill(&store, b'd', 1);
+    keep(&before, b'b');
+    assert_eq!(kept(b'b'), 0);
+    assert_eq!(seen(&store.snapshot(), b'b'), [2]);
+    let before = store.snapshot();
+    fill(&store, b'e', 1);
+    keep(&before, b'd');
+    assert_eq!(
+        kept(b'd'),
+        KEYS,
+        "left by a snapshot of before a batch elsewhere"
+    );
+}

@@ -10,8 +10,8 @@
 //! The share is the part of its time that a copy works: behind each batch comes a pause. Where clients are, batches
 //! are small however fast the copy goes, and one is applied before the next is appended: what a client waits for is
 //! what is in front of it, in the log and on a core, and that is one batch at most. Where nobody is they are
-//! large, and several are under way. A copy that begins where clients are begins slowly: what they feel of it is only
-//! known after an interval.
+//! large, and several are under way. A copy that begins where clients are, or were a moment ago, begins slowly, and one
+//! that clients come to goes on as slowly: what they feel of it is only known after an interval.
 //!
 //! ⚑ A copy never stops: whatever clients feel, a batch of [`BATCH_BYTES_MIN`] comes after each [`PAUSE_MAX`] at
 //! most, because a range that cannot leave an overloaded shard is what keeps it overloaded.
@@ -70,8 +70,12 @@ impl Pace {
             Some(strain) if strain <= STRAIN_HARD => 0.5,
             Some(_) => 0.25,
         };
+        let share = match strain.is_some() && !self.beside_clients {
+            true => self.share.min(SHARE_FIRST),
+            false => self.share,
+        };
         Pace {
-            share: (self.share * factor).clamp(SHARE_MIN, 1.0),
+            share: (share * factor).clamp(SHARE_MIN, 1.0),
             beside_clients: strain.is_some(),
         }
     }
@@ -79,6 +83,11 @@ impl Pace {
     /// The part of its time that a copy works.
     pub fn share(self) -> f64 {
         self.share
+    }
+
+    /// Whether clients who feel this should not wait for the end of an interval: it is too much, or they have come.
+    pub fn is_too_fast(self, strain: f64) -> bool {
+        !self.beside_clients || strain > STRAIN_MAX
     }
 
     /// Whether it cannot be slower.
@@ -136,24 +145,42 @@ mod tests {
 
     #[test]
     fn clients_slow_a_copy_down_and_their_absence_speeds_it_up() {
-        let table: [Row<'_>; 6] = [
-            (Pace::FULL, &[None, Some(1.0), Some(1.2)], &[1.0, 1.0, 1.0]),
-            (Pace::FULL, &[Some(1.4), Some(1.5)], &[1.0, 1.0]),
+        let beside = Pace {
+            beside_clients: true,
+            ..Pace::FULL
+        };
+        let table: [Row<'_>; 7] = [
+            (beside, &[None, Some(1.0)], &[1.0, 0.3125]),
+            (beside, &[Some(1.4), Some(1.5)], &[1.0, 1.0]),
             (
-                Pace::FULL,
+                beside,
                 &[Some(1.6), Some(2.9), Some(1.3)],
                 &[0.5, 0.25, 0.25],
             ),
             (
-                Pace::FULL,
+                beside,
                 &[Some(9.0), Some(9.0), Some(9.0)],
                 &[0.25, 0.0625, 0.0625],
             ),
+            // Clients come.
+            (Pace::FULL, &[Some(1.3), Some(1.0)], &[0.25, 0.3125]),
             (Pace::FIRST, &[None, None, None], &[0.5, 1.0, 1.0]),
             (Pace::FIRST, &[Some(0.7), Some(1.0)], &[0.3125, 0.390625]),
         ];
         for (from, strains, expected) in table {
             assert_eq!(shares(from, strains), expected, "{strains:?}");
+        }
+    }
+
+    #[test]
+    fn who_comes_or_feels_it_is_not_kept_waiting() {
+        let table = [
+            (Pace::FULL, 1.0, true),
+            (Pace::FIRST, 1.0, false),
+            (Pace::FIRST, 1.6, true),
+        ];
+        for (pace, strain, expected) in table {
+            assert_eq!(pace.is_too_fast(strain), expected, "{pace:?} {strain}");
         }
     }
 

@@ -2,15 +2,18 @@
 //!
 //! ```text
 //!   {_terndbMoveCopy: 1, id, after: BinData | null, bytes}
-//!   {documents: [..], next: BinData | null, strain: double}                 null: that was the last
+//!   {documents: [..], next: BinData | null, strain: double, lately: bool, kept: bool}       null: that was the last
 //! ```
 //!
-//! `strain` is how many times longer clients wait here than at rest (`latency.rs`), if there are any.
+//! `strain` is how many times longer clients wait here than at rest (`latency.rs`), if there are any; `lately`,
+//! whether there were some in the last seconds; `kept`, whether scans have left these documents in memory here, so
+//! that they should find them in memory there too.
 //!
 //! Each answer is read from a snapshot of its own, and shows the latest versions. What changes
 //! before or behind the place that was reached is in the log, which the recipient replays from
 //! before the beginning on. Documents are passed on as the bytes that are stored.
 
+use super::pacing::Felt;
 use super::stretch::Stretch;
 use crate::Shard;
 use crate::command::{Answer, finish};
@@ -34,7 +37,10 @@ pub(super) fn copy(shard: &Shard, stretch: &Stretch, after: Option<&[u8]>, bytes
     let (mut sent, mut looked_at) = (0, 0);
     let mut last: Option<storage::Position> = None;
     let mut is_last = true;
-    for record in snapshot.scan_records_once(stretch.collection, range) {
+    let mut records = snapshot.scan_records_once(stretch.collection, range);
+    let mut kept = false;
+    while let Some(record) = records.next() {
+        kept = records.is_kept();
         let record = record.map_err(crate::error::from_storage)?;
         let document = Doc::from_validated(record.document());
         if stretch.has(record.key(), document) {
@@ -57,8 +63,10 @@ pub(super) fn copy(shard: &Shard, stretch: &Stretch, after: Option<&[u8]>, bytes
         Some(last) if !is_last => writer.append("next", binary(last.as_bytes())),
         _ => writer.append("next", ValueRef::Null),
     };
-    if let Some(strain) = shard.latency.strain() {
+    let Felt { strain, lately } = Felt::on(shard);
+    if let Some(strain) = strain {
         writer.append("strain", strain);
     }
+    writer.append("lately", lately).append("kept", kept);
     finish(writer)
 }

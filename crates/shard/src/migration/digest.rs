@@ -171,7 +171,7 @@ impl Follower {
         let range = self.stretch.records(after.as_deref());
         let mut last = None;
         let mut records = 0;
-        for record in snapshot.scan_records_once(self.stretch.collection, range) {
+        for record in snapshot.scan_records_stored(self.stretch.collection, range) {
             let record = record.map_err(fault)?;
             let key = record.key();
             if self

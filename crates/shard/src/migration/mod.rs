@@ -61,6 +61,7 @@ mod service;
 mod stall;
 mod stretch;
 mod tail;
+mod warming;
 
 pub(crate) use commands::{
     abort_moves, move_copy, move_primary, move_range, move_sessions, move_tail, receive,

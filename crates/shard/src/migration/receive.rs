@@ -22,12 +22,13 @@
 use super::digest::{self, add, take_away};
 use super::history;
 use super::killing;
-use super::pacing::Pacer;
+use super::pacing::{Felt, Pacer};
 use super::peers::{Failure, ask};
 use super::plan::{Fields, Plan, uuid_value, wrong};
 use super::progress::{Progress, StepWatch};
 use super::stretch::Stretch;
 use super::tail::Place;
+use super::warming::Warming;
 use crate::Shard;
 use crate::aside::aside;
 use crate::catalog::{Collection, Index};
@@ -317,16 +318,14 @@ impl Receiver {
             let mut answers = answers;
             let _copying = self.shard.latency.copying();
             let mut in_flight = VecDeque::new();
+            let mut warming = Warming::new(self.shard.clone(), self.stretch.clone());
             while let Some(answer) = answers.recv().await {
                 let answer: Arc<Reply> = Arc::new(answer?);
                 self.check()?;
                 let began = Instant::now();
                 self.take_documents(&answer, digest, &mut in_flight).await?;
-                let strain = match answer.document().get("strain") {
-                    Some(ValueRef::Double(strain)) => Some(strain),
-                    _ => None,
-                };
-                let pace = pacer.pace(&self.shard, strain);
+                warming.comes(answer.document());
+                let pace = pacer.pace(&self.shard, felt_there(answer.document()));
                 batch_bytes.store(pace.batch_bytes(), Ordering::Relaxed);
                 self.progress.set_pace(pace);
                 let limit = match self.plan.secondary_throttle {
@@ -336,6 +335,7 @@ impl Receiver {
                 while in_flight.len() > limit {
                     applied(&mut in_flight).await?;
                 }
+                warming.applied(in_flight.len()).await?;
                 let most = &self.progress.in_flight_max;
                 most.fetch_max(in_flight.len() as u64, Ordering::Relaxed);
                 self.rest(pace.pause_after(began.elapsed())).await;
@@ -343,6 +343,7 @@ impl Receiver {
             while !in_flight.is_empty() {
                 applied(&mut in_flight).await?;
             }
+            warming.applied(0).await?;
             Ok(())
         };
         let ((), worked) = tokio::join!(fetching, working);
@@ -718,6 +719,17 @@ fn received_anew(
         before: None,
         after: Some(Record::draft(document.as_bytes())),
     })
+}
+
+/// What clients of the donor feel, as its answer says.
+fn felt_there(answer: Doc<'_>) -> Felt {
+    Felt {
+        strain: match answer.get("strain") {
+            Some(ValueRef::Double(strain)) => Some(strain),
+            _ => None,
+        },
+        lately: answer.get("lately") == Some(ValueRef::Boolean(true)),
+    }
 }
 
 /// Waits for the oldest entry that is under way.

@@ -77,6 +77,20 @@ impl Stretch {
         self.may_contain_key(key) && (self.is_exact || self.contains(document))
     }
 
+    /// Its records behind one of them, up to another and with that; of those that are not given, from its beginning
+    /// and to its end.
+    pub(super) fn records_between<'a>(
+        &'a self,
+        after: Option<&'a [u8]>,
+        upto: Option<&'a [u8]>,
+    ) -> storage::KeyRange<'a> {
+        let mut range = self.records(after);
+        if let Some(upto) = upto {
+            range.high = Bound::Included(upto);
+        }
+        range
+    }
+
     /// Its records, or those behind one of them.
     pub(super) fn records<'a>(&'a self, after: Option<&'a [u8]>) -> storage::KeyRange<'a> {
         let low = match after {

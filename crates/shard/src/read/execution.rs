@@ -43,7 +43,7 @@ pub(crate) use visit::{Taken, Visited};
 use super::merging::Merging;
 use super::part::Mark;
 use super::planning::Planned;
-use super::scan::KeyWindow;
+use super::scan::Windows;
 use super::spill::spill_into;
 use super::virtual_collection::VirtualSource;
 use super::{Query, plan};
@@ -91,7 +91,7 @@ pub(crate) struct Execution {
     /// Of a part of a scan: the ranges asked for, where the shard owns others too.
     restriction: Option<RangeSet>,
     /// Outside of these keys no record is asked for.
-    window: Option<KeyWindow>,
+    windows: Option<Windows>,
     /// Of a part that is sorted here: the last key returned, and whether its document is
     /// still to come.
     sorted_at: Option<(Vec<u8>, bool)>,
@@ -170,7 +170,7 @@ impl Execution {
             last: None,
             mark: Mark::Beginning,
             restriction: None,
-            window: None,
+            windows: None,
             sorted_at: None,
             put_back: None,
             suspended: false,

@@ -11,7 +11,9 @@ use model::key::{KeyError, prefix_end};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use query::plan::{Check, ScanBounds, ScanDirection};
+use std::collections::VecDeque;
 use std::ops::Bound;
+use std::sync::Arc;
 use storage::engine::fjall::FjallEngine;
 use storage::store::{FoundEntry, IndexScan, PastScan, RecordScan, Verdict};
 use storage::{Direction, Engine, IndexEntry, KeyRange, Position, StoredRecord};
@@ -55,6 +57,8 @@ pub(super) struct Scan {
     items: Items,
     space: Space,
     direction: ScanDirection,
+    /// Where it goes on when its range has ended.
+    ahead: VecDeque<KeyWindow>,
     /// Items looked at, inside or not.
     pub(super) examined: u64,
     pub(super) seeks: u64,
@@ -68,8 +72,10 @@ pub(super) enum Stepped {
     Ended,
 }
 
-/// The keys of records that a scan is about, where that is known.
-pub(super) type KeyWindow = model::range::KeyRange;
+type KeyWindow = model::range::KeyRange;
+
+/// The keys of records that a scan is about, where that is known: ascending, none touching the next.
+pub(super) type Windows = Arc<[KeyWindow]>;
 
 /// The later of two beginnings.
 fn later<'a>(low: Bound<&'a [u8]>, mark: Bound<&'a [u8]>) -> Bound<&'a [u8]> {
@@ -97,6 +103,32 @@ fn earlier<'a>(high: Bound<&'a [u8]>, mark: Bound<&'a [u8]>) -> Bound<&'a [u8]> 
     }
 }
 
+/// Those of some windows that a scan that stands behind a mark has not passed yet.
+fn not_passed<'w>(
+    windows: &'w [KeyWindow],
+    behind: Option<Bound<&[u8]>>,
+    direction: ScanDirection,
+) -> &'w [KeyWindow] {
+    let Some(Bound::Included(key) | Bound::Excluded(key)) = behind else {
+        return windows;
+    };
+    match direction {
+        ScanDirection::Forward => {
+            &windows[windows.partition_point(|window| window.max.as_bytes() <= key)..]
+        }
+        ScanDirection::Backward => {
+            &windows[..windows.partition_point(|window| window.min.as_bytes() <= key)]
+        }
+    }
+}
+
+fn limits(window: &KeyWindow) -> (Bound<&[u8]>, Bound<&[u8]>) {
+    (
+        Bound::Included(window.min.as_bytes()),
+        Bound::Excluded(window.max.as_bytes()),
+    )
+}
+
 fn damaged(error: KeyError) -> Error {
     Error::new(
         Code::INTERNAL_ERROR,
@@ -112,45 +144,66 @@ impl Scan {
         bounds: Option<&ScanBounds>,
         direction: ScanDirection,
         mark: &Mark,
-        window: Option<&KeyWindow>,
+        windows: Option<&Windows>,
     ) -> Result<Self, Error> {
-        let (low, high) = match (bounds, window) {
-            (Some(bounds), _) => bounds.range(),
-            (None, Some(window)) => (
-                Bound::Included(window.min.as_bytes()),
-                Bound::Excluded(window.max.as_bytes()),
-            ),
-            (None, None) => (Bound::Unbounded, Bound::Unbounded),
+        let mut scan = Self {
+            items: Items::None,
+            space,
+            direction,
+            ahead: VecDeque::new(),
+            examined: 0,
+            seeks: 0,
         };
         let behind = match mark {
             Mark::Beginning => None,
             Mark::Behind(key) => Some(Bound::Excluded(key.as_slice())),
             Mark::From(key) => Some(Bound::Included(key.as_slice())),
-            Mark::Ended => {
-                return Ok(Self {
-                    items: Items::None,
-                    space,
-                    direction,
-                    examined: 0,
-                    seeks: 0,
-                });
-            }
+            Mark::Ended => return Ok(scan),
         };
+        let windows = match (bounds, windows) {
+            (None, Some(windows)) => Some(not_passed(windows, behind, direction)),
+            (Some(_), _) | (None, None) => None,
+        };
+        let first = windows.and_then(|windows| match direction {
+            ScanDirection::Forward => windows.first(),
+            ScanDirection::Backward => windows.last(),
+        });
+        let (low, high) = match (bounds, first) {
+            (Some(bounds), _) => bounds.range(),
+            (None, Some(window)) => limits(window),
+            // None of the windows is left.
+            (None, None) if windows.is_some() => return Ok(scan),
+            (None, None) => (Bound::Unbounded, Bound::Unbounded),
+        };
+        scan.ahead
+            .extend(windows.unwrap_or_default().iter().cloned());
+        scan.leave_window();
         // Where a mark lies outside, it was made with other bounds.
         let (low, high) = match (behind, direction) {
             (None, _) => (low, high),
             (Some(mark), ScanDirection::Forward) => (later(low, mark), high),
             (Some(mark), ScanDirection::Backward) => (low, earlier(high, mark)),
         };
-        let mut scan = Self {
-            items: Items::None,
-            space,
-            direction,
-            examined: 0,
-            seeks: 0,
-        };
         scan.start(snapshot, low, high)?;
         Ok(scan)
+    }
+
+    /// Takes the window that comes first out of those ahead.
+    fn leave_window(&mut self) -> Option<KeyWindow> {
+        match self.direction {
+            ScanDirection::Forward => self.ahead.pop_front(),
+            ScanDirection::Backward => self.ahead.pop_back(),
+        }
+    }
+
+    /// Goes on with the next window; false if there is none.
+    fn next_window(&mut self, snapshot: &Snapshot) -> Result<bool, Error> {
+        let Some(window) = self.leave_window() else {
+            return Ok(false);
+        };
+        let (low, high) = limits(&window);
+        self.start(snapshot, low, high)?;
+        Ok(true)
     }
 
     fn start(
@@ -180,14 +233,18 @@ impl Scan {
         Ok(())
     }
 
-    fn next_item(&mut self) -> Result<Option<Item>, Error> {
-        let item = match &mut self.items {
-            Items::Records(scan) => scan.next().map(|found| found.map(Item::Record)),
-            Items::Past(scan) => scan.next().map(|found| found.map(Item::Record)),
-            Items::Entries(scan) => scan.next().map(|found| found.map(Item::Entry)),
-            Items::None => None,
-        };
-        item.transpose().map_err(from_storage)
+    fn next_item(&mut self, snapshot: &Snapshot) -> Result<Option<Item>, Error> {
+        loop {
+            let item = match &mut self.items {
+                Items::Records(scan) => scan.next().map(|found| found.map(Item::Record)),
+                Items::Past(scan) => scan.next().map(|found| found.map(Item::Record)),
+                Items::Entries(scan) => scan.next().map(|found| found.map(Item::Entry)),
+                Items::None => None,
+            };
+            if item.is_some() || !self.next_window(snapshot)? {
+                return item.transpose().map_err(from_storage);
+            }
+        }
     }
 
     /// Goes on behind all keys that begin with `prefix`; forward scans only.
@@ -211,17 +268,20 @@ impl Scan {
     /// range decides.
     pub(super) fn find_record(
         &mut self,
+        snapshot: &Snapshot,
         mut judge: impl FnMut(&[u8]) -> Verdict,
     ) -> Result<Option<(Verdict, StoredRecord)>, Error> {
-        if let Items::Records(scan) = &mut self.items {
+        while let Items::Records(scan) = &mut self.items {
             let examined = &mut self.examined;
             let found = scan.find_record(|document| {
                 *examined += 1;
                 judge(document)
             });
-            return found.transpose().map_err(from_storage);
+            if found.is_some() || !self.next_window(snapshot)? {
+                return found.transpose().map_err(from_storage);
+            }
         }
-        while let Some(Item::Record(record)) = self.next_item()? {
+        while let Some(Item::Record(record)) = self.next_item(snapshot)? {
             self.examined += 1;
             let verdict = judge(record.document());
             if verdict != Verdict::Pass {
@@ -256,7 +316,7 @@ impl Scan {
         snapshot: &Snapshot,
         bounds: Option<&ScanBounds>,
     ) -> Result<Stepped, Error> {
-        let Some(item) = self.next_item()? else {
+        let Some(item) = self.next_item(snapshot)? else {
             return Ok(Stepped::Ended);
         };
         self.examined += 1;

@@ -2,6 +2,7 @@
 
 use crate::testing::TestShard;
 use crate::tests::sharding::{HIGH, LOW, UUID, WHOLE, placed, sharded, version};
+use differential::value::Value;
 
 /// Documents 1 to 20 by `x`, of which those from 10 on were given away.
 async fn with_orphans() -> TestShard {
@@ -75,6 +76,38 @@ async fn explain_shows_the_filter() {
              {explain: {find: 'other'}} => {queryPlanner: {winningPlan: {stage: 'EOF'}}}",
         )
         .await;
+}
+
+/// ⚑ What lies between owned ranges is not looked at where records lie in the order of the shard key, in either
+/// direction and from batch to batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn scans_go_from_one_owned_range_to_the_next() {
+    const PARTS: &str =
+        "{min: {x: 3}, max: {x: 5}}, {min: {x: 8}, max: {x: 9}}, {min: {x: 18}, max: {x: MaxKey}}";
+    let shard = with_orphans().await;
+    let placed = placed("_terndbSetPlacement", (3, 0), (3, 1), PARTS);
+    shard.check(&format!("admin {placed} => {{}}")).await;
+    shard
+        .check(
+            "{find: 'c'} => {cursor: {firstBatch: [{_id: 3}, {_id: 4}, {_id: 8}, {_id: 18}, {_id: 19}, {_id: 20}]}}
+             {find: 'c', hint: {$natural: -1}} => {cursor: {firstBatch: [{_id: 20}, {_id: 19}, {_id: 18}, {_id: 8}, {_id: 4}, {_id: 3}]}}
+             {find: 'c', filter: {z: {$lte: 96}}, hint: {$natural: 1}, skip: 1} => {cursor: {firstBatch: [{_id: 8}, {_id: 18}, {_id: 19}, {_id: 20}]}}
+             {find: 'c', sort: {y: 1, _id: 1}, hint: {$natural: 1}} => {cursor: {firstBatch: [{_id: 3}, {_id: 18}, {_id: 4}, {_id: 19}, {_id: 8}, {_id: 20}]}}
+             {count: 'c', query: {z: {$ne: 80}}, hint: {$natural: 1}} => {n: 5}
+             {explain: {find: 'c'}, verbosity: 'executionStats'} => {executionStats: {nReturned: 6, totalDocsExamined: 6, executionStages: {stage: 'SHARDING_FILTER', chunkSkips: 0}}}",
+        )
+        .await;
+    for (natural, ids) in [(1, [3, 4, 8, 18, 19, 20]), (-1, [20, 19, 18, 8, 4, 3])] {
+        for batch in 1..=6 {
+            let find = format!("{{find: 'c', hint: {{$natural: {natural}}}, batchSize: {batch}}}");
+            let (id, mut found) = shard.batch(&find).await;
+            found.extend(shard.rest(id, batch).await);
+            let found: Vec<_> = found.iter().map(|found| found.get("_id")).collect();
+            let ids = ids.map(Value::Int32);
+            let expected: Vec<_> = ids.iter().map(Some).collect();
+            assert_eq!(found, expected, "batches of {batch}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

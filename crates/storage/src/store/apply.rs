@@ -166,8 +166,15 @@ impl<E: Engine> Store<E> {
         let subjects = deltas.iter().map(|(subject, _)| *subject);
         let scanned = batch.keys().filter(|key| layout::is_scanned(key));
         self.shared.stretches.changing(number, subjects, scanned);
-        let subjects = forgotten.iter().flat_map(|mark| mark.subjects());
-        self.shared.stretches.changing_all(number, subjects);
+        for mark in &forgotten {
+            // Its records are one stretch; its index entries are spread over their indexes.
+            let indexes = mark.indexes.iter().copied().map(Subject::Index);
+            self.shared.stretches.changing_all(number, indexes);
+            let (low, high) = mark.records();
+            let collection = Subject::Collection(mark.collection);
+            let stretches = &self.shared.stretches;
+            stretches.changing_within(number, collection, (&low, &high));
+        }
         let changing = || written.all.iter().filter(|written| !written.is_new);
         for written in changing() {
             self.shared.cache.mark_changing(&written.key);

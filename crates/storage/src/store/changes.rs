@@ -4,17 +4,18 @@
 //! may have begun; what matters is whether one of them writes inside the stretch.
 //!
 //! ```text
-//!   batch number   … 41 │ 42   43   44   45   46          before 42: only the last number
-//!                       │ keys keys  –   keys keys        of each subject is known
-//!                             44 wrote too many keys: it counts as everywhere in its subjects
+//!   batch number   … 41 │ 42   43   44    45   46         before 42: only the last number
+//!                       │ keys keys spans keys keys       of each subject is known
+//!                             44 wrote too many keys: from the first to the last of each subject
 //! ```
 //!
-//! The keys of the last few small batches are remembered. Everything older, and every
-//! large batch, counts as a change of all of its subjects.
+//! The keys of the last few batches are remembered, and of a large one where they lie: a range that is
+//! received comes in large batches, each in one place, and must not keep scans elsewhere in its collection
+//! from leaving what they read. Everything older counts as a change of all of its subjects.
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::layout::Subject;
+use crate::layout::{self, Subject};
 
 /// Batches whose keys are remembered.
 const BATCHES_MAX: usize = 256;
@@ -34,6 +35,14 @@ struct Recent {
     keys: Vec<u8>,
     /// Where each of them ends.
     ends: Vec<u32>,
+    /// Instead of keys, where there are many.
+    spans: Vec<Span>,
+}
+
+/// Keys from one to another, both included.
+struct Span {
+    first: Box<[u8]>,
+    last: Box<[u8]>,
 }
 
 impl Recent {
@@ -45,6 +54,33 @@ impl Recent {
             key
         })
     }
+
+    /// Whether it writes a key from `from` to `to`, which is excluded, as far as is known.
+    fn writes_within(&self, (from, to): (&[u8], &[u8])) -> bool {
+        self.keys().any(|key| from <= key && key < to)
+            || (self.spans.iter()).any(|span| *span.first < *to && *from <= *span.last)
+    }
+}
+
+/// Where the keys of each subject lie. Every key belongs to one of them.
+fn spans<'a>(subjects: &[Subject], keys: impl Iterator<Item = &'a [u8]>) -> Vec<Span> {
+    let prefixes = subjects.iter().map(|&subject| layout::all_of(subject));
+    let mut found: Vec<_> = prefixes.map(|prefix| (prefix, None)).collect();
+    for key in keys {
+        let subject = { found.iter_mut() }.find(|(prefix, _)| key.starts_with(prefix));
+        debug_assert!(subject.is_some(), "a batch names what it writes to");
+        if let Some((_, span)) = subject {
+            let (first, last) = span.get_or_insert((key, key));
+            *first = key.min(*first);
+            *last = key.max(*last);
+        }
+    }
+    let spans = found.into_iter().filter_map(|(_, span)| span);
+    let boxed = |(first, last): (&[u8], &[u8])| Span {
+        first: first.into(),
+        last: last.into(),
+    };
+    spans.map(boxed).collect()
 }
 
 #[derive(Default)]
@@ -73,8 +109,32 @@ impl Changes {
         &mut self,
         number: u64,
         subjects: impl Iterator<Item = Subject>,
-        keys: impl Iterator<Item = &'a [u8]>,
+        keys: impl Iterator<Item = &'a [u8]> + Clone,
     ) {
+        let mut batch = self.begin(number, subjects);
+        for key in keys.clone() {
+            if batch.ends.len() == KEYS_MAX || batch.keys.len() + key.len() > KEYS_BYTES_MAX {
+                batch.keys.clear();
+                batch.ends.clear();
+                batch.spans = spans(&batch.subjects, keys);
+                break;
+            }
+            batch.keys.extend_from_slice(key);
+            batch.ends.push(batch.keys.len() as u32);
+        }
+        self.recent.push_back(batch);
+    }
+
+    /// The batch with this number may change anything of a subject from one key to another, which are both
+    /// included.
+    pub fn note_span(&mut self, number: u64, subject: Subject, (first, last): (&[u8], &[u8])) {
+        let mut batch = self.begin(number, [subject].into_iter());
+        let (first, last) = (first.into(), last.into());
+        batch.spans.push(Span { first, last });
+        self.recent.push_back(batch);
+    }
+
+    fn begin(&mut self, number: u64, subjects: impl Iterator<Item = Subject>) -> Recent {
         let mut batch = match self.recent.len() < BATCHES_MAX {
             true => Recent::default(),
             false => self.forget_oldest(),
@@ -84,17 +144,7 @@ impl Changes {
         for &subject in &batch.subjects {
             raise(&mut self.last, subject, number);
         }
-        for key in keys {
-            if batch.ends.len() == KEYS_MAX || batch.keys.len() + key.len() > KEYS_BYTES_MAX {
-                for &subject in &batch.subjects {
-                    raise(&mut self.last_anywhere, subject, number);
-                }
-                return;
-            }
-            batch.keys.extend_from_slice(key);
-            batch.ends.push(batch.keys.len() as u32);
-        }
-        self.recent.push_back(batch);
+        batch
     }
 
     /// Makes place; what is returned is empty.
@@ -105,6 +155,7 @@ impl Changes {
         }
         oldest.keys.clear();
         oldest.ends.clear();
+        oldest.spans.clear();
         oldest
     }
 
@@ -126,11 +177,11 @@ impl Changes {
         last.max(self.replaced) <= commits_finished
     }
 
-    /// Whether none has that writes a key from `from` to `to`, which is excluded.
+    /// Whether none has that writes within an interval whose end is excluded.
     pub fn is_unchanged_within(
         &self,
         subject: Subject,
-        (from, to): (&[u8], &[u8]),
+        within: (&[u8], &[u8]),
         commits_finished: u64,
     ) -> bool {
         let anywhere = self.last_anywhere.get(&subject).copied().unwrap_or(0);
@@ -138,8 +189,7 @@ impl Changes {
         anywhere.max(self.replaced) <= commits_finished
             && !later
                 .take_while(|batch| batch.number > commits_finished)
-                .flat_map(Recent::keys)
-                .any(|key| from <= key && key < to)
+                .any(|batch| batch.writes_within(within))
     }
 }
 
@@ -184,14 +234,50 @@ mod tests {
         assert!(is_unchanged(&changes, ("c", "d"), 2));
     }
 
+    /// ⚑ From the first key to the last, wherever these come in the batch.
     #[test]
-    fn large_batches_are_everywhere() {
+    fn large_batches_are_where_their_keys_lie() {
+        const OTHER: Subject = Subject::Collection(CollectionId(8));
+        let stored = |subject: Subject, key: &str| {
+            let mut stored = layout::all_of(subject).to_vec();
+            stored.extend_from_slice(key.as_bytes());
+            stored
+        };
         let mut changes = Changes::default();
-        note(&mut changes, 1, &["x"; KEYS_MAX]);
-        assert!(is_unchanged(&changes, ("c", "d"), 0));
-        note(&mut changes, 2, &["x"; KEYS_MAX + 1]);
-        assert!(!is_unchanged(&changes, ("c", "d"), 1));
-        assert!(is_unchanged(&changes, ("c", "d"), 2));
+        let mut keys = vec![stored(SUBJECT, "m"); KEYS_MAX + 1];
+        keys[7] = stored(SUBJECT, "f");
+        keys[9] = stored(OTHER, "b");
+        keys[KEYS_MAX] = stored(SUBJECT, "p");
+        let subjects = [SUBJECT, OTHER].into_iter();
+        changes.note(1, subjects, keys.iter().map(Vec::as_slice));
+        let is_unchanged = |changes: &Changes, subject, from, to, commits_finished| {
+            let (from, to) = (stored(subject, from), stored(subject, to));
+            changes.is_unchanged_within(subject, (&from, &to), commits_finished)
+        };
+        assert!(is_unchanged(&changes, SUBJECT, "a", "f", 0));
+        assert!(!is_unchanged(&changes, SUBJECT, "a", "g", 0));
+        assert!(!is_unchanged(&changes, SUBJECT, "h", "i", 0));
+        assert!(!is_unchanged(&changes, SUBJECT, "p", "q", 0));
+        assert!(is_unchanged(&changes, SUBJECT, "q", "z", 0));
+        assert!(is_unchanged(&changes, SUBJECT, "h", "i", 1));
+        assert!(!is_unchanged(&changes, OTHER, "a", "c", 0));
+        assert!(is_unchanged(&changes, OTHER, "c", "z", 0));
+        let span = (stored(SUBJECT, "s"), stored(SUBJECT, "t"));
+        changes.note_span(2, SUBJECT, (&span.0, &span.1));
+        assert!(is_unchanged(&changes, SUBJECT, "q", "s", 1));
+        assert!(!is_unchanged(&changes, SUBJECT, "q", "z", 1));
+        assert!(!changes.is_unchanged(SUBJECT, 1));
+        for number in 3..3 + BATCHES_MAX as u64 {
+            changes.note(number, [SUBJECT].into_iter(), [].into_iter());
+        }
+        // Both are forgotten by now.
+        assert!(!is_unchanged(&changes, SUBJECT, "a", "f", 1));
+        assert!(!is_unchanged(&changes, OTHER, "c", "z", 0));
+    }
+
+    #[test]
+    fn what_is_dropped_or_replaced_is_never_unchanged() {
+        let mut changes = Changes::default();
         note(&mut changes, 3, &["x"]);
         changes.note_dropped(SUBJECT);
         assert!(!is_unchanged(&changes, ("c", "d"), 3));

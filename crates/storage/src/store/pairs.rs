@@ -69,6 +69,16 @@ struct Through<S: EngineSnapshot> {
     collected_from: Vec<u8>,
     collected_bytes: usize,
     collects: bool,
+    /// Whether it may collect at all.
+    leaves: Leaves,
+}
+
+/// Whether a scan leaves stretches of what the engine yields.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Leaves {
+    Stretches,
+    /// Of what nobody will read again.
+    Nothing,
 }
 
 impl<S: EngineSnapshot> Pairs<S> {
@@ -85,6 +95,7 @@ impl<S: EngineSnapshot> Pairs<S> {
         origin: Origin<S>,
         (low, high): (Bound<Vec<u8>>, Bound<Vec<u8>>),
         direction: Direction,
+        leaves: Leaves,
         sieve: Option<Sieve>,
     ) -> Self {
         let is_for_stretches = direction == Direction::Forward && !origin.shared.stretches.is_off();
@@ -106,6 +117,7 @@ impl<S: EngineSnapshot> Pairs<S> {
                     collected_from: Vec::new(),
                     collected_bytes: 0,
                     collects: false,
+                    leaves,
                 });
                 return Self {
                     source: through.look_around(),
@@ -119,7 +131,7 @@ impl<S: EngineSnapshot> Pairs<S> {
         Self::of_engine(&*origin.state, (low, high), direction, sieve)
     }
 
-    /// The same from the engine alone: nothing is kept of what nobody will read again.
+    /// The same from the engine alone.
     pub fn of_engine(
         state: &S,
         (low, high): (Bound<Vec<u8>>, Bound<Vec<u8>>),
@@ -154,6 +166,11 @@ impl<S: EngineSnapshot> Pairs<S> {
             Source::Kept { stretch, at, end } => Some((stretch, at, *end)),
             Source::Engine(_) | Source::Ended => None,
         }
+    }
+
+    /// Whether the last pair came out of a stretch.
+    pub fn is_kept(&self) -> bool {
+        matches!(self.source, Source::Kept { .. })
     }
 
     /// The next pair that is taken or stopped at, judged by its value. What is passed in
@@ -203,11 +220,11 @@ impl<S: EngineSnapshot> Through<S> {
                 return Source::Kept { stretch, at, end };
             }
             Around::Before(Some(from)) if from[..] < self.end[..] => {
-                self.collects = true;
+                self.collects = self.leaves == Leaves::Stretches;
                 from.into()
             }
             Around::Before(_) => {
-                self.collects = true;
+                self.collects = self.leaves == Leaves::Stretches;
                 self.end.clone()
             }
             Around::Newer => {

@@ -18,7 +18,7 @@ use model::time::ClusterTime;
 
 use super::forgotten::{Marks, Sieve};
 use super::joined::Joined;
-use super::pairs::{Origin, Pairs, Verdict};
+use super::pairs::{Leaves, Origin, Pairs, Verdict};
 use super::past::PastSnapshot;
 use super::stretches::Stretch;
 use super::{Direction, EngineSnapshot, KeyRange, Shared, Slice};
@@ -277,13 +277,44 @@ impl<S: EngineSnapshot> Snapshot<S> {
         range: KeyRange<'_>,
         direction: Direction,
     ) -> RecordScan<S> {
-        let (prefix, pairs) = self.pairs(Subject::Collection(collection), range, direction);
+        let (prefix, pairs) = self.pairs(
+            Subject::Collection(collection),
+            range,
+            direction,
+            Leaves::Stretches,
+        );
         RecordScan { prefix, pairs }
     }
 
-    /// The same, forward, for whoever removes what he reads, or has no use for it any more: nothing of it is
+    /// The same, forward, for whoever removes what he reads, or has no use for it any more: nothing more of it is
     /// kept in memory.
     pub fn scan_records_once(
+        &self,
+        collection: CollectionId,
+        range: KeyRange<'_>,
+    ) -> RecordScan<S> {
+        let (prefix, pairs) = self.pairs(
+            Subject::Collection(collection),
+            range,
+            Direction::Forward,
+            Leaves::Nothing,
+        );
+        RecordScan { prefix, pairs }
+    }
+
+    /// Leaves the records of a range in memory, as scans do, as long as there is room for more.
+    pub fn keep_in_memory(&self, collection: CollectionId, range: KeyRange<'_>) -> Result<()> {
+        for record in self.scan_records(collection, range, Direction::Forward) {
+            record?;
+            if !self.shared.stretches.has_room() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The records of a range from the engine alone, for whoever compares what is stored with what somebody else has read.
+    pub fn scan_records_stored(
         &self,
         collection: CollectionId,
         range: KeyRange<'_>,
@@ -310,7 +341,8 @@ impl<S: EngineSnapshot> Snapshot<S> {
         range: KeyRange<'_>,
         direction: Direction,
     ) -> IndexScan<S> {
-        let (prefix, pairs) = self.pairs(Subject::Index(index), range, direction);
+        let (prefix, pairs) =
+            self.pairs(Subject::Index(index), range, direction, Leaves::Stretches);
         IndexScan {
             prefix,
             pairs,
@@ -359,6 +391,7 @@ impl<S: EngineSnapshot> Snapshot<S> {
         subject: Subject,
         range: KeyRange<'_>,
         direction: Direction,
+        leaves: Leaves,
     ) -> (usize, Pairs<S>) {
         let prefix = layout::all_of(subject);
         let pairs = if self.dropped.contains(&subject) {
@@ -374,7 +407,7 @@ impl<S: EngineSnapshot> Snapshot<S> {
                 shared: Arc::clone(&self.shared),
                 subject,
             };
-            Pairs::new(origin, bounds, direction, self.sieve(subject))
+            Pairs::new(origin, bounds, direction, leaves, self.sieve(subject))
         };
         (prefix.len(), pairs)
     }
@@ -535,6 +568,11 @@ impl<S: EngineSnapshot> Iterator for RecordScan<S> {
 }
 
 impl<S: EngineSnapshot> RecordScan<S> {
+    /// Whether the last record came out of memory, where scans had left it.
+    pub fn is_kept(&self) -> bool {
+        self.pairs.is_kept()
+    }
+
     /// The next record that is taken or stopped at, judged by its document. Those passed
     /// cost less than with [`Iterator::next`].
     pub fn find_record(

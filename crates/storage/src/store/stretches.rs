@@ -58,6 +58,9 @@ const SMALL_MAX: usize = 16;
 /// Of a batch of more keys than this, many may lie in the same gap.
 const LONG_BATCH: usize = 8;
 
+/// What one may take, unless its last document is a large one.
+const STRETCH_BYTES_MAX: u64 = 128 << 10;
+
 /// The pairs of an interval of stored keys.
 pub(super) struct Stretch {
     /// Where the interval ends, excluded.
@@ -271,6 +274,11 @@ impl Stretches {
         self.memory_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether one more has place without taking that of others.
+    pub fn has_room(&self) -> bool {
+        self.memory_bytes() + STRETCH_BYTES_MAX <= self.capacity_bytes
+    }
+
     /// Whether it is worth while to make something that takes so many bytes: there is
     /// room, or it is the one in a few that takes others' place.
     pub fn wants(&self, bytes: u64) -> bool {
@@ -399,6 +407,27 @@ impl Stretches {
             return;
         }
         for from in kept.around_any(keys) {
+            kept.remove(&from);
+        }
+        self.note_sizes(&kept);
+    }
+
+    /// Before the commit of the batch with this number, which may change anything of a subject from one key to
+    /// before another.
+    pub fn changing_within(&self, number: u64, subject: Subject, (from, to): (&[u8], &[u8])) {
+        if self.is_off() {
+            return;
+        }
+        let mut kept = self.kept.write();
+        kept.changes.note_span(number, subject, (from, to));
+        let reach = (Bound::Included(from), Bound::Excluded(to));
+        let inside = kept
+            .stretches
+            .range::<[u8], _>(reach)
+            .map(|(from, _)| &from[..]);
+        let across = kept.around(from).map(|(from, _)| from);
+        let gone: Vec<Box<[u8]>> = across.into_iter().chain(inside).map(Box::from).collect();
+        for from in gone {
             kept.remove(&from);
         }
         self.note_sizes(&kept);

@@ -6,7 +6,7 @@ use crate::Shard;
 use crate::aside::aside;
 use crate::migration::database::{Reached, Stage};
 use crate::migration::digest::Follower;
-use crate::migration::pacing::Pacer;
+use crate::migration::pacing::{Felt, Pacer};
 use crate::migration::peers::Failure;
 use crate::migration::plan::{Fields, append_range, uuid_value};
 use crate::migration::stall::Stall;
@@ -64,7 +64,7 @@ impl Driver {
                 return Ok(self.gives_up(why));
             }
             let scans = Instant::now();
-            let pace = pacer.pace(&shard, None);
+            let pace = pacer.pace(&shard, Felt::default());
             let digested = match self.digest_a_bit(pace.moment()).await {
                 Ok(digested) => digested,
                 Err(error) => return Ok(self.gives_up(error.message)),

@@ -71,7 +71,7 @@ impl Execution {
         }
         self.last = Some(item.position());
         if let (Item::Entry(entry), Some(asked), true) =
-            (&item, &self.restriction, self.window.is_some())
+            (&item, &self.restriction, self.windows.is_some())
             && !asked.contains(entry.record_key())
         {
             // The key of the record begins with the shard key: it need not be fetched.

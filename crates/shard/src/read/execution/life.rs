@@ -9,7 +9,7 @@
 
 use super::super::part::Mark;
 use super::super::planning::Planned;
-use super::super::scan::{KeyWindow, Scan, Space};
+use super::super::scan::{Scan, Space, Windows};
 use super::{Execution, Stage};
 use crate::Snapshot;
 use crate::catalog::Index;
@@ -160,10 +160,10 @@ impl Live {
         bounds: Option<&ScanBounds>,
         direction: ScanDirection,
         mark: &Mark,
-        window: Option<&KeyWindow>,
+        windows: Option<&Windows>,
     ) -> Result<(&mut Scan, &Snapshot), Error> {
         if self.scan.is_none() {
-            let scan = Scan::open(&self.snapshot, space, bounds, direction, mark, window)?;
+            let scan = Scan::open(&self.snapshot, space, bounds, direction, mark, windows)?;
             self.scan = Some(scan);
         }
         let scan = self.scan.as_mut().expect("just opened");

@@ -17,6 +17,7 @@
 //! was a part of asks again, from the place where it stood. What was sorted already was read from one
 //! snapshot and stays an answer.
 
+use super::super::scan::Windows;
 use super::{Execution, Found, Query, Stage};
 use crate::catalog::Collection;
 use crate::sharding::{Ownership, read_again, stale_config};
@@ -26,8 +27,12 @@ use model::range::{KeyRange, RangeSet};
 use model::time::ClusterTime;
 use model::{Code, Error};
 use query::path::Path;
-use query::plan::shard_key_ranges;
+use query::plan::{Access, shard_key_ranges};
 use std::sync::Arc;
+
+/// Ranges that a scan goes to one after the other. Among more of them it would seek more than it scans: there it
+/// looks at what lies between them too.
+const WINDOWS_MAX: usize = 256;
 
 /// A snapshot, and the collection with the ownership that a query reads it with.
 pub(super) fn snapshot_of(
@@ -149,11 +154,14 @@ impl Execution {
 
     /// Looks which documents a part of a scan is about, given what is owned.
     pub(super) fn restrict(&mut self) {
+        let Some(ownership) = &self.collection.ownership else {
+            return;
+        };
         let part = self.query.part.as_ref();
-        let (Some(part), Some(ownership)) = (
-            part.filter(|part| part.is_restricted()),
-            &self.collection.ownership,
-        ) else {
+        let Some(part) = part.filter(|part| part.is_restricted()) else {
+            if !self.query.sees_orphans && self.scans_records() {
+                self.windows = self.windows_of(&ownership.owned);
+            }
             return;
         };
         // No other key matches.
@@ -163,12 +171,27 @@ impl Execution {
         if here.is_empty() {
             self.stage = Stage::Ended;
         }
-        if self.collection.record_keys_follow(&ownership.pattern)
-            && let (Some(first), Some(last)) = (here.as_slice().first(), here.as_slice().last())
-        {
-            self.window = Some(KeyRange::new(first.min.clone(), last.max.clone()));
-        }
+        self.windows = self.windows_of(&here);
         self.restriction = (here != shown).then_some(here);
+    }
+
+    /// Where records of these ranges lie, if that is known. ⚑ What lies between them is not looked at: it may be as
+    /// much as what is owned, and dead, or just coming.
+    fn windows_of(&self, ranges: &RangeSet) -> Option<Windows> {
+        let ownership = self.collection.ownership.as_ref()?;
+        if ownership.unsharded || !self.collection.record_keys_follow(&ownership.pattern) {
+            return None;
+        }
+        Some(match ranges.as_slice() {
+            [first, .., last] if ranges.as_slice().len() > WINDOWS_MAX => {
+                [KeyRange::new(first.min.clone(), last.max.clone())].into()
+            }
+            ranges => ranges.into(),
+        })
+    }
+
+    fn scans_records(&self) -> bool {
+        matches!(self.planned.plan.access, Access::Records { .. })
     }
 
     /// What of the ranges asked for is not owned in the snapshot that was read.

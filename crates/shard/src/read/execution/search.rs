@@ -120,8 +120,8 @@ impl Execution {
             return Ok(Step::Ended);
         };
         let live = self.live.as_mut().expect(RESUMED);
-        let window = self.window.as_ref();
-        let (scan, _) = live.scan(space, None, *direction, &self.mark, window)?;
+        let windows = self.windows.as_ref();
+        let (scan, snapshot) = live.scan(space, None, *direction, &self.mark, windows)?;
         if budget.steps == 0 {
             return Ok(Step::Paused);
         }
@@ -146,7 +146,7 @@ impl Execution {
                 }
             }
         };
-        let found = scan.find_record(&mut judge)?;
+        let found = scan.find_record(snapshot, &mut judge)?;
         if let Some(error) = failure {
             return Err(error);
         }

@@ -135,7 +135,7 @@ impl Execution {
             let as_planned = *multikey == access.multikey;
             let asks_keys = access.residual_of_key && access.residual.is_some();
             // Where most entries may be of other ranges, they are told apart before they are fetched.
-            let restricted = self.restriction.is_some() && self.window.is_some();
+            let restricted = self.restriction.is_some() && self.windows.is_some();
             if access.covered || asks_keys || !one_each || !as_planned || restricted {
                 return None;
             }
@@ -193,9 +193,9 @@ impl Execution {
             refused: false,
         };
         let (counts_keys, counts_documents) = (plan.counts_keys, plan.counts_documents);
-        let window = self.window.as_ref();
+        let windows = self.windows.as_ref();
         let (scan, snapshot) =
-            live.scan(plan.space, plan.bounds, plan.direction, &self.mark, window)?;
+            live.scan(plan.space, plan.bounds, plan.direction, &self.mark, windows)?;
         let last = if plan.fetches {
             let judge = |document: &[u8]| showing.judge(document);
             let found = scan.find_fetched(snapshot, self.collection.id, judge)?;
@@ -204,7 +204,7 @@ impl Execution {
                 (position, Found::Fetched { entry, record })
             })
         } else {
-            let found = scan.find_record(|document| showing.judge(document))?;
+            let found = scan.find_record(snapshot, |document| showing.judge(document))?;
             found.map(|(_, record)| (record.position(), Found::Record(record)))
         };
         let Showing {
