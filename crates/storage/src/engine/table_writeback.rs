@@ -12,7 +12,8 @@
 //! The engine has no place to ask for anything else, so this looks from outside: while tables are being written, a
 //! thread looks every few milliseconds which files of the folder have grown, and asks the system to begin with what
 //! is new. `POSIX_FADV_DONTNEED` does that, without waiting: pages that are not on the disk yet are not dropped, but
-//! sent. Only advice: whatever becomes of it, the engine syncs its files itself.
+//! sent (those that are there a moment later may be dropped, and have to be read if a merge wants them). Only
+//! advice: whatever becomes of it, the engine syncs its files itself.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
