@@ -199,7 +199,8 @@ impl Walk<'_> {
                 let readable = self
                     .shard()
                     .await_readable(modification.namespace, operation);
-                return Box::pin(readable).await;
+                let invocation = modification.invocation;
+                return Box::pin(invocation.without_session(None, readable)).await;
             }
             found => found?,
         };

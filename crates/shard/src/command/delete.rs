@@ -7,7 +7,7 @@ use super::update::{is_alone, is_fatal};
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
 use crate::broadcast::Part;
-use crate::session::refuse_multi;
+use crate::session::{is_to_be_looked_up_again, refuse_multi};
 use crate::write::Together;
 use model::bson::{Doc, Value, ValueRef};
 use model::number::Number;
@@ -62,26 +62,34 @@ pub(crate) async fn delete(invocation: &Invocation<'_>) -> Answer {
                 together.applied(invocation.retryable.as_ref()).await?;
             }
             let id = ids.of(index);
-            if let Some(retryable) = &invocation.retryable {
-                if statement.multi {
-                    outcomes.failed(index, refuse_multi("limit=0"));
-                    continue;
-                }
-                if retryable.executed(id)?.is_some() {
-                    outcomes.retried(id);
-                    continue;
-                }
+            if invocation.retryable.is_some() && statement.multi {
+                outcomes.failed(index, refuse_multi("limit=0"));
+                continue;
             }
-            invocation.shard.counters.operations.deletes(1);
-            let outcome = match let_variables(invocation, variables) {
-                Ok(context) => {
-                    let part = part.as_ref();
-                    statement
-                        .run(invocation, &namespace, context, id, (part, waits_together))
-                        .await
+            let outcome = loop {
+                if let Some(retryable) = &invocation.retryable
+                    && retryable.executed(id)?.is_some()
+                {
+                    outcomes.retried(id);
+                    break None;
                 }
-                Err(error) => Err(error),
+                let context = match let_variables(invocation, variables) {
+                    Ok(context) => context,
+                    Err(error) => break Some(Err(error)),
+                };
+                let over_shards = (part.as_ref(), waits_together);
+                match statement
+                    .run(invocation, &namespace, context, id, over_shards)
+                    .await
+                {
+                    Err(error) if is_to_be_looked_up_again(&error) => {}
+                    outcome => break Some(outcome),
+                }
             };
+            let Some(outcome) = outcome else {
+                continue;
+            };
+            invocation.shard.counters.operations.deletes(1);
             match outcome {
                 Ok(outcome) => {
                     outcomes.succeeded(outcome.matched);
@@ -148,14 +156,14 @@ impl<'a> Statement<'a> {
     }
 
     async fn run(
-        self,
+        &self,
         invocation: &Invocation<'_>,
         namespace: &Namespace,
         context: QueryContext,
         id: i32,
         (part, together): (Option<&Part>, Option<&Together>),
     ) -> Result<Outcome, Error> {
-        let selection = Selection::parse(self.filter, self.hint, context)?;
+        let selection = Selection::parse(self.filter, self.hint.clone(), context)?;
         Modification {
             invocation,
             namespace,

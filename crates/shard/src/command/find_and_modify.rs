@@ -4,7 +4,7 @@ use super::arguments::arguments;
 use super::modify::{Action, Modification, Outcome, Selection};
 use super::statement_ids::StatementIdArguments;
 use super::{Answer, Invocation, finish, let_variables};
-use crate::session::{Effect, Image, ImageKind, Retryable, incompatible};
+use crate::session::{Effect, Image, ImageKind, Retryable, incompatible, is_to_be_looked_up_again};
 use model::bson::{Array, Doc, DocBuf, DocWriter, Value, ValueRef};
 use model::{Code, Error};
 use query::projection::Projection;
@@ -109,13 +109,7 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
     if let Some(sort) = parsed.sort.filter(|sort| !sort.is_empty()) {
         selection.sort = Some(SortPattern::parse(sort)?);
     }
-    if let Some(retryable) = &invocation.retryable
-        && let Some(effect) = retryable.executed(statement)?
-    {
-        let retried = Retried::find(invocation, retryable, statement, &effect, &parsed)?;
-        return retried.reply(statement, projection.as_ref());
-    }
-    let outcome = Modification {
+    let modification = Modification {
         invocation,
         namespace: &namespace,
         selection: &selection,
@@ -129,9 +123,19 @@ pub(crate) async fn find_and_modify(invocation: &Invocation<'_>) -> Answer {
         statement,
         part: None,
         together: None,
-    }
-    .run()
-    .await?;
+    };
+    let outcome = loop {
+        if let Some(retryable) = &invocation.retryable
+            && let Some(effect) = retryable.executed(statement)?
+        {
+            let retried = Retried::find(invocation, retryable, statement, &effect, &parsed)?;
+            return retried.reply(statement, projection.as_ref());
+        }
+        match modification.run().await {
+            Err(error) if is_to_be_looked_up_again(&error) => {}
+            outcome => break outcome?,
+        }
+    };
     if outcome.modified == 0 && outcome.upserted.is_none() {
         let concern = invocation.envelope.write_concern;
         Box::pin(invocation.shard.sync_what_was_found(concern)).await?;

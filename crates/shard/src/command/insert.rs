@@ -8,7 +8,7 @@ use super::arguments::arguments;
 use super::statement_ids::StatementIdArguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, check_plain};
-use crate::session::{Effect, StatementIds};
+use crate::session::{Effect, StatementIds, is_to_be_looked_up_again};
 use crate::write::{Prepared, Refusal, Shape, prepare};
 use model::bson::{Doc, MAX_STORED_DEPTH, nesting_depth};
 use model::key::RecordKey;
@@ -54,7 +54,10 @@ pub(crate) async fn insert(invocation: &Invocation<'_>) -> Answer {
     while from < documents.len() && !batch.statements.is_over() {
         let to = batch_end(&documents, from);
         invocation.operation.check()?;
-        batch.insert(from, &documents[from..to]).await?;
+        match batch.insert(from, &documents[from..to]).await {
+            Err(error) if is_to_be_looked_up_again(&error) => continue,
+            inserted => inserted?,
+        }
         from = to;
     }
     let counters = &invocation.shard.counters;
@@ -152,8 +155,8 @@ impl Batch<'_> {
             if prepared.is_empty() {
                 break Vec::new();
             }
-            let operation = Some(&**self.invocation.operation);
-            let collection = match shard.ensure_collection(self.namespace, operation).await {
+            let ensured = self.invocation.ensure_collection(self.namespace, None);
+            let collection = match ensured.await {
                 Ok(collection) => collection,
                 // Each document is told so, as MongoDB does.
                 Err(error) if error.code == Code::DATABASE_DIFFER_CASE => {

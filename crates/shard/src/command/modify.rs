@@ -188,7 +188,7 @@ impl Modification<'_> {
                 Err(error) if is_to_be_read_again(&error).is_some() => {
                     let operation = invocation.operation;
                     let readable = invocation.shard.await_readable(self.namespace, operation);
-                    Box::pin(readable).await?;
+                    Box::pin(invocation.without_session(self.together, readable)).await?;
                 }
                 found => break found?,
             }
@@ -402,8 +402,10 @@ impl Modification<'_> {
         let document = prepare_insert(shard, new.as_doc())?;
         check_stored(document.as_doc())?;
         loop {
-            let operation = Some(&**self.invocation.operation);
-            let collection = shard.ensure_collection(self.namespace, operation).await?;
+            let ensured = self
+                .invocation
+                .ensure_collection(self.namespace, self.together);
+            let collection = ensured.await?;
             self.check_stays(&collection, document.as_doc())?;
             let key = collection.record_key_to_insert(document.as_doc());
             let is_named = self.selection.named_key(&collection).is_some();

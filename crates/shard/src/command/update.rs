@@ -9,7 +9,7 @@ use super::statement_ids::StatementIdArguments;
 use super::write_reply::{Statements, WriteReply, is_batch_size};
 use super::{Answer, Invocation, batch_documents, let_variables};
 use crate::broadcast::Part;
-use crate::session::{Effect, incompatible, refuse_multi};
+use crate::session::{Effect, incompatible, is_to_be_looked_up_again, refuse_multi};
 use crate::write::Together;
 use model::bson::{Array, Doc, Kind, Value, ValueRef};
 use model::{Code, Error, Namespace};
@@ -65,27 +65,31 @@ pub(crate) async fn update(invocation: &Invocation<'_>) -> Answer {
                 together.applied(invocation.retryable.as_ref()).await?;
             }
             let id = ids.of(index);
-            if let Some(retryable) = &invocation.retryable {
-                if statement.multi {
-                    outcomes.failed(index, refuse_multi("multi=true"));
-                    continue;
-                }
-                if let Some(effect) = retryable.executed(id)? {
-                    answer_from_history(&mut outcomes, index, id, &effect)?;
-                    continue;
-                }
+            if invocation.retryable.is_some() && statement.multi {
+                outcomes.failed(index, refuse_multi("multi=true"));
+                continue;
             }
+            let outcome = loop {
+                if let Some(retryable) = &invocation.retryable
+                    && let Some(effect) = retryable.executed(id)?
+                {
+                    answer_from_history(&mut outcomes, index, id, &effect)?;
+                    break None;
+                }
+                let over_shards = (part.as_ref(), waits_together);
+                match statement
+                    .run(invocation, &namespace, &context, id, over_shards)
+                    .await
+                {
+                    Err(error) if is_to_be_looked_up_again(&error) => {}
+                    outcome => break Some(outcome),
+                }
+            };
+            let Some(outcome) = outcome else {
+                continue;
+            };
             invocation.shard.counters.operations.updates(1);
-            match statement
-                .run(
-                    invocation,
-                    &namespace,
-                    &context,
-                    id,
-                    (part.as_ref(), waits_together),
-                )
-                .await
-            {
+            match outcome {
                 Ok(outcome) => {
                     let upserted = outcome.upserted.as_ref();
                     outcomes.succeeded(outcome.matched + upserted.map_or(0, |_| 1));

@@ -13,11 +13,13 @@
 //! | `arrival.rs` | history that comes with a range from another shard |
 //! | `views.rs` | `config.transactions`, `config.image_collection` |
 //! | `retry.rs` | a retryable write command under way |
+//! | `given_back.rs` | how it waits for a move |
 
 mod arrival;
 mod cache;
 mod catalog;
 mod document;
+mod given_back;
 mod header;
 mod history;
 mod home;
@@ -30,6 +32,7 @@ pub(crate) use arrival::Arriving;
 pub(crate) use cache::SessionCache;
 pub(crate) use catalog::{Forgotten, SessionCatalog};
 pub(crate) use document::{SessionKey, Stored};
+pub(crate) use given_back::is_to_be_looked_up_again;
 pub(crate) use header::statement_of;
 pub(crate) use history::{Effect, Executed, Image, ImageKind, join};
 pub(crate) use home::SessionHome;

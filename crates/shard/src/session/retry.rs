@@ -1,5 +1,6 @@
 //! A write command with a transaction number: its session is checked out from
-//! before its first statement until its reply is made.
+//! before its first statement until its reply is made, but not while it waits for
+//! a range that moves.
 //!
 //! Each statement is looked up in the history first. What was executed is
 //! answered from there, at the latest when the entry that said so is applied;
@@ -9,6 +10,9 @@
 //! Invariant: such an entry is refused unless this member has led without a break
 //! since the session was checked out. Otherwise another leader may have gone on with
 //! the session, and the document would take that back.
+//!
+//! Who waits for the end of a move gives the session back meanwhile
+//! (`given_back.rs`), and looks its statement up again.
 
 use super::catalog::CheckedOut;
 use super::document::{Addition, SessionKey, Stored, StoredImage, Written, decode_overflow};
@@ -22,6 +26,7 @@ use model::{Code, Error};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use replication::Term;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use storage::entry::Encoder;
 
 /// Which statement of a transaction number each statement of a command is.
@@ -51,15 +56,22 @@ const NO_STATEMENT: i32 = -1;
 
 /// The session of a command that may be a retry.
 pub(crate) struct Retryable {
-    session: SessionId,
-    number: i64,
-    /// In which this member led when the session was checked out.
-    term: Term,
-    /// Whether any statement may have been executed before.
-    is_fresh: bool,
-    checked_out: Mutex<CheckedOut>,
+    pub(super) session: SessionId,
+    pub(super) number: i64,
+    /// Or why it is in other hands.
+    pub(super) held: Mutex<Result<Held, Error>>,
+    /// For how long the command has waited for moves.
+    pub(super) waited: Mutex<Duration>,
     /// Statements that were answered from history.
     retried: AtomicU64,
+}
+
+pub(super) struct Held {
+    /// In which this member led when the session was checked out.
+    term: Term,
+    /// Whether no statement can have been executed before.
+    is_fresh: bool,
+    checked_out: CheckedOut,
 }
 
 impl Shard {
@@ -70,6 +82,22 @@ impl Shard {
         number: i64,
         operation: &Operation,
     ) -> Result<Retryable, Error> {
+        let held = self.hold_session(session, number, operation).await?;
+        Ok(Retryable {
+            session,
+            number,
+            held: Mutex::new(Ok(held)),
+            waited: Mutex::default(),
+            retried: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) async fn hold_session(
+        &self,
+        session: SessionId,
+        number: i64,
+        operation: &Operation,
+    ) -> Result<Held, Error> {
         // Asked first: the history holds only while this member leads without a break.
         let term = self.log.leading().map_err(crate::error::from_log)?;
         let now_ms = self.clock.now_ms();
@@ -78,13 +106,10 @@ impl Shard {
             Box::pin(self.load_history(&mut checked_out)).await?;
         }
         checked_out.history_mut().begin(number, session)?;
-        Ok(Retryable {
-            session,
-            number,
+        Ok(Held {
             term,
             is_fresh: checked_out.history().is_empty(),
-            checked_out: Mutex::new(checked_out),
-            retried: AtomicU64::new(0),
+            checked_out,
         })
     }
 
@@ -157,18 +182,30 @@ impl Shard {
         counters
             .retried_statements
             .fetch_add(retried, Ordering::Relaxed);
-        if concern == WriteConcern::Applied || retryable.history().synced {
+        let is_synced =
+            matches!(&*retryable.held.lock(), Ok(held) if held.checked_out.history().synced);
+        if concern == WriteConcern::Applied || is_synced {
             return Ok(());
         }
         self.propose_catalog(|encoder| encoder.noop()).await?;
-        retryable.history_mut().synced = true;
+        if let Ok(held) = &mut *retryable.held.lock() {
+            held.checked_out.history_mut().synced = true;
+        }
         Ok(())
     }
 }
 
 impl Retryable {
     pub(crate) fn term(&self) -> Term {
-        self.term
+        self.held().term
+    }
+
+    /// Only for who writes: who has waited has looked a statement up before.
+    fn held(&self) -> MappedMutexGuard<'_, Held> {
+        MutexGuard::map(self.held.lock(), |held| {
+            held.as_mut()
+                .expect("a session is held while a statement of it is evaluated")
+        })
     }
 
     pub(crate) fn history(&self) -> MappedMutexGuard<'_, History> {
@@ -176,15 +213,17 @@ impl Retryable {
     }
 
     fn history_mut(&self) -> MappedMutexGuard<'_, History> {
-        MutexGuard::map(self.checked_out.lock(), CheckedOut::history_mut)
+        MappedMutexGuard::map(self.held(), |held| held.checked_out.history_mut())
     }
 
     /// What a statement did when it was executed before, if it was.
     pub(crate) fn executed(&self, statement: i32) -> Result<Option<Effect>, Error> {
-        if self.is_fresh || statement == NO_STATEMENT {
+        let held = self.held.lock();
+        let held = held.as_ref().map_err(Error::clone)?;
+        if held.is_fresh || statement == NO_STATEMENT {
             return Ok(None);
         }
-        let effect = self.history().find(statement)?.cloned();
+        let effect = held.checked_out.history().find(statement)?.cloned();
         if effect.is_some() {
             self.retried.fetch_add(1, Ordering::Relaxed);
         }
@@ -208,7 +247,7 @@ impl Retryable {
             session: self.session,
             items,
             image,
-            term: self.term.get(),
+            term: self.term().get(),
             wall_ms: shard.clock.now_ms(),
         };
         addition.encode(&self.history(), encoder)
@@ -227,7 +266,9 @@ impl Retryable {
 
     /// The entry is applied.
     pub(crate) fn applied(&self) {
-        self.history_mut().unsettled = false;
+        if let Ok(held) = &mut *self.held.lock() {
+            held.checked_out.history_mut().unsettled = false;
+        }
     }
 }
 

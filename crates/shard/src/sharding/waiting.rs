@@ -1,8 +1,9 @@
 //! Waiting for ranges whose owner is being decided.
 //!
 //! ```text
-//!   write into a blocked range ─► evaluation given up, gate and latches let go ─► the next change
-//!     of the catalog ─► evaluated again, with what is owned then
+//!   write into a blocked range ─► evaluation given up, gate and latches let go, and the session
+//!     (`session/given_back.rs`) ─► the next change of the catalog ─► looked up and evaluated again,
+//!     with what is owned then
 //!   read of a range blocked for reads ─► no snapshot is kept ─► the same ─► the command runs again
 //!   request with a newer version than is known ─► the same ─► versions compared again
 //! ```

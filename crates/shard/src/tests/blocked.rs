@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Ten documents by `x`, those from 3 on and below 6 blocked.
-async fn blocked(level: BlockLevel) -> TestShard {
+/// Ten documents by `x`.
+pub(super) async fn filled() -> TestShard {
     let shard = sharded(WHOLE).await;
     let documents: Vec<String> = (1..=10)
         .map(|x| format!("{{_id: {x}, x: {x}, y: {}}}", x % 2))
@@ -21,6 +21,12 @@ async fn blocked(level: BlockLevel) -> TestShard {
     shard
         .check("{createIndexes: 'c', indexes: [{key: {y: 1}, name: 'y'}, {key: {y: 1, x: 1}, name: 'yx'}]} => {}")
         .await;
+    shard
+}
+
+/// The same, those from 3 on and below 6 blocked.
+pub(super) async fn blocked(level: BlockLevel) -> TestShard {
+    let shard = filled().await;
     let moving = range(&shard, 3, 6);
     let set = change(&shard, |known| {
         Ok(known.with_block(MOVE, moving.clone(), level))
@@ -61,7 +67,7 @@ async fn is_waited_for(shard: &TestShard, command: &str, before: u64) {
     }
 }
 
-fn code(reply: &Fields) -> Option<Value> {
+pub(super) fn code(reply: &Fields) -> Option<Value> {
     let errors = get(reply, "writeErrors").and_then(Value::as_array);
     let first = errors.and_then(|errors| errors.first());
     first

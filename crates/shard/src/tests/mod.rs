@@ -4,6 +4,7 @@ mod administration;
 mod apart;
 mod batches;
 mod blocked;
+mod blocked_sessions;
 mod broadcast;
 mod catalog;
 mod change_streams;

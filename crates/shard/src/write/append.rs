@@ -113,6 +113,7 @@ impl Shard {
             session, operation, ..
         } = writer;
         let began = std::time::Instant::now();
+        let began = session.map_or(began, |session| began - session.waited());
         let is_awaited = writer.together.is_none();
         let (result, pending) = loop {
             let Some(known) = self.catalog.by_id(collection) else {
@@ -139,6 +140,12 @@ impl Shard {
                 }
                 Err(NotAppended::Blocked) => {
                     let lifted = self.await_other_ownership(collection, &current, operation, began);
+                    let Some(operation) = operation else {
+                        Box::pin(lifted).await?;
+                        continue;
+                    };
+                    let together = writer.together;
+                    let lifted = self.wait_without_session(session, together, operation, lifted);
                     Box::pin(lifted).await?;
                 }
                 Err(NotAppended::Error(error)) => return Err(error),

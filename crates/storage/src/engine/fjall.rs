@@ -64,6 +64,7 @@ use super::creation;
 use super::directory::Directory;
 use super::engine_log;
 use super::key_filter::KeyFilters;
+use super::table_writeback::TableWriteback;
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::{Error, Result};
 
@@ -142,6 +143,7 @@ impl Default for FjallOptions {
 pub struct FjallEngine(Arc<Open>);
 
 struct Open {
+    writeback: TableWriteback,
     keyspace: Keyspace,
     database: Database,
     garbage: Arc<GarbageFactory>,
@@ -245,6 +247,7 @@ impl FjallEngine {
             })
             .map_err(|e| open_error(path, e))?;
         let engine = Self(Arc::new(Open {
+            writeback: TableWriteback::start(keyspace.path().join("tables")),
             keyspace,
             database,
             garbage,
@@ -281,6 +284,7 @@ impl Open {
     fn rotate(&self, sealed: &mut Sealed) -> Result<()> {
         if self.keyspace.rotate_memtable()? {
             sealed.count += 1;
+            self.writeback.begin();
             let unflushed = self.keyspace.tree.sealed_memtable_count();
             self.unflushed.sealed(unflushed);
         }
@@ -315,6 +319,7 @@ impl Open {
             .supervisor
             .snapshot_tracker
             .get_seqno_safe_to_gc();
+        self.writeback.begin();
         tree.compact(Arc::clone(&self.at_rest) as _, unread)
             .map_err(|e| Error::Engine(e.into()))
     }

@@ -22,6 +22,7 @@ pub(crate) mod engine_log;
 pub mod fjall;
 mod key_filter;
 pub mod memory;
+mod table_writeback;
 
 use std::ops::Bound;
 use std::panic::RefUnwindSafe;

@@ -1,0 +1,234 @@
+//! Tables go to the disk while they are written, not all at once when they are synced.
+//!
+//! ```text
+//!   engine    write ─ write ─ write ─ write ─ … ─ sync     of a table, which has 32 MB
+//!   here         └─ to disk ─┘ └─ to disk ─┘        └─ the rest
+//! ```
+//!
+//! The system keeps what is written in memory until somebody syncs it, or for half a minute. A table that is
+//! synced as a whole keeps the disk busy for 20 ms or more, and whoever syncs a few hundred bytes of a log
+//! meanwhile, on this shard or on another one with the same disk, waits as long (decision 25).
+//!
+//! The engine has no place to ask for anything else, so this looks from outside: while tables are being written, a
+//! thread looks every few milliseconds which files of the folder have grown, and asks the system to begin with what
+//! is new. `POSIX_FADV_DONTNEED` does that, without waiting: pages that are not on the disk yet are not dropped, but
+//! sent (those that are there a moment later may be dropped, and have to be read if a merge wants them). Only
+//! advice: whatever becomes of it, the engine syncs its files itself.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{Advice, fadvise};
+
+/// How often it looks while tables are written.
+const LOOK: Duration = Duration::from_millis(4);
+/// When no file has grown for so long, nobody writes.
+const QUIET: Duration = Duration::from_secs(1);
+/// What is worth a request.
+const BYTES_MIN: u64 = 512 << 10;
+/// A page that is not full yet is written again.
+const PAGE_BYTES: u64 = 4096;
+
+#[derive(Default)]
+struct Wanted {
+    tables_are_written: bool,
+    end: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    wanted: Mutex<Wanted>,
+    changed: Condvar,
+}
+
+/// Ends its thread when it is dropped.
+pub(super) struct TableWriteback {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TableWriteback {
+    /// For the tables in a folder; without a thread tables are written as ever.
+    pub(super) fn start(folder: PathBuf) -> Self {
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("table-writeback".to_owned())
+            .spawn(move || of_thread.run(&folder))
+            .inspect_err(
+                |error| tracing::warn!(%error, "tables are written back when they are synced"),
+            )
+            .ok();
+        Self { shared, thread }
+    }
+
+    /// Tables are about to be written.
+    pub(super) fn begin(&self) {
+        self.shared.wanted.lock().tables_are_written = true;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for TableWriteback {
+    fn drop(&mut self) {
+        self.shared.wanted.lock().end = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, folder: &Path) {
+        loop {
+            {
+                let mut wanted = self.wanted.lock();
+                while !wanted.tables_are_written && !wanted.end {
+                    self.changed.wait(&mut wanted);
+                }
+                if wanted.end {
+                    return;
+                }
+                wanted.tables_are_written = false;
+            }
+            let mut growing = Growing::new(folder);
+            let mut grown = Instant::now();
+            while grown.elapsed() < QUIET {
+                if growing.look(folder) > 0 {
+                    grown = Instant::now();
+                }
+                let mut wanted = self.wanted.lock();
+                if !wanted.end {
+                    self.changed.wait_for(&mut wanted, LOOK);
+                }
+                if wanted.end {
+                    return;
+                }
+                if std::mem::take(&mut wanted.tables_are_written) {
+                    grown = Instant::now();
+                }
+            }
+        }
+    }
+}
+
+/// The files of a folder: `None` where one was there before.
+struct Growing(HashMap<OsString, Option<Growth>>);
+
+struct Growth {
+    file: File,
+    /// The system was asked to write what is before this.
+    asked_bytes: u64,
+}
+
+impl Growing {
+    fn new(folder: &Path) -> Self {
+        let there = names(folder).into_iter();
+        Self(there.map(|name| (name, None)).collect())
+    }
+
+    /// Asks for what is new; how many bytes that is.
+    fn look(&mut self, folder: &Path) -> u64 {
+        let names = names(folder);
+        self.0.retain(|name, _| names.contains(name));
+        let mut asked = 0;
+        for name in names {
+            let path = folder.join(&name);
+            let growth = self.0.entry(name).or_insert_with(|| {
+                let file = File::open(path).ok()?;
+                let asked_bytes = 0;
+                Some(Growth { file, asked_bytes })
+            });
+            if let Some(growth) = growth {
+                asked += growth.ask();
+            }
+        }
+        asked
+    }
+}
+
+impl Growth {
+    fn ask(&mut self) -> u64 {
+        let bytes = self.file.metadata().map_or(0, |metadata| metadata.len());
+        let from = self.asked_bytes;
+        let Some(length) = worth_asking(from, bytes) else {
+            return 0;
+        };
+        let _ = fadvise(&self.file, from, Some(length), Advice::DontNeed);
+        self.asked_bytes += length.get();
+        length.get()
+    }
+}
+
+fn names(folder: &Path) -> Vec<OsString> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    entries.flatten().map(|entry| entry.file_name()).collect()
+}
+
+/// How much of a file of so many bytes is to be asked for behind `asked`: whole pages.
+fn worth_asking(asked: u64, bytes: u64) -> Option<NonZeroU64> {
+    let new = (bytes - bytes % PAGE_BYTES).checked_sub(asked)?;
+    NonZeroU64::new(new).filter(|new| new.get() >= BYTES_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_pages_are_asked_for_when_they_are_worth_it() {
+        let check = |asked: u64, bytes: u64, expected: Option<u64>| {
+            let found = worth_asking(asked, bytes).map(NonZeroU64::get);
+            assert_eq!(found, expected, "{asked} of {bytes}");
+        };
+        check(0, 0, None);
+        check(0, BYTES_MIN - 1, None);
+        check(0, BYTES_MIN, Some(BYTES_MIN));
+        check(0, BYTES_MIN + PAGE_BYTES - 1, Some(BYTES_MIN));
+        check(BYTES_MIN, BYTES_MIN + PAGE_BYTES, None);
+        check(BYTES_MIN, 3 * BYTES_MIN, Some(2 * BYTES_MIN));
+        // A file that was made anew under the same name.
+        check(BYTES_MIN, 0, None);
+    }
+
+    #[test]
+    fn new_files_are_followed_and_old_ones_are_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, bytes: u64| {
+            let content = vec![7; bytes as usize];
+            std::fs::write(folder.path().join(name), content).expect("is written");
+        };
+        write("1", BYTES_MIN);
+        let mut growing = Growing::new(folder.path());
+        assert_eq!(growing.look(folder.path()), 0);
+        write("2", BYTES_MIN);
+        assert_eq!(growing.look(folder.path()), BYTES_MIN);
+        assert_eq!(growing.look(folder.path()), 0);
+        write("1", 3 * BYTES_MIN);
+        write("2", 4 * BYTES_MIN);
+        assert_eq!(growing.look(folder.path()), 3 * BYTES_MIN);
+        std::fs::remove_file(folder.path().join("2")).expect("is removed");
+        assert_eq!(growing.look(folder.path()), 0);
+        assert_eq!(growing.0.len(), 1);
+    }
+
+    #[test]
+    fn its_thread_ends_with_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let writeback = TableWriteback::start(folder.path().to_owned());
+        writeback.begin();
+        let shared = Arc::downgrade(&writeback.shared);
+        drop(writeback);
+        assert!(shared.upgrade().is_none());
+    }
+}
