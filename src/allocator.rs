@@ -94,6 +94,7 @@ mod tests {
         unsafe { libmimalloc_sys::mi_option_get(option) }
     }
 
+    /// Several at a time: the first block of a page is aligned to more than those behind it.
     #[test]
     #[allow(unsafe_code)]
     fn every_block_has_the_alignment_that_was_asked_for() {
@@ -101,14 +102,18 @@ mod tests {
             let alignment = 1 << bits;
             for bytes in (1..2_000).chain([4_096, 10_000, 100_000, 5_000_000]) {
                 let layout = Layout::from_size_align(bytes, alignment).expect("a layout");
-                // Safety: the layout is not empty, and the block is given back by it.
+                let longer = Layout::from_size_align(bytes + 24, alignment).expect("a layout");
+                // Safety: the layouts are not empty, and each block is given back by its own.
                 unsafe {
-                    let block = ALLOCATOR.alloc(layout);
-                    assert_eq!(block as usize % alignment, 0, "{layout:?}");
-                    let longer = ALLOCATOR.realloc(block, layout, bytes + 24);
-                    assert_eq!(longer as usize % alignment, 0, "{layout:?}");
-                    let layout = Layout::from_size_align(bytes + 24, alignment).expect("a layout");
-                    ALLOCATOR.dealloc(longer, layout);
+                    let blocks = [(); 3].map(|()| ALLOCATOR.alloc(layout));
+                    let blocks = blocks.map(|block| {
+                        assert_eq!(block as usize % alignment, 0, "{layout:?}");
+                        ALLOCATOR.realloc(block, layout, longer.size())
+                    });
+                    for block in blocks {
+                        assert_eq!(block as usize % alignment, 0, "{layout:?}");
+                        ALLOCATOR.dealloc(block, longer);
+                    }
                 }
             }
         }

@@ -15,14 +15,14 @@
 //! sent (those that are there a moment later may be dropped, and have to be read if a merge wants them). Only
 //! advice: whatever becomes of it, the engine syncs its files itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Advice, fadvise};
@@ -120,38 +120,73 @@ impl Shared {
     }
 }
 
-/// The files of a folder: `None` where one was there before.
-struct Growing(HashMap<OsString, Option<Growth>>);
+/// The files of a folder that grow. Those that were there before, or are finished, are only known by name: a folder
+/// may have thousands of them, so it is read only when a file has come or gone.
+struct Growing {
+    /// When the folder was read, by its own time of change.
+    read: Option<SystemTime>,
+    others: HashSet<OsString>,
+    growing: HashMap<OsString, Growth>,
+}
 
 struct Growth {
     file: File,
     /// The system was asked to write what is before this.
     asked_bytes: u64,
+    asked: Instant,
 }
 
 impl Growing {
     fn new(folder: &Path) -> Self {
-        let there = names(folder).into_iter();
-        Self(there.map(|name| (name, None)).collect())
+        Self {
+            read: None,
+            others: names(folder),
+            growing: HashMap::new(),
+        }
     }
 
     /// Asks for what is new; how many bytes that is.
     fn look(&mut self, folder: &Path) -> u64 {
-        let names = names(folder);
-        self.0.retain(|name, _| names.contains(name));
+        // A file that comes at the same moment may be missed until the next one comes: that costs advice, and
+        // nothing else.
+        let changed = std::fs::metadata(folder).and_then(|folder| folder.modified());
+        if let Ok(changed) = changed
+            && self.read != Some(changed)
+        {
+            self.read = Some(changed);
+            self.find(folder);
+        }
         let mut asked = 0;
+        let others = &mut self.others;
+        self.growing.retain(|name, growth| {
+            asked += growth.ask();
+            let grows = growth.asked.elapsed() < QUIET;
+            if !grows {
+                others.insert(name.clone());
+            }
+            grows
+        });
+        asked
+    }
+
+    /// Which files there are now. ⚑ A handle is not kept of what is gone: it would keep its bytes on the disk.
+    fn find(&mut self, folder: &Path) {
+        let names = names(folder);
+        self.others.retain(|name| names.contains(name));
+        self.growing.retain(|name, _| names.contains(name));
         for name in names {
-            let path = folder.join(&name);
-            let growth = self.0.entry(name).or_insert_with(|| {
-                let file = File::open(path).ok()?;
-                let asked_bytes = 0;
-                Some(Growth { file, asked_bytes })
-            });
-            if let Some(growth) = growth {
-                asked += growth.ask();
+            if self.others.contains(&name) || self.growing.contains_key(&name) {
+                continue;
+            }
+            if let Ok(file) = File::open(folder.join(&name)) {
+                let growth = Growth {
+                    file,
+                    asked_bytes: 0,
+                    asked: Instant::now(),
+                };
+                self.growing.insert(name, growth);
             }
         }
-        asked
     }
 }
 
@@ -164,13 +199,14 @@ impl Growth {
         };
         let _ = fadvise(&self.file, from, Some(length), Advice::DontNeed);
         self.asked_bytes += length.get();
+        self.asked = Instant::now();
         length.get()
     }
 }
 
-fn names(folder: &Path) -> Vec<OsString> {
+fn names(folder: &Path) -> HashSet<OsString> {
     let Ok(entries) = std::fs::read_dir(folder) else {
-        return Vec::new();
+        return HashSet::new();
     };
     entries.flatten().map(|entry| entry.file_name()).collect()
 }
@@ -204,22 +240,42 @@ mod tests {
     #[test]
     fn new_files_are_followed_and_old_ones_are_not() {
         let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path();
         let write = |name: &str, bytes: u64| {
             let content = vec![7; bytes as usize];
-            std::fs::write(folder.path().join(name), content).expect("is written");
+            std::fs::write(path.join(name), content).expect("is written");
         };
         write("1", BYTES_MIN);
-        let mut growing = Growing::new(folder.path());
-        assert_eq!(growing.look(folder.path()), 0);
+        let mut growing = Growing::new(path);
+        assert_eq!(growing.look(path), 0);
         write("2", BYTES_MIN);
-        assert_eq!(growing.look(folder.path()), BYTES_MIN);
-        assert_eq!(growing.look(folder.path()), 0);
+        // Whatever the folder's time of change has for a grain.
+        growing.find(path);
+        assert_eq!(growing.look(path), BYTES_MIN);
+        assert_eq!(growing.look(path), 0);
         write("1", 3 * BYTES_MIN);
         write("2", 4 * BYTES_MIN);
-        assert_eq!(growing.look(folder.path()), 3 * BYTES_MIN);
-        std::fs::remove_file(folder.path().join("2")).expect("is removed");
-        assert_eq!(growing.look(folder.path()), 0);
-        assert_eq!(growing.0.len(), 1);
+        assert_eq!(growing.look(path), 3 * BYTES_MIN);
+        std::fs::remove_file(path.join("2")).expect("is removed");
+        growing.find(path);
+        assert_eq!(growing.look(path), 0);
+        assert!(growing.growing.is_empty(), "what is gone is let go");
+        assert_eq!(growing.others.len(), 1);
+    }
+
+    #[test]
+    fn what_does_not_grow_any_more_is_let_go() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path();
+        let mut growing = Growing::new(path);
+        std::fs::write(path.join("1"), vec![7; BYTES_MIN as usize]).expect("is written");
+        growing.find(path);
+        assert_eq!(growing.look(path), BYTES_MIN);
+        let growth = growing.growing.values_mut().next().expect("it is followed");
+        growth.asked = Instant::now().checked_sub(QUIET).expect("a moment ago");
+        assert_eq!(growing.look(path), 0);
+        growing.find(path);
+        assert!(growing.growing.is_empty(), "and not taken for a new one");
     }
 
     #[test]
