@@ -21,6 +21,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use rustix::io::Errno;
 
@@ -63,7 +64,8 @@ pub trait DiskFile: Send + Sync {
     fn sync(&self) -> io::Result<()>;
     /// Says that its bytes, which are stable, will hardly be read again. A log that goes
     /// through a gigabyte of files would otherwise take as much of the system's memory,
-    /// and pay for each page of it that is new.
+    /// and pay for each page of it that is new. What only large writes need goes as well: a
+    /// log may have hundreds of files.
     fn release_memory(&self) {}
 }
 
@@ -112,31 +114,36 @@ impl FileDisk {
         Ok(OpenFile {
             file,
             through,
-            direct: open_direct(&path)?,
+            direct: Mutex::new(open_direct(&path, libc::O_DSYNC)),
         })
     }
 }
 
-/// The same file once more, for writes past the system's memory. `None` where the file system
-/// knows no such handles.
-fn open_direct(path: &Path) -> io::Result<Option<File>> {
+/// The same file once more, for writes past the system's memory. `None` where there is no such
+/// handle, for whatever reason: everything can be done without it.
+fn open_direct(path: &Path, flags: i32) -> Option<File> {
     let mut direct = OpenOptions::new();
-    match direct
-        .write(true)
-        .custom_flags(libc::O_DIRECT | libc::O_DSYNC)
-        .open(path)
-    {
-        Ok(direct) => Ok(Some(direct)),
-        Err(error) if is_unsupported(&error) => Ok(None),
+    direct.write(true).custom_flags(libc::O_DIRECT | flags);
+    direct.open(path).ok()
+}
+
+/// False if the bytes must be written otherwise.
+fn write_directly(direct: Option<&File>, offset: u64, data: &[u8]) -> io::Result<bool> {
+    let Some(direct) = direct.filter(|_| is_whole(offset, data)) else {
+        return Ok(false);
+    };
+    match direct.write_all_at(data, offset) {
+        Ok(()) => Ok(true),
+        // Its blocks may be larger than ours.
+        Err(error) if is_unsupported(&error) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Whether bytes can be written directly at a place, and are worth it.
-fn is_whole(offset: u64, data: &[u8], bytes_min: u64) -> bool {
+/// Whether bytes can be written directly at a place.
+fn is_whole(offset: u64, data: &[u8]) -> bool {
     let block = BLOCK_BYTES as usize;
-    data.len() as u64 >= bytes_min
-        && offset.is_multiple_of(BLOCK_BYTES)
+    offset.is_multiple_of(BLOCK_BYTES)
         && data.len().is_multiple_of(block)
         && data.as_ptr().align_offset(block) == 0
 }
@@ -153,8 +160,9 @@ fn is_unsupported(error: &io::Error) -> bool {
 const ZERO_FILL_STEP_BYTES: usize = 1 << 20;
 const ZERO_FILL_STEPS_PER_SYNC: u64 = 4;
 
-fn zero_fill(opened: &OpenFile, bytes: u64) -> io::Result<()> {
-    let file = &opened.file;
+fn zero_fill(file: &File, path: &Path, bytes: u64) -> io::Result<()> {
+    // Not synced by each write: that would be a commit of the file system's journal for each of them.
+    let direct = open_direct(path, 0);
     let zeros = vec![0u8; ZERO_FILL_STEP_BYTES + BLOCK_BYTES as usize];
     let aligned = zeros.as_ptr().align_offset(BLOCK_BYTES as usize);
     let zeros = zeros.get(aligned..).unwrap_or(&zeros);
@@ -163,7 +171,7 @@ fn zero_fill(opened: &OpenFile, bytes: u64) -> io::Result<()> {
     while offset < bytes {
         let step = (bytes - offset).min(ZERO_FILL_STEP_BYTES as u64);
         let zeros = &zeros[..step as usize];
-        if !opened.write_directly(offset, zeros, 0)? {
+        if !write_directly(direct.as_ref(), offset, zeros)? {
             file.write_all_at(zeros, offset)?;
         }
         offset += step;
@@ -197,7 +205,7 @@ impl Disk for FileDisk {
         let opened = self.open_file(OpenOptions::new().create_new(true), name)?;
         let file = &opened.file;
         match fill {
-            Fill::Zeroed => zero_fill(&opened, bytes)?,
+            Fill::Zeroed => zero_fill(file, &self.path.join(name), bytes)?,
             Fill::Reserved => match fallocate(file, FallocateFlags::empty(), 0, bytes) {
                 Ok(()) => file.sync_all()?,
                 // Some file systems cannot reserve; a file of the right size is enough.
@@ -238,26 +246,8 @@ struct OpenFile {
     /// And once more, for large writes past the system's memory: its pages would be new to the
     /// system, and hardly anybody reads them. A read through `file` never sees older bytes once
     /// the write has returned: the kernel throws out what it has of them in memory, before and
-    /// after.
-    direct: Option<File>,
-}
-
-impl OpenFile {
-    /// False if the bytes must be written otherwise.
-    fn write_directly(&self, offset: u64, data: &[u8], bytes_min: u64) -> io::Result<bool> {
-        let Some(direct) = &self.direct else {
-            return Ok(false);
-        };
-        if !is_whole(offset, data, bytes_min) {
-            return Ok(false);
-        }
-        match direct.write_all_at(data, offset) {
-            Ok(()) => Ok(true),
-            // Its blocks may be larger than ours.
-            Err(error) if is_unsupported(&error) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
+    /// after. `None` where there is none, or the file is full.
+    direct: Mutex<Option<File>>,
 }
 
 impl DiskFile for OpenFile {
@@ -274,7 +264,9 @@ impl DiskFile for OpenFile {
     }
 
     fn write_at_synced(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        if self.write_directly(offset, data, DIRECT_BYTES_MIN)? {
+        if data.len() as u64 >= DIRECT_BYTES_MIN
+            && write_directly(self.direct.lock().as_ref(), offset, data)?
+        {
             return Ok(());
         }
         match &self.through {
@@ -292,6 +284,7 @@ impl DiskFile for OpenFile {
 
     fn release_memory(&self) {
         release_memory(&self.file);
+        *self.direct.lock() = None;
     }
 }
 
@@ -336,9 +329,9 @@ mod tests {
             let folder = tempfile::tempdir()?;
             let disk = FileDisk::open(folder.path())?;
             drop(disk.create("file", BYTES as u64, Fill::Zeroed)?);
-            let mut file = disk.open_file(&mut OpenOptions::new(), "file")?;
+            let file = disk.open_file(&mut OpenOptions::new(), "file")?;
             if !is_supported {
-                file.direct = None;
+                file.release_memory();
             }
             let reader = disk.open("file")?;
             let mut expected = vec![0u8; BYTES];
@@ -353,8 +346,10 @@ mod tests {
                 buffer.restart(offset);
                 buffer.with_room(whole as usize).push(number as u8 + 1);
                 let bytes = buffer.filled(offset, offset + whole);
-                let is_direct = file.direct.is_some();
-                assert_eq!(file.write_directly(offset, bytes, 0)?, is_direct);
+                let direct = file.direct.lock();
+                let is_direct = write_directly(direct.as_ref(), offset, bytes)?;
+                assert_eq!(is_direct, direct.is_some());
+                drop(direct);
                 file.write_at_synced(offset, bytes)?;
                 let place = offset as usize;
                 expected[place..place + bytes.len()].copy_from_slice(bytes);
@@ -375,14 +370,13 @@ mod tests {
         let mut buffer = GroupBuffer::new(0);
         buffer.with_room(1);
         let bytes = buffer.filled(0, 4 * BLOCK_BYTES);
-        assert!(is_whole(0, bytes, 4 * BLOCK_BYTES));
-        assert!(is_whole(BLOCK_BYTES, &bytes[BLOCK_BYTES as usize..], 1));
-        assert!(!is_whole(0, bytes, 4 * BLOCK_BYTES + 1), "too few");
-        assert!(!is_whole(512, bytes, 1), "in the middle of a block");
-        assert!(!is_whole(0, &bytes[..512], 1), "to the middle of a block");
-        assert!(!is_whole(0, &bytes[512..], 1), "wherever it lies in memory");
+        assert!(is_whole(0, bytes));
+        assert!(is_whole(BLOCK_BYTES, &bytes[BLOCK_BYTES as usize..]));
+        assert!(!is_whole(512, bytes), "in the middle of a block");
+        assert!(!is_whole(0, &bytes[..512]), "to the middle of a block");
+        assert!(!is_whole(0, &bytes[512..]), "wherever it lies in memory");
         let moved = &bytes[512..512 + BLOCK_BYTES as usize];
-        assert!(!is_whole(0, moved, 1), "wherever it lies in memory");
+        assert!(!is_whole(0, moved), "wherever it lies in memory");
     }
 
     #[test]

@@ -245,6 +245,10 @@ fn find_segments(log: &LogState) -> Result<Vec<Arc<Segment>>, Error> {
         }
     }
     segments.sort_by_key(|segment| segment.header.first);
+    // Nobody writes to any but the last.
+    for segment in segments.iter().rev().skip(1) {
+        segment.file.release_memory();
+    }
     Ok(segments)
 }
 

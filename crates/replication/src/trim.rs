@@ -116,8 +116,9 @@ impl Maintenance {
             segment.bytes == log.options.segment_bytes && log.spares.lock().len() < SPARES_MAX;
         // Out of the list, nobody can come to hold it who does not hold it now.
         match Arc::into_inner(segment) {
-            Some(segment) if wanted => {
-                let file = segment.file;
+            // Opened anew: handles that only its writer needs went when it was full.
+            Some(_) if wanted => {
+                let file = log.disk.open(&name)?;
                 log.spares.lock().push(Spare { name, file });
                 Ok(())
             }

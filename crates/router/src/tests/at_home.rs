@@ -77,6 +77,9 @@ impl World {
     /// The database goes from one shard to another; cursors there end.
     fn move_database(&self, from: &str, to: &'static str, moves: u32) {
         *self.config.database.lock() = (to, version(moves));
+        let _answering: Vec<_> = { self.shards.values() }
+            .map(|shard| shard.answering.lock())
+            .collect();
         let moved = std::mem::take(&mut *self.shards[from].documents.lock());
         self.shards[to].documents.lock().extend(moved);
         for (name, shard) in &self.shards {
@@ -90,10 +93,10 @@ impl World {
     /// What becomes of the collection, where the database is.
     fn change(&self, change: impl Fn(&mut Home)) {
         for shard in self.shards.values() {
+            let _answering = shard.answering.lock();
             if let Some(home) = &mut *shard.home.lock() {
                 change(home);
             }
-            // Behind it: a batch that is asked for ahead, right now, would get a cursor of what was there before.
             shard.cursors.lock().clear();
         }
     }

@@ -83,6 +83,9 @@ pub(super) struct FakeShard {
     pub(super) is_refined: AtomicBool,
     /// The collection is not sharded (`at_home.rs`).
     pub(super) home: Mutex<Option<Home>>,
+    /// Held while it answers. Who changes what it knows does so between two answers: one that is under way would
+    /// bring a cursor of before into what is there now.
+    pub(super) answering: Mutex<()>,
 }
 
 /// Counts when it is dropped.
@@ -142,6 +145,7 @@ impl FakeShard {
     }
 
     fn answer(&self, request: &Request, stale_from: Option<usize>) -> Reply {
+        let _answering = self.answering.lock();
         let body = request.body();
         let received = body
             .get_doc("shardVersion")
@@ -516,6 +520,7 @@ impl World {
                     is_elsewhere: AtomicBool::new(false),
                     is_refined: AtomicBool::new(false),
                     home: Mutex::default(),
+                    answering: Mutex::default(),
                 };
                 (*name, Arc::new(shard))
             })
@@ -559,6 +564,7 @@ impl World {
                 is_elsewhere: AtomicBool::new(false),
                 is_refined: AtomicBool::new(false),
                 home: Mutex::default(),
+                answering: Mutex::default(),
             };
             (name, Arc::new(shard))
         });

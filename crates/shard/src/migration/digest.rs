@@ -26,7 +26,6 @@ use model::bson::Doc;
 use model::time::ClusterTime;
 use replication::LogPosition;
 use std::collections::{BTreeMap, VecDeque};
-use storage::Direction;
 use storage::entry::{Entry, Operation};
 use storage::store::HistoryPin;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
@@ -65,7 +64,8 @@ pub(super) fn of_stored(
     let mut digest = NOTHING;
     let snapshot = shard.store.snapshot();
     let records = stretch.records(None);
-    let records = snapshot.scan_records(stretch.collection, records, Direction::Forward);
+    // ⚑ From the engine: what scans keep in memory may be what was copied.
+    let records = snapshot.scan_records_stored(stretch.collection, records);
     for (number, record) in records.enumerate() {
         if number % SCAN_RECORDS == 0 {
             looks(SCAN_RECORDS as u64);

@@ -312,13 +312,13 @@ impl Receiver {
         let mut pacer = Pacer::new();
         // What the donor's clients feel comes with its first answer.
         let batch_bytes = AtomicU64::new(BATCH_BYTES_MIN);
+        let mut warming = Warming::new(self.shard.clone(), self.stretch.clone(), after.clone());
         let fetching = self.fetch(after, fetched, &batch_bytes);
         let working = async {
             // ⚑ Its own, so that who fetches does not wait for ever to hand over what nobody takes.
             let mut answers = answers;
             let _copying = self.shard.latency.copying();
             let mut in_flight = VecDeque::new();
-            let mut warming = Warming::new(self.shard.clone(), self.stretch.clone());
             while let Some(answer) = answers.recv().await {
                 let answer: Arc<Reply> = Arc::new(answer?);
                 self.check()?;

@@ -7,8 +7,7 @@
 //! ```
 //!
 //! A scan that finds a range in no cache pays more for it than for several that it does find. The range is not owned
-//! yet, so that nobody else reads it; what is read here is what an ordinary scan would leave, while there is room for it,
-//! and takes the place of nothing.
+//! yet, so that nobody else reads it; what is read here is what an ordinary scan would leave, while there is room for it.
 
 use super::plan::Fields;
 use super::stretch::Stretch;
@@ -36,11 +35,12 @@ struct Arrival {
 }
 
 impl Warming {
-    pub(super) fn new(shard: Arc<Shard>, stretch: Stretch) -> Self {
+    /// Of what comes behind a record, if a copy goes on.
+    pub(super) fn new(shard: Arc<Shard>, stretch: Stretch, after: Option<Vec<u8>>) -> Self {
         Self {
             shard,
             stretch,
-            after: None,
+            after,
             coming: VecDeque::new(),
         }
     }

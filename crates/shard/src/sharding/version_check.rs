@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   shardVersion     {e, t, v}             of the collection on this shard, as the router knows it
-//!                    {e, t, v, known}      the same for a read of the past; all that moved until `known` is known
+//!                    {e, t, v, known}      the same; all that moved until `known` is known, which counts for a read of the past
 //!   databaseVersion  {uuid, timestamp, lastMod}      for collections that are not sharded
 //!   routedBy         [{min, max}, ..]      the ranges the request is for; absent: all of that version
 //! ```

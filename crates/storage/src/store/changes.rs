@@ -23,6 +23,8 @@ const BATCHES_MAX: usize = 256;
 const KEYS_MAX: usize = 64;
 /// And what they may take together: keys can be long.
 const KEYS_BYTES_MAX: usize = 4 << 10;
+/// What the ends of spans may take together: there are two for each index.
+const SPANS_BYTES_MAX: usize = 16 << 10;
 
 type Numbers = HashMap<Subject, u64, foldhash::fast::RandomState>;
 
@@ -43,6 +45,12 @@ struct Recent {
 struct Span {
     first: Box<[u8]>,
     last: Box<[u8]>,
+}
+
+impl Span {
+    fn bytes(&self) -> usize {
+        self.first.len() + self.last.len()
+    }
 }
 
 impl Recent {
@@ -66,10 +74,15 @@ impl Recent {
 fn spans<'a>(subjects: &[Subject], keys: impl Iterator<Item = &'a [u8]>) -> Vec<Span> {
     let prefixes = subjects.iter().map(|&subject| layout::all_of(subject));
     let mut found: Vec<_> = prefixes.map(|prefix| (prefix, None)).collect();
+    // Most keys come behind one of the same subject.
+    let mut at = 0;
     for key in keys {
-        let subject = { found.iter_mut() }.find(|(prefix, _)| key.starts_with(prefix));
-        debug_assert!(subject.is_some(), "a batch names what it writes to");
-        if let Some((_, span)) = subject {
+        if !{ found.get(at) }.is_some_and(|(prefix, _)| key.starts_with(prefix)) {
+            let subject = { found.iter() }.position(|(prefix, _)| key.starts_with(prefix));
+            at = subject.unwrap_or(found.len());
+        }
+        debug_assert!(at < found.len(), "a batch names what it writes to");
+        if let Some((_, span)) = found.get_mut(at) {
             let (first, last) = span.get_or_insert((key, key));
             *first = key.min(*first);
             *last = key.max(*last);
@@ -117,6 +130,10 @@ impl Changes {
                 batch.keys.clear();
                 batch.ends.clear();
                 batch.spans = spans(&batch.subjects, keys);
+                if batch.spans.iter().map(Span::bytes).sum::<usize>() > SPANS_BYTES_MAX {
+                    batch.spans.clear();
+                    self.changed_anywhere(&batch);
+                }
                 break;
             }
             batch.keys.extend_from_slice(key);
@@ -132,6 +149,12 @@ impl Changes {
         let (first, last) = (first.into(), last.into());
         batch.spans.push(Span { first, last });
         self.recent.push_back(batch);
+    }
+
+    fn changed_anywhere(&mut self, batch: &Recent) {
+        for &subject in &batch.subjects {
+            raise(&mut self.last_anywhere, subject, batch.number);
+        }
     }
 
     fn begin(&mut self, number: u64, subjects: impl Iterator<Item = Subject>) -> Recent {
@@ -273,6 +296,20 @@ mod tests {
         // Both are forgotten by now.
         assert!(!is_unchanged(&changes, SUBJECT, "a", "f", 1));
         assert!(!is_unchanged(&changes, OTHER, "c", "z", 0));
+    }
+
+    /// Where their ends would take too much memory, a batch counts as everywhere in its subjects.
+    #[test]
+    fn ends_of_spans_are_not_kept_however_long_they_are() {
+        let mut changes = Changes::default();
+        let mut long = layout::all_of(SUBJECT).to_vec();
+        long.resize(SPANS_BYTES_MAX, b'm');
+        changes.note(1, [SUBJECT].into_iter(), [long.as_slice()].into_iter());
+        assert!(changes.recent.iter().all(|batch| batch.spans.is_empty()));
+        let from = layout::all_of(SUBJECT).to_vec();
+        let to = [&from[..], b"a"].concat();
+        assert!(!changes.is_unchanged_within(SUBJECT, (&from, &to), 0));
+        assert!(changes.is_unchanged_within(SUBJECT, (&from, &to), 1));
     }
 
     #[test]

@@ -73,8 +73,9 @@ impl Default for ReplicaSetTimes {
 /// How long a hurried call looks: a set whose primary has ended has another one by then.
 const HURRIED_LIMIT: Duration = Duration::from_secs(3);
 
-/// How often a read is sent again because its member has not answered it.
-const READS_LOST_MAX: u32 = 3;
+/// How often a read is sent again because its member has not answered it. Once: if another member ends too, it is
+/// probably the query.
+const READS_LOST_MAX: u32 = 1;
 
 /// The members of one replica set.
 pub struct ReplicaSet(Arc<Shared>);
