@@ -7,11 +7,11 @@
 //!             ▼                        ▼
 //!           send ─► NotSent, or refused by a member that is not what it was thought to be:
 //!             │     forget what is known, look, send again until the deadline
-//!             └───► a reply, or OutcomeUnknown: the caller's; a read is sent again, a few times
+//!             └───► a reply, or OutcomeUnknown: the caller's; a read is sent again, once
 //! ```
 //!
-//! A read whose member ends before it has answered is asked for again where another one does its work. ⚑ A few times
-//! only: a query that its members do not survive must not go through all sets again and again. A cursor that is gone
+//! A read whose member ends before it has answered is asked for again where another one does its work. ⚑ Once
+//! only: a query that its members do not survive must not end a whole set. A cursor that is gone
 //! with its member is its caller's.
 //!
 //! While a call waits its member is watched (`watched.rs`).
