@@ -183,45 +183,37 @@ impl Server {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = i32::try_from(self.pid())
-            .ok()
-            .and_then(Pid::from_raw)
-            .context("an odd process id")?;
-        kill_process(pid, signal).with_context(|| self.ending())
+        signal_process(self.pid(), signal).with_context(|| self.ending())
     }
 
-    /// Stops the server cleanly; anything but exit status 0 is an error.
+    /// Stops the server cleanly, with all processes of a set or cluster at once; anything but exit
+    /// status 0 is an error.
     pub fn stop(mut self) -> Result<()> {
-        // Of a set, the others go as they are: what was measured is over.
-        for other in &mut self.others {
-            other.kill()?;
-            other.wait()?;
-        }
-        if !self.others.is_empty() {
-            self.child.kill()?;
-            self.child.wait()?;
-            return Ok(());
-        }
         self.resume()?;
-        self.signal(Signal::TERM)?;
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                ensure!(
-                    status.success(),
-                    "{} ended with {status}; its output is in {}",
-                    self.product.name(),
-                    self.log().display()
-                );
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "{} did not stop within {STOP_TIMEOUT:?}",
-                self.product.name()
-            );
-            std::thread::sleep(POLL);
+        for other in &self.others {
+            signal_process(other.id(), Signal::TERM).with_context(|| self.ending())?;
         }
+        self.signal(Signal::TERM)?;
+        let (name, log) = (self.product.name(), self.log());
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        for process in self.others.iter_mut().chain([&mut self.child]) {
+            let status = loop {
+                if let Some(status) = process.try_wait()? {
+                    break status;
+                }
+                ensure!(
+                    Instant::now() < deadline,
+                    "{name} did not stop within {STOP_TIMEOUT:?}"
+                );
+                std::thread::sleep(POLL);
+            };
+            ensure!(
+                status.success(),
+                "{name} ended with {status}; its output is in {}",
+                log.display()
+            );
+        }
+        Ok(())
     }
 
     fn log(&self) -> PathBuf {
@@ -262,6 +254,14 @@ impl Drop for Server {
             let _ = self.child.wait();
         }
     }
+}
+
+fn signal_process(id: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(id)
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("an odd process id")?;
+    Ok(kill_process(pid, signal)?)
 }
 
 fn start_terndb(binary: &Path, directory: PathBuf, flags: &[&str]) -> Result<Server> {
