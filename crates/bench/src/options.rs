@@ -300,6 +300,8 @@ pub struct ComparePlan {
     pub workloads: Vec<Workload>,
     pub durabilities: Vec<Durability>,
     pub sides: Vec<Product>,
+    pub shape: Option<Shape>,
+    pub members: usize,
 }
 
 impl CompareOptions {
@@ -351,6 +353,8 @@ impl CompareOptions {
                 .clone()
                 .unwrap_or_else(|| vec![Durability::W1, Durability::Majority]),
             sides,
+            shape: self.shape(),
+            members: self.members,
         };
         ensure!(plan.rounds > 0, "--rounds must be at least 1");
         ensure!(
