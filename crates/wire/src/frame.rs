@@ -58,6 +58,8 @@ pub enum CloseReason {
     Flags(u32),
     #[error("the checksum does not match")]
     Checksum,
+    #[error("an HTTP request came instead of a message")]
+    Http,
     #[error("compressor {0} is not supported")]
     Compressor(u8),
     #[error("compressed message: {0}")]
@@ -87,12 +89,21 @@ pub fn parse_request(message: Bytes) -> Result<Request, Rejection> {
     }
 }
 
+/// As lengths, these are far above any that is allowed.
+const HTTP_METHODS: [&[u8]; 4] = [b"GET ", b"POST ", b"HEAD ", b"PUT "];
+
 /// Reads the length of the message that begins with `bytes`, once enough of it is there.
 pub(crate) fn message_length(bytes: &[u8]) -> Result<Option<usize>, CloseReason> {
     // The length alone decides, but a hostile one is only looked at with the rest of its header.
     let Some(header) = bytes.first_chunk::<HEADER_SIZE>() else {
         return Ok(None);
     };
+    if HTTP_METHODS
+        .iter()
+        .any(|&method| header.starts_with(method))
+    {
+        return Err(CloseReason::Http);
+    }
     let Header { length, opcode, .. } = Header::parse(header);
     // What is not this protocol (a TLS handshake, say) is not waited for to its end.
     if !matches!(opcode, OP_MSG | OP_QUERY | OP_COMPRESSED | OP_GET_MORE) {

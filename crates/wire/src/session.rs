@@ -50,6 +50,10 @@ pub(crate) enum SessionEnd {
     Io(#[from] io::Error),
 }
 
+/// What a request of HTTP gets.
+const HTTP_ANSWER: &str = "HTTP/1.0 200 OK\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\n\
+    This is TernDB. It speaks MongoDB's wire protocol, not HTTP: connect with mongosh or a driver.\r\n";
+
 pub(crate) struct Session<'a, H> {
     handler: &'a H,
     shared: &'a Shared,
@@ -90,6 +94,10 @@ impl<'a, H: Handler> Session<'a, H> {
         loop {
             let message = match self.next_message().await {
                 Ok(message) => message,
+                Err(end @ SessionEnd::Protocol(CloseReason::Http)) => {
+                    self.answer_browser().await;
+                    return end;
+                }
                 Err(end) => return end,
             };
             if let Err(end) = self.answer(message).await {
@@ -114,6 +122,14 @@ impl<'a, H: Handler> Session<'a, H> {
             if received == 0 {
                 return Err(SessionEnd::Client);
             }
+        }
+    }
+
+    /// Somebody has typed the address into a browser: they are told what this is.
+    async fn answer_browser(&mut self) {
+        if let Some(mut writing) = self.connection.take_writing_half() {
+            // The connection ends in any case.
+            let _ = writing.write_all(HTTP_ANSWER.as_bytes()).await;
         }
     }
 

@@ -7,7 +7,8 @@
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod support;
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 
 use model::bson::{Doc, DocWriter, ValueRef};
 use support::*;
@@ -184,6 +185,28 @@ fn lengths_opcodes_flags_and_checksums() {
         &frame(OP_MSG, &[1, 0, 0, 0, 0, 0]),
         Gets::Code(51252),
     );
+}
+
+/// A browser's request is answered in its own language; the real server answers `GET` only.
+#[test]
+fn http_requests() {
+    let (address, server) = peer();
+    let methods: &[&str] = match server {
+        Some(_) => &["GET", "HEAD", "POST", "PUT"],
+        None => &["GET"],
+    };
+    for method in methods {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let request = format!("{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(
+            answer.starts_with("HTTP/1.0 200 OK\r\n"),
+            "{method}: {answer}"
+        );
+        assert!(answer.contains("\r\n\r\n"), "{method}: {answer}");
+    }
 }
 
 #[test]
