@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, select_all, try_join_all};
 use model::bson::{DocBuf, DocWriter};
 use router::Router;
-use shard::{Membership, ReplicaSetOptions, ShardOptions};
+use shard::{Membership, ReplicaSetOptions, ScanMemory, ShardOptions};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -61,10 +61,12 @@ pub async fn serve(settings: UpSettings) -> Result<()> {
         .collect();
     let reach = Reach::default();
     let config = reach.later(&connections[0]);
+    // One for all shards, because ranges go from one to the other.
+    let memory = ShardOptions::scan_memory_of(settings.cache_bytes);
     // All at once: what takes time is opening files.
     let starts = groups
         .into_iter()
-        .flat_map(|group| start(group, &settings, &config, &reach));
+        .flat_map(|group| start(group, &settings, &memory, &config, &reach));
     let mut members = try_join_all(starts).await?;
     for connection in &connections[1..] {
         add_shard(&*config, connection).await?;
@@ -160,6 +162,7 @@ impl<'a> Ports<'a> {
 fn start(
     group: Group,
     settings: &UpSettings,
+    memory: &ScanMemory,
     config: &Arc<dyn Endpoint>,
     reach: &Reach,
 ) -> Vec<impl Future<Output = Result<Member>> + Send + 'static> {
@@ -174,6 +177,7 @@ fn start(
             log_window: settings.log_window,
             data,
             cache_bytes,
+            scan_memory: (!is_config).then(|| memory.clone()),
             parameters: settings.parameters.clone(),
         };
         let set = ReplicaSetOptions {

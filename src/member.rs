@@ -406,6 +406,7 @@ mod tests {
         let options = ShardOptions {
             data: data.path().to_owned(),
             cache_bytes: 8 << 20,
+            scan_memory: None,
             parameters: Vec::new(),
             log_window: LogWindow::default(),
         };

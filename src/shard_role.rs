@@ -47,6 +47,7 @@ async fn serve(settings: UpSettings, part: Part) -> Result<()> {
         log_window: settings.log_window,
         data: settings.data.clone(),
         cache_bytes: settings.cache_bytes,
+        scan_memory: None,
         parameters: settings.parameters.clone(),
     };
     let set = ReplicaSetOptions {

@@ -113,6 +113,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
             .map(|address| reachable(*address))
             .collect(),
     };
+    let scan_memory = ShardOptions::scan_memory_of(settings.cache_bytes);
     let mut members = Vec::new();
     for ((listener, data), (id, host)) in listeners
         .into_iter()
@@ -123,6 +124,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
             log_window: settings.log_window,
             data,
             cache_bytes: settings.cache_bytes / u64::from(settings.members),
+            scan_memory: Some(scan_memory.clone()),
             parameters: settings.parameters.clone(),
         };
         let set = ReplicaSetOptions {

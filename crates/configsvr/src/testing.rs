@@ -264,6 +264,7 @@ async fn open(directory: &Path, set: &str) -> Arc<Shard> {
         log_window: LogWindow::default(),
         data: directory.to_owned(),
         cache_bytes: 8 << 20,
+        scan_memory: None,
         parameters: Vec::new(),
     };
     let shard =

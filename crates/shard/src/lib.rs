@@ -63,6 +63,7 @@ pub use recent_log::RecentLog;
 pub use replica_set::waiting_room::{Doorway, WaitingRoom};
 pub use replica_set::{MemberNumber, Membership, ReplicaSetOptions};
 pub use shard::{LogWindow, OpenError, Shard, ShardHandler, ShardOptions};
+pub use storage::ScanMemory;
 
 /// The store this shard runs on.
 pub(crate) type Store = storage::Store<storage::FjallEngine>;

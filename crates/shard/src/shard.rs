@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use storage::{FjallEngine, FjallOptions, StoreOptions};
+use storage::{FjallEngine, FjallOptions, ScanMemory, StoreOptions};
 use tokio::sync::{Notify, watch};
 use wire::{ConnectionInfo, Handler, MetricsSnapshot, Reply, Request, ServerHandle};
 
@@ -45,11 +45,26 @@ use wire::{ConnectionInfo, Handler, MetricsSnapshot, Reply, Request, ServerHandl
 #[derive(Clone, Debug)]
 pub struct ShardOptions {
     pub data: PathBuf,
-    /// Memory for cached data: the engine's blocks and whole records.
+    /// Memory for cached data: the engine's blocks, whole records, and what scans keep.
     pub cache_bytes: u64,
+    /// What scans keep in it is one with that of other shards of the process, which were given a clone
+    /// of this; `None` for a part of its own.
+    pub scan_memory: Option<ScanMemory>,
     /// Server parameters with the values they start with.
     pub parameters: Vec<(String, String)>,
     pub log_window: LogWindow,
+}
+
+impl ShardOptions {
+    /// The part of a cache that is for scans alone.
+    fn scan_bytes(cache_bytes: u64) -> u64 {
+        cache_bytes / 4
+    }
+
+    /// What scans of several shards keep, which have so much for caching together.
+    pub fn scan_memory_of(cache_bytes: u64) -> ScanMemory {
+        ScanMemory::of(Self::scan_bytes(cache_bytes))
+    }
 }
 
 /// How much of the log is kept, for change streams and others who read it. What is
@@ -184,11 +199,12 @@ impl Shard {
             .map_err(|error| OpenError::Parameter(error.message))?;
         // Records are asked for far more often than blocks: see docs/benchmarks.md.
         let record_cache_bytes = options.cache_bytes / 2;
-        let stretch_bytes = options.cache_bytes / 4;
+        let scan_bytes = ShardOptions::scan_bytes(options.cache_bytes);
+        let scan_memory = options.scan_memory.clone();
         let engine = FjallEngine::open(
             &options.data,
             &FjallOptions {
-                cache_bytes: options.cache_bytes - record_cache_bytes - stretch_bytes,
+                cache_bytes: options.cache_bytes - record_cache_bytes - scan_bytes,
                 // With twice the size, half as much is merged again while loading; but a
                 // restart replays more, and small servers have no memory for it.
                 memtable_bytes: (options.cache_bytes / 16).clamp(32 << 20, 64 << 20),
@@ -201,7 +217,7 @@ impl Shard {
             engine,
             StoreOptions {
                 record_cache_bytes,
-                stretch_bytes,
+                scan_memory: scan_memory.unwrap_or_else(|| ScanMemory::of(scan_bytes)),
                 ..StoreOptions::default()
             },
         )?);

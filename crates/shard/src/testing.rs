@@ -209,6 +209,7 @@ async fn open(
         log_window,
         data: directory.to_owned(),
         cache_bytes: 8 << 20,
+        scan_memory: None,
         parameters: parameters.map(owned).collect(),
     };
     let shard = tokio::task::block_in_place(|| Shard::open_with_clock(&options, clock.clone()))

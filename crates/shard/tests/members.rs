@@ -31,6 +31,7 @@ fn options(data: &TempDir) -> ShardOptions {
         log_window: LogWindow::default(),
         data: data.path().to_owned(),
         cache_bytes: 8 << 20,
+        scan_memory: None,
         parameters: Vec::new(),
     }
 }

@@ -21,6 +21,7 @@ impl World {
             log_window: shard::LogWindow::default(),
             data: data.path().to_owned(),
             cache_bytes: 8 << 20,
+            scan_memory: None,
             parameters: Vec::new(),
         })
         .expect("an empty directory opens");

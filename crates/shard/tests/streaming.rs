@@ -114,6 +114,7 @@ async fn a_get_more_streams_all_batches() {
         log_window: shard::LogWindow::default(),
         data: data.path().to_owned(),
         cache_bytes: 8 << 20,
+        scan_memory: None,
         parameters: Vec::new(),
     })
     .expect("an empty directory opens");

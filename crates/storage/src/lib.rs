@@ -50,6 +50,6 @@ pub use engine::memory::MemoryEngine;
 pub use engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice};
 pub use error::{Disposition, Error, Result};
 pub use store::{
-    Before, Committed, IndexEntry, PastSnapshot, Position, Record, Snapshot, StagedState,
-    StateCopy, Store, StoreOptions, StoredRecord, discard_staged, finish_install,
+    Before, Committed, IndexEntry, PastSnapshot, Position, Record, ScanMemory, Snapshot,
+    StagedState, StateCopy, Store, StoreOptions, StoredRecord, discard_staged, finish_install,
 };

@@ -11,8 +11,8 @@ use model::time::ClusterTime;
 use storage::entry::{Description, Encoder, IndexAction, IndexChange};
 use storage::store::Verdict;
 use storage::{
-    Committed, Direction, Engine, FjallEngine, FjallOptions, KeyRange, MemoryEngine, Store,
-    StoreOptions,
+    Committed, Direction, Engine, FjallEngine, FjallOptions, KeyRange, MemoryEngine, ScanMemory,
+    Store, StoreOptions,
 };
 
 const COLLECTION: CollectionId = CollectionId(1);
@@ -195,7 +195,9 @@ fn nothing_stale_is_seen_on_disk() {
 #[test]
 fn what_is_kept_is_bounded() {
     let options = StoreOptions {
-        stretch_bytes: 100_000,
+        // Nothing is lent.
+        record_cache_bytes: 0,
+        scan_memory: ScanMemory::of(100_000),
         ..StoreOptions::default()
     };
     let store = Store::open(MemoryEngine::new(), options).expect("opened");
@@ -208,4 +210,69 @@ fn what_is_kept_is_bounded() {
         let bytes = store.stretch_bytes();
         assert!(bytes > 0 && bytes <= 100_000, "{bytes} in turn {turn}");
     }
+}
+
+fn store_within(memory: &ScanMemory, record_cache_bytes: u64) -> Store<MemoryEngine> {
+    let options = StoreOptions {
+        record_cache_bytes,
+        scan_memory: memory.clone(),
+        ..StoreOptions::default()
+    };
+    let store = Store::open(MemoryEngine::new(), options).expect("opened");
+    fill(&store);
+    store
+}
+
+fn scan_all<E: Engine>(store: &Store<E>) -> u64 {
+    for from in (0..RECORDS).step_by(20) {
+        short_scan(store, from);
+    }
+    store.stretch_bytes()
+}
+
+/// What one store does not use another one has, and as much of it as it has itself it gives back.
+#[test]
+fn stores_share_what_scans_keep() {
+    let memory = ScanMemory::of(100_000);
+    let (one, other) = (store_within(&memory, 0), store_within(&memory, 0));
+    let alone = scan_all(&one);
+    assert!((90_000..=100_000).contains(&alone), "{alone}");
+    for _ in 0..20 {
+        scan_all(&other);
+        let both = [one.stretch_bytes(), other.stretch_bytes()];
+        assert!(both.iter().sum::<u64>() <= 100_000, "{both:?}");
+    }
+    assert!(other.stretch_bytes() > 30_000, "{}", other.stretch_bytes());
+    assert!(one.stretch_bytes() > 30_000, "{}", one.stretch_bytes());
+    drop(one);
+    let alone = scan_all(&other);
+    assert!((90_000..=100_000).contains(&alone), "{alone}");
+}
+
+/// Records that are read one by one get back what was lent to scans.
+#[test]
+fn scans_borrow_from_records() {
+    let memory = ScanMemory::of(20_000);
+    let store = store_within(&memory, 4 << 20);
+    let scanned = scan_all(&store);
+    assert!(scanned > 100_000, "all of it, not {scanned}");
+    for round in 2..10 {
+        apply(&store, round, |encoder| {
+            for number in 1_000..4_000u16 {
+                let number = number + round as u16 * 3_000;
+                let description = Description::Insert;
+                encoder.put_record(COLLECTION, &key(number), &document(round), description, &[]);
+            }
+        });
+        for number in 1_000..4_000u16 {
+            let number = number + round as u16 * 3_000;
+            store.get(COLLECTION, &key(number)).expect("read");
+        }
+    }
+    let (records, scanned) = (store.record_cache_bytes(), store.stretch_bytes());
+    assert!(records > 3 << 20, "{records}");
+    assert!(
+        scanned <= 20_000 + (4 << 20) - records,
+        "{scanned} beside {records}"
+    );
 }

@@ -92,6 +92,8 @@ pub(crate) struct Execution {
     restriction: Option<RangeSet>,
     /// Outside of these keys no record is asked for.
     windows: Option<Windows>,
+    /// Inside of them all are: what a scan of records finds there need not be looked at for that.
+    windows_decide: bool,
     /// Of a part that is sorted here: the last key returned, and whether its document is
     /// still to come.
     sorted_at: Option<(Vec<u8>, bool)>,
@@ -171,6 +173,7 @@ impl Execution {
             mark: Mark::Beginning,
             restriction: None,
             windows: None,
+            windows_decide: false,
             sorted_at: None,
             put_back: None,
             suspended: false,

@@ -110,6 +110,25 @@ async fn scans_go_from_one_owned_range_to_the_next() {
     }
 }
 
+/// ⚑ Among very many ranges a scan goes through all that lies there, and looks at each document.
+#[tokio::test(flavor = "multi_thread")]
+async fn scans_of_very_many_ranges_tell_documents_apart() {
+    let ranges: Vec<String> = (0..300)
+        .map(|at| format!("{{min: {{x: {}}}, max: {{x: {}}}}}", 2 * at, 2 * at + 1))
+        .collect();
+    let shard = with_orphans().await;
+    let placed = placed("_terndbSetPlacement", (3, 0), (3, 1), &ranges.join(", "));
+    shard.check(&format!("admin {placed} => {{}}")).await;
+    shard
+        .check(
+            "{find: 'c', filter: {z: {$gt: 90}}, hint: {$natural: 1}} => {cursor: {firstBatch: [{_id: 2}, {_id: 4}, {_id: 6}, {_id: 8}]}}
+             {find: 'c', hint: {$natural: -1}, limit: 3} => {cursor: {firstBatch: [{_id: 20}, {_id: 18}, {_id: 16}]}}
+             {count: 'c', hint: {$natural: 1}} => {n: 10}
+             {explain: {find: 'c'}, verbosity: 'executionStats'} => {executionStats: {nReturned: 10, executionStages: {stage: 'SHARDING_FILTER', chunkSkips: 10}}}",
+        )
+        .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_touch_only_what_is_owned() {
     let shard = with_orphans().await;

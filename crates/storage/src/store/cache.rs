@@ -28,6 +28,7 @@ use parking_lot::RwLock;
 use quick_cache::sync::{Cache, DefaultLifecycle, GuardResult};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
+use super::memory::ScanMemory;
 use crate::engine::Slice;
 use crate::error::Result;
 
@@ -58,12 +59,14 @@ type Inner = Cache<Slice, Cached, Weight, DefaultHashBuilder, DefaultLifecycle<S
 
 pub(super) struct RecordCache {
     inner: Option<Inner>,
+    /// What this does not use is lent to scans.
+    memory: ScanMemory,
     /// Held while a value is read from the engine and filled in.
     filling: RwLock<()>,
 }
 
 impl RecordCache {
-    pub fn new(capacity_bytes: u64) -> Self {
+    pub fn new(capacity_bytes: u64, memory: ScanMemory) -> Self {
         let items = usize::try_from(capacity_bytes / 512).unwrap_or(usize::MAX);
         // The builder refuses only missing capacities; without a cache all still works.
         let options = OptionsBuilder::new()
@@ -82,12 +85,19 @@ impl RecordCache {
         });
         Self {
             inner,
+            memory,
             filling: RwLock::default(),
         }
     }
 
     pub fn weight(&self) -> u64 {
         self.inner.as_ref().map_or(0, Cache::weight)
+    }
+
+    /// How much more would fit.
+    pub fn left_bytes(&self) -> u64 {
+        let left = |cache: &Inner| cache.capacity().saturating_sub(cache.weight());
+        self.inner.as_ref().map_or(0, left)
     }
 
     /// The value if it is here.
@@ -130,6 +140,8 @@ impl RecordCache {
                 if may_keep && let Some(value) = &value {
                     // Refused if a writer came between; then the value is only returned.
                     let _ = guard.insert(Cached::Value(value.clone()));
+                    self.memory
+                        .records_came(value.len() as u64 + OVERHEAD_BYTES);
                 }
                 Ok(value)
             }
@@ -147,7 +159,11 @@ impl RecordCache {
     pub fn changed(&self, key: Slice, value: Option<Slice>) {
         let Some(cache) = &self.inner else { return };
         match value {
-            Some(value) => cache.insert(key, Cached::Value(value)),
+            Some(value) => {
+                let bytes = value.len() as u64 + OVERHEAD_BYTES;
+                cache.insert(key, Cached::Value(value));
+                self.memory.records_came(bytes);
+            }
             None => {
                 cache.remove(&key);
             }
@@ -191,7 +207,7 @@ mod tests {
 
     #[test]
     fn slow_reader_cannot_fill_in_a_replaced_version() {
-        let cache = RecordCache::new(1 << 20);
+        let cache = RecordCache::new(1 << 20, ScanMemory::of(0));
         let key = Slice::from("key");
         // The reader asks the engine, and meanwhile a batch is committed.
         let load = || {
@@ -206,7 +222,7 @@ mod tests {
 
     #[test]
     fn nothing_is_filled_in_while_a_commit_runs() {
-        let cache = RecordCache::new(1 << 20);
+        let cache = RecordCache::new(1 << 20, ScanMemory::of(0));
         let key = Slice::from("key");
         assert_eq!(read(&cache, "1"), "1");
         assert_eq!(read(&cache, "not asked"), "1");
@@ -222,14 +238,14 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_zero_means_none() {
-        let cache = RecordCache::new(64 << 10);
+        let cache = RecordCache::new(64 << 10, ScanMemory::of(0));
         for at in 0..10_000u32 {
             let key = Slice::from(at.to_be_bytes());
             cache.mark_changing(&key);
             cache.changed(key, Some(vec![0; 100].into()));
         }
         assert!(cache.weight() <= 64 << 10);
-        let none = RecordCache::new(0);
+        let none = RecordCache::new(0, ScanMemory::of(0));
         assert_eq!(read(&none, "1"), "1");
         assert_eq!(read(&none, "2"), "2");
     }

@@ -15,6 +15,7 @@
 //! | `apply.rs` | entries into one engine batch |
 //! | `cache.rs` | the record cache and how it stays coherent |
 //! | `stretches.rs`, `pairs.rs` | what scans read, kept in memory for the next ones |
+//! | `memory.rs` | the memory for that, of all stores of a process |
 //! | `joined.rs` | records beside the index entries that lead to them |
 //! | `changes.rs` | what batches have written lately |
 //! | `counters.rs` | document counts and sizes, exact after a crash |
@@ -34,6 +35,7 @@ mod counters;
 mod forgotten;
 mod joined;
 mod maintain;
+mod memory;
 mod pairs;
 mod past;
 mod snapshot;
@@ -52,6 +54,7 @@ pub use apply::{Before, Committed};
 pub use copy::{StagedState, StateCopy, discard_staged, finish_install};
 pub use counters::Counter;
 pub use maintain::{HistoryPin, Maintained};
+pub use memory::ScanMemory;
 pub use pairs::Verdict;
 pub use past::{PastScan, PastSnapshot};
 pub use snapshot::{
@@ -71,8 +74,8 @@ use stretches::Stretches;
 pub struct StoreOptions {
     /// Memory for whole records above the engine. Zero switches the cache off.
     pub record_cache_bytes: u64,
-    /// Memory for what scans read. Zero keeps nothing.
-    pub stretch_bytes: u64,
+    /// Memory for what scans read, which other stores of the process may share.
+    pub scan_memory: ScanMemory,
     /// From how many pairs on a scan leaves stretches before it ends.
     pub long_scan_pairs: u64,
     /// How far back reads at an earlier time may go.
@@ -86,7 +89,7 @@ impl Default for StoreOptions {
     fn default() -> Self {
         Self {
             record_cache_bytes: 64 << 20,
-            stretch_bytes: 32 << 20,
+            scan_memory: ScanMemory::of(32 << 20),
             long_scan_pairs: 256,
             history_window_seconds: 300,
             sweep_after_seconds: 900,
@@ -240,25 +243,28 @@ impl<E: Engine> Store<E> {
             dropped,
             forgotten,
         } = Loaded::from(&engine.snapshot())?;
+        let memory = options.scan_memory;
+        let shared = Arc::new(Shared {
+            cache: RecordCache::new(options.record_cache_bytes, memory.clone()),
+            stretches: Stretches::new(memory.clone()),
+            long_scan_pairs: options.long_scan_pairs,
+            commits_begun: AtomicU64::new(0),
+            commits_finished: AtomicU64::new(0),
+            position: AtomicU64::new(position),
+            time: AtomicU64::new(time.to_u64()),
+            history_start: AtomicU64::new(history_start.to_u64()),
+            pins: Mutex::default(),
+            has_dropped: AtomicBool::new(!dropped.is_empty()),
+            dropped: RwLock::new(Arc::new(dropped)),
+            has_forgotten: AtomicBool::new(!forgotten.is_empty()),
+            forgotten: RwLock::new(Arc::new(forgotten)),
+        });
+        memory.join(&shared);
         Ok(Self {
             counters: RwLock::new(counters),
             writer: Mutex::default(),
             removals: Mutex::default(),
-            shared: Arc::new(Shared {
-                cache: RecordCache::new(options.record_cache_bytes),
-                stretches: Stretches::new(options.stretch_bytes),
-                long_scan_pairs: options.long_scan_pairs,
-                commits_begun: AtomicU64::new(0),
-                commits_finished: AtomicU64::new(0),
-                position: AtomicU64::new(position),
-                time: AtomicU64::new(time.to_u64()),
-                history_start: AtomicU64::new(history_start.to_u64()),
-                pins: Mutex::default(),
-                has_dropped: AtomicBool::new(!dropped.is_empty()),
-                dropped: RwLock::new(Arc::new(dropped)),
-                has_forgotten: AtomicBool::new(!forgotten.is_empty()),
-                forgotten: RwLock::new(Arc::new(forgotten)),
-            }),
+            shared,
             engine,
             sweep_after_seconds: options.sweep_after_seconds,
             history_window: AtomicU32::new(options.history_window_seconds),

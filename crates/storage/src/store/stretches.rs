@@ -27,9 +27,9 @@
 //! reader's snapshot lies in that time. A snapshot that is older than a stretch asks the
 //! engine.
 //!
-//! Room. What is kept is bounded. When all of it is used, one in a few new stretches
-//! takes the place of an old one, in key order: a scan over more than fits then still
-//! finds most of what is kept, where replacing the oldest would find nothing.
+//! Room. What is kept is bounded, for all stores of a process together (`memory.rs`). When all of
+//! it is used, one in a few new stretches takes the place of an old one, in key order: a scan over
+//! more than fits then still finds most of what is kept, where replacing the oldest would find nothing.
 //!
 //! Pieces. Each write takes a stretch away, and the next scan may fill the gap in part. So
 //! that pieces do not become ever smaller, a scan that asks the engine anyway goes on
@@ -46,6 +46,7 @@ use parking_lot::RwLock;
 
 use super::changes::Changes;
 use super::joined::{Attempts, Joined};
+use super::memory::ScanMemory;
 use crate::engine::Pair;
 use crate::layout::{self, Subject};
 
@@ -225,27 +226,22 @@ impl Kept {
         }
     }
 
-    /// Makes room for so many bytes; false if there can be none.
-    fn make_room(&mut self, bytes: u64, capacity_bytes: u64) -> bool {
-        if bytes > capacity_bytes {
-            return false;
+    /// Removes the one whose turn it is; false if there is none.
+    fn remove_next(&mut self) -> bool {
+        let reach = (Bound::Excluded(&self.hand[..]), Bound::Unbounded);
+        let next = self.stretches.range::<[u8], _>(reach).next();
+        match next.or_else(|| self.stretches.first_key_value()) {
+            Some((from, _)) => self.hand = from.clone(),
+            None => return false,
         }
-        while self.memory_bytes + bytes > capacity_bytes {
-            let reach = (Bound::Excluded(&self.hand[..]), Bound::Unbounded);
-            let next = self.stretches.range::<[u8], _>(reach).next();
-            match next.or_else(|| self.stretches.first_key_value()) {
-                Some((from, _)) => self.hand = from.clone(),
-                None => return false,
-            }
-            let from = self.hand.clone();
-            self.remove(&from);
-        }
+        let from = self.hand.clone();
+        self.remove(&from);
         true
     }
 }
 
 pub(super) struct Stretches {
-    capacity_bytes: u64,
+    memory: ScanMemory,
     kept: RwLock<Kept>,
     /// Spares short scans and loads the lock.
     is_empty: AtomicBool,
@@ -255,10 +251,9 @@ pub(super) struct Stretches {
 }
 
 impl Stretches {
-    /// Zero keeps none.
-    pub fn new(capacity_bytes: u64) -> Self {
+    pub fn new(memory: ScanMemory) -> Self {
         Self {
-            capacity_bytes,
+            memory,
             kept: RwLock::default(),
             is_empty: AtomicBool::new(true),
             memory_bytes: AtomicU64::new(0),
@@ -267,7 +262,7 @@ impl Stretches {
     }
 
     pub fn is_off(&self) -> bool {
-        self.capacity_bytes == 0
+        self.memory.is_off()
     }
 
     pub fn memory_bytes(&self) -> u64 {
@@ -276,13 +271,13 @@ impl Stretches {
 
     /// Whether one more has place without taking that of others.
     pub fn has_room(&self) -> bool {
-        self.memory_bytes() + STRETCH_BYTES_MAX <= self.capacity_bytes
+        self.memory.has_room(STRETCH_BYTES_MAX)
     }
 
     /// Whether it is worth while to make something that takes so many bytes: there is
     /// room, or it is the one in a few that takes others' place.
     pub fn wants(&self, bytes: u64) -> bool {
-        if self.memory_bytes() + bytes <= self.capacity_bytes {
+        if self.memory.has_room(bytes) {
             return true;
         }
         let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
@@ -311,6 +306,10 @@ impl Stretches {
 
     /// Keeps a stretch, if it is still what the store holds.
     pub fn keep(&self, subject: Subject, from: &[u8], stretch: Stretch) {
+        let bytes = stretch.memory_bytes();
+        if !self.memory.make_room(bytes) {
+            return;
+        }
         let mut kept = self.kept.write();
         let within = (from, &stretch.to[..]);
         let commits_finished = stretch.commits_finished;
@@ -336,11 +335,8 @@ impl Stretches {
         for other in small {
             kept.remove(&other);
         }
-        let bytes = stretch.memory_bytes();
-        if kept.make_room(bytes, self.capacity_bytes) {
-            kept.memory_bytes += bytes;
-            kept.stretches.insert(from.into(), Arc::new(stretch));
-        }
+        kept.memory_bytes += bytes;
+        kept.stretches.insert(from.into(), Arc::new(stretch));
         self.note_sizes(&kept);
     }
 
@@ -365,13 +361,12 @@ impl Stretches {
 
     /// Keeps the records of a stretch with it.
     pub fn join(&self, stretch: &Arc<Stretch>, collection: CollectionId, joined: &Arc<Joined>) {
+        if stretch.len() == 0 || !self.memory.make_room(joined.memory_bytes()) {
+            return;
+        }
         let mut kept = self.kept.write();
         let subject = Subject::Collection(collection);
-        let is_same = kept.changes.is_unchanged(subject, joined.commits_finished);
-        if stretch.len() == 0
-            || !is_same
-            || !kept.make_room(joined.memory_bytes(), self.capacity_bytes)
-        {
+        if !kept.changes.is_unchanged(subject, joined.commits_finished) {
             return;
         }
         // It may have gone meanwhile, or just now.
@@ -466,11 +461,26 @@ impl Stretches {
         self.note_sizes(&kept);
     }
 
+    /// Makes one of them give way to others; false if there is none.
+    pub fn give_way(&self) -> bool {
+        let mut kept = self.kept.write();
+        let removed = kept.remove_next();
+        self.note_sizes(&kept);
+        removed
+    }
+
+    /// With the lock held.
     fn note_sizes(&self, kept: &Kept) {
         self.is_empty
             .store(kept.stretches.is_empty(), Ordering::Release);
-        self.memory_bytes
-            .store(kept.memory_bytes, Ordering::Relaxed);
+        let before = self.memory_bytes.swap(kept.memory_bytes, Ordering::Relaxed);
+        self.memory.changed(before, kept.memory_bytes);
+    }
+}
+
+impl Drop for Stretches {
+    fn drop(&mut self) {
+        self.memory.changed(self.memory_bytes(), 0);
     }
 }
 

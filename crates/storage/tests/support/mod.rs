@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use storage::entry::{Description, Encoder, ForgottenIndex, IndexAction, IndexChange};
 use storage::{
     Before, Committed, Direction, Engine, EngineSnapshot, FjallEngine, FjallOptions, KeyRange,
-    MemoryEngine, Record, Result, Snapshot, Store, StoreOptions,
+    MemoryEngine, Record, Result, ScanMemory, Snapshot, Store, StoreOptions,
 };
 
 /// Something an engine can be opened on, again and again.
@@ -194,7 +194,7 @@ pub fn run<B: Bed>(mut bed: B, actions: &[Action]) -> Outcome {
     let options = StoreOptions {
         record_cache_bytes: 8 << 10,
         // Every scan leaves stretches, and there is no room for all.
-        stretch_bytes: 4 << 10,
+        scan_memory: ScanMemory::of(4 << 10),
         long_scan_pairs: 1,
         history_window_seconds: 6,
         sweep_after_seconds: 1,

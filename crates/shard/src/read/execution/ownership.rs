@@ -160,7 +160,8 @@ impl Execution {
         let part = self.query.part.as_ref();
         let Some(part) = part.filter(|part| part.is_restricted()) else {
             if !self.query.sees_orphans && self.scans_records() {
-                self.windows = self.windows_of(&ownership.owned);
+                let ownership = ownership.clone();
+                self.look_through(&ownership.owned);
             }
             return;
         };
@@ -171,8 +172,15 @@ impl Execution {
         if here.is_empty() {
             self.stage = Stage::Ended;
         }
-        self.windows = self.windows_of(&here);
+        self.look_through(&here);
         self.restriction = (here != shown).then_some(here);
+    }
+
+    /// Looks at records of these ranges only, if it is known where they lie.
+    fn look_through(&mut self, ranges: &RangeSet) {
+        self.windows = self.windows_of(ranges);
+        let windows = self.windows.as_deref();
+        self.windows_decide = windows.is_some_and(|windows| windows == ranges.as_slice());
     }
 
     /// Where records of these ranges lie, if that is known. ⚑ What lies between them is not looked at: it may be as

@@ -176,9 +176,12 @@ impl Execution {
     ) -> Result<Visited, Error> {
         let plan = self.plain_scan(&live.multikey).expect("asked before");
         let limit = self.query.limit.unwrap_or(u64::MAX);
+        // Within bounds a scan looks at all that lies there, whoever owns it.
+        let are_told_apart = plan.bounds.is_some() || !self.windows_decide;
+        let ownership = self.collection.ownership.as_deref();
         let mut showing = Showing {
             filter: plan.filter,
-            ownership: self.collection.ownership.as_deref(),
+            ownership: ownership.filter(|_| are_told_apart),
             sees_orphans: self.query.sees_orphans,
             restriction: self.restriction.as_ref(),
             operation,
