@@ -63,6 +63,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::creation;
 use super::directory::Directory;
 use super::engine_log;
+use super::flush_without::{Stretches, Versions};
 use super::key_filter::KeyFilters;
 use super::table_writeback::TableWriteback;
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
@@ -87,6 +88,8 @@ const QUIET_LOOKS: u32 = 5;
 const QUIET_SHARE: u64 = 16;
 /// What part of a memtable's size its key filter takes.
 const FILTER_SHARE: usize = 64;
+/// A merge asks for the rule for garbage after so many keys.
+const LOOKS_PER_RULE: u32 = 1000;
 const FLUSH_POLL: Duration = Duration::from_millis(2);
 
 /// Threads that flush and compact.
@@ -146,7 +149,7 @@ struct Open {
     writeback: TableWriteback,
     keyspace: Keyspace,
     database: Database,
-    garbage: Arc<GarbageFactory>,
+    garbage: Garbage,
     memtable_bytes: u64,
     unflushed: KeyFilters,
     /// What merges when writers are quiet.
@@ -208,10 +211,8 @@ impl FjallEngine {
         let directory = Directory::open(path)?;
         let engine_path = directory.engine_path();
         creation::clear_unfinished(&engine_path).map_err(|e| Error::io(path, e))?;
-        let garbage = Arc::new(GarbageFactory {
-            rule: RwLock::new(Arc::new(|_, _| false)),
-        });
-        let for_filter = Arc::clone(&garbage);
+        let garbage = Garbage::default();
+        let for_filter = Arc::new(GarbageFactory(garbage.clone()));
         let database = Database::builder(directory.engine_path())
             .cache_size(options.cache_bytes)
             .worker_threads(options.workers)
@@ -288,6 +289,45 @@ impl Open {
             let unflushed = self.keyspace.tree.sealed_memtable_count();
             self.unflushed.sealed(unflushed);
         }
+        Ok(())
+    }
+
+    /// Seals the memtable and flushes it here, without what lies in the stretches; then another rule holds for
+    /// garbage.
+    fn flush_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: GarbageRule) -> Result<()> {
+        let tree = &self.keyspace.tree;
+        let tracker = &self.database.supervisor.snapshot_tracker;
+        let failed = |error: fjall::LsmError| Error::Engine(error.into());
+        // The engine's threads wait for it, and have nothing left to flush then.
+        let flushing = tree.get_flush_lock();
+        let memtable = loop {
+            // ⚑ What was sealed before holds no mark of what is dropped: it is flushed as it is.
+            tree.flush(&flushing, tracker.get_seqno_safe_to_gc())
+                .map_err(failed)?;
+            let mut sealed = self.sealed.lock();
+            if tree.sealed_memtable_count() == 0 {
+                let memtable = tree.active_memtable();
+                self.rotate(&mut sealed)?;
+                break memtable;
+            }
+        };
+        if !memtable.is_empty() {
+            let unread = tracker.get_seqno_safe_to_gc();
+            let mut left_out = Stretches::new(stretches);
+            let mut versions = Versions::new(unread);
+            let kept = memtable.iter().filter(|version| {
+                let key = &version.key;
+                (key.is_tombstone() || !left_out.contain(&key.user_key))
+                    && versions.keep(&key.user_key, key.seqno)
+            });
+            if let Some((tables, _)) = tree.flush_to_tables(kept.map(Ok)).map_err(failed)? {
+                let flushed = [memtable.id()];
+                tree.register_tables(&tables, None, None, &flushed, unread)
+                    .map_err(failed)?;
+            }
+        }
+        // Before the engine's threads go on: what they do next may be a merge.
+        self.garbage.set(rule);
         Ok(())
     }
 
@@ -419,6 +459,15 @@ impl Engine for FjallEngine {
         Ok(())
     }
 
+    fn sync_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: GarbageRule) -> Result<()> {
+        if !stretches.is_empty() {
+            return self.0.flush_without(stretches, rule);
+        }
+        self.sync()?;
+        self.set_garbage(rule);
+        Ok(())
+    }
+
     fn lets_writers_wait(&self) -> bool {
         let tree = &self.0.keyspace.tree;
         // The batch may fill a memtable itself.
@@ -431,7 +480,7 @@ impl Engine for FjallEngine {
     }
 
     fn set_garbage(&self, rule: GarbageRule) {
-        *self.0.garbage.rule.write() = rule;
+        self.0.garbage.set(rule);
     }
 
     fn collect_garbage(&self, _budget: usize) -> Result<()> {
@@ -514,13 +563,30 @@ impl Iterator for FjallScan {
     }
 }
 
-/// Hands the rule that holds at its beginning to each compaction.
-struct GarbageFactory {
-    rule: RwLock<GarbageRule>,
-}
+/// The rule for garbage that holds now.
+#[derive(Clone)]
+struct Garbage(Arc<RwLock<GarbageRule>>);
 
 // The lock is never held while anything could unwind.
-impl RefUnwindSafe for GarbageFactory {}
+impl RefUnwindSafe for Garbage {}
+
+impl Default for Garbage {
+    fn default() -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(|_, _| false))))
+    }
+}
+
+impl Garbage {
+    fn set(&self, rule: GarbageRule) {
+        *self.0.write() = rule;
+    }
+
+    fn rule(&self) -> GarbageRule {
+        Arc::clone(&self.0.read())
+    }
+}
+
+struct GarbageFactory(Garbage);
 
 impl Factory for GarbageFactory {
     fn name(&self) -> &str {
@@ -528,16 +594,32 @@ impl Factory for GarbageFactory {
     }
 
     fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
-        Box::new(GarbageFilter(Arc::clone(&self.rule.read())))
+        Box::new(GarbageFilter {
+            rule: self.0.rule(),
+            garbage: self.0.clone(),
+            looks_left: LOOKS_PER_RULE,
+        })
     }
 }
 
-struct GarbageFilter(GarbageRule);
+/// Leaves out what is garbage. A merge may take seconds, and what is dropped meanwhile need not be written any more:
+/// so it asks for the rule time and again. What a rule covers was written before the rule was told, and so were all
+/// tables that a merge reads: a later rule is as good for them as the one of its beginning.
+struct GarbageFilter {
+    rule: GarbageRule,
+    garbage: Garbage,
+    looks_left: u32,
+}
 
 impl CompactionFilter for GarbageFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
+        if self.looks_left == 0 {
+            self.rule = self.garbage.rule();
+            self.looks_left = LOOKS_PER_RULE;
+        }
+        self.looks_left -= 1;
         // Nothing of ours lies apart from its key, so that values are at hand.
-        Ok(if (self.0)(item.key(), &|| item.value().ok()) {
+        Ok(if (self.rule)(item.key(), &|| item.value().ok()) {
             Verdict::Remove
         } else {
             Verdict::Keep
@@ -608,6 +690,110 @@ mod tests {
         }
         let each = (bytes_read() - before) / looks;
         assert!(each < 16 << 10, "{each} bytes were read for a key");
+    }
+
+    fn write(engine: &FjallEngine, changes: &[(&str, Option<&str>)]) {
+        let mut batch = WriteBatch::default();
+        for (key, value) in changes {
+            let key = Slice::new(key.as_bytes());
+            match value {
+                Some(value) => batch.put(key, Slice::new(value.as_bytes())),
+                None => batch.remove(key),
+            }
+        }
+        engine.write(batch).expect("written");
+    }
+
+    fn is_there(engine: &FjallEngine, key: &str) -> bool {
+        engine.get(key.as_bytes()).expect("read").is_some()
+    }
+
+    /// What is dropped does not become a table with the mark of its drop, and comes back for nobody; open
+    /// snapshots see it on.
+    #[test]
+    fn dropped_stretches_are_not_flushed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+        put(&engine, &["a1", "b1", "c1"]);
+        write(
+            &engine,
+            &[("b1", None), ("b2", Some("v")), ("b3", Some("v"))],
+        );
+        write(&engine, &[("b3", Some("w")), ("c2", Some("v"))]);
+        write(&engine, &[("c2", Some("w"))]);
+        let before = engine.snapshot();
+        write(&engine, &[("a2", Some("b is dropped"))]);
+        let items = || {
+            let tables = engine.0.keyspace.tree.current_version();
+            tables
+                .iter_tables()
+                .map(|it| it.metadata.item_count)
+                .sum::<u64>()
+        };
+        let flushed_before = items();
+        let rule = || -> GarbageRule { Arc::new(|key, _| key.starts_with(b"b")) };
+        let dropped = [(b"b".to_vec(), b"c".to_vec())];
+        engine.sync_without(&dropped, rule()).expect("synced");
+        assert_eq!(engine.0.keyspace.tree.sealed_memtable_count(), 0);
+        // The removal, the mark, and what the snapshot may ask for.
+        assert!((3..=4).contains(&(items() - flushed_before)));
+        for key in ["b2", "b3", "c2"] {
+            assert!(before.get(key.as_bytes()).expect("read").is_some(), "{key}");
+        }
+        drop(before);
+        let check = |engine: &FjallEngine| {
+            let keys = ["a1", "a2", "b1", "b2", "b3", "c1", "c2"];
+            let found = keys.map(|key| is_there(engine, key));
+            assert_eq!(found, [true, true, false, false, false, true, true]);
+            assert_eq!(engine.get(b"c2").expect("read").as_deref(), Some(&b"w"[..]));
+        };
+        check(&engine);
+        // Nothing is left to flush, and it is done again.
+        engine.sync_without(&dropped, rule()).expect("synced");
+        drop(engine);
+        let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+        check(&engine);
+    }
+
+    /// ⚑ A memtable that was sealed before the drop was written does not know of it.
+    #[test]
+    fn what_was_sealed_before_the_drop_is_flushed_whole() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+        let rule: GarbageRule = Arc::new(|_, _| false);
+        let dropped = [(b"b".to_vec(), b"c".to_vec())];
+        let flushing = engine.0.keyspace.tree.get_flush_lock();
+        write(&engine, &[("b1", Some("v"))]);
+        { engine.0.rotate(&mut engine.0.sealed.lock()) }.expect("sealed");
+        write(&engine, &[("a1", Some("b is dropped")), ("b2", Some("v"))]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| engine.sync_without(&dropped, rule).expect("synced"));
+            drop(flushing);
+        });
+        assert!(is_there(&engine, "a1"));
+        assert!(is_there(&engine, "b1"));
+        assert!(!is_there(&engine, "b2"));
+    }
+
+    #[test]
+    fn a_merge_leaves_out_what_becomes_garbage_meanwhile() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+        let many = 2 * LOOKS_PER_RULE;
+        let keys: Vec<String> = (0..many).map(|number| format!("k{number:06}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        put(&engine, &keys);
+        put(&engine, &["k", "z"]);
+        let garbage = engine.0.garbage.clone();
+        engine.set_garbage(Arc::new(move |key, _| {
+            if key == b"k" {
+                garbage.set(Arc::new(|key, _| key == b"z"));
+            }
+            false
+        }));
+        engine.compact().expect("compacted");
+        assert!(is_there(&engine, "k"));
+        assert!(!is_there(&engine, "z"));
     }
 
     #[test]

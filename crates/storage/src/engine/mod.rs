@@ -20,6 +20,7 @@ mod creation;
 pub mod directory;
 pub(crate) mod engine_log;
 pub mod fjall;
+mod flush_without;
 mod key_filter;
 pub mod memory;
 mod table_writeback;
@@ -147,6 +148,15 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Returns when everything written before the call would survive a power cut.
     fn sync(&self) -> Result<()>;
+
+    /// As [`Engine::sync`], and from then on by another rule for garbage. Of the given stretches nothing has to be
+    /// kept on the way: whatever is in them is garbage by that rule, and what made it so was written before the call.
+    fn sync_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: GarbageRule) -> Result<()> {
+        let _ = stretches;
+        self.sync()?;
+        self.set_garbage(rule);
+        Ok(())
+    }
 
     /// Whether a small batch might be held up now until others have caught up.
     fn lets_writers_wait(&self) -> bool {

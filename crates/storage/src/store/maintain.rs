@@ -12,7 +12,8 @@
 //! - **Sync before forgetting.** The engine may remove garbage durably at any
 //!   moment, while the batch that made it garbage is still unsynced. A power cut
 //!   would then leave a past in which the data is needed but gone, so the engine
-//!   is synced before it learns a new rule.
+//!   is synced before it learns a new rule. The same sync may leave out what was dropped: the mark of the drop is in
+//!   it, and becomes durable with it.
 //! - **Not in a burst.** What is dropped is garbage to the engine, which leaves it out when it
 //!   merges; removing it key by key reads all of it, and writes as many removals, beside writers
 //!   that fill one memtable after the other. So that waits until they are quiet, for a minute at
@@ -32,7 +33,7 @@ use model::time::ClusterTime;
 use super::forgotten::{Mark, Marks};
 use super::sweep::Sweep;
 use super::{Shared, Store};
-use crate::engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice, WriteBatch};
+use crate::engine::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Slice, WriteBatch};
 use crate::error::{Error, Result};
 use crate::layout::{self, Owner, Subject};
 
@@ -90,6 +91,12 @@ impl Rule {
         self.history_start <= other.history_start
             && self.dropped.is_subset(&other.dropped)
             && self.forgotten == other.forgotten
+    }
+
+    /// As the engine is told it.
+    fn told(&self) -> GarbageRule {
+        let rule = self.clone();
+        Arc::new(move |key, value| rule.covers(key, value))
     }
 
     fn covers(&self, key: &[u8], value: &dyn Fn() -> Option<Slice>) -> bool {
@@ -195,15 +202,19 @@ impl<E: Engine> Store<E> {
         if removals.told.as_ref() != Some(&rule) {
             let told = removals.told.as_ref();
             // What becomes garbage no more needs no sync, which would flush a memtable.
-            if told.is_none_or(|told| !rule.is_within(told)) {
-                self.engine.sync()?;
-            }
-            let known = removals.told.as_ref();
+            let needs_sync = told.is_none_or(|told| !rule.is_within(told));
             let news = (rule.dropped.iter())
-                .filter(|subject| known.is_none_or(|told| !told.dropped.contains(subject)));
+                .filter(|subject| told.is_none_or(|told| !told.dropped.contains(subject)));
             let news = joined(news.flat_map(|&subject| stretches(subject)));
+            if needs_sync {
+                let dropped = joined(rule.dropped.iter().flat_map(|&it| stretches(it)));
+                self.engine.sync_without(&dropped, rule.told())?;
+            }
             removals.to_release.extend(news);
-            self.tell(&mut removals, rule);
+            match needs_sync {
+                true => removals.told = Some(rule),
+                false => self.tell(&mut removals, rule),
+            }
         }
         self.engine.collect_garbage(budget_keys)?;
         for _ in 0..RELEASES_MAX {
@@ -234,9 +245,8 @@ impl<E: Engine> Store<E> {
     }
 
     fn tell(&self, removals: &mut Removals, rule: Rule) {
-        removals.told = Some(rule.clone());
-        self.engine
-            .set_garbage(Arc::new(move |key, value| rule.covers(key, value)));
+        self.engine.set_garbage(rule.told());
+        removals.told = Some(rule);
     }
 
     /// The engine keeps everything, until it is told anew, and removal begins again.
@@ -391,7 +401,6 @@ fn joined(prefixes: impl Iterator<Item = Vec<u8>>) -> Vec<(Vec<u8>, Vec<u8>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::GarbageRule;
     use crate::engine::memory::{MemoryEngine, MemorySnapshot};
     use crate::entry::{Description, Encoder};
     use crate::store::StoreOptions;
