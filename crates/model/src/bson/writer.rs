@@ -119,13 +119,14 @@ impl DocWriter {
 
     /// Goes on in another buffer, without a copy: in the open array, which is empty here, and has `count`
     /// elements up to `until` there. The buffer must begin with what was written here; what lies in front of
-    /// the document does not matter, and lengths are written when documents end. Otherwise it is given back.
+    /// the document does not matter, and lengths are written when documents end. Otherwise it is given back,
+    /// and else the one that was written until now.
     pub fn go_on_in(
         &mut self,
         mut buffer: Vec<u8>,
         until: usize,
         count: u32,
-    ) -> Result<&mut Self, Vec<u8>> {
+    ) -> Result<Vec<u8>, Vec<u8>> {
         let (Some(first), Some(last)) = (self.open.first(), self.open.last()) else {
             return Err(buffer);
         };
@@ -144,11 +145,10 @@ impl DocWriter {
             return Err(buffer);
         }
         buffer.truncate(until);
-        self.buffer = buffer;
         if let Some(array) = self.open.last_mut() {
             array.next_index = Some(count);
         }
-        Ok(self)
+        Ok(std::mem::replace(&mut self.buffer, buffer))
     }
 
     pub fn push_document(&mut self) -> &mut Self {
@@ -368,7 +368,12 @@ mod tests {
         let mut expected = begun(9, "cursor", "nextBatch");
         expected.push(1).push("two");
         let mut writer = begun(0, "cursor", "nextBatch");
-        assert!(writer.go_on_in(other.clone(), until, 2).is_ok());
+        let former = writer.go_on_in(other.clone(), until, 2);
+        assert_eq!(
+            former.map(|it| it[..21].to_vec()),
+            Ok(vec![0; 21]),
+            "its own"
+        );
         assert_eq!(finished(writer), finished(expected));
 
         let mut not_empty = begun(0, "cursor", "nextBatch");
