@@ -222,11 +222,32 @@ impl DocWriter {
         let open = self.open.last_mut().expect("the root is open until finish");
         let index = open.next_index.expect("push() writes into an array");
         open.next_index = Some(index + 1);
-        self.buffer.push(kind.tag());
-        push_decimal(&mut self.buffer, index);
-        self.buffer.push(0);
+        if index > INDEX_SHORT_MAX {
+            self.buffer.push(kind.tag());
+            push_decimal(&mut self.buffer, index);
+            self.buffer.push(0);
+            return;
+        }
+        // In front of each document of a batch: eight bytes at once and some of them taken back cost less than
+        // a copy of a few whose number is not known before.
+        let (mut bytes, mut length, mut rest) = (0u64, 2, index);
+        loop {
+            bytes = bytes << 8 | u64::from(b'0' + (rest % 10) as u8);
+            length += 1;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        bytes = bytes << 8 | u64::from(kind.tag());
+        let start = self.buffer.len();
+        self.buffer.extend_from_slice(&bytes.to_le_bytes());
+        self.buffer.truncate(start + length);
     }
 }
+
+/// With the kind and the end, its digits take eight bytes.
+const INDEX_SHORT_MAX: u32 = 999_999;
 
 impl Default for DocWriter {
     fn default() -> Self {
@@ -355,6 +376,20 @@ mod tests {
         writer.push("last");
         writer.end().append("id", 7_i64).end().append("ok", 1.0);
         writer.finish_buffer()
+    }
+
+    #[test]
+    fn elements_of_arrays_are_numbered() {
+        let numbers = [0, 9, 10, 99, 100, 12_345, 999_999, 1_000_000, u32::MAX - 2];
+        for number in numbers {
+            let mut writer = begun(0, "a", "b");
+            writer.open.last_mut().expect("the array").next_index = Some(number);
+            let start = writer.len();
+            writer.push(true).push(7);
+            let next = number + 1;
+            let expected = format!("\x08{number}\0\x01\x10{next}\0\x07\0\0\0");
+            assert_eq!(writer.buffer[start..], *expected.as_bytes());
+        }
     }
 
     #[test]
