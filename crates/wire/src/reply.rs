@@ -124,7 +124,11 @@ impl Reply {
     ) -> Result<(), Reply> {
         let buffer = std::mem::take(&mut self.buffer);
         match writer.go_on_in(buffer, PREFIX_BYTES + until, count) {
-            Ok(_) => Ok(()),
+            // A long one is missed by the next reply that comes.
+            Ok(former) => {
+                spare::give(former);
+                Ok(())
+            }
             Err(buffer) => {
                 self.buffer = buffer;
                 Err(self)

@@ -119,13 +119,14 @@ impl DocWriter {
 
     /// Goes on in another buffer, without a copy: in the open array, which is empty here, and has `count`
     /// elements up to `until` there. The buffer must begin with what was written here; what lies in front of
-    /// the document does not matter, and lengths are written when documents end. Otherwise it is given back.
+    /// the document does not matter, and lengths are written when documents end. Otherwise it is given back,
+    /// and else the one that was written until now.
     pub fn go_on_in(
         &mut self,
         mut buffer: Vec<u8>,
         until: usize,
         count: u32,
-    ) -> Result<&mut Self, Vec<u8>> {
+    ) -> Result<Vec<u8>, Vec<u8>> {
         let (Some(first), Some(last)) = (self.open.first(), self.open.last()) else {
             return Err(buffer);
         };
@@ -144,11 +145,10 @@ impl DocWriter {
             return Err(buffer);
         }
         buffer.truncate(until);
-        self.buffer = buffer;
         if let Some(array) = self.open.last_mut() {
             array.next_index = Some(count);
         }
-        Ok(self)
+        Ok(std::mem::replace(&mut self.buffer, buffer))
     }
 
     pub fn push_document(&mut self) -> &mut Self {
@@ -222,11 +222,32 @@ impl DocWriter {
         let open = self.open.last_mut().expect("the root is open until finish");
         let index = open.next_index.expect("push() writes into an array");
         open.next_index = Some(index + 1);
-        self.buffer.push(kind.tag());
-        push_decimal(&mut self.buffer, index);
-        self.buffer.push(0);
+        if index > INDEX_SHORT_MAX {
+            self.buffer.push(kind.tag());
+            push_decimal(&mut self.buffer, index);
+            self.buffer.push(0);
+            return;
+        }
+        // In front of each document of a batch: eight bytes at once and some of them taken back cost less than
+        // a copy of a few whose number is not known before.
+        let (mut bytes, mut length, mut rest) = (0u64, 2, index);
+        loop {
+            bytes = bytes << 8 | u64::from(b'0' + (rest % 10) as u8);
+            length += 1;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        bytes = bytes << 8 | u64::from(kind.tag());
+        let start = self.buffer.len();
+        self.buffer.extend_from_slice(&bytes.to_le_bytes());
+        self.buffer.truncate(start + length);
     }
 }
+
+/// With the kind and the end, its digits take eight bytes.
+const INDEX_SHORT_MAX: u32 = 999_999;
 
 impl Default for DocWriter {
     fn default() -> Self {
@@ -358,6 +379,20 @@ mod tests {
     }
 
     #[test]
+    fn elements_of_arrays_are_numbered() {
+        let numbers = [0, 9, 10, 99, 100, 12_345, 999_999, 1_000_000, u32::MAX - 2];
+        for number in numbers {
+            let mut writer = begun(0, "a", "b");
+            writer.open.last_mut().expect("the array").next_index = Some(number);
+            let start = writer.len();
+            writer.push(true).push(7);
+            let next = number + 1;
+            let expected = format!("\x08{number}\0\x01\x10{next}\0\x07\0\0\0");
+            assert_eq!(writer.buffer[start..], *expected.as_bytes());
+        }
+    }
+
+    #[test]
     fn a_writer_goes_on_where_another_one_began_alike() {
         let mut other = begun(9, "cursor", "nextBatch");
         other.push(1).push("two");
@@ -368,7 +403,12 @@ mod tests {
         let mut expected = begun(9, "cursor", "nextBatch");
         expected.push(1).push("two");
         let mut writer = begun(0, "cursor", "nextBatch");
-        assert!(writer.go_on_in(other.clone(), until, 2).is_ok());
+        let former = writer.go_on_in(other.clone(), until, 2);
+        assert_eq!(
+            former.map(|it| it[..21].to_vec()),
+            Ok(vec![0; 21]),
+            "its own"
+        );
         assert_eq!(finished(writer), finished(expected));
 
         let mut not_empty = begun(0, "cursor", "nextBatch");

@@ -123,7 +123,11 @@ impl Stretch {
 
     /// How many pairs lie before `key`.
     pub fn before(&self, key: &[u8]) -> usize {
-        let (mut low, mut high) = (0, self.len());
+        // A scan comes from the stretch before, and would wait for memory at each step of the search.
+        if self.len() == 0 || self.key(0) >= key {
+            return 0;
+        }
+        let (mut low, mut high) = (1, self.len());
         while low < high {
             let middle = (low + high) / 2;
             if self.key(middle) < key {
