@@ -393,13 +393,14 @@ fn critical_sections(
         cluster.set_parameter(shard, "rangeDeleterBatchDelayMS", 0)?;
     }
     let demand = Demand {
-        connections: options.connections,
+        connections: options.update_connections,
         reads_per_second: 0,
         updates_per_second: options.updates,
         records: SMALL_RANGES * SMALL_RECORDS,
     };
     let mut clients = Clients::start(cluster.server, demand)?;
     clients.observe(WITHOUT_MIN)?;
+    let without = clients.observe(WITHOUT_MIN)?;
     let (mut critical, mut whole) = (empty_latencies(), empty_latencies());
     let (mut ready, mut reads, mut decided) =
         (empty_latencies(), empty_latencies(), empty_latencies());
@@ -424,7 +425,10 @@ fn critical_sections(
         ("  until reads are blocked too", &reads),
         ("  until it is decided", &decided),
         ("the whole move", &whole),
+        ("updates without moves", &without.updates),
+        ("  from when they were sent", &without.updates_sent),
         ("updates", &served.updates),
+        ("  from when they were sent", &served.updates_sent),
     ] {
         let quantile = |quantile: f64| time(times.value_at_quantile(quantile) as f64);
         table.push(vec![

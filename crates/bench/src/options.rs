@@ -221,6 +221,9 @@ pub struct MovesOptions {
     /// Updates each second while writes are blocked
     #[arg(long, default_value_t = 5_000)]
     pub updates: u64,
+    /// Connections on which those come: enough that one is seldom due before the last is answered
+    #[arg(long, default_value_t = 64)]
+    pub update_connections: usize,
     /// Connections of each kind of client
     #[arg(long, default_value_t = 8)]
     pub connections: usize,
