@@ -40,6 +40,7 @@
 //! version is pinned to 3.1 and the tests in `tests/engine_batches.rs` hold it to the
 //! promises above.
 
+use std::any::Any;
 use std::panic::RefUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
@@ -90,6 +91,8 @@ const QUIET_SHARE: u64 = 16;
 const FILTER_SHARE: usize = 64;
 /// A merge asks for the rule for garbage after so many keys.
 const LOOKS_PER_RULE: u32 = 1000;
+/// The engine looks for versions that nobody reads after so many snapshots.
+const SNAPSHOTS_PER_LOOK: u32 = 10_000;
 const FLUSH_POLL: Duration = Duration::from_millis(2);
 
 /// Threads that flush and compact.
@@ -161,10 +164,29 @@ struct Open {
     _directory: Directory,
 }
 
+/// A memtable, whose type has no public name.
+type Memtable = Arc<dyn Any + Send + Sync>;
+
 /// The memtables that were sealed.
 #[derive(Default)]
 struct Sealed {
     count: u64,
+    /// Those that may still be in memory. Giving back the memory of fifty thousand records takes 20 to 40 ms. The
+    /// engine would do it wherever the last reference goes, under the lock that everybody needs to read: this one
+    /// goes later, where nobody waits.
+    memtables: Vec<Memtable>,
+    /// The engine's number when it was last asked to let go of some.
+    asked_at: SeqNo,
+}
+
+impl Sealed {
+    /// Those that nobody else refers to.
+    fn take_unused(&mut self) -> Vec<Memtable> {
+        let all = std::mem::take(&mut self.memtables).into_iter();
+        let (used, unused) = all.partition(|memtable| Arc::strong_count(memtable) > 1);
+        self.memtables = used;
+        unused
+    }
 }
 
 /// What writers have done, as it was found time and again.
@@ -283,8 +305,16 @@ impl Open {
 
     /// Seals the memtable, unless it is empty, and has it flushed.
     fn rotate(&self, sealed: &mut Sealed) -> Result<()> {
+        let memtable = self.keyspace.tree.active_memtable();
         if self.keyspace.rotate_memtable()? {
             sealed.count += 1;
+            let unused = sealed.take_unused();
+            sealed.memtables.push(memtable);
+            if !unused.is_empty() {
+                let thread = std::thread::Builder::new().name("memtable-drop".to_owned());
+                // Without a thread it happens here.
+                let _ = thread.spawn(move || drop(unused));
+            }
             self.writeback.begin();
             let unflushed = self.keyspace.tree.sealed_memtable_count();
             self.unflushed.sealed(unflushed);
@@ -344,6 +374,7 @@ impl Open {
     /// should find and looks have found writers quiet for long enough. Beside the engine's own
     /// threads: what one of them merges is hidden from others.
     fn tidy(&self) -> Result<()> {
+        self.let_go();
         let tree = &self.keyspace.tree;
         let tables = tree.level_table_count(0).unwrap_or(0);
         let found = {
@@ -362,6 +393,37 @@ impl Open {
         self.writeback.begin();
         tree.compact(Arc::clone(&self.at_rest) as _, unread)
             .map_err(|e| Error::Engine(e.into()))
+    }
+
+    /// Lets go of memtables that are tables by now and that no snapshot reads. Otherwise the last of a burst would
+    /// stay in memory until the next one is sealed.
+    fn let_go(&self) {
+        let tree = &self.keyspace.tree;
+        {
+            let mut sealed = self.sealed.lock();
+            let number = self.database.supervisor.seqno.get();
+            // Versions are told apart by what is written after them: without that, asking again is in vain.
+            let is_vain = sealed.asked_at == number;
+            if is_vain || sealed.memtables.len() <= tree.sealed_memtable_count() {
+                return;
+            }
+            sealed.asked_at = number;
+        }
+        if tree.version_free_list_len() > 0 {
+            // Which versions are read by nobody is found out when so many snapshots were closed, or when a memtable
+            // is sealed; there is no other way to ask for it. It takes a millisecond or two.
+            for _ in 0..SNAPSHOTS_PER_LOOK {
+                drop(self.database.snapshot());
+            }
+            let tracker = &self.database.supervisor.snapshot_tracker;
+            let unread = tracker.get_seqno_safe_to_gc();
+            let mut versions = tree.get_version_history_lock();
+            if let Err(error) = versions.maintenance(self.keyspace.path(), unread) {
+                tracing::warn!(%error, "old versions of the engine's manifest stay");
+            }
+        }
+        let unused = self.sealed.lock().take_unused();
+        drop(unused);
     }
 
     /// Waits while flushes or compactions are far behind.
@@ -773,6 +835,26 @@ mod tests {
         assert!(is_there(&engine, "a1"));
         assert!(is_there(&engine, "b1"));
         assert!(!is_there(&engine, "b2"));
+    }
+
+    /// The last memtable of a burst does not stay in memory, unless somebody reads it.
+    #[test]
+    fn flushed_memtables_are_let_go() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+        let kept = || engine.0.sealed.lock().memtables.len();
+        write(&engine, &[("a", Some("v"))]);
+        let reader = engine.snapshot();
+        engine.sync().expect("synced");
+        write(&engine, &[("b", Some("v"))]);
+        engine.tidy().expect("nothing to merge");
+        assert_eq!(kept(), 1);
+        assert!(reader.get(b"a").expect("read").is_some());
+        drop(reader);
+        write(&engine, &[("b", Some("w"))]);
+        engine.tidy().expect("nothing to merge");
+        assert_eq!(kept(), 0);
+        assert!(is_there(&engine, "a"));
     }
 
     #[test]
