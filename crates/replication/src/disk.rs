@@ -17,7 +17,6 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -185,21 +184,6 @@ fn zero_fill(file: &File, path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// What of a write that is only buffered goes to the disk at once. A copy of a range, or a load, buffers megabytes
-/// until the next sync; whoever syncs a few hundred bytes at that moment, in another log on the same disk too,
-/// waits for all of them (decision 25 does the same for tables). `POSIX_FADV_DONTNEED` sends pages without waiting,
-/// and drops those that are there already, which nobody reads but who is behind. Not the last block: the next
-/// write begins in it, and would wait for it, or read it.
-fn worth_sending(offset: u64, bytes: u64) -> Option<(u64, NonZeroU64)> {
-    if bytes < DIRECT_BYTES_MIN {
-        return None;
-    }
-    let from = offset - offset % BLOCK_BYTES;
-    let last = offset + bytes - 1;
-    let length = (last - last % BLOCK_BYTES).checked_sub(from)?;
-    Some((from, NonZeroU64::new(length)?))
-}
-
 /// Only advice: if it is not taken, all is as before.
 fn release_memory(file: &File) {
     let _ = fadvise(file, 0, None, Advice::DontNeed);
@@ -276,12 +260,7 @@ impl DiskFile for OpenFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, offset)?;
-        if let Some((from, bytes)) = worth_sending(offset, data.len() as u64) {
-            // Only advice, which begins what the next sync waits for.
-            let _ = fadvise(&self.file, from, Some(bytes), Advice::DontNeed);
-        }
-        Ok(())
+        self.file.write_all_at(data, offset)
     }
 
     fn write_at_synced(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -313,44 +292,6 @@ impl DiskFile for OpenFile {
 mod tests {
     use super::*;
     use crate::group_buffer::GroupBuffer;
-
-    #[test]
-    fn large_writes_are_sent_up_to_their_last_block() {
-        let block = BLOCK_BYTES;
-        let large = DIRECT_BYTES_MIN;
-        let check = |offset: u64, bytes: u64, expected: Option<(u64, u64)>| {
-            let found = worth_sending(offset, bytes).map(|(from, bytes)| (from, bytes.get()));
-            assert_eq!(found, expected, "{bytes} at {offset}");
-        };
-        check(0, large - 1, None);
-        check(0, large, Some((0, large - block)));
-        check(block, large, Some((block, large - block)));
-        // The block in which it begins has bytes of the write before.
-        check(block + 10, large, Some((block, large)));
-        check(0, large + 1, Some((0, large)));
-    }
-
-    /// ⚑ Whoever reads finds the bytes, sent or not.
-    #[test]
-    fn what_was_sent_is_still_read() -> io::Result<()> {
-        let folder = tempfile::tempdir()?;
-        let disk = FileDisk::open(folder.path())?;
-        let file = disk.create("file", 4 * DIRECT_BYTES_MIN, Fill::Reserved)?;
-        let written: Vec<u8> = (0..2 * DIRECT_BYTES_MIN)
-            .map(|at| (at % 251) as u8)
-            .collect();
-        for synced in [false, true] {
-            file.write_at(100, &written)?;
-            file.write_at(100 + written.len() as u64, b"behind")?;
-            if synced {
-                file.sync()?;
-            }
-            let mut read = vec![0; written.len() + 6];
-            file.read_at(100, &mut read)?;
-            assert!(read[..written.len()] == written[..] && read.ends_with(b"behind"));
-        }
-        Ok(())
-    }
 
     /// With the handle for it, and on a file system that knows none.
     #[test]
