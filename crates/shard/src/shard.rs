@@ -45,7 +45,7 @@ use wire::{ConnectionInfo, Handler, MetricsSnapshot, Reply, Request, ServerHandl
 #[derive(Clone, Debug)]
 pub struct ShardOptions {
     pub data: PathBuf,
-    /// Memory for cached data: the engine's blocks, whole records, and what scans keep.
+    /// Memory for data: the engine's memtables and blocks, whole records, and what scans keep.
     pub cache_bytes: u64,
     /// What scans keep in it is one with that of other shards of the process, which were given a clone
     /// of this; `None` for a part of its own.
@@ -56,9 +56,22 @@ pub struct ShardOptions {
 }
 
 impl ShardOptions {
-    /// The part of a cache that is for scans alone.
+    /// With twice the size, half as much is merged again while loading; but a restart replays more, and small
+    /// servers have no memory for it.
+    fn memtable_bytes(cache_bytes: u64) -> u64 {
+        (cache_bytes / 16).clamp(32 << 20, 64 << 20)
+    }
+
+    /// What is left for caches beside two memtables, one that is written and one that is flushed. Small servers
+    /// have more of them than they have memory: an eighth is all they are counted for.
+    fn cached_bytes(cache_bytes: u64) -> u64 {
+        let memtables = 2 * Self::memtable_bytes(cache_bytes);
+        cache_bytes - memtables.min(cache_bytes / 8)
+    }
+
+    /// The part of it that is for scans alone.
     fn scan_bytes(cache_bytes: u64) -> u64 {
-        cache_bytes / 4
+        Self::cached_bytes(cache_bytes) / 4
     }
 
     /// What scans of several shards keep, which have so much for caching together.
@@ -198,16 +211,15 @@ impl Shard {
         let parameters = Parameters::at_startup(&options.parameters)
             .map_err(|error| OpenError::Parameter(error.message))?;
         // Records are asked for far more often than blocks: see docs/benchmarks.md.
-        let record_cache_bytes = options.cache_bytes / 2;
+        let cached_bytes = ShardOptions::cached_bytes(options.cache_bytes);
+        let record_cache_bytes = cached_bytes / 2;
         let scan_bytes = ShardOptions::scan_bytes(options.cache_bytes);
         let scan_memory = options.scan_memory.clone();
         let engine = FjallEngine::open(
             &options.data,
             &FjallOptions {
-                cache_bytes: options.cache_bytes - record_cache_bytes - scan_bytes,
-                // With twice the size, half as much is merged again while loading; but a
-                // restart replays more, and small servers have no memory for it.
-                memtable_bytes: (options.cache_bytes / 16).clamp(32 << 20, 64 << 20),
+                cache_bytes: cached_bytes - record_cache_bytes - scan_bytes,
+                memtable_bytes: ShardOptions::memtable_bytes(options.cache_bytes),
                 ..FjallOptions::default()
             },
         )?;
