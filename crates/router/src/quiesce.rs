@@ -106,8 +106,11 @@ impl Router {
         let mut details = DocWriter::new();
         crate::hello::append_topology_version(&mut details, self);
         details.append("remainingQuiesceTimeMillis", left_ms);
-        if body.get("txnNumber").is_some() {
-            // Drivers try again elsewhere only if they are told that they may.
+        // Drivers try again elsewhere only if they are told that they may. A write that waits for a new connection
+        // hears of it by the answer to the connection's `hello`.
+        let command = body.iter().next().map(|element| element.key());
+        let is_handshake = matches!(command, Some("hello" | "isMaster" | "ismaster"));
+        if is_handshake || body.get("txnNumber").is_some() {
             details.begin_array("errorLabels");
             details.push("RetryableWriteError").end();
         }

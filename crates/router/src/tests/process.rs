@@ -97,6 +97,9 @@ fn a_router_that_is_about_to_stop_says_so() {
             let reply = world.run(refused.finish()).await;
             assert_eq!(code(&reply), Code::SHUTDOWN_IN_PROGRESS.0, "{reply:?}");
         }
+        // A write may have been about to follow it.
+        let greeted = world.run(admin("hello").finish()).await;
+        assert!(greeted.get("errorLabels").is_some(), "{greeted:?}");
         for retryable in [false, true] {
             let numbered = |body: DocWriter| match retryable {
                 true => body.with("txnNumber", 1i64),

@@ -255,8 +255,8 @@ impl<E: Engine> Store<E> {
         self.engine.set_garbage(Arc::new(|_, _| false));
     }
 
-    /// The engine heeds some forgotten ranges no more, from the next compaction on. Tables that one under way
-    /// reads were written before.
+    /// The engine heeds some forgotten ranges no more. A compaction under way hears of it within a thousand keys;
+    /// the tables that it reads were written before.
     pub(super) fn untell(&self, removals: &mut Removals, gone: &Marks) {
         if let Some(mut rule) = removals.told.clone() {
             rule.forgotten = rule.forgotten.without(gone);
