@@ -21,6 +21,7 @@ pub mod directory;
 pub(crate) mod engine_log;
 pub mod fjall;
 mod flush_without;
+mod garbage;
 mod key_filter;
 pub mod memory;
 mod table_writeback;
