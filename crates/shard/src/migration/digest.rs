@@ -26,12 +26,15 @@ use model::bson::Doc;
 use model::time::ClusterTime;
 use replication::LogPosition;
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
 use storage::entry::{Entry, Operation};
 use storage::store::HistoryPin;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
-/// Records that one step of the scan looks at.
+/// Records that one step of the scan looks at, at most.
 const SCAN_RECORDS: usize = 1024;
+/// After so many of them it looks at the clock.
+const RECORDS_PER_LOOK: usize = 64;
 /// Bytes of the log that one step looks at.
 const LOG_BYTES: usize = 1 << 20;
 
@@ -154,8 +157,8 @@ impl Follower {
         self.pin = shard.store.pin_history(freed.time).ok();
     }
 
-    /// Scans a bit; true if that was the last.
-    pub(super) fn scan(&mut self, shard: &Shard) -> Result<bool, Error> {
+    /// Scans a bit, hardly longer than until then; true if that was the last.
+    pub(super) fn scan(&mut self, shard: &Shard, until: Instant) -> Result<bool, Error> {
         if self.is_scanned() {
             return Ok(true);
         }
@@ -170,7 +173,7 @@ impl Follower {
         let after = self.scanned.last().map(|(key, _)| key.clone());
         let range = self.stretch.records(after.as_deref());
         let mut last = None;
-        let mut records = 0;
+        let mut records = 0_usize;
         for record in snapshot.scan_records_stored(self.stretch.collection, range) {
             let record = record.map_err(fault)?;
             let key = record.key();
@@ -181,7 +184,8 @@ impl Follower {
                 add(&mut self.digest, key, record.document());
             }
             records += 1;
-            if records == SCAN_RECORDS {
+            let is_time_up = || records.is_multiple_of(RECORDS_PER_LOOK) && Instant::now() >= until;
+            if records == SCAN_RECORDS || is_time_up() {
                 last = Some(Box::from(key));
                 break;
             }

@@ -38,7 +38,7 @@ use crate::primary_services::Tenure;
 use crate::sharding::ReceivedChange;
 use crate::write::{Received, ReceivedEntry};
 use cluster::migration::Digest;
-use cluster::migration::pace::BATCH_BYTES_MIN;
+use cluster::migration::pace::BATCH_BYTES_BESIDE_CLIENTS;
 use model::bson::{Array, Doc, DocWriter, ValueRef};
 use model::ids::{CollectionId, IndexId, Uuid};
 use model::key::RecordKey;
@@ -311,7 +311,7 @@ impl Receiver {
         let (fetched, answers) = mpsc::channel(FETCHED_MAX);
         let mut pacer = Pacer::new();
         // What the donor's clients feel comes with its first answer.
-        let batch_bytes = AtomicU64::new(BATCH_BYTES_MIN);
+        let batch_bytes = AtomicU64::new(BATCH_BYTES_BESIDE_CLIENTS);
         let mut warming = Warming::new(self.shard.clone(), self.stretch.clone(), after.clone());
         let fetching = self.fetch(after, fetched, &batch_bytes);
         let working = async {

@@ -64,6 +64,7 @@ use super::engine_log;
 use super::flush_without::{Stretches, Versions};
 use super::garbage::{Garbage, GarbageFactory};
 use super::key_filter::KeyFilters;
+use super::table_removal::TableRemoval;
 use super::table_writeback::TableWriteback;
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::{Error, Result};
@@ -148,6 +149,7 @@ pub struct FjallEngine(Arc<Open>);
 
 struct Open {
     writeback: TableWriteback,
+    removal: Mutex<TableRemoval>,
     keyspace: Keyspace,
     database: Database,
     garbage: Garbage,
@@ -269,6 +271,7 @@ impl FjallEngine {
             .map_err(|e| open_error(path, e))?;
         let engine = Self(Arc::new(Open {
             writeback: TableWriteback::start(keyspace.path().join("tables")),
+            removal: Mutex::new(TableRemoval::new(keyspace.path().join("tables"))),
             keyspace,
             database,
             garbage,
@@ -378,6 +381,7 @@ impl Open {
     /// threads: what one of them merges is hidden from others.
     fn tidy(&self) -> Result<()> {
         self.let_go();
+        self.removal.lock().look();
         let tree = &self.keyspace.tree;
         let tables = tree.level_table_count(0).unwrap_or(0);
         let found = {

@@ -24,6 +24,7 @@ mod flush_without;
 mod garbage;
 mod key_filter;
 pub mod memory;
+mod table_removal;
 mod table_writeback;
 
 use std::ops::Bound;

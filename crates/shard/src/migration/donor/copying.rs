@@ -296,7 +296,7 @@ impl Driver {
 fn digest_some(shard: &Shard, follower: &mut Follower, moment: Duration) -> Result<bool, Error> {
     let until = Instant::now() + moment;
     loop {
-        let scanned = follower.scan(shard)?;
+        let scanned = follower.scan(shard, until)?;
         let followed = follower.follow(shard, shard.log.last_applied())?;
         if scanned && followed {
             return Ok(true);
