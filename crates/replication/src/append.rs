@@ -28,6 +28,9 @@
 //! where the file system can. The next small one begins with its block, too, because that page
 //! is not in memory then. Bytes that are there already are stable whenever they are written
 //! once more by a write that is synced, and the same.
+//!
+//! **In pieces.** A group of many megabytes is written a few at a time, so that the buffer stays small and is used
+//! again. Each piece is a group by itself: what is cut off in between is the end of the log.
 
 use std::io;
 use std::sync::Arc;
@@ -156,6 +159,19 @@ impl Writer {
         self.write(true)?;
         self.all_is_synced();
         Ok(())
+    }
+
+    /// Writes what was appended, and makes everything stable unless it is only to be buffered.
+    pub fn flush_as(&mut self, is_buffered: bool) -> io::Result<()> {
+        match is_buffered {
+            true => self.flush(),
+            false => self.flush_synced(),
+        }
+    }
+
+    /// Whether so much was appended that it had better be written before the rest of the group.
+    pub fn has_piece(&self) -> bool {
+        self.buffer.end() - self.offset >= self.log.options.piece_bytes
     }
 
     fn is_flushed(&self) -> bool {

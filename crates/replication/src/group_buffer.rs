@@ -22,6 +22,10 @@ pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// A buffer that one large entry has blown up is given back to the system.
 const BYTES_KEPT: usize = 4 << 20;
 
+/// What a group had better be written in: a buffer that grew with it would be given back and taken anew with each
+/// group of a load, and be memory that is new to the process each time.
+pub(crate) const PIECE_BYTES: u64 = BYTES_KEPT as u64 / 2;
+
 pub(crate) struct GroupBuffer {
     /// What is in front of `start` only moves the rest to a multiple of a block.
     bytes: Vec<u8>,

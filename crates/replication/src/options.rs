@@ -2,6 +2,7 @@
 
 use crate::disk::DIRECT_BYTES_MIN;
 use crate::error::Error;
+use crate::group_buffer::PIECE_BYTES;
 use crate::member::{MEMBERS_MAX, MemberId};
 use crate::segment::{ENTRY_HEADER_BYTES, GroupId, HEADER_BYTES};
 
@@ -47,6 +48,8 @@ pub struct Options {
     /// From so many bytes on, a group that must be synced is written in whole blocks, which
     /// the disk then writes past the system's memory.
     pub direct_bytes_min: u64,
+    /// From so many bytes on, a part of a group is written before the rest of it is appended.
+    pub piece_bytes: u64,
     /// How far ahead of the wall clock a time from outside may be.
     pub drift_seconds_max: u32,
 }
@@ -108,6 +111,7 @@ impl Options {
             payload_bytes_max: 512 << 20,
             sync_delay_ms: 100,
             direct_bytes_min: DIRECT_BYTES_MIN,
+            piece_bytes: PIECE_BYTES,
             drift_seconds_max: 365 * 24 * 3600,
         }
     }

@@ -124,6 +124,8 @@ impl<S: StateMachine> Driver<S> {
         if first <= self.writer.last() {
             self.writer.truncate(first.previous()).map_err(writing)?;
         }
+        let may_wait = self.may_buffer && self.is_sole() && !self.writer.is_sync_due();
+        let is_buffered = may_wait || self.shared.log.options.faults.acknowledge_unsynced;
         for raft_entry in entries {
             let (time, wall_ms) = (self.writer.last_time(), self.writer.last_wall_ms());
             let Some(entry) = from_raft(raft_entry, time, wall_ms) else {
@@ -131,14 +133,11 @@ impl<S: StateMachine> Driver<S> {
             };
             self.writer.append(&entry).map_err(writing)?;
             self.shared.log.tail.lock().push(entry);
+            if self.writer.has_piece() {
+                self.writer.flush_as(is_buffered).map_err(writing)?;
+            }
         }
-        let may_wait = self.may_buffer && self.is_sole() && !self.writer.is_sync_due();
-        let flushed = if may_wait || self.shared.log.options.faults.acknowledge_unsynced {
-            self.writer.flush()
-        } else {
-            self.writer.flush_synced()
-        };
-        flushed.map_err(writing)?;
+        self.writer.flush_as(is_buffered).map_err(writing)?;
         if self.leading.is_none() {
             // Whoever leads next goes on from there.
             self.shared.advance_clock(self.writer.last_time());

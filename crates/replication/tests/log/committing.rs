@@ -51,6 +51,32 @@ fn a_group_is_synced_once_and_only_if_one_of_it_asks() {
     check(&[Buffered, Buffered], 0);
 }
 
+/// So that the buffer stays small. Each piece is stable when the next one is written.
+#[test]
+fn a_large_group_is_written_in_pieces_and_applied_as_one() {
+    for (durability, syncs) in [(Synced, 3), (Buffered, 0)] {
+        let mut world = World::new();
+        // Two entries of 200 bytes are a piece.
+        world.options.piece_bytes = 300;
+        let (group, mut driver) = world.open_stepped().expect("opens");
+        let before = world.disk.syncs();
+        world.ledger.take_calls();
+        let pending: Vec<_> = (0..5)
+            .map(|_| propose(&group, durability, &[7; 200]))
+            .collect();
+        assert!(driver.step());
+        assert_eq!(world.disk.syncs() - before, syncs, "{durability:?}");
+        assert_eq!(world.ledger.take_calls().len(), 1, "one batch");
+        for pending in pending {
+            let given = pending.given();
+            assert_eq!(pending.wait(), Ok(given));
+        }
+        driver.sync();
+        assert_eq!(world.disk.syncs() - before, syncs.max(1), "{durability:?}");
+        assert_eq!(world.ledger.applied(), OWN + 5);
+    }
+}
+
 /// A page that is not in memory would be read from the disk before a part of it is written.
 #[test]
 fn a_page_is_written_to_its_end_when_it_is_first_written_to() {

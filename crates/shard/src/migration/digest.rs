@@ -57,6 +57,12 @@ pub(super) fn take_away(digest: &mut Digest, key: &[u8], document: &[u8]) {
     digest.sum = digest.sum.wrapping_sub(hash(key, document));
 }
 
+/// Adds what others have.
+pub(super) fn join(digest: &mut Digest, others: Digest) {
+    digest.documents = digest.documents.wrapping_add(others.documents);
+    digest.sum = digest.sum.wrapping_add(others.sum);
+}
+
 /// What is stored of a stretch now; how many records were looked at is told now and then. The caller sees to
 /// it that nothing of it changes.
 pub(super) fn of_stored(

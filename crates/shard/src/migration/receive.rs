@@ -3,11 +3,11 @@
 //! ```text
 //!   left-overs removed ─► sessions ─► scan ─► log, page by page, from `since` on, until the donor's
 //!                                      │       last entry
-//!     fetch ─► [2 answers] ─► index entries, append ─► [4 entries] ─► applied
+//!     fetch ─► [2 answers] ─► index entries ─► [1 entry] ─► append ─► [4 entries] ─► applied
 //! ```
 //!
 //! The scan comes in the order of record keys, and entries are appended in that order: the
-//! next answer is fetched while this one is worked out and earlier ones are being applied. So
+//! next answers are fetched and worked out while this one is appended and earlier ones are being applied. So
 //! where the range is one place, a new primary goes on behind the last record that is stored:
 //! nothing else has to be remembered, not even whether the scan was finished. Otherwise it begins
 //! again, and compares.
@@ -19,7 +19,7 @@
 //! of them has, ends the move: the range stays where it is. So does one that is inserted at the
 //! same moment and comes first; one that comes later is refused.
 
-use super::digest::{self, add, take_away};
+use super::digest::{self, add, join, take_away};
 use super::history;
 use super::killing;
 use super::pacing::{Felt, Pacer};
@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use storage::{Direction, Record};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use wire::operation::Interruption;
 use wire::{Endpoint, Reply};
 
@@ -57,6 +57,8 @@ use wire::{Endpoint, Reply};
 const LOG_BYTES: i64 = 256 << 10;
 /// Answers that wait to be worked out.
 const FETCHED_MAX: usize = 2;
+/// Entries that wait to be appended.
+const MADE_MAX: usize = 1;
 /// How long the donor waits for its log to grow before it answers.
 const TAIL_WAIT_MS: i64 = 500;
 const ANSWER_WAIT: Duration = Duration::from_secs(60);
@@ -309,21 +311,33 @@ impl Receiver {
 
     async fn scan(&mut self, after: Option<Vec<u8>>, digest: &mut Digest) -> Result<(), Stop> {
         let (fetched, answers) = mpsc::channel(FETCHED_MAX);
+        let (made, entries) = mpsc::channel(MADE_MAX);
+        let turns = Semaphore::new(1);
         let mut pacer = Pacer::new();
         // What the donor's clients feel comes with its first answer.
         let batch_bytes = AtomicU64::new(BATCH_BYTES_BESIDE_CLIENTS);
         let mut warming = Warming::new(self.shard.clone(), self.stretch.clone(), after.clone());
         let fetching = self.fetch(after, fetched, &batch_bytes);
+        let making = self.make(answers, made, &turns);
         let working = async {
-            // ⚑ Its own, so that who fetches does not wait for ever to hand over what nobody takes.
-            let mut answers = answers;
+            // ⚑ Its own, so that who makes entries does not wait for ever to hand over what nobody takes.
+            let mut entries = entries;
             let _copying = self.shard.latency.copying();
             let mut in_flight = VecDeque::new();
-            while let Some(answer) = answers.recv().await {
-                let answer: Arc<Reply> = Arc::new(answer?);
+            let mut is_ahead = false;
+            while let Some(made) = entries.recv().await {
+                let Made {
+                    answer,
+                    entry,
+                    took,
+                } = made?;
                 self.check()?;
+                if is_ahead {
+                    turns.add_permits(1);
+                }
                 let began = Instant::now();
-                self.take_documents(&answer, digest, &mut in_flight).await?;
+                self.take_documents(&answer, entry, digest, &mut in_flight)
+                    .await?;
                 warming.comes(answer.document());
                 let pace = pacer.pace(&self.shard, felt_there(answer.document()));
                 batch_bytes.store(pace.batch_bytes(), Ordering::Relaxed);
@@ -338,7 +352,12 @@ impl Receiver {
                 warming.applied(in_flight.len()).await?;
                 let most = &self.progress.in_flight_max;
                 most.fetch_max(in_flight.len() as u64, Ordering::Relaxed);
-                self.rest(pace.pause_after(began.elapsed())).await;
+                self.rest(pace.pause_after(took + began.elapsed())).await;
+                // Where clients are, the next one is made when this one is done; where nobody is, beside it.
+                if !is_ahead {
+                    turns.add_permits(1);
+                }
+                is_ahead = limit > 0;
             }
             while !in_flight.is_empty() {
                 applied(&mut in_flight).await?;
@@ -346,8 +365,67 @@ impl Receiver {
             warming.applied(0).await?;
             Ok(())
         };
-        let ((), worked) = tokio::join!(fetching, working);
+        let ((), (), worked) = tokio::join!(fetching, making, working);
         worked
+    }
+
+    /// Makes entries of the donor's answers, in their order, one for each permit; the last thing is an error, if there
+    /// is one.
+    async fn make(
+        &self,
+        mut answers: mpsc::Receiver<Result<Reply, Stop>>,
+        made: mpsc::Sender<Result<Made, Stop>>,
+        turns: &Semaphore,
+    ) {
+        loop {
+            let next = async {
+                let answer = answers.recv().await?;
+                // Who appends gives the next permit.
+                turns.acquire().await.expect("nobody closes it").forget();
+                Some(answer)
+            };
+            let answer = tokio::select! {
+                answer = next => answer,
+                () = made.closed() => return,
+            };
+            let next = match answer {
+                Some(Ok(answer)) => self.make_one(Arc::new(answer)).await,
+                Some(Err(stop)) => Err(stop),
+                None => return,
+            };
+            let is_last = next.is_err();
+            if made.send(next).await.is_err() || is_last {
+                return;
+            }
+        }
+    }
+
+    async fn make_one(&self, answer: Arc<Reply>) -> Result<Made, Stop> {
+        self.check()?;
+        let began = Instant::now();
+        let entry = match self.comes_anew() {
+            true => Some(self.make_entry(&answer, self.known()?).await?),
+            false => None,
+        };
+        Ok(Made {
+            answer,
+            entry,
+            took: began.elapsed(),
+        })
+    }
+
+    async fn make_entry(
+        &self,
+        answer: &Arc<Reply>,
+        collection: Arc<Collection>,
+    ) -> Result<MadeEntry, Error> {
+        let (answer, origin) = (Arc::clone(answer), self.plan.id);
+        aside(move || entry_of(collection, &answer, origin)).await
+    }
+
+    /// Whether nothing is here of what the donor sends, and its order is that of what is stored here.
+    fn comes_anew(&self) -> bool {
+        !self.resumes && self.stretch.is_exact()
     }
 
     /// Hands over the donor's documents, answer by answer; the last thing is an error, if
@@ -384,13 +462,14 @@ impl Receiver {
     async fn take_documents(
         &self,
         answer: &Arc<Reply>,
+        mut made: Option<MadeEntry>,
         digest: &mut Digest,
         in_flight: &mut VecDeque<replication::Pending>,
     ) -> Result<(), Stop> {
         let documents = answer.document().get_array("documents");
         let documents = documents.ok_or_else(|| wrong("documents"))?;
         let mut bytes = 0;
-        if !self.resumes && self.stretch.is_exact() {
+        if self.comes_anew() {
             loop {
                 self.shard
                     .log
@@ -399,20 +478,20 @@ impl Receiver {
                     .map_err(crate::error::from_log)?;
                 let collection = self.known()?;
                 self.check_receiving(&collection)?;
-                let work = {
-                    let (answer, collection) = (Arc::clone(answer), Arc::clone(&collection));
-                    let (origin, before) = (self.plan.id, *digest);
-                    move || entry_of(&collection, &answer, origin, before)
+                // ⚑ By the indexes as they are now.
+                let as_it_is = |made: &MadeEntry| Arc::ptr_eq(&made.collection, &collection);
+                let made = match made.take().filter(as_it_is) {
+                    Some(made) => made,
+                    None => self.make_entry(answer, Arc::clone(&collection)).await?,
                 };
-                let (entry, with_these) = aside(work).await?;
                 // Not held while that was made: who wants it for himself would wait, and writers behind him.
                 let _gate = collection.gate.read().await;
                 if !Arc::ptr_eq(&self.known()?, &collection) {
                     continue;
                 }
-                let append = || self.shard.append_received(self.tenure.term(), entry);
+                let append = || self.shard.append_received(self.tenure.term(), made.entry);
                 if let Some(pending) = tokio::task::block_in_place(append)? {
-                    *digest = with_these;
+                    join(digest, made.digest);
                     in_flight.push_back(pending);
                     tokio::task::block_in_place(|| self.check_ids(&collection, documents))?;
                     break;
@@ -686,24 +765,40 @@ impl Receiver {
     }
 }
 
-/// The entry that brings the documents of an answer, and the digest with them. All are new here.
-fn entry_of(
-    collection: &Collection,
-    answer: &Reply,
-    origin: Uuid,
-    before: Digest,
-) -> Result<(ReceivedEntry, Digest), Error> {
-    let mut digest = before;
+/// An answer of the donor that can be appended.
+struct Made {
+    answer: Arc<Reply>,
+    /// `None` if what comes has to be compared with what is here.
+    entry: Option<MadeEntry>,
+    /// How long that was worked on.
+    took: Duration,
+}
+
+/// The entry that brings the documents of an answer. All are new here.
+struct MadeEntry {
+    /// As it was then.
+    collection: Arc<Collection>,
+    entry: ReceivedEntry,
+    /// Of these documents.
+    digest: Digest,
+}
+
+fn entry_of(collection: Arc<Collection>, answer: &Reply, origin: Uuid) -> Result<MadeEntry, Error> {
+    let mut digest = digest::NOTHING;
     let mut received = Vec::new();
     let documents = answer.document().get_array("documents");
     for document in documents.ok_or_else(|| wrong("documents"))?.iter() {
         let ValueRef::Document(document) = document else {
             return Err(wrong("documents"));
         };
-        received.push(received_anew(collection, document, &mut digest)?);
+        received.push(received_anew(&collection, document, &mut digest)?);
     }
-    let entry = ReceivedEntry::new(collection, &origin.0, received)?;
-    Ok((entry, digest))
+    let entry = ReceivedEntry::new(&collection, &origin.0, received)?;
+    Ok(MadeEntry {
+        collection,
+        entry,
+        digest,
+    })
 }
 
 /// A document that is new here.
