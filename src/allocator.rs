@@ -6,6 +6,10 @@
 //! second of a load, so what one of them leaves is kept until the next one wants it, for
 //! [`KEPT`] instead of one second.
 //!
+//! It comes in pages of 4 KiB ([`take_small_pages`], [decision 28](../docs/decisions/0028-memory-comes-in-small-pages.md)).
+//! The allocator asks the system for huge ones, where it may: then whoever touches a byte has 2 MiB cleared and
+//! counted, of a block that begins there or of what was given back before.
+//!
 //! Rust says with every request how it is to be aligned, and the allocator's binding passes that on. The
 //! allocator then serves only blocks of the sizes it has pages for already; for any other, and for all beyond a
 //! kilobyte, it takes a larger block than was asked for and remembers that its address was moved, which makes
@@ -77,6 +81,26 @@ pub fn keep_freed_memory() {
     }
 }
 
+/// To be called first of all: what is touched before may lie in a huge page. Who has set `MIMALLOC_ALLOW_THP` is
+/// obeyed.
+pub fn take_small_pages() {
+    #[cfg(target_os = "linux")]
+    if std::env::var_os("MIMALLOC_ALLOW_THP").is_none() {
+        set_small_pages();
+    }
+}
+
+// Not by rustix, whose part for it the build has off: with another set of its parts all crates that use it get
+// other names, and the profile of decision 27 is not found for them.
+//
+// Safety: it sets a flag of the process and touches no memory.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+fn set_small_pages() {
+    // A system that refuses it serves as well, with more memory.
+    let _ = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+}
+
 // Safety: the options are a table of numbers within the allocator, and this is its public way to write
 // one of them; an index that it does not know is ignored.
 #[allow(unsafe_code)]
@@ -117,6 +141,39 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// What `storage/src/store/allocation.rs` counts with.
+    #[test]
+    #[allow(unsafe_code)]
+    fn blocks_come_in_four_sizes_between_powers_of_two() {
+        let table = [
+            (9, 16),
+            (17, 32),
+            (129, 160),
+            (1_150, 1_280),
+            (16_384, 16_384),
+            (16_385, 20_480),
+            (66_000, 81_920),
+            (280_000, 327_680),
+        ];
+        for (asked, taken) in table {
+            // Safety: it only counts.
+            let size = unsafe { libmimalloc_sys::mi_good_size(asked) };
+            assert_eq!(size, taken, "{asked}");
+        }
+    }
+
+    /// For the whole process, whoever asks.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn no_huge_pages_are_taken() {
+        take_small_pages();
+        // Safety: it reads a flag of the process.
+        #[allow(unsafe_code)]
+        let is_set = || unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
+        assert_eq!(is_set(), 1);
+        assert_eq!(std::thread::spawn(is_set).join().expect("it ends"), 1);
     }
 
     /// The number of the option is the allocator's own: another version of it may mean another option.

@@ -49,6 +49,7 @@ enum Role {
 }
 
 fn main() -> ExitCode {
+    allocator::take_small_pages();
     allocator::keep_freed_memory();
     let arguments = Arguments::parse();
     let ended: Result<()> = match arguments.role {

@@ -97,6 +97,29 @@ pub fn with_range(spread: Option<Spread>) -> String {
     format!("{} ({})", shown(spread, number), range(spread))
 }
 
+/// A size by what it is called.
+type Size = (&'static str, fn(&SideSummary) -> u64);
+
+/// What the other server takes more of, of memory and disk.
+fn larger(base: &SideSummary, other: &SideSummary) -> Vec<String> {
+    let sizes: [Size; 4] = [
+        ("memory after loading", |side| side.footprint.resident_bytes),
+        ("memory at the end", |side| side.resident_bytes_at_end),
+        ("disk after loading", |side| side.footprint.disk_bytes),
+        ("disk after loading, without the log", |side| {
+            side.footprint.disk_bytes_without_log()
+        }),
+    ];
+    let larger = sizes
+        .iter()
+        .filter(|(_, size)| size(other) > size(base))
+        .map(|(what, size)| {
+            let [of_base, of_other] = [base, other].map(|side| megabytes(size(side)));
+            format!("- {what}: {of_other} against {of_base}")
+        });
+    larger.collect()
+}
+
 impl Report {
     pub fn text(&self) -> String {
         let mut text = format!("{}\n{}\n\n", self.machine, self.conditions());
@@ -300,31 +323,8 @@ impl Report {
                 _ => {}
             }
         }
-        let sizes = [
-            (
-                "memory",
-                base.footprint.resident_bytes,
-                other.footprint.resident_bytes,
-            ),
-            (
-                "disk",
-                base.footprint.disk_bytes,
-                other.footprint.disk_bytes,
-            ),
-            (
-                "disk without the log",
-                base.footprint.disk_bytes_without_log(),
-                other.footprint.disk_bytes_without_log(),
-            ),
-        ];
-        for (what, of_base, of_other) in sizes {
-            if aims.sizes && of_other > of_base {
-                missed.push(format!(
-                    "- {what} after loading: {} against {}",
-                    megabytes(of_other),
-                    megabytes(of_base)
-                ));
-            }
+        if aims.sizes {
+            missed.extend(larger(base, other));
         }
         if missed.is_empty() {
             return vec!["All aims reached.".to_owned()];
@@ -382,5 +382,48 @@ impl Report {
             "sides": self.sides.iter().map(side).collect::<Vec<_>>(),
             "cases": self.results.iter().map(case).collect::<Vec<_>>(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn whatever_is_larger_is_told() {
+        let side = |loaded: u64, at_end: u64, disk: u64| SideSummary {
+            label: "a server".to_owned(),
+            footprint: Footprint {
+                resident_bytes: loaded * 1_000_000,
+                disk_bytes: disk * 1_000_000,
+                disk_bytes_by_entry: vec![("data".to_owned(), disk * 1_000_000)],
+                load: Duration::ZERO,
+                index_build: Duration::ZERO,
+            },
+            resident_bytes_at_end: at_end * 1_000_000,
+        };
+        let base = side(300, 1_000, 400);
+        assert_eq!(larger(&base, &side(300, 1_000, 400)), [""; 0]);
+        let table = [
+            (
+                side(301, 999, 399),
+                vec!["- memory after loading: 301 MB against 300 MB"],
+            ),
+            (
+                side(299, 1_001, 400),
+                vec!["- memory at the end: 1,001 MB against 1,000 MB"],
+            ),
+            (
+                side(299, 999, 401),
+                vec![
+                    "- disk after loading: 401 MB against 400 MB",
+                    "- disk after loading, without the log: 401 MB against 400 MB",
+                ],
+            ),
+        ];
+        for (other, told) in table {
+            assert_eq!(larger(&base, &other), told);
+        }
     }
 }

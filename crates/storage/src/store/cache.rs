@@ -28,6 +28,7 @@ use parking_lot::RwLock;
 use quick_cache::sync::{Cache, DefaultLifecycle, GuardResult};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
+use super::allocation::view_bytes;
 use super::memory::ScanMemory;
 use crate::engine::Slice;
 use crate::error::Result;
@@ -42,16 +43,21 @@ enum Cached {
 #[derive(Clone)]
 struct Weight;
 
-/// What an entry costs besides its bytes: hash table slot, links, allocation headers.
+/// What an entry costs besides its bytes: hash table slot, links, and its part of those that are remembered
+/// after they were evicted.
 const OVERHEAD_BYTES: u64 = 112;
+
+fn value_bytes(value: &Slice) -> u64 {
+    view_bytes(value.len()) + OVERHEAD_BYTES
+}
 
 impl Weighter<Slice, Cached> for Weight {
     fn weight(&self, key: &Slice, value: &Cached) -> u64 {
-        let value = match value {
-            Cached::Value(value) => value.len(),
-            Cached::Changing => 0,
+        let value_bytes = match value {
+            Cached::Value(value) => value_bytes(value),
+            Cached::Changing => OVERHEAD_BYTES,
         };
-        (key.len() + value) as u64 + OVERHEAD_BYTES
+        view_bytes(key.len()) + value_bytes
     }
 }
 
@@ -140,8 +146,7 @@ impl RecordCache {
                 if may_keep && let Some(value) = &value {
                     // Refused if a writer came between; then the value is only returned.
                     let _ = guard.insert(Cached::Value(value.clone()));
-                    self.memory
-                        .records_came(value.len() as u64 + OVERHEAD_BYTES);
+                    self.memory.records_came(value_bytes(value));
                 }
                 Ok(value)
             }
@@ -160,7 +165,7 @@ impl RecordCache {
         let Some(cache) = &self.inner else { return };
         match value {
             Some(value) => {
-                let bytes = value.len() as u64 + OVERHEAD_BYTES;
+                let bytes = value_bytes(&value);
                 cache.insert(key, Cached::Value(value));
                 self.memory.records_came(bytes);
             }

@@ -17,12 +17,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::allocation::block_bytes;
 use super::snapshot::Record;
 
 /// Packed records of more than this are not worth their memory.
 const JOINED_BYTES_MAX: usize = 4 << 20;
 /// So often must packed records be walked over to have been worth it.
 const WORTH_WALKS: u64 = 4;
+/// What they cost besides their bytes.
+const OVERHEAD_BYTES: u64 = 96;
 /// From here on there is no further attempt.
 const ATTEMPTS_MAX: u64 = 12;
 
@@ -80,7 +83,7 @@ impl Joined {
     }
 
     pub fn memory_bytes(&self) -> u64 {
-        (self.bytes.len() + self.ends.len() * 4 + 96) as u64
+        block_bytes(self.bytes.len()) + block_bytes(size_of_val(&self.ends[..])) + OVERHEAD_BYTES
     }
 }
 

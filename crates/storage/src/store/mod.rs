@@ -16,6 +16,7 @@
 //! | `cache.rs` | the record cache and how it stays coherent |
 //! | `stretches.rs`, `pairs.rs` | what scans read, kept in memory for the next ones |
 //! | `memory.rs` | the memory for that, of all stores of a process |
+//! | `allocation.rs` | what bytes take when they are in memory |
 //! | `joined.rs` | records beside the index entries that lead to them |
 //! | `changes.rs` | what batches have written lately |
 //! | `counters.rs` | document counts and sizes, exact after a crash |
@@ -27,6 +28,7 @@
 //! A cursor holds positions (bytes), never a snapshot: a held snapshot pins every
 //! memtable that was written since it was taken.
 
+mod allocation;
 mod apply;
 mod cache;
 mod changes;

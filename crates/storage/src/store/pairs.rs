@@ -22,8 +22,9 @@ use crate::engine::Pair;
 use crate::error::Result;
 use crate::layout::Subject;
 
-/// What a stretch weighs, roughly.
-const STRETCH_BYTES: usize = 64 << 10;
+/// A stretch ends with the pair that passes this. Most pairs are shorter than what is left to 64 KiB, beyond
+/// which an allocator has no block before 80.
+const STRETCH_BYTES: usize = 62 << 10;
 /// What may be collected before the scan is long: larger documents are not worth it.
 const COLLECTED_BYTES_MAX: usize = 512 << 10;
 /// A scan of fewer pairs leaves no stretches.

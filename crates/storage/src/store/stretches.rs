@@ -2,7 +2,7 @@
 //!
 //! The engine merges memtables and tables for each pair that a scan asks for. Who reads
 //! the same documents again should not pay for that again: a scan packs what it reads,
-//! 64 KiB at a time, and later scans walk over that.
+//! 62 KiB at a time, and later scans walk over that.
 //!
 //! ```text
 //!   stored keys   ──────[ stretch )[ stretch )···· gap ····[ stretch )──────
@@ -44,6 +44,7 @@ use byteview::ByteView;
 use model::ids::CollectionId;
 use parking_lot::RwLock;
 
+use super::allocation::{block_bytes, view_bytes};
 use super::changes::Changes;
 use super::joined::{Attempts, Joined};
 use super::memory::ScanMemory;
@@ -59,6 +60,8 @@ const SMALL_MAX: usize = 16;
 /// Of a batch of more keys than this, many may lie in the same gap.
 const LONG_BATCH: usize = 8;
 
+/// What one costs besides its bytes: itself, and its place among others.
+const OVERHEAD_BYTES: u64 = 192;
 /// What one may take, unless its last document is a large one.
 const STRETCH_BYTES_MAX: u64 = 128 << 10;
 
@@ -146,8 +149,10 @@ impl Stretch {
     fn memory_bytes(&self) -> u64 {
         let joined = self.joined.read();
         let joined_bytes = joined.as_ref().map_or(0, |joined| joined.memory_bytes());
-        let own_bytes = self.bytes.len() + self.places.len() * 4 + self.to.len() * 2 + 192;
-        own_bytes as u64 + joined_bytes
+        let places_bytes = block_bytes(size_of_val(&*self.places));
+        // Where it begins is about as long as where it ends.
+        let keys_bytes = 2 * block_bytes(self.to.len());
+        view_bytes(self.bytes.len()) + places_bytes + keys_bytes + OVERHEAD_BYTES + joined_bytes
     }
 }
 
