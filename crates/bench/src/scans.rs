@@ -35,8 +35,9 @@ use crate::table::{Table, number, time};
 const RANGES_EACH: u64 = 4;
 /// Batches of one document whose cost is measured.
 const SMALL_BATCHES: u64 = 1_000;
-/// Scans beside moves in each round.
-const SCANS_BESIDE: usize = 3;
+/// How long scans go on beside moves in each round: several moves, with their beginnings and ends, and not only the
+/// first moment of one.
+const BESIDE_MOVES: Duration = Duration::from_secs(4);
 
 /// What one scan took.
 #[derive(Clone, Copy)]
@@ -279,8 +280,9 @@ fn scan_beside_moves(
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let moving = scope.spawn(|| keep_moving(server, ranges, options.shards, &stop));
-        let scans = (0..SCANS_BESIDE)
-            .map(|_| scan(server, &mut [server.connect()?], options, all))
+        let began = Instant::now();
+        let scans = std::iter::repeat_with(|| scan(server, &mut [server.connect()?], options, all))
+            .take_while(|_| began.elapsed() < BESIDE_MOVES)
             .collect::<Result<Vec<_>>>();
         stop.store(true, Ordering::Relaxed);
         match moving.join() {
