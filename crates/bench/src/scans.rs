@@ -13,7 +13,7 @@
 //! take turns, so that what slows the machine slows all of them; those under moves come after them. A shard
 //! that is read directly shows what it owns.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -35,9 +35,9 @@ use crate::table::{Table, number, time};
 const RANGES_EACH: u64 = 4;
 /// Batches of one document whose cost is measured.
 const SMALL_BATCHES: u64 = 1_000;
-/// How long scans go on beside moves in each round: several moves, with their beginnings and ends, and not only the
-/// first moment of one.
-const BESIDE_MOVES: Duration = Duration::from_secs(4);
+/// Moves that end while scans go on, in each round: with their beginnings and ends, and not only the first moment of
+/// one.
+const MOVES_BESIDE: u64 = 2;
 
 /// What one scan took.
 #[derive(Clone, Copy)]
@@ -278,17 +278,32 @@ fn scan_beside_moves(
     all: Seen,
 ) -> Result<(Vec<Scanned>, u64)> {
     let stop = AtomicBool::new(false);
+    let moved = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let moving = scope.spawn(|| keep_moving(server, ranges, options.shards, &stop));
-        let began = Instant::now();
-        let scans = std::iter::repeat_with(|| scan(server, &mut [server.connect()?], options, all))
-            .take_while(|_| began.elapsed() < BESIDE_MOVES)
-            .collect::<Result<Vec<_>>>();
+        let moving = scope.spawn(|| {
+            let moves = keep_moving(server, ranges, options.shards, &stop, &moved);
+            // Nobody waits for more of them.
+            moves.inspect_err(|_| moved.store(MOVES_BESIDE, Ordering::Relaxed))
+        });
+        let mut scans = Vec::new();
+        while moved.load(Ordering::Relaxed) < MOVES_BESIDE {
+            match server
+                .connect()
+                .and_then(|to| scan(server, &mut [to], options, all))
+            {
+                Ok(scanned) => scans.push(scanned),
+                Err(error) => {
+                    stop.store(true, Ordering::Relaxed);
+                    return Err(error);
+                }
+            }
+        }
         stop.store(true, Ordering::Relaxed);
         match moving.join() {
-            Ok(moved) => Ok((scans?, moved?)),
+            Ok(moves) => moves?,
             Err(_) => bail!("the thread that moves ranges panicked"),
         }
+        Ok((scans, moved.load(Ordering::Relaxed)))
     })
 }
 
@@ -297,18 +312,18 @@ fn keep_moving(
     ranges: &[Option<u64>],
     shards: usize,
     stop: &AtomicBool,
-) -> Result<u64> {
+    moved: &AtomicU64,
+) -> Result<()> {
     let mut cluster = Cluster::new(server)?;
-    let mut moved = 0;
     for range in ranges.iter().cycle() {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         let owner = cluster.owner(range.unwrap_or(0))?;
         cluster.move_range(*range, (owner + 1) % shards)?;
-        moved += 1;
+        moved.fetch_add(1, Ordering::Relaxed);
     }
-    Ok(moved)
+    Ok(())
 }
 
 /// How large a position is, and what a batch costs that begins at one.

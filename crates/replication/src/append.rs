@@ -1,4 +1,4 @@
-//! The writer: entries into the current segment, one write per group, a new segment
+//! The writer: entries into the current segment, one write per group (a large one has several), a new segment
 //! when the current one is full.
 //!
 //! ```text

@@ -34,6 +34,8 @@ pub const BATCH_BYTES_BESIDE_CLIENTS: u64 = 64 << 10;
 /// How long work that can stop anywhere goes on at a time; where clients are, about as long as a batch takes.
 const MOMENT_MAX: Duration = Duration::from_millis(10);
 const MOMENT_BESIDE_CLIENTS: Duration = Duration::from_micros(200);
+/// What counts as work at most there: a batch that took longer waited for a disk, for members, or for clients.
+const WORKED_MAX_BESIDE_CLIENTS: Duration = Duration::from_millis(2);
 /// The longest pause behind a batch.
 pub const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// Entries that are appended and not applied, at full pace.
@@ -119,6 +121,10 @@ impl Pace {
 
     /// The pause behind work that took so long.
     pub fn pause_after(self, worked: Duration) -> Duration {
+        let worked = match self.beside_clients {
+            true => worked.min(WORKED_MAX_BESIDE_CLIENTS),
+            false => worked,
+        };
         worked.mul_f64(1.0 / self.share - 1.0).min(PAUSE_MAX)
     }
 
@@ -209,7 +215,9 @@ mod tests {
         assert_eq!(Pace::FULL.pause_after(work), Duration::ZERO);
         assert_eq!(Pace::FULL.batch_bytes(), BATCH_BYTES_MAX);
         assert_eq!(Pace::FULL.in_flight(), 4);
-        assert_eq!(Pace::FIRST.pause_after(work), Duration::from_millis(70));
+        assert_eq!(Pace::FIRST.pause_after(work / 10), Duration::from_millis(7));
+        // ⚑ Waiting is no work: a set whose members answer late is left all the same.
+        assert_eq!(Pace::FIRST.pause_after(work), Duration::from_millis(14));
         assert_eq!(Pace::FIRST.batch_bytes(), BATCH_BYTES_BESIDE_CLIENTS);
         assert_eq!(Pace::FIRST.in_flight(), 0);
         // ⚑ However little clients feel: what is in front of them stays small.

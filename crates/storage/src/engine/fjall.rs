@@ -405,6 +405,7 @@ impl Open {
             .get_seqno_safe_to_gc();
         self.writeback.begin();
         tree.compact(Arc::clone(&self.at_rest) as _, unread)
+            .inspect_err(|_| self.removal.lock().stop())
             .map_err(|e| Error::Engine(e.into()))
     }
 

@@ -10,24 +10,28 @@
 //! of ours that was the engine's, in the hands of whichever reader let go of the last version that had the table:
 //! reads of the whole shard stood still for 60 to 100 ms whenever a merge had ended.
 //!
-//! Disk space comes back a second later for it. A folder may have more tables than a process should have files open:
-//! those above [`HELD_MAX`] are removed as ever.
+//! Disk space comes back a second later for it, or when the merge that is under way has ended. Who does not look any
+//! more has to say so ([`TableRemoval::stop`]), or it would never come back.
+//!
+//! A folder may have more tables than a process should have files open. The latest [`HELD_MAX`] of them are held,
+//! which are those that are merged most often; others are removed as ever.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// Handles that are held. Tables have 32 MB each.
-const HELD_MAX: usize = 1024;
+const HELD_MAX: usize = 128;
 
 /// Handles of the tables in a folder.
 pub(super) struct TableRemoval {
     folder: PathBuf,
     /// When the folder was read, by its own time of change.
     read: Option<SystemTime>,
-    held: HashMap<OsString, File>,
+    held: HashMap<u64, File>,
+    has_stopped: bool,
 }
 
 impl TableRemoval {
@@ -36,6 +40,7 @@ impl TableRemoval {
             folder,
             read: None,
             held: HashMap::new(),
+            has_stopped: false,
         };
         removal.look();
         removal
@@ -43,36 +48,57 @@ impl TableRemoval {
 
     /// Takes handles of tables that are new, and lets go of those whose names are gone.
     pub(super) fn look(&mut self) {
-        let Ok(changed) = modified(&self.folder) else {
+        if self.has_stopped {
             return;
+        }
+        let changed = match modified(&self.folder) {
+            Ok(changed) => changed,
+            Err(_) => return self.held.clear(),
         };
         // ⚑ The time has a grain: what changes within it, behind this look, is found if the folder is read again.
-        let is_settled = self.read == Some(changed);
-        self.read = Some(changed);
-        if !is_settled || is_recent(changed) {
-            self.find();
+        if self.read == Some(changed) && !is_recent(changed) {
+            return;
+        }
+        match latest(&self.folder) {
+            Ok(tables) => {
+                self.hold(&tables);
+                self.read = Some(changed);
+            }
+            // Perhaps for want of handles.
+            Err(_) => self.held.clear(),
         }
     }
 
-    fn find(&mut self) {
-        let Ok(entries) = std::fs::read_dir(&self.folder) else {
-            return;
-        };
-        let mut held = HashMap::new();
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let handle = match self.held.remove(&name) {
-                Some(handle) => Some(handle),
-                None if held.len() < HELD_MAX => File::open(entry.path()).ok(),
-                None => None,
-            };
-            if let Some(handle) = handle {
-                held.insert(name, handle);
+    /// Nobody looks any more: tables are removed as ever.
+    pub(super) fn stop(&mut self) {
+        self.has_stopped = true;
+        self.held.clear();
+    }
+
+    fn hold(&mut self, tables: &[u64]) {
+        // What goes here takes its time.
+        self.held.retain(|table, _| tables.contains(table));
+        for &table in tables {
+            if self.held.contains_key(&table) {
+                continue;
+            }
+            if let Ok(handle) = File::open(self.folder.join(table.to_string())) {
+                self.held.insert(table, handle);
             }
         }
-        // What is left there is gone; here it takes its time.
-        self.held = held;
     }
+}
+
+/// The tables that were made last: they are numbered.
+fn latest(folder: &Path) -> std::io::Result<Vec<u64>> {
+    let mut tables = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        tables.extend(name.to_str().and_then(|name| name.parse::<u64>().ok()));
+    }
+    tables.sort_unstable_by_key(|&table| Reverse(table));
+    tables.truncate(HELD_MAX);
+    Ok(tables)
 }
 
 fn modified(folder: &Path) -> std::io::Result<SystemTime> {
@@ -104,13 +130,35 @@ mod tests {
         assert_eq!(removal.held.len(), 2);
         std::fs::remove_file(&path).expect("is removed");
         let links = |removal: &TableRemoval| {
-            let handle = removal.held.get(&OsString::from("1"))?;
+            let handle = removal.held.get(&1)?;
             Some(handle.metadata().expect("metadata").nlink())
         };
         assert_eq!(links(&removal), Some(0), "the last handle is ours");
         removal.look();
         assert_eq!(links(&removal), None);
         assert_eq!(removal.held.len(), 1);
+    }
+
+    /// ⚑ However many there are, and whichever were held before.
+    #[test]
+    fn the_latest_tables_are_held() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |tables: std::ops::Range<u64>| {
+            for table in tables {
+                std::fs::write(folder.path().join(table.to_string()), []).expect("is written");
+            }
+        };
+        let most = HELD_MAX as u64;
+        write(0..most);
+        let mut removal = TableRemoval::new(folder.path().to_owned());
+        assert_eq!(removal.held.len(), HELD_MAX);
+        write(most..2 * most);
+        removal.look();
+        assert_eq!(removal.held.len(), HELD_MAX);
+        assert!(removal.held.keys().all(|&table| table >= most));
+        removal.stop();
+        removal.look();
+        assert!(removal.held.is_empty(), "space comes back without looks");
     }
 
     #[test]

@@ -121,6 +121,11 @@ impl Driver {
             let copied = fields.count("copied").unwrap_or(0);
             if fields.flag("scanned") {
                 *self.handle.phase.lock() = CATCHING_UP;
+                // ⚑ The digest may have further to go than the copy, where the range is not one place: who could
+                // not have caught up yet has not used up his time.
+                if !self.is_scanned() {
+                    scanned_at = None;
+                }
                 let since = *scanned_at.get_or_insert_with(Instant::now);
                 let lag = self.shard.log.last_applied().get().saturating_sub(copied);
                 let follower = self.follower.as_mut();
