@@ -1,4 +1,5 @@
-//! How fast a range is copied: as fast as it goes, unless clients wait longer because of it.
+//! How fast a range is copied: as fast as it goes where nobody is, slowly beside clients, and slower still if they wait
+//! longer because of it.
 //!
 //! ```text
 //!   every interval:  strain = how long clients wait ÷ how long they wait without copies, the worse of both shards
@@ -17,11 +18,12 @@
 //! wakes up behind it, on Linux for as long as a slice of some milliseconds, whatever their priorities are. So
 //! beside clients work comes in pieces of a quarter of a millisecond, with its thread asleep in between, and most of
 //! the time there is none, however little the measured latencies say
-//! (docs/decisions/0030-copies-come-in-short-pieces.md). A copy that begins where clients are, or were a moment ago, begins slowly, and one
-//! that clients come to goes on as slowly: what they feel of it is only known after an interval.
+//! (docs/decisions/0030-copies-come-in-short-pieces.md). A copy that begins where clients are, or were a moment
+//! ago, begins slowly, and one that clients come to goes on as slowly: what they feel of it is only known after an
+//! interval.
 //!
-//! ⚑ A copy never stops: whatever clients feel, a batch of [`BATCH_BYTES_BESIDE_CLIENTS`] comes after each [`PAUSE_MAX`] at
-//! most, because a range that cannot leave an overloaded shard is what keeps it overloaded.
+//! ⚑ A copy never stops: whatever clients feel, a batch of [`BATCH_BYTES_BESIDE_CLIENTS`] comes after each
+//! [`PAUSE_MAX`] at most, because a range that cannot leave an overloaded shard is what keeps it overloaded.
 //!
 //! Left out: what a copy costs others that is not latency of clients: disks, networks, secondaries.
 

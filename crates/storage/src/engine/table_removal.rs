@@ -1,14 +1,14 @@
 //! Tables that nobody needs any more leave the disk where nobody waits for it.
 //!
 //! ```text
-//!   merge ends ─► the engine removes the file of each old table, under the lock that every reader needs
+//!   merge ends ─► the engine removes the file of each old table, where a reader lets go of it last
 //!                                   └─ its name is gone: microseconds
-//!   here, a second later:           the last handle is closed: its pages and blocks go, 1 to 3 ms for each 10 MB
+//!   here, a second later:           the last handle is closed: its pages and blocks go
 //! ```
 //!
 //! The system frees a file's memory and its place on the disk when its last handle is closed. Without a handle
 //! of ours that was the engine's, in the hands of whichever reader let go of the last version that had the table:
-//! reads of the whole shard stood still for 60 to 100 ms whenever a merge had ended.
+//! in traces of moves a shard answered nothing for 60 to 100 ms while a worker did that (docs/decisions/0030-*).
 //!
 //! Disk space comes back a second later for it, or when the merge that is under way has ended. Who does not look any
 //! more has to say so ([`TableRemoval::stop`]), or it would never come back.
