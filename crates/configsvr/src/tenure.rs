@@ -50,6 +50,8 @@ pub(crate) struct Tenure {
     state: RwLock<State>,
     deciding: tokio::sync::Mutex<()>,
     in_doubt: AtomicBool,
+    /// Somebody else has written what is known here, and was told so: whoever looks from now on sees it.
+    is_outdated: AtomicBool,
     links: Mutex<HashMap<ShardId, Link>>,
     tasks: tokio::sync::Mutex<Option<JoinSet<()>>>,
     /// Names of operations that cannot be finished.
@@ -84,6 +86,7 @@ impl Tenure {
             state: RwLock::new(state),
             deciding: tokio::sync::Mutex::new(()),
             in_doubt: AtomicBool::new(false),
+            is_outdated: AtomicBool::new(false),
             links: Mutex::new(HashMap::new()),
             tasks: tokio::sync::Mutex::new(Some(JoinSet::new())),
             closed: Mutex::default(),
@@ -157,6 +160,11 @@ impl Tenure {
 
     /// What is known, once nothing of it is in doubt.
     pub(crate) async fn state(&self) -> Result<parking_lot::RwLockReadGuard<'_, State>, Fault> {
+        // ⚑ Also while somebody decides: the write that is missing has been acknowledged.
+        if self.is_outdated.load(Ordering::Acquire) {
+            let _deciding = self.deciding.lock().await;
+            self.clear_doubt().await?;
+        }
         // Somebody who decides right now clears the doubt soon; the state before that is right.
         if self.in_doubt.load(Ordering::Acquire)
             && let Ok(_deciding) = self.deciding.try_lock()
@@ -193,6 +201,7 @@ impl Tenure {
             let read = State::load(&self.store).await?;
             *self.state.write() = read;
             self.in_doubt.store(false, Ordering::Release);
+            self.is_outdated.store(false, Ordering::Release);
         }
         Ok(())
     }
@@ -222,7 +231,9 @@ impl Tenure {
     pub(crate) async fn beside<T>(&self, writing: impl Future<Output = T>) -> T {
         let _deciding = self.deciding.lock().await;
         self.in_doubt.store(true, Ordering::Release);
-        writing.await
+        let written = writing.await;
+        self.is_outdated.store(true, Ordering::Release);
+        written
     }
 
     /// Writes what nothing in memory follows from.

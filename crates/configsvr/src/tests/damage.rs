@@ -4,6 +4,8 @@
 use crate::testing::{Cluster, Wire};
 use differential::notation::print;
 use differential::value::{Value, get};
+use std::sync::Arc;
+use tokio::sync::Notify;
 
 /// One document that is broken, and what `checkMetadataConsistency` says of it.
 struct Broken {
@@ -299,6 +301,39 @@ async fn a_damaged_shard_is_told_by_name() {
             ",
         )
         .await;
+}
+
+/// ⚑ Whoever was told that a document is written finds it in what the config server knows, also while that is being
+/// read for somebody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_is_seen_while_somebody_decides() {
+    let cluster = with_collections().await;
+    let wire = Wire::whole();
+    cluster.elect(wire.clone()).await;
+    cluster
+        .check("config! config {update: 'shards', updates: [{q: {_id: 'shard1'}, u: {$unset: {host: 1}}}]} => {n: 1}")
+        .await;
+    let reads = Arc::new(Notify::new());
+    let tells = reads.clone();
+    let release = wire.hold(Box::new(move |message| {
+        let is_load = message.get_str("find") == Some("shards");
+        if is_load {
+            tells.notify_one();
+        }
+        is_load
+    }));
+    let deciding = cluster.check("admin {split: 'test.b', middle: {k: 5}} => {}");
+    let asking = async {
+        reads.notified().await;
+        // It looks first, and the other goes on only then.
+        let lets_go = async { release.add_permits(1) };
+        let asked = cluster.run("admin", "{checkMetadataConsistency: 1}");
+        let (reply, ()) = tokio::join!(asked, lets_go);
+        let batch = get(&reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
+        let found = batch.map(print).unwrap_or_default();
+        assert!(found.contains("CorruptedShard"), "{reply:?}");
+    };
+    tokio::join!(deciding, asking);
 }
 
 /// ⚑ Of an operation: its names are closed, and who is primary when the document is as it was goes on with it.
