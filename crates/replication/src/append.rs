@@ -21,11 +21,11 @@
 //! goes on into new pages fills the last of them with zeros: behind the end of the log
 //! there is nothing that anybody needs, and the next write finds the page in memory.
 //!
-//! **Past the memory.** What a load writes takes pages that are new to the system, only to be
-//! given back with the segment; finding and clearing them costs more than the write. So a large
+//! **Past the memory.** What is written takes pages that are new to the system, only to be
+//! given back with the segment; finding and clearing them costs more than the write. So a
 //! group that must be synced begins where its first block does, with the bytes of it that are
 //! there already, and ends with a whole block (`group_buffer.rs`): such a write is done directly,
-//! where the file system can. The next small one begins with its block, too, because that page
+//! where the file system can. The next one that is only buffered begins with its block, too, because that page
 //! is not in memory then. Bytes that are there already are stable whenever they are written
 //! once more by a write that is synced, and the same.
 //!
@@ -107,8 +107,11 @@ impl Writer {
         self.synced
     }
 
-    /// What is left of the segment that is being written.
+    /// What is left of the segment that is being written: nothing, if the next entry goes on in another one.
     pub fn room_bytes(&self) -> usize {
+        if self.log.is_left_early(&self.segment) {
+            return 0;
+        }
         let left = self.segment.bytes.saturating_sub(self.offset);
         usize::try_from(left).unwrap_or(usize::MAX)
     }
@@ -124,7 +127,8 @@ impl Writer {
             )));
         }
         let room = stored_bytes(entry);
-        if self.buffer.end() + room > self.segment.bytes {
+        let is_full = self.buffer.end() + room > self.segment.bytes;
+        if is_full || self.log.is_left_early(&self.segment) {
             self.rotate(entry, room)?;
         }
         self.segment.remember(entry.position, self.buffer.end());

@@ -22,13 +22,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom, fadvise, fallocate, seek};
 use rustix::io::Errno;
 
 use crate::group_buffer::BLOCK_BYTES;
-
-/// From so many bytes on, a synced write that begins and ends with a block is done directly.
-pub(crate) const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
 /// How the bytes of a new file come to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +64,9 @@ pub trait DiskFile: Send + Sync {
     /// and pay for each page of it that is new. What only large writes need goes as well: a
     /// log may have hundreds of files.
     fn release_memory(&self) {}
+    /// From here on its bytes were reserved and not written since. Its size, if there are none, or if the file
+    /// system does not say.
+    fn reserved_from(&self) -> io::Result<u64>;
 }
 
 /// A directory of the file system, locked against other processes while it is open.
@@ -243,7 +243,7 @@ struct OpenFile {
     /// of the C library: the tests that cut the power see those only. `None` where the file
     /// system knows no such handles.
     through: Option<File>,
-    /// And once more, for large writes past the system's memory: its pages would be new to the
+    /// And once more, for writes past the system's memory: its pages would be new to the
     /// system, and hardly anybody reads them. A read through `file` never sees older bytes once
     /// the write has returned: the kernel throws out what it has of them in memory, before and
     /// after. `None` where there is none, or the file is full.
@@ -264,9 +264,7 @@ impl DiskFile for OpenFile {
     }
 
     fn write_at_synced(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        if data.len() as u64 >= DIRECT_BYTES_MIN
-            && write_directly(self.direct.lock().as_ref(), offset, data)?
-        {
+        if write_directly(self.direct.lock().as_ref(), offset, data)? {
             return Ok(());
         }
         match &self.through {
@@ -285,6 +283,14 @@ impl DiskFile for OpenFile {
     fn release_memory(&self) {
         release_memory(&self.file);
         *self.direct.lock() = None;
+    }
+
+    fn reserved_from(&self) -> io::Result<u64> {
+        // What is reserved is a hole to those who ask for data. Nobody reads or writes at the handle's own place.
+        match seek(&self.file, SeekFrom::Hole(0)) {
+            Ok(hole) => Ok(hole),
+            Err(_) => self.bytes(),
+        }
     }
 }
 
@@ -320,11 +326,31 @@ mod tests {
         Ok(())
     }
 
+    /// Where the file system says it: it may also know nothing of holes, or write zeros instead of reserving.
+    #[test]
+    fn what_is_reserved_is_known_until_it_is_written() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let disk = FileDisk::open(folder.path())?;
+        let bytes = 1 << 20;
+        let zeroed = disk.create("zeroed", bytes, Fill::Zeroed)?;
+        assert_eq!(zeroed.reserved_from()?, bytes);
+        let file = disk.create("reserved", bytes, Fill::Reserved)?;
+        let is_told = file.reserved_from()? == 0;
+        file.write_at(0, &[1; 4096])?;
+        file.sync()?;
+        let from = file.reserved_from()?;
+        assert!(from == bytes || is_told && from == 4096, "{from}");
+        file.write_at(4096, &vec![1; bytes as usize - 4096])?;
+        file.sync()?;
+        assert_eq!(file.reserved_from()?, bytes);
+        Ok(())
+    }
+
     /// Past the system's memory, and on a file system that cannot; beside writes and reads that go
     /// through it.
     #[test]
     fn what_is_written_directly_is_seen_by_all_handles() -> io::Result<()> {
-        const BYTES: usize = 4 * DIRECT_BYTES_MIN as usize;
+        const BYTES: usize = 256 << 10;
         for is_supported in [true, false] {
             let folder = tempfile::tempdir()?;
             let disk = FileDisk::open(folder.path())?;
@@ -337,7 +363,7 @@ mod tests {
             let mut expected = vec![0u8; BYTES];
             let mut seen = vec![1u8; BYTES];
             let mut buffer = GroupBuffer::new(0);
-            let whole = 2 * DIRECT_BYTES_MIN;
+            let whole = BYTES as u64 / 2;
             for (number, offset) in [0, BLOCK_BYTES, 3 * BLOCK_BYTES].into_iter().enumerate() {
                 // All of it is in memory, and a part of it is not on the disk yet.
                 reader.read_at(0, &mut seen)?;

@@ -74,6 +74,7 @@ mod segment;
 mod sequencer;
 pub mod simulated_disk;
 mod state_machine;
+mod syncs;
 mod transport;
 mod trim;
 mod truncate;

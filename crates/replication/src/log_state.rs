@@ -24,6 +24,7 @@ use crate::entry::{Applied, Entry, LogPosition, Term};
 use crate::error::ReadError;
 use crate::options::Options;
 use crate::segment::{ENTRY_HEADER_BYTES, HEADER_BYTES, Segment, SegmentHeader};
+use crate::syncs::Syncs;
 
 /// How far a group has come; see [`crate::Group::watch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,16 +74,15 @@ pub(crate) struct LogState {
     unbroken_first: AtomicU64,
     /// How much of the segment being written is used.
     written_bytes: AtomicU64,
-    /// How often the segment being written was synced.
-    syncs: AtomicU64,
+    /// How the segment being written is synced.
+    syncs: Mutex<Syncs>,
+    /// The first position of a segment that the log had better leave before it is full.
+    left_early: AtomicU64,
     /// Set once, when the group stops for good.
     pub stop_reason: OnceLock<Arc<str>>,
     pub maintenance_signal: Mutex<MaintenanceSignal>,
     pub maintenance_wakeup: Condvar,
 }
-
-/// From this many bytes between two syncs on, a segment is reserved instead of zeroed.
-const RESERVE_FROM_BYTES_PER_SYNC: u64 = 1 << 20;
 
 pub(crate) const SPARE_PREFIX: &str = "spare-";
 
@@ -108,7 +108,8 @@ impl LogState {
             applied: AtomicU64::new(0),
             unbroken_first: AtomicU64::new(1),
             written_bytes: AtomicU64::new(0),
-            syncs: AtomicU64::new(0),
+            syncs: Mutex::default(),
+            left_early: AtomicU64::new(LogPosition::BEFORE_FIRST.get()),
             stop_reason: OnceLock::new(),
             maintenance_signal: Mutex::default(),
             maintenance_wakeup: Condvar::new(),
@@ -161,21 +162,31 @@ impl LogState {
     }
 
     pub fn count_sync(&self) {
-        self.syncs.fetch_add(1, Ordering::Relaxed);
+        let row = self.options.syncs_looked_at;
+        let now_ms = || self.wall.now_ms();
+        if self.syncs.lock().count(self.written_bytes(), row, now_ms) {
+            self.want_maintenance();
+        }
+    }
+
+    /// Whether the segment being written is synced often, for little each time.
+    pub fn are_syncs_quick(&self) -> bool {
+        self.syncs.lock().are_quick()
     }
 
     /// How the next segment is best made, going by how this one is written.
-    ///
-    /// Zeros cost a second write of every byte and save something with every sync. A
-    /// load that is buffered syncs ten times a second, each time for megabytes: there
-    /// zeros are not worth it.
     pub fn next_fill(&self) -> Fill {
-        let bytes_per_sync = self.written_bytes() / self.syncs.load(Ordering::Relaxed).max(1);
-        if bytes_per_sync < RESERVE_FROM_BYTES_PER_SYNC {
-            Fill::Zeroed
-        } else {
-            Fill::Reserved
-        }
+        self.syncs.lock().next_fill(self.written_bytes())
+    }
+
+    /// Lets the log go on in its next segment from the next entry on, if it still writes this one.
+    pub fn leave_early(&self, segment: &Segment) {
+        let first = segment.header.first.get();
+        self.left_early.store(first, Ordering::Release);
+    }
+
+    pub fn is_left_early(&self, segment: &Segment) -> bool {
+        self.left_early.load(Ordering::Acquire) == segment.header.first.get()
     }
 
     /// The log ends with `position`, at `written_bytes` of the last segment.
@@ -245,7 +256,9 @@ impl LogState {
         self.disk.sync_directory()?;
 
         let segment = Arc::new(Segment::new(header, spare.file, bytes));
-        self.syncs.store(0, Ordering::Relaxed);
+        *self.syncs.lock() = Syncs::default();
+        let none = LogPosition::BEFORE_FIRST.get();
+        self.left_early.store(none, Ordering::Release);
         let mut segments = self.segments.write();
         // An empty segment that was too small for the entry has just been replaced.
         if segments
@@ -419,34 +432,4 @@ impl Tail {
 /// What an entry counts for in limits of memory.
 pub(crate) fn memory_bytes(entry: &Entry) -> usize {
     entry.payload.len() + ENTRY_HEADER_BYTES
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::clock::SystemClock;
-    use crate::segment::GroupId;
-    use crate::simulated_disk::SimulatedDisk;
-
-    #[test]
-    fn segments_are_zeroed_where_syncs_are_frequent() {
-        let check = |written_bytes: u64, syncs: u64, fill: Fill| {
-            let options = Options::new(GroupId(1));
-            let disk = Arc::new(SimulatedDisk::new());
-            let log = LogState::new(options, disk, Arc::new(SystemClock));
-            log.set_appended(LogPosition::new(1), written_bytes);
-            for _ in 0..syncs {
-                log.count_sync();
-            }
-            assert_eq!(
-                log.next_fill(),
-                fill,
-                "{written_bytes} bytes, {syncs} syncs"
-            );
-        };
-        check(512, 0, Fill::Zeroed);
-        check(32 << 20, 0, Fill::Reserved);
-        check(32 << 20, 10, Fill::Reserved);
-        check(32 << 20, 1_000, Fill::Zeroed);
-    }
 }

@@ -1,6 +1,5 @@
 //! What can be set for a group.
 
-use crate::disk::DIRECT_BYTES_MIN;
 use crate::error::Error;
 use crate::group_buffer::PIECE_BYTES;
 use crate::member::{MEMBERS_MAX, MemberId};
@@ -48,6 +47,8 @@ pub struct Options {
     /// From so many bytes on, a group that must be synced is written in whole blocks, which
     /// the disk then writes past the system's memory.
     pub direct_bytes_min: u64,
+    /// How many syncs in a row say how the log is written.
+    pub syncs_looked_at: u64,
     /// From so many bytes on, a part of a group is written before the rest of it is appended.
     pub piece_bytes: u64,
     /// How far ahead of the wall clock a time from outside may be.
@@ -110,7 +111,8 @@ impl Options {
             tail_bytes_max: 16 << 20,
             payload_bytes_max: 512 << 20,
             sync_delay_ms: 100,
-            direct_bytes_min: DIRECT_BYTES_MIN,
+            direct_bytes_min: 0,
+            syncs_looked_at: 256,
             piece_bytes: PIECE_BYTES,
             drift_seconds_max: 365 * 24 * 3600,
         }

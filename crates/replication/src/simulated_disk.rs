@@ -55,6 +55,7 @@ struct FileState {
     seen: Vec<u8>,
     stable: Vec<u8>,
     unsynced: Vec<(u64, Vec<u8>)>,
+    reserved_from: u64,
 }
 
 #[derive(Clone)]
@@ -258,7 +259,7 @@ impl Disk for SimulatedDisk {
 
     /// The size and the zeros of a new file are stable at once, as the real
     /// implementation syncs them; its name is not.
-    fn create(&self, name: &str, bytes: u64, _fill: Fill) -> io::Result<Arc<dyn DiskFile>> {
+    fn create(&self, name: &str, bytes: u64, fill: Fill) -> io::Result<Arc<dyn DiskFile>> {
         let mut world = self.world.lock();
         world.spend()?;
         if world.names.contains_key(name) {
@@ -270,6 +271,10 @@ impl Disk for SimulatedDisk {
             seen: zeros.clone(),
             stable: zeros,
             unsynced: Vec::new(),
+            reserved_from: match fill {
+                Fill::Zeroed => bytes,
+                Fill::Reserved => 0,
+            },
         });
         let change = NameChange::Bind(name.to_owned(), file);
         apply(&mut world.names, &change);
@@ -355,6 +360,7 @@ impl DiskFile for SimulatedFile {
             let file = &mut world.files[file];
             overwrite(&mut file.seen, offset, data)?;
             file.unsynced.push((offset, data.to_vec()));
+            file.reserved_from = file.reserved_from.max(offset + data.len() as u64);
             Ok(())
         })
     }
@@ -373,6 +379,10 @@ impl DiskFile for SimulatedFile {
             file.keep(offset, data);
             Ok(())
         })
+    }
+
+    fn reserved_from(&self) -> io::Result<u64> {
+        self.with(|world, file| Ok(world.files[file].reserved_from))
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -7,7 +7,8 @@
 //!    synced past them; it is synced here if that is all that is missing.
 //! 2. **Prepare.** When the current segment is half full there must be a spare, so that
 //!    the loop never waits for zeros to be written (or for space to be reserved, where
-//!    zeros are not worth it: see `LogState::next_fill`).
+//!    zeros are not worth it: see `syncs.rs`). A segment that is only reserved and is synced
+//!    often is left as soon as there is a zeroed spare.
 //!
 //! ```text
 //!   log-A.seg ──rename──► spare-N.seg ──header, sync, rename──► log-B.seg
@@ -23,8 +24,10 @@
 //! the next pass, because nothing depends on it. A failed sync, of the state or of the
 //! directory, stops the group: what the disk holds is unknown from then on.
 
+use std::io;
 use std::sync::Arc;
 
+use crate::disk::{DiskFile, Fill};
 use crate::entry::LogPosition;
 use crate::error::ReadError;
 use crate::log_state::{LogState, Spare};
@@ -110,7 +113,7 @@ impl Maintenance {
     }
 
     /// Makes a spare of a segment that is in the list no longer.
-    fn recycle(&self, segment: Arc<Segment>, name: String) -> std::io::Result<()> {
+    fn recycle(&self, segment: Arc<Segment>, name: String) -> io::Result<()> {
         let log = &self.log;
         let wanted =
             segment.bytes == log.options.segment_bytes && log.spares.lock().len() < SPARES_MAX;
@@ -126,29 +129,66 @@ impl Maintenance {
         }
     }
 
-    fn prepare_spare(&self) -> std::io::Result<()> {
+    fn prepare_spare(&self) -> io::Result<()> {
         let log = &self.log;
         let active = log.active();
-        if log.written_bytes() < active.bytes / 2 || !log.spares.lock().is_empty() {
+        let is_slow = log.are_syncs_quick() && is_reserved(&*active.file, active.bytes)?;
+        if log.written_bytes() < active.bytes / 2 && !is_slow {
             return Ok(());
         }
-        let name = log.next_spare_name();
-        match log
-            .disk
-            .create(&name, log.options.segment_bytes, log.next_fill())
-        {
-            Ok(file) => {
-                log.spares.lock().push(Spare { name, file });
-                Ok(())
-            }
-            Err(error) => {
-                // What there is of it takes up space; if it cannot be removed now, it
-                // is when the log is opened the next time.
-                let _ = log.disk.remove(&name);
-                Err(error)
+        let bytes = log.options.segment_bytes;
+        let fill = log.next_fill();
+        let spares: Vec<_> = {
+            let spares = log.spares.lock();
+            let handles = spares.iter();
+            handles
+                .map(|it| (it.name.clone(), it.file.clone()))
+                .collect()
+        };
+        let mut unfit = Vec::new();
+        for (name, file) in &spares {
+            if fill == Fill::Zeroed && is_reserved(&**file, bytes)? {
+                unfit.push(name.as_str());
             }
         }
+        if unfit.len() == spares.len() {
+            let name = log.next_spare_name();
+            match log.disk.create(&name, bytes, fill) {
+                Ok(file) => log.spares.lock().push(Spare { name, file }),
+                Err(error) => {
+                    // What there is of it takes up space; if it cannot be removed now, it
+                    // is when the log is opened the next time.
+                    let _ = log.disk.remove(&name);
+                    return Err(error);
+                }
+            }
+        }
+        // Only now: where there is no room for another one, the log goes on in what there is.
+        for name in unfit {
+            self.remove_spare(name)?;
+        }
+        if is_slow {
+            log.leave_early(&active);
+        }
+        Ok(())
     }
+
+    /// Unless the log has taken it meanwhile.
+    fn remove_spare(&self, name: &str) -> io::Result<()> {
+        let mut spares = self.log.spares.lock();
+        let taken_out = spares.extract_if(.., |it| it.name == name).next();
+        drop(spares);
+        match taken_out {
+            Some(spare) => self.log.disk.remove(&spare.name),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether much of a file of so many bytes is only reserved. The end of a segment that was reserved, and is full, is
+/// not written either.
+fn is_reserved(file: &dyn DiskFile, bytes: u64) -> io::Result<bool> {
+    Ok(bytes.saturating_sub(file.reserved_from()?) > bytes / 8)
 }
 
 /// Keeps the entries after a position in the log until it is dropped.

@@ -263,20 +263,23 @@ fn open_unless_cut(world: &World) -> Option<(Group<Ledger>, Driver<Ledger>)> {
 }
 
 /// How large segments are, of one page and of several; from how many bytes on a synced group is
-/// written in whole blocks; and how much of a group is written at a time.
-const SIZES: [(u64, u64, u64); 4] = [
-    (4096, u64::MAX, u64::MAX),
-    (3 * 4096 + 512, u64::MAX, u64::MAX),
-    (4 * 4096, 2000, u64::MAX),
-    (4 * 4096, 2000, 300),
+/// written in whole blocks; how much of a group is written at a time; and how many syncs say that a segment is left
+/// early.
+const SIZES: [(u64, u64, u64, u64); 5] = [
+    (4096, u64::MAX, u64::MAX, 256),
+    (3 * 4096 + 512, u64::MAX, u64::MAX, 256),
+    (4 * 4096, 2000, u64::MAX, 256),
+    (4 * 4096, 2000, 300, 256),
+    (4 * 4096, 0, u64::MAX, 1),
 ];
 
 fn check(lives: &[Life]) {
-    for (segment_bytes, direct_bytes_min, piece_bytes) in SIZES {
+    for (segment_bytes, direct_bytes_min, piece_bytes, syncs_looked_at) in SIZES {
         let mut world = World::new();
         world.options.segment_bytes = segment_bytes;
         world.options.direct_bytes_min = direct_bytes_min;
         world.options.piece_bytes = piece_bytes;
+        world.options.syncs_looked_at = syncs_looked_at;
         check_in(world, lives);
     }
 }

@@ -23,6 +23,70 @@ fn files(world: &World, prefix: &str) -> usize {
     names.iter().filter(|name| name.starts_with(prefix)).count()
 }
 
+/// The files of the log and its spares, and how much of each is zeroed or written.
+fn written(world: &World) -> Vec<(String, u64)> {
+    let names = world.disk.list().expect("lists");
+    let segments = names.into_iter().filter(|name| name.ends_with(".seg"));
+    segments
+        .map(|name| {
+            let file = world.disk.open(&name).expect("opens");
+            let until = file.reserved_from().expect("knows");
+            (name, until)
+        })
+        .collect()
+}
+
+/// Behind a load, whose segment and spare are only reserved.
+#[test]
+fn small_syncs_go_on_in_a_zeroed_segment() {
+    const SEGMENT_BYTES: u64 = 16 << 20;
+    let check = |pause_ms: i64, leaves: bool| {
+        let mut world = World::new();
+        world.options.segment_bytes = SEGMENT_BYTES;
+        world.options.syncs_looked_at = 4;
+        let (group, mut driver) = world.open_stepped().expect("opens");
+        for _ in 0..2 {
+            // More than half of a segment each, so that the second one has a segment of its own.
+            drop(propose(&group, Synced, &vec![5; 10 << 20]));
+            driver.step();
+            group.maintain();
+        }
+        let reserved = |world: &World| {
+            let files = written(world).into_iter();
+            files.filter(|(_, until)| *until < SEGMENT_BYTES).count()
+        };
+        assert_eq!(reserved(&world), 2, "{:?}", written(&world));
+        for _ in 0..9 {
+            drop(propose(&group, Synced, &[5; 200]));
+            driver.step();
+            world.wall_ms.fetch_add(pause_ms, Ordering::Relaxed);
+        }
+        assert_eq!(files(&world, "log-"), 2, "nobody has made a spare yet");
+        group.maintain();
+        drop(propose(&group, Synced, &[5; 200]));
+        driver.step();
+        assert_eq!(files(&world, "log-"), 2 + usize::from(leaves));
+        assert_eq!(
+            reserved(&world),
+            2 - usize::from(leaves),
+            "{:?}",
+            written(&world)
+        );
+        // It stays there.
+        for _ in 0..9 {
+            drop(propose(&group, Synced, &[5; 200]));
+            driver.step();
+            group.maintain();
+            world.wall_ms.fetch_add(pause_ms, Ordering::Relaxed);
+        }
+        assert_eq!(files(&world, "log-"), 2 + usize::from(leaves));
+        let entries = group.read(at(0), usize::MAX).expect("reads");
+        assert_eq!(positions(&entries), (1..=21).collect::<Vec<_>>());
+    };
+    check(10, true);
+    check(1000, false);
+}
+
 #[test]
 fn entries_leave_when_the_window_by_size_and_by_time_is_exceeded() {
     let check = |window_segments: u64, window_ms: i64, first: u64| {
