@@ -242,7 +242,7 @@ impl Writer {
 
     fn rotate(&mut self, next: &Entry, room: u64) -> io::Result<()> {
         self.flush_synced()?;
-        self.segment.file.release_memory();
+        self.log.full.lock().push(self.segment.file.clone());
         let current = &self.segment.header;
         // A segment that is still empty is replaced by a larger one. It keeps its place
         // in the row, and what it says about a gap.

@@ -17,6 +17,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -178,15 +179,21 @@ fn zero_fill(file: &File, path: &Path, bytes: u64) -> io::Result<()> {
         steps += 1;
         if steps % ZERO_FILL_STEPS_PER_SYNC == 0 {
             file.sync_data()?;
-            release_memory(file);
+            release_memory(file, offset);
         }
     }
     file.sync_all()
 }
 
-/// Only advice: if it is not taken, all is as before.
-fn release_memory(file: &File) {
-    let _ = fadvise(file, 0, None, Advice::DontNeed);
+/// How much memory is given back at once: a fraction of a millisecond.
+const RELEASE_STEP: NonZeroU64 = NonZeroU64::new(1 << 20).unwrap();
+
+/// Only advice: if it is not taken, all is as before. Who waits for the processor comes first after each step.
+fn release_memory(file: &File, bytes: u64) {
+    for offset in (0..bytes).step_by(RELEASE_STEP.get() as usize) {
+        let _ = fadvise(file, offset, Some(RELEASE_STEP), Advice::DontNeed);
+        std::thread::yield_now();
+    }
 }
 
 impl Disk for FileDisk {
@@ -281,7 +288,7 @@ impl DiskFile for OpenFile {
     }
 
     fn release_memory(&self) {
-        release_memory(&self.file);
+        release_memory(&self.file, self.bytes().unwrap_or(0));
         *self.direct.lock() = None;
     }
 

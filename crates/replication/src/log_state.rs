@@ -65,6 +65,8 @@ pub(crate) struct LogState {
     pub tail: Mutex<Tail>,
     pub pins: Mutex<Pins>,
     pub spares: Mutex<Vec<Spare>>,
+    /// Files of segments that are full since the last pass of the maintenance, which gives their memory back.
+    pub full: Mutex<Vec<Arc<dyn DiskFile>>>,
     spare_number: AtomicU64,
     pub progress: watch::Sender<Progress>,
     appended: AtomicU64,
@@ -97,6 +99,7 @@ impl LogState {
             tail: Mutex::new(tail),
             pins: Mutex::default(),
             spares: Mutex::default(),
+            full: Mutex::default(),
             spare_number: AtomicU64::new(0),
             progress: watch::Sender::new(Progress {
                 applied: LogPosition::BEFORE_FIRST,

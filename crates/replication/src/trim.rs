@@ -1,11 +1,13 @@
 //! Trimming and recycling: what leaves the log, and where new segments come from.
 //!
-//! A pass of the maintenance does two things:
+//! A pass of the maintenance does three things:
 //!
-//! 1. **Trim.** The oldest segments leave while the log is larger than its window and
+//! 1. **Release.** Segments that are full need no memory of the system any more; giving back the pages of one
+//!    takes some milliseconds, in which the loop would write nothing.
+//! 2. **Trim.** The oldest segments leave while the log is larger than its window and
 //!    they are older than its age, no pin needs them, and the state machine has been
 //!    synced past them; it is synced here if that is all that is missing.
-//! 2. **Prepare.** When the current segment is half full there must be a spare, so that
+//! 3. **Prepare.** When the current segment is half full there must be a spare, so that
 //!    the loop never waits for zeros to be written (or for space to be reserved, where
 //!    zeros are not worth it: see `syncs.rs`). A segment that is only reserved and is synced
 //!    often is left as soon as there is a zeroed spare.
@@ -53,6 +55,10 @@ impl Maintenance {
 
     /// Trims and prepares. An error is the reason for which the group must stop.
     pub fn pass(&mut self) -> Result<(), String> {
+        let full = std::mem::take(&mut *self.log.full.lock());
+        for file in full {
+            file.release_memory();
+        }
         while let Some((segment, last)) = self.oldest_outside_window() {
             if last > self.state_synced && !self.log.options.faults.trim_unsynced {
                 self.state_synced = (self.syncer)()
