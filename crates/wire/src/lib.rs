@@ -27,6 +27,7 @@ pub mod protocol;
 mod receiver;
 mod reply;
 mod request;
+mod same_host;
 mod server;
 mod session;
 mod spare;

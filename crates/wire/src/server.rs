@@ -27,6 +27,7 @@ use crate::endpoint::BoxFuture;
 use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::reply::Reply;
 use crate::request::Request;
+use crate::same_host;
 use crate::session::{Session, SessionEnd};
 
 /// Whoever answers commands: a shard, a router, a test.
@@ -329,6 +330,7 @@ impl<H: Handler> Drop for Served<H> {
 
 fn prepare(stream: &TcpStream) -> io::Result<SocketAddr> {
     stream.set_nodelay(true)?;
+    same_host::send_at_once(stream);
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_IDLE)
         .with_interval(KEEPALIVE_INTERVAL);

@@ -35,6 +35,7 @@ use super::{BoxFuture, CallError, Endpoint, PoolStatistics};
 use crate::protocol::{HEADER_SIZE, Header, MESSAGE_BYTES_MAX, OP_MSG, REPLY_DOCUMENT_BYTES_MAX};
 use crate::reply::{PREFIX_BYTES, Reply};
 use crate::request::Request;
+use crate::same_host;
 use crate::spare;
 
 #[derive(Clone, Debug)]
@@ -192,6 +193,7 @@ impl Pool {
     async fn connect(&self) -> io::Result<TcpStream> {
         let stream = TcpStream::connect(&self.address).await?;
         stream.set_nodelay(true)?;
+        same_host::send_at_once(&stream);
         let keepalive = TcpKeepalive::new()
             .with_time(KEEPALIVE_IDLE)
             .with_interval(KEEPALIVE_INTERVAL);
