@@ -47,6 +47,9 @@ const KEPT_RECORDS: u64 = 1_000;
 /// As long as history takes to be gone once its window is zero: the servers look every second.
 const HISTORY_PASSES: Duration = Duration::from_secs(4);
 const HISTORY_WINDOW_SECONDS: i32 = 300;
+/// A move begins slowly where clients were a moment ago, and the first second of it would be measured: longer than that
+/// moment, which is five seconds.
+const NOBODY_FOR: Duration = Duration::from_secs(6);
 /// A part of the documents is enough to find the best number at once.
 const TRIED_SHARE: u64 = 5;
 
@@ -275,6 +278,7 @@ fn move_everything(cluster: &mut Cluster<'_>, records: u64) -> Result<MoveRound>
         cluster.set_parameter(shard, "orphanCleanupDelaySecs", NEVER_SECONDS)?;
         cluster.set_parameter(shard, "rangeDeleterBatchDelayMS", 0)?;
     }
+    std::thread::sleep(NOBODY_FOR);
     let before = Cpu::of(cluster.server)?;
     let moved = cluster.move_range(None, 1 - donor)?;
     ranges::wait_until_quiet(cluster.server)?;
