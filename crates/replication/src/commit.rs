@@ -51,7 +51,7 @@ use crate::transport::Transport;
 use crate::work::{Proposal, Request, Work};
 
 /// How much is applied in one batch when there is a lot to catch up with.
-pub(crate) const APPLY_BYTES: u64 = 4 << 20;
+pub(crate) const APPLY_BYTES: u64 = 16 << 20;
 
 /// What was last heard from a member.
 #[derive(Clone, Copy)]
