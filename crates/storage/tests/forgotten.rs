@@ -568,7 +568,8 @@ fn what_is_kept_of_other_ranges_stays() {
         let end = [part + 1];
         let part = [part];
         let range = KeyRange::new(Bound::Included(&part[..]), Bound::Excluded(&end[..]));
-        snapshot.keep_in_memory(COLLECTION, range).expect("sound");
+        let kept = snapshot.keep_in_memory(COLLECTION, range, || true);
+        assert!(kept.expect("sound").is_none(), "nobody stopped it");
     };
     let snapshot = store.snapshot();
     for part in *b"abc" {

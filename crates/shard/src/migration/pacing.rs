@@ -35,8 +35,13 @@ impl Felt {
         }
     }
 
+    /// Whether there is nobody, and was nobody lately.
+    pub(super) fn is_nobody(self) -> bool {
+        self.strain.is_none() && !self.lately
+    }
+
     /// The worse of both.
-    fn and(self, other: Self) -> Self {
+    pub(super) fn and(self, other: Self) -> Self {
         let strains = [self.strain, other.strain].into_iter().flatten();
         Self {
             strain: strains.reduce(f64::max),

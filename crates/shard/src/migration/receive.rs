@@ -28,7 +28,7 @@ use super::plan::{Fields, Plan, uuid_value, wrong};
 use super::progress::{Progress, StepWatch};
 use super::stretch::Stretch;
 use super::tail::Place;
-use super::warming::Warming;
+use super::warming::{PutOff, Warming};
 use crate::Shard;
 use crate::aside::aside;
 use crate::catalog::{Collection, Index};
@@ -110,6 +110,8 @@ pub(super) struct Receiver {
     pub(super) goes_on: Option<Complete>,
     /// To whom it is told that nothing of earlier days is left.
     pub(super) cleared: mpsc::Sender<Cleared>,
+    /// Who reads into memory what was put off.
+    pub(super) put_off: mpsc::Sender<PutOff>,
 }
 
 /// What ends the work early.
@@ -325,6 +327,7 @@ impl Receiver {
             let _copying = self.shard.latency.copying();
             let mut in_flight = VecDeque::new();
             let mut is_ahead = false;
+            let mut for_clients = true;
             while let Some(made) = entries.recv().await {
                 let Made {
                     answer,
@@ -349,7 +352,9 @@ impl Receiver {
                 while in_flight.len() > limit {
                     applied(&mut in_flight).await?;
                 }
-                warming.applied(in_flight.len()).await?;
+                let felt = Felt::on(&self.shard).and(felt_there(answer.document()));
+                for_clients = !felt.is_nobody();
+                warming.applied(in_flight.len(), for_clients).await?;
                 let most = &self.progress.in_flight_max;
                 most.fetch_max(in_flight.len() as u64, Ordering::Relaxed);
                 self.rest(pace.pause_after(took + began.elapsed())).await;
@@ -362,11 +367,16 @@ impl Receiver {
             while !in_flight.is_empty() {
                 applied(&mut in_flight).await?;
             }
-            warming.applied(0).await?;
-            Ok(())
+            warming.applied(0, for_clients).await?;
+            Ok::<(), Stop>(())
         };
         let ((), (), worked) = tokio::join!(fetching, making, working);
-        worked
+        worked?;
+        if let Some(put_off) = warming.into_put_off() {
+            // Without anybody who takes it, it is left to scans.
+            let _ = self.put_off.send(put_off).await;
+        }
+        Ok(())
     }
 
     /// Makes entries of the donor's answers, in their order, one for each permit; the last thing is an error, if there

@@ -32,6 +32,7 @@ use super::plan::{Fields, Plan, RecipientState, phase_name, uuid_value};
 use super::progress::Progress;
 use super::receive::{Cleared, Complete, Ended, Orders, Receiver};
 use super::stretch::Stretch;
+use super::warming::PutOff;
 use super::{RECIPIENTS, put, remove};
 use crate::Shard;
 use crate::catalog::Collection;
@@ -115,6 +116,16 @@ pub(super) struct Driver {
     /// From where the log is to be followed again.
     pub(super) goes_on: Option<Complete>,
     pub(super) aligning: Option<Aligning>,
+    /// What is to be read into memory when the move has ended.
+    pub(super) put_off: Option<PutOff>,
+    pub(super) reading: Option<JoinHandle<()>>,
+}
+
+/// To whom a receiver tells what is not its own to do.
+#[derive(Clone)]
+struct Told {
+    cleared: mpsc::Sender<Cleared>,
+    put_off: mpsc::Sender<PutOff>,
 }
 
 /// Options and indexes that are being made those of the donor.
@@ -136,7 +147,9 @@ impl Driver {
     pub(super) async fn run(mut self) {
         let orders = watch::Sender::new(Orders::default());
         let (cleared, mut clearings) = mpsc::channel(1);
-        let mut receiver = self.start_receiver(&orders, &cleared);
+        let (put_off, mut all_put_off) = mpsc::channel(1);
+        let told = Told { cleared, put_off };
+        let mut receiver = self.start_receiver(&orders, &told);
         let mut finishing: Option<Finishing> = None;
         let mut why: Option<Error> = None;
         let silence = match self.state.plan.part_of {
@@ -149,9 +162,10 @@ impl Driver {
                 self.progress.ended.store(true, Ordering::Relaxed);
                 orders.send_modify(|orders| orders.stop = true);
                 self.stop_aligning();
+                self.read_what_was_put_off();
             } else if receiver.is_none() && self.found.is_none() {
                 // It was ready, and is not any more.
-                receiver = self.start_receiver(&orders, &cleared);
+                receiver = self.start_receiver(&orders, &told);
             }
             if self.is_forgotten() {
                 let id = self.state.plan.id;
@@ -179,6 +193,7 @@ impl Driver {
                         let _ = written.send(());
                     }
                 }
+                Some(put_off) = all_put_off.recv() => self.put_off = Some(put_off),
                 aligned = aligned(&mut self.aligning) => {
                     why = self.aligned(aligned).await.or(why);
                 }
@@ -201,8 +216,22 @@ impl Driver {
         if let Some(aligning) = self.aligning.take() {
             let _ = aligning.task.await;
         }
+        drop(all_put_off);
         if let Some(receiver) = receiver {
             let _ = receiver.await;
+        }
+        // It stops as the tenure ends.
+        if let Some(reading) = self.reading.take() {
+            let _ = reading.await;
+        }
+    }
+
+    /// The move has ended: what it has brought is read into memory, if it stays.
+    fn read_what_was_put_off(&mut self) {
+        if let Some(put_off) = self.put_off.take()
+            && self.state.recipient.phase == Phase::Owner
+        {
+            self.reading = Some(tokio::spawn(put_off.read(self.tenure.clone())));
         }
     }
 
@@ -225,7 +254,7 @@ impl Driver {
     fn start_receiver(
         &mut self,
         orders: &watch::Sender<Orders>,
-        cleared: &mpsc::Sender<Cleared>,
+        told: &Told,
     ) -> Option<JoinHandle<Ended>> {
         if !matches!(self.state.recipient.phase, Phase::Receiving { .. }) {
             return None;
@@ -248,7 +277,7 @@ impl Driver {
         let tenure = self.tenure.clone();
         let since = LogPosition::new(self.state.since);
         let resumes = self.state.cleared;
-        let cleared = cleared.clone();
+        let Told { cleared, put_off } = told.clone();
         Some(tokio::spawn(async move {
             let described = DocWriter::new()
                 .with("_terndbReceive", 1)
@@ -277,6 +306,7 @@ impl Driver {
                 resumes,
                 goes_on,
                 cleared,
+                put_off,
             };
             let ended = receiver.run().await;
             *shown.operation.lock() = None;

@@ -619,6 +619,8 @@ fn recipient_driver(
         found: None,
         goes_on: None,
         aligning: None,
+        put_off: None,
+        reading: None,
     };
     driver.notes_readiness();
     shard.migrations.inner.lock().recipients.insert(id, handle);

@@ -14,7 +14,7 @@ use crate::catalog::Collection;
 use model::bson::Doc;
 use model::ids::CollectionId;
 use model::key::{Direction, RecordKey, prefix_end};
-use model::range::{KeyBound, KeyRange};
+use model::range::{KeyBound, KeyRange, RangeSet};
 use model::shard_key::ShardKeyPattern;
 use std::ops::Bound;
 
@@ -70,6 +70,13 @@ impl Stretch {
             Bound::Unbounded => true,
         };
         above && below
+    }
+
+    /// Whether all of the range is in a set.
+    pub(super) fn is_within(&self, set: &RangeSet) -> bool {
+        RangeSet::of([self.range.clone()])
+            .difference(set)
+            .is_empty()
     }
 
     /// Whether a record belongs to the range.

@@ -16,4 +16,5 @@ mod sessions;
 mod times;
 mod two_at_once;
 mod waiting;
+mod warm;
 mod world;

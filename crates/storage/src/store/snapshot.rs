@@ -302,15 +302,24 @@ impl<S: EngineSnapshot> Snapshot<S> {
         RecordScan { prefix, pairs }
     }
 
-    /// Leaves the records of a range in memory, as scans do, as long as there is room for more.
-    pub fn keep_in_memory(&self, collection: CollectionId, range: KeyRange<'_>) -> Result<()> {
+    /// Leaves the records of a range in memory, as scans do, as long as there is room for more and `goes_on` says so,
+    /// which is asked behind each record. Where that has come to, if it was told to stop.
+    pub fn keep_in_memory(
+        &self,
+        collection: CollectionId,
+        range: KeyRange<'_>,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Option<Position>> {
         for record in self.scan_records(collection, range, Direction::Forward) {
-            record?;
+            let record = record?;
             if !self.shared.stretches.has_room() {
                 break;
             }
+            if !goes_on() {
+                return Ok(Some(record.into_position()));
+            }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The records of a range from the engine alone, for whoever compares what is stored with what somebody else has read.
