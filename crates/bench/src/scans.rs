@@ -31,6 +31,8 @@ use crate::servers::{Product, Server, Shape};
 use crate::statistics::Spread;
 use crate::table::{Table, number, time};
 
+/// A scan at rest takes a fraction of a second, and a round beside moves many: so many of them are a round.
+const SCANS_AT_REST: usize = 5;
 /// Ranges for each shard.
 const RANGES_EACH: u64 = 4;
 /// Batches of one document whose cost is measured.
@@ -145,9 +147,10 @@ pub fn run(options: &ScansOptions) -> Result<()> {
         }
     };
     let mut of_mongod = Vec::new();
-    // At rest is before any of the rounds with moves: after a move caches are cold, and the removal and
-    // the merges that it leaves go on for a while. The round that is not counted warms all caches.
-    for round in 0..=options.rounds {
+    // Scans take turns, one of each kind. At rest is before any of the rounds with moves: after a move caches
+    // are cold, and the removal and the merges that it leaves go on for a while. The one that is not counted warms
+    // all caches.
+    for round in 0..=options.rounds * SCANS_AT_REST {
         if let Some(mongod) = &mut mongod {
             mongod.resume()?;
             let scanned = scan(mongod, &mut [mongod.connect()?], options, all)?;
