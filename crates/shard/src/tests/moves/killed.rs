@@ -27,15 +27,20 @@ fn operation_of(world: &World, number: usize, side: &str) -> Option<i32> {
     }
 }
 
-async fn kill(world: &World, number: usize, side: &str) {
+/// The same, once it is shown: a recipient is, a moment after its donor copies.
+async fn operation_shown(world: &World, number: usize, side: &str) -> i32 {
     let deadline = Instant::now() + PATIENCE;
-    let id = loop {
+    loop {
         if let Some(id) = operation_of(world, number, side) {
-            break id;
+            return id;
         }
         assert!(Instant::now() < deadline, "{side} is not shown");
         tokio::time::sleep(Duration::from_millis(2)).await;
-    };
+    }
+}
+
+async fn kill(world: &World, number: usize, side: &str) {
+    let id = operation_shown(world, number, side).await;
     let command = format!("admin {{killOp: 1, op: {id}}} => {{info: 'attempting to kill op'}}");
     world.on(number).check(&command).await;
 }
@@ -277,7 +282,7 @@ async fn a_move_is_shown_under_the_id_that_kills_it() {
     let looked = async {
         is_in(&world, 0, "copying").await;
         for (number, side) in [(0, "MoveRangeDonor"), (1, "MoveRangeRecipient")] {
-            let id = operation_of(&world, number, side).expect("it is shown");
+            let id = operation_shown(&world, number, side).await;
             let shown = world
                 .on(number)
                 .run("admin", &format!("{{currentOp: 1, opid: {id}}}"))
