@@ -65,7 +65,7 @@ pub(crate) struct LogState {
     pub tail: Mutex<Tail>,
     pub pins: Mutex<Pins>,
     pub spares: Mutex<Vec<Spare>>,
-    /// Files of segments that are full since the last pass of the maintenance, which gives their memory back.
+    /// Files of segments that are full, or left, since the last pass of the maintenance, which gives their memory back.
     pub full: Mutex<Vec<Arc<dyn DiskFile>>>,
     spare_number: AtomicU64,
     pub progress: watch::Sender<Progress>,
@@ -78,7 +78,7 @@ pub(crate) struct LogState {
     written_bytes: AtomicU64,
     /// How the segment being written is synced.
     syncs: Mutex<Syncs>,
-    /// The first position of a segment that the log had better leave before it is full.
+    /// The sequence of a segment that the log had better leave before it is full; 0 for none.
     left_early: AtomicU64,
     /// Set once, when the group stops for good.
     pub stop_reason: OnceLock<Arc<str>>,
@@ -112,7 +112,7 @@ impl LogState {
             unbroken_first: AtomicU64::new(1),
             written_bytes: AtomicU64::new(0),
             syncs: Mutex::default(),
-            left_early: AtomicU64::new(LogPosition::BEFORE_FIRST.get()),
+            left_early: AtomicU64::new(0),
             stop_reason: OnceLock::new(),
             maintenance_signal: Mutex::default(),
             maintenance_wakeup: Condvar::new(),
@@ -184,12 +184,12 @@ impl LogState {
 
     /// Lets the log go on in its next segment from the next entry on, if it still writes this one.
     pub fn leave_early(&self, segment: &Segment) {
-        let first = segment.header.first.get();
-        self.left_early.store(first, Ordering::Release);
+        self.left_early
+            .store(segment.header.sequence, Ordering::Release);
     }
 
     pub fn is_left_early(&self, segment: &Segment) -> bool {
-        self.left_early.load(Ordering::Acquire) == segment.header.first.get()
+        self.left_early.load(Ordering::Acquire) == segment.header.sequence
     }
 
     /// The log ends with `position`, at `written_bytes` of the last segment.
@@ -260,8 +260,7 @@ impl LogState {
 
         let segment = Arc::new(Segment::new(header, spare.file, bytes));
         *self.syncs.lock() = Syncs::default();
-        let none = LogPosition::BEFORE_FIRST.get();
-        self.left_early.store(none, Ordering::Release);
+        self.left_early.store(0, Ordering::Release);
         let mut segments = self.segments.write();
         // An empty segment that was too small for the entry has just been replaced.
         if segments

@@ -46,6 +46,7 @@ struct World {
     syncs_until_failure: Option<u64>,
     operations: u64,
     syncs: u64,
+    keeps_no_zeros: bool,
     /// Handles from before a restart are dead.
     era: u64,
 }
@@ -137,6 +138,11 @@ impl SimulatedDisk {
 
     pub fn power_is_off(&self) -> bool {
         self.world.lock().operations_left == Some(0)
+    }
+
+    /// Files seem to be reserved from their first byte on, as where a file system stores zeros as holes.
+    pub fn keep_no_zeros(&self) {
+        self.world.lock().keeps_no_zeros = true;
     }
 
     /// Lets `syncs` syncs pass and fails the one after.
@@ -382,7 +388,10 @@ impl DiskFile for SimulatedFile {
     }
 
     fn reserved_from(&self) -> io::Result<u64> {
-        self.with(|world, file| Ok(world.files[file].reserved_from))
+        self.with(|world, file| match world.keeps_no_zeros {
+            true => Ok(0),
+            false => Ok(world.files[file].reserved_from),
+        })
     }
 
     fn sync(&self) -> io::Result<()> {

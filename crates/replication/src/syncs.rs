@@ -40,7 +40,8 @@ impl Syncs {
         let now_ms = now_ms();
         if let Some((bytes, ms)) = self.looked_at.replace((written_bytes, now_ms)) {
             let is_small = written_bytes.saturating_sub(bytes) / row < RESERVE_FROM_BYTES_PER_SYNC;
-            let took_ms = now_ms.saturating_sub(ms).max(0).unsigned_abs();
+            // A clock that was set back says nothing.
+            let took_ms = u64::try_from(now_ms.saturating_sub(ms)).unwrap_or(u64::MAX);
             self.are_quick = is_small && took_ms <= row * QUICK_INTERVAL_MS;
         }
         self.are_quick

@@ -42,6 +42,10 @@ pub(crate) struct Maintenance {
     syncer: Syncer,
     /// The state machine is durable up to here.
     state_synced: LogPosition,
+    /// Zeros are kept as if they were reserved here, so that nothing follows from that.
+    keeps_no_zeros: bool,
+    /// The segment that was written when a spare could not be made.
+    failed_in: Option<u64>,
 }
 
 impl Maintenance {
@@ -50,6 +54,8 @@ impl Maintenance {
             log,
             syncer,
             state_synced: LogPosition::BEFORE_FIRST,
+            keeps_no_zeros: false,
+            failed_in: None,
         }
     }
 
@@ -135,10 +141,10 @@ impl Maintenance {
         }
     }
 
-    fn prepare_spare(&self) -> io::Result<()> {
-        let log = &self.log;
+    fn prepare_spare(&mut self) -> io::Result<()> {
+        let log = self.log.clone();
         let active = log.active();
-        let is_slow = log.are_syncs_quick() && is_reserved(&*active.file, active.bytes)?;
+        let is_slow = log.are_syncs_quick() && self.is_reserved(&*active.file, active.bytes)?;
         if log.written_bytes() < active.bytes / 2 && !is_slow {
             return Ok(());
         }
@@ -153,30 +159,40 @@ impl Maintenance {
         };
         let mut unfit = Vec::new();
         for (name, file) in &spares {
-            if fill == Fill::Zeroed && is_reserved(&**file, bytes)? {
+            if fill == Fill::Zeroed && self.is_reserved(&**file, bytes)? {
                 unfit.push(name.as_str());
             }
         }
         if unfit.len() == spares.len() {
-            let name = log.next_spare_name();
-            match log.disk.create(&name, bytes, fill) {
-                Ok(file) => log.spares.lock().push(Spare { name, file }),
-                Err(error) => {
-                    // What there is of it takes up space; if it cannot be removed now, it
-                    // is when the log is opened the next time.
-                    let _ = log.disk.remove(&name);
-                    return Err(error);
-                }
+            let sequence = active.header.sequence;
+            if !spares.is_empty() && self.failed_in == Some(sequence) {
+                // The disk may be full, and there is one to go on in.
+                return Ok(());
             }
+            let name = log.next_spare_name();
+            let file = log.disk.create(&name, bytes, fill).inspect_err(|_| {
+                // What there is of it takes up space; if it cannot be removed now, it
+                // is when the log is opened the next time.
+                let _ = log.disk.remove(&name);
+                self.failed_in = Some(sequence);
+            })?;
+            self.keeps_no_zeros |= fill == Fill::Zeroed && self.is_reserved(&*file, bytes)?;
+            log.spares.lock().push(Spare { name, file });
         }
         // Only now: where there is no room for another one, the log goes on in what there is.
         for name in unfit {
             self.remove_spare(name)?;
         }
-        if is_slow {
+        if is_slow && !self.keeps_no_zeros {
             log.leave_early(&active);
         }
         Ok(())
+    }
+
+    /// Whether much of a file of so many bytes is only reserved. The end of a segment that was reserved, and is full, is
+    /// not written either.
+    fn is_reserved(&self, file: &dyn DiskFile, bytes: u64) -> io::Result<bool> {
+        Ok(!self.keeps_no_zeros && bytes.saturating_sub(file.reserved_from()?) > bytes / 8)
     }
 
     /// Unless the log has taken it meanwhile.
@@ -189,12 +205,6 @@ impl Maintenance {
             None => Ok(()),
         }
     }
-}
-
-/// Whether much of a file of so many bytes is only reserved. The end of a segment that was reserved, and is full, is
-/// not written either.
-fn is_reserved(file: &dyn DiskFile, bytes: u64) -> io::Result<bool> {
-    Ok(bytes.saturating_sub(file.reserved_from()?) > bytes / 8)
 }
 
 /// Keeps the entries after a position in the log until it is dropped.

@@ -87,6 +87,23 @@ fn small_syncs_go_on_in_a_zeroed_segment() {
     check(1000, false);
 }
 
+/// There zeroed segments would seem to be reserved, one after the other.
+#[test]
+fn where_zeros_are_not_kept_segments_are_not_left() {
+    let mut world = World::new();
+    world.options.segment_bytes = 1 << 20;
+    world.options.syncs_looked_at = 2;
+    world.disk.keep_no_zeros();
+    let (group, mut driver) = world.open_stepped().expect("opens");
+    for _ in 0..20 {
+        drop(propose(&group, Synced, &[5; 200]));
+        driver.step();
+        group.maintain();
+    }
+    assert_eq!(files(&world, "log-"), 1);
+    assert_eq!(files(&world, "spare-"), 1, "it was tried once");
+}
+
 #[test]
 fn entries_leave_when_the_window_by_size_and_by_time_is_exceeded() {
     let check = |window_segments: u64, window_ms: i64, first: u64| {

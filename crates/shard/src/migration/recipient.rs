@@ -220,7 +220,7 @@ impl Driver {
         if let Some(receiver) = receiver {
             let _ = receiver.await;
         }
-        // It stops as the tenure ends.
+        // It stops as the tenure ends, and has an end of its own where the move is only forgotten.
         if let Some(reading) = self.reading.take() {
             let _ = reading.await;
         }

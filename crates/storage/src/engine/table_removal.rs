@@ -20,6 +20,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::File;
 use std::num::NonZeroU64;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -81,7 +82,10 @@ impl TableRemoval {
 
     fn hold(&mut self, tables: &[u64]) {
         for (_, handle) in self.held.extract_if(|table, _| !tables.contains(table)) {
-            release_memory(&handle);
+            // One that is only not among the latest any more is read like others.
+            if is_removed(&handle) {
+                release_memory(&handle);
+            }
         }
         for &table in tables {
             if self.held.contains_key(&table) {
@@ -104,6 +108,11 @@ fn latest(folder: &Path) -> std::io::Result<Vec<u64>> {
     tables.sort_unstable_by_key(|&table| Reverse(table));
     tables.truncate(HELD_MAX);
     Ok(tables)
+}
+
+/// Whether the file has no name any more.
+fn is_removed(file: &File) -> bool {
+    file.metadata().is_ok_and(|about| about.nlink() == 0)
 }
 
 /// Gives the memory of a file back in steps, before it goes with its handle. Who waits for the processor comes first
@@ -132,7 +141,18 @@ fn is_recent(changed: SystemTime) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
+
+    /// Others are still read, and stay in memory.
+    #[test]
+    fn memory_is_given_back_of_removed_tables_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("1");
+        std::fs::write(&path, b"table").expect("writes");
+        let handle = File::open(&path).expect("opens");
+        assert!(!is_removed(&handle));
+        std::fs::remove_file(&path).expect("removes");
+        assert!(is_removed(&handle));
+    }
 
     /// ⚑ The engine removes a name, and its bytes stay until the next look.
     #[test]
