@@ -41,6 +41,7 @@ pub mod background;
 pub mod engine;
 pub mod entry;
 pub mod error;
+pub mod giving_way;
 pub mod layout;
 pub mod store;
 pub mod varint;

@@ -29,12 +29,13 @@ use model::key::RecordKey;
 use replication::{Durability, Term};
 use storage::Record;
 use storage::entry::{Encoder, Header};
+use storage::giving_way::GivingWay;
 use storage::layout::check_user_key;
 
 /// From so many bytes on, an entry is synced by the call that writes it, and so goes past the system's memory: that takes
 /// a tenth of the CPU, and less time than the sync that would follow. Smaller ones come where clients are, whose own
 /// writes would wait for each of these syncs.
-const SYNCED_BYTES_MIN: usize = 1 << 20;
+const SYNCED_BYTES_MIN: usize = 0;
 
 /// One record as it is and as it is to be.
 pub(crate) struct Received {
@@ -60,7 +61,9 @@ impl ReceivedEntry {
     ) -> Result<Self, Error> {
         let mut multikey = MultikeyFound::default();
         let mut changes = Vec::with_capacity(received.len());
+        let mut way = GivingWay::default();
         for record in received {
+            way.look();
             changes.push(change_of(collection, record, &mut multikey)?);
         }
         let mut payload = Vec::with_capacity(payload_bytes(&changes));

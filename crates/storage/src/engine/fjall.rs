@@ -55,25 +55,29 @@ use fjall::{
     AbstractTree, CompressionType, Database, Guard, Iter, Keyspace, KeyspaceCreateOptions,
     PersistMode, Readable, SeqNo,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::creation;
 use super::directory::Directory;
 use super::engine_log;
 use super::flush_without::{Stretches, Versions};
+use super::flusher::Flusher;
 use super::garbage::{Garbage, GarbageFactory};
 use super::key_filter::KeyFilters;
 use super::table_removal::TableRemoval;
 use super::table_writeback::TableWriteback;
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::{Error, Result};
+use crate::giving_way::GivingWay;
 
 const KEYSPACE: &str = "all";
 
 /// How far ahead of the counter a batch is numbered: more than flushes and compactions
 /// can end while one batch goes into the memtable.
 const NUMBERS_AHEAD: u64 = 256;
+/// A memtable that is so many times as large as it should be is sealed by whoever writes: nobody came to flush it.
+const MEMTABLE_BOUND: u64 = 2;
 /// Writers wait while this many memtables are still to be flushed.
 const SEALED_MEMTABLES_MAX: usize = 4;
 /// Writers wait while reads would have to look into this many flushed tables.
@@ -146,7 +150,14 @@ impl Default for FjallOptions {
 /// An open store directory. Clones share it; the directory is free again when
 /// the last clone, snapshot and scan are gone.
 #[derive(Clone)]
-pub struct FjallEngine(Arc<Open>);
+pub struct FjallEngine(Arc<Running>);
+
+/// The engine while somebody may write.
+struct Running {
+    // First: its thread has ended when the rest is let go of.
+    flusher: Flusher,
+    open: Arc<Open>,
+}
 
 struct Open {
     writeback: TableWriteback,
@@ -275,7 +286,7 @@ impl FjallEngine {
                     ]))
             })
             .map_err(|e| open_error(path, e))?;
-        let engine = Self(Arc::new(Open {
+        let open = Arc::new(Open {
             writeback: TableWriteback::start(keyspace.path().join("tables")),
             removal: Mutex::new(TableRemoval::new(keyspace.path().join("tables"))),
             keyspace,
@@ -287,16 +298,14 @@ impl FjallEngine {
             sealed: Mutex::default(),
             looks: Mutex::default(),
             _directory: directory,
-        }));
+        });
+        let to_flush = Arc::clone(&open);
+        let flusher = Flusher::start(move || to_flush.flush_full());
+        let engine = Self(Arc::new(Running { flusher, open }));
         // A journal that an earlier build left was read into a memtable, of whose keys
         // no filter knows.
-        if engine
-            .0
-            .keyspace
-            .tree
-            .get_highest_memtable_seqno()
-            .is_some()
-        {
+        let tree = &engine.0.open.keyspace.tree;
+        if tree.get_highest_memtable_seqno().is_some() {
             engine.sync()?;
         }
         Ok(engine)
@@ -329,48 +338,83 @@ impl Open {
         Ok(())
     }
 
+    /// Flushes the memtable if it is full, for [`Flusher`].
+    fn flush_full(&self) {
+        let is_full =
+            |open: &Self| open.keyspace.tree.active_memtable().size() > open.memtable_bytes;
+        if !is_full(self) {
+            return;
+        }
+        let flushing = self.keyspace.tree.get_flush_lock();
+        let sealed = self.sealed.lock();
+        // Somebody may have sealed it meanwhile, and has told the engine's threads.
+        if is_full(self) && self.keyspace.tree.sealed_memtable_count() == 0 {
+            let flushed = self.flush_active(&flushing, sealed, &[]);
+            flushed.unwrap_or_else(|error| left_to_the_engine(&error));
+        }
+    }
+
     /// Seals the memtable and flushes it here, without what lies in the stretches; then another rule holds for
     /// garbage. False if writers fill one memtable after the other: the engine's threads should not wait for long.
     fn flush_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: &GarbageRule) -> Result<bool> {
         self.check_workers()?;
         let tree = &self.keyspace.tree;
         let tracker = &self.database.supervisor.snapshot_tracker;
-        let failed = |error: fjall::LsmError| Error::Engine(error.into());
         // The engine's threads wait for it, and have nothing left to flush then.
         let flushing = tree.get_flush_lock();
         let mut tries = 0..FLUSHES_MAX;
-        let memtable = loop {
+        let sealed = loop {
             if tries.next().is_none() {
                 return Ok(false);
             }
             // ⚑ What was sealed before may hold no mark of what is dropped: it is flushed as it is.
             tree.flush(&flushing, tracker.get_seqno_safe_to_gc())
                 .map_err(failed)?;
-            let mut sealed = self.sealed.lock();
+            let sealed = self.sealed.lock();
             if tree.sealed_memtable_count() == 0 {
-                let memtable = tree.active_memtable();
-                self.rotate(&mut sealed)?;
-                break memtable;
+                break sealed;
             }
         };
-        if !memtable.is_empty() {
-            let unread = tracker.get_seqno_safe_to_gc();
-            let mut left_out = Stretches::new(stretches);
-            let mut versions = Versions::new(unread);
-            let kept = memtable.iter().filter(|version| {
-                let key = &version.key;
-                (key.is_tombstone() || !left_out.contain(&key.user_key))
-                    && versions.keep(&key.user_key, key.seqno)
-            });
-            if let Some((tables, _)) = tree.flush_to_tables(kept.map(Ok)).map_err(failed)? {
-                let flushed = [memtable.id()];
-                tree.register_tables(&tables, None, None, &flushed, unread)
-                    .map_err(failed)?;
-            }
-        }
+        self.flush_active(&flushing, sealed, stretches)?;
         // Before the engine's threads go on: what they do next may be a merge.
         self.garbage.set(Arc::clone(rule));
         Ok(true)
+    }
+
+    /// Seals the memtable, the only one that is not flushed, and flushes it, without what lies in the stretches.
+    fn flush_active(
+        &self,
+        _flushing: &std::sync::MutexGuard<'_, ()>,
+        mut sealed: MutexGuard<'_, Sealed>,
+        stretches: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<()> {
+        let tree = &self.keyspace.tree;
+        let memtable = tree.active_memtable();
+        self.rotate(&mut sealed)?;
+        drop(sealed);
+        if memtable.is_empty() {
+            return Ok(());
+        }
+        let unread = self
+            .database
+            .supervisor
+            .snapshot_tracker
+            .get_seqno_safe_to_gc();
+        let mut left_out = Stretches::new(stretches);
+        let mut versions = Versions::new(unread);
+        let mut way = GivingWay::default();
+        let kept = memtable.iter().filter(|version| {
+            way.look();
+            let key = &version.key;
+            (key.is_tombstone() || !left_out.contain(&key.user_key))
+                && versions.keep(&key.user_key, key.seqno)
+        });
+        if let Some((tables, _)) = tree.flush_to_tables(kept.map(Ok)).map_err(failed)? {
+            let flushed = [memtable.id()];
+            tree.register_tables(&tables, None, None, &flushed, unread)
+                .map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// How many of the sealed memtables are tables by now: they are flushed in order.
@@ -406,7 +450,7 @@ impl Open {
         self.writeback.begin();
         tree.compact(Arc::clone(&self.at_rest) as _, unread)
             .inspect_err(|_| self.removal.lock().stop())
-            .map_err(|e| Error::Engine(e.into()))
+            .map_err(failed)
     }
 
     /// Lets go of memtables that are tables by now and that no snapshot reads. Otherwise the last of a burst would
@@ -453,6 +497,15 @@ impl Open {
     }
 }
 
+fn failed(error: fjall::LsmError) -> Error {
+    Error::Engine(error.into())
+}
+
+/// The memtable stays sealed. The engine's threads try it, too, and if they fail nobody writes on.
+fn left_to_the_engine(error: &Error) {
+    tracing::warn!(%error, "a flush failed and is left to the engine");
+}
+
 fn open_error(path: &Path, error: fjall::Error) -> Error {
     match error {
         fjall::Error::Locked => Error::InUse {
@@ -472,7 +525,7 @@ impl Engine for FjallEngine {
     type Snapshot = FjallSnapshot;
 
     fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
-        let open = &*self.0;
+        let open = &*self.0.open;
         let hash = xxh3_64(key);
         if open.unflushed.may_contain(hash) {
             return Ok(open.keyspace.get(key)?);
@@ -482,7 +535,7 @@ impl Engine for FjallEngine {
         let runs = tables.iter_levels().flat_map(|level| level.iter());
         for table in runs.filter_map(|run| run.get_for_key(key)) {
             let found = table.get(key, SeqNo::MAX, hash);
-            if let Some(found) = found.map_err(|e| Error::Engine(e.into()))? {
+            if let Some(found) = found.map_err(failed)? {
                 return Ok((!found.is_tombstone()).then_some(found.value));
             }
         }
@@ -491,21 +544,23 @@ impl Engine for FjallEngine {
 
     fn snapshot(&self) -> FjallSnapshot {
         FjallSnapshot {
-            snapshot: self.0.database.snapshot(),
-            open: Arc::clone(&self.0),
+            snapshot: self.0.open.database.snapshot(),
+            open: Arc::clone(&self.0.open),
         }
     }
 
     fn write(&self, mut batch: WriteBatch) -> Result<()> {
         batch.order();
-        let open = &*self.0;
+        let open = &*self.0.open;
         let supervisor = &open.database.supervisor;
         let tree = &open.keyspace.tree;
         let mut sealed = open.sealed.lock();
         open.check_workers()?;
         let number = supervisor.seqno.get() + NUMBERS_AHEAD;
         open.unflushed.insert(batch.keys().map(xxh3_64));
+        let mut way = batch.gives_way.then(GivingWay::default);
         for (key, value) in batch.into_changes() {
+            way.iter_mut().for_each(GivingWay::look);
             match value {
                 Some(value) => tree.insert(key, value, number),
                 None => tree.remove(key, number),
@@ -514,15 +569,19 @@ impl Engine for FjallEngine {
         // In this order: whoever takes a number from now on comes after the batch.
         supervisor.seqno.fetch_max(number + 1);
         supervisor.snapshot_tracker.publish(number);
-        if tree.active_memtable().size() > open.memtable_bytes {
+        let bytes = tree.active_memtable().size();
+        if bytes > open.memtable_bytes * MEMTABLE_BOUND {
             open.rotate(&mut sealed)?;
         }
         drop(sealed);
+        if bytes > open.memtable_bytes {
+            self.0.flusher.ask();
+        }
         open.wait_for_workers()
     }
 
     fn sync(&self) -> Result<()> {
-        let open = &*self.0;
+        let open = &*self.0.open;
         let wanted = {
             let mut sealed = open.sealed.lock();
             open.rotate(&mut sealed)?;
@@ -537,11 +596,10 @@ impl Engine for FjallEngine {
 
     fn sync_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: GarbageRule) -> Result<()> {
         if !stretches.is_empty() {
-            match self.0.flush_without(stretches, &rule) {
+            match self.0.open.flush_without(stretches, &rule) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                // The memtable stays sealed. The engine's threads try it, too, and if they fail nobody writes on.
-                Err(error) => tracing::warn!(%error, "a flush failed and is left to the engine"),
+                Err(error) => left_to_the_engine(&error),
             }
         }
         self.sync()?;
@@ -550,18 +608,18 @@ impl Engine for FjallEngine {
     }
 
     fn lets_writers_wait(&self) -> bool {
-        let tree = &self.0.keyspace.tree;
+        let tree = &self.0.open.keyspace.tree;
         // The batch may fill a memtable itself.
         tree.sealed_memtable_count() + 1 >= SEALED_MEMTABLES_MAX
             || tree.l0_run_count() >= LEVEL_ZERO_RUNS_MAX
     }
 
     fn approximate_size_bytes(&self) -> u64 {
-        self.0.keyspace.disk_space()
+        self.0.open.keyspace.disk_space()
     }
 
     fn set_garbage(&self, rule: GarbageRule) {
-        self.0.garbage.set(rule);
+        self.0.open.garbage.set(rule);
     }
 
     fn collect_garbage(&self, _budget: usize) -> Result<()> {
@@ -569,15 +627,15 @@ impl Engine for FjallEngine {
     }
 
     fn tidy(&self) -> Result<()> {
-        self.0.tidy()
+        self.0.open.tidy()
     }
 
     fn is_in_burst(&self) -> bool {
-        self.0.looks.lock().in_burst
+        self.0.open.looks.lock().in_burst
     }
 
     fn release_stretch(&self, low: &[u8], high: &[u8]) -> Result<()> {
-        let tree = &self.0.keyspace.tree;
+        let tree = &self.0.open.keyspace.tree;
         // fjall would write its manifest anew, with its syncs, even if no table goes.
         let version = tree.current_version();
         let is_inside = |first: &[u8], last: &[u8]| low <= first && last < high;
@@ -587,14 +645,13 @@ impl Engine for FjallEngine {
         }) {
             return Ok(());
         }
-        tree.drop_range::<&[u8], _>(low..high)
-            .map_err(|e| Error::Engine(e.into()))
+        tree.drop_range::<&[u8], _>(low..high).map_err(failed)
     }
 
     fn compact(&self) -> Result<()> {
         // What is still in memory would otherwise be left out.
         self.sync()?;
-        Ok(self.0.keyspace.major_compact()?)
+        Ok(self.0.open.keyspace.major_compact()?)
     }
 }
 

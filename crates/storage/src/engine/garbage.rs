@@ -12,6 +12,7 @@ use fjall::compaction::filter::{
 use parking_lot::RwLock;
 
 use super::GarbageRule;
+use crate::giving_way::GivingWay;
 
 /// A merge asks for the rule after so many keys.
 pub(super) const LOOKS_PER_RULE: u32 = 1000;
@@ -51,6 +52,7 @@ impl Factory for GarbageFactory {
             rule: self.0.rule(),
             garbage: self.0.clone(),
             looks_left: LOOKS_PER_RULE,
+            way: GivingWay::default(),
         })
     }
 }
@@ -58,10 +60,13 @@ impl Factory for GarbageFactory {
 /// Leaves out what is garbage. A merge may take seconds, and what is dropped meanwhile need not be written any more:
 /// so it asks for the rule time and again. What a rule covers was written before the rule was told, and so were all
 /// tables that a merge reads: a later rule is as good for them as the one of its beginning.
+///
+/// And a merge gives way here, where the engine asks us something again and again.
 struct GarbageFilter {
     rule: GarbageRule,
     garbage: Garbage,
     looks_left: u32,
+    way: GivingWay,
 }
 
 impl CompactionFilter for GarbageFilter {
@@ -71,6 +76,7 @@ impl CompactionFilter for GarbageFilter {
             self.looks_left = LOOKS_PER_RULE;
         }
         self.looks_left -= 1;
+        self.way.look();
         // Nothing of ours lies apart from its key, so that values are at hand.
         Ok(if (self.rule)(item.key(), &|| item.value().ok()) {
             Verdict::Remove

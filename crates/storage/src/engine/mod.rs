@@ -21,6 +21,7 @@ pub mod directory;
 pub(crate) mod engine_log;
 pub mod fjall;
 mod flush_without;
+mod flusher;
 mod garbage;
 mod key_filter;
 pub mod memory;
@@ -97,6 +98,8 @@ pub type GarbageRule =
 #[derive(Default, Debug)]
 pub struct WriteBatch {
     changes: Vec<(Slice, Option<Slice>)>,
+    /// Whether others may have the core meanwhile.
+    gives_way: bool,
 }
 
 impl WriteBatch {
@@ -106,6 +109,11 @@ impl WriteBatch {
 
     pub fn remove(&mut self, key: Slice) {
         self.changes.push((key, None));
+    }
+
+    /// Lets others have the core while it is written: nobody waits for it who waits for an answer.
+    pub fn give_way(&mut self) {
+        self.gives_way = true;
     }
 
     pub fn is_empty(&self) -> bool {

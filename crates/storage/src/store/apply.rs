@@ -36,7 +36,11 @@ use super::{Record, Store};
 use crate::engine::{Engine, Slice, WriteBatch};
 use crate::entry::{Entry, ForgottenEntries, IndexAction, IndexChanges, Operation};
 use crate::error::{Error, Result};
+use crate::giving_way::GivingWay;
 use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
+
+/// Entries of moves that are shorter come where clients are; longer ones where nobody is.
+const GIVES_WAY_BYTES_MAX: usize = 1 << 20;
 
 /// An entry that the log has committed.
 #[derive(Clone, Copy, Debug)]
@@ -213,9 +217,16 @@ impl<E: Engine> Pending<'_, E> {
             what,
         };
         let decoded = Entry::decode(entry.payload).map_err(damaged)?;
+        let gives_way =
+            decoded.header.origin.is_some() && entry.payload.len() < GIVES_WAY_BYTES_MAX;
+        let mut way = gives_way.then(GivingWay::default);
+        if gives_way {
+            self.batch.give_way();
+        }
         let mut before = entry.before.iter();
         let mut after = entry.after.iter();
         for operation in decoded.operations() {
+            way.iter_mut().for_each(GivingWay::look);
             match operation.map_err(damaged)? {
                 Operation::PutRecord {
                     collection,

@@ -1,0 +1,88 @@
+//! Long work lets others have the core, a piece at a time.
+//!
+//! Linux lets a thread that has just woken up run until its slice is over, up to a tick of four milliseconds. Whoever
+//! wakes up on the same core meanwhile waits for it, whatever the priorities are (decision 30). A thread that offers
+//! the core itself, every [`PIECE`], is waited for no longer than that.
+//!
+//! ```text
+//!   nobody waits     work ─┤ work ─┤ work ─┤ work      an offer costs half a microsecond
+//!   a request        work ─┤▒ work ─┤ work ─┤ work     ▒ somebody else
+//!   a busy machine   work ─┤▒▒▒▒▒▒▒▒ work ─ work ─ work ─┤▒▒▒▒▒▒▒▒
+//! ```
+//!
+//! ⚑ Whoever takes an offer may keep the core for as long as he likes. So the next one is made after as much work as
+//! the last one took, at the earliest: half of the time is not given away, and what others wait for in the end (a
+//! flush, an entry of the log) comes to its end on a machine that is never idle.
+
+use std::time::{Duration, Instant};
+
+/// The work between two offers. A read takes two to three times as long from client to client.
+pub const PIECE: Duration = Duration::from_micros(50);
+
+/// The clock is asked at every so many looks: it takes as long as a hundredth of a piece.
+const LOOKS_PER_CLOCK: u32 = 8;
+
+/// What one thread offers, from its first look on.
+#[derive(Default)]
+pub struct GivingWay {
+    looks: u32,
+    /// When it had the core back, and how much work it does before it offers it again.
+    working: Option<(Instant, Duration)>,
+}
+
+impl GivingWay {
+    /// Offers the core if it is time to. Asked after every microsecond or two of work.
+    pub fn look(&mut self) {
+        self.looks += 1;
+        if self.looks >= LOOKS_PER_CLOCK {
+            self.looks = 0;
+            self.look_at_clock();
+        }
+    }
+
+    fn look_at_clock(&mut self) {
+        let now = Instant::now();
+        let (since, work) = *self.working.get_or_insert((now, PIECE));
+        if now.saturating_duration_since(since) < work {
+            return;
+        }
+        std::thread::yield_now();
+        let back = Instant::now();
+        self.working = Some((back, work_after(back.saturating_duration_since(now))));
+    }
+}
+
+/// How much work follows an offer that took so long.
+fn work_after(given: Duration) -> Duration {
+    given.max(PIECE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_given_away_than_was_worked() {
+        let check = |given_us, work_us| {
+            let given = Duration::from_micros(given_us);
+            assert_eq!(work_after(given), Duration::from_micros(work_us));
+        };
+        check(0, 50);
+        check(49, 50);
+        check(51, 51);
+        check(4_000, 4_000);
+    }
+
+    #[test]
+    fn an_offer_follows_a_piece_of_work() {
+        let mut way = GivingWay::default();
+        (0..LOOKS_PER_CLOCK).for_each(|_| way.look());
+        let (begun, _) = way.working.expect("the first look begins a piece");
+        while begun.elapsed() < PIECE {
+            std::hint::spin_loop();
+        }
+        (0..LOOKS_PER_CLOCK).for_each(|_| way.look());
+        let (again, _) = way.working.expect("the next one has begun");
+        assert!(again >= begun + PIECE);
+    }
+}
