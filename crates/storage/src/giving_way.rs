@@ -16,11 +16,11 @@
 
 use std::time::{Duration, Instant};
 
-/// The work between two offers. A read takes two to three times as long from client to client.
-pub const PIECE: Duration = Duration::from_micros(50);
+/// The work between two offers. A read takes about five times as long, from client to client.
+pub const PIECE: Duration = Duration::from_micros(30);
 
-/// The clock is asked at every so many looks: it takes as long as a hundredth of a piece.
-const LOOKS_PER_CLOCK: u32 = 8;
+/// The clock is asked at every so many looks: asking takes a thousandth of a piece.
+const LOOKS_PER_CLOCK: u32 = 4;
 
 /// What one thread offers, from its first look on.
 #[derive(Default)]
@@ -42,8 +42,9 @@ impl GivingWay {
 
     fn look_at_clock(&mut self) {
         let now = Instant::now();
-        let (since, work) = *self.working.get_or_insert((now, PIECE));
-        if now.saturating_duration_since(since) < work {
+        // What was done before the first look nobody knows: it may have been a piece.
+        let is_working = |(since, work)| now.saturating_duration_since(since) < work;
+        if self.working.is_some_and(is_working) {
             return;
         }
         std::thread::yield_now();
@@ -63,14 +64,11 @@ mod tests {
 
     #[test]
     fn no_more_is_given_away_than_was_worked() {
-        let check = |given_us, work_us| {
-            let given = Duration::from_micros(given_us);
-            assert_eq!(work_after(given), Duration::from_micros(work_us));
-        };
-        check(0, 50);
-        check(49, 50);
-        check(51, 51);
-        check(4_000, 4_000);
+        let check = |given: Duration, work| assert_eq!(work_after(given), work);
+        check(Duration::ZERO, PIECE);
+        check(PIECE / 2, PIECE);
+        check(PIECE * 2, PIECE * 2);
+        check(PIECE * 100, PIECE * 100);
     }
 
     #[test]

@@ -32,11 +32,6 @@ use storage::entry::{Encoder, Header};
 use storage::giving_way::GivingWay;
 use storage::layout::check_user_key;
 
-/// From so many bytes on, an entry is synced by the call that writes it, and so goes past the system's memory: that takes
-/// a tenth of the CPU, and less time than the sync that would follow. Smaller ones come where clients are, whose own
-/// writes would wait for each of these syncs.
-const SYNCED_BYTES_MIN: usize = 0;
-
 /// One record as it is and as it is to be.
 pub(crate) struct Received {
     pub(crate) key: RecordKey,
@@ -124,16 +119,16 @@ impl Shard {
             multikey,
             payload,
         } = entry;
-        let log = &self.log;
-        let durability = match payload.len() >= SYNCED_BYTES_MIN {
-            true => Durability::Synced,
-            false => Durability::Buffered,
-        };
-        let proposed = log.propose_in(term, durability, payload, |_, position, time| {
-            multikey.publish();
-            publish(&self.overlay, &mut changes, position, time);
-            Companion { changes }
-        });
+        // Synced by the call that writes it, and so past the system's memory, for a tenth of the CPU. Behind an entry
+        // that is only buffered, a client's write would have to sync the whole file.
+        let synced = Durability::Synced;
+        let proposed = self
+            .log
+            .propose_in(term, synced, payload, |_, position, time| {
+                multikey.publish();
+                publish(&self.overlay, &mut changes, position, time);
+                Companion { changes }
+            });
         match proposed.map_err(not_appended) {
             Ok(pending) => Ok(Some(pending)),
             Err(NotAppended::Busy | NotAppended::Blocked) => Ok(None),

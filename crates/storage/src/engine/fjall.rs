@@ -1,7 +1,7 @@
 //! The engine on disk: one fjall keyspace, without fjall's journal.
 //!
 //! ```text
-//!  write ─► memtable ──full, or sync──► sealed ──worker: flush, fsync──► tables
+//!  write ─► memtable ──full, or sync──► sealed ──flush, fsync──► tables
 //!             lost with the process: the log replays what comes after the tables
 //! ```
 //!
@@ -13,6 +13,8 @@
 //! - a memtable is sealed between two batches, never inside one: only [`Open::rotate`]
 //!   does it, under the lock that a batch holds;
 //! - tables are flushed in order, and one rename of the manifest adds them.
+//!
+//! Full memtables are sealed and flushed by a thread of ours (`flusher.rs`), all others by the engine's.
 //!
 //! fjall's own `commit` would show half of a batch to a snapshot: a flush or compaction
 //! that ends meanwhile takes the next number and makes everything below it visible.

@@ -48,7 +48,7 @@ fn looking_for_a_key_reads_little() {
         engine.write(batch).expect("written");
         engine.sync().expect("synced");
     }
-    let tree = &engine.0.keyspace.tree;
+    let tree = &engine.0.open.keyspace.tree;
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     // Below the tables that were flushed; which number the level has depends on what there is.
     let is_merged = || (1..7).any(|level| tree.level_table_count(level).unwrap_or(0) > 1);
@@ -98,7 +98,7 @@ fn dropped_stretches_are_not_flushed() {
     let before = engine.snapshot();
     write(&engine, &[("a2", Some("b is dropped"))]);
     let items = || {
-        let tables = engine.0.keyspace.tree.current_version();
+        let tables = engine.0.open.keyspace.tree.current_version();
         tables
             .iter_tables()
             .map(|it| it.metadata.item_count)
@@ -108,7 +108,7 @@ fn dropped_stretches_are_not_flushed() {
     let rule = || -> GarbageRule { Arc::new(|key, _| key.starts_with(b"b")) };
     let dropped = [(b"b".to_vec(), b"c".to_vec())];
     engine.sync_without(&dropped, rule()).expect("synced");
-    assert_eq!(engine.0.keyspace.tree.sealed_memtable_count(), 0);
+    assert_eq!(engine.0.open.keyspace.tree.sealed_memtable_count(), 0);
     // The removal, the mark, and what the snapshot may ask for.
     assert!((3..=4).contains(&(items() - flushed_before)));
     for key in ["b2", "b3", "c2"] {
@@ -136,9 +136,9 @@ fn what_was_sealed_before_the_drop_is_flushed_whole() {
     let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
     let rule: GarbageRule = Arc::new(|_, _| false);
     let dropped = [(b"b".to_vec(), b"c".to_vec())];
-    let flushing = engine.0.keyspace.tree.get_flush_lock();
+    let flushing = engine.0.open.keyspace.tree.get_flush_lock();
     write(&engine, &[("b1", Some("v"))]);
-    { engine.0.rotate(&mut engine.0.sealed.lock()) }.expect("sealed");
+    { engine.0.open.rotate(&mut engine.0.open.sealed.lock()) }.expect("sealed");
     write(&engine, &[("a1", Some("b is dropped")), ("b2", Some("v"))]);
     std::thread::scope(|scope| {
         scope.spawn(|| engine.sync_without(&dropped, rule).expect("synced"));
@@ -149,12 +149,84 @@ fn what_was_sealed_before_the_drop_is_flushed_whole() {
     assert!(!is_there(&engine, "b2"));
 }
 
+/// A full memtable is left to the thread that gives way, until it is twice as full: then whoever writes seals it.
+#[test]
+fn a_memtable_that_nobody_flushes_is_sealed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = FjallOptions {
+        memtable_bytes: 10_000,
+        ..FjallOptions::default()
+    };
+    let engine = FjallEngine::open(directory.path(), &options).expect("opens");
+    let tree = &engine.0.open.keyspace.tree;
+    let keys: Vec<String> = (0..1000).map(|number| format!("k{number:04}")).collect();
+    let mut left = keys.iter();
+    {
+        let _nobody_flushes = tree.get_flush_lock();
+        while tree.active_memtable().size() <= options.memtable_bytes {
+            write(&engine, &[(left.next().expect("more"), Some("v"))]);
+        }
+        assert_eq!(tree.sealed_memtable_count(), 0);
+        while tree.sealed_memtable_count() == 0 {
+            let size = tree.active_memtable().size();
+            assert!(size <= MEMTABLE_BOUND * options.memtable_bytes);
+            write(&engine, &[(left.next().expect("more"), Some("v"))]);
+        }
+    }
+    let written = keys.len() - left.len();
+    engine.sync().expect("synced");
+    drop(engine);
+    let engine = FjallEngine::open(directory.path(), &options).expect("opens");
+    let found = keys.iter().filter(|key| is_there(&engine, key)).count();
+    assert_eq!(found, written);
+}
+
+/// ⚑ What a flush leaves out are versions that nobody reads any more, and nothing else.
+#[test]
+fn a_flush_that_gives_way_keeps_what_is_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = FjallOptions {
+        memtable_bytes: 1 << 20,
+        ..FjallOptions::default()
+    };
+    let engine = FjallEngine::open(directory.path(), &options).expect("opens");
+    write(
+        &engine,
+        &[("a", Some("1")), ("b", Some("1")), ("c", Some("1"))],
+    );
+    let before = engine.snapshot();
+    let long = "2".repeat(1 << 20);
+    write(&engine, &[("a", Some(&long)), ("b", None)]);
+    // It has been asked for; who comes second finds nothing to do.
+    engine.0.open.flush_full();
+    let tree = &engine.0.open.keyspace.tree;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while tree.sealed_memtable_count() > 0 || tree.active_memtable().size() > 0 {
+        assert!(Instant::now() < deadline, "it is not flushed");
+        std::thread::yield_now();
+    }
+    for key in ["a", "b", "c"] {
+        let found = before.get(key.as_bytes()).expect("read");
+        assert_eq!(found.as_deref(), Some(&b"1"[..]), "{key}");
+    }
+    let check = |engine: &FjallEngine| {
+        let found = engine.get(b"a").expect("read");
+        assert_eq!(found.as_deref(), Some(long.as_bytes()));
+        assert!(!is_there(engine, "b"));
+        assert!(is_there(engine, "c"));
+    };
+    check(&engine);
+    drop(before);
+    drop(engine);
+    check(&FjallEngine::open(directory.path(), &options).expect("opens"));
+}
+
 /// The last memtable of a burst does not stay in memory, unless somebody reads it.
 #[test]
 fn flushed_memtables_are_let_go() {
     let directory = tempfile::tempdir().expect("a directory");
     let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
-    let kept = || engine.0.sealed.lock().memtables.len();
+    let kept = || engine.0.open.sealed.lock().memtables.len();
     write(&engine, &[("a", Some("v"))]);
     let reader = engine.snapshot();
     engine.sync().expect("synced");
@@ -182,7 +254,7 @@ fn a_merge_leaves_out_what_becomes_garbage_meanwhile() {
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     put(&engine, &keys);
     put(&engine, &["k", "z"]);
-    let garbage = engine.0.garbage.clone();
+    let garbage = engine.0.open.garbage.clone();
     engine.set_garbage(Arc::new(move |key, _| {
         if key == b"k" {
             garbage.set(Arc::new(|key, _| key == b"z"));
@@ -198,7 +270,15 @@ fn a_merge_leaves_out_what_becomes_garbage_meanwhile() {
 fn what_a_burst_leaves_is_merged_when_it_is_over() {
     let directory = tempfile::tempdir().expect("a directory");
     let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
-    let tables = || engine.0.keyspace.tree.level_table_count(0).unwrap_or(0);
+    let tables = || {
+        engine
+            .0
+            .open
+            .keyspace
+            .tree
+            .level_table_count(0)
+            .unwrap_or(0)
+    };
     let many = usize::from(LEVEL_ZERO_TABLES_AT_REST) + 2;
     // Some are put into their place at once, as long as there is nothing below them.
     while tables() < many {
@@ -245,7 +325,7 @@ fn writers_are_quiet_when_looks_find_little() {
 fn releasing_writes_nothing_unless_a_whole_table_goes() {
     let directory = tempfile::tempdir().expect("a directory");
     let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
-    let version = || engine.0.keyspace.tree.current_version().id();
+    let version = || engine.0.open.keyspace.tree.current_version().id();
     put(&engine, &["a1", "b1", "c1"]);
     // A worker may write it too, but not for ever: it has one table to put into its place.
     let is_written = || {
