@@ -12,8 +12,10 @@
 //!
 //! ⚑ Whoever takes an offer may keep the core for as long as he likes. So the next one is made after as much work as
 //! the last one took, at the earliest: half of the time is not given away, and what others wait for in the end (a
-//! flush, an entry of the log) comes to its end on a machine that is never idle.
+//! flush, an entry of the log) comes to its end on a machine that is never idle. A thread remembers that from one
+//! piece of work to the next.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// The work between two offers. A read takes about five times as long, from client to client.
@@ -22,34 +24,41 @@ pub const PIECE: Duration = Duration::from_micros(30);
 /// The clock is asked at every so many looks: asking takes a thousandth of a piece.
 const LOOKS_PER_CLOCK: u32 = 4;
 
-/// What one thread offers, from its first look on.
-#[derive(Default)]
-pub struct GivingWay {
+/// What a thread remembers of its last offer.
+#[derive(Clone, Copy, Default)]
+struct Offers {
     looks: u32,
     /// When it had the core back, and how much work it does before it offers it again.
     working: Option<(Instant, Duration)>,
 }
 
-impl GivingWay {
-    /// Offers the core if it is time to. Asked after every microsecond or two of work.
-    pub fn look(&mut self) {
-        self.looks += 1;
-        if self.looks >= LOOKS_PER_CLOCK {
-            self.looks = 0;
-            self.look_at_clock();
-        }
-    }
+thread_local! {
+    static OFFERS: Cell<Offers> = const {
+        Cell::new(Offers { looks: 0, working: None })
+    };
+}
 
-    fn look_at_clock(&mut self) {
+/// Offers this thread's core if it is time to. Asked after every microsecond or two of work.
+pub fn look() {
+    OFFERS.set(OFFERS.get().after_look());
+}
+
+impl Offers {
+    fn after_look(mut self) -> Self {
+        self.looks += 1;
+        if self.looks < LOOKS_PER_CLOCK {
+            return self;
+        }
+        self.looks = 0;
         let now = Instant::now();
         // What was done before the first look nobody knows: it may have been a piece.
         let is_working = |(since, work)| now.saturating_duration_since(since) < work;
-        if self.working.is_some_and(is_working) {
-            return;
+        if !self.working.is_some_and(is_working) {
+            std::thread::yield_now();
+            let back = Instant::now();
+            self.working = Some((back, work_after(back.saturating_duration_since(now))));
         }
-        std::thread::yield_now();
-        let back = Instant::now();
-        self.working = Some((back, work_after(back.saturating_duration_since(now))));
+        self
     }
 }
 
@@ -71,16 +80,29 @@ mod tests {
         check(PIECE * 100, PIECE * 100);
     }
 
+    /// When the thread had its core back, after as many looks as make it look at the clock.
+    fn had_back() -> Instant {
+        (0..LOOKS_PER_CLOCK).for_each(|_| look());
+        OFFERS.get().working.expect("it has offered").0
+    }
+
     #[test]
     fn an_offer_follows_a_piece_of_work() {
-        let mut way = GivingWay::default();
-        (0..LOOKS_PER_CLOCK).for_each(|_| way.look());
-        let (begun, _) = way.working.expect("the first look begins a piece");
-        while begun.elapsed() < PIECE {
+        let first = had_back();
+        // ⚑ It remembers, whatever it works on next.
+        let owed = Duration::from_secs(3600);
+        OFFERS.set(Offers {
+            looks: 0,
+            working: Some((first, owed)),
+        });
+        assert_eq!(had_back(), first);
+        OFFERS.set(Offers {
+            looks: 0,
+            working: Some((first, PIECE)),
+        });
+        while first.elapsed() < PIECE {
             std::hint::spin_loop();
         }
-        (0..LOOKS_PER_CLOCK).for_each(|_| way.look());
-        let (again, _) = way.working.expect("the next one has begun");
-        assert!(again >= begun + PIECE);
+        assert!(had_back() >= first + PIECE);
     }
 }

@@ -18,7 +18,7 @@ use super::stretch::Stretch;
 use crate::Shard;
 use crate::command::{Answer, finish};
 use model::bson::{Doc, MAX_DOCUMENT_BYTES, ValueRef};
-use storage::giving_way::GivingWay;
+use storage::giving_way;
 use wire::Reply;
 
 /// Records that one answer looks at where only few of them may belong to the range.
@@ -40,9 +40,8 @@ pub(super) fn copy(shard: &Shard, stretch: &Stretch, after: Option<&[u8]>, bytes
     let mut is_last = true;
     let mut records = snapshot.scan_records_once(stretch.collection, range);
     let mut kept = false;
-    let mut way = GivingWay::default();
     while let Some(record) = records.next() {
-        way.look();
+        giving_way::look();
         kept = records.is_kept();
         let record = record.map_err(crate::error::from_storage)?;
         let document = Doc::from_validated(record.document());

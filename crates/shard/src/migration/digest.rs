@@ -28,7 +28,7 @@ use replication::LogPosition;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 use storage::entry::{Entry, Operation};
-use storage::giving_way::GivingWay;
+use storage::giving_way;
 use storage::store::HistoryPin;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
@@ -181,9 +181,8 @@ impl Follower {
         let range = self.stretch.records(after.as_deref());
         let mut last = None;
         let mut records = 0_usize;
-        let mut way = GivingWay::default();
         for record in snapshot.scan_records_stored(self.stretch.collection, range) {
-            way.look();
+            giving_way::look();
             let record = record.map_err(fault)?;
             let key = record.key();
             if self

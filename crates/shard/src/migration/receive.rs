@@ -48,7 +48,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use storage::giving_way::GivingWay;
+use storage::giving_way;
 use storage::{Direction, Record};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use wire::operation::Interruption;
@@ -797,10 +797,9 @@ struct MadeEntry {
 fn entry_of(collection: Arc<Collection>, answer: &Reply, origin: Uuid) -> Result<MadeEntry, Error> {
     let mut digest = digest::NOTHING;
     let mut received = Vec::new();
-    let mut way = GivingWay::default();
     let documents = answer.document().get_array("documents");
     for document in documents.ok_or_else(|| wrong("documents"))?.iter() {
-        way.look();
+        giving_way::look();
         let ValueRef::Document(document) = document else {
             return Err(wrong("documents"));
         };

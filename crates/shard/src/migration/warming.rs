@@ -24,7 +24,7 @@ use model::bson::{Doc, ValueRef};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
-use storage::giving_way::GivingWay;
+use storage::giving_way;
 
 /// Between two looks at the clock.
 const RECORDS_PER_LOOK: usize = 16;
@@ -169,9 +169,8 @@ fn read(
     let range = stretch.records_between(piece.after.as_deref(), piece.upto.as_deref());
     let snapshot = shard.store.snapshot();
     let mut records = 0_usize;
-    let mut way = GivingWay::default();
     let goes_on = || {
-        way.look();
+        giving_way::look();
         records += 1;
         let is_looked_at = records.is_multiple_of(RECORDS_PER_LOOK);
         !is_looked_at || until.is_none_or(|until| Instant::now() < until)

@@ -29,7 +29,7 @@ use model::key::RecordKey;
 use replication::{Durability, Term};
 use storage::Record;
 use storage::entry::{Encoder, Header};
-use storage::giving_way::GivingWay;
+use storage::giving_way;
 use storage::layout::check_user_key;
 
 /// One record as it is and as it is to be.
@@ -56,9 +56,8 @@ impl ReceivedEntry {
     ) -> Result<Self, Error> {
         let mut multikey = MultikeyFound::default();
         let mut changes = Vec::with_capacity(received.len());
-        let mut way = GivingWay::default();
         for record in received {
-            way.look();
+            giving_way::look();
             changes.push(change_of(collection, record, &mut multikey)?);
         }
         let mut payload = Vec::with_capacity(payload_bytes(&changes));
@@ -119,8 +118,9 @@ impl Shard {
             multikey,
             payload,
         } = entry;
-        // Synced by the call that writes it, and so past the system's memory, for a tenth of the CPU. Behind an entry
-        // that is only buffered, a client's write would have to sync the whole file.
+        // Synced, and so written past the system's memory, for a tenth of the CPU, unless something before it is only
+        // buffered. Behind an entry that is, a client's majority write would have to sync the whole file. A write that
+        // need not be synced waits a little longer behind this one.
         let synced = Durability::Synced;
         let proposed = self
             .log

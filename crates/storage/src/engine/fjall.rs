@@ -14,7 +14,8 @@
 //!   does it, under the lock that a batch holds;
 //! - tables are flushed in order, and one rename of the manifest adds them.
 //!
-//! Full memtables are sealed and flushed by a thread of ours (`flusher.rs`), all others by the engine's.
+//! A full memtable is sealed and flushed by a thread of ours (`flusher.rs`); one that a writer or a sync has sealed, by
+//! the engine's, or by ours if that comes first.
 //!
 //! fjall's own `commit` would show half of a batch to a snapshot: a flush or compaction
 //! that ends meanwhile takes the next number and makes everything below it visible.
@@ -71,15 +72,15 @@ use super::table_removal::TableRemoval;
 use super::table_writeback::TableWriteback;
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
 use crate::error::{Error, Result};
-use crate::giving_way::GivingWay;
+use crate::giving_way;
 
 const KEYSPACE: &str = "all";
 
 /// How far ahead of the counter a batch is numbered: more than flushes and compactions
 /// can end while one batch goes into the memtable.
 const NUMBERS_AHEAD: u64 = 256;
-/// A memtable that is so many times as large as it should be is sealed by whoever writes: nobody came to flush it.
-const MEMTABLE_BOUND: u64 = 2;
+/// A memtable that is larger than it should be by this part is sealed by whoever writes: nobody came to flush it.
+const OVERFULL_SHARE: u64 = 4;
 /// Writers wait while this many memtables are still to be flushed.
 const SEALED_MEMTABLES_MAX: usize = 4;
 /// Writers wait while reads would have to look into this many flushed tables.
@@ -105,9 +106,10 @@ const FLUSH_POLL: Duration = Duration::from_millis(2);
 /// If there are several, fjall keeps the first one free for flushes, and that one
 /// passes requests to compact on by putting them back into the queue: a busy loop while
 /// all others compact. With two workers on two cores that took a fifth of a load's CPU,
-/// with four still a tenth. One alone never spins; a flush then waits for the
+/// with four still a tenth. One alone never spins; its flushes then wait for the
 /// compaction under way, for which four sealed memtables leave room (over a load of
-/// 1.2 GB the longest batch took 0.1 s, with four workers 0.1 to 0.26 s). With more
+/// 1.2 GB the longest batch took 0.1 s, with four workers 0.1 to 0.26 s). Full memtables are
+/// flushed by a thread of ours, beside it (`flusher.rs`). With more
 /// cores compactions may run side by side, and of three workers one is nearly always
 /// free to empty the queue.
 fn workers() -> usize {
@@ -340,20 +342,29 @@ impl Open {
         Ok(())
     }
 
-    /// Flushes the memtable if it is full, for [`Flusher`].
+    /// Flushes the memtable if it is full, for [`Flusher`]; what was sealed before goes first.
     fn flush_full(&self) {
-        let is_full =
-            |open: &Self| open.keyspace.tree.active_memtable().size() > open.memtable_bytes;
-        if !is_full(self) {
+        let tree = &self.keyspace.tree;
+        let is_full = || tree.active_memtable().size() > self.memtable_bytes;
+        if !is_full() {
             return;
         }
-        let flushing = self.keyspace.tree.get_flush_lock();
-        let sealed = self.sealed.lock();
-        // Somebody may have sealed it meanwhile, and has told the engine's threads.
-        if is_full(self) && self.keyspace.tree.sealed_memtable_count() == 0 {
-            let flushed = self.flush_active(&flushing, sealed, &[]);
-            flushed.unwrap_or_else(|error| left_to_the_engine(&error));
-        }
+        let flushing = tree.get_flush_lock();
+        let unread = self
+            .database
+            .supervisor
+            .snapshot_tracker
+            .get_seqno_safe_to_gc();
+        let flushed = tree.flush(&flushing, unread).map_err(failed);
+        let flushed = flushed.and_then(|_| {
+            let sealed = self.sealed.lock();
+            // Who has sealed it meanwhile has told the engine's threads.
+            match is_full() && tree.sealed_memtable_count() == 0 {
+                true => self.flush_active(&flushing, sealed, &[]),
+                false => Ok(()),
+            }
+        });
+        flushed.unwrap_or_else(|error| left_to_the_engine(&error));
     }
 
     /// Seals the memtable and flushes it here, without what lies in the stretches; then another rule holds for
@@ -404,9 +415,8 @@ impl Open {
             .get_seqno_safe_to_gc();
         let mut left_out = Stretches::new(stretches);
         let mut versions = Versions::new(unread);
-        let mut way = GivingWay::default();
         let kept = memtable.iter().filter(|version| {
-            way.look();
+            giving_way::look();
             let key = &version.key;
             (key.is_tombstone() || !left_out.contain(&key.user_key))
                 && versions.keep(&key.user_key, key.seqno)
@@ -499,6 +509,11 @@ impl Open {
     }
 }
 
+/// How large a memtable becomes at most, but for its last batch.
+fn overfull(memtable_bytes: u64) -> u64 {
+    memtable_bytes + memtable_bytes / OVERFULL_SHARE
+}
+
 fn failed(error: fjall::LsmError) -> Error {
     Error::Engine(error.into())
 }
@@ -560,9 +575,11 @@ impl Engine for FjallEngine {
         open.check_workers()?;
         let number = supervisor.seqno.get() + NUMBERS_AHEAD;
         open.unflushed.insert(batch.keys().map(xxh3_64));
-        let mut way = batch.gives_way.then(GivingWay::default);
+        let gives_way = batch.gives_way;
         for (key, value) in batch.into_changes() {
-            way.iter_mut().for_each(GivingWay::look);
+            if gives_way {
+                giving_way::look();
+            }
             match value {
                 Some(value) => tree.insert(key, value, number),
                 None => tree.remove(key, number),
@@ -572,7 +589,7 @@ impl Engine for FjallEngine {
         supervisor.seqno.fetch_max(number + 1);
         supervisor.snapshot_tracker.publish(number);
         let bytes = tree.active_memtable().size();
-        if bytes > open.memtable_bytes * MEMTABLE_BOUND {
+        if bytes > overfull(open.memtable_bytes) {
             open.rotate(&mut sealed)?;
         }
         drop(sealed);

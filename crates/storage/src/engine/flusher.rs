@@ -1,7 +1,7 @@
 //! Full memtables become tables on a thread of ours, which gives way.
 //!
 //! ```text
-//!   writer    … batch ─ batch ─ full: ask ─ batch ─ batch ─ …      twice as full: seals it himself
+//!   writer    … batch ─ batch ─ full: ask ─ batch ─ batch ─ …      fuller by a quarter: seals it himself
 //!   here                           └─ seal ─ flush, in pieces ─┘
 //!   engine                            └─ waits ───────────────────── nothing to flush; merges
 //! ```
@@ -12,7 +12,7 @@
 //!
 //! The engine is told of each memtable that is sealed, as ever, and its thread waits until the flush is done. So
 //! nothing depends on this thread: what it cannot flush, the engine tries; where it is late, a writer seals the
-//! memtable, and whoever flushes first flushes both.
+//! memtable, and whoever comes first flushes it: the engine, or this thread before the next one.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -12,7 +12,7 @@ use fjall::compaction::filter::{
 use parking_lot::RwLock;
 
 use super::GarbageRule;
-use crate::giving_way::GivingWay;
+use crate::giving_way;
 
 /// A merge asks for the rule after so many keys.
 pub(super) const LOOKS_PER_RULE: u32 = 1000;
@@ -52,7 +52,6 @@ impl Factory for GarbageFactory {
             rule: self.0.rule(),
             garbage: self.0.clone(),
             looks_left: LOOKS_PER_RULE,
-            way: GivingWay::default(),
         })
     }
 }
@@ -66,7 +65,6 @@ struct GarbageFilter {
     rule: GarbageRule,
     garbage: Garbage,
     looks_left: u32,
-    way: GivingWay,
 }
 
 impl CompactionFilter for GarbageFilter {
@@ -76,7 +74,7 @@ impl CompactionFilter for GarbageFilter {
             self.looks_left = LOOKS_PER_RULE;
         }
         self.looks_left -= 1;
-        self.way.look();
+        giving_way::look();
         // Nothing of ours lies apart from its key, so that values are at hand.
         Ok(if (self.rule)(item.key(), &|| item.value().ok()) {
             Verdict::Remove

@@ -111,7 +111,7 @@ impl WriteBatch {
         self.changes.push((key, None));
     }
 
-    /// Lets others have the core while it is written: nobody waits for it who waits for an answer.
+    /// Lets others have the core while it is written: nobody waits for any of it who waits for an answer.
     pub fn give_way(&mut self) {
         self.gives_way = true;
     }

@@ -36,11 +36,20 @@ use super::{Record, Store};
 use crate::engine::{Engine, Slice, WriteBatch};
 use crate::entry::{Entry, ForgottenEntries, IndexAction, IndexChanges, Operation};
 use crate::error::{Error, Result};
-use crate::giving_way::GivingWay;
+use crate::giving_way;
 use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
 
-/// Entries of moves that are shorter come where clients are; longer ones where nobody is.
+/// Entries of moves that are shorter come where clients are; longer ones, where nobody is, or to catch up.
 const GIVES_WAY_BYTES_MAX: usize = 1 << 20;
+
+/// Whether others may have the core meanwhile: all entries come from elsewhere, and no client waits for one of them.
+fn gives_way(entries: &[Committed<'_>]) -> bool {
+    let bytes: usize = entries.iter().map(|entry| entry.payload.len()).sum();
+    let from_elsewhere = |entry: &Committed<'_>| {
+        Entry::decode(entry.payload).is_ok_and(|entry| entry.header.origin.is_some())
+    };
+    bytes < GIVES_WAY_BYTES_MAX && entries.iter().all(from_elsewhere)
+}
 
 /// An entry that the log has committed.
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +120,7 @@ struct Pending<'s, E: Engine> {
     /// All ranges that are gone: those of before, and those of this batch.
     marks: Option<Arc<Marks>>,
     forgotten: Vec<Arc<Mark>>,
+    gives_way: bool,
 }
 
 impl<E: Engine> Store<E> {
@@ -129,7 +139,11 @@ impl<E: Engine> Store<E> {
             already_dropped: self.shared.dropped(),
             marks: self.shared.forgotten(),
             forgotten: Vec::new(),
+            gives_way: gives_way(entries),
         };
+        if pending.gives_way {
+            pending.batch.give_way();
+        }
         let before = self.applied();
         let (mut position, mut time) = (before, self.applied_time());
         for entry in entries {
@@ -217,16 +231,12 @@ impl<E: Engine> Pending<'_, E> {
             what,
         };
         let decoded = Entry::decode(entry.payload).map_err(damaged)?;
-        let gives_way =
-            decoded.header.origin.is_some() && entry.payload.len() < GIVES_WAY_BYTES_MAX;
-        let mut way = gives_way.then(GivingWay::default);
-        if gives_way {
-            self.batch.give_way();
-        }
         let mut before = entry.before.iter();
         let mut after = entry.after.iter();
         for operation in decoded.operations() {
-            way.iter_mut().for_each(GivingWay::look);
+            if self.gives_way {
+                giving_way::look();
+            }
             match operation.map_err(damaged)? {
                 Operation::PutRecord {
                     collection,
