@@ -585,3 +585,47 @@ fn less(items: u64, bytes: u64) -> Delta {
 fn document_bytes(value: &Slice) -> i64 {
     value.len().saturating_sub(TIME_BYTES) as i64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::{Encoder, Header};
+
+    fn payload(origin: Option<&[u8]>, bytes: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        let header = Header {
+            origin,
+            ..Header::default()
+        };
+        Encoder::with_header(&mut out, header).put_meta(b"k", &vec![0; bytes]);
+        out
+    }
+
+    /// ⚑ Whoever waits for an answer does not wait for others who were offered the core.
+    #[test]
+    fn only_what_comes_from_elsewhere_gives_way() {
+        let moved = payload(Some(b"a move"), 64 << 10);
+        let written = payload(None, 100);
+        let check = |payloads: &[&[u8]], expected: bool| {
+            let entries: Vec<Committed<'_>> = payloads
+                .iter()
+                .map(|payload| Committed {
+                    position: 1,
+                    time: ClusterTime::ZERO,
+                    payload,
+                    before: &[],
+                    after: &[],
+                })
+                .collect();
+            assert_eq!(gives_way(&entries), expected, "{} entries", payloads.len());
+        };
+        check(&[&moved], true);
+        check(&[&moved, &moved], true);
+        check(&[&written], false);
+        check(&[&moved, &written], false);
+        check(&[&written, &moved], false);
+        // Where nobody is, entries are long; who catches up has many.
+        check(&[&payload(Some(b"a move"), GIVES_WAY_BYTES_MAX)], false);
+        check(&[&moved[..]; 16], false);
+    }
+}
