@@ -76,6 +76,28 @@ class CollectionsThatGoAway(ClusterProgram):
                     self.client.scans.command("find", "c", **ask, **{field: first["postBatchResumeToken"]})
                 self.assertEqual(refused.exception.code, 175)
 
+    def test_tokens_that_are_not_asked_for_well(self):
+        self.cursor().close()
+        ask = {"batchSize": 100, "$_requestResumeToken": True}
+        token = self.client.scans.command("find", "c", **ask)["cursor"]["postBatchResumeToken"]
+        cases = [
+            ({"$_resumeAfter": token}, 2, "'resumeAfter'"),
+            ({"$_startAt": token}, 2, "'startAt'"),
+            ({"$_startAt": token, "$_requestResumeToken": False}, 2, "'startAt'"),
+            ({**ask, "$_resumeAfter": token, "$_startAt": token}, 2, "both"),
+            ({**ask, "$_resumeAfter": 1}, 14, "$_resumeAfter"),
+            ({**ask, "$_startAt": None}, 14, "$_startAt"),
+            ({"$_requestResumeToken": 1, "$_resumeAfter": token}, 14, "$_requestResumeToken"),
+        ]
+        for arguments, code, named in cases:
+            with self.assertRaises(pymongo.errors.OperationFailure, msg=arguments) as refused:
+                self.client.scans.command("find", "c", **arguments)
+            self.assertEqual(refused.exception.code, code, arguments)
+            self.assertIn(named, refused.exception.details["errmsg"])
+        # An empty document is no token.
+        begun = self.client.scans.command("find", "c", **{"$_resumeAfter": {}, "$_startAt": {}})["cursor"]
+        self.assertEqual(len(begun["firstBatch"]), 101)
+
     def test_renamed(self):
         cursor = self.cursor()
         self.client.admin.command("renameCollection", "scans.c", to="scans.d")

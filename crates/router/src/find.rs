@@ -14,7 +14,7 @@ use crate::failure::{Failure, is_absent};
 use crate::merge::{Batch, Shared, Stream, Streams};
 use crate::request::{Clock, fields_without, snapshot_time};
 use crate::routing::Route;
-use crate::scan::{ElasticScan, ScanCommand, gone, has_token, query_of};
+use crate::scan::{ElasticScan, ScanCommand, TokenFields, gone, has_token, query_of};
 use crate::scatter::Answered;
 use crate::targeting::{Asked, context_of, namespace_of};
 use crate::{Router, STALE_RETRIES_MAX};
@@ -293,14 +293,11 @@ async fn find_elastic(
         return Err(router.refusal(request, route, &shards[0]).await);
     };
     // No shard of a scan would see these.
-    let flags = ["singleBatch", "$_requestResumeToken"].map(|name| body.get(name));
-    if flags
-        .iter()
-        .flatten()
-        .any(|flag| flag.kind() != Kind::Boolean)
-    {
+    let single = body.get("singleBatch");
+    let is_flag = single.is_none_or(|flag| flag.kind() == Kind::Boolean);
+    let Some(tokens) = TokenFields::read(body).filter(|_| is_flag) else {
         return Err(router.refusal(request, route, &shards[0]).await);
-    }
+    };
     let Some(table) = route.table() else {
         return Err(no_progress());
     };
@@ -311,14 +308,9 @@ async fn find_elastic(
     let is = |name: &str| body.get(name) == Some(ValueRef::Boolean(true));
     let first_batch = batch_size.unwrap_or(FIRST_BATCH_DOCUMENTS);
     let fits = is("singleBatch") || limit.is_some_and(|limit| limit <= first_batch);
-    let given = |name: &str| {
-        let token = body.get(name);
-        // An empty document stands for none.
-        token.filter(|token| !matches!(token, ValueRef::Document(token) if token.is_empty()))
-    };
-    let resumes = given("$_resumeAfter").or(given("$_startAt"));
+    let resumes = tokens.after;
     let at = snapshot_time(body);
-    let places = is("$_requestResumeToken") && at.is_none();
+    let places = tokens.requested && at.is_none();
     let one_asks = shards.len() == 1
         && first_batch > 0
         && (fits || projection.is_none())
@@ -408,17 +400,7 @@ async fn find_elastic(
             let message = "a resume token does not go on at a time of its own";
             return Err(Error::new(Code::COMMAND_NOT_SUPPORTED, message).into());
         }
-        Some(ValueRef::Document(token)) => {
-            ElasticScan::resume(router, command, token, query, wanted).await?
-        }
-        Some(other) => {
-            let message = format!(
-                "BSON field 'FindCommandRequest.$_resumeAfter' is the wrong type '{}', expected \
-                 type 'object'",
-                other.kind().name()
-            );
-            return Err(Error::new(Code::TYPE_MISMATCH, message).into());
-        }
+        Some(token) => ElasticScan::resume(router, command, token, query, wanted).await?,
     };
     // Of a token, what is left of the window is the token's; who resumes it may want less than that.
     let scan = match resumes {

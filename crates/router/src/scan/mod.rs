@@ -43,7 +43,7 @@ pub(crate) use piece::Piece;
 pub(crate) use reported::{ranges_of, version};
 pub(crate) use rounds::PATIENCE;
 pub(crate) use source::ScanSource;
-pub(crate) use tokens::{gone, has_token, query_of};
+pub(crate) use tokens::{TokenFields, gone, has_token, query_of};
 
 use crate::Router;
 use crate::failure::Failure;

@@ -19,6 +19,37 @@ pub(crate) fn has_token(body: Doc<'_>) -> bool {
     token.is_some_and(|token| token.get(TOKEN).is_some())
 }
 
+/// What a `find` says about tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TokenFields<'a> {
+    pub(crate) requested: bool,
+    pub(crate) after: Option<Doc<'a>>,
+}
+
+impl<'a> TokenFields<'a> {
+    /// None if a shard refuses them: it knows the words.
+    pub(crate) fn read(body: Doc<'a>) -> Option<TokenFields<'a>> {
+        let requested = match body.get("$_requestResumeToken") {
+            None => false,
+            Some(ValueRef::Boolean(requested)) => requested,
+            Some(_) => return None,
+        };
+        let mut after = None;
+        for name in ["$_resumeAfter", "$_startAt"] {
+            match body.get(name) {
+                None => {}
+                // An empty document stands for none.
+                Some(ValueRef::Document(token)) if token.is_empty() => {}
+                Some(ValueRef::Document(token)) if requested && after.is_none() => {
+                    after = Some(token);
+                }
+                Some(_) => return None,
+            }
+        }
+        Some(TokenFields { requested, after })
+    }
+}
+
 /// Fields of a `find` that decide which documents come, and in which order. A projection does not.
 const DECIDING: [&str; 7] = ["filter", "sort", "hint", "min", "max", "let", "collation"];
 

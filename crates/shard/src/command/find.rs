@@ -399,6 +399,11 @@ fn object<'a>(argument: &Argument<'a>) -> Result<Doc<'a>, Error> {
     }
 }
 
+/// A resume token; an empty one is none.
+fn token<'a>(argument: &Argument<'a>) -> Result<Option<Doc<'a>>, Error> {
+    Ok(Some(object(argument)?).filter(|token| !token.is_empty()))
+}
+
 fn flag(argument: &Argument<'_>) -> Result<bool, Error> {
     match argument.value() {
         ValueRef::Boolean(value) => Ok(value),
@@ -436,11 +441,8 @@ impl<'a> Fields<'a> {
                 "tailable" => fields.tailable = flag(&argument)?,
                 "awaitData" => fields.await_data = flag(&argument)?,
                 "$_requestResumeToken" => fields.resume.requested = flag(&argument)?,
-                "$_resumeAfter" | "$_startAt" => {
-                    // An empty one is none.
-                    fields.resume.after =
-                        Some(object(&argument)?).filter(|token| !token.is_empty());
-                }
+                "$_resumeAfter" => fields.resume.after = token(&argument)?,
+                "$_startAt" => fields.resume.start_at = token(&argument)?,
                 "showRecordId" => {
                     if flag(&argument)? {
                         return Err(Error::new(

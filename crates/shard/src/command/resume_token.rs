@@ -32,6 +32,7 @@ use query::sort::natural_direction;
 pub(super) struct ResumeFields<'a> {
     pub(super) requested: bool,
     pub(super) after: Option<Doc<'a>>,
+    pub(super) start_at: Option<Doc<'a>>,
 }
 
 fn malformed() -> Error {
@@ -41,15 +42,29 @@ fn malformed() -> Error {
     )
 }
 
-impl ResumeFields<'_> {
+impl<'a> ResumeFields<'a> {
+    /// Where to go on: of the two fields one is given at most.
+    fn token(&self) -> Option<Doc<'a>> {
+        self.after.or(self.start_at)
+    }
+
     /// Whether these may stand beside a hint and a sort.
     pub(super) fn check(&self, hint: Option<&Value>, sort: Option<Doc<'_>>) -> Result<(), Error> {
+        let given = match (self.after, self.start_at) {
+            (Some(_), Some(_)) => {
+                let message = "'resumeAfter' and 'startAt' must not both be specified";
+                return Err(Error::bad_value(message));
+            }
+            (Some(_), None) => Some("resumeAfter"),
+            (None, Some(_)) => Some("startAt"),
+            (None, None) => None,
+        };
         if !self.requested {
-            return match self.after {
+            return match given {
                 None => Ok(()),
-                Some(_) => Err(Error::bad_value(
-                    "'requestResumeToken' must be true if 'resumeAfter' is specified",
-                )),
+                Some(name) => Err(Error::bad_value(format!(
+                    "'requestResumeToken' must be true if '{name}' is specified"
+                ))),
             };
         }
         let is_forward = |doc: Doc<'_>| Ok(natural_direction(doc)? == Some(Direction::Ascending));
@@ -79,7 +94,7 @@ impl ResumeFields<'_> {
             token: true,
             ..ScanPart::default()
         };
-        let Some(token) = self.after else {
+        let Some(token) = self.token() else {
             return Ok(part);
         };
         let mut fields = token.iter();
@@ -121,7 +136,7 @@ impl ResumeFields<'_> {
             token: true,
             ..ScanPart::default()
         };
-        let Some(token) = self.after else {
+        let Some(token) = self.token() else {
             return Ok(part);
         };
         let mut fields = token.iter();

@@ -363,4 +363,23 @@ async fn tokens_go_on_with_another_cursor() {
         "{{find: 'c', hint: {{$natural: 1}}, $_requestResumeToken: true, $_resumeAfter: {{$recordId: {damaged}}}}} => 2"
     );
     server.check(&refused).await;
+    let natural = "find: 'c', hint: {$natural: 1}";
+    let after = "$_resumeAfter: {$recordId: null}";
+    let start_at = "$_startAt: {$recordId: null}";
+    for (rest, code) in [
+        (after.to_owned(), 2),
+        (start_at.to_owned(), 2),
+        (
+            format!("$_requestResumeToken: true, {after}, {start_at}"),
+            2,
+        ),
+        ("$_requestResumeToken: true, $_resumeAfter: 1".into(), 14),
+        ("$_requestResumeToken: true, $_startAt: null".into(), 14),
+    ] {
+        let refused = format!("{{{natural}, {rest}}} => {code}");
+        server.check(&refused).await;
+    }
+    // An empty document is no token.
+    let begins = format!("{{{natural}, $_resumeAfter: {{}}, $_startAt: {{}}}} => {{ok: 1.0}}");
+    server.check(&begins).await;
 }
