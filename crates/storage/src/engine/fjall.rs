@@ -342,6 +342,12 @@ impl Open {
         Ok(())
     }
 
+    /// Of what is older than this, only the newest version is read by anybody.
+    fn unread(&self) -> SeqNo {
+        let tracker = &self.database.supervisor.snapshot_tracker;
+        tracker.get_seqno_safe_to_gc()
+    }
+
     /// Flushes the memtable if it is full, for [`Flusher`]; what was sealed before goes first.
     fn flush_full(&self) {
         let tree = &self.keyspace.tree;
@@ -350,11 +356,7 @@ impl Open {
             return;
         }
         let flushing = tree.get_flush_lock();
-        let unread = self
-            .database
-            .supervisor
-            .snapshot_tracker
-            .get_seqno_safe_to_gc();
+        let unread = self.unread();
         let flushed = tree.flush(&flushing, unread).map_err(failed);
         let flushed = flushed.and_then(|_| {
             let sealed = self.sealed.lock();
@@ -372,7 +374,6 @@ impl Open {
     fn flush_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: &GarbageRule) -> Result<bool> {
         self.check_workers()?;
         let tree = &self.keyspace.tree;
-        let tracker = &self.database.supervisor.snapshot_tracker;
         // The engine's threads wait for it, and have nothing left to flush then.
         let flushing = tree.get_flush_lock();
         let mut tries = 0..FLUSHES_MAX;
@@ -381,8 +382,7 @@ impl Open {
                 return Ok(false);
             }
             // ⚑ What was sealed before may hold no mark of what is dropped: it is flushed as it is.
-            tree.flush(&flushing, tracker.get_seqno_safe_to_gc())
-                .map_err(failed)?;
+            tree.flush(&flushing, self.unread()).map_err(failed)?;
             let sealed = self.sealed.lock();
             if tree.sealed_memtable_count() == 0 {
                 break sealed;
@@ -408,11 +408,7 @@ impl Open {
         if memtable.is_empty() {
             return Ok(());
         }
-        let unread = self
-            .database
-            .supervisor
-            .snapshot_tracker
-            .get_seqno_safe_to_gc();
+        let unread = self.unread();
         let mut left_out = Stretches::new(stretches);
         let mut versions = Versions::new(unread);
         let kept = memtable.iter().filter(|version| {
@@ -454,11 +450,7 @@ impl Open {
         if tables <= usize::from(LEVEL_ZERO_TABLES_AT_REST) || quiet < QUIET_LOOKS {
             return Ok(());
         }
-        let unread = self
-            .database
-            .supervisor
-            .snapshot_tracker
-            .get_seqno_safe_to_gc();
+        let unread = self.unread();
         self.writeback.begin();
         tree.compact(Arc::clone(&self.at_rest) as _, unread)
             .inspect_err(|_| self.removal.lock().stop())
@@ -485,8 +477,7 @@ impl Open {
             for _ in 0..SNAPSHOTS_PER_LOOK {
                 drop(self.database.snapshot());
             }
-            let tracker = &self.database.supervisor.snapshot_tracker;
-            let unread = tracker.get_seqno_safe_to_gc();
+            let unread = self.unread();
             let mut versions = tree.get_version_history_lock();
             if let Err(error) = versions.maintenance(self.keyspace.path(), unread) {
                 tracing::warn!(%error, "old versions of the engine's manifest stay");

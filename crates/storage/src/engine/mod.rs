@@ -16,6 +16,7 @@
 //! comes out of a scan may share a whole block of the engine's cache; copy it
 //! before keeping it for long.
 
+mod asked_thread;
 mod creation;
 pub mod directory;
 pub(crate) mod engine_log;

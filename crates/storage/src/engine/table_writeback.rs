@@ -20,12 +20,11 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Advice, fadvise};
+
+use super::asked_thread::{Asked, AskedThread};
 
 /// How often it looks while tables are written.
 const LOOK: Duration = Duration::from_millis(4);
@@ -36,88 +35,38 @@ const BYTES_MIN: u64 = 512 << 10;
 /// A page that is not full yet is written again.
 const PAGE_BYTES: u64 = 4096;
 
-#[derive(Default)]
-struct Wanted {
-    tables_are_written: bool,
-    end: bool,
-}
-
-#[derive(Default)]
-struct Shared {
-    wanted: Mutex<Wanted>,
-    changed: Condvar,
-}
-
 /// Ends its thread when it is dropped.
-pub(super) struct TableWriteback {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
+pub(super) struct TableWriteback(AskedThread);
 
 impl TableWriteback {
     /// For the tables in a folder; without a thread tables are written as ever.
     pub(super) fn start(folder: PathBuf) -> Self {
-        let shared = Arc::new(Shared::default());
-        let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("table-writeback".to_owned())
-            .spawn(move || of_thread.run(&folder))
-            .inspect_err(
-                |error| tracing::warn!(%error, "tables are written back when they are synced"),
-            )
-            .ok();
-        Self { shared, thread }
+        let without = "tables are written back when they are synced";
+        let run = move |asked: &Asked| while asked.wait() && watch(asked, &folder) {};
+        Self(AskedThread::start("table-writeback", without, run))
     }
 
     /// Tables are about to be written.
     pub(super) fn begin(&self) {
-        self.shared.wanted.lock().tables_are_written = true;
-        self.shared.changed.notify_one();
+        self.0.ask();
     }
 }
 
-impl Drop for TableWriteback {
-    fn drop(&mut self) {
-        self.shared.wanted.lock().end = true;
-        self.shared.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+/// Looks at a folder until nobody writes; false if that is over.
+fn watch(asked: &Asked, folder: &Path) -> bool {
+    let mut growing = Growing::new(folder);
+    let mut grown = Instant::now();
+    while grown.elapsed() < QUIET {
+        if growing.look(folder) > 0 {
+            grown = Instant::now();
+        }
+        match asked.wait_for(LOOK) {
+            None => return false,
+            Some(true) => grown = Instant::now(),
+            Some(false) => {}
         }
     }
-}
-
-impl Shared {
-    fn run(&self, folder: &Path) {
-        loop {
-            {
-                let mut wanted = self.wanted.lock();
-                while !wanted.tables_are_written && !wanted.end {
-                    self.changed.wait(&mut wanted);
-                }
-                if wanted.end {
-                    return;
-                }
-                wanted.tables_are_written = false;
-            }
-            let mut growing = Growing::new(folder);
-            let mut grown = Instant::now();
-            while grown.elapsed() < QUIET {
-                if growing.look(folder) > 0 {
-                    grown = Instant::now();
-                }
-                let mut wanted = self.wanted.lock();
-                if !wanted.end {
-                    self.changed.wait_for(&mut wanted, LOOK);
-                }
-                if wanted.end {
-                    return;
-                }
-                if std::mem::take(&mut wanted.tables_are_written) {
-                    grown = Instant::now();
-                }
-            }
-        }
-    }
+    true
 }
 
 /// The files of a folder that grow. Those that were there before, or are finished, are only known by name: a folder
@@ -283,8 +232,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let writeback = TableWriteback::start(folder.path().to_owned());
         writeback.begin();
-        let shared = Arc::downgrade(&writeback.shared);
+        // Waits for it, also while it looks.
         drop(writeback);
-        assert!(shared.upgrade().is_none());
     }
 }
