@@ -2,35 +2,41 @@
 //!
 //! Neither its source nor its destination may lie in an array.
 
+use super::path::parse_index;
 use model::bson::{Doc, ValueRef};
 use model::{Code, Error, text};
 
-/// The value at the source path, if it is there.
+/// The value at the source path, if it is there. What is not there may lie in an array: nothing is taken along.
 pub(super) fn source<'d>(doc: Doc<'d>, path: &str) -> Result<Option<ValueRef<'d>>, Error> {
-    let mut current = doc;
-    let mut names = path.split('.').peekable();
-    while let Some(name) = names.next() {
-        let Some(value) = current.get(name) else {
-            return Ok(None);
-        };
-        if names.peek().is_none() {
-            return Ok(Some(value));
-        }
-        match value {
-            ValueRef::Document(inner) => current = inner,
-            ValueRef::Array(_) => return Err(in_array(doc, "source", path, name)),
-            scalar => {
+    let mut current = ValueRef::Document(doc);
+    let mut before = "";
+    let mut array = None;
+    for name in path.split('.') {
+        let inner = match (current, parse_index(name)) {
+            (ValueRef::Document(inner), _) => inner.get(name),
+            (ValueRef::Array(elements), Some(index)) => {
+                array = Some(before);
+                elements.get(index)
+            }
+            (other, _) => {
                 return Err(Error::new(
                     Code::PATH_NOT_VIABLE,
                     format!(
-                        "cannot use the part ({name} of {path}) to traverse the element ({{{name}: {}}})",
-                        text::value_quoted(scalar)
+                        "cannot use the part ({before} of {path}) to traverse the element ({{{before}: {}}})",
+                        text::value_quoted(other)
                     ),
                 ));
             }
-        }
+        };
+        let Some(inner) = inner else {
+            return Ok(None);
+        };
+        (current, before) = (inner, name);
     }
-    Ok(None)
+    match array {
+        Some(array) => Err(in_array(doc, "source", path, array)),
+        None => Ok(Some(current)),
+    }
 }
 
 /// Refuses a destination inside an array.
