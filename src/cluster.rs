@@ -20,7 +20,7 @@ use crate::up::StopSignals;
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, select_all, try_join_all};
 use model::bson::{DocBuf, DocWriter};
-use router::Router;
+use router::{Parameters, Router};
 use shard::{Membership, ReplicaSetOptions, ScanMemory, ShardOptions};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -77,7 +77,9 @@ pub async fn serve(settings: UpSettings) -> Result<()> {
         .unwrap_or_else(|| reachable(address).to_string());
     let scratch = settings.scratch.clone();
     let scratch = scratch.unwrap_or_else(|| settings.data.join("scratch"));
-    let options = router_options(&settings, &host, scratch)?;
+    let parameters = settings.parameters.iter();
+    let parameters = parameters.filter(|(name, _)| Parameters::has(name));
+    let options = router_options(&host, scratch, parameters)?;
     let router = Router::new(config, reach.connect(), options);
     let background = router.spawn_background();
     let Running {
@@ -158,6 +160,13 @@ impl<'a> Ports<'a> {
     }
 }
 
+/// Parameters that shards and config servers have, or refuse by name.
+fn of_servers(given: &[(String, String)]) -> Vec<(String, String)> {
+    let given = given.iter();
+    let given = given.filter(|(name, _)| !Parameters::only_routers_have(name));
+    given.cloned().collect()
+}
+
 /// What starts the members of one group.
 fn start(
     group: Group,
@@ -178,7 +187,7 @@ fn start(
             data,
             cache_bytes,
             scan_memory: (!is_config).then(|| memory.clone()),
-            parameters: settings.parameters.clone(),
+            parameters: of_servers(&settings.parameters),
         };
         let set = ReplicaSetOptions {
             name: group.name.clone(),

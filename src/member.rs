@@ -9,7 +9,7 @@
 
 use crate::reach::Reach;
 use anyhow::{Context, Result};
-use configsvr::{ConfigHandler, ConfigServer};
+use configsvr::{ConfigHandler, ConfigRole, ConfigServer};
 use shard::{
     Doorway, Membership, ReplicaSetOptions, Shard, ShardHandler, ShardOptions, WaitingRoom,
 };
@@ -85,7 +85,7 @@ impl Member {
     ) -> Result<Member> {
         let shard = open(options, set, membership).await?;
         let (door, deciding) = config_server(&shard, set, reach);
-        let handler = Arc::new(door);
+        let handler = Arc::new(ConfigRole(Arc::new(door)));
         reach.add(&set.host, Arc::new(InProcess::new(handler.clone())));
         let running = Server::new(handler, ServerOptions::default()).spawn(vec![listener]);
         Ok(Member::begin(shard, running, Some(deciding)))
@@ -232,7 +232,8 @@ impl Newcomer<ConfigDoor> {
     /// Listens, and waits to be told.
     pub fn start_config(listener: TcpListener, set: &ReplicaSetOptions) -> Result<Self> {
         Self::begin(set, |doorway| {
-            Server::new(doorway, ServerOptions::default()).spawn(vec![listener])
+            let handler = Arc::new(ConfigRole(doorway));
+            Server::new(handler, ServerOptions::default()).spawn(vec![listener])
         })
     }
 

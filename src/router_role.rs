@@ -7,8 +7,8 @@ use crate::configuration::{UpOptions, UpSettings};
 use crate::member::{listen, reachable};
 use crate::reach::Reach;
 use crate::up::{StopSignals, passing_runtime, start_logging};
-use anyhow::{Context, Result, bail};
-use router::{Router, RouterOptions, prepare_scratch};
+use anyhow::{Context, Result, anyhow, bail};
+use router::{Parameters, Router, RouterOptions, prepare_scratch};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ async fn serve(settings: UpSettings) -> Result<()> {
         .unwrap_or_else(|| reachable(address).to_string());
     let reach = Reach::default();
     let scratch = settings.scratch.clone().unwrap_or_else(std::env::temp_dir);
-    let options = router_options(&settings, &host, scratch)?;
+    let options = router_options(&host, scratch, &settings.parameters)?;
     let router = Router::new(reach.set(config), reach.connect(), options);
     let background = router.spawn_background();
     let Running {
@@ -60,52 +60,19 @@ async fn serve(settings: UpSettings) -> Result<()> {
     Ok(())
 }
 
-/// Of the parameters, some concern a router. Its directory is made ready.
-pub fn router_options(
-    settings: &UpSettings,
+/// What a router is started with. Its directory is made ready.
+pub fn router_options<'a>(
     host: &str,
     scratch: PathBuf,
+    parameters: impl IntoIterator<Item = &'a (String, String)>,
 ) -> Result<RouterOptions> {
     prepare_scratch(&scratch)
         .with_context(|| format!("cannot use the directory {}", scratch.display()))?;
     let mut options = RouterOptions::new(host);
     options.scratch = scratch;
-    let mut disabled = false;
-    for (name, value) in &settings.parameters {
-        match name.as_str() {
-            "logicalSessionRefreshMillis" => {
-                let millis: u64 = value
-                    .parse()
-                    .ok()
-                    .filter(|millis| *millis > 0)
-                    .with_context(|| format!("{name} is {value:?}, but must be a whole number"))?;
-                options.session_refresh = Some(Duration::from_millis(millis));
-            }
-            "mongosShutdownTimeoutMillisForSignaledShutdown" => {
-                let millis = value
-                    .parse()
-                    .with_context(|| format!("{name} is {value:?}, but must be a whole number"))?;
-                options.quiesce = Duration::from_millis(millis);
-            }
-            "disableLogicalSessionCacheRefresh" => {
-                disabled = matches!(value.as_str(), "true" | "1");
-            }
-            "allowDiskUseByDefault" => {
-                options.disk_use = matches!(value.as_str(), "true" | "1");
-            }
-            "internalDocumentSourceGroupMaxMemoryBytes" => {
-                options.memory_bytes_max = value
-                    .parse()
-                    .ok()
-                    .filter(|bytes| *bytes > 0)
-                    .with_context(|| format!("{name} is {value:?}, but must be a whole number"))?;
-            }
-            _ => {}
-        }
-    }
-    if disabled {
-        options.session_refresh = None;
-    }
+    let given = parameters.into_iter();
+    let given = given.map(|(name, value)| (name.as_str(), value.as_str()));
+    options.parameters = Parameters::at_startup(given).map_err(|error| anyhow!(error.message))?;
     Ok(options)
 }
 

@@ -63,11 +63,12 @@ def answer(member: Member, command: dict):
 @only_terndb
 @unittest.skipUnless(MONGOD.exists(), "there is no mongod to compare with")
 class Outsiders(unittest.TestCase):
-    def members(self, kind: str, count: int) -> list[Member]:
+    def members(self, kind: str, count: int, is_config: bool = False) -> list[Member]:
         root = Path(tempfile.mkdtemp(prefix=f"terndb-outsiders-{kind}-"))
         self.addCleanup(shutil.rmtree, root, ignore_errors=True)
         members = [Member(number, port, root, kind) for number, port in enumerate(free_ports(count))]
         for member in members:
+            member.is_config = is_config
             member.start()
             self.addCleanup(member.kill)
         for member in members:
@@ -108,6 +109,8 @@ class Outsiders(unittest.TestCase):
                 "somebody else": {"_id": SET_NAME, "members": [{"_id": 0, "host": "127.0.0.1:1"}]},
                 "a mode": {"_id": SET_NAME, "members": [me], "settings": {"getLastErrorModes": {"a": {"dc": 1}}}},
                 "an interval": {"_id": SET_NAME, "members": [me], "settings": {"heartbeatIntervalMillis": 0}},
+                "a config server's": {"_id": SET_NAME, "members": [me], "configsvr": True},
+                "a number for it": {"_id": SET_NAME, "members": [me], "configsvr": 1},
                 "nobody there": {"_id": SET_NAME, "members": [me, {"_id": 1, "host": "127.0.0.1:1"}]},
                 "right": {"_id": SET_NAME, "members": [me]},
                 "again": {"_id": SET_NAME, "members": [me]},
@@ -119,6 +122,34 @@ class Outsiders(unittest.TestCase):
             return told
 
         self.both(do)
+
+    def test_config_servers(self):
+        """They may say in their configuration what they are, and show it in any case."""
+        for says in ({"configsvr": True}, {}):
+
+            def do(kind: str) -> dict:
+                first, second = self.members(kind, 2, is_config=True)
+                hosts = [{"_id": 0, "host": first.host, "priority": 2}, {"_id": 1, "host": second.host}]
+                configuration = {"_id": SET_NAME, "members": hosts}
+                told = {"a number for it": answer(first, {"replSetInitiate": configuration | {"configsvr": 1}})}
+                told["initiated"] = answer(first, {"replSetInitiate": configuration | says})
+                wait_until(first.is_primary, f"{kind} leads")
+                wait_until(lambda: reply(second, {"hello": 1})["secondary"], f"{kind} follows")
+                for name, member in {"primary": first, "secondary": second}.items():
+                    config = reply(member, {"replSetGetConfig": 1})["config"]
+                    told[f"{name} shows"] = (list(config), config["configsvr"])
+                # As a shell changes it.
+                config = reply(first, {"replSetGetConfig": 1})["config"]
+                config["members"][1]["priority"] = 0.5
+                config["version"] += 1
+                changes = {"replSetReconfig": config}
+                wait_until(lambda: answer(first, changes) is None, f"{kind} takes a configuration")
+                config = reply(first, {"replSetGetConfig": 1})["config"]
+                told["changed"] = (config["configsvr"], config["members"][1]["priority"])
+                return told
+
+            with self.subTest(says):
+                self.both(do)
 
     def test_after_a_member_was_removed(self):
         def do(kind: str) -> dict:

@@ -9,7 +9,7 @@ from collections import Counter
 import pymongo
 from bson.min_key import MinKey
 
-from server import DEADLINE_S, only_terndb, wait_until
+from server import DEADLINE_S, connect, only_terndb, wait_until
 from test_cluster import ClusterProgram
 
 SHARDS = ["shard0", "shard1", "shard2"]
@@ -133,6 +133,89 @@ class CollectionsThatGoAway(ClusterProgram):
         self.client.admin.command("moveRange", "scans.c", min={"k": 500}, toShard=to)
         self.client.scans.c.drop_index("rank_1")
         self.check_killed(cursor)
+
+
+@only_terndb
+class TokensThatGrowOld(ClusterProgram):
+    """A token names the placement that its scan began with. It is refused once nobody knows that any more, which is when
+    its ranges have moved and the history of the chunks is shorter than that."""
+
+    PARAMETER = "minSnapshotHistoryWindowInSeconds"
+    ASK = {"filter": {"k": {"$gte": 0}}, "batchSize": 100, "$_requestResumeToken": True}
+
+    def setUp(self):
+        super().setUp()
+        self.shard("scans.c", k=1)
+        self.client.scans.c.insert_many([{"_id": number, "k": number} for number in range(1000)])
+        host = self.client.admin.command("getShardMap")["map"]["config"].split("/")[1]
+        self.config = connect(f"mongodb://{host}")
+        self.addCleanup(self.config.close)
+        self.assertEqual(self.window(), 300)
+        self.addCleanup(self.set_window, 300)
+
+    def window(self):
+        return self.config.admin.command("getParameter", 1, **{self.PARAMETER: 1})[self.PARAMETER]
+
+    def set_window(self, seconds):
+        self.config.admin.command("setParameter", 1, **{self.PARAMETER: seconds})
+
+    def begin(self):
+        """The first batch, and the token behind it."""
+        cursor = self.client.scans.command("find", "c", **self.ASK)["cursor"]
+        self.client.scans.command("killCursors", "c", cursors=[cursor["id"]])
+        return [one["_id"] for one in cursor["firstBatch"]], cursor["postBatchResumeToken"]
+
+    def go_on(self, token):
+        """All that comes behind a token."""
+        found = []
+        while True:
+            reply = self.client.scans.command("find", "c", **self.ASK, **{"$_resumeAfter": token})["cursor"]
+            self.client.scans.command("killCursors", "c", cursors=[reply["id"]] if reply["id"] else [])
+            found += [one["_id"] for one in reply["firstBatch"]]
+            if not reply["id"]:
+                return found
+            token = reply["postBatchResumeToken"]
+
+    def move(self):
+        """The range goes to another shard, and the router hears of it."""
+        [chunk] = self.client.config.chunks.find({"uuid": self.uuid()})
+        to = next(shard for shard in SHARDS if shard != chunk["shard"])
+        self.client.admin.command("moveRange", "scans.c", min={"k": MinKey()}, toShard=to)
+        self.assertEqual(self.client.scans.c.count_documents({}), 1000)
+
+    def uuid(self):
+        return self.client.config.collections.find_one({"_id": "scans.c"})["uuid"]
+
+    def test_a_token_is_refused_by_name_once_its_placement_is_forgotten(self):
+        first, token = self.begin()
+        for _ in range(3):
+            self.move()
+        self.assertEqual(first + self.go_on(token), list(range(1000)))
+        self.set_window(0)
+
+        def refused():
+            # The time of a history is told in whole seconds: one move may come too early to forget.
+            self.move()
+            try:
+                self.go_on(token)
+            except pymongo.errors.OperationFailure as refused:
+                return refused
+
+        refused = wait_until(refused, "the token is refused")
+        self.assertEqual((refused.code, refused.details["codeName"]), (250, "StaleChunkHistory"))
+        # One that was given out since then goes on, and so it does when history is kept again.
+        first, token = self.begin()
+        self.assertEqual(first + self.go_on(token), list(range(1000)))
+        self.set_window(300)
+        for _ in range(3):
+            self.move()
+        self.assertEqual(first + self.go_on(token), list(range(1000)))
+
+    def test_the_window_of_the_config_server_is_not_set_through_a_router(self):
+        with self.assertRaises(pymongo.errors.OperationFailure) as refused:
+            self.client.admin.command("setParameter", 1, **{self.PARAMETER: 0})
+        self.assertIn(f"[{self.PARAMETER}] is a parameter of shards and config servers", str(refused.exception))
+        self.assertEqual(self.window(), 300)
 
 
 @only_terndb

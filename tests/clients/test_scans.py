@@ -13,6 +13,7 @@ import unittest
 from collections import Counter
 
 import pymongo
+from bson.max_key import MaxKey
 from bson.min_key import MinKey
 from pymongo.errors import PyMongoError
 
@@ -368,6 +369,7 @@ class CursorsAreShown(ClusterProgram):
         base = scan["baseVersion"]
         self.assertEqual({stream["shard"] for stream in scan["streams"]}, {self.home, self.others[0]})
         self.assertEqual([stream["virtual"] for stream in scan["streams"]], [False, False])
+        self.check_base(scan)
         # The second range goes on, and then back: every time that it is asked for it is a hop more.
         self.move(500, self.others[1])
         found += [next(cursor)["_id"] for _ in range(600)]
@@ -379,13 +381,29 @@ class CursorsAreShown(ClusterProgram):
         virtual = [stream for stream in streams if stream["virtual"]]
         self.assertEqual([stream["hops"] for stream in virtual], list(range(1, len(virtual) + 1)))
         self.assertEqual(virtual[-1]["shard"], self.others[0])
-        self.assertEqual(virtual[-1]["ranges"], 1)
+        self.assertEqual(virtual[-1]["ranges"]["count"], 1)
+        self.assertEqual(virtual[-1]["ranges"]["first"], [{"min": {"k": 500}, "max": {"k": MaxKey()}}])
+        # It is shown in one place only.
+        [given] = [stream for stream in streams if not stream["virtual"] and stream["shard"] == self.others[0]]
+        self.assertEqual(given["ranges"], {"count": 0, "first": []})
         self.assertIn("position", virtual[-1])
         found += [one["_id"] for one in cursor]
         self.assertEqual(sorted(found), list(range(1000)))
         after = self.counters()
         for name in ("scans", "virtualScansOpened", "batchesRepeated", "hops"):
             self.assertGreater(after[name], before[name], name)
+
+    def check_base(self, scan):
+        """What is shown of a scan whose ranges have not moved yet."""
+        self.assertEqual((scan["order"], scan["streamsOpened"], scan["streamsEnded"]), ("unsorted", 2, 0))
+        ranges = {self.home: (MinKey(), 500), self.others[0]: (500, MaxKey())}
+        for stream in scan["streams"]:
+            low, high = ranges[stream["shard"]]
+            first = [{"min": {"k": low}, "max": {"k": high}}]
+            self.assertEqual(stream["ranges"], {"count": 1, "first": first})
+            self.assertEqual((stream["state"], stream["batches"], stream["results"]), ("under way", 1, 100))
+            self.assertIn("position", stream)
+            self.assertIn("shardCursor", stream)
 
     def is_hopping(self, hops):
         return any(stream["hops"] >= hops for stream in self.shown()["streams"])

@@ -43,6 +43,8 @@ class Member:
         """Other members' hosts, and by which address this one reaches them."""
         self.settings = ""
         """More lines of TernDB's configuration file."""
+        self.is_config = False
+        """Whether it is a member of a config server."""
 
     @property
     def host(self) -> str:
@@ -54,6 +56,7 @@ class Member:
             return [
                 mongod, "--replSet", SET_NAME, "--dbpath", self.data, "--port", str(self.port),
                 "--bind_ip", "127.0.0.1", "--wiredTigerCacheSizeGB", "0.25",
+                *(["--configsvr"] if self.is_config else []),
             ]  # fmt: skip
         config = self.data.parent / f"member{self.number}.toml"
         config.write_text(
@@ -63,7 +66,7 @@ class Member:
             + ("[detours]\n" if self.detours else "")
             + "".join(f'"{host}" = "{by}"\n' for host, by in self.detours.items())
         )
-        return [binary(), "shard", "--config", config]
+        return [binary(), "config" if self.is_config else "shard", "--config", config]
 
     def start(self) -> None:
         with open(self.log, "ab") as log:

@@ -6,7 +6,7 @@
 
 use cluster::authority::{Answer, Authority, Expected, Request};
 use cluster::cache::Placement;
-use cluster::routing::{RoutingTable, ShardId, initial_chunks};
+use cluster::routing::{History, RoutingTable, ShardId, initial_chunks};
 use model::bson::{DocWriter, ObjectId};
 use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange};
@@ -129,11 +129,16 @@ impl World {
                     range,
                     from,
                     to,
+                    history: History::default(),
                 });
             }
             ["merge", min, max] => {
                 let range = KeyRange::new(self.bound(min), self.bound(max));
-                self.decide(Request::Merge { expected, range });
+                self.decide(Request::Merge {
+                    expected,
+                    range,
+                    history: History::default(),
+                });
             }
             ["refine", life] => {
                 self.lives.0 = life.parse().expect("a life");

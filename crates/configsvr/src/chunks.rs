@@ -6,6 +6,7 @@
 use crate::commit::Commit;
 use crate::documents::{self, CHUNKS, CollectionEntry, uuid_value};
 use crate::error::Fault;
+use crate::history;
 use crate::middle::key_within;
 use crate::moves::command::{asked_key, check_bound};
 use crate::placement::{self, Bounds};
@@ -169,8 +170,13 @@ async fn merge_in_turn(
     }
     let range = KeyRange::new(pattern.bound(min.as_doc())?, pattern.bound(max.as_doc())?);
     let owner = table.find(range.min.as_bytes()).chunk.shard.clone();
+    let history = history::kept(tenure).await?;
     change(tenure, ticket, name, "merge", Bounds::new(), |expected| {
-        Request::Merge { expected, range }
+        Request::Merge {
+            expected,
+            range,
+            history,
+        }
     })
     .await?;
     tell(tenure, name, &owner).await;

@@ -17,6 +17,7 @@
 //! | module | part |
 //! | --- | --- |
 //! | `server` | leadership, commands |
+//! | `role` | what the set's configuration says of it |
 //! | `tenure` | one period as primary; how a decision becomes an entry |
 //! | `state`, `documents`, `schema` | what is known, how it is stored |
 //! | `queue` | who may run when |
@@ -25,6 +26,7 @@
 //! | `moves` | ranges that go from shard to shard |
 //! | `balancer`, `zones`, `remove_shard` | which ones should, and what is said about that |
 //! | `routing`, `database` | what routers and shards ask for |
+//! | `history` | how long it is known who owned what before |
 //! | `sessions` | the collection in which the cluster keeps its sessions |
 //! | `chunks`, `rename`, `settle` | what is decided in one entry |
 //! | `consistency` | whether it all fits together |
@@ -39,12 +41,14 @@ mod documents;
 mod error;
 #[cfg(test)]
 mod fake_donor;
+mod history;
 mod middle;
 mod moves;
 mod operation;
 mod placement;
 mod queue;
 mod remove_shard;
+mod role;
 mod routing;
 mod schema;
 mod server;
@@ -60,6 +64,7 @@ mod tests;
 mod ticket;
 mod zones;
 
+pub use role::ConfigRole;
 pub use server::{ConfigHandler, ConfigServer};
 
 use std::sync::Arc;

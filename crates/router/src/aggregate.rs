@@ -195,13 +195,12 @@ pub(crate) struct Command<'a> {
 impl Command<'_> {
     /// Where to put what does not fit into memory; `None` if the command may not use the disk.
     pub(crate) fn scratch(&self) -> Option<PathBuf> {
-        let options = &self.router.options;
         let allowed = match self.request.body().get("allowDiskUse") {
             Some(ValueRef::Boolean(allowed)) => allowed,
             // Anything else is refused by the shards.
-            _ => options.disk_use,
+            _ => self.router.parameters().disk_use,
         };
-        allowed.then(|| options.scratch.clone())
+        allowed.then(|| self.router.options.scratch.clone())
     }
 
     fn options(&self) -> CursorOptions {
@@ -392,7 +391,10 @@ impl Command<'_> {
             session: self.request.body().get_doc("lsid").map(Doc::to_owned),
         };
         let batch_size = batch_size.filter(|_| passes);
-        let room = PartialRoom::new(self.router.options.memory_bytes_max, self.scratch());
+        let room = PartialRoom::new(
+            self.router.parameters().group_memory_bytes(),
+            self.scratch(),
+        );
         let scan = match is_past {
             _ if is_at_home => {
                 let everything = RangeSet::of([table.whole()]);

@@ -15,12 +15,24 @@ use std::sync::Arc;
 use wire::operation::kill_target;
 use wire::{Reply, Request};
 
-/// What this router does, oldest first.
+/// What this router does, oldest first. A `getMore` shows the cursor that it goes on with.
 pub(crate) fn own_operations(router: &Router) -> Vec<DocBuf> {
+    let mut cursors = router.cursors.describe_busy();
     let all = router.operations.all();
     let described = all.iter().map(|operation| {
         let host = router.options.host.as_str();
-        operation.describe(host, now_ms(), None)
+        let plain = operation.describe(host, now_ms(), None);
+        let Some(cursor) = cursors.remove(&operation.id) else {
+            return plain;
+        };
+        let mut writer = DocWriter::new();
+        for element in plain.iter() {
+            writer.append_element(&element);
+            if element.key() == "command" {
+                writer.append("cursor", &cursor);
+            }
+        }
+        writer.finish()
     });
     described.collect()
 }

@@ -7,9 +7,13 @@
 //! ```
 //!
 //! A passed cursor keeps the id that its shard gave it, unless that is taken here. While a getMore
-//! uses a cursor it is marked busy; killCursors then ends that getMore. Cursors that nobody used for ten
-//! minutes are closed, here and on the shards.
+//! uses a cursor it is marked busy; killCursors then ends that getMore. Cursors that nobody used for
+//! `cursorTimeoutMillis` are closed, here and on the shards.
+//!
+//! Shards have a timeout of their own. A cursor of theirs that it ends costs a scan nothing but time: the next getMore
+//! asks anew, from the place that the stream has reached. A passed cursor ends with it, as with MongoDB.
 
+use crate::Router;
 use crate::merge::Merge;
 use model::SessionId;
 use model::bson::{Doc, DocBuf, DocWriter};
@@ -18,11 +22,14 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::time::{MissedTickBehavior, interval};
 use wire::Endpoint;
 use wire::operation::Operation;
 
-const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// How often it is looked for cursors that nobody uses. Shards look as often; MongoDB every four seconds.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) enum Source {
     Passed {
@@ -40,7 +47,7 @@ pub(crate) struct Cursor {
     pub(crate) no_timeout: bool,
     pub(crate) source: Source,
     /// The command that opened it, for `$currentOp`.
-    opened_by: Option<DocBuf>,
+    opened_by: Option<Arc<DocBuf>>,
 }
 
 /// How much of a command is kept to be shown.
@@ -56,12 +63,16 @@ enum Slot {
         session: Option<SessionId>,
         /// Who uses it.
         operation: Option<Arc<Operation>>,
+        no_timeout: bool,
+        opened_by: Option<Arc<DocBuf>>,
     },
 }
 
 #[derive(Default)]
 pub(crate) struct Cursors {
     slots: Mutex<HashMap<i64, Slot>>,
+    /// Closed because nobody used them.
+    timed_out: AtomicU64,
 }
 
 impl Cursors {
@@ -126,6 +137,8 @@ impl Cursors {
             killed: false,
             session: cursor.session_id(),
             operation: crate::operation::current(),
+            no_timeout: cursor.no_timeout,
+            opened_by: cursor.opened_by.clone(),
         };
         match std::mem::replace(slot, busy) {
             Slot::Idle { cursor, .. } => Ok(cursor),
@@ -195,11 +208,11 @@ impl Cursors {
         taken.collect()
     }
 
-    /// Takes out what nobody used for too long.
-    pub(crate) fn expired(&self) -> Vec<Cursor> {
+    /// Takes out what nobody used for so long.
+    pub(crate) fn expired(&self, timeout: Duration) -> Vec<Cursor> {
         let mut slots = self.slots.lock();
         let is_old = |slot: &Slot| match slot {
-            Slot::Idle { cursor, since } => !cursor.no_timeout && since.elapsed() > IDLE_TIMEOUT,
+            Slot::Idle { cursor, since } => !cursor.no_timeout && since.elapsed() > timeout,
             Slot::Busy { .. } => false,
         };
         let old: Vec<i64> = slots
@@ -207,6 +220,8 @@ impl Cursors {
             .filter(|(_, slot)| is_old(slot))
             .map(|(id, _)| *id)
             .collect();
+        self.timed_out
+            .fetch_add(old.len() as u64, Ordering::Relaxed);
         let taken = old.into_iter().filter_map(|id| match slots.remove(&id) {
             Some(Slot::Idle { cursor, .. }) => Some(cursor),
             Some(Slot::Busy { .. }) | None => None,
@@ -216,38 +231,63 @@ impl Cursors {
 
     /// Cursors that nobody uses now, as `$currentOp` shows them.
     pub(crate) fn describe_idle(&self) -> Vec<DocBuf> {
-        let slots = self.slots.lock();
-        let idle = slots.iter().filter_map(|(id, slot)| match slot {
-            Slot::Idle { cursor, since } => Some((*id, cursor, since)),
-            Slot::Busy { .. } => None,
-        });
-        let described = idle.map(|(id, cursor, since)| {
-            let mut writer = DocWriter::new()
-                .with("type", "idleCursor")
-                .with("ns", cursor.namespace.as_str());
-            if let Some(session) = &cursor.session {
-                writer.append("lsid", session);
+        let ids: Vec<i64> = self.slots.lock().keys().copied().collect();
+        // One at a time ⚑: nobody's getMore waits until all are described.
+        let described = ids.into_iter().filter_map(|id| {
+            let slots = self.slots.lock();
+            match slots.get(&id)? {
+                Slot::Idle { cursor, since } => Some(cursor.describe(id, since.elapsed())),
+                Slot::Busy { .. } => None,
             }
-            let idle_ms = i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX);
-            writer
-                .begin_document("cursor")
-                .append("cursorId", id)
-                .append("noCursorTimeout", cursor.no_timeout)
-                .append("idleMillis", idle_ms);
-            if let Some(command) = &cursor.opened_by {
-                writer.append("originatingCommand", command);
-            }
-            if let Source::Merged(merge) = &cursor.source {
-                merge.describe(&mut writer);
-            }
-            writer.end();
-            writer.finish()
         });
         described.collect()
     }
 
+    /// The cursors that are used now, each by an operation.
+    pub(crate) fn describe_busy(&self) -> HashMap<i32, DocBuf> {
+        let slots = self.slots.lock();
+        let busy = slots.iter().filter_map(|(id, slot)| match slot {
+            Slot::Busy {
+                operation: Some(operation),
+                no_timeout,
+                opened_by,
+                ..
+            } => {
+                let mut writer = DocWriter::new();
+                append_facts(&mut writer, *id, *no_timeout, opened_by.as_deref());
+                Some((operation.id, writer.finish()))
+            }
+            Slot::Busy {
+                operation: None, ..
+            }
+            | Slot::Idle { .. } => None,
+        });
+        busy.collect()
+    }
+
     pub(crate) fn open(&self) -> usize {
         self.slots.lock().len()
+    }
+
+    pub(crate) fn timed_out(&self) -> u64 {
+        self.timed_out.load(Ordering::Relaxed)
+    }
+}
+
+/// Closes cursors that nobody uses, until it is aborted.
+pub(crate) async fn close_idle(router: Arc<Router>) {
+    let mut ticks = interval(LOOK_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        close_expired(&router).await;
+    }
+}
+
+pub(crate) async fn close_expired(router: &Router) {
+    let timeout = router.parameters().cursor_timeout();
+    for cursor in router.cursors.expired(timeout) {
+        cursor.close().await;
     }
 }
 
@@ -265,8 +305,26 @@ impl Cursor {
             session,
             no_timeout,
             source,
-            opened_by: operation.map(|it| shown(Doc::from_validated(&it.command))),
+            opened_by: operation.map(|it| Arc::new(shown(Doc::from_validated(&it.command)))),
         }
+    }
+
+    fn describe(&self, id: i64, idle: Duration) -> DocBuf {
+        let mut writer = DocWriter::new()
+            .with("type", "idleCursor")
+            .with("ns", self.namespace.as_str());
+        if let Some(session) = &self.session {
+            writer.append("lsid", session);
+        }
+        writer.begin_document("cursor");
+        append_facts(&mut writer, id, self.no_timeout, self.opened_by.as_deref());
+        let idle_ms = i64::try_from(idle.as_millis()).unwrap_or(i64::MAX);
+        writer.append("idleMillis", idle_ms);
+        if let Source::Merged(merge) = &self.source {
+            merge.describe(&mut writer);
+        }
+        writer.end();
+        writer.finish()
     }
 
     fn session_id(&self) -> Option<SessionId> {
@@ -282,6 +340,16 @@ impl Cursor {
             }
             Source::Merged(merge) => merge.close().await,
         }
+    }
+}
+
+/// What is shown of a cursor whether somebody uses it or not.
+fn append_facts(writer: &mut DocWriter, id: i64, no_timeout: bool, opened_by: Option<&DocBuf>) {
+    writer
+        .append("cursorId", id)
+        .append("noCursorTimeout", no_timeout);
+    if let Some(command) = opened_by {
+        writer.append("originatingCommand", command);
     }
 }
 

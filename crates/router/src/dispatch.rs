@@ -10,8 +10,8 @@ use crate::request::{is_time_well_formed, with_snapshot_time};
 use crate::targeting::documents;
 use crate::{
     Router, STALE_RETRIES_MAX, aggregate, arguments, catalog, count, current_op, ddl, diagnostic,
-    distribution, explain, find, find_and_modify, get_more, hello, operation, server_status,
-    session, statistics, time_limit,
+    distribution, explain, find, find_and_modify, get_more, hello, operation, parameters,
+    server_status, session, statistics, time_limit,
 };
 use model::bson::ValueRef;
 use model::error::{Code, Error};
@@ -224,6 +224,8 @@ async fn rare(
         "serverStatus" => server_status::server_status(router, request),
         "currentOp" => current_op::current_op(router, request).await,
         "killOp" => current_op::kill_op(router, request).await,
+        "getParameter" => parameters::get(router, request).await,
+        "setParameter" => parameters::set(router, request).await,
         "connPoolStats" => Ok(server_status::connection_pools(router)),
         name if is_about_sessions(name) => session::answer(router, request).await,
         name if is_for_everybody(name) => diagnostic::tell_everybody(router, request).await,
@@ -336,11 +338,13 @@ fn is_admin_only(name: &str) -> bool {
             | "flushRouterConfig"
             | "flushrouterconfig"
             | "getDatabaseVersion"
+            | "getParameter"
             | "getShardMap"
             | "getShardVersion"
             | "killOp"
             | "listShards"
             | "listshards"
+            | "setParameter"
             | "shutdown"
     )
 }
@@ -376,7 +380,6 @@ fn is_answered_by_config(name: &str) -> bool {
             | "getDefaultRWConcern"
             | "getFreeMonitoringStatus"
             | "getLog"
-            | "getParameter"
             | "getDiagnosticData"
             | "hostInfo"
             | "listCommands"
@@ -385,7 +388,6 @@ fn is_answered_by_config(name: &str) -> bool {
             | "rolesInfo"
             | "setDefaultRWConcern"
             | "setFeatureCompatibilityVersion"
-            | "setParameter"
             | "top"
             | "usersInfo"
             | "availableQueryOptions"

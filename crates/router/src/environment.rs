@@ -22,7 +22,6 @@ use model::error::{Code, Error};
 use model::key::Direction;
 use model::namespace::Namespace;
 use query::filter::Filter;
-use query::pipeline::memory::MEMORY_BYTES_MAX;
 use query::pipeline::{Advance, Environment, ScanRequest, SessionsOf, Source};
 use query::sort::Spill;
 use std::collections::VecDeque;
@@ -150,11 +149,11 @@ impl Environment for RouterEnvironment {
     }
 
     fn memory_bytes_max(&self) -> usize {
-        self.router.options.memory_bytes_max
+        self.router.parameters().group_memory_bytes()
     }
 
     fn sort_memory_bytes_max(&self) -> usize {
-        MEMORY_BYTES_MAX
+        self.router.parameters().sort_memory_bytes()
     }
 
     fn collection_stats(&self, _namespace: &Namespace, _options: Doc<'_>) -> Result<DocBuf, Error> {

@@ -1,5 +1,5 @@
 //! What a router does without being asked: it reads which shards there are and writes down where
-//! their members went, says in `config.mongos` that it lives, and closes cursors that nobody uses.
+//! their members went, and says in `config.mongos` that it lives.
 
 use crate::Router;
 use crate::hello::now_ms;
@@ -25,9 +25,6 @@ pub(crate) async fn run(router: Arc<Router>) {
             if let Err(error) = persist(&router, shard.as_str(), &now).await {
                 tracing::debug!(%error, %shard, "config.shards cannot be written");
             }
-        }
-        for cursor in router.cursors.expired() {
-            cursor.close().await;
         }
     }
 }

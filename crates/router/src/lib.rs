@@ -21,7 +21,7 @@
 //!
 //! Where to read on: `routing.rs`, `registry.rs`, `config.rs` (what is known), `request.rs`,
 //! `targeting.rs` (where requests go), `direct.rs`, `bulk.rs`, `broadcast.rs` (writes), `find.rs`, `scan/`, `merge.rs`,
-//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `session.rs`, `dispatch.rs` (the commands), `operation.rs`, `current_op.rs` (what runs), `server_status.rs`, `quiesce.rs` (the process).
+//! `cursor.rs` (reads), `aggregate.rs`, `environment.rs`, `output.rs` (pipelines), `change_stream.rs`, `session.rs`, `dispatch.rs` (the commands), `operation.rs`, `current_op.rs` (what runs), `server_status.rs`, `parameters.rs`, `quiesce.rs` (the process).
 
 mod aggregate;
 mod apart;
@@ -52,6 +52,7 @@ mod hello;
 mod merge;
 mod operation;
 mod output;
+mod parameters;
 mod persistence;
 mod quiesce;
 mod registry;
@@ -68,6 +69,7 @@ mod targeting;
 mod tests;
 mod time_limit;
 
+pub use parameters::Parameters;
 pub use spill::prepare_scratch;
 
 use config::ConfigServer;
@@ -99,32 +101,21 @@ pub struct RouterOptions {
     pub host: String,
     /// How often it is read which shards there are.
     pub shards_refresh: Duration,
-    /// How often sessions are written to the cluster's collection; `None`: never.
-    pub session_refresh: Option<Duration>,
-    /// How long clients are told that the router is about to stop.
-    pub quiesce: Duration,
-    /// What one command's partial results may weigh in memory, and what a stage that collects may take.
-    pub memory_bytes_max: usize,
-    /// Whether the rest goes to disk where a command does not say.
-    pub disk_use: bool,
-    /// Where to.
+    /// Where it puts what does not fit into memory.
     pub scratch: PathBuf,
+    /// With which values its parameters begin.
+    pub parameters: Parameters,
 }
 
 impl RouterOptions {
-    /// MongoDB's default.
-    pub const SESSION_REFRESH: Duration = Duration::from_secs(300);
     const SHARDS_REFRESH: Duration = Duration::from_secs(30);
 
     pub fn new(host: impl Into<String>) -> RouterOptions {
         RouterOptions {
             host: host.into(),
             shards_refresh: RouterOptions::SHARDS_REFRESH,
-            session_refresh: Some(RouterOptions::SESSION_REFRESH),
-            quiesce: quiesce::QUIESCE,
-            memory_bytes_max: query::pipeline::memory::MEMORY_BYTES_MAX,
-            disk_use: true,
             scratch: std::env::temp_dir(),
+            parameters: Parameters::default(),
         }
     }
 }
@@ -143,6 +134,7 @@ pub struct Router {
     given_seconds: completion::GivenSeconds,
     clock: Arc<Clock>,
     options: RouterOptions,
+    parameters: Mutex<Parameters>,
     started: Instant,
     process_id: model::bson::ObjectId,
     shutdown: Notify,
@@ -160,7 +152,7 @@ pub struct Router {
 impl Router {
     pub fn new(config: Arc<dyn Endpoint>, connect: Connect, options: RouterOptions) -> Arc<Router> {
         let config = Arc::new(ConfigServer::new(config));
-        let clock: Arc<Clock> = Arc::default();
+        let clock = Arc::new(Clock::new(options.parameters.clock_drift_secs));
         Arc::new(Router {
             registry: Registry::new(connect),
             routing: Routing::new(config.clone(), clock.clone()),
@@ -173,6 +165,7 @@ impl Router {
             slots: broadcast::Slots::default(),
             given_seconds: completion::GivenSeconds::default(),
             clock,
+            parameters: Mutex::new(options.parameters),
             options,
             started: Instant::now(),
             process_id: hello::object_id(),
@@ -188,9 +181,13 @@ impl Router {
     /// Reads which shards there are, keeps looking, says that this router lives, closes
     /// cursors that nobody uses, and refreshes sessions. Runs until it is aborted.
     pub fn spawn_background(self: &Arc<Router>) -> tokio::task::JoinHandle<()> {
-        let (alive, sessions) = (self.clone(), self.clone());
+        let (alive, sessions, idle) = (self.clone(), self.clone(), self.clone());
         tokio::spawn(async move {
-            tokio::join!(heartbeat::run(alive), session::run(sessions));
+            tokio::join!(
+                heartbeat::run(alive),
+                session::run(sessions),
+                cursor::close_idle(idle)
+            );
         })
     }
 
@@ -213,6 +210,11 @@ impl Router {
     /// The router for those who share its process.
     pub fn endpoint(self: &Arc<Self>) -> Arc<dyn Endpoint> {
         Arc::new(InProcess::new(Arc::new(RouterHandler(self.clone()))))
+    }
+
+    /// What holds at this moment.
+    fn parameters(&self) -> Parameters {
+        *self.parameters.lock()
     }
 
     /// Completes when this router is about to end.

@@ -24,14 +24,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 const CONFIG_LIMIT: Duration = Duration::from_secs(1);
 /// Routers that have not been heard of for so long are gone: twice the time between two of their words.
 const ALIVE_MS: i64 = 60_000;
-/// MongoDB's default of `mongosShutdownTimeoutMillisForSignaledShutdown`.
-pub(crate) const QUIESCE: Duration = Duration::from_secs(15);
 
 impl Router {
     /// How long clients are told that this router is about to stop.
     pub async fn quiesce_limit(&self) -> Duration {
         let asked = *self.shutdown_limit.lock();
-        let limit = asked.unwrap_or(self.options.quiesce);
+        let limit = asked.unwrap_or_else(|| self.parameters().quiesce());
         if limit.is_zero() {
             return limit;
         }

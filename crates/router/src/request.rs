@@ -12,9 +12,6 @@ use model::version::PlacementVersion;
 use parking_lot::Mutex;
 use wire::{Reply, Request};
 
-/// How far ahead of the wall clock a client's cluster time may be: a year, as in MongoDB.
-const DRIFT_SECONDS_MAX: i64 = 365 * 24 * 60 * 60;
-
 /// The time in a `$clusterTime`.
 pub(crate) fn time_in(gossip: Doc<'_>) -> Option<ClusterTime> {
     match ClusterTime::of_unsigned(gossip) {
@@ -24,12 +21,22 @@ pub(crate) fn time_in(gossip: Doc<'_>) -> Option<ClusterTime> {
 }
 
 /// The latest cluster time that anybody told.
-#[derive(Default)]
-pub(crate) struct Clock(Mutex<ClusterTime>);
+pub(crate) struct Clock {
+    latest: Mutex<ClusterTime>,
+    /// How far ahead of the wall clock a client's time may be.
+    drift_secs_max: i64,
+}
 
 impl Clock {
+    pub(crate) fn new(drift_secs_max: i64) -> Clock {
+        Clock {
+            latest: Mutex::default(),
+            drift_secs_max,
+        }
+    }
+
     pub(crate) fn now(&self) -> ClusterTime {
-        *self.0.lock()
+        *self.latest.lock()
     }
 
     /// Takes note of `$clusterTime` in a reply.
@@ -41,7 +48,7 @@ impl Clock {
 
     /// Takes note of a time that something happened at.
     pub(crate) fn raise(&self, time: ClusterTime) {
-        let mut now = self.0.lock();
+        let mut now = self.latest.lock();
         *now = (*now).max(time);
     }
 
@@ -54,7 +61,7 @@ impl Clock {
     /// The same for a time that comes with something else.
     pub(crate) fn raise_from_client(&self, time: ClusterTime) -> Result<(), Error> {
         let wall_seconds = crate::hello::now_ms().div_euclid(1000);
-        if i64::from(time.seconds()) > wall_seconds + DRIFT_SECONDS_MAX {
+        if i64::from(time.seconds()) > wall_seconds.saturating_add(self.drift_secs_max) {
             return Err(Error::new(
                 Code::CLUSTER_TIME_FAILS_RATE_LIMITER,
                 format!(

@@ -141,6 +141,7 @@ fn append_status(router: &Router, writer: &mut DocWriter) {
         .end()
         .begin_document("metrics")
         .begin_document("cursor")
+        .append("timedOut", router.cursors.timed_out() as i64)
         .begin_document("open")
         .append("total", cursors)
         .end()

@@ -144,7 +144,7 @@ impl Sessions {
 pub(crate) async fn run(router: Arc<Router>) {
     // What clients are told of the lifetime is right from the beginning, if that is possible.
     let _ = check(&router).await;
-    let Some(period) = router.options.session_refresh else {
+    let Some(period) = router.options.parameters.session_refresh() else {
         return;
     };
     loop {

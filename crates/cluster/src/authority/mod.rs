@@ -37,7 +37,7 @@
 //!
 //! Left out so far: zones, resharding.
 
-use crate::routing::{ChangeError, ChunkWithEnd, RefreshError, RoutingTable, ShardId};
+use crate::routing::{ChangeError, ChunkWithEnd, History, RefreshError, RoutingTable, ShardId};
 use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange};
 use model::shard_key::ShardKeyPattern;
@@ -101,15 +101,14 @@ pub enum Refusal {
 #[derive(Clone, Debug)]
 pub enum Request {
     /// The first placement of a collection.
-    Shard {
-        table: RoutingTable,
-    },
+    Shard { table: RoutingTable },
     /// A range has been copied and is blocked on its owner: who owns it from now on?
     Move {
         expected: Expected,
         range: KeyRange,
         from: ShardId,
         to: ShardId,
+        history: History,
     },
     Split {
         expected: Expected,
@@ -118,6 +117,7 @@ pub enum Request {
     Merge {
         expected: Expected,
         range: KeyRange,
+        history: History,
     },
     /// The same chunks under a key with more fields.
     Refine {
@@ -126,9 +126,7 @@ pub enum Request {
         incarnation: Incarnation,
     },
     /// The collection is gone, or no longer sharded.
-    Drop {
-        expected: Expected,
-    },
+    Drop { expected: Expected },
 }
 
 /// What whoever asks believes of the collection.
@@ -318,21 +316,26 @@ impl<N: Clone + Eq + std::hash::Hash> Authority<N> {
                 range,
                 from,
                 to,
+                history,
             } => {
                 self.check_usable(&to)?;
                 let table = self.expected(name, expected)?;
                 if table.find(range.min.as_bytes()).chunk.shard != from {
                     return Err(Refusal::NotTheOwner(from));
                 }
-                changed(table, table.moving(&range, &to, now)?)?
+                changed(table, table.moving_with(&range, &to, now, history)?)?
             }
             Request::Split { expected, points } => {
                 let table = self.expected(name, expected)?;
                 changed(table, table.splitting(&points)?)?
             }
-            Request::Merge { expected, range } => {
+            Request::Merge {
+                expected,
+                range,
+                history,
+            } => {
                 let table = self.expected(name, expected)?;
-                changed(table, table.merging(&range, now)?)?
+                changed(table, table.merging_with(&range, now, history)?)?
             }
             Request::Refine {
                 expected,

@@ -61,6 +61,7 @@ fn moving(min: i32, max: i32, from: &str, to: &str) -> Request {
         range: KeyRange::new(at(min), at(max)),
         from: shard(from),
         to: shard(to),
+        history: History::default(),
     }
 }
 
@@ -143,6 +144,7 @@ fn what_no_longer_holds_is_refused() {
             range: KeyRange::new(at(0), at(10)),
             from: shard("A"),
             to: shard("B"),
+            history: History::default(),
         },
         Refusal::OtherIncarnation,
     );
@@ -169,6 +171,7 @@ fn a_changed_catalog_puts_a_move_off() {
         range: KeyRange::new(at(0), at(10)),
         from: shard("A"),
         to: shard("B"),
+        history: History::default(),
     };
     let changes = [(1, true), (2, false), (3, true), (4, false)];
     for (version, changes) in changes {

@@ -17,7 +17,7 @@
 //! as by the recipient. Only a donor that owns nothing more has no chunk for that; its
 //! shard version becomes zero, which is a change too.
 
-use super::chunk::{Chunk, ShardId};
+use super::chunk::{Chunk, History, ShardId};
 use super::refresh::ChunkWithEnd;
 use super::table::{ChunkView, RoutingTable};
 use model::range::{KeyBound, KeyRange};
@@ -70,12 +70,23 @@ pub fn initial_chunks(
 }
 
 impl RoutingTable {
-    /// Gives a range that lies within one chunk to another shard.
+    /// Gives a range that lies within one chunk to another shard, with the usual history.
     pub fn moving(
         &self,
         range: &KeyRange,
         to: &ShardId,
         since: ClusterTime,
+    ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
+        self.moving_with(range, to, since, History::default())
+    }
+
+    /// The same with a history of another length.
+    pub fn moving_with(
+        &self,
+        range: &KeyRange,
+        to: &ShardId,
+        since: ClusterTime,
+        history: History,
     ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
         let from = self.chunk_around(range)?;
         if from.chunk.shard == *to {
@@ -83,7 +94,8 @@ impl RoutingTable {
         }
         let mut version = self.version().chunk.next_major();
         let within = from.chunk.within(range, version);
-        let mut changes = vec![(within.moved(to, version, since), range.max.clone())];
+        let moved = within.moved(to, version, since, history);
+        let mut changes = vec![(moved, range.max.clone())];
         let mut next_version = || {
             version = version.next_minor();
             version
@@ -140,11 +152,21 @@ impl RoutingTable {
         Ok(pieces.collect())
     }
 
-    /// Makes one chunk of all those in a range. They must be neighbours on one shard.
+    /// Makes one chunk of all those in a range, with the usual history. They must be neighbours on one shard.
     pub fn merging(
         &self,
         range: &KeyRange,
         now: ClusterTime,
+    ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
+        self.merging_with(range, now, History::default())
+    }
+
+    /// The same with a history of another length.
+    pub fn merging_with(
+        &self,
+        range: &KeyRange,
+        now: ClusterTime,
+        history: History,
     ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
         let views: Vec<ChunkView<'_>> = self.overlapping(range).collect();
         let (Some(first), Some(last)) = (views.first(), views.last()) else {
@@ -161,7 +183,8 @@ impl RoutingTable {
             return Err(ChangeError::SeveralShards(range.clone()));
         }
         let chunks: Vec<&Chunk> = views.iter().map(|view| view.chunk).collect();
-        let merged = Chunk::merged(&chunks, self.version().chunk.next_major(), now);
+        let version = self.version().chunk.next_major();
+        let merged = Chunk::merged(&chunks, version, now, history);
         Ok(vec![(merged, range.max.clone())])
     }
 

@@ -1,7 +1,7 @@
 //! One range of keys, who owns it, and who owned it before.
 //!
 //! A chunk that was merged from others may have had several owners at once in the past: it remembers them part by part,
-//! for as long as anybody may ask.
+//! for as long as anybody may ask ([`History`]).
 
 use model::range::{KeyBound, KeyRange};
 use model::time::ClusterTime;
@@ -9,8 +9,32 @@ use model::version::ChunkVersion;
 use std::fmt;
 use std::sync::Arc;
 
-/// How long earlier owners are remembered: twice as long as anybody may read the past.
-const HISTORY_SECONDS: u32 = 600;
+/// For how long earlier owners are remembered. What is older is forgotten when its chunk changes the next time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct History {
+    seconds: u32,
+}
+
+impl History {
+    /// Twice as long as anybody may read the past: who begins such a read at its very end has as long again to finish
+    /// it, and who holds the token of a scan to come back.
+    pub fn of_window(seconds: u32) -> Self {
+        Self {
+            seconds: seconds.saturating_mul(2),
+        }
+    }
+
+    /// Nobody asks for who owned what before this.
+    fn horizon(self, now: ClusterTime) -> ClusterTime {
+        ClusterTime::new(now.seconds().saturating_sub(self.seconds), 0)
+    }
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self::of_window(300)
+    }
+}
 
 /// The name of a shard.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -151,7 +175,13 @@ impl Chunk {
 
     /// The same on another shard.
     #[must_use]
-    pub(super) fn moved(&self, to: &ShardId, version: ChunkVersion, since: ClusterTime) -> Self {
+    pub(super) fn moved(
+        &self,
+        to: &ShardId,
+        version: ChunkVersion,
+        since: ClusterTime,
+        history: History,
+    ) -> Self {
         let mut parts = self.to_parts();
         for part in &mut parts {
             let owner = PastOwner {
@@ -161,7 +191,7 @@ impl Chunk {
             part.past.insert(0, owner);
             part.since = since;
         }
-        Self::of_parts(to.clone(), version, parts, since)
+        Self::of_parts(to.clone(), version, parts, history.horizon(since))
     }
 
     /// The same owners within a range that lies in the chunk.
@@ -191,9 +221,15 @@ impl Chunk {
     ///
     /// ⚑ Their histories stay apart: whoever reads at an earlier time, or goes on with a scan that began then, has to
     /// ask each owner of that time for its part.
-    pub(super) fn merged(chunks: &[&Chunk], version: ChunkVersion, now: ClusterTime) -> Self {
+    pub(super) fn merged(
+        chunks: &[&Chunk],
+        version: ChunkVersion,
+        now: ClusterTime,
+        history: History,
+    ) -> Self {
         let parts: Vec<MergedPart> = chunks.iter().flat_map(|chunk| chunk.to_parts()).collect();
-        Self::of_parts(chunks[0].shard.clone(), version, parts, now)
+        let shard = chunks[0].shard.clone();
+        Self::of_parts(shard, version, parts, history.horizon(now))
     }
 
     fn to_parts(&self) -> Vec<MergedPart> {
@@ -207,15 +243,13 @@ impl Chunk {
         }
     }
 
-    /// A chunk of parts that follow each other. What nobody asks for at `now` or later is left out.
+    /// A chunk of parts that follow each other. What was before the horizon is left out.
     fn of_parts(
         shard: ShardId,
         version: ChunkVersion,
         parts: Vec<MergedPart>,
-        now: ClusterTime,
+        horizon: ClusterTime,
     ) -> Self {
-        let window = now.seconds().saturating_sub(HISTORY_SECONDS);
-        let horizon = ClusterTime::new(window, 0);
         let mut kept: Vec<MergedPart> = Vec::with_capacity(parts.len());
         for mut part in parts {
             part.forget(horizon);

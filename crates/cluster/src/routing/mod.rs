@@ -25,6 +25,6 @@ mod table;
 mod tests;
 
 pub use change::{ChangeError, initial_chunks};
-pub use chunk::{Chunk, MergedPart, PastOwner, ShardId};
+pub use chunk::{Chunk, History, MergedPart, PastOwner, ShardId};
 pub use refresh::{ChunkWithEnd, RefreshError};
 pub use table::{ChunkView, Owner, RoutingTable, ShardPlacement};

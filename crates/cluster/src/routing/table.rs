@@ -331,6 +331,37 @@ impl RoutingTable {
         owned.into_iter().collect()
     }
 
+    /// What a shard owns of some ranges, which ascend: in order, chunk by chunk. Whoever wants the first ones only looks
+    /// at no more than those; blocks of which it owns nothing are not looked into.
+    pub fn owned_within<'a>(
+        &'a self,
+        shard: &'a ShardId,
+        ranges: &'a [KeyRange],
+    ) -> impl Iterator<Item = KeyRange> {
+        let owns = move |block: &usize| {
+            let mut shards = self.blocks[*block].shards.iter();
+            shards.any(|part| part.shard == *shard)
+        };
+        ranges.iter().flat_map(move |range| {
+            let (first_block, first_chunk) = self.place_of(range.min.as_bytes());
+            let begins_before = move |block: &usize| *self.blocks[*block].first() < range.max;
+            let blocks = first_block..self.blocks.len();
+            let blocks = blocks.take_while(begins_before).filter(owns);
+            let views = blocks.flat_map(move |block| {
+                let first = if block == first_block { first_chunk } else { 0 };
+                let chunks = first..self.blocks[block].chunks.len();
+                let views = chunks.map(move |chunk| self.view(block, chunk));
+                views.take_while(|view| view.chunk.min < range.max)
+            });
+            let owned = views.filter(move |view| view.chunk.shard == *shard);
+            owned.filter_map(move |view| {
+                let min = (&view.chunk.min).max(&range.min).clone();
+                let part = KeyRange::new(min, view.max.min(&range.max).clone());
+                (!part.is_empty()).then_some(part)
+            })
+        })
+    }
+
     /// All keys.
     pub fn whole(&self) -> KeyRange {
         KeyRange::new(self.blocks[0].first().clone(), self.end.clone())

@@ -267,6 +267,32 @@ fn merging_forgets_what_is_too_old() {
     assert_eq!((parts(606), parts(607)), (2, 0));
 }
 
+/// The same for moves, with a history of any length: who owned the range when it begins is known too.
+#[test]
+fn a_history_has_its_length() {
+    let check = |window: u32, when: u32, expected: Option<&str>| {
+        let mut table = table(&[0], &["A"]);
+        for (to, moved_at) in [("B", 100), ("C", 200), ("A", 300)] {
+            let whole = KeyRange::new(at(0), table.whole().max);
+            let history = History::of_window(window);
+            let changes = table.moving_with(&whole, &shard(to), time(moved_at), history);
+            table = after(&table, changes);
+        }
+        let owner = table.owner_at(at(5).as_bytes(), time(when));
+        let expected = expected.map(shard);
+        let expected = expected.as_ref().map_or(Owner::Forgotten, Owner::Shard);
+        assert_eq!(owner, expected, "at {when} with a window of {window}");
+    };
+    check(0, 300, Some("A"));
+    check(0, 299, None);
+    check(25, 250, Some("C"));
+    check(25, 199, None);
+    check(75, 150, Some("B"));
+    check(75, 99, None);
+    check(150, 99, Some("A"));
+    check(u32::MAX, 99, Some("A"));
+}
+
 /// ⚑ A hole in the table would be a document that nobody is asked for.
 #[test]
 fn answers_with_holes_or_overlaps_are_refused() {
@@ -458,6 +484,12 @@ proptest! {
             note(&mut owners, &table, when as u32 + 2);
             prop_assert_eq!(before.age(table.version()), Age::Older);
             prop_assert_eq!(&Naive::of(&table).chunks, &naive.chunks);
+            let asked = RangeSet::of([range(-9, 3), range(7, size / 2), range(size - 5, size + 9)]);
+            for name in SHARDS.map(shard) {
+                let owned = table.owned_within(&name, asked.as_slice()).collect::<RangeSet>();
+                let joined: RangeSet = table.ranges_of(&name).intersection(&asked);
+                prop_assert_eq!(owned, joined);
+            }
             for name in SHARDS {
                 let expected = naive.version_of(&shard(name));
                 prop_assert_eq!(table.shard_version(&shard(name)).chunk, expected);

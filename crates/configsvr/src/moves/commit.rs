@@ -31,12 +31,13 @@ use super::state::read_range;
 use crate::commit::{Commit, by};
 use crate::documents::{self, CHUNKS, Fields, OPERATIONS, uuid_value};
 use crate::error::Fault;
+use crate::history;
 use crate::placement::{self, Bounds};
 use crate::settle;
 use crate::state::{Effect, State};
 use crate::tenure::{Plan, Tenure, log_change};
 use cluster::authority::{Answer, Expected, NewPlacement, OperationId, Outcome, Refusal, Request};
-use cluster::routing::RoutingTable;
+use cluster::routing::{History, RoutingTable};
 use model::bson::{Doc, DocBuf, DocWriter};
 use model::range::KeyBound;
 use model::time::ClusterTime;
@@ -65,7 +66,7 @@ enum Verdict {
 }
 
 pub(crate) async fn answer(tenure: &Arc<Tenure>, body: Doc<'_>) -> Result<DocBuf, Fault> {
-    let asked = read(body)?;
+    let asked = read(body, history::kept(tenure).await?)?;
     let blocked_at = Fields::of(OPERATIONS, body).time("blockedAt")?;
     let here = tenure.clone();
     let verdict = tenure
@@ -117,7 +118,7 @@ fn check_life(namespace: &Namespace, is_same: bool) -> Result<(), Fault> {
     }
 }
 
-fn read(body: Doc<'_>) -> Result<Asked, Fault> {
+fn read(body: Doc<'_>, history: History) -> Result<Asked, Fault> {
     let fields = Fields::of(OPERATIONS, body);
     let expected = Expected {
         incarnation: Incarnation {
@@ -135,6 +136,7 @@ fn read(body: Doc<'_>) -> Result<Asked, Fault> {
             range: read_range(body)?,
             from: cluster::routing::ShardId::new(fields.text("from")?),
             to: cluster::routing::ShardId::new(fields.text("to")?),
+            history,
         },
     })
 }

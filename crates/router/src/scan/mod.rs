@@ -48,6 +48,7 @@ pub(crate) use tokens::{TokenFields, gone, has_token, query_of};
 use crate::Router;
 use crate::failure::Failure;
 use crate::merge::kill_cursor;
+use crate::registry::batch_of;
 use ahead::Ahead;
 use asking::OpenCursor;
 use cluster::routing::ShardId;
@@ -62,6 +63,7 @@ use partials::Spilled;
 use query::projection::Projection;
 use query::sort::SortPattern;
 use reported::Reported;
+use showing::StreamCounts;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -111,6 +113,12 @@ pub(crate) struct ElasticScan {
     spilled: Vec<Spilled>,
     /// Which collection it is; of one that is not sharded, once a shard has told.
     collection: Option<Uuid>,
+    /// The keys that the query can match, in the words of the key that it began with. To be shown.
+    wanted: RangeSet,
+    /// It goes on from a token.
+    is_resumed: bool,
+    /// By stream.
+    counts: Vec<StreamCounts>,
 }
 
 impl ElasticScan {
@@ -121,8 +129,8 @@ impl ElasticScan {
         base: cluster::routing::RoutingTable,
         wanted: RangeSet,
     ) -> ElasticScan {
-        let scan = Scan::begin(Arc::new(base), wanted, order_of(&command));
-        Self::with_scan(router, command, scan)
+        let scan = Scan::begin(Arc::new(base), wanted.clone(), order_of(&command));
+        Self::with_scan(router, command, scan, wanted)
     }
 
     /// Begins a scan of a moment of the past, at those who owned what is wanted then.
@@ -133,13 +141,14 @@ impl ElasticScan {
         shards: &[ShardId],
     ) -> ElasticScan {
         let scan = Scan::of_past(Arc::new(base), shards.to_vec(), order_of(&command));
-        Self::with_scan(router, command, scan)
+        Self::with_scan(router, command, scan, RangeSet::new())
     }
 
     pub(crate) fn with_scan(
         router: &Arc<Router>,
         command: ScanCommand,
         scan: Scan<Piece>,
+        wanted: RangeSet,
     ) -> ElasticScan {
         router.scans.opened.fetch_add(1, Ordering::Relaxed);
         let collection = (!command.is_at_home).then(|| scan.base().uuid);
@@ -158,6 +167,9 @@ impl ElasticScan {
             room: Arc::default(),
             spilled: Vec::new(),
             collection,
+            wanted,
+            is_resumed: false,
+            counts: Vec::new(),
         }
     }
 
@@ -227,7 +239,11 @@ impl ElasticScan {
             let namespace = self.command.namespace.as_str();
             kill_cursor(&*answered.member, namespace, reported.cursor).await;
         }
+        let cursor = answered.reply.document().get_doc("cursor");
+        let results = cursor.map_or(0, |cursor| batch_of(cursor).count());
         for question in self.scan.questions() {
+            let counts = self.counts(question.stream);
+            (counts.batches, counts.results) = (1, results as u64);
             let cursor = (reported.cursor != 0 && is_alike).then(|| OpenCursor {
                 member: answered.member.clone(),
                 id: reported.cursor,

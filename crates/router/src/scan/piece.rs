@@ -56,6 +56,11 @@ impl Piece {
         }))
     }
 
+    /// How many documents it is.
+    pub(super) fn documents(&self) -> u64 {
+        self.batch_of.map_or(1, u64::from)
+    }
+
     pub(crate) fn is_batch(&self) -> bool {
         self.batch_of.is_some()
     }

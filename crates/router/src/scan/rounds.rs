@@ -238,7 +238,7 @@ impl ElasticScan {
                             .await;
                     }
                     self.scan.unanswered(stream);
-                    self.count_repeat();
+                    self.count_repeat(stream);
                     return Ok(Some(self.did_not_arrive(&question.shard)));
                 };
                 self.collection = self.collection.or(answered.collection);
@@ -246,6 +246,11 @@ impl ElasticScan {
                     self.not_before = self.not_before.max(time);
                 }
                 self.keep_cursor(stream, answered.cursor);
+                let results = answered.entries.iter().map(|entry| entry.value.documents());
+                let results: u64 = results.sum();
+                let counts = self.counts(stream);
+                counts.batches += 1;
+                counts.results += results;
                 let batch = scan::Batch {
                     entries: answered.entries,
                     reached: answered.place,
@@ -257,12 +262,12 @@ impl ElasticScan {
                 Ok(None)
             }
             Ask::Lost => {
-                self.count_repeat();
+                self.count_repeat(stream);
                 self.scan.name_ranges(stream);
                 Ok(Some(self.did_not_arrive(&question.shard)))
             }
             Ask::Stale(stale) if self.command.is_at_home => {
-                self.count_repeat();
+                self.count_repeat(stream);
                 self.settle_home(question, stale).await.map(Some)
             }
             Ask::Stale(stale) => {
@@ -280,7 +285,7 @@ impl ElasticScan {
                     self.settle_past(&stale).await?;
                 }
                 self.router.routing.note(&self.command.namespace, &stale);
-                self.count_repeat();
+                self.count_repeat(stream);
                 if is_of_this {
                     // Some of its ranges went, or came: it is asked for those it had.
                     self.scan.name_ranges(stream);
@@ -293,7 +298,7 @@ impl ElasticScan {
                 Ok(Some(self.did_not_arrive(shard)))
             }
             Ask::Away(reason) => {
-                self.count_repeat();
+                self.count_repeat(stream);
                 self.scan.unanswered(stream);
                 Ok(Some(reason))
             }
@@ -317,7 +322,8 @@ impl ElasticScan {
         self.take(stream, nothing)
     }
 
-    fn count_repeat(&self) {
+    fn count_repeat(&mut self, stream: StreamId) {
+        self.counts(stream).repeats += 1;
         let counters = &self.router.scans;
         counters.batches_repeated.fetch_add(1, Ordering::Relaxed);
     }

@@ -116,8 +116,9 @@ impl ElasticScan {
         let Placement::Sharded(table) = placement else {
             return Err(refuse(TokenError::OtherIncarnation));
         };
-        let scan = Scan::resume(token, Arc::new(table), wanted).map_err(refuse)?;
-        let mut resumed = Self::with_scan(router, command, scan);
+        let scan = Scan::resume(token, Arc::new(table), wanted.clone()).map_err(refuse)?;
+        let mut resumed = Self::with_scan(router, command, scan, wanted);
+        resumed.is_resumed = true;
         resumed.begun = true;
         resumed.not_before = not_before;
         Ok(resumed)

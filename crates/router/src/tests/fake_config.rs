@@ -260,6 +260,13 @@ impl Endpoint for FakeConfig {
                     Ok(self.routing())
                 }
                 "_configsvrDdl" => self.ddl.lock().answer(request.body()),
+                "getParameter" => Ok(match request.body().get("orphanCleanupDelaySecs") {
+                    Some(_) => {
+                        let told = Reply::writer().with("orphanCleanupDelaySecs", 900);
+                        Reply::from_writer(told.with("ok", 1.0))
+                    }
+                    None => Reply::from_writer(Reply::writer().with("ok", 0.0)),
+                }),
                 "endSessions" | "killSessions" => Ok(Reply::ok()),
                 other => panic!("the config server is asked for {other}"),
             }

@@ -9,11 +9,13 @@ mod fake_config;
 mod left_out;
 mod many_ranges;
 mod operations;
+mod parameters;
 mod partials;
 mod past;
 mod process;
 mod refined;
 mod scans;
+mod showing;
 mod targeting;
 mod world;
 

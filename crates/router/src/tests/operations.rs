@@ -57,7 +57,7 @@ async fn listed(world: &World, kind: &str) -> Vec<DocBuf> {
 }
 
 /// A command that waits for a shard that says nothing, once it does.
-async fn begin(world: &Arc<World>, silent: &str, command: DocBuf) -> JoinHandle<DocBuf> {
+pub(super) async fn begin(world: &Arc<World>, silent: &str, command: DocBuf) -> JoinHandle<DocBuf> {
     (world.shards[silent].faults.lock()).push_back(Fault::Silence);
     let begun = tokio::spawn({
         let world = world.clone();

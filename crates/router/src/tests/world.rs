@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use wire::{BoxFuture, CallError, Endpoint, Handler, Reply, Request, Sequence};
 
 /// What a command's partial results may weigh in memory.
-const MEMORY_BYTES_MAX: usize = 10_000;
+const MEMORY_BYTES_MAX: i64 = 10_000;
 
 pub(super) fn incarnation() -> Incarnation {
     Incarnation {
@@ -483,7 +483,7 @@ fn router(
     let reached = shards.clone();
     let connect: Connect = Arc::new(move |id, _| reached[id].clone());
     let mut options = RouterOptions::new("router:1");
-    options.memory_bytes_max = MEMORY_BYTES_MAX;
+    options.parameters.group_memory_bytes = MEMORY_BYTES_MAX;
     options.scratch = scratch.to_owned();
     RouterHandler(Router::new(config.clone(), connect, options))
 }
