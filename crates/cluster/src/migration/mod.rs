@@ -90,8 +90,8 @@
 //! | the donor's shard version always changes | `cluster/src/routing/tests.rs` |
 //! | what is not owned is not written, with a version or without | `shard/src/tests/owned.rs`, `blocked.rs` |
 //! | a read at a time goes to the owner of that time | `shard/src/tests/moves/times.rs`, `past.rs`; `cluster/src/authority/tests.rs` |
-//! | a document with several entries comes at its first | `cluster/src/scan/tests/worlds.rs`; `shard/src/tests/emitted_once.rs` |
-//! | a token holds what was delivered | `cluster/src/scan/tests/worlds.rs`, which goes on from tokens |
+//! | a document with several entries comes at its first | `cluster/src/scan/tests/search.rs`; `shard/src/tests/emitted_once.rs` |
+//! | a token holds what was delivered | `cluster/src/scan/tests/search.rs`, which goes on from tokens |
 //! | and a time floor | `cluster/src/scan/tests/lagging.rs`, `tokens_hold_the_time_floor` |
 
 pub mod donor;

@@ -24,6 +24,7 @@ mod lagging;
 mod many_ranges;
 mod refining;
 mod rules;
+mod search;
 mod worlds;
 
 use super::*;

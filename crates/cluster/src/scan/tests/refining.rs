@@ -3,7 +3,8 @@
 //! In a world with a refined key a document of slot `s` has the key `(s, id)`, and the slot begins at `(s, MinKey)`; to
 //! a shard that has not heard of it the key is `s`, which is where the slot begins.
 
-use super::worlds::{Answers, Broken, Event, Run, all_from, small_events, small_world};
+use super::search::{Layout, search};
+use super::worlds::{Answers, Broken, Event, Run, small_world};
 use super::*;
 use model::bson::ValueRef;
 use model::key::{Direction, KeyBuilder};
@@ -103,37 +104,24 @@ impl Run {
     }
 }
 
-/// Moves, tokens and lost questions around a key that is refined, one after each of three batches.
+/// Moves, merges, tokens and lost questions around a key that is refined before the first batch, or behind it: 6,000 to
+/// 27,500 states each.
 #[test]
 fn all_small_worlds_of_a_refined_key() {
-    let matters = |events: &Vec<Event>| {
-        let is_meant = |event: &Event| {
-            matches!(
-                event,
-                Event::Move { .. }
-                    | Event::Drain { .. }
-                    | Event::Merge { .. }
-                    | Event::Refine
-                    | Event::Tell { .. }
-                    | Event::Forget
-                    | Event::Resume
-            )
-        };
-        events.iter().all(is_meant)
-    };
-    let mut events = small_events();
-    events.retain(matters);
-    events.push(vec![Event::Refine]);
-    for shard in 0..3 {
-        events.push(vec![Event::Tell { shard }]);
-    }
+    let layout = Layout::Turns;
+    let events = [layout.moves(), layout.others()].concat();
     for order in [Order::Sorted, Order::Unsorted] {
         for answers in [Answers::AtOnce, Answers::Ahead, Answers::Late] {
-            let mut run = Run::new(small_world(Emission::First), order, 1).answering(answers);
-            run.step(0, 0);
-            run.happen(Event::Refine);
-            let found = all_from(&run, 3, &events);
-            found.unwrap_or_else(|error| panic!("{error}"));
+            for steps in 0..2 {
+                let mut run = Run::new(layout.world(), order, 2).answering(answers);
+                for _ in 0..steps {
+                    run.step(0, 0);
+                }
+                run.happen(Event::Refine);
+                let (states, _) =
+                    search(&run, &events, 2).unwrap_or_else(|error| panic!("{error}"));
+                assert!(states > 5_000, "{order:?} {answers:?} {steps}: {states}");
+            }
         }
     }
 }

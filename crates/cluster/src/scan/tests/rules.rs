@@ -1,7 +1,8 @@
 //! Rules switched off: the search finds a document that is lost, or comes twice. The list is in the header of the
 //! module above.
 
-use super::worlds::{Broken, Event, Run, all_from, small_events, small_world, world};
+use super::search::{Layout, search};
+use super::worlds::{Broken, Event, Run, small_world, world};
 use super::*;
 
 /// What the search finds in small worlds, of whichever order.
@@ -10,7 +11,7 @@ fn found(broken: impl Fn(&mut Run)) -> String {
         for batch_max in [1, 2] {
             let mut run = Run::new(small_world(Emission::First), order, batch_max);
             broken(&mut run);
-            if let Err(error) = all_from(&run, 2, &small_events()) {
+            if let Err(error) = search(&run, &Layout::Halves.all(), 1) {
                 return error;
             }
         }

@@ -1,10 +1,11 @@
-//! Whatever happens between two batches, documents that stay as they are come once.
+//! Whatever happens between two batches, documents that stay as they are come once: what may happen, what a scan of it
+//! is, and large worlds drawn at random. All interleavings in small ones are in `search.rs`.
 
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-const SHARDS: [&str; 3] = ["A", "B", "C"];
+pub(super) const SHARDS: [&str; 3] = ["A", "B", "C"];
 
 /// Something that happens between two batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +95,7 @@ pub(super) enum Answers {
 }
 
 /// What a question came to.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 enum Served {
     Batch(Batch<u32>),
     /// The shard has another version.
@@ -164,7 +165,7 @@ impl Run {
     }
 
     /// Two ranges are many, and three too many for a request.
-    fn terse(mut self) -> Self {
+    pub(super) fn terse(mut self) -> Self {
         self.known = Some(self.world.owners.clone());
         self
     }
@@ -433,31 +434,93 @@ impl Run {
         !self.scan.has_ended()
     }
 
-    /// What is wrong with the results, if anything.
-    pub(super) fn finish(&mut self) -> Result<(), String> {
-        if let Some(error) = &self.refused {
-            return Err(error.to_string());
+    /// How many answers can be the next one.
+    pub(super) fn choices(&self) -> usize {
+        let questions = self.scan.clone().questions().len();
+        (questions + self.late.len()).max(1)
+    }
+
+    /// Nothing comes any more, or nobody goes on.
+    pub(super) fn has_ended(&self) -> bool {
+        self.refused.is_some() || self.scan.has_ended()
+    }
+
+    /// Whether an event changes nothing now, so that it need not be tried.
+    pub(super) fn is_vain(&self, event: Event) -> bool {
+        let owners = &self.world.owners;
+        match event {
+            Event::Move { slot, to } => owners[slot] == SHARDS[to],
+            Event::Drain { from, to } => from == to || !owners.contains(&SHARDS[from]),
+            Event::Tell { shard } => {
+                !self.world.is_refined || self.world.refined.contains(SHARDS[shard])
+            }
+            Event::Refine => self.world.is_refined,
+            Event::Insert { id, .. } => self.world.documents.contains_key(&id),
+            Event::Delete { id }
+            | Event::Touch { id }
+            | Event::Reposition { id, .. }
+            | Event::Rekey { id, .. }
+            | Event::AddEntry { id, .. } => !self.world.documents.contains_key(&id),
+            Event::Split { .. } | Event::Merge { .. } | Event::Forget | Event::Resume => false,
         }
-        let mut steps = 0;
-        while self.step(0, 0) {
-            steps += 1;
-            assert!(steps < 10_000, "the scan does not end");
+    }
+
+    /// What a scan of this world has come to, but for what the events alone decide.
+    pub(super) fn describe(&self, to: &mut impl std::fmt::Write) -> std::fmt::Result {
+        let scan = &self.scan;
+        let base = (scan.base.version(), scan.base.incarnation);
+        write!(to, "{base:?}{:?}{:?}", scan.streams, scan.floor)?;
+        write!(to, "{:?}{:?}{:?}", scan.skip, scan.limit, self.refused)?;
+        write!(to, "{:?}{:?}{:?}", self.changed, self.ahead, self.known)?;
+        for (stream, answer) in &self.late {
+            write!(to, "{stream:?}{answer:?}")?;
         }
-        let mut times: BTreeMap<u32, usize> = BTreeMap::new();
+        write!(to, "{:?}", self.times())?;
+        match self.order {
+            Order::Sorted => write!(to, "{:?}", self.found.last()),
+            Order::Unsorted | Order::Whole => Ok(()),
+        }
+    }
+
+    /// How often each document came.
+    fn times(&self) -> BTreeMap<u32, usize> {
+        let mut times = BTreeMap::new();
         for (_, id) in &self.found {
             *times.entry(*id).or_default() += 1;
         }
+        times
+    }
+
+    /// What is wrong with the results, if anything, when all has come.
+    pub(super) fn finish(&mut self) -> Result<(), String> {
+        let mut steps = 0;
+        while self.refused.is_none() && self.step(0, 0) {
+            steps += 1;
+            assert!(steps < 10_000, "the scan does not end");
+        }
+        self.check()
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        if let Some(error) = &self.refused {
+            return Err(error.to_string());
+        }
+        let times = self.times();
         for id in &self.throughout {
             let times = times.get(id).copied().unwrap_or(0);
             if times != 1 {
                 return Err(format!("document {id} came {times} times"));
             }
         }
-        let sorts = self.found.iter().map(|(sort, _)| sort);
-        if self.order == Order::Sorted && !sorts.is_sorted() {
-            return Err(format!("out of order: {:?}", self.found));
+        match self.is_in_order() {
+            true => Ok(()),
+            false => Err(format!("out of order: {:?}", self.found)),
         }
-        Ok(())
+    }
+
+    pub(super) fn is_in_order(&self) -> bool {
+        let sorts = self.found.iter().map(|(sort, _)| sort);
+        self.order != Order::Sorted || sorts.is_sorted()
     }
 }
 
@@ -510,125 +573,24 @@ pub(super) fn world(owners: &[usize], documents: &[(usize, u8)]) -> World {
 /// two of them have several entries, as in a multikey index or under an `$or`.
 pub(super) fn small_world(emission: Emission) -> World {
     let documents = [(0, 10), (3, 20), (4, 30), (6, 40), (1, 50), (2, 60)];
-    let mut world = world(&[0, 0, 1, 1, 0, 0, 1, 1], &documents);
+    let mut world = with_several_entries(world(&[0, 0, 1, 1, 0, 0, 1, 1], &documents));
+    world.emission = emission;
+    world
+}
+
+/// Two of the documents have several entries, as in a multikey index or under an `$or`.
+pub(super) fn with_several_entries(mut world: World) -> World {
     for (id, others) in [(0, [25, 55]), (3, [45, 65])] {
         let document = world.documents.get_mut(&id).unwrap();
         let others = others.map(|position| place(position, id));
         document.positions.extend(others);
     }
-    world.emission = emission;
     world
 }
 
-/// All that may happen in a small world: moves of a whole range (both halves), of a half, to any
-/// shard and so back again; a drain; and writes.
-pub(super) fn small_events() -> Vec<Vec<Event>> {
-    let mut events = Vec::new();
-    for range in 0..2 {
-        for to in 0..SHARDS.len() {
-            let half = |slot| Event::Move { slot, to };
-            events.push(vec![half(2 * range), half(2 * range + 1)]);
-        }
-    }
-    events.push(vec![Event::Move { slot: 1, to: 2 }]);
-    events.push(vec![Event::Move { slot: 1, to: 0 }]);
-    events.push(vec![Event::Drain { from: 0, to: 2 }]);
-    events.push(vec![Event::Drain { from: 1, to: 0 }]);
-    events.push(vec![Event::Split { shard: 0 }]);
-    events.push(vec![Event::Split { shard: 1 }]);
-    events.push(vec![Event::Merge { slot: 0 }]);
-    events.push(vec![Event::Merge { slot: 3 }]);
-    let insert = |id, slot, position| Event::Insert { id, slot, position };
-    events.push(vec![insert(8, 0, 15), insert(9, 7, 45)]);
-    events.push(vec![Event::Delete { id: 2 }, Event::Touch { id: 0 }]);
-    events.push(vec![Event::Reposition { id: 1, position: 5 }]);
-    let position = 70;
-    events.push(vec![Event::Reposition { id: 1, position }]);
-    events.push(vec![Event::Rekey { id: 4, slot: 7 }]);
-    events.push(vec![Event::AddEntry { id: 5, position }]);
-    events.push(vec![Event::Refine, Event::Tell { shard: 1 }]);
-    events.push(vec![Event::Forget]);
-    events.push(vec![Event::Resume]);
-    events
-}
-
-/// Every sequence of up to one event after each of the first batches, from here on.
-pub(super) fn all_from(run: &Run, depth: usize, events: &[Vec<Event>]) -> Result<usize, String> {
-    if depth == 0 {
-        return run.clone().finish().map(|()| 1);
-    }
-    let mut runs = 0;
-    let mut after = run.clone();
-    after.step(depth, 0);
-    runs += all_from(&after, depth - 1, events)?;
-    for event in events {
-        let mut next = after.clone();
-        event.iter().for_each(|event| next.happen(*event));
-        let found = all_from(&next, depth - 1, events);
-        runs += found.map_err(|error| format!("{event:?}, then {error}"))?;
-    }
-    Ok(runs)
-}
-
-#[test]
-fn all_small_worlds() {
-    let events = small_events();
-    for order in [Order::Sorted, Order::Unsorted] {
-        let worlds = [
-            (1, 3, Answers::AtOnce),
-            (2, 2, Answers::AtOnce),
-            (1, 2, Answers::Ahead),
-            (2, 2, Answers::Ahead),
-            (1, 2, Answers::Late),
-            (2, 2, Answers::Late),
-        ];
-        for (batch_max, depth, answers) in worlds {
-            let run = Run::new(small_world(Emission::First), order, batch_max).answering(answers);
-            let runs = all_from(&run, depth, &events).unwrap_or_else(|error| panic!("{error}"));
-            assert_eq!(runs, (events.len() + 1).pow(depth as u32));
-        }
-    }
-}
-
-/// The same, with requests that are as short as they can be: by versions that may be older than the shard's, or in
-/// several parts.
-#[test]
-fn all_small_worlds_of_terse_requests() {
-    let events = small_events();
-    for order in [Order::Sorted, Order::Unsorted] {
-        for (batch_max, answers) in [
-            (1, Answers::AtOnce),
-            (2, Answers::Ahead),
-            (1, Answers::Late),
-        ] {
-            let run = Run::new(small_world(Emission::First), order, batch_max);
-            let run = run.answering(answers).terse();
-            let runs = all_from(&run, 2, &events).unwrap_or_else(|error| panic!("{error}"));
-            assert_eq!(runs, (events.len() + 1).pow(2));
-        }
-    }
-}
-
-/// Ranges that move twice, come back, and are drained, one after each of four batches.
-#[test]
-fn all_small_worlds_of_moves() {
-    let moves: Vec<Vec<Event>> = small_events()
-        .into_iter()
-        .filter(|events| {
-            let is_move = |event: &Event| matches!(event, Event::Move { .. } | Event::Drain { .. });
-            events.iter().all(is_move)
-        })
-        .collect();
-    assert_eq!(moves.len(), 10);
-    for order in [Order::Sorted, Order::Unsorted] {
-        let run = Run::new(small_world(Emission::First), order, 1).answering(Answers::Late);
-        let runs = all_from(&run, 4, &moves).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(runs, (moves.len() + 1).pow(4));
-    }
-}
-
-/// The multi-move test: again and again a range goes on to the next shard, so that each goes round
-/// all of them many times.
+/// The multi-move test, which the code that the specification describes keeps disabled: there a scan gives up when a
+/// partition moves a second time, or comes back. Here a range goes on to the next shard again and again, so that each
+/// goes round all of them many times.
 #[test]
 fn ranges_that_never_rest_are_scanned_once() {
     for order in [Order::Sorted, Order::Unsorted] {
