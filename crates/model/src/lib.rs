@@ -14,6 +14,7 @@ pub mod namespace;
 mod natural;
 pub mod number;
 pub mod order;
+pub mod parameter;
 pub mod range;
 pub mod session_id;
 pub mod shard_key;

@@ -20,7 +20,8 @@ use crate::arguments::is_generic;
 use crate::failure::Failure;
 use model::bson::{ArrayBuf, Doc, DocWriter, Value, ValueRef};
 use model::error::Error;
-use model::number::{Number, is_truthy};
+use model::number::is_truthy;
+use model::parameter::{self, integer, integer32, not_negative, positive};
 use std::time::Duration;
 use wire::{Reply, Request};
 
@@ -105,13 +106,7 @@ impl Parameters {
                     "a router has no parameter {name}"
                 )));
             }
-            let value = match (text, text.parse()) {
-                ("true", _) => ValueRef::Boolean(true),
-                ("false", _) => ValueRef::Boolean(false),
-                (_, Ok(number)) => ValueRef::Int64(number),
-                (text, Err(_)) => ValueRef::String(text),
-            };
-            parameters.set(name, value)?;
+            parameters.set(name, parameter::typed(text))?;
         }
         Ok(parameters)
     }
@@ -172,66 +167,23 @@ impl Parameters {
             "cursorTimeoutMillis" => self.cursor_timeout_ms = integer(name, value)?,
             "disableLogicalSessionCacheRefresh" => self.session_refresh_disabled = truth,
             "internalDocumentSourceGroupMaxMemoryBytes" => {
-                self.group_memory_bytes = at_least(1, name, integer(name, value)?)?;
+                self.group_memory_bytes = positive(name, integer(name, value)?)?;
             }
             "internalQueryMaxBlockingSortMemoryUsageBytes" => {
-                self.sort_memory_bytes = at_least(0, name, integer32(name, value)?)?;
+                self.sort_memory_bytes = not_negative(name, integer32(name, value)?)?;
             }
-            "logLevel" => {
-                let level = Number::of(value).ok_or_else(|| {
-                    let shown = model::text::value_quoted(value);
-                    Error::bad_value(format!("Invalid value for logLevel: logLevel: {shown}"))
-                })?;
-                self.log_level = (level.to_f64() as i32).clamp(0, 5);
-            }
+            "logLevel" => self.log_level = parameter::log_level(value)?,
             "logicalSessionRefreshMillis" => {
-                self.session_refresh_ms = at_least(1, name, integer32(name, value)?)?;
+                self.session_refresh_ms = positive(name, integer32(name, value)?)?;
             }
             "maxAcceptableLogicalClockDriftSecs" => {
-                self.clock_drift_secs = at_least(1, name, integer(name, value)?)?;
+                self.clock_drift_secs = positive(name, integer(name, value)?)?;
             }
-            ROUTERS_ONLY => self.quiesce_ms = at_least(0, name, integer32(name, value)?)?,
+            ROUTERS_ONLY => self.quiesce_ms = not_negative(name, integer32(name, value)?)?,
             "quiet" => self.quiet = truth,
             _ => unreachable!("callers set only parameters that can be set"),
         }
         Ok(())
-    }
-}
-
-fn integer(name: &str, value: ValueRef<'_>) -> Result<i64, Error> {
-    let number = Number::of(value).ok_or_else(|| {
-        Error::bad_value(format!(
-            "Failed validating {name}: Unable to coerce value to integral type"
-        ))
-    })?;
-    number.to_i64_truncated().ok_or_else(|| out_of_bounds(name))
-}
-
-fn integer32(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
-    i32::try_from(integer(name, value)?).map_err(|_| out_of_bounds(name))
-}
-
-fn out_of_bounds(name: &str) -> Error {
-    Error::bad_value(format!(
-        "Failed validating {name}: Out of bounds coercing to integral value"
-    ))
-}
-
-/// The least value that is allowed is zero or one.
-fn at_least<N: Copy + PartialOrd + std::fmt::Display + Into<i64>>(
-    least: i64,
-    name: &str,
-    number: N,
-) -> Result<N, Error> {
-    let rule = match least {
-        0 => "greater than or equal to 0",
-        _ => "greater than 0",
-    };
-    match number.into() >= least {
-        true => Ok(number),
-        false => Err(Error::bad_value(format!(
-            "Invalid value for parameter {name}: {number} is not {rule}"
-        ))),
     }
 }
 

@@ -4,7 +4,7 @@
 //! on one (the expiry of documents, say) is woken when any changes.
 
 use model::bson::{Value, ValueRef};
-use model::number::Number;
+use model::parameter::{self, integer, integer32};
 use model::{Code, Error};
 use tokio::sync::watch;
 
@@ -132,43 +132,19 @@ impl Settings {
         let truth = model::number::is_truthy(value);
         match name {
             "allowDiskUseByDefault" => self.disk_use = truth,
-            "cursorTimeoutMillis" => {
-                self.cursor_timeout_ms = integer(name, value, i64::MIN, i64::MAX)?;
-            }
+            "cursorTimeoutMillis" => self.cursor_timeout_ms = integer(name, value)?,
             "internalDocumentSourceGroupMaxMemoryBytes" => {
-                let bytes = integer(name, value, i64::MIN, i64::MAX)?;
-                if bytes <= 0 {
-                    return Err(out_of_range(name, bytes, "greater than 0"));
-                }
-                self.group_memory_bytes = bytes;
+                self.group_memory_bytes = parameter::positive(name, integer(name, value)?)?;
             }
             "internalQueryMaxBlockingSortMemoryUsageBytes" => {
-                let bytes = integer32(name, value)?;
-                if bytes < 0 {
-                    return Err(out_of_range(
-                        name,
-                        bytes.into(),
-                        "greater than or equal to 0",
-                    ));
-                }
-                self.sort_memory_bytes = bytes;
+                self.sort_memory_bytes = not_negative(name, value)?;
             }
-            "logLevel" => {
-                let level = Number::of(value).ok_or_else(|| {
-                    let shown = model::text::value_quoted(value);
-                    Error::bad_value(format!("Invalid value for logLevel: logLevel: {shown}"))
-                })?;
-                self.log_level = (level.to_f64() as i32).clamp(0, 5);
-            }
+            "logLevel" => self.log_level = parameter::log_level(value)?,
             "minSnapshotHistoryWindowInSeconds" => {
                 self.history_window_secs = not_negative(name, value)?;
             }
             "movePinnedLogBytesMax" => {
-                let bytes = integer(name, value, i64::MIN, i64::MAX)?;
-                if bytes <= 0 {
-                    return Err(out_of_range(name, bytes, "greater than 0"));
-                }
-                self.move_pinned_log_bytes_max = bytes;
+                self.move_pinned_log_bytes_max = parameter::positive(name, integer(name, value)?)?;
             }
             "moveStallSecs" => self.move_stall_secs = positive(name, value)?,
             "notablescan" => {
@@ -201,11 +177,7 @@ impl Settings {
             }
             "logicalSessionRefreshMillis" => self.session_refresh_ms = positive(name, value)?,
             "maxAcceptableLogicalClockDriftSecs" => {
-                let seconds = integer(name, value, i64::MIN, i64::MAX)?;
-                if seconds <= 0 {
-                    return Err(out_of_range(name, seconds, "greater than 0"));
-                }
-                self.clock_drift_secs = seconds;
+                self.clock_drift_secs = parameter::positive(name, integer(name, value)?)?;
             }
             _ => unreachable!("callers set only parameters that can be set"),
         }
@@ -213,49 +185,12 @@ impl Settings {
     }
 }
 
-fn out_of_range(name: &str, value: i64, rule: &str) -> Error {
-    Error::bad_value(format!(
-        "Invalid value for parameter {name}: {value} is not {rule}"
-    ))
-}
-
-fn integer(name: &str, value: ValueRef<'_>, min: i64, max: i64) -> Result<i64, Error> {
-    let number = Number::of(value).ok_or_else(|| {
-        Error::bad_value(format!(
-            "Failed validating {name}: Unable to coerce value to integral type"
-        ))
-    })?;
-    match number.to_i64_truncated() {
-        Some(number) if (min..=max).contains(&number) => Ok(number),
-        _ => Err(Error::bad_value(format!(
-            "Failed validating {name}: Out of bounds coercing to integral value"
-        ))),
-    }
-}
-
-fn integer32(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
-    let number = integer(name, value, i32::MIN.into(), i32::MAX.into())?;
-    Ok(i32::try_from(number).unwrap_or(i32::MAX))
-}
-
 fn not_negative(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
-    let number = integer32(name, value)?;
-    if number < 0 {
-        return Err(out_of_range(
-            name,
-            number.into(),
-            "greater than or equal to 0",
-        ));
-    }
-    Ok(number)
+    parameter::not_negative(name, integer32(name, value)?)
 }
 
 fn positive(name: &str, value: ValueRef<'_>) -> Result<i32, Error> {
-    let number = integer32(name, value)?;
-    if number < 1 {
-        return Err(out_of_range(name, number.into(), "greater than 0"));
-    }
-    Ok(number)
+    parameter::positive(name, integer32(name, value)?)
 }
 
 impl Parameters {
@@ -266,13 +201,7 @@ impl Parameters {
             if !SETTABLE.contains(&name.as_str()) && !AT_STARTUP.contains(&name.as_str()) {
                 return Err(Error::bad_value(format!("there is no parameter {name}")));
             }
-            let value = match (text.as_str(), text.parse()) {
-                ("true", _) => ValueRef::Boolean(true),
-                ("false", _) => ValueRef::Boolean(false),
-                (_, Ok(number)) => ValueRef::Int64(number),
-                (text, Err(_)) => ValueRef::String(text),
-            };
-            settings.set(name, value)?;
+            settings.set(name, parameter::typed(text))?;
         }
         Ok(Self {
             settings: watch::Sender::new(settings),
