@@ -31,7 +31,7 @@ PIPELINES = [
         {"$sort": {"_id": 1}},
         {"$group": {"_id": None, "f": {"$first": "$_id"}, "l": {"$last": "$_id"}, "p": {"$push": "$k"}}},
     ],
-    [{"$facet": {"x": [{"$match": {"a": 1}}, {"$count": "n"}], "y": [{"$sortByCount": "$b"}]}}],
+    [{"$facet": {"x": [{"$match": {"a": 1}}, {"$count": "n"}], "y": [{"$sortByCount": "$b"}, {"$sort": {"count": 1, "_id": 1}}]}}],
     [
         {"$match": {"_id": {"$lt": 20}}},
         {"$lookup": {"from": "other", "localField": "a", "foreignField": "a", "as": "f"}},

@@ -104,16 +104,14 @@ pub(super) struct Rebased {
     pub(super) gone: Vec<(ShardId, RangeSet)>,
 }
 
-/// Says many ranges by what a newer placement says of their shard; `None` if that is no shorter.
+/// Says ranges by what a newer placement says of their shard; `None` if that is no shorter. However few they are: a
+/// token has a stream for each shard, and goes to and fro with every batch.
 pub(super) fn rebased(
     ranges: &RangeSet,
     shard: &ShardId,
     now: &RoutingTable,
     wanted: &RangeSet,
 ) -> Option<Rebased> {
-    if Limits::OF_REQUESTS.are_few(ranges) {
-        return None;
-    }
     let owned = now.ranges_of(shard).intersection(wanted);
     let without = owned.difference(ranges);
     let gone = ranges.difference(&owned);

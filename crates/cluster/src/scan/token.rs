@@ -160,7 +160,7 @@ impl<E> Scan<E> {
                 (Some(place), false) => Reached::Behind(place),
                 (None, false) => Reached::Beginning,
             };
-            // ⚑ Many ranges are said by the placement of now, so that the next token is small again.
+            // ⚑ Ranges are said by the placement of now, so that the next token is small again.
             let rebased = match reached {
                 Reached::End => None,
                 Reached::Beginning | Reached::Behind(_) => {
