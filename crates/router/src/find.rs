@@ -18,6 +18,7 @@ use crate::scan::{ElasticScan, ScanCommand, TokenFields, gone, has_token, query_
 use crate::scatter::Answered;
 use crate::targeting::{Asked, context_of, namespace_of};
 use crate::{Router, STALE_RETRIES_MAX};
+use cluster::cache::Placement;
 use cluster::routing::ShardId;
 use model::bson::{Doc, DocBuf, DocWriter, Kind, ValueRef};
 use model::error::{Code, Error};
@@ -311,6 +312,16 @@ async fn find_elastic(
     let resumes = tokens.after;
     let at = snapshot_time(body);
     let places = tokens.requested && at.is_none();
+    // What is cached may be older than any history: tokens name what they began with.
+    let recent = match places && resumes.is_none() {
+        true => Some(router.routing.recent_placement(&route.namespace).await?),
+        false => None,
+    };
+    let table = match &recent {
+        Some(Placement::Sharded(recent)) => recent,
+        // Whoever is asked first says what became of it.
+        Some(_) | None => table,
+    };
     let one_asks = shards.len() == 1
         && first_batch > 0
         && (fits || projection.is_none())

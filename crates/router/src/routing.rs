@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// `None` while the question is under way.
@@ -30,7 +31,12 @@ type Told = Option<Result<(), Error>>;
 struct Collections {
     cache: RoutingCache<Namespace>,
     asked: HashMap<Namespace, watch::Receiver<Told>>,
+    /// When it was asked last: what was told is not older.
+    asked_at: HashMap<Namespace, Instant>,
 }
+
+/// For so long a placement is recent.
+const RECENT: Duration = Duration::from_secs(1);
 
 /// One database; the lock is held by who asks.
 #[derive(Default)]
@@ -90,6 +96,8 @@ impl Routing {
                         let (sender, receiver) = watch::channel(None);
                         let asked = &mut collections.asked;
                         asked.insert(namespace.clone(), receiver.clone());
+                        let asked_at = &mut collections.asked_at;
+                        asked_at.insert(namespace.clone(), Instant::now());
                         let question = Question {
                             config: self.config.clone(),
                             clock: self.clock.clone(),
@@ -115,6 +123,27 @@ impl Routing {
                 Err(_) => return Err(Error::new(Code::INTERRUPTED_AT_SHUTDOWN, "stopping")),
             }
         }
+    }
+
+    /// The same as it was a moment ago at the oldest, for whoever names it to others.
+    ///
+    /// ⚑ What a router has cached is good for as long as shards take it, which may be days. A token that named such a
+    /// placement would be refused at once, wherever its history is over.
+    pub(crate) async fn recent_placement(&self, namespace: &Namespace) -> Result<Placement, Error> {
+        {
+            let mut collections = self.collections.lock();
+            let asked_at = collections.asked_at.get(namespace);
+            if asked_at.is_none_or(|asked_at| asked_at.elapsed() > RECENT) {
+                collections.cache.stale(namespace);
+            }
+        }
+        self.placement(namespace, None).await
+    }
+
+    /// As if what is known had been told long ago.
+    #[cfg(test)]
+    pub(crate) fn grow_old(&self) {
+        self.collections.lock().asked_at.clear();
     }
 
     /// What is known of a collection without asking anybody, if nothing of it is stale.
@@ -207,8 +236,9 @@ impl Routing {
     }
 
     pub(crate) fn forget_collection(&self, namespace: &Namespace) {
-        let cache = &mut self.collections.lock().cache;
-        forget_in(cache, namespace);
+        let mut collections = self.collections.lock();
+        collections.asked_at.remove(namespace);
+        forget_in(&mut collections.cache, namespace);
     }
 
     pub(crate) fn forget_database(&self, name: &str) {

@@ -99,7 +99,9 @@ impl ElasticScan {
             };
             Failure::Error(Error::new(code, error.to_string()))
         };
-        let Some(ValueRef::Binary { bytes, .. }) = token.get(TOKEN) else {
+        let mut fields = token.iter().map(|field| (field.key(), field.value()));
+        let (Some((TOKEN, ValueRef::Binary { bytes, .. })), None) = (fields.next(), fields.next())
+        else {
             return Err(refuse(TokenError::Damaged));
         };
         let token = ScanToken::decode(bytes).map_err(refuse)?;
@@ -107,7 +109,8 @@ impl ElasticScan {
         let not_before = token.not_before;
         // ⚑ Shards refuse to read after a time that nobody has told them, and this router may be new.
         router.clock.raise_from_client(not_before)?;
-        let mut placement = router.routing.placement(&command.namespace, None).await?;
+        let recent = router.routing.recent_placement(&command.namespace);
+        let mut placement = recent.await?;
         // What is known here may be older than what the scan began with.
         if !matches!(&placement, Placement::Sharded(table) if token.is_told_by(table)) {
             router.routing.mark_stale(&command.namespace);

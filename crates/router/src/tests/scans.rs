@@ -2,8 +2,11 @@
 
 use super::world::{Fault, World, bird, key};
 use super::{find, int, plain, run};
+use cluster::cache::Placement;
+use cluster::scan::ScanToken;
 use model::bson::{DocBuf, DocWriter, ValueRef};
 use model::error::Code;
+use model::namespace::Namespace;
 use model::time::ClusterTime;
 use std::sync::atomic::Ordering;
 
@@ -446,6 +449,46 @@ fn the_end_is_a_place_too() {
         // An empty document is none.
         let again = world.run(ask(Some(&DocBuf::new()))).await;
         assert_eq!(batch(&again).0.len(), 30);
+    });
+}
+
+/// ⚑ A token names what its scan began with: not what the router has known for longer than any history is kept.
+#[test]
+fn tokens_name_a_recent_placement() {
+    run(async {
+        let mut world = full_world().await;
+        let ask = |resume: Option<&DocBuf>| {
+            let mut find = find()
+                .with("batchSize", 4)
+                .with("$_requestResumeToken", true);
+            if let Some(token) = resume {
+                find.append("$_resumeAfter", token);
+            }
+            find.finish()
+        };
+        let is_told_by = |reply: &DocBuf, known: &Placement| {
+            let token = token(reply);
+            let Some(ValueRef::Binary { bytes, .. }) = token.get("terndbScan") else {
+                panic!("{token:?}");
+            };
+            let token = ScanToken::decode(bytes).expect("a token");
+            matches!(known, Placement::Sharded(table) if token.is_told_by(table))
+        };
+        let namespace = Namespace::parse("test.birds").expect("a name");
+        let routing = |world: &World| world.handler.0.routing.known(&namespace).expect("is known");
+        let first = world.run(ask(None)).await;
+        let known = routing(&world);
+        assert!(is_told_by(&first, &known));
+        world.move_b_to_c();
+        // The first shard has nothing to say against it, and it was told a moment ago.
+        let begun = world.run(ask(None)).await;
+        assert!(is_told_by(&begun, &known));
+        world.handler.0.routing.grow_old();
+        let begun = world.run(ask(None)).await;
+        assert!(!is_told_by(&begun, &known));
+        world.handler.0.routing.grow_old();
+        let resumed = world.run(ask(Some(&token(&begun)))).await;
+        assert!(!is_told_by(&resumed, &known));
     });
 }
 
