@@ -161,7 +161,7 @@ impl<'a> Ports<'a> {
 }
 
 /// Parameters that shards and config servers have, or refuse by name.
-fn of_servers(given: &[(String, String)]) -> Vec<(String, String)> {
+pub fn of_servers(given: &[(String, String)]) -> Vec<(String, String)> {
     let given = given.iter();
     let given = given.filter(|(name, _)| !Parameters::only_routers_have(name));
     given.cloned().collect()

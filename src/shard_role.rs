@@ -36,6 +36,7 @@ pub fn run(options: UpOptions, part: Part) -> Result<()> {
     if settings.shards != 1 {
         bail!("`terndb {name}` is one member; `terndb up --shards` runs a cluster");
     }
+    shard::check_parameters(&settings.parameters)?;
     start_logging(settings.log_level);
     runtime()?.block_on(serve(settings, part))
 }

@@ -37,6 +37,10 @@ const BLOCKING_THREADS_MAX: usize = 4096;
 
 pub fn run(options: UpOptions) -> Result<()> {
     let settings = options.settle()?;
+    match settings.shards {
+        1 => shard::check_parameters(&settings.parameters)?,
+        _ => shard::check_parameters(&cluster::of_servers(&settings.parameters))?,
+    }
     start_logging(settings.log_level);
     match settings.shards {
         1 => runtime()?.block_on(serve(settings)),

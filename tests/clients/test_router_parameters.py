@@ -191,6 +191,16 @@ class OfARouter(unittest.TestCase):
             self.assertNotEqual(router.returncode, 0, given)
             self.assertIn(named, said)
 
+    def test_mistakes_of_servers_are_named_before_anybody_waits_for_them(self):
+        for role in (["shard"], ["config"], ["up"], ["up", "--shards", "2"]):
+            for given in ("feathers=1", f"{TIMEOUT}=soon"):
+                with self.subTest(role=role, given=given), tempfile.TemporaryDirectory() as directory:
+                    command = [binary(), *role, "--port", "0", "--data", directory, "--set-parameter", given]
+                    refused = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+                    self.assertNotEqual(refused.returncode, 0)
+                    self.assertIn("a parameter cannot be set", refused.stderr)
+                    self.assertIn(given.split("=")[0], refused.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -62,7 +62,7 @@ pub use migration::Connect;
 pub use recent_log::RecentLog;
 pub use replica_set::waiting_room::{Doorway, WaitingRoom};
 pub use replica_set::{MemberNumber, Membership, ReplicaSetOptions};
-pub use shard::{LogWindow, OpenError, Shard, ShardHandler, ShardOptions};
+pub use shard::{LogWindow, OpenError, Shard, ShardHandler, ShardOptions, check_parameters};
 pub use storage::ScanMemory;
 
 /// The store this shard runs on.

@@ -55,6 +55,15 @@ pub struct ShardOptions {
     pub log_window: LogWindow,
 }
 
+/// Whether a server can be started with these parameters: before anything else, so that nobody waits for a member that
+/// cannot open.
+pub fn check_parameters(given: &[(String, String)]) -> Result<(), OpenError> {
+    match Parameters::at_startup(given) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(OpenError::Parameter(error.message)),
+    }
+}
+
 impl ShardOptions {
     /// With twice the size, half as much is merged again while loading; but a restart replays more, and small
     /// servers have no memory for it.
