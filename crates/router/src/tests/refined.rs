@@ -1,6 +1,6 @@
 //! The shard key gets another field, `l`, while cursors are open: shards and router hear of it one after the other.
 
-use super::scans::{batch, by_rank, full_world, go_round, more, read, token};
+use super::scans::{batch, batch_with_token, by_rank, full_world, go_round, more, read, token};
 use super::world::{FakeShard, World, encoded, key};
 use super::{find, int, run};
 use model::bson::{Doc, DocBuf, DocWriter, ObjectId, ValueRef};
@@ -167,15 +167,7 @@ fn tokens_outlive_a_refined_key() {
     run(async {
         for who in [&ALL[..], &["c"], &[]] {
             let mut world = full_world().await;
-            let ask = |resume: Option<&DocBuf>| {
-                let mut find = find()
-                    .with("batchSize", 4)
-                    .with("$_requestResumeToken", true);
-                if let Some(token) = resume {
-                    find.append("$_resumeAfter", token);
-                }
-                find.finish()
-            };
+            let ask = |resume: Option<&DocBuf>| batch_with_token(4, resume);
             let mut reply = world.run(ask(None)).await;
             let mut found = batch(&reply).0;
             world.move_b("b", "c", 9);

@@ -420,21 +420,24 @@ pub(super) fn token(reply: &DocBuf) -> DocBuf {
     token.to_owned()
 }
 
+/// Asks for a batch and a token, from the beginning or from a token.
+pub(super) fn batch_with_token(size: i32, resume: Option<&DocBuf>) -> DocBuf {
+    let mut find = find()
+        .with("batchSize", size)
+        .with("$_requestResumeToken", true);
+    if let Some(token) = resume {
+        find.append("$_resumeAfter", token);
+    }
+    find.finish()
+}
+
 /// ⚑ A token that stands at the end is one like any other: whoever goes on from it gets nothing, and does not begin
 /// again.
 #[test]
 fn the_end_is_a_place_too() {
     run(async {
         let mut world = full_world().await;
-        let ask = |resume: Option<&DocBuf>| {
-            let mut find = find()
-                .with("batchSize", 100)
-                .with("$_requestResumeToken", true);
-            if let Some(token) = resume {
-                find.append("$_resumeAfter", token);
-            }
-            find.finish()
-        };
+        let ask = |resume: Option<&DocBuf>| batch_with_token(100, resume);
         let first = world.run(ask(None)).await;
         let (found, id) = batch(&first);
         assert_eq!((found.len(), id), (30, 0));
@@ -456,16 +459,8 @@ fn the_end_is_a_place_too() {
 #[test]
 fn tokens_name_a_recent_placement() {
     run(async {
-        let mut world = full_world().await;
-        let ask = |resume: Option<&DocBuf>| {
-            let mut find = find()
-                .with("batchSize", 4)
-                .with("$_requestResumeToken", true);
-            if let Some(token) = resume {
-                find.append("$_resumeAfter", token);
-            }
-            find.finish()
-        };
+        let world = full_world().await;
+        let ask = |resume: Option<&DocBuf>| batch_with_token(4, resume);
         let is_told_by = |reply: &DocBuf, known: &Placement| {
             let token = token(reply);
             let Some(ValueRef::Binary { bytes, .. }) = token.get("terndbScan") else {

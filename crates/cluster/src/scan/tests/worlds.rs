@@ -588,9 +588,9 @@ pub(super) fn with_several_entries(mut world: World) -> World {
     world
 }
 
-/// The multi-move test, which the code that the specification describes keeps disabled: there a scan gives up when a
-/// partition moves a second time, or comes back. Here a range goes on to the next shard again and again, so that each
-/// goes round all of them many times.
+/// The multi-move test: in the code base that the specification describes it is there and disabled (its test of queries
+/// under elasticity: expand, contract, expand), because a scan gives up there when a partition moves a second time, or
+/// comes back. Here a range goes on to the next shard again and again, so that each goes round all of them many times.
 #[test]
 fn ranges_that_never_rest_are_scanned_once() {
     for order in [Order::Sorted, Order::Unsorted] {
