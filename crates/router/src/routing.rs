@@ -31,11 +31,11 @@ type Told = Option<Result<(), Error>>;
 struct Collections {
     cache: RoutingCache<Namespace>,
     asked: HashMap<Namespace, watch::Receiver<Told>>,
-    /// When it was asked last: what was told is not older.
-    asked_at: HashMap<Namespace, Instant>,
+    /// What was told a moment ago, beside the cache.
+    recent: HashMap<Namespace, (Instant, Placement)>,
 }
 
-/// For so long a placement is recent.
+/// For so long a placement is recent, and so long may it take to ask for it.
 const RECENT: Duration = Duration::from_secs(1);
 
 /// One database; the lock is held by who asks.
@@ -96,8 +96,6 @@ impl Routing {
                         let (sender, receiver) = watch::channel(None);
                         let asked = &mut collections.asked;
                         asked.insert(namespace.clone(), receiver.clone());
-                        let asked_at = &mut collections.asked_at;
-                        asked_at.insert(namespace.clone(), Instant::now());
                         let question = Question {
                             config: self.config.clone(),
                             clock: self.clock.clone(),
@@ -125,25 +123,56 @@ impl Routing {
         }
     }
 
-    /// The same as it was a moment ago at the oldest, for whoever names it to others.
+    /// The same as it was a moment ago at the oldest, for whoever names it to others; what is known, if nobody tells.
     ///
     /// ⚑ What a router has cached is good for as long as shards take it, which may be days. A token that named such a
     /// placement would be refused at once, wherever its history is over.
+    ///
+    /// It is asked for beside the cache: what is cached is not wrong, and others go on with it.
     pub(crate) async fn recent_placement(&self, namespace: &Namespace) -> Result<Placement, Error> {
-        {
-            let mut collections = self.collections.lock();
-            let asked_at = collections.asked_at.get(namespace);
-            if asked_at.is_none_or(|asked_at| asked_at.elapsed() > RECENT) {
-                collections.cache.stale(namespace);
+        let begun = Instant::now();
+        let known = {
+            let collections = self.collections.lock();
+            match collections.recent.get(namespace) {
+                Some((told, placement)) if told.elapsed() <= RECENT => return Ok(placement.clone()),
+                Some(_) | None => collections.cache.fresh(namespace).cloned(),
+            }
+        };
+        let Some(known) = known else {
+            return self.placement(namespace, None).await;
+        };
+        let told = self.ask_beside(namespace, known.clone());
+        let Ok(Some(placement)) = tokio::time::timeout(RECENT, told).await else {
+            return Ok(known);
+        };
+        let recent = &mut self.collections.lock().recent;
+        recent.retain(|_, (told, _)| told.elapsed() <= RECENT);
+        recent.insert(namespace.clone(), (begun, placement.clone()));
+        Ok(placement)
+    }
+
+    /// What the config server makes of a placement; `None` if it does not say.
+    async fn ask_beside(&self, namespace: &Namespace, known: Placement) -> Option<Placement> {
+        let mut beside = RoutingCache::beside(namespace.clone(), known);
+        let LookUp::Ask(mut fetch) = beside.look_up(namespace, None) else {
+            return None;
+        };
+        loop {
+            let (fetched, latest_change) =
+                self.config.routing(namespace.as_str(), fetch).await.ok()?;
+            self.clock.raise(latest_change);
+            match beside.fetched(namespace, Ok(fetched)) {
+                Outcome::Ask(again) => fetch = again,
+                Outcome::Updated => return beside.known(namespace).cloned(),
+                Outcome::GaveUp(_) => return None,
             }
         }
-        self.placement(namespace, None).await
     }
 
     /// As if what is known had been told long ago.
     #[cfg(test)]
     pub(crate) fn grow_old(&self) {
-        self.collections.lock().asked_at.clear();
+        self.collections.lock().recent.clear();
     }
 
     /// What is known of a collection without asking anybody, if nothing of it is stale.
@@ -237,7 +266,7 @@ impl Routing {
 
     pub(crate) fn forget_collection(&self, namespace: &Namespace) {
         let mut collections = self.collections.lock();
-        collections.asked_at.remove(namespace);
+        collections.recent.remove(namespace);
         forget_in(&mut collections.cache, namespace);
     }
 

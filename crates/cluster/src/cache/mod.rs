@@ -197,6 +197,19 @@ impl<N: Eq + Hash + Clone> RoutingCache<N> {
         }
     }
 
+    /// A cache of one collection that was known and has to be asked for: whoever looks beside another cache keeps
+    /// nobody there waiting.
+    pub fn beside(name: N, known: Placement) -> Self {
+        let mut cache = Self::default();
+        let entry = Entry {
+            known: Some(known),
+            ..Entry::default()
+        };
+        cache.entries.insert(name.clone(), entry);
+        cache.stale(&name);
+        cache
+    }
+
     /// Nothing that is known of a collection may be used any more.
     pub fn stale(&mut self, name: &N) {
         if let Some(entry) = self.entries.get_mut(name) {

@@ -9,7 +9,8 @@ use model::version::ChunkVersion;
 use std::fmt;
 use std::sync::Arc;
 
-/// For how long earlier owners are remembered. What is older is forgotten when its chunk changes the next time.
+/// For how long earlier owners are remembered. What is older is forgotten when its chunk is moved or merged
+/// the next time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct History {
     seconds: u32,

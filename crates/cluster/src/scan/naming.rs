@@ -104,21 +104,41 @@ pub(super) struct Rebased {
     pub(super) gone: Vec<(ShardId, RangeSet)>,
 }
 
-/// Says ranges by what a newer placement says of their shard; `None` if that is no shorter. However few they are: a
-/// token has a stream for each shard, and goes to and fro with every batch.
+/// Fewer ranges of a stream are named in a token: they are short enough, and need no look at all that a shard owns.
+const NAMED_MAX: usize = 8;
+/// What one more stream adds to a token, about: its shard and its place.
+const STREAM_BYTES: usize = 64;
+
+/// Says ranges by what a newer placement says of their shard; `None` if they are few, or that is hardly shorter. A
+/// token has a stream for each shard, and goes to and fro with every batch, so it is no place for as many ranges as a
+/// request may name.
+///
+/// ⚑ *Shorter* is meant strictly: of two disjoint sets of one shard's ranges only one can be said by what it lacks, so
+/// that no two streams of a shard are "all but these".
 pub(super) fn rebased(
     ranges: &RangeSet,
     shard: &ShardId,
     now: &RoutingTable,
     wanted: &RangeSet,
 ) -> Option<Rebased> {
+    if ranges.iter().len() <= NAMED_MAX {
+        return None;
+    }
     let owned = now.ranges_of(shard).intersection(wanted);
     let without = owned.difference(ranges);
     let gone = ranges.difference(&owned);
-    let is_shorter = weight(&without) + weight(&gone) < weight(ranges);
+    if weight(&without) + weight(&gone) >= weight(ranges) {
+        return None;
+    }
+    let gone = by_owner(&gone, now);
+    let more: usize = gone
+        .iter()
+        .map(|(_, theirs)| weight(theirs) + STREAM_BYTES)
+        .sum();
+    let is_shorter = weight(&without) + more < weight(ranges);
     is_shorter.then(|| Rebased {
         without: Some(without).filter(|without| *without != owned),
-        gone: by_owner(&gone, now),
+        gone,
     })
 }
 

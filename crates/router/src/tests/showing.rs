@@ -145,7 +145,7 @@ fn ranges_are_those_that_the_query_wants() {
     });
 }
 
-/// Each shard has thousands of ranges, and a scan very many streams.
+/// Each shard has hundreds of ranges, and a scan very many streams.
 #[test]
 fn what_is_shown_is_short() {
     run(async {

@@ -7,7 +7,7 @@
 //!
 //! From each state all that may come next is tried, to the end of the scan, and each end is judged by
 //! [`Run::check`]. Ways that lead to the same state are gone on with once. What a state is: the events so far (they
-//! decide what the world and the config server hold, whenever they came), and what the scan, its questions under way
+//! decide what the world and the config server hold, whenever they came, but for who has heard of a longer key), and what the scan, its questions under way
 //! and its results are. Of results count how often each document came, and where the last one stood: the order is
 //! judged on the way.
 //!
@@ -40,6 +40,8 @@ impl Write for Hashed {
 struct Search<'a> {
     events: &'a [Event],
     seen: HashSet<u64>,
+    /// Those on the way to the state that is looked at.
+    path: HashSet<u64>,
     /// Scans that came to their end.
     ends: usize,
 }
@@ -54,9 +56,20 @@ impl Search<'_> {
         if !run.is_in_order() {
             return Err(format!("{so_far:?}: out of order, {:?}", run.found));
         }
-        if !self.seen.insert(hashed.0.finish()) {
+        let state = hashed.0.finish();
+        if self.path.contains(&state) {
+            return Err(format!("{so_far:?}: the scan does not end"));
+        }
+        if !self.seen.insert(state) {
             return Ok(());
         }
+        self.path.insert(state);
+        let found = self.next(run, left, so_far);
+        self.path.remove(&state);
+        found
+    }
+
+    fn next(&mut self, run: &Run, left: usize, so_far: &mut Vec<Event>) -> Result<(), String> {
         if run.has_ended() {
             self.ends += 1;
             return run.check().map_err(|error| format!("{so_far:?}: {error}"));
@@ -87,6 +100,7 @@ pub(super) fn search(run: &Run, events: &[Event], most: usize) -> Result<(usize,
     let mut search = Search {
         events,
         seen: HashSet::new(),
+        path: HashSet::new(),
         ends: 0,
     };
     search.from(run, most, &mut Vec::new())?;

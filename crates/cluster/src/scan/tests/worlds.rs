@@ -470,6 +470,8 @@ impl Run {
         let scan = &self.scan;
         let base = (scan.base.version(), scan.base.incarnation);
         write!(to, "{base:?}{:?}{:?}", scan.streams, scan.floor)?;
+        // Questions tell shards of a longer key, not events alone.
+        write!(to, "{:?}", self.world.refined)?;
         write!(to, "{:?}{:?}{:?}", scan.skip, scan.limit, self.refused)?;
         write!(to, "{:?}{:?}{:?}", self.changed, self.ahead, self.known)?;
         for (stream, answer) in &self.late {
