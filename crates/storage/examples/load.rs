@@ -3,15 +3,15 @@
 //!
 //! `cargo run --release -p storage --example load -- documents=300000 bytes=1000 memtable_mb=32`
 //!
-//! `indexes=2 ordered=1 entry_documents=2000 only_load=1` is what a recipient of a range would load if
-//! nothing but the engine took time: documents in the order of their keys, with index entries, in
-//! large entries.
+//! `indexes=2 ordered=1 entry_documents=2000 moved=1 only_load=1` is what a recipient of a range would
+//! load if nothing but the engine took time: documents in the order of their keys, with index entries,
+//! in large entries that say that they come from elsewhere.
 
 use std::time::{Duration, Instant};
 
 use model::ids::{CollectionId, IndexId};
 use model::time::ClusterTime;
-use storage::entry::{Description, Encoder, IndexAction, IndexChange};
+use storage::entry::{Description, Encoder, Header, IndexAction, IndexChange};
 use storage::{
     Before, Committed, Direction, FjallEngine, FjallOptions, KeyRange, Record, Store, StoreOptions,
 };
@@ -70,6 +70,10 @@ fn main() {
     let entry_documents = argument("entry_documents", 100).max(1);
     let indexes = argument("indexes", 0) as u32;
     let ordered = argument("ordered", 0) == 1;
+    let header = Header {
+        origin: (argument("moved", 0) == 1).then_some(&b"a move"[..]),
+        ..Header::default()
+    };
     let defaults = FjallOptions::default();
     let options = FjallOptions {
         cache_bytes: 512 << 20,
@@ -96,7 +100,7 @@ fn main() {
     for entry in 0..documents.div_ceil(entry_documents) {
         let time = ClusterTime::new(1_000, 1 + entry as u32);
         let mut payload = Vec::new();
-        let mut encoder = Encoder::new(&mut payload);
+        let mut encoder = Encoder::with_header(&mut payload, header);
         let mut after = Vec::new();
         for number in entry * entry_documents..documents.min((entry + 1) * entry_documents) {
             let at = (number as usize * 7919) % (texts.len() - bytes);

@@ -15,7 +15,8 @@
 //! - tables are flushed in order, and one rename of the manifest adds them.
 //!
 //! A full memtable is sealed and flushed by a thread of ours (`flusher.rs`); one that a writer or a sync has sealed, by
-//! the engine's, or by ours if that comes first.
+//! the engine's, or by ours if that comes first. Large batches of new keys lie beside the memtable until then
+//! (`sheaves.rs`).
 //!
 //! fjall's own `commit` would show half of a batch to a snapshot: a flush or compaction
 //! that ends meanwhile takes the next number and makes everything below it visible.
@@ -46,6 +47,7 @@
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fjall::compaction::Leveled;
@@ -68,6 +70,7 @@ use super::flush_without::{Stretches, Versions};
 use super::flusher::Flusher;
 use super::garbage::{Garbage, GarbageFactory};
 use super::key_filter::KeyFilters;
+use super::sheaves::{self, Sheaf, SheafScan, Sheaves};
 use super::table_removal::TableRemoval;
 use super::table_writeback::TableWriteback;
 use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
@@ -81,6 +84,9 @@ const KEYSPACE: &str = "all";
 const NUMBERS_AHEAD: u64 = 256;
 /// A memtable that is larger than it should be by this part is sealed by whoever writes: nobody came to flush it.
 const OVERFULL_SHARE: u64 = 4;
+/// Whoever writes large batches flushes the memtable himself when it is larger by this than it should be; others, who
+/// would have to seal it without its sheaves, go on until it is twice as large as that.
+const OVERFULL_TIMES: u64 = 2;
 /// Writers wait while this many memtables are still to be flushed.
 const SEALED_MEMTABLES_MAX: usize = 4;
 /// Writers wait while reads would have to look into this many flushed tables.
@@ -171,6 +177,9 @@ struct Open {
     garbage: Garbage,
     memtable_bytes: u64,
     unflushed: KeyFilters,
+    sheaves: Sheaves,
+    /// Bytes of those beside the memtable that is written.
+    sheaf_bytes: AtomicU64,
     /// What merges when writers are quiet.
     at_rest: Arc<Leveled>,
     /// Held while a batch goes into the memtable, and while that is sealed.
@@ -191,6 +200,8 @@ struct Sealed {
     /// engine would do it wherever the last reference goes, under the lock that everybody needs to read: this one
     /// goes later, where nobody waits.
     memtables: Vec<Memtable>,
+    /// Those that belong to the memtable that is written, which is not empty if there are any.
+    sheaves: Vec<Arc<Sheaf>>,
     /// The engine's number when it was last asked to let go of some.
     asked_at: SeqNo,
 }
@@ -298,6 +309,8 @@ impl FjallEngine {
             garbage,
             memtable_bytes,
             unflushed: KeyFilters::new(memtable_bytes as usize / FILTER_SHARE),
+            sheaves: Sheaves::default(),
+            sheaf_bytes: AtomicU64::new(0),
             at_rest,
             sealed: Mutex::default(),
             looks: Mutex::default(),
@@ -325,6 +338,38 @@ impl Open {
 
     /// Seals the memtable, unless it is empty, and has it flushed.
     fn rotate(&self, sealed: &mut Sealed) -> Result<()> {
+        // ⚑ The engine's threads know of no sheaf.
+        let spilled = self.take_sheaves(sealed);
+        for version in spilled.iter().flat_map(|sheaf| sheaf.versions()) {
+            let key = version.key;
+            self.keyspace
+                .tree
+                .insert(key.user_key, version.value, key.seqno);
+        }
+        self.let_go_of(&spilled);
+        self.seal(sealed)
+    }
+
+    /// The sheaves of the memtable that is written; none are beside the next one.
+    fn take_sheaves(&self, sealed: &mut Sealed) -> Vec<Arc<Sheaf>> {
+        self.sheaf_bytes.store(0, Ordering::Relaxed);
+        std::mem::take(&mut sealed.sheaves)
+    }
+
+    /// What is in a memtable or in tables by now is no sheaf any more.
+    fn let_go_of(&self, sheaves: &[Arc<Sheaf>]) {
+        if !sheaves.is_empty() {
+            self.sheaves.remove(sheaves);
+        }
+    }
+
+    /// What the memtable and its sheaves take.
+    fn unflushed_bytes(&self) -> u64 {
+        self.keyspace.tree.active_memtable().size() + self.sheaf_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Seals the memtable, unless it is empty, whose sheaves were spilled or are about to be flushed with it.
+    fn seal(&self, sealed: &mut Sealed) -> Result<()> {
         let memtable = self.keyspace.tree.active_memtable();
         if self.keyspace.rotate_memtable()? {
             sealed.count += 1;
@@ -351,7 +396,7 @@ impl Open {
     /// Flushes the memtable if it is full, for [`Flusher`]; what was sealed before goes first.
     fn flush_full(&self) {
         let tree = &self.keyspace.tree;
-        let is_full = || tree.active_memtable().size() > self.memtable_bytes;
+        let is_full = || self.unflushed_bytes() > self.memtable_bytes;
         if !is_full() {
             return;
         }
@@ -370,8 +415,12 @@ impl Open {
     }
 
     /// Seals the memtable and flushes it here, without what lies in the stretches; then another rule holds for
-    /// garbage. False if writers fill one memtable after the other: the engine's threads should not wait for long.
-    fn flush_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: &GarbageRule) -> Result<bool> {
+    /// garbage, if one is given. False if writers fill one memtable after the other: the engine's threads should not wait for long.
+    fn flush_without(
+        &self,
+        stretches: &[(Vec<u8>, Vec<u8>)],
+        rule: Option<&GarbageRule>,
+    ) -> Result<bool> {
         self.check_workers()?;
         let tree = &self.keyspace.tree;
         // The engine's threads wait for it, and have nothing left to flush then.
@@ -390,11 +439,14 @@ impl Open {
         };
         self.flush_active(&flushing, sealed, stretches)?;
         // Before the engine's threads go on: what they do next may be a merge.
-        self.garbage.set(Arc::clone(rule));
+        if let Some(rule) = rule {
+            self.garbage.set(Arc::clone(rule));
+        }
         Ok(true)
     }
 
-    /// Seals the memtable, the only one that is not flushed, and flushes it, without what lies in the stretches.
+    /// Seals the memtable, the only one that is not flushed, and flushes it with its sheaves, without what lies in the
+    /// stretches.
     fn flush_active(
         &self,
         _flushing: &std::sync::MutexGuard<'_, ()>,
@@ -403,7 +455,8 @@ impl Open {
     ) -> Result<()> {
         let tree = &self.keyspace.tree;
         let memtable = tree.active_memtable();
-        self.rotate(&mut sealed)?;
+        self.seal(&mut sealed)?;
+        let sheaves = self.take_sheaves(&mut sealed);
         drop(sealed);
         if memtable.is_empty() {
             return Ok(());
@@ -411,18 +464,65 @@ impl Open {
         let unread = self.unread();
         let mut left_out = Stretches::new(stretches);
         let mut versions = Versions::new(unread);
-        let kept = memtable.iter().filter(|version| {
+        let all = sheaves::with_sheaves(memtable.iter(), &sheaves);
+        let kept = all.filter(|version| {
             giving_way::look();
             let key = &version.key;
             (key.is_tombstone() || !left_out.contain(&key.user_key))
                 && versions.keep(&key.user_key, key.seqno)
         });
-        if let Some((tables, _)) = tree.flush_to_tables(kept.map(Ok)).map_err(failed)? {
-            let flushed = [memtable.id()];
-            tree.register_tables(&tables, None, None, &flushed, unread)
-                .map_err(failed)?;
+        let tables = tree.flush_to_tables(kept.map(Ok));
+        let done = tables.and_then(|made| match made {
+            Some((tables, _)) => {
+                tree.register_tables(&tables, None, None, &[memtable.id()], unread)
+            }
+            None => Ok(()),
+        });
+        if done.is_err() {
+            // ⚑ The memtable is left to the engine's threads, which are let in behind this.
+            for version in sheaves.iter().flat_map(|sheaf| sheaf.versions()) {
+                memtable.insert(version);
+            }
         }
-        Ok(())
+        self.let_go_of(&sheaves);
+        done.map_err(failed)
+    }
+
+    /// Of a large batch, what is new goes into a sheaf; the rest is returned, with whether a sheaf may have the key.
+    /// Nobody sees any of it before it is published, but who reads without a snapshot.
+    fn set_aside(
+        &self,
+        batch: WriteBatch,
+        number: SeqNo,
+        sealed: &mut Sealed,
+    ) -> Vec<(Slice, Option<Slice>, bool)> {
+        let (is_bulk, any) = (batch.is_bulk, !self.sheaves.is_empty());
+        let known = self.unflushed.insert_and_tell(batch.keys().map(xxh3_64));
+        let mut left = Vec::new();
+        let mut pairs = Vec::new();
+        let mut changes = batch.into_changes().into_iter().zip(known).peekable();
+        let mut last_was_equal = false;
+        while let Some(((key, value), is_known)) = changes.next() {
+            let next_is_equal = changes
+                .peek()
+                .is_some_and(|((next, _), _)| next[..] == key[..]);
+            let is_single = !next_is_equal && !last_was_equal;
+            last_was_equal = next_is_equal;
+            match value {
+                // The first one goes into the memtable: one that is empty is not flushed.
+                Some(value) if is_bulk && is_single && !is_known && !left.is_empty() => {
+                    pairs.push((key, value));
+                }
+                value => left.push((key, value, any && is_known)),
+            }
+        }
+        if !pairs.is_empty() {
+            let sheaf = Arc::new(Sheaf::new(number, pairs));
+            self.sheaf_bytes.fetch_add(sheaf.bytes(), Ordering::Relaxed);
+            sealed.sheaves.push(Arc::clone(&sheaf));
+            self.sheaves.add(sheaf);
+        }
+        left
     }
 
     /// How many of the sealed memtables are tables by now: they are flushed in order.
@@ -536,6 +636,11 @@ impl Engine for FjallEngine {
         let open = &*self.0.open;
         let hash = xxh3_64(key);
         if open.unflushed.may_contain(hash) {
+            if !open.sheaves.is_empty()
+                && let Some(found) = sheaves::get(&open.sheaves.list(), key, SeqNo::MAX)
+            {
+                return Ok(Some(found));
+            }
             return Ok(open.keyspace.get(key)?);
         }
         // The tables as they are now, asked for after the filters.
@@ -551,9 +656,12 @@ impl Engine for FjallEngine {
     }
 
     fn snapshot(&self) -> FjallSnapshot {
+        let open = Arc::clone(&self.0.open);
+        let (snapshot, sheaves) = open.sheaves.at_one_moment(|| open.database.snapshot());
         FjallSnapshot {
-            snapshot: self.0.open.database.snapshot(),
-            open: Arc::clone(&self.0.open),
+            snapshot,
+            sheaves,
+            open,
         }
     }
 
@@ -565,9 +673,8 @@ impl Engine for FjallEngine {
         let mut sealed = open.sealed.lock();
         open.check_workers()?;
         let number = supervisor.seqno.get() + NUMBERS_AHEAD;
-        open.unflushed.insert(batch.keys().map(xxh3_64));
-        let gives_way = batch.gives_way;
-        for (key, value) in batch.into_changes() {
+        let (gives_way, is_bulk) = (batch.gives_way, batch.is_bulk);
+        let put = |key: Slice, value: Option<Slice>| {
             if gives_way {
                 giving_way::look();
             }
@@ -575,23 +682,52 @@ impl Engine for FjallEngine {
                 Some(value) => tree.insert(key, value, number),
                 None => tree.remove(key, number),
             };
+        };
+        if is_bulk || !open.sheaves.is_empty() {
+            let earlier = open.sheaves.list();
+            for (key, value, may_be_in_sheaf) in open.set_aside(batch, number, &mut sealed) {
+                put(key.clone(), value);
+                if may_be_in_sheaf {
+                    sheaves::overwrite(&earlier, &key, number);
+                }
+            }
+        } else {
+            open.unflushed.insert(batch.keys().map(xxh3_64));
+            for (key, value) in batch.into_changes() {
+                put(key, value);
+            }
         }
         // In this order: whoever takes a number from now on comes after the batch.
         supervisor.seqno.fetch_max(number + 1);
         supervisor.snapshot_tracker.publish(number);
-        let bytes = tree.active_memtable().size();
-        if bytes > overfull(open.memtable_bytes) {
+        let bytes = open.unflushed_bytes();
+        let times = match sealed.sheaves.is_empty() {
+            true => 1,
+            false => 2 * OVERFULL_TIMES,
+        };
+        if bytes > times * overfull(open.memtable_bytes) {
             open.rotate(&mut sealed)?;
         }
         drop(sealed);
         if bytes > open.memtable_bytes {
             self.0.flusher.ask();
         }
+        if is_bulk && bytes > OVERFULL_TIMES * open.memtable_bytes {
+            // Or waits for the flush that is under way.
+            open.flush_full();
+        }
         open.wait_for_workers()
     }
 
     fn sync(&self) -> Result<()> {
         let open = &*self.0.open;
+        if !open.sheaves.is_empty() {
+            match open.flush_without(&[], None) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => left_to_the_engine(&error),
+            }
+        }
         let wanted = {
             let mut sealed = open.sealed.lock();
             open.rotate(&mut sealed)?;
@@ -606,7 +742,7 @@ impl Engine for FjallEngine {
 
     fn sync_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: GarbageRule) -> Result<()> {
         if !stretches.is_empty() {
-            match self.0.open.flush_without(stretches, &rule) {
+            match self.0.open.flush_without(stretches, Some(&rule)) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => left_to_the_engine(&error),
@@ -668,6 +804,7 @@ impl Engine for FjallEngine {
 #[derive(Clone)]
 pub struct FjallSnapshot {
     snapshot: fjall::Snapshot,
+    sheaves: Option<sheaves::List>,
     open: Arc<Open>,
 }
 
@@ -675,30 +812,65 @@ impl EngineSnapshot for FjallSnapshot {
     type Scan = FjallScan;
 
     fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
+        if let Some(list) = &self.sheaves
+            && let Some(found) = sheaves::get(list, key, self.snapshot.seqno())
+        {
+            return Ok(Some(found));
+        }
         Ok(self.snapshot.get(&self.open.keyspace, key)?)
     }
 
     fn scan(&self, range: KeyRange<'_>, direction: Direction) -> FjallScan {
-        let pairs = (!range.is_empty()).then(|| {
-            self.snapshot
-                .range::<&[u8], _>(&self.open.keyspace, (range.low, range.high))
-        });
+        let stored = || {
+            let pairs = (!range.is_empty()).then(|| {
+                self.snapshot
+                    .range::<&[u8], _>(&self.open.keyspace, (range.low, range.high))
+            });
+            StoredScan { pairs, direction }
+        };
+        let merged = self
+            .sheaves
+            .as_ref()
+            .and_then(|list| SheafScan::new(list, range, direction, self.snapshot.seqno(), stored));
         FjallScan {
-            pairs,
-            direction,
+            pairs: match merged {
+                Some(merged) => Pairs::Merged(Box::new(merged)),
+                None => Pairs::Stored(stored()),
+            },
             _open: Arc::clone(&self.open),
         }
     }
 }
 
 pub struct FjallScan {
-    pairs: Option<Iter>,
-    direction: Direction,
+    pairs: Pairs,
     // Keeps the directory locked while tables are still being read.
     _open: Arc<Open>,
 }
 
+enum Pairs {
+    Stored(StoredScan),
+    Merged(Box<SheafScan<StoredScan>>),
+}
+
 impl Iterator for FjallScan {
+    type Item = Result<Pair>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match &mut self.pairs {
+            Pairs::Stored(stored) => stored.next(),
+            Pairs::Merged(merged) => merged.next(),
+        }
+    }
+}
+
+/// What the engine itself has.
+struct StoredScan {
+    pairs: Option<Iter>,
+    direction: Direction,
+}
+
+impl Iterator for StoredScan {
     type Item = Result<Pair>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -77,6 +77,20 @@ impl KeyFilters {
         hashes.for_each(|hash| active.insert(hash));
     }
 
+    /// As [`Self::insert`]; of each key, whether it may have been in a memtable before.
+    pub fn insert_and_tell(&self, hashes: impl Iterator<Item = u64>) -> Vec<bool> {
+        // Whoever adds or drops filters is the one who writes, as the caller is.
+        let filters = self.filters.read();
+        let active = filters.back().expect("the active memtable has a filter");
+        hashes
+            .map(|hash| {
+                let is_known = filters.iter().any(|filter| filter.may_contain(hash));
+                active.insert(hash);
+                is_known
+            })
+            .collect()
+    }
+
     /// False if the key is surely in no memtable. The writer of the key must have told
     /// the caller that it is done.
     pub fn may_contain(&self, hash: u64) -> bool {

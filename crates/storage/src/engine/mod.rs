@@ -26,6 +26,7 @@ mod flusher;
 mod garbage;
 mod key_filter;
 pub mod memory;
+mod sheaves;
 mod table_removal;
 mod table_writeback;
 
@@ -101,6 +102,8 @@ pub struct WriteBatch {
     changes: Vec<(Slice, Option<Slice>)>,
     /// Whether others may have the core meanwhile.
     gives_way: bool,
+    /// Whether most keys are new, and there are many.
+    is_bulk: bool,
 }
 
 impl WriteBatch {
@@ -115,6 +118,12 @@ impl WriteBatch {
     /// Lets others have the core while it is written: nobody waits for any of it who waits for an answer.
     pub fn give_way(&mut self) {
         self.gives_way = true;
+    }
+
+    /// Says that there are many changes and that most keys are new, so that an engine may keep them together until
+    /// they go to the disk. It makes no difference to what is stored.
+    pub fn in_bulk(&mut self) {
+        self.is_bulk = true;
     }
 
     pub fn is_empty(&self) -> bool {
@@ -137,6 +146,8 @@ impl WriteBatch {
             // As bytes: slices compare their first four apart, and those are mostly equal here.
             self.changes
                 .sort_by(|(one, _), (other, _)| one[..].cmp(&other[..]));
+        } else {
+            self.is_bulk = false;
         }
     }
 

@@ -42,13 +42,30 @@ use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
 /// Entries of moves that are shorter come where clients are; longer ones, where nobody is, or to catch up.
 const GIVES_WAY_BYTES_MAX: usize = 1 << 20;
 
-/// Whether others may have the core meanwhile: all entries come from elsewhere, and no client waits for one of them.
-fn gives_way(entries: &[Committed<'_>]) -> bool {
-    let bytes: usize = entries.iter().map(|entry| entry.payload.len()).sum();
-    let from_elsewhere = |entry: &Committed<'_>| {
-        Entry::decode(entry.payload).is_ok_and(|entry| entry.header.origin.is_some())
-    };
-    bytes < GIVES_WAY_BYTES_MAX && entries.iter().all(from_elsewhere)
+/// How a group of entries is applied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Manner {
+    Usual,
+    /// Others may have the core meanwhile: all entries come from elsewhere, and no client waits for one of them.
+    GivesWay,
+    /// As much as comes where a range is copied at full pace: its keys are new.
+    Bulk,
+}
+
+impl Manner {
+    fn of(entries: &[Committed<'_>]) -> Self {
+        let from_elsewhere = |entry: &Committed<'_>| {
+            Entry::decode(entry.payload).is_ok_and(|entry| entry.header.origin.is_some())
+        };
+        if !entries.iter().all(from_elsewhere) {
+            return Self::Usual;
+        }
+        let bytes: usize = entries.iter().map(|entry| entry.payload.len()).sum();
+        match bytes < GIVES_WAY_BYTES_MAX {
+            true => Self::GivesWay,
+            false => Self::Bulk,
+        }
+    }
 }
 
 /// An entry that the log has committed.
@@ -130,6 +147,7 @@ impl<E: Engine> Store<E> {
     /// After an error from the engine the store must not be used any more.
     pub fn apply(&self, entries: &[Committed<'_>]) -> Result<()> {
         let _writer = self.writer.lock();
+        let manner = Manner::of(entries);
         let mut pending = Pending {
             store: self,
             batch: WriteBatch::default(),
@@ -139,10 +157,12 @@ impl<E: Engine> Store<E> {
             already_dropped: self.shared.dropped(),
             marks: self.shared.forgotten(),
             forgotten: Vec::new(),
-            gives_way: gives_way(entries),
+            gives_way: manner == Manner::GivesWay,
         };
-        if pending.gives_way {
-            pending.batch.give_way();
+        match manner {
+            Manner::Usual => {}
+            Manner::GivesWay => pending.batch.give_way(),
+            Manner::Bulk => pending.batch.in_bulk(),
         }
         let before = self.applied();
         let (mut position, mut time) = (before, self.applied_time());
@@ -604,9 +624,10 @@ mod tests {
     /// ⚑ Whoever waits for an answer does not wait for others who were offered the core.
     #[test]
     fn only_what_comes_from_elsewhere_gives_way() {
+        use Manner::{Bulk, GivesWay, Usual};
         let moved = payload(Some(b"a move"), 64 << 10);
         let written = payload(None, 100);
-        let check = |payloads: &[&[u8]], expected: bool| {
+        let check = |payloads: &[&[u8]], expected: Manner| {
             let entries: Vec<Committed<'_>> = payloads
                 .iter()
                 .map(|payload| Committed {
@@ -617,15 +638,16 @@ mod tests {
                     after: &[],
                 })
                 .collect();
-            assert_eq!(gives_way(&entries), expected, "{} entries", payloads.len());
+            assert_eq!(Manner::of(&entries), expected, "{} entries", payloads.len());
         };
-        check(&[&moved], true);
-        check(&[&moved, &moved], true);
-        check(&[&written], false);
-        check(&[&moved, &written], false);
-        check(&[&written, &moved], false);
+        check(&[&moved], GivesWay);
+        check(&[&moved, &moved], GivesWay);
+        check(&[&written], Usual);
+        check(&[&moved, &written], Usual);
+        check(&[&written, &moved], Usual);
         // Where nobody is, entries are long; who catches up has many.
-        check(&[&payload(Some(b"a move"), GIVES_WAY_BYTES_MAX)], false);
-        check(&[&moved[..]; 16], false);
+        check(&[&payload(Some(b"a move"), GIVES_WAY_BYTES_MAX)], Bulk);
+        check(&[&moved[..]; 16], Bulk);
+        check(&[&payload(None, GIVES_WAY_BYTES_MAX)], Usual);
     }
 }

@@ -221,6 +221,115 @@ fn a_flush_that_gives_way_keeps_what_is_read() {
     check(&FjallEngine::open(directory.path(), &options).expect("opens"));
 }
 
+/// Of keys that are new: all but the first lie beside the memtable.
+fn write_bulk(engine: &FjallEngine, keys: &[String]) {
+    let mut batch = WriteBatch::default();
+    batch.in_bulk();
+    for key in keys {
+        batch.put(Slice::new(key.as_bytes()), Slice::new(b"v"));
+    }
+    engine.write(batch).expect("written");
+    assert_eq!(engine.0.open.keyspace.tree.active_memtable().len(), 1);
+    assert!(!engine.0.open.sheaves.is_empty());
+}
+
+fn many_keys() -> Vec<String> {
+    (0..100).map(|number| format!("k{number:03}")).collect()
+}
+
+#[test]
+fn a_large_batch_alone_is_synced() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    let keys = many_keys();
+    write_bulk(&engine, &keys);
+    engine.sync().expect("synced");
+    assert!(engine.0.open.sheaves.is_empty());
+    assert_eq!(engine.0.open.unflushed_bytes(), 0);
+    drop(engine);
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    assert!(keys.iter().all(|key| is_there(&engine, key)));
+}
+
+/// ⚑ Whoever seals a memtable, its large batches are in it.
+#[test]
+fn a_memtable_that_is_sealed_holds_its_large_batches() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    let keys = many_keys();
+    let flushing = engine.0.open.keyspace.tree.get_flush_lock();
+    write_bulk(&engine, &keys);
+    let before = engine.snapshot();
+    write(&engine, &[("k050", Some("w"))]);
+    let memtable = engine.0.open.keyspace.tree.active_memtable();
+    { engine.0.open.rotate(&mut engine.0.open.sealed.lock()) }.expect("sealed");
+    assert_eq!(memtable.len(), keys.len() + 1);
+    assert!(engine.0.open.sheaves.is_empty());
+    drop(flushing);
+    let found = |key: &[u8]| {
+        before
+            .get(key)
+            .expect("read")
+            .as_deref()
+            .map(<[u8]>::to_vec)
+    };
+    assert_eq!(found(b"k050"), Some(b"v".to_vec()));
+    engine.sync().expect("synced");
+    assert_eq!(found(b"k050"), Some(b"v".to_vec()));
+    drop(before);
+    drop(engine);
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    assert!(keys.iter().all(|key| is_there(&engine, key)));
+    assert_eq!(
+        engine.get(b"k050").expect("read").as_deref(),
+        Some(&b"w"[..])
+    );
+}
+
+/// ⚑ What could not be flushed is left to the engine, and is whole.
+#[test]
+fn large_batches_are_left_to_the_engine_with_their_memtable() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    let keys = many_keys();
+    write_bulk(&engine, &keys);
+    let memtable = engine.0.open.keyspace.tree.active_memtable();
+    let tables = engine.0.open.keyspace.path().join("tables");
+    std::fs::rename(&tables, tables.with_extension("away")).expect("renamed");
+    assert!(engine.0.open.flush_without(&[], None).is_err());
+    assert_eq!(memtable.len(), keys.len());
+    assert!(engine.0.open.sheaves.is_empty());
+    assert!(keys.iter().all(|key| is_there(&engine, key)));
+}
+
+/// Large batches do not gather without bounds where nobody flushes: who writes one does it.
+#[test]
+fn who_writes_large_batches_flushes_them() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = FjallOptions {
+        memtable_bytes: 10_000,
+        ..FjallOptions::default()
+    };
+    let engine = FjallEngine::open(directory.path(), &options).expect("opens");
+    for round in 0..20 {
+        let mut batch = WriteBatch::default();
+        batch.in_bulk();
+        for number in 0..100 {
+            let key = format!("{round:03} {number:03}");
+            batch.put(Slice::new(key.as_bytes()), Slice::new(&[7; 100]));
+        }
+        engine.write(batch).expect("written");
+        assert!(engine.0.open.unflushed_bytes() <= OVERFULL_TIMES * options.memtable_bytes);
+    }
+    assert_eq!(
+        engine
+            .snapshot()
+            .scan(KeyRange::ALL, Direction::Backward)
+            .count(),
+        2000
+    );
+}
+
 /// The last memtable of a burst does not stay in memory, unless somebody reads it.
 #[test]
 fn flushed_memtables_are_let_go() {
