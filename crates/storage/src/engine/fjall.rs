@@ -32,7 +32,8 @@
 //! Merges. A flushed table spans all keys, so a merge of the first level rewrites all of
 //! the next one. While memtables are sealed one after the other, many tables gather before
 //! that ([`FjallOptions::level_zero_tables`]); when it has become quiet, [`Engine::tidy`]
-//! merges what is left over, so that reads find few tables.
+//! merges what is left over, so that reads find few tables, and before that flushes the large batches
+//! that lie beside the memtable.
 //!
 //! Garbage (expired history, dropped collections) is removed by a compaction
 //! filter. Its verdict is `Remove`, which leaves a tombstone until the last level:
@@ -86,7 +87,11 @@ const NUMBERS_AHEAD: u64 = 256;
 const OVERFULL_SHARE: u64 = 4;
 /// Whoever writes large batches flushes the memtable himself when it is larger by this than it should be; others, who
 /// would have to seal it without its sheaves, go on until it is twice as large as that.
-const OVERFULL_TIMES: u64 = 2;
+const OVERFULL_TIMES: u64 = 3;
+/// More large batches do not lie beside one memtable: each of them is asked for a key, and joined into a scan.
+const SHEAVES_MAX: usize = 64;
+/// When looks have found writers quiet so often, large batches are flushed for those who read.
+const QUIET_LOOKS_OF_SHEAVES: u32 = 2;
 /// Writers wait while this many memtables are still to be flushed.
 const SEALED_MEMTABLES_MAX: usize = 4;
 /// Writers wait while reads would have to look into this many flushed tables.
@@ -191,6 +196,15 @@ struct Open {
 
 /// A memtable, whose type has no public name.
 type Memtable = Arc<dyn Any + Send + Sync>;
+
+/// One change of a batch that is large, or beside large ones.
+struct Change {
+    key: Slice,
+    /// `None` removes it.
+    value: Option<Slice>,
+    /// Whether a memtable or a sheaf may have the key.
+    is_known: bool,
+}
 
 /// The memtables that were sealed.
 #[derive(Default)]
@@ -488,32 +502,29 @@ impl Open {
         done.map_err(failed)
     }
 
-    /// Of a large batch, what is new goes into a sheaf; the rest is returned, with whether a sheaf may have the key.
-    /// Nobody sees any of it before it is published, but who reads without a snapshot.
+    /// Of the changes of a large batch, in the order of their keys, what is new goes into a sheaf; the rest is
+    /// returned. Nobody sees any of it before it is published, but who reads without a snapshot.
     fn set_aside(
         &self,
-        batch: WriteBatch,
+        changes: impl Iterator<Item = Change>,
         number: SeqNo,
         sealed: &mut Sealed,
-    ) -> Vec<(Slice, Option<Slice>, bool)> {
-        let (is_bulk, any) = (batch.is_bulk, !self.sheaves.is_empty());
-        let known = self.unflushed.insert_and_tell(batch.keys().map(xxh3_64));
-        let mut left = Vec::new();
+    ) -> Vec<Change> {
+        let mut left: Vec<Change> = Vec::new();
         let mut pairs = Vec::new();
-        let mut changes = batch.into_changes().into_iter().zip(known).peekable();
+        let mut changes = changes.peekable();
         let mut last_was_equal = false;
-        while let Some(((key, value), is_known)) = changes.next() {
-            let next_is_equal = changes
-                .peek()
-                .is_some_and(|((next, _), _)| next[..] == key[..]);
+        while let Some(change) = changes.next() {
+            let is_equal = |next: &Change| next.key[..] == change.key[..];
+            let next_is_equal = changes.peek().is_some_and(is_equal);
             let is_single = !next_is_equal && !last_was_equal;
             last_was_equal = next_is_equal;
-            match value {
-                // The first one goes into the memtable: one that is empty is not flushed.
-                Some(value) if is_bulk && is_single && !is_known && !left.is_empty() => {
-                    pairs.push((key, value));
+            // The first one goes into the memtable: one that is empty is not flushed.
+            match change.value {
+                Some(value) if is_single && !change.is_known && !left.is_empty() => {
+                    pairs.push((change.key, value));
                 }
-                value => left.push((key, value, any && is_known)),
+                _ => left.push(change),
             }
         }
         if !pairs.is_empty() {
@@ -544,9 +555,15 @@ impl Open {
         let tables = tree.level_table_count(0).unwrap_or(0);
         let found = {
             let sealed = self.sealed.lock();
-            (sealed.count, tree.active_memtable().size())
+            (sealed.count, self.unflushed_bytes())
         };
         let quiet = self.looks.lock().look(found, self.memtable_bytes);
+        if quiet >= QUIET_LOOKS_OF_SHEAVES
+            && !self.sheaves.is_empty()
+            && let Err(error) = self.flush_without(&[], None)
+        {
+            left_to_the_engine(&error);
+        }
         if tables <= usize::from(LEVEL_ZERO_TABLES_AT_REST) || quiet < QUIET_LOOKS {
             return Ok(());
         }
@@ -673,7 +690,8 @@ impl Engine for FjallEngine {
         let mut sealed = open.sealed.lock();
         open.check_workers()?;
         let number = supervisor.seqno.get() + NUMBERS_AHEAD;
-        let (gives_way, is_bulk) = (batch.gives_way, batch.is_bulk);
+        let gives_way = batch.gives_way;
+        let is_bulk = batch.is_bulk && sealed.sheaves.len() < SHEAVES_MAX;
         let put = |key: Slice, value: Option<Slice>| {
             if gives_way {
                 giving_way::look();
@@ -683,16 +701,30 @@ impl Engine for FjallEngine {
                 None => tree.remove(key, number),
             };
         };
-        if is_bulk || !open.sheaves.is_empty() {
+        let hashes = batch.keys().map(xxh3_64);
+        let is_beside_sheaves = !open.sheaves.is_empty();
+        if is_bulk || is_beside_sheaves {
+            let known = open.unflushed.insert_and_tell(hashes);
+            let changes = batch.into_changes().into_iter().zip(known);
+            let changes = changes.map(|((key, value), is_known)| Change {
+                key,
+                value,
+                is_known,
+            });
             let earlier = open.sheaves.list();
-            for (key, value, may_be_in_sheaf) in open.set_aside(batch, number, &mut sealed) {
-                put(key.clone(), value);
-                if may_be_in_sheaf {
+            let changes = match is_bulk {
+                true => open.set_aside(changes, number, &mut sealed),
+                false => changes.collect(),
+            };
+            for change in changes {
+                let known = change.is_known.then(|| change.key.clone());
+                put(change.key, change.value);
+                if let Some(key) = known {
                     sheaves::overwrite(&earlier, &key, number);
                 }
             }
         } else {
-            open.unflushed.insert(batch.keys().map(xxh3_64));
+            open.unflushed.insert(hashes);
             for (key, value) in batch.into_changes() {
                 put(key, value);
             }

@@ -1,9 +1,9 @@
 //! Large batches of new keys are kept as they are, beside the memtable.
 //!
-//! A range that is received comes in batches of thousands of records, with their index entries. Put into the memtable
-//! one by one, each is searched for in a skip list, gets a node there, is found again by the flush and is taken out of
-//! memory by itself: a third of what a move takes in all. But such a batch is sorted already, its keys are new, and
-//! nobody changes it. So it stays what it is, a *sheaf*: a sorted row of pairs.
+//! A load comes in batches of hundreds of records, a range that is received in batches of thousands, with their index
+//! entries. Put into the memtable one by one, each is searched for in a skip list, gets a node there, is found again by
+//! the flush and is taken out of memory by itself: nearly half of what the engine takes. But such a batch is sorted
+//! already, its keys are new, and nobody changes it. So it stays what it is, a *sheaf*: a sorted row of pairs.
 //!
 //! ```text
 //!                    ┌─ a key that may lie in a memtable, a removal ─► memtable ─┐
@@ -25,7 +25,8 @@
 //!   the list while the list does not change: a snapshot from before the flush reads the tables of before, which a
 //!   later list would not make up for.
 //!
-//! What is left out: sheaves of small batches. Each reader of a stretch asks all of them.
+//! What is left out: sheaves of small batches, and joining sheaves in memory. Who looks for a key that may be in one
+//! asks all of them, and so does who begins a scan. So there are few, and they are flushed when writers are quiet.
 
 use std::cmp::Ordering as Order;
 use std::collections::{BinaryHeap, HashMap};

@@ -41,6 +41,8 @@ use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
 
 /// Entries of moves that are shorter come where clients are; longer ones, where nobody is, or to catch up.
 const GIVES_WAY_BYTES_MAX: usize = 1 << 20;
+/// A group of as much is a part of a load: most of its keys are new.
+const BULK_BYTES_MIN: usize = 256 << 10;
 
 /// How a group of entries is applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +50,7 @@ enum Manner {
     Usual,
     /// Others may have the core meanwhile: all entries come from elsewhere, and no client waits for one of them.
     GivesWay,
-    /// As much as comes where a range is copied at full pace: its keys are new.
+    /// Much at once.
     Bulk,
 }
 
@@ -57,13 +59,13 @@ impl Manner {
         let from_elsewhere = |entry: &Committed<'_>| {
             Entry::decode(entry.payload).is_ok_and(|entry| entry.header.origin.is_some())
         };
-        if !entries.iter().all(from_elsewhere) {
-            return Self::Usual;
-        }
         let bytes: usize = entries.iter().map(|entry| entry.payload.len()).sum();
-        match bytes < GIVES_WAY_BYTES_MAX {
-            true => Self::GivesWay,
-            false => Self::Bulk,
+        if bytes < GIVES_WAY_BYTES_MAX && entries.iter().all(from_elsewhere) {
+            Self::GivesWay
+        } else if bytes < BULK_BYTES_MIN {
+            Self::Usual
+        } else {
+            Self::Bulk
         }
     }
 }
@@ -648,6 +650,8 @@ mod tests {
         // Where nobody is, entries are long; who catches up has many.
         check(&[&payload(Some(b"a move"), GIVES_WAY_BYTES_MAX)], Bulk);
         check(&[&moved[..]; 16], Bulk);
-        check(&[&payload(None, GIVES_WAY_BYTES_MAX)], Usual);
+        check(&[&moved[..], &moved, &moved, &moved, &written], Bulk);
+        check(&[&payload(None, BULK_BYTES_MIN)], Bulk);
+        check(&[&payload(None, BULK_BYTES_MIN / 2)], Usual);
     }
 }

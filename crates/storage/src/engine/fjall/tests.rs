@@ -302,6 +302,45 @@ fn large_batches_are_left_to_the_engine_with_their_memtable() {
     assert!(keys.iter().all(|key| is_there(&engine, key)));
 }
 
+/// Readers do not ask large batches for ever.
+#[test]
+fn large_batches_are_flushed_when_writers_are_quiet() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    let keys = many_keys();
+    write_bulk(&engine, &keys);
+    for _ in 0..QUIET_LOOKS_OF_SHEAVES {
+        assert!(
+            !engine.0.open.sheaves.is_empty(),
+            "a burst may be under way"
+        );
+        engine.tidy().expect("looked");
+    }
+    engine.tidy().expect("flushed");
+    assert!(engine.0.open.sheaves.is_empty());
+    assert_eq!(engine.0.open.unflushed_bytes(), 0);
+    assert!(keys.iter().all(|key| is_there(&engine, key)));
+}
+
+/// More of them than readers should ask go into the memtable.
+#[test]
+fn few_large_batches_lie_beside_one_memtable() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    for round in 0..SHEAVES_MAX + 5 {
+        let mut batch = WriteBatch::default();
+        batch.in_bulk();
+        for number in 0..100 {
+            let key = format!("{round:03} {number:03}");
+            batch.put(Slice::new(key.as_bytes()), Slice::new(b"v"));
+        }
+        engine.write(batch).expect("written");
+    }
+    assert_eq!(engine.0.open.sheaves.list().len(), SHEAVES_MAX);
+    let pairs = engine.snapshot().scan(KeyRange::ALL, Direction::Forward);
+    assert_eq!(pairs.count(), 100 * (SHEAVES_MAX + 5));
+}
+
 /// Large batches do not gather without bounds where nobody flushes: who writes one does it.
 #[test]
 fn who_writes_large_batches_flushes_them() {
