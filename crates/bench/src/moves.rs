@@ -198,6 +198,7 @@ fn engine_load(options: &MovesOptions, records: u64) -> Result<Option<String>> {
             "indexes=2",
             "ordered=1",
             "entry_documents=2000",
+            "moved=1",
             "only_load=1",
         ])
         .output()

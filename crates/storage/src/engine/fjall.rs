@@ -87,7 +87,7 @@ const NUMBERS_AHEAD: u64 = 256;
 const OVERFULL_SHARE: u64 = 4;
 /// Whoever writes large batches flushes the memtable himself when it is larger by this than it should be; others, who
 /// would have to seal it without its sheaves, go on until it is twice as large as that.
-const OVERFULL_TIMES: u64 = 3;
+const OVERFULL_TIMES: u64 = 2;
 /// More large batches do not lie beside one memtable: each of them is asked for a key, and joined into a scan.
 const SHEAVES_MAX: usize = 64;
 /// When looks have found writers quiet so often, large batches are flushed for those who read.

@@ -12,8 +12,6 @@
 //! not a value: an older version of the key would come back otherwise, and be read once more by whoever removes what
 //! is left of the dropped ones.
 
-use std::cmp::Ordering;
-
 use fjall::SeqNo;
 
 /// Stretches of keys, from low to high without high, in order and without overlaps.
@@ -43,23 +41,28 @@ impl<'a> Stretches<'a> {
 ///
 /// Versions come in the order of keys, the latest of a key first. `unread` is the number below which no snapshot
 /// asks for any version but the latest.
-pub(super) struct Versions<K> {
+pub(super) struct Versions {
     unread: SeqNo,
-    last: Option<K>,
+    /// The key before, if there was one: as bytes, which are at hand. A handle on them would be counted in memory.
+    last: Vec<u8>,
+    is_first: bool,
 }
 
-impl<K: Clone + Ord> Versions<K> {
+impl Versions {
     pub fn new(unread: SeqNo) -> Self {
-        Self { unread, last: None }
+        Self {
+            unread,
+            last: Vec::new(),
+            is_first: true,
+        }
     }
 
-    pub fn keep(&mut self, key: &K, number: SeqNo) -> bool {
-        let is_older = self
-            .last
-            .as_ref()
-            .is_some_and(|last| last.cmp(key) == Ordering::Equal);
+    pub fn keep(&mut self, key: &[u8], number: SeqNo) -> bool {
+        let is_older = !self.is_first && self.last == key;
         if !is_older {
-            self.last = Some(key.clone());
+            self.is_first = false;
+            self.last.clear();
+            self.last.extend_from_slice(key);
         }
         !is_older || number >= self.unread
     }
@@ -84,7 +87,7 @@ mod tests {
     #[test]
     fn the_latest_version_is_kept_and_those_that_are_read() {
         let mut versions = Versions::new(5);
-        let mut kept = |key, number| versions.keep(&key, number);
+        let mut kept = |key: &str, number| versions.keep(key.as_bytes(), number);
         assert!(kept("a", 3));
         assert!(!kept("a", 2));
         assert!(kept("b", 9));

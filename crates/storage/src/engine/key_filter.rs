@@ -44,9 +44,11 @@ impl KeyFilter {
         (&self.words[word as usize], bits)
     }
 
+    /// Only one thread at a time inserts: it need not lock the word, for which it would wait until all it has read
+    /// before is there.
     fn insert(&self, hash: u64) {
         let (word, bits) = self.place(hash);
-        word.fetch_or(bits, Ordering::Relaxed);
+        word.store(word.load(Ordering::Relaxed) | bits, Ordering::Relaxed);
     }
 
     fn may_contain(&self, hash: u64) -> bool {
@@ -70,7 +72,7 @@ impl KeyFilters {
         }
     }
 
-    /// Before these keys go into the active memtable.
+    /// Before these keys go into the active memtable. The caller holds the lock of those who write.
     pub fn insert(&self, hashes: impl Iterator<Item = u64>) {
         let active = self.filters.read().back().map(Arc::clone);
         let active = active.expect("the active memtable has a filter");
@@ -79,16 +81,14 @@ impl KeyFilters {
 
     /// As [`Self::insert`]; of each key, whether it may have been in a memtable before.
     pub fn insert_and_tell(&self, hashes: impl Iterator<Item = u64>) -> Vec<bool> {
-        // Whoever adds or drops filters is the one who writes, as the caller is.
+        let hashes: Vec<u64> = hashes.collect();
         let filters = self.filters.read();
+        let is_known = |&hash: &u64| filters.iter().any(|filter| filter.may_contain(hash));
+        // All questions first: none of them waits for another.
+        let known = hashes.iter().map(is_known).collect();
         let active = filters.back().expect("the active memtable has a filter");
-        hashes
-            .map(|hash| {
-                let is_known = filters.iter().any(|filter| filter.may_contain(hash));
-                active.insert(hash);
-                is_known
-            })
-            .collect()
+        hashes.iter().for_each(|&hash| active.insert(hash));
+        known
     }
 
     /// False if the key is surely in no memtable. The writer of the key must have told
