@@ -45,6 +45,8 @@
 //! version is pinned to 3.1 and the tests in `tests/engine_batches.rs` hold it to the
 //! promises above.
 
+mod snapshot;
+
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,8 +60,7 @@ use fjall::config::{
     PartitioningPolicy, PinningPolicy,
 };
 use fjall::{
-    AbstractTree, CompressionType, Database, Guard, Iter, Keyspace, KeyspaceCreateOptions,
-    PersistMode, Readable, SeqNo,
+    AbstractTree, CompressionType, Database, Keyspace, KeyspaceCreateOptions, PersistMode, SeqNo,
 };
 use parking_lot::{Mutex, MutexGuard};
 use xxhash_rust::xxh3::xxh3_64;
@@ -71,12 +72,14 @@ use super::flush_without::{Stretches, Versions};
 use super::flusher::Flusher;
 use super::garbage::{Garbage, GarbageFactory};
 use super::key_filter::KeyFilters;
-use super::sheaves::{self, Sheaf, SheafScan, Sheaves};
+use super::sheaves::{self, Sheaf, Sheaves};
 use super::table_removal::TableRemoval;
 use super::table_writeback::TableWriteback;
-use super::{Direction, Engine, EngineSnapshot, GarbageRule, KeyRange, Pair, Slice, WriteBatch};
+use super::{Engine, GarbageRule, Slice, WriteBatch};
 use crate::error::{Error, Result};
 use crate::giving_way;
+
+pub use snapshot::{FjallScan, FjallSnapshot};
 
 const KEYSPACE: &str = "all";
 
@@ -673,13 +676,7 @@ impl Engine for FjallEngine {
     }
 
     fn snapshot(&self) -> FjallSnapshot {
-        let open = Arc::clone(&self.0.open);
-        let (snapshot, sheaves) = open.sheaves.at_one_moment(|| open.database.snapshot());
-        FjallSnapshot {
-            snapshot,
-            sheaves,
-            open,
-        }
+        FjallSnapshot::new(&self.0.open)
     }
 
     fn write(&self, mut batch: WriteBatch) -> Result<()> {
@@ -830,88 +827,6 @@ impl Engine for FjallEngine {
         // What is still in memory would otherwise be left out.
         self.sync()?;
         Ok(self.0.open.keyspace.major_compact()?)
-    }
-}
-
-#[derive(Clone)]
-pub struct FjallSnapshot {
-    snapshot: fjall::Snapshot,
-    sheaves: Option<sheaves::List>,
-    open: Arc<Open>,
-}
-
-impl EngineSnapshot for FjallSnapshot {
-    type Scan = FjallScan;
-
-    fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
-        if let Some(list) = &self.sheaves
-            && let Some(found) = sheaves::get(list, key, self.snapshot.seqno())
-        {
-            return Ok(Some(found));
-        }
-        Ok(self.snapshot.get(&self.open.keyspace, key)?)
-    }
-
-    fn scan(&self, range: KeyRange<'_>, direction: Direction) -> FjallScan {
-        let stored = || {
-            let pairs = (!range.is_empty()).then(|| {
-                self.snapshot
-                    .range::<&[u8], _>(&self.open.keyspace, (range.low, range.high))
-            });
-            StoredScan { pairs, direction }
-        };
-        let merged = self
-            .sheaves
-            .as_ref()
-            .and_then(|list| SheafScan::new(list, range, direction, self.snapshot.seqno(), stored));
-        FjallScan {
-            pairs: match merged {
-                Some(merged) => Pairs::Merged(Box::new(merged)),
-                None => Pairs::Stored(stored()),
-            },
-            _open: Arc::clone(&self.open),
-        }
-    }
-}
-
-pub struct FjallScan {
-    pairs: Pairs,
-    // Keeps the directory locked while tables are still being read.
-    _open: Arc<Open>,
-}
-
-enum Pairs {
-    Stored(StoredScan),
-    Merged(Box<SheafScan<StoredScan>>),
-}
-
-impl Iterator for FjallScan {
-    type Item = Result<Pair>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        match &mut self.pairs {
-            Pairs::Stored(stored) => stored.next(),
-            Pairs::Merged(merged) => merged.next(),
-        }
-    }
-}
-
-/// What the engine itself has.
-struct StoredScan {
-    pairs: Option<Iter>,
-    direction: Direction,
-}
-
-impl Iterator for StoredScan {
-    type Item = Result<Pair>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let pairs = self.pairs.as_mut()?;
-        let guard: Guard = match self.direction {
-            Direction::Forward => pairs.next()?,
-            Direction::Backward => pairs.next_back()?,
-        };
-        Some(guard.into_inner().map_err(Error::Engine))
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::engine::garbage::LOOKS_PER_RULE;
+use crate::engine::{Direction, EngineSnapshot, KeyRange};
 
 fn put(engine: &FjallEngine, keys: &[&str]) {
     let mut batch = WriteBatch::default();
