@@ -10,7 +10,7 @@
 //! the same bytes again for nothing. So after a crash the engine holds what was flushed
 //! last. That is a prefix of the batches, because
 //!
-//! - a memtable is sealed between two batches, never inside one: only [`Open::rotate`]
+//! - a memtable is sealed between two batches, never inside one: only [`Open::seal`]
 //!   does it, under the lock that a batch holds;
 //! - tables are flushed in order, and one rename of the manifest adds them.
 //!
@@ -88,13 +88,16 @@ const KEYSPACE: &str = "all";
 const NUMBERS_AHEAD: u64 = 256;
 /// A memtable that is larger than it should be by this part is sealed by whoever writes: nobody came to flush it.
 const OVERFULL_SHARE: u64 = 4;
-/// Whoever writes large batches flushes the memtable himself when it is larger by this than it should be; others, who
-/// would have to seal it without its sheaves, go on until it is twice as large as that.
+/// With the large batches beside it, it may be so many times as large: then whoever writes flushes it himself, or
+/// waits for the flush that is under way.
 const OVERFULL_TIMES: u64 = 2;
 /// More large batches do not lie beside one memtable: each of them is asked for a key, and joined into a scan.
 const SHEAVES_MAX: usize = 64;
-/// When looks have found writers quiet so often, large batches are flushed for those who read.
+/// When so many looks in a row have found no new ones, they make way for those who read.
 const QUIET_LOOKS_OF_SHEAVES: u32 = 2;
+/// They are flushed then, if what is not flushed is this part of a memtable's size, and put into the memtable if it is
+/// less: a table for each of a few batches would have to be merged again and again.
+const FLUSHED_SHARE: u64 = 2;
 /// Writers wait while this many memtables are still to be flushed.
 const SEALED_MEMTABLES_MAX: usize = 4;
 /// Writers wait while reads would have to look into this many flushed tables.
@@ -197,14 +200,24 @@ struct Open {
     _directory: Directory,
 }
 
-/// A memtable, whose type has no public name.
-type Memtable = Arc<dyn Any + Send + Sync>;
+/// A memtable, whose type has no public name, or a sheaf.
+type Memory = Arc<dyn Any + Send + Sync>;
+
+/// Lets go of what nobody else refers to, where nobody waits for it.
+fn drop_aside(unused: Vec<Memory>) {
+    if !unused.is_empty() {
+        let thread = std::thread::Builder::new().name("memtable-drop".to_owned());
+        // Without a thread it happens here.
+        let _ = thread.spawn(move || drop(unused));
+    }
+}
 
 /// One change of a batch that is large, or beside large ones.
 struct Change {
     key: Slice,
     /// `None` removes it.
     value: Option<Slice>,
+    hash: u64,
     /// Whether a memtable or a sheaf may have the key.
     is_known: bool,
 }
@@ -213,19 +226,21 @@ struct Change {
 #[derive(Default)]
 struct Sealed {
     count: u64,
-    /// Those that may still be in memory. Giving back the memory of fifty thousand records takes 20 to 40 ms. The
+    /// Those that may still be in memory, with their sheaves. Giving back the memory of fifty thousand records takes 20 to 40 ms. The
     /// engine would do it wherever the last reference goes, under the lock that everybody needs to read: this one
     /// goes later, where nobody waits.
-    memtables: Vec<Memtable>,
+    memtables: Vec<Memory>,
     /// Those that belong to the memtable that is written, which is not empty if there are any.
     sheaves: Vec<Arc<Sheaf>>,
+    /// How many there were ever.
+    sheaves_made: u64,
     /// The engine's number when it was last asked to let go of some.
     asked_at: SeqNo,
 }
 
 impl Sealed {
     /// Those that nobody else refers to.
-    fn take_unused(&mut self) -> Vec<Memtable> {
+    fn take_unused(&mut self) -> Vec<Memory> {
         let all = std::mem::take(&mut self.memtables).into_iter();
         let (used, unused) = all.partition(|memtable| Arc::strong_count(memtable) > 1);
         self.memtables = used;
@@ -242,6 +257,8 @@ struct Looks {
     quiet: u32,
     /// Writers were not quiet, and have not been for long enough since.
     in_burst: bool,
+    /// The large batches that have come, and how many looks in a row have found no new one.
+    sheaves: (u64, u32),
 }
 
 impl Looks {
@@ -253,6 +270,14 @@ impl Looks {
         self.in_burst = !is_quiet || (self.in_burst && self.quiet < QUIET_LOOKS);
         self.last = now;
         self.quiet
+    }
+
+    /// How many looks in a row have found no new large batch, with this one.
+    fn look_for_sheaves(&mut self, made: u64) -> u32 {
+        let (last, quiet) = self.sheaves;
+        let quiet = if made == last { quiet + 1 } else { 0 };
+        self.sheaves = (made, quiet);
+        quiet
     }
 }
 
@@ -334,7 +359,7 @@ impl FjallEngine {
             _directory: directory,
         });
         let to_flush = Arc::clone(&open);
-        let flusher = Flusher::start(move || to_flush.flush_full());
+        let flusher = Flusher::start(move || to_flush.flush_full(true));
         let engine = Self(Arc::new(Running { flusher, open }));
         // A journal that an earlier build left was read into a memtable, of whose keys
         // no filter knows.
@@ -356,15 +381,22 @@ impl Open {
     /// Seals the memtable, unless it is empty, and has it flushed.
     fn rotate(&self, sealed: &mut Sealed) -> Result<()> {
         // ⚑ The engine's threads know of no sheaf.
-        let spilled = self.take_sheaves(sealed);
-        for version in spilled.iter().flat_map(|sheaf| sheaf.versions()) {
-            let key = version.key;
-            self.keyspace
-                .tree
-                .insert(key.user_key, version.value, key.seqno);
-        }
-        self.let_go_of(&spilled);
+        while self.spill_one(sealed) {}
         self.seal(sealed)
+    }
+
+    /// Puts one sheaf into the memtable that is written. False if there is none.
+    fn spill_one(&self, sealed: &mut Sealed) -> bool {
+        let Some(sheaf) = sealed.sheaves.pop() else {
+            return false;
+        };
+        let memtable = self.keyspace.tree.active_memtable();
+        for version in sheaf.versions() {
+            memtable.insert(version);
+        }
+        self.sheaf_bytes.fetch_sub(sheaf.bytes(), Ordering::Relaxed);
+        self.sheaves.remove(&[sheaf]);
+        true
     }
 
     /// The sheaves of the memtable that is written; none are beside the next one.
@@ -373,33 +405,25 @@ impl Open {
         std::mem::take(&mut sealed.sheaves)
     }
 
-    /// What is in a memtable or in tables by now is no sheaf any more.
-    fn let_go_of(&self, sheaves: &[Arc<Sheaf>]) {
-        if !sheaves.is_empty() {
-            self.sheaves.remove(sheaves);
-        }
-    }
-
     /// What the memtable and its sheaves take.
     fn unflushed_bytes(&self) -> u64 {
         self.keyspace.tree.active_memtable().size() + self.sheaf_bytes.load(Ordering::Relaxed)
     }
 
-    /// Seals the memtable, unless it is empty, whose sheaves were spilled or are about to be flushed with it.
+    /// Seals the memtable, unless it is empty. The caller sees to its sheaves.
     fn seal(&self, sealed: &mut Sealed) -> Result<()> {
         let memtable = self.keyspace.tree.active_memtable();
         if self.keyspace.rotate_memtable()? {
             sealed.count += 1;
             let unused = sealed.take_unused();
             sealed.memtables.push(memtable);
-            if !unused.is_empty() {
-                let thread = std::thread::Builder::new().name("memtable-drop".to_owned());
-                // Without a thread it happens here.
-                let _ = thread.spawn(move || drop(unused));
-            }
+            drop_aside(unused);
             self.writeback.begin();
+            // ⚑ The filter of a memtable stays until its sheaves are gone, too, which is a moment after it is flushed:
+            // whoever overwrites a key of theirs meanwhile has to find that out.
+            let beside = usize::from(!self.sheaves.is_empty());
             let unflushed = self.keyspace.tree.sealed_memtable_count();
-            self.unflushed.sealed(unflushed);
+            self.unflushed.sealed(unflushed + beside);
         }
         Ok(())
     }
@@ -410,8 +434,9 @@ impl Open {
         tracker.get_seqno_safe_to_gc()
     }
 
-    /// Flushes the memtable if it is full, for [`Flusher`]; what was sealed before goes first.
-    fn flush_full(&self) {
+    /// Flushes the memtable if it is full, for [`Flusher`] or for a writer who waits for it; what was sealed before goes
+    /// first.
+    fn flush_full(&self, gives_way: bool) {
         let tree = &self.keyspace.tree;
         let is_full = || self.unflushed_bytes() > self.memtable_bytes;
         if !is_full() {
@@ -424,7 +449,7 @@ impl Open {
             let sealed = self.sealed.lock();
             // Who has sealed it meanwhile has told the engine's threads.
             match is_full() && tree.sealed_memtable_count() == 0 {
-                true => self.flush_active(&flushing, sealed, &[]),
+                true => self.flush_active(&flushing, sealed, &[], gives_way),
                 false => Ok(()),
             }
         });
@@ -432,8 +457,9 @@ impl Open {
     }
 
     /// Seals the memtable and flushes it here, without what lies in the stretches; then another rule holds for
-    /// garbage, if one is given. False if writers fill one memtable after the other: the engine's threads should not wait for long.
-    fn flush_without(
+    /// garbage, if one is given. False if writers fill one memtable after the other: the engine's threads should not
+    /// wait for long.
+    fn flush_now(
         &self,
         stretches: &[(Vec<u8>, Vec<u8>)],
         rule: Option<&GarbageRule>,
@@ -454,7 +480,7 @@ impl Open {
                 break sealed;
             }
         };
-        self.flush_active(&flushing, sealed, stretches)?;
+        self.flush_active(&flushing, sealed, stretches, true)?;
         // Before the engine's threads go on: what they do next may be a merge.
         if let Some(rule) = rule {
             self.garbage.set(Arc::clone(rule));
@@ -469,40 +495,52 @@ impl Open {
         _flushing: &std::sync::MutexGuard<'_, ()>,
         mut sealed: MutexGuard<'_, Sealed>,
         stretches: &[(Vec<u8>, Vec<u8>)],
+        gives_way: bool,
     ) -> Result<()> {
         let tree = &self.keyspace.tree;
         let memtable = tree.active_memtable();
-        self.seal(&mut sealed)?;
-        let sheaves = self.take_sheaves(&mut sealed);
-        drop(sealed);
         if memtable.is_empty() {
             return Ok(());
         }
-        let unread = self.unread();
-        let mut left_out = Stretches::new(stretches);
-        let mut versions = Versions::new(unread);
-        let all = sheaves::with_sheaves(memtable.iter(), &sheaves);
-        let kept = all.filter(|version| {
-            giving_way::look();
-            let key = &version.key;
-            (key.is_tombstone() || !left_out.contain(&key.user_key))
-                && versions.keep(&key.user_key, key.seqno)
+        let sheaves = self.take_sheaves(&mut sealed);
+        let is_sealed = self.seal(&mut sealed);
+        drop(sealed);
+        let is_flushed = is_sealed.and_then(|()| {
+            let unread = self.unread();
+            let mut left_out = Stretches::new(stretches);
+            let mut versions = Versions::new(unread);
+            let all = sheaves::with_sheaves(memtable.iter(), &sheaves);
+            let kept = all.filter(|version| {
+                if gives_way {
+                    giving_way::look();
+                }
+                let key = &version.key;
+                (key.is_tombstone() || !left_out.contain(&key.user_key))
+                    && versions.keep(&key.user_key, key.seqno)
+            });
+            let Some((tables, _)) = tree.flush_to_tables(kept.map(Ok)).map_err(failed)? else {
+                return Ok(false);
+            };
+            tree.register_tables(&tables, None, None, &[memtable.id()], unread)
+                .map_err(failed)?;
+            Ok(true)
         });
-        let tables = tree.flush_to_tables(kept.map(Ok));
-        let done = tables.and_then(|made| match made {
-            Some((tables, _)) => {
-                tree.register_tables(&tables, None, None, &[memtable.id()], unread)
-            }
-            None => Ok(()),
-        });
-        if done.is_err() {
+        if !matches!(is_flushed, Ok(true)) {
             // ⚑ The memtable is left to the engine's threads, which are let in behind this.
             for version in sheaves.iter().flat_map(|sheaf| sheaf.versions()) {
                 memtable.insert(version);
             }
         }
-        self.let_go_of(&sheaves);
-        done.map_err(failed)
+        if !sheaves.is_empty() {
+            self.sheaves.remove(&sheaves);
+            let mut sealed = self.sealed.lock();
+            let sheaves = sheaves.into_iter().map(|sheaf| sheaf as Memory);
+            sealed.memtables.extend(sheaves);
+            let unused = sealed.take_unused();
+            drop(sealed);
+            drop_aside(unused);
+        }
+        is_flushed.map(drop)
     }
 
     /// Of the changes of a large batch, in the order of their keys, what is new goes into a sheaf; the rest is
@@ -515,6 +553,7 @@ impl Open {
     ) -> Vec<Change> {
         let mut left: Vec<Change> = Vec::new();
         let mut pairs = Vec::new();
+        let mut hashes = Vec::new();
         let mut changes = changes.peekable();
         let mut last_was_equal = false;
         while let Some(change) = changes.next() {
@@ -526,14 +565,16 @@ impl Open {
             match change.value {
                 Some(value) if is_single && !change.is_known && !left.is_empty() => {
                     pairs.push((change.key, value));
+                    hashes.push(change.hash);
                 }
                 _ => left.push(change),
             }
         }
         if !pairs.is_empty() {
-            let sheaf = Arc::new(Sheaf::new(number, pairs));
+            let sheaf = Arc::new(Sheaf::new(number, pairs, &hashes));
             self.sheaf_bytes.fetch_add(sheaf.bytes(), Ordering::Relaxed);
             sealed.sheaves.push(Arc::clone(&sheaf));
+            sealed.sheaves_made += 1;
             self.sheaves.add(sheaf);
         }
         left
@@ -556,16 +597,20 @@ impl Open {
         self.removal.lock().look();
         let tree = &self.keyspace.tree;
         let tables = tree.level_table_count(0).unwrap_or(0);
-        let found = {
+        let found = || {
             let sealed = self.sealed.lock();
-            (sealed.count, self.unflushed_bytes())
+            ((sealed.count, self.unflushed_bytes()), sealed.sheaves_made)
         };
-        let quiet = self.looks.lock().look(found, self.memtable_bytes);
-        if quiet >= QUIET_LOOKS_OF_SHEAVES
-            && !self.sheaves.is_empty()
-            && let Err(error) = self.flush_without(&[], None)
-        {
-            left_to_the_engine(&error);
+        let (written, sheaves_made) = found();
+        let (quiet, quiet_of_sheaves) = {
+            let mut looks = self.looks.lock();
+            let quiet = looks.look(written, self.memtable_bytes);
+            (quiet, looks.look_for_sheaves(sheaves_made))
+        };
+        if quiet_of_sheaves >= QUIET_LOOKS_OF_SHEAVES && !self.sheaves.is_empty() {
+            self.clear_sheaves();
+            // What this has done no writer did.
+            self.looks.lock().last = found().0;
         }
         if tables <= usize::from(LEVEL_ZERO_TABLES_AT_REST) || quiet < QUIET_LOOKS {
             return Ok(());
@@ -575,6 +620,16 @@ impl Open {
         tree.compact(Arc::clone(&self.at_rest) as _, unread)
             .inspect_err(|_| self.removal.lock().stop())
             .map_err(failed)
+    }
+
+    /// Flushes what lies beside the memtable, or puts it into it.
+    fn clear_sheaves(&self) {
+        if self.unflushed_bytes() < self.memtable_bytes / FLUSHED_SHARE {
+            // Whoever writes meanwhile waits for one at most.
+            while self.spill_one(&mut self.sealed.lock()) {}
+        } else if let Err(error) = self.flush_now(&[], None) {
+            left_to_the_engine(&error);
+        }
     }
 
     /// Lets go of memtables that are tables by now and that no snapshot reads. Otherwise the last of a burst would
@@ -657,7 +712,7 @@ impl Engine for FjallEngine {
         let hash = xxh3_64(key);
         if open.unflushed.may_contain(hash) {
             if !open.sheaves.is_empty()
-                && let Some(found) = sheaves::get(&open.sheaves.list(), key, SeqNo::MAX)
+                && let Some(found) = sheaves::get(&open.sheaves.list(), key, hash, SeqNo::MAX)
             {
                 return Ok(Some(found));
             }
@@ -703,9 +758,10 @@ impl Engine for FjallEngine {
         if is_bulk || is_beside_sheaves {
             let known = open.unflushed.insert_and_tell(hashes);
             let changes = batch.into_changes().into_iter().zip(known);
-            let changes = changes.map(|((key, value), is_known)| Change {
+            let changes = changes.map(|((key, value), (hash, is_known))| Change {
                 key,
                 value,
+                hash,
                 is_known,
             });
             let earlier = open.sheaves.list();
@@ -717,7 +773,7 @@ impl Engine for FjallEngine {
                 let known = change.is_known.then(|| change.key.clone());
                 put(change.key, change.value);
                 if let Some(key) = known {
-                    sheaves::overwrite(&earlier, &key, number);
+                    sheaves::overwrite(&earlier, &key, change.hash, number);
                 }
             }
         } else {
@@ -730,20 +786,16 @@ impl Engine for FjallEngine {
         supervisor.seqno.fetch_max(number + 1);
         supervisor.snapshot_tracker.publish(number);
         let bytes = open.unflushed_bytes();
-        let times = match sealed.sheaves.is_empty() {
-            true => 1,
-            false => 2 * OVERFULL_TIMES,
-        };
-        if bytes > times * overfull(open.memtable_bytes) {
+        let is_beside_sheaves = !sealed.sheaves.is_empty();
+        if !is_beside_sheaves && bytes > overfull(open.memtable_bytes) {
             open.rotate(&mut sealed)?;
         }
         drop(sealed);
         if bytes > open.memtable_bytes {
             self.0.flusher.ask();
         }
-        if is_bulk && bytes > OVERFULL_TIMES * open.memtable_bytes {
-            // Or waits for the flush that is under way.
-            open.flush_full();
+        if is_beside_sheaves && bytes > OVERFULL_TIMES * open.memtable_bytes {
+            open.flush_full(false);
         }
         open.wait_for_workers()
     }
@@ -751,7 +803,7 @@ impl Engine for FjallEngine {
     fn sync(&self) -> Result<()> {
         let open = &*self.0.open;
         if !open.sheaves.is_empty() {
-            match open.flush_without(&[], None) {
+            match open.flush_now(&[], None) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => left_to_the_engine(&error),
@@ -771,7 +823,7 @@ impl Engine for FjallEngine {
 
     fn sync_without(&self, stretches: &[(Vec<u8>, Vec<u8>)], rule: GarbageRule) -> Result<()> {
         if !stretches.is_empty() {
-            match self.0.open.flush_without(stretches, Some(&rule)) {
+            match self.0.open.flush_now(stretches, Some(&rule)) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => left_to_the_engine(&error),
@@ -787,6 +839,7 @@ impl Engine for FjallEngine {
         // The batch may fill a memtable itself.
         tree.sealed_memtable_count() + 1 >= SEALED_MEMTABLES_MAX
             || tree.l0_run_count() >= LEVEL_ZERO_RUNS_MAX
+            || self.0.open.unflushed_bytes() > OVERFULL_TIMES * self.0.open.memtable_bytes / 4 * 3
     }
 
     fn approximate_size_bytes(&self) -> u64 {

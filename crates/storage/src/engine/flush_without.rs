@@ -43,26 +43,21 @@ impl<'a> Stretches<'a> {
 /// asks for any version but the latest.
 pub(super) struct Versions {
     unread: SeqNo,
-    /// The key before, if there was one: as bytes, which are at hand. A handle on them would be counted in memory.
-    last: Vec<u8>,
-    is_first: bool,
+    /// The key before: as bytes, which are at hand. A handle on them would be counted in memory.
+    last: Option<Vec<u8>>,
 }
 
 impl Versions {
     pub fn new(unread: SeqNo) -> Self {
-        Self {
-            unread,
-            last: Vec::new(),
-            is_first: true,
-        }
+        Self { unread, last: None }
     }
 
     pub fn keep(&mut self, key: &[u8], number: SeqNo) -> bool {
-        let is_older = !self.is_first && self.last == key;
+        let is_older = self.last.as_deref() == Some(key);
         if !is_older {
-            self.is_first = false;
-            self.last.clear();
-            self.last.extend_from_slice(key);
+            let last = self.last.get_or_insert_default();
+            last.clear();
+            last.extend_from_slice(key);
         }
         !is_older || number >= self.unread
     }
@@ -88,6 +83,8 @@ mod tests {
     fn the_latest_version_is_kept_and_those_that_are_read() {
         let mut versions = Versions::new(5);
         let mut kept = |key: &str, number| versions.keep(key.as_bytes(), number);
+        assert!(kept("", 2));
+        assert!(!kept("", 1));
         assert!(kept("a", 3));
         assert!(!kept("a", 2));
         assert!(kept("b", 9));

@@ -12,7 +12,8 @@
 //!
 //! The engine is told of each memtable that is sealed, as ever, and its thread waits until the flush is done. So
 //! nothing depends on this thread: what it cannot flush, the engine tries; where it is late, a writer seals the
-//! memtable, and whoever comes first flushes it: the engine, or this thread before the next one.
+//! memtable, and whoever comes first flushes it: the engine, or this thread before the next one. Beside large batches
+//! (`sheaves.rs`), which the engine's thread knows nothing of, the writer comes later, and flushes it himself.
 
 use super::asked_thread::AskedThread;
 

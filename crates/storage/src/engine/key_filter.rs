@@ -23,12 +23,13 @@ use parking_lot::RwLock;
 /// one in a hundred that is not there seems to be.
 const BITS_PER_KEY: u32 = 4;
 
-struct KeyFilter {
+/// The filter of one memtable, or of one sheaf.
+pub(super) struct KeyFilter {
     words: Box<[AtomicU64]>,
 }
 
 impl KeyFilter {
-    fn new(bytes: usize) -> Self {
+    pub fn new(bytes: usize) -> Self {
         let words = (bytes / 8).max(1);
         Self {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
@@ -46,12 +47,12 @@ impl KeyFilter {
 
     /// Only one thread at a time inserts: it need not lock the word, for which it would wait until all it has read
     /// before is there.
-    fn insert(&self, hash: u64) {
+    pub fn insert(&self, hash: u64) {
         let (word, bits) = self.place(hash);
         word.store(word.load(Ordering::Relaxed) | bits, Ordering::Relaxed);
     }
 
-    fn may_contain(&self, hash: u64) -> bool {
+    pub fn may_contain(&self, hash: u64) -> bool {
         let (word, bits) = self.place(hash);
         word.load(Ordering::Relaxed) & bits == bits
     }
@@ -79,16 +80,15 @@ impl KeyFilters {
         hashes.for_each(|hash| active.insert(hash));
     }
 
-    /// As [`Self::insert`]; of each key, whether it may have been in a memtable before.
-    pub fn insert_and_tell(&self, hashes: impl Iterator<Item = u64>) -> Vec<bool> {
-        let hashes: Vec<u64> = hashes.collect();
+    /// As [`Self::insert`]; with each hash, whether the key may have been in a memtable before.
+    pub fn insert_and_tell(&self, hashes: impl Iterator<Item = u64>) -> Vec<(u64, bool)> {
         let filters = self.filters.read();
-        let is_known = |&hash: &u64| filters.iter().any(|filter| filter.may_contain(hash));
+        let is_known = |hash| filters.iter().any(|filter| filter.may_contain(hash));
         // All questions first: none of them waits for another.
-        let known = hashes.iter().map(is_known).collect();
+        let told: Vec<_> = hashes.map(|hash| (hash, is_known(hash))).collect();
         let active = filters.back().expect("the active memtable has a filter");
-        hashes.iter().for_each(|&hash| active.insert(hash));
-        known
+        told.iter().for_each(|&(hash, _)| active.insert(hash));
+        told
     }
 
     /// False if the key is surely in no memtable. The writer of the key must have told
@@ -98,7 +98,7 @@ impl KeyFilters {
         filters.iter().any(|filter| filter.may_contain(hash))
     }
 
-    /// The active memtable was sealed; of the sealed ones so many are not flushed yet.
+    /// The active memtable was sealed; of the sealed ones so many are not flushed yet, or have sheaves.
     pub fn sealed(&self, unflushed: usize) {
         let next = Arc::new(KeyFilter::new(self.bytes_each));
         let mut filters = self.filters.write();

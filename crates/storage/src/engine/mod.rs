@@ -102,7 +102,7 @@ pub struct WriteBatch {
     changes: Vec<(Slice, Option<Slice>)>,
     /// Whether others may have the core meanwhile.
     gives_way: bool,
-    /// Whether most keys are new, and there are many.
+    /// Whether there is much, and hardly any key was written a moment ago.
     is_bulk: bool,
 }
 
@@ -120,8 +120,8 @@ impl WriteBatch {
         self.gives_way = true;
     }
 
-    /// Says that there are many changes and that most keys are new, so that an engine may keep them together until
-    /// they go to the disk. It makes no difference to what is stored.
+    /// Says that there is much of it, and that hardly any key was written a moment ago: an engine may keep it together
+    /// until it goes to the disk. It makes no difference to what is stored.
     pub fn in_bulk(&mut self) {
         self.is_bulk = true;
     }
@@ -147,6 +147,7 @@ impl WriteBatch {
             self.changes
                 .sort_by(|(one, _), (other, _)| one[..].cmp(&other[..]));
         } else {
+            // What is kept together has to be in order.
             self.is_bulk = false;
         }
     }

@@ -1,23 +1,25 @@
-//! Large batches of new keys are kept as they are, beside the memtable.
+//! Large batches are kept as they are, beside the memtable.
 //!
 //! A load comes in batches of hundreds of records, a range that is received in batches of thousands, with their index
 //! entries. Put into the memtable one by one, each is searched for in a skip list, gets a node there, is found again by
 //! the flush and is taken out of memory by itself: nearly half of what the engine takes. But such a batch is sorted
-//! already, its keys are new, and nobody changes it. So it stays what it is, a *sheaf*: a sorted row of pairs.
+//! already, no memtable has its keys, and nobody changes it. So it stays what it is, a *sheaf*: a sorted row of pairs.
 //!
 //! ```text
 //!                    ┌─ a key that may lie in a memtable, a removal ─► memtable ─┐
 //!   batch, sorted ───┤                                                           ├─ one flush ─► tables
-//!                    └─ a new key ─────────────────────────────────► sheaf ──────┘
+//!                    └─ any other ─────────────────────────────────► sheaf ──────┘
 //! ```
 //!
 //! **What holds.**
 //!
 //! - A sheaf belongs to the memtable that was written at that time, and becomes tables with it, at one moment. ⚑ Whoever
-//!   seals a memtable flushes its sheaves with it or *spills* them into it before: the engine's own threads know of no
-//!   sheaf, and a memtable without them would be no prefix of the batches (`applied` without what was applied).
+//!   seals a memtable flushes its sheaves with it or *spills* them into it, before any other thread may flush it: the
+//!   engine's own know of no sheaf, and a memtable without them would be no prefix of the batches (`applied` without
+//!   what was applied).
 //! - A key is in one sheaf at most, and a memtable's version of it is newer: when the sheaf was made, no memtable had
-//!   the key. Tables may have an older version.
+//!   the key. Tables may have an older version. ⚑ So the filter that knows a memtable's keys stays until its sheaves are
+//!   gone.
 //! - ⚑ Therefore a sheaf's version is what a reader finds, unless the key was *overwritten* before its snapshot. That is
 //!   noted behind the write to the memtable, and before the batch is published: who reads without a snapshot finds one
 //!   of both, never what is below both.
@@ -25,8 +27,8 @@
 //!   the list while the list does not change: a snapshot from before the flush reads the tables of before, which a
 //!   later list would not make up for.
 //!
-//! What is left out: sheaves of small batches, and joining sheaves in memory. Who looks for a key that may be in one
-//! asks all of them, and so does who begins a scan. So there are few, and they are flushed when writers are quiet.
+//! What is left out: sheaves of small batches, and joining sheaves in memory. Who looks for a key asks the filters of
+//! all of them, and who begins a scan each of them. So there are few, and they make way when no new ones come.
 
 use std::cmp::Ordering as Order;
 use std::collections::{BinaryHeap, HashMap};
@@ -38,7 +40,11 @@ use fjall::SeqNo;
 use lsm_tree::{InternalValue, ValueType};
 use parking_lot::RwLock;
 
+use super::key_filter::KeyFilter;
 use super::{Direction, KeyRange, Pair, Slice};
+
+/// About one key in a hundred that is not there seems to be.
+const FILTER_BYTES_PER_KEY: usize = 2;
 
 /// One batch, as far as its keys were new.
 pub(super) struct Sheaf {
@@ -47,23 +53,29 @@ pub(super) struct Sheaf {
     pairs: Vec<Pair>,
     /// As a memtable would count them.
     bytes: u64,
-    is_overwritten: AtomicBool,
+    filter: KeyFilter,
+    has_overwritten: AtomicBool,
     /// The first batch that has changed a key since.
     overwritten: RwLock<HashMap<Slice, SeqNo, foldhash::fast::RandomState>>,
 }
 
 impl Sheaf {
-    pub fn new(number: SeqNo, pairs: Vec<Pair>) -> Self {
+    /// With the hash of each key.
+    pub fn new(number: SeqNo, pairs: Vec<Pair>, hashes: &[u64]) -> Self {
+        debug_assert_eq!(pairs.len(), hashes.len());
         debug_assert!(pairs.is_sorted_by(|(one, _), (next, _)| one[..] < next[..]));
         let bytes = pairs
             .iter()
             .map(|(key, value)| key.len() + value.len() + size_of::<InternalValue>())
             .sum::<usize>() as u64;
+        let filter = KeyFilter::new(pairs.len() * FILTER_BYTES_PER_KEY);
+        hashes.iter().for_each(|&hash| filter.insert(hash));
         Self {
             number,
             pairs,
             bytes,
-            is_overwritten: AtomicBool::new(false),
+            filter,
+            has_overwritten: AtomicBool::new(false),
             overwritten: RwLock::default(),
         }
     }
@@ -81,7 +93,10 @@ impl Sheaf {
         InternalValue::from_components(key.clone(), value.clone(), self.number, ValueType::Value)
     }
 
-    fn find(&self, key: &[u8]) -> Option<&Pair> {
+    fn find(&self, key: &[u8], hash: u64) -> Option<&Pair> {
+        if !self.filter.may_contain(hash) {
+            return None;
+        }
         let place = self
             .pairs
             .binary_search_by(|(other, _)| other[..].cmp(key))
@@ -93,12 +108,12 @@ impl Sheaf {
     fn overwrite(&self, key: Slice, number: SeqNo) {
         let mut overwritten = self.overwritten.write();
         overwritten.entry(key).or_insert(number);
-        self.is_overwritten.store(true, Ordering::Release);
+        self.has_overwritten.store(true, Ordering::Release);
     }
 
     /// Whether a reader of what is numbered below `before` finds a newer version elsewhere.
     fn is_overwritten(&self, key: &[u8], before: SeqNo) -> bool {
-        self.is_overwritten.load(Ordering::Acquire)
+        self.has_overwritten.load(Ordering::Acquire)
             && self
                 .overwritten
                 .read()
@@ -173,25 +188,25 @@ impl Sheaves {
         let is_filled = u64::from(!changed.is_empty());
         *list = Arc::new(changed);
         let changes = self.changes.load(Ordering::Relaxed) | 1;
-        // Held while the list is: a reader who finds the same number twice has missed no change.
+        // Stored while the list is locked: a reader who finds the same number twice has missed no change.
         self.changes
             .store(changes + 1 + is_filled, Ordering::Release);
     }
 }
 
 /// What a reader of everything numbered below `before` finds under a key, if it is in a sheaf for him.
-pub(super) fn get(list: &List, key: &[u8], before: SeqNo) -> Option<Slice> {
+pub(super) fn get(list: &List, key: &[u8], hash: u64, before: SeqNo) -> Option<Slice> {
     let visible = list.iter().filter(|sheaf| sheaf.number < before);
     let (sheaf, pair) = visible
-        .filter_map(|sheaf| Some((sheaf, sheaf.find(key)?)))
+        .filter_map(|sheaf| Some((sheaf, sheaf.find(key, hash)?)))
         .next()?;
     (!sheaf.is_overwritten(key, before)).then(|| pair.1.clone())
 }
 
 /// Notes that the memtable has a newer version of a key now.
-pub(super) fn overwrite(list: &List, key: &Slice, number: SeqNo) {
+pub(super) fn overwrite(list: &List, key: &Slice, hash: u64, number: SeqNo) {
     for sheaf in list.iter() {
-        if sheaf.find(key).is_some() {
+        if sheaf.find(key, hash).is_some() {
             sheaf.overwrite(key.clone(), number);
         }
     }
@@ -372,16 +387,25 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
+    use xxhash_rust::xxh3::xxh3_64;
+
+    fn get(list: &List, key: &str, before: SeqNo) -> Option<Slice> {
+        super::get(list, key.as_bytes(), xxh3_64(key.as_bytes()), before)
+    }
+
+    fn overwrite(list: &List, key: &str, number: SeqNo) {
+        super::overwrite(list, &slice(key), xxh3_64(key.as_bytes()), number);
+    }
 
     fn slice(text: &str) -> Slice {
         Slice::new(text.as_bytes())
     }
 
     fn sheaf(number: SeqNo, keys: &[&str]) -> Arc<Sheaf> {
-        let pairs = keys
-            .iter()
-            .map(|key| (slice(key), slice(&number.to_string())));
-        Arc::new(Sheaf::new(number, pairs.collect()))
+        let hashes: Vec<_> = keys.iter().map(|key| xxh3_64(key.as_bytes())).collect();
+        let pairs = keys.iter();
+        let pairs = pairs.map(|key| (slice(key), slice(&number.to_string())));
+        Arc::new(Sheaf::new(number, pairs.collect(), &hashes))
     }
 
     fn shown(pairs: impl Iterator<Item = Result<Pair, Infallible>>) -> String {
@@ -423,8 +447,8 @@ mod tests {
         assert_eq!(all(backward, 8), "g=s f=7 e=3 d=s c=7 b=3 a=s");
         assert_eq!(all(forward, 7), "a=s b=3 c=s d=s e=3 g=s");
         assert_eq!(all(forward, 3), "", "no sheaf: the plain scan is enough");
-        assert_eq!(get(&list, b"c", 8).as_deref(), Some(&b"7"[..]));
-        assert_eq!(get(&list, b"c", 7), None);
+        assert_eq!(get(&list, "c", 8).as_deref(), Some(&b"7"[..]));
+        assert_eq!(get(&list, "c", 7), None);
         let between = KeyRange::new(Bound::Excluded(b"b"), Bound::Included(b"e"));
         let found = scan(&list, between, backward, 8, &["c", "d"]);
         assert_eq!(found.as_deref(), Some("e=3 d=s c=7"));
@@ -438,18 +462,18 @@ mod tests {
     #[test]
     fn what_is_overwritten_is_left_to_what_is_stored() {
         let list: List = Arc::new(vec![sheaf(3, &["b", "c", "d"])]);
-        overwrite(&list, &slice("b"), 5);
-        overwrite(&list, &slice("c"), 5);
+        overwrite(&list, "b", 5);
+        overwrite(&list, "c", 5);
         // The first time counts: later versions are where this one is.
-        overwrite(&list, &slice("c"), 9);
-        overwrite(&list, &slice("x"), 5);
+        overwrite(&list, "c", 9);
+        overwrite(&list, "x", 5);
         let all = |before, stored: &[&str]| {
             scan(&list, KeyRange::ALL, Direction::Forward, before, stored).unwrap_or_default()
         };
         assert_eq!(all(5, &["b"]), "b=3 c=3 d=3");
         assert_eq!(all(6, &["b"]), "b=s d=3");
-        assert_eq!(get(&list, b"c", 5).as_deref(), Some(&b"3"[..]));
-        assert_eq!(get(&list, b"c", 6), None);
+        assert_eq!(get(&list, "c", 5).as_deref(), Some(&b"3"[..]));
+        assert_eq!(get(&list, "c", 6), None);
     }
 
     #[test]

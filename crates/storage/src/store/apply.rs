@@ -41,7 +41,7 @@ use crate::layout::{self, StoredKey, Subject, TIME_BYTES};
 
 /// Entries of moves that are shorter come where clients are; longer ones, where nobody is, or to catch up.
 const GIVES_WAY_BYTES_MAX: usize = 1 << 20;
-/// A group of as much is a part of a load: most of its keys are new.
+/// A group of as much is a part of a load, or of a change of very many documents.
 const BULK_BYTES_MIN: usize = 256 << 10;
 
 /// How a group of entries is applied.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fjall::{Guard, Iter, Readable};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::Open;
 use crate::engine::sheaves::{self, SheafScan};
@@ -32,7 +33,7 @@ impl EngineSnapshot for FjallSnapshot {
 
     fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
         if let Some(list) = &self.sheaves
-            && let Some(found) = sheaves::get(list, key, self.snapshot.seqno())
+            && let Some(found) = sheaves::get(list, key, xxh3_64(key), self.snapshot.seqno())
         {
             return Ok(Some(found));
         }

@@ -199,7 +199,7 @@ fn a_flush_that_gives_way_keeps_what_is_read() {
     let long = "2".repeat(1 << 20);
     write(&engine, &[("a", Some(&long)), ("b", None)]);
     // It has been asked for; who comes second finds nothing to do.
-    engine.0.open.flush_full();
+    engine.0.open.flush_full(true);
     let tree = &engine.0.open.keyspace.tree;
     let deadline = Instant::now() + Duration::from_secs(60);
     while tree.sealed_memtable_count() > 0 || tree.active_memtable().size() > 0 {
@@ -297,19 +297,13 @@ fn large_batches_are_left_to_the_engine_with_their_memtable() {
     let memtable = engine.0.open.keyspace.tree.active_memtable();
     let tables = engine.0.open.keyspace.path().join("tables");
     std::fs::rename(&tables, tables.with_extension("away")).expect("renamed");
-    assert!(engine.0.open.flush_without(&[], None).is_err());
+    assert!(engine.0.open.flush_now(&[], None).is_err());
     assert_eq!(memtable.len(), keys.len());
     assert!(engine.0.open.sheaves.is_empty());
     assert!(keys.iter().all(|key| is_there(&engine, key)));
 }
 
-/// Readers do not ask large batches for ever.
-#[test]
-fn large_batches_are_flushed_when_writers_are_quiet() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
-    let keys = many_keys();
-    write_bulk(&engine, &keys);
+fn quiet_looks(engine: &FjallEngine) {
     for _ in 0..QUIET_LOOKS_OF_SHEAVES {
         assert!(
             !engine.0.open.sheaves.is_empty(),
@@ -317,10 +311,111 @@ fn large_batches_are_flushed_when_writers_are_quiet() {
         );
         engine.tidy().expect("looked");
     }
-    engine.tidy().expect("flushed");
+    engine.tidy().expect("looked");
     assert!(engine.0.open.sheaves.is_empty());
+}
+
+/// Readers do not ask large batches for ever; a few of them make no table, which would have to be merged.
+#[test]
+fn large_batches_make_way_when_no_more_come() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let keys = many_keys();
+    let bytes = {
+        let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+        write_bulk(&engine, &keys);
+        let bytes = engine.0.open.unflushed_bytes();
+        quiet_looks(&engine);
+        assert_eq!(engine.0.open.sealed.lock().count, 0);
+        assert_eq!(engine.0.open.unflushed_bytes(), bytes);
+        assert_eq!(
+            engine.0.open.keyspace.tree.active_memtable().len(),
+            keys.len()
+        );
+        assert!(keys.iter().all(|key| is_there(&engine, key)));
+        bytes
+    };
+    let options = FjallOptions {
+        memtable_bytes: bytes + bytes / 2,
+        ..FjallOptions::default()
+    };
+    let engine = FjallEngine::open(directory.path(), &options).expect("opens");
+    write_bulk(&engine, &keys);
+    quiet_looks(&engine);
     assert_eq!(engine.0.open.unflushed_bytes(), 0);
+    // It is no writer's work.
+    let looks = engine.0.open.looks.lock();
+    assert_eq!(looks.last.0, engine.0.open.sealed.lock().count);
+    assert!(looks.quiet > 0);
+    drop(looks);
     assert!(keys.iter().all(|key| is_there(&engine, key)));
+}
+
+/// ⚑ Between the moment when tables hold a sheaf and the one when nobody asks it any more, it is still noticed when a
+/// key of it changes, whatever is sealed meanwhile.
+#[test]
+fn what_changes_right_behind_a_flush_is_found() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    let open = &engine.0.open;
+    write_bulk(&engine, &many_keys());
+    let flushing = open.keyspace.tree.get_flush_lock();
+    let sheaves = {
+        let mut sealed = open.sealed.lock();
+        let sheaves = open.take_sheaves(&mut sealed);
+        open.seal(&mut sealed).expect("sealed");
+        sheaves
+    };
+    open.keyspace.tree.flush(&flushing, 0).expect("flushed");
+    write(&engine, &[("z", Some("v"))]);
+    { open.rotate(&mut open.sealed.lock()) }.expect("sealed");
+    write(&engine, &[("k050", Some("w")), ("k051", None)]);
+    let check = |engine: &FjallEngine| {
+        let found = engine.get(b"k050").expect("read");
+        assert_eq!(found.as_deref(), Some(&b"w"[..]));
+        assert!(!is_there(engine, "k051"));
+        let snapshot = engine.snapshot();
+        let found = snapshot.get(b"k050").expect("read");
+        assert_eq!(found.as_deref(), Some(&b"w"[..]));
+        assert_eq!(snapshot.get(b"k051").expect("read"), None);
+    };
+    check(&engine);
+    open.sheaves.remove(&sheaves);
+    check(&engine);
+}
+
+/// The mark of a drop, and what is dropped, may both be in a large batch.
+#[test]
+fn dropped_stretches_of_large_batches_are_not_flushed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let engine = FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens");
+    let bulk = |keys: &[String]| {
+        let mut batch = WriteBatch::default();
+        batch.in_bulk();
+        for key in keys {
+            batch.put(Slice::new(key.as_bytes()), Slice::new(b"v"));
+        }
+        engine.write(batch).expect("written");
+    };
+    let named = |name: &str| -> Vec<String> {
+        (0..100)
+            .map(|number| format!("{name}{number:03}"))
+            .collect()
+    };
+    bulk(&named("b"));
+    let before = engine.snapshot();
+    bulk(&named("a"));
+    let dropped = [(b"b".to_vec(), b"c".to_vec())];
+    let rule: GarbageRule = Arc::new(|key, _| key.starts_with(b"b"));
+    engine.sync_without(&dropped, rule).expect("synced");
+    assert_eq!(before.scan(KeyRange::ALL, Direction::Forward).count(), 100);
+    drop(before);
+    let check = |engine: &FjallEngine| {
+        assert!(named("a").iter().all(|key| is_there(engine, key)));
+        assert!(!named("b").iter().any(|key| is_there(engine, key)));
+    };
+    check(&engine);
+    drop(engine);
+    check(&FjallEngine::open(directory.path(), &FjallOptions::default()).expect("opens"));
 }
 
 /// More of them than readers should ask go into the memtable.
