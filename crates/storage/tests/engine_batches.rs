@@ -50,8 +50,18 @@ fn number(state: &impl EngineSnapshot) -> u64 {
 
 #[test]
 fn a_snapshot_never_shows_half_of_a_batch_while_tables_change() {
+    // In the larger one batches are overwritten before they are flushed.
+    for memtable_kb in [16, 128] {
+        half_of_a_batch_is_never_seen(&FjallOptions {
+            memtable_bytes: memtable_kb << 10,
+            ..restless()
+        });
+    }
+}
+
+fn half_of_a_batch_is_never_seen(options: &FjallOptions) {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let engine = FjallEngine::open(dir.path(), &restless()).expect("opened");
+    let engine = FjallEngine::open(dir.path(), options).expect("opened");
     write(&engine, 0);
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
