@@ -32,8 +32,8 @@
 //! Merges. A flushed table spans all keys, so a merge of the first level rewrites all of
 //! the next one. While memtables are sealed one after the other, many tables gather before
 //! that ([`FjallOptions::level_zero_tables`]); when it has become quiet, [`Engine::tidy`]
-//! merges what is left over, so that reads find few tables, and before that flushes the large batches
-//! that lie beside the memtable.
+//! merges what is left over, so that reads find few tables. Before that, large batches that lie beside
+//! the memtable make way.
 //!
 //! Garbage (expired history, dropped collections) is removed by a compaction
 //! filter. Its verdict is `Remove`, which leaves a tombstone until the last level:
