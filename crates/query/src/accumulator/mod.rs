@@ -66,6 +66,30 @@ enum Kind {
 }
 
 impl Accumulator {
+    /// As it is written.
+    pub(crate) fn name(&self) -> &'static str {
+        match &self.kind {
+            Kind::Sum => "$sum",
+            Kind::Count => "$count",
+            Kind::Avg => "$avg",
+            Kind::Extreme(Extreme::Min, _) => "$min",
+            Kind::Extreme(Extreme::Max, _) => "$max",
+            Kind::First => "$first",
+            Kind::Last => "$last",
+            Kind::Push => "$push",
+            Kind::AddToSet => "$addToSet",
+            Kind::MergeObjects => "$mergeObjects",
+            Kind::StdDevPop => "$stdDevPop",
+            Kind::StdDevSamp => "$stdDevSamp",
+            Kind::FirstN(_) => "$firstN",
+            Kind::LastN(_) => "$lastN",
+            Kind::ExtremeN(Extreme::Min, _) => "$minN",
+            Kind::ExtremeN(Extreme::Max, _) => "$maxN",
+            Kind::Ranked { n: None, .. } => "$top or $bottom",
+            Kind::Ranked { n: Some(_), .. } => "$topN or $bottomN",
+        }
+    }
+
     /// Keeps the latest of equal values, as MongoDB's other engine does.
     pub(crate) fn keep_latest(&mut self) {
         if let Kind::Extreme(_, ties) = &mut self.kind {

@@ -8,6 +8,7 @@ use super::environment::Environment;
 use super::group::parse_field;
 use super::memory::exceeded;
 use super::source::{Advance, Interruption, Source};
+use super::state_limit::StateLimit;
 use crate::accumulator::{Accumulator, State};
 use crate::context::QueryContext;
 use crate::expression::Expression;
@@ -162,6 +163,7 @@ pub(super) struct Bucketing {
     input: Box<dyn Source>,
     stage: BucketAuto,
     interruption: Interruption,
+    state_limit: StateLimit,
     sorter: Option<Sorter>,
     may_spill: bool,
     count: u64,
@@ -203,6 +205,7 @@ impl Bucketing {
             input,
             stage,
             interruption: Interruption::new(environment),
+            state_limit: StateLimit::default(),
             sorter: Some(sorter),
             may_spill,
             count: 0,
@@ -234,9 +237,12 @@ impl Bucketing {
             .iter()
             .map(|(_, accumulator)| accumulator.start(Doc::EMPTY))
             .collect::<Result<Vec<State>, Error>>()?;
+        let (interruption, limit) = (&mut self.interruption, self.state_limit);
         let mut add = |doc: &DocBuf| -> Result<(), Error> {
-            for ((_, accumulator), state) in self.stage.fields.iter().zip(&mut states) {
-                accumulator.add(state, doc.as_doc())?;
+            interruption.step()?;
+            for (field, state) in self.stage.fields.iter().zip(&mut states) {
+                field.1.add(state, doc.as_doc())?;
+                limit.check(field, state)?;
             }
             Ok(())
         };

@@ -52,6 +52,7 @@ mod run;
 mod source;
 pub mod split;
 mod stage;
+mod state_limit;
 #[cfg(test)]
 mod tests;
 mod union;

@@ -10,8 +10,8 @@ use super::{Run, RunWriter, Spill, SpilledRecord};
 use model::{Code, Error};
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 
-/// What one document or one group may take on disk. A group that collects more
-/// could not be read back within the memory that a stage has.
+/// What one record's key or payload may take on disk. Large groups come in pieces, see
+/// `pipeline/group`.
 const PART_BYTES_MAX: u32 = 64 << 20;
 
 /// Opens an empty place for each run.
@@ -79,7 +79,7 @@ where
 fn too_large() -> Error {
     Error::new(
         Code::EXCEEDED_MEMORY_LIMIT,
-        format!("one group or document takes more than {PART_BYTES_MAX} bytes"),
+        format!("one document takes more than {PART_BYTES_MAX} bytes"),
     )
 }
 

@@ -8,16 +8,22 @@
 //! ```
 //!
 //! Partials of one group reach the sorter in the order of their documents and
-//! keep it, so that order-dependent accumulators stay right.
+//! keep it, so that order-dependent accumulators stay right. One group after the other
+//! is put together in memory: ⚑ what each of its accumulators holds there is bounded by
+//! [`StateLimit`], and of the large partials only the next one is there besides.
 //!
 //! In a cluster both ends may be partials instead: see [`Half`].
 
-use super::table::{Entry, Table, read_partial, write_partial};
+#[cfg(test)]
+mod tests;
+
+use super::table::{Entry, Table, is_large, next_partial, read_partial, write_partial};
 use super::{Group, Half};
 use crate::accumulator::State;
 use crate::pipeline::environment::Environment;
 use crate::pipeline::memory::exceeded;
 use crate::pipeline::source::{Advance, Interruption, Source};
+use crate::pipeline::state_limit::StateLimit;
 use crate::sort::{SortPattern, Sorted, Sorter};
 use model::bson::{Array, Doc, DocBuf, DocWriter, ValueRef};
 use model::{Error, order};
@@ -30,6 +36,7 @@ pub(in crate::pipeline) struct Grouping {
     group: Group,
     environment: Arc<dyn Environment>,
     interruption: Interruption,
+    state_limit: StateLimit,
     table: Table,
     sorter: Option<Sorter>,
     output: Option<Output>,
@@ -59,6 +66,7 @@ impl Grouping {
             group,
             environment: environment.clone(),
             interruption: Interruption::new(environment),
+            state_limit: StateLimit::default(),
             table: Table::default(),
             sorter: None,
             output: None,
@@ -88,7 +96,7 @@ impl Grouping {
         match self.sorter.take() {
             Some(sorter) => {
                 let mut sorted = sorter.finish()?;
-                let ahead = sorted.next().transpose()?;
+                let ahead = next_partial(&mut sorted)?;
                 Ok(Output::Spilled { sorted, ahead })
             }
             None => {
@@ -115,7 +123,7 @@ impl Grouping {
 
     /// The next group from disk: partials with the same key follow each other.
     fn merge_next(
-        &self,
+        &mut self,
         sorted: &mut Sorted,
         ahead: &mut Option<DocBuf>,
     ) -> Result<Option<DocBuf>, Error> {
@@ -130,25 +138,33 @@ impl Grouping {
             .iter()
             .map(|(_, accumulator)| accumulator.start(key_doc.as_doc()))
             .collect::<Result<Vec<_>, Error>>()?;
-        merge_partials(&mut states, parts)?;
-        for next in sorted {
-            let next = next?;
+        self.merge_parts(&mut states, parts)?;
+        while let Some(next) = next_partial(sorted)? {
             let (next_key, parts) = read_partial(&self.group, next.as_doc())?;
             if order::compare(next_key, key).is_ne() {
                 *ahead = Some(next);
                 break;
             }
-            merge_partials(&mut states, parts)?;
+            self.merge_parts(&mut states, parts)?;
         }
         Ok(Some(self.write(key, states.into_iter())))
     }
-}
 
-fn merge_partials(states: &mut [State], parts: Array<'_>) -> Result<(), Error> {
-    for (state, part) in states.iter_mut().zip(parts.iter()) {
-        state.merge(part)?;
+    /// A step of the merge: the operation may be ended before it, and a state that has
+    /// grown too large ends it.
+    fn merge_parts(&mut self, states: &mut [State], parts: Array<'_>) -> Result<(), Error> {
+        if is_large(parts.as_bytes().len()) {
+            // What it adds is worth a look of its own.
+            self.environment.check()?;
+        } else {
+            self.interruption.step()?;
+        }
+        for ((field, state), part) in self.group.fields.iter().zip(states).zip(parts.iter()) {
+            state.merge(part)?;
+            self.state_limit.check(field, state)?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 impl Source for Grouping {
@@ -157,13 +173,13 @@ impl Source for Grouping {
             let memory_bytes_max = self.environment.memory_bytes_max();
             loop {
                 let (group, table) = (&self.group, &mut self.table);
-                let interruption = &mut self.interruption;
+                let (interruption, limit) = (&mut self.interruption, self.state_limit);
                 let advance = self.input.visit(&mut |document| {
                     match group.half {
                         Half::Whole | Half::Shard => table
-                            .add(group, document)
+                            .add(group, limit, document)
                             .map_err(|error| group.error(error))?,
-                        Half::Merge => table.merge(group, document)?,
+                        Half::Merge => table.merge(group, limit, document)?,
                     }
                     if table.memory_bytes > memory_bytes_max {
                         return Ok(ControlFlow::Break(()));

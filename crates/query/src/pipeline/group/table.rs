@@ -11,6 +11,11 @@
 //! table has gathered for a group ([`Table::merge`]); what goes out are the groups,
 //! or the same partials.
 
+mod pieces;
+
+pub(super) use pieces::{is_large, next as next_partial};
+
+use super::super::state_limit::StateLimit;
 use super::{Group, Key};
 use crate::accumulator::State;
 use crate::expression::Evaluated;
@@ -180,26 +185,39 @@ impl Key {
 
 impl Table {
     /// Adds a document to its group.
-    pub(super) fn add(&mut self, group: &Group, doc: Doc<'_>) -> Result<(), Error> {
+    pub(super) fn add(
+        &mut self,
+        group: &Group,
+        limit: StateLimit,
+        doc: Doc<'_>,
+    ) -> Result<(), Error> {
         let candidate = group.key.candidate(doc)?;
         let first = self.states_of(group, candidate)?;
-        for (offset, (_, accumulator)) in group.fields.iter().enumerate() {
+        for (offset, field) in group.fields.iter().enumerate() {
             let state = &mut self.states[first + offset];
             let before = state.memory_bytes();
-            accumulator.add(state, doc)?;
+            field.1.add(state, doc)?;
+            limit.check(field, state)?;
             self.memory_bytes = (self.memory_bytes + state.memory_bytes()).saturating_sub(before);
         }
         Ok(())
     }
 
     /// Adds what was gathered elsewhere for a group, see [`write_partial`].
-    pub(super) fn merge(&mut self, group: &Group, partial: Doc<'_>) -> Result<(), Error> {
+    pub(super) fn merge(
+        &mut self,
+        group: &Group,
+        limit: StateLimit,
+        partial: Doc<'_>,
+    ) -> Result<(), Error> {
         let (key, parts) = read_partial(group, partial)?;
         let candidate = group.key.candidate_of(key).ok_or_else(malformed)?;
         let first = self.states_of(group, candidate)?;
-        for (state, part) in self.states[first..].iter_mut().zip(parts.iter()) {
+        let states = self.states[first..].iter_mut();
+        for ((field, state), part) in group.fields.iter().zip(states).zip(parts.iter()) {
             let before = state.memory_bytes();
             state.merge(part)?;
+            limit.check(field, state)?;
             self.memory_bytes = (self.memory_bytes + state.memory_bytes()).saturating_sub(before);
         }
         Ok(())
@@ -252,7 +270,7 @@ impl Table {
             encoded.push(entry.key.as_ref(), Direction::Ascending);
             let states = states.by_ref().take(group.fields.len());
             let partial = write_partial(entry.key.as_ref(), states);
-            sorter.push_with_key(encoded.finish().0, partial)?;
+            pieces::push(sorter, encoded.finish().0, partial)?;
         }
         Ok(())
     }
