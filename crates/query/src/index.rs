@@ -12,7 +12,7 @@ pub use specification::parse_specification;
 
 use crate::context::QueryContext;
 use crate::filter::Filter;
-use crate::index_keys::{MultikeyPaths, index_keys};
+use crate::index_keys::{MultikeyPaths, Plain, index_keys, plain_value};
 use crate::path::Path;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::key::{Direction, KeyBuilder};
@@ -66,7 +66,7 @@ pub fn is_untouched(path: &str, before: Doc<'_>, after: Doc<'_>) -> bool {
 }
 
 /// The keys of one document in one index, sorted and without repetitions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DocumentKeys {
     pub keys: Vec<EncodedKey>,
     /// Where arrays were expanded.
@@ -202,15 +202,24 @@ impl IndexDefinition {
 
     /// The keys that a document has in this index.
     pub fn keys(&self, doc: Doc<'_>) -> Result<DocumentKeys, Error> {
-        let mut document_keys = DocumentKeys {
-            keys: Vec::new(),
-            multikey: MultikeyPaths::default(),
-        };
         if let Some(partial) = &self.partial
             && !partial.matches(doc)?
         {
-            return Ok(document_keys);
+            return Ok(DocumentKeys::default());
         }
+        let Some((key, any_present)) = self.plain_key(doc) else {
+            return self.expanded_keys(doc);
+        };
+        let mut keys = DocumentKeys::default();
+        if any_present || !self.sparse {
+            keys.keys.push(key);
+        }
+        Ok(keys)
+    }
+
+    /// The keys of a document, with arrays expanded.
+    fn expanded_keys(&self, doc: Doc<'_>) -> Result<DocumentKeys, Error> {
+        let mut document_keys = DocumentKeys::default();
         let found = index_keys(&self.paths, doc)?;
         document_keys.multikey = MultikeyPaths::of(found.multikey());
         if !document_keys.multikey.is_empty() && self.is_hashed() {
@@ -230,26 +239,54 @@ impl IndexDefinition {
             }
             let mut builder = KeyBuilder::new();
             for (&value, field) in key.values.iter().zip(&self.fields) {
-                match field.kind {
-                    FieldKind::Hashed => {
-                        let hash = ValueRef::Int64(model::hash::hashed_index_key(value));
-                        builder.push(hash, Direction::Ascending);
-                    }
-                    FieldKind::Ascending | FieldKind::Descending => {
-                        builder.push(value, field.kind.direction());
-                    }
-                }
+                push_field(&mut builder, value, field);
             }
-            let (fields, type_bits) = builder.finish();
-            document_keys.keys.push(EncodedKey {
-                fields,
-                type_bits: type_bits.as_bytes().to_vec(),
-            });
+            document_keys.keys.push(EncodedKey::from(builder));
         }
         if document_keys.keys.len() > 1 {
             document_keys.keys.sort();
             document_keys.keys.dedup_by(|a, b| a.fields == b.fields);
         }
         Ok(document_keys)
+    }
+
+    /// The one key of a document that has no array at any path, and whether any of its values is there.
+    fn plain_key(&self, doc: Doc<'_>) -> Option<(EncodedKey, bool)> {
+        let mut builder = KeyBuilder::with_prefix(&[]);
+        let mut any_present = false;
+        for field in &self.fields {
+            let value = match plain_value(&field.path, doc) {
+                Plain::Value(value) => {
+                    any_present = true;
+                    value
+                }
+                Plain::Missing => ValueRef::Null,
+                Plain::AtArray => return None,
+            };
+            push_field(&mut builder, value, field);
+        }
+        Some((EncodedKey::from(builder), any_present))
+    }
+}
+
+fn push_field(builder: &mut KeyBuilder, value: ValueRef<'_>, field: &IndexField) {
+    match field.kind {
+        FieldKind::Hashed => {
+            let hash = ValueRef::Int64(model::hash::hashed_index_key(value));
+            builder.push(hash, Direction::Ascending);
+        }
+        FieldKind::Ascending | FieldKind::Descending => {
+            builder.push(value, field.kind.direction());
+        }
+    }
+}
+
+impl From<KeyBuilder> for EncodedKey {
+    fn from(builder: KeyBuilder) -> Self {
+        let (fields, type_bits) = builder.finish();
+        Self {
+            fields,
+            type_bits: type_bits.into_bytes(),
+        }
     }
 }

@@ -170,6 +170,24 @@ pub fn index_keys<'a>(paths: &[Path], doc: Doc<'a>) -> Result<IndexKeys<'a>, Err
     Ok(keys)
 }
 
+/// What a path leads to where it passes no array.
+pub enum Plain<'a> {
+    Value(ValueRef<'a>),
+    Missing,
+    /// There is an array: [`index_keys`] has to look.
+    AtArray,
+}
+
+/// Most documents have no array at any path, and so one key: its values, one after the other, without room made for
+/// more.
+pub fn plain_value<'a>(path: &Path, doc: Doc<'a>) -> Plain<'a> {
+    match follow(doc, path.components(), 0) {
+        Field::Done(Some(value)) => Plain::Value(value),
+        Field::Done(None) => Plain::Missing,
+        Field::Pending { .. } | Field::Whole { .. } | Field::AtArray { .. } => Plain::AtArray,
+    }
+}
+
 /// How far one path has come.
 #[derive(Clone, Copy)]
 enum Field<'a, 'p> {

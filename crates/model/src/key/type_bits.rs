@@ -45,6 +45,11 @@ impl TypeBits {
         &self.bytes
     }
 
+    /// As [`Self::as_bytes`].
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.length = 0;

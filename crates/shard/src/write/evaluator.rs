@@ -710,6 +710,15 @@ pub(super) fn key_changes(
 ) {
     let old = old.map(|keys| keys.keys).unwrap_or_default();
     let new = new.map(|keys| keys.keys).unwrap_or_default();
+    if old.is_empty() {
+        changes.extend(new.into_iter().map(|key| EntryChange {
+            index,
+            key,
+            present: true,
+            unique,
+        }));
+        return;
+    }
     let find = |keys: &[EncodedKey], key: &EncodedKey| {
         keys.binary_search_by(|other| other.fields.cmp(&key.fields))
             .ok()
