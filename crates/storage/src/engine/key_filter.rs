@@ -83,9 +83,14 @@ impl KeyFilters {
     /// As [`Self::insert`]; with each hash, whether the key may have been in a memtable before.
     pub fn insert_and_tell(&self, hashes: impl Iterator<Item = u64>) -> Vec<(u64, bool)> {
         let filters = self.filters.read();
-        let is_known = |hash| filters.iter().any(|filter| filter.may_contain(hash));
-        // All questions first: none of them waits for another.
-        let told: Vec<_> = hashes.map(|hash| (hash, is_known(hash))).collect();
+        let mut told: Vec<_> = hashes.map(|hash| (hash, false)).collect();
+        // All questions first, one filter after the other and without a branch: none of them waits for another, and
+        // many are under way at once.
+        for filter in filters.iter() {
+            for (hash, is_known) in &mut told {
+                *is_known |= filter.may_contain(*hash);
+            }
+        }
         let active = filters.back().expect("the active memtable has a filter");
         told.iter().for_each(|&(hash, _)| active.insert(hash));
         told

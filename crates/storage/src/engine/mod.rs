@@ -104,6 +104,8 @@ pub struct WriteBatch {
     gives_way: bool,
     /// Whether there is much, and hardly any key was written a moment ago.
     is_bulk: bool,
+    /// How many changes there were when it was put into order.
+    ordered: Option<usize>,
 }
 
 impl WriteBatch {
@@ -141,7 +143,11 @@ impl WriteBatch {
 
     /// Puts the changes of a long batch into the order of their keys: each is then looked for where the one
     /// before it went. Changes of one key stay in their order.
-    fn order(&mut self) {
+    pub(crate) fn order(&mut self) {
+        let all = Some(self.changes.len());
+        if std::mem::replace(&mut self.ordered, all) == all {
+            return;
+        }
         if self.changes.len() >= ORDERED_MIN {
             // As bytes: slices compare their first four apart, and those are mostly equal here.
             self.changes

@@ -202,6 +202,8 @@ impl<E: Engine> Store<E> {
             .counters
             .read()
             .prepare(&mut batch, (position, time), &deltas, &dropped);
+        // Here, for those who look at all keys: those of one place then come one after the other.
+        batch.order();
         let number = self.shared.commits_begun.fetch_add(1, Ordering::AcqRel) + 1;
         let subjects = deltas.iter().map(|(subject, _)| *subject);
         let scanned = batch.keys().filter(|key| layout::is_scanned(key));
