@@ -377,6 +377,26 @@ class NotSharded(ClusterProgram):
                             list(cursor)
                         self.assertEqual(killed.exception.code, 175)
 
+    def test_it_is_sharded(self):
+        """It goes on while all of it is where it was. What has moved away is not told as if it were there, nor left
+        out as if there were no more."""
+        cursors = self.cursors()
+        for cursor in cursors.values():
+            next(cursor)
+        self.shard("scans.c", _id=1)
+        found = {name: 1 + sum(1 for _ in range(60) if next(cursor)) for name, cursor in cursors.items()}
+        self.client.admin.command("moveRange", "scans.c", min={"_id": 300}, max={"_id": 700}, toShard="shard1")
+        self.client.scans.c.update_many({}, {"$set": {"moved": True}})
+        for name, cursor in cursors.items():
+            with self.subTest(name):
+                # What is in memory at the router or the shard is an answer from before.
+                if name in ("groups", "sorted in memory"):
+                    self.assertEqual(found[name] + len(list(cursor)), self.DOCUMENTS)
+                    continue
+                with self.assertRaises(pymongo.errors.OperationFailure) as killed:
+                    list(cursor)
+                self.assertEqual(killed.exception.code, 175)
+
 
 @only_terndb
 class Placements(ClusterProgram):

@@ -16,7 +16,8 @@
 //!
 //! There is one stream at a time that has not ended, so what a shard sorts is in order without a look at it here.
 //!
-//! Left out: a collection that is sharded while it is scanned ends the scan, unless the shard's cursor outlives it.
+//! Left out: a collection that is sharded while it is scanned ends the scan when a part of it moves away, or the
+//! shard's cursor is lost.
 
 use super::ElasticScan;
 use super::asking::{Ask, Asker};

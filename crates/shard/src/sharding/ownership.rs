@@ -145,6 +145,11 @@ impl Ownership {
         })
     }
 
+    /// Whether no other shard has any of it.
+    pub(crate) fn owns_everything(&self) -> bool {
+        self.owned.as_slice() == [whole(&self.pattern)]
+    }
+
     /// Whether the collection comes here with its database: what it was before is not known here. One that
     /// stays because the move was aborted has been here all the time.
     pub(crate) fn is_arrival(&self) -> bool {

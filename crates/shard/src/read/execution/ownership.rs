@@ -234,19 +234,27 @@ impl Execution {
     /// The error for a batch with other ranges than the batches before. What came to be stored
     /// without being owned is told apart from now on.
     pub(super) fn check_ownership(&mut self) -> Result<(), Error> {
-        let is_read = self.query.part.is_some() && matches!(self.stage, Stage::Sorted(_));
+        let is_sorted = matches!(self.stage, Stage::Sorted(_));
+        let is_read =
+            is_sorted && (self.query.part.is_some() || self.collection.ownership.is_none());
         self.check_not_given_away()?;
-        if self.collection.ownership.is_none() || self.query.at.is_some() || is_read {
+        if self.query.at.is_some() || is_read {
             return Ok(());
         }
         let Some(now) = self.shard.catalog.by_id(self.collection.id) else {
             return Ok(());
         };
+        let is_as_before = match (&self.collection.ownership, now.sharded_ownership()) {
+            (None, None) => return Ok(()),
+            // ⚑ It was sharded meanwhile. As long as all of it is here nothing else has changed.
+            (None, Some(now)) => now.owns_everything(),
+            (Some(_), _) => now.owns_the_same(&self.collection),
+        };
         let killed = |why| {
             let message = format!("the ranges of {} {why}", self.collection.namespace);
             Err(Error::new(Code::QUERY_PLAN_KILLED, message))
         };
-        if !now.owns_the_same(&self.collection) {
+        if !is_as_before {
             return killed("that belong to this shard changed");
         }
         if let Some(ownership) = &now.ownership
