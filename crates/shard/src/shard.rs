@@ -71,11 +71,12 @@ impl ShardOptions {
         (cache_bytes / 16).clamp(32 << 20, 64 << 20)
     }
 
-    /// What is left for caches beside two memtables, one that is written and one that is flushed. Small servers
-    /// have more of them than they have memory: an eighth is all they are counted for.
+    /// What is left for caches beside what is not flushed: twice a memtable's size, with what lies beside it, and once
+    /// more what is being flushed. For small servers that is more than they have memory: three sixteenths are all
+    /// that is counted.
     fn cached_bytes(cache_bytes: u64) -> u64 {
-        let memtables = 2 * Self::memtable_bytes(cache_bytes);
-        cache_bytes - memtables.min(cache_bytes / 8)
+        let unflushed = 3 * Self::memtable_bytes(cache_bytes);
+        cache_bytes - unflushed.min(cache_bytes / 16 * 3)
     }
 
     /// The part of it that is for scans alone.
