@@ -4,6 +4,7 @@
 //! still ask the operation they were parsed for. So a cursor's getMore takes
 //! that operation's place ([`Operation::continue_as`]).
 
+use crate::migration::WayRequest;
 use crate::read::Planned;
 use model::Error;
 use parking_lot::Mutex;
@@ -27,6 +28,8 @@ pub(crate) struct Operation {
     has_written: AtomicBool,
     /// The plan of its first search, for `currentOp`.
     plan: OnceLock<Arc<Planned>>,
+    /// The move that it makes way for, when it has written.
+    way: OnceLock<Arc<WayRequest>>,
 }
 
 impl From<wire::operation::Operation> for Operation {
@@ -38,6 +41,7 @@ impl From<wire::operation::Operation> for Operation {
             successor: Mutex::new(None),
             has_written: AtomicBool::new(false),
             plan: OnceLock::new(),
+            way: OnceLock::new(),
         }
     }
 }
@@ -77,6 +81,15 @@ impl Operation {
 
     pub(crate) fn has_written(&self) -> bool {
         self.has_written.load(Ordering::Relaxed)
+    }
+
+    /// Says that its answer is to come later, so that a move can follow what it has written.
+    pub(crate) fn makes_way(&self, request: Arc<WayRequest>) {
+        let _ = self.way.set(request);
+    }
+
+    pub(crate) fn way(&self) -> Option<&Arc<WayRequest>> {
+        self.way.get()
     }
 
     /// Tells with which plan it searches. Searches within the first one are not told.

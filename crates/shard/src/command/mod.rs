@@ -368,6 +368,10 @@ pub(crate) async fn dispatch(
     } else if let Some(confirmation) = confirmation {
         reply = Box::pin(shard.await_members(reply, request, &confirmation, &operation)).await;
     }
+    if let Some(request) = operation.way() {
+        // ⚑ Here, where it has nothing any more that anybody waits for.
+        Box::pin(shard.migrations.making_way.hold(request, &operation)).await;
+    }
     shard.tell_time(&mut reply);
     reply
 }

@@ -17,6 +17,7 @@
 //! The hash is of record key and document bytes: the same document under another key, or with
 //! its fields in another order, is another. Sums do not depend on the order of anything.
 
+use super::donor::{Changes, Followed};
 use super::stretch::Stretch;
 use crate::Shard;
 use crate::sharding::Applied;
@@ -98,9 +99,11 @@ pub(super) struct Follower {
     scanned_rest: Option<ClusterTime>,
     /// The log was followed up to here.
     followed: LogPosition,
-    /// Changes of the stretch that the recipient may not have: their entry, and how many it has; or the last of
-    /// several entries, and how many they have.
-    ahead: VecDeque<(LogPosition, u64)>,
+    /// Changes of the stretch that the recipient may not have: their entry, and those that it has; or the last of
+    /// several entries, and those that they have.
+    ahead: VecDeque<(LogPosition, Changes)>,
+    /// How many entries had changes of the stretch.
+    of_the_stretch: u64,
     /// Keeps the versions that the next entries have replaced.
     pin: Option<HistoryPin>,
 }
@@ -109,12 +112,20 @@ pub(super) struct Follower {
 /// far matters only when it is close.
 const AHEAD_MAX: usize = 10_000;
 
+fn sum<'a>(changes: impl IntoIterator<Item = &'a Changes>) -> Changes {
+    let mut sum = Changes::default();
+    for &changes in changes {
+        sum += changes;
+    }
+    sum
+}
+
 /// Half as many: each two neighbours as one, at the place of the later.
-fn joined(ahead: &VecDeque<(LogPosition, u64)>) -> VecDeque<(LogPosition, u64)> {
+fn joined(ahead: &VecDeque<(LogPosition, Changes)>) -> VecDeque<(LogPosition, Changes)> {
     let (one, other) = (ahead.iter().step_by(2), ahead.iter().skip(1).step_by(2));
     let pairs = one.zip(other);
     let mut joined: VecDeque<_> = pairs
-        .map(|((_, first), (at, second))| (*at, first + second))
+        .map(|((_, first), (at, second))| (*at, sum([first, second])))
         .collect();
     if ahead.len() % 2 == 1 {
         joined.extend(ahead.back());
@@ -132,6 +143,7 @@ impl Follower {
             scanned_rest: None,
             followed: after,
             ahead: VecDeque::new(),
+            of_the_stretch: 0,
             pin: None,
         }
     }
@@ -144,12 +156,19 @@ impl Follower {
         self.digest
     }
 
+    pub(super) fn followed(&self) -> Followed {
+        Followed {
+            position: self.followed.get(),
+            of_the_range: self.of_the_stretch,
+        }
+    }
+
     /// Changes of the stretch behind a position, as far as the log was followed. Whoever is there
     /// does not go back.
-    pub(super) fn changes_behind(&mut self, position: u64) -> u64 {
-        let is_known = |(at, _): &mut (LogPosition, u64)| at.get() <= position;
+    pub(super) fn changes_behind(&mut self, position: u64) -> Changes {
+        let is_known = |(at, _): &mut (LogPosition, Changes)| at.get() <= position;
         while self.ahead.pop_front_if(is_known).is_some() {}
-        self.ahead.iter().map(|(_, changes)| changes).sum()
+        sum(self.ahead.iter().map(|(_, changes)| changes))
     }
 
     /// Writes are blocked, and the digest is told: nothing of the stretch changes until [`Follower::goes_on`],
@@ -244,7 +263,7 @@ impl Follower {
         if decoded.header.names.is_none() {
             return Ok(());
         }
-        let mut changes = 0;
+        let mut changes = Changes::default();
         let mut seen: BTreeMap<&[u8], Option<&[u8]>> = BTreeMap::new();
         for operation in decoded.operations() {
             let (collection, key, document) = match operation.map_err(super::tail::malformed)? {
@@ -272,7 +291,10 @@ impl Follower {
             if !is_here {
                 continue;
             }
-            changes += 1;
+            changes += Changes {
+                count: 1,
+                bytes: document.map_or(0, <[u8]>::len) as u64,
+            };
             if self
                 .scanned_at(key)
                 .is_some_and(|scanned| scanned < entry.time)
@@ -280,7 +302,8 @@ impl Follower {
                 seen.insert(key, document);
             }
         }
-        if changes > 0 {
+        if changes.count > 0 {
+            self.of_the_stretch += 1;
             self.ahead.push_back((entry.position, changes));
             if self.ahead.len() > AHEAD_MAX {
                 self.ahead = joined(&self.ahead);
@@ -316,13 +339,18 @@ mod tests {
     #[test]
     fn joining_keeps_the_sum_and_the_last_place() {
         for length in [2_u64, 3, 10, 11] {
+            let changes = |count| Changes {
+                count,
+                bytes: 100 * count,
+            };
             let ahead: VecDeque<_> = (0..length)
-                .map(|at| (LogPosition::new(at), at + 1))
+                .map(|at| (LogPosition::new(at), changes(at + 1)))
                 .collect();
             let joined = joined(&ahead);
             assert_eq!(joined.len() as u64, length.div_ceil(2));
-            let sum = |of: &VecDeque<(LogPosition, u64)>| of.iter().map(|it| it.1).sum::<u64>();
+            let sum = |of: &VecDeque<(LogPosition, Changes)>| sum(of.iter().map(|it| &it.1));
             assert_eq!(sum(&joined), sum(&ahead));
+            assert_eq!(sum(&joined), changes(length * (length + 1) / 2));
             assert_eq!(joined.back().map(|it| it.0), ahead.back().map(|it| it.0));
         }
     }

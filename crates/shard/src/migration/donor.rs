@@ -41,10 +41,14 @@
 //! by this; then ⚑ the config server is asked what was decided, and what it has decided stays. What the recipient is
 //! asked meanwhile is not waited for.
 //!
-//! *copying* is in `donor/copying.rs`, the phases in which clients wait in `donor/critical_section.rs`.
+//! *copying* is in `donor/copying.rs` and `donor/catching_up.rs`, the phases in which clients wait in
+//! `donor/critical_section.rs`.
 
+mod catching_up;
 mod copying;
 mod critical_section;
+
+pub(super) use catching_up::{Changes, Followed};
 
 use super::database::{DatabaseHandle, Reached, Stage};
 use super::digest::Follower;

@@ -32,6 +32,7 @@
 //! | `receive.rs` | what the recipient makes of it |
 //! | `digest.rs` | whether both hold the same |
 //! | `pacing.rs` | how fast it may go |
+//! | `making_way.rs` | writers who are faster than anybody could follow |
 //! | `progress.rs`, `report.rs` | how far it is |
 //! | `killing.rs` | how somebody ends one |
 //! | `peers.rs` | how shards reach each other |
@@ -49,6 +50,7 @@ mod donor;
 mod history;
 mod killing;
 mod learning;
+mod making_way;
 mod pacing;
 mod peers;
 mod pins;
@@ -67,6 +69,7 @@ pub(crate) use commands::{
     abort_moves, move_copy, move_primary, move_range, move_sessions, move_tail, receive,
     receive_finish, receive_release,
 };
+pub(crate) use making_way::WayRequest;
 pub use peers::Connect;
 pub(crate) use pins::keep_log;
 #[cfg(test)]

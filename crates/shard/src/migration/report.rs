@@ -135,7 +135,8 @@ pub(crate) fn append_statistics(shard: &Shard, writer: &mut DocWriter) {
         .append("countBytesClonedOnRecipient", count(&moves.received_bytes))
         .append("countDocsClonedOnDonor", count(&moves.documents))
         .append("countBytesClonedOnDonor", count(&moves.bytes))
-        .append("countRecipientMoveChunkStarted", count(&moves.receptions));
+        .append("countRecipientMoveChunkStarted", count(&moves.receptions))
+        .append("countWritesHeldForMoves", moves.making_way.held() as i64);
     let [commands, batches] = shard.latency.figures();
     for (name, figure) in [
         ("clientLatencyMicros", commands.lately),

@@ -22,6 +22,7 @@ use super::alignment::{self, Description, listed_indexes};
 use super::database::{self, DATABASES, DatabaseHandle, DatabasePlan, Reached, description};
 use super::donor::{self, DonorHandle, EndedMove, Steps};
 use super::killing::{self, Wish};
+use super::making_way::MakingWay;
 use super::peers::OtherShards;
 use super::pins::Pins;
 use super::plan::{DonorState, Fields, Plan, RecipientState};
@@ -89,6 +90,7 @@ struct Inner {
 pub(crate) struct Migrations {
     pub(super) shards: OtherShards,
     pub(super) pins: Pins,
+    pub(crate) making_way: Arc<MakingWay>,
     inner: Mutex<Inner>,
     pub(super) started: AtomicU64,
     pub(super) committed: AtomicU64,

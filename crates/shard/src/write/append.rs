@@ -154,6 +154,12 @@ impl Shard {
         if let Some(pending) = pending {
             if let Some(operation) = operation {
                 operation.note_write();
+                let making_way = &self.migrations.making_way;
+                if making_way.is_asked()
+                    && let Some(request) = making_way.request_for(collection, keys)
+                {
+                    operation.makes_way(request);
+                }
             }
             if let Some(together) = writer.together {
                 together.add(pending);
@@ -394,22 +400,20 @@ pub(super) fn encode(
     encoder: &mut Encoder<'_>,
 ) {
     multikey.encode(encoder);
+    let mut entries: Vec<IndexChange<'_>> = Vec::new();
     for change in changes {
-        let entries: Vec<IndexChange<'_>> = change
-            .entries
-            .iter()
-            .map(|entry| IndexChange {
-                index: entry.index,
-                fields: &entry.key.fields,
-                action: if entry.present {
-                    IndexAction::Add {
-                        type_bits: &entry.key.type_bits,
-                    }
-                } else {
-                    IndexAction::Remove
-                },
-            })
-            .collect();
+        entries.clear();
+        entries.extend(change.entries.iter().map(|entry| IndexChange {
+            index: entry.index,
+            fields: &entry.key.fields,
+            action: if entry.present {
+                IndexAction::Add {
+                    type_bits: &entry.key.type_bits,
+                }
+            } else {
+                IndexAction::Remove
+            },
+        }));
         let (collection, key) = (change.collection, change.key.as_bytes());
         let description = match &change.description {
             Description::Insert | Description::Delete | Description::Relocate => {

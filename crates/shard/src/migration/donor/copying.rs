@@ -1,11 +1,14 @@
-//! The donor while it copies: how far the recipient is, when it is close enough to block writes, and
-//! whether it has the options and indexes that stand.
+//! The donor while it copies: how far the recipient is, when it is close enough to block writes
+//! (`catching_up.rs`), whether writers have to make way for that (`making_way.rs`), and whether it has the options and
+//! indexes that stand.
 
+use super::catching_up::{Approach, CatchingUp, Lag};
 use super::{ANSWER_WAIT, Driver, LOOK_INTERVAL, Over, PAUSE, describe, phase_name};
 use crate::Shard;
 use crate::aside::aside;
 use crate::migration::database::{Reached, Stage};
 use crate::migration::digest::Follower;
+use crate::migration::making_way::Asker;
 use crate::migration::pacing::{Felt, Pacer};
 use crate::migration::peers::Failure;
 use crate::migration::plan::{Fields, append_range, uuid_value};
@@ -16,19 +19,8 @@ use model::bson::DocWriter;
 use model::{Code, Error};
 use replication::LogPosition;
 use std::time::{Duration, Instant};
+use wire::Reply;
 
-/// Entries of the log that may be missing on the recipient when writes are blocked.
-const LAG_ENTRIES_MAX: u64 = 200;
-/// Changes in them. One entry may have a thousand.
-const LAG_CHANGES_MAX: u64 = 1_000;
-/// How much of both is borne at first. Writes wait while the recipient catches up with them, so
-/// that it is worth a moment to find it close.
-const LAG_AT_FIRST: u64 = 16;
-/// After such a time twice as much is borne.
-const LAG_PATIENCE: Duration = Duration::from_millis(100);
-/// A part that is so many times further behind has not caught up any more. ⚑ Not at the limit itself: many parts
-/// that go to and fro around it would never have caught up together.
-const LAG_AGAIN: u64 = 10;
 /// How long a recipient that has copied everything may stay further behind.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 
@@ -37,11 +29,18 @@ const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 const RECIPIENT_BEGINS: &str = "recipientBegins";
 /// And its end: every document has come, and the log is followed.
 const CATCHING_UP: &str = "catchingUp";
+/// The same, if writers are held for it.
+const WRITERS_MAKE_WAY: &str = "writersMakeWay";
+/// How long nobody makes way where options and indexes were not what they are to be.
+const NOT_ALIGNED_PAUSE: Duration = Duration::from_secs(10);
 
 impl Driver {
     pub(super) async fn copying(&mut self, since: LogPosition) -> Result<Event, Over> {
         let began = Instant::now();
-        let mut scanned_at: Option<Instant> = None;
+        let mut catching_up: Option<CatchingUp> = None;
+        let mut asker = Asker::new(&self.shard.migrations.making_way);
+        // Nobody makes way earlier: later than now where options and indexes are not what they are to be.
+        let mut may_ask_from = began;
         let mut stall = Stall::begins();
         let shard = self.shard.clone();
         let _copying = shard.latency.copying();
@@ -57,6 +56,9 @@ impl Driver {
         }
         loop {
             self.check()?;
+            if catching_up.is_none() {
+                asker.end();
+            }
             if self.is_to_abort() {
                 return Ok(self.obeys());
             }
@@ -81,13 +83,13 @@ impl Driver {
                 }
             }
             asked = Some(Instant::now());
-            let asking = self.ask_recipient(self.receive(since));
-            let Some(answered) = self.unless_it_ends(asking).await else {
+            let Some(answered) = self.how_far(since, &mut asker).await else {
                 continue;
             };
             let report = match answered {
                 Ok(report) => report,
                 Err(Failure::Unreachable(_)) => {
+                    self.nobody_makes_way(&mut asker);
                     self.pause(PAUSE).await;
                     continue;
                 }
@@ -96,6 +98,7 @@ impl Driver {
                     if error.code == Code::CONFLICTING_OPERATION_IN_PROGRESS
                         && began.elapsed() < CATCH_UP_LIMIT =>
                 {
+                    catching_up = None;
                     self.pause(PAUSE).await;
                     continue;
                 }
@@ -120,20 +123,38 @@ impl Driver {
             }
             let copied = fields.count("copied").unwrap_or(0);
             if fields.flag("scanned") {
-                *self.handle.phase.lock() = CATCHING_UP;
                 // ⚑ The digest may have further to go than the copy, where the range is not one place: who could
                 // not have caught up yet has not used up his time.
                 if !self.is_scanned() {
-                    scanned_at = None;
+                    catching_up = None;
                 }
-                let since = *scanned_at.get_or_insert_with(Instant::now);
-                let lag = self.shard.log.last_applied().get().saturating_sub(copied);
-                let follower = self.follower.as_mut();
-                let changes = follower.map_or(0, |follower| follower.changes_behind(copied));
-                let borne = lag_borne(since.elapsed());
-                let is_close = digested
-                    && lag <= borne.min(LAG_ENTRIES_MAX)
-                    && changes <= borne.min(LAG_CHANGES_MAX);
+                let now = Instant::now();
+                let applied = self.shard.log.last_applied().get();
+                let Some(follower) = self.follower.as_mut() else {
+                    return Ok(self.gives_up("the digest was lost"));
+                };
+                let followed = follower.followed();
+                let lag = Lag {
+                    entries: applied.saturating_sub(copied),
+                    changes: follower.changes_behind(copied),
+                };
+                let catches_up = catching_up.get_or_insert_with(|| CatchingUp::begins(now));
+                let could = catches_up.elapsed(now);
+                let is_close = digested && lag.is_borne(could);
+                let to_go = applied.saturating_sub(copied.min(followed.position));
+                let left = CATCH_UP_LIMIT.saturating_sub(could);
+                match catches_up.looks(to_go, followed, now, left) {
+                    Approach::Outrun if !is_close && now >= may_ask_from => {
+                        self.asks_to_make_way(&mut asker);
+                    }
+                    // Who has made way does so until it is close: it is because of that that it gets closer.
+                    Approach::Outrun | Approach::GetsCloser => {}
+                    Approach::OutrunByOthers => asker.end(),
+                }
+                *self.handle.phase.lock() = match asker.is_asking() {
+                    true => WRITERS_MAKE_WAY,
+                    false => CATCHING_UP,
+                };
                 if is_close {
                     stall.gets_on();
                 }
@@ -141,7 +162,7 @@ impl Driver {
                     self.handle.reached.send_replace(Reached::CaughtUp);
                     let mut stage = whole.stage.subscribe();
                     if *stage.borrow_and_update() == Stage::Copying {
-                        scanned_at = None;
+                        catching_up = None;
                         tokio::select! {
                             _ = stage.changed() => {}
                             () = self.pause(PAUSE) => {}
@@ -149,13 +170,12 @@ impl Driver {
                         continue;
                     }
                 }
-                let is_far =
-                    lag > LAG_AGAIN * LAG_ENTRIES_MAX || changes > LAG_AGAIN * LAG_CHANGES_MAX;
-                if is_far {
+                if lag.is_far() {
                     self.lags_again();
                 }
                 if is_close {
-                    match self.is_aligned(fields.count("alignedWith").ok()).await? {
+                    let aligned = self.is_aligned(fields.count("alignedWith").ok());
+                    match asker.unless_silent(aligned).await? {
                         Ok(true) => {
                             let took = began.elapsed().as_millis() as u64;
                             self.handle.steps.lock().copying_ms += took;
@@ -163,28 +183,67 @@ impl Driver {
                         }
                         // An index takes its time: here, on the recipient, or on another shard.
                         Ok(false) => {
-                            scanned_at = None;
+                            catching_up = None;
+                            may_ask_from = Instant::now() + NOT_ALIGNED_PAUSE;
                             self.pause(LOOK_INTERVAL).await;
                             continue;
                         }
                         Err(error) => return Ok(self.gives_up(error.message)),
                     }
                 }
-                if since.elapsed() > CATCH_UP_LIMIT {
+                if could > CATCH_UP_LIMIT {
                     let why = match digested {
-                        true => format!(
-                            "the recipient stays {lag} entries of the log and {changes} changes behind"
-                        ),
+                        true => {
+                            let Lag { entries, changes } = lag;
+                            let (count, bytes) = (changes.count, changes.bytes);
+                            format!(
+                                "the recipient stays {entries} entries of the log behind, with {count} changes of \
+                                 {bytes} bytes"
+                            )
+                        }
                         false => "what the donor writes outruns the digest of its range".to_owned(),
                     };
                     return Ok(self.gives_up(why));
                 }
             } else {
+                // It copies, or does so again: another primary has looked at what was there.
+                catching_up = None;
+                *self.handle.phase.lock() = phase_name(&self.state.donor.phase);
                 self.lags_again();
             }
             if digested {
                 self.pause(LOOK_INTERVAL).await;
             }
+        }
+    }
+
+    /// Asks the recipient how far it is; `None` if the move is to end, or this member leads no longer.
+    async fn how_far(
+        &self,
+        since: LogPosition,
+        asker: &mut Asker,
+    ) -> Option<Result<Reply, Failure>> {
+        let asking = self.ask_recipient(self.receive(since));
+        let asking = async {
+            tokio::select! {
+                answered = self.unless_it_ends(asking) => answered,
+                () = self.tenure.ended() => None,
+            }
+        };
+        asker.unless_silent(asking).await
+    }
+
+    /// Writers of the range make way from now on. Parts of a whole ask nobody: one that is there waits for the others.
+    fn asks_to_make_way(&self, asker: &mut Asker) {
+        if let (Some(stretch), None) = (&self.handle.stretch, &self.state.plan.part_of) {
+            asker.ask(stretch);
+        }
+    }
+
+    fn nobody_makes_way(&self, asker: &mut Asker) {
+        if asker.is_asking() {
+            asker.rest();
+            *self.handle.phase.lock() = CATCHING_UP;
         }
     }
 
@@ -310,14 +369,4 @@ fn digest_some(shard: &Shard, follower: &mut Follower, moment: Duration) -> Resu
             return Ok(false);
         }
     }
-}
-
-/// How far behind a recipient may be when writes are blocked, after it could have caught up for
-/// a while.
-fn lag_borne(waited: Duration) -> u64 {
-    let doublings = waited.as_millis() / LAG_PATIENCE.as_millis();
-    let doublings = u32::try_from(doublings).unwrap_or(u32::MAX);
-    LAG_AT_FIRST
-        .checked_shl(doublings.min(32))
-        .unwrap_or(u64::MAX)
 }

@@ -1,10 +1,13 @@
 //! A range moves to and fro while others write to it as fast as they can.
 
-use super::world::{PATIENCE, World, outcome};
+use super::world::{Loses, PATIENCE, Tamper, World, outcome};
+use crate::Shard;
 use differential::value::{Value, get};
+use model::bson::DocWriter;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use storage::entry::Entry;
 
 /// Sends a write to whoever owns the document; which shard it was. Clients that talk to shards
@@ -155,8 +158,8 @@ async fn what_is_brought_beside_clients_comes_in_short_entries() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_range_leaves_a_donor_whose_clients_write_without_a_pause() {
     const DOCUMENT_BYTES: usize = 1 << 20;
-    // One: where processors are scarce, several write faster than anybody could follow.
-    const WRITERS: i32 = 1;
+    // Where processors are scarce, so many write faster than anybody could follow.
+    const WRITERS: i32 = 3;
     let world = World::new("{x: 1}").await;
     world.create("{key: {x: 1}, name: 'x_1'}").await;
     let text = "t".repeat(DOCUMENT_BYTES);
@@ -184,7 +187,120 @@ async fn a_range_leaves_a_donor_whose_clients_write_without_a_pause() {
         done.store(true, Ordering::SeqCst);
         moved.map(|reply| outcome(&reply).to_owned())
     };
-    let (moved, ()) = tokio::join!(mover, writer(0));
+    let (moved, (), (), ()) = tokio::join!(mover, writer(0), writer(1), writer(2));
     assert_eq!(moved.as_deref(), Ok("committed"));
+    world.close().await;
+}
+
+/// More entries than are ever borne.
+const ENTRIES: usize = 300;
+const UPDATE: &str =
+    "{update: 'c', updates: [{q: {_id: 0, x: 0}, u: {$inc: {n: 1}}}], writeConcern: {w: 1}}";
+
+/// A donor with so many entries of one document.
+async fn with_entries() -> World {
+    let world = World::new("{x: 1}").await;
+    world.create("{key: {x: 1}, name: 'x_1'}").await;
+    world
+        .on(0)
+        .insert(&["{_id: 0, x: 0, n: 0}".to_owned()])
+        .await;
+    for _ in 0..ENTRIES {
+        write(&world, 0, UPDATE).await;
+    }
+    world
+}
+
+/// A recipient that has nothing of the log, by its reports.
+fn never_follows() -> Tamper {
+    Box::new(|command, report| {
+        if command != "_terndbReceive" {
+            return report;
+        }
+        let mut writer = DocWriter::new();
+        for element in report.iter() {
+            match element.key() {
+                "copied" => writer.append("copied", 0_i64),
+                _ => writer.append_element(&element),
+            };
+        }
+        writer.finish()
+    })
+}
+
+/// The same, until somebody makes way for it.
+fn follows_who_makes_way(donor: &Arc<Shard>) -> Tamper {
+    let (donor, never_follows) = (Arc::downgrade(donor), never_follows());
+    Box::new(move |command, report| {
+        let outruns = |donor: &Arc<Shard>| donor.migrations.making_way.held() == 0;
+        match donor.upgrade().as_ref().is_some_and(outruns) {
+            true => never_follows(command, report),
+            false => report,
+        }
+    })
+}
+
+/// ⚑ Writers whom nobody could follow make way, and the range leaves.
+#[tokio::test(flavor = "multi_thread")]
+async fn writers_make_way_for_a_move_that_cannot_follow_them() {
+    let world = with_entries().await;
+    *world.network.tamper.lock() = Some(follows_who_makes_way(&world.on(0).shard));
+    let done = AtomicBool::new(false);
+    let writer = async {
+        let (mut owner, mut written) = (0, ENTRIES as i32);
+        while !done.load(Ordering::SeqCst) {
+            owner = write(&world, owner, UPDATE).await;
+            written += 1;
+        }
+        written
+    };
+    let mover = async {
+        let moved = world.moves(0, 1, "{x: 0}", "{x: 100}");
+        let moved = tokio::time::timeout(PATIENCE, moved).await;
+        done.store(true, Ordering::SeqCst);
+        moved.map(|reply| outcome(&reply).to_owned())
+    };
+    let (moved, written) = tokio::join!(mover, writer);
+    assert_eq!(moved.as_deref(), Ok("committed"));
+    let shown = world.shown(1).await;
+    let counts: Vec<_> = shown.iter().map(|document| document.get("n")).collect();
+    assert_eq!(counts, [Some(&Value::Int32(written))]);
+    let held = world.on(0).shard.migrations.making_way.held();
+    assert!(held > 0, "nobody made way");
+    world.close().await;
+}
+
+/// ⚑ Nobody makes way for a recipient that does not answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_held_for_a_silent_recipient() {
+    let world = with_entries().await;
+    *world.network.tamper.lock() = Some(never_follows());
+    let done = AtomicBool::new(false);
+    let making_way = &world.on(0).shard.migrations.making_way;
+    let is_asked = async |expected: bool, limit: Duration| {
+        let deadline = Instant::now() + limit;
+        while making_way.is_asked() != expected {
+            assert!(Instant::now() < deadline, "expected {expected}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let writer = async {
+        while !done.load(Ordering::SeqCst) {
+            write(&world, 0, UPDATE).await;
+        }
+    };
+    let check = async {
+        is_asked(true, PATIENCE).await;
+        let is_report: Loses = Box::new(|body| body.get("_terndbReceive").is_some());
+        *world.network.silences.lock() = Some(is_report);
+        // Less than it takes until an answer is given up.
+        is_asked(false, Duration::from_secs(10)).await;
+        done.store(true, Ordering::SeqCst);
+    };
+    let moves = world.moves(0, 1, "{x: 0}", "{x: 100}");
+    tokio::select! {
+        reply = moves => panic!("it ended: {reply:?}"),
+        _ = async { tokio::join!(check, writer) } => {}
+    }
     world.close().await;
 }
