@@ -20,6 +20,11 @@
 //! ⚑ The donor looks its collection up after it has heard that the version stands: so what it tells is of that
 //! version, or a later one stands by now and nothing is changed.
 //!
+//! ⚑ Nothing is dropped that documents of this shard are found by: who owns a part of the collection is told of every
+//! `dropIndexes` itself, and what it has beside the donor's indexes was made on this shard alone. It stays, is said in
+//! the log, and `checkMetadataConsistency` goes on telling of it. One that takes the name or the keys of an index that
+//! is to come ends the move.
+//!
 //! Keys that a unique index would refuse are no obstacle: what is received is not owned, and the donor's index
 //! has refused what must be refused (`index_build.rs`).
 //!
@@ -30,6 +35,7 @@ use super::Asking;
 use super::plan::{Fields, Plan, wrong};
 use crate::Shard;
 use crate::catalog::{Collection, Index};
+use crate::command::indexes::choose;
 use crate::ddl::{drop_indexes, put_collection};
 use crate::operation::Operation;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
@@ -113,7 +119,7 @@ pub(super) async fn align(
             }
         }
         let known = look_up(shard, collection)?;
-        let difference = Difference::between(&known, description);
+        let difference = Difference::between(&known, description)?;
         if difference.is_being_built {
             drop(ddl);
             // Looks again now and then: the move may have ended.
@@ -129,6 +135,12 @@ pub(super) async fn align(
             put.await?;
         }
         if difference.missing.is_empty() {
+            for kept in &difference.kept {
+                tracing::warn!(
+                    "{}: the index {kept} is on this shard, and not on the donor of a range that comes",
+                    known.namespace
+                );
+            }
             return Ok(true);
         }
         let known = look_up(shard, collection)?;
@@ -158,17 +170,21 @@ struct Difference {
     /// The collection with its options, without what is dropped, if that is another.
     changed: Option<Collection>,
     dropped: Vec<Arc<Index>>,
+    /// The names of those that the donor does not have, and that documents of this shard are found by.
+    kept: Vec<String>,
     missing: Vec<IndexDefinition>,
     /// Somebody else builds one that is wanted.
     is_being_built: bool,
 }
 
 impl Difference {
-    fn between(known: &Collection, wanted: &Description) -> Self {
+    fn between(known: &Collection, wanted: &Description) -> Result<Self, Error> {
+        let owned = known.sharded_ownership();
+        let owns_some = owned.is_some_and(|ownership| !ownership.owned.is_empty());
         let mut changed = known.copy();
         let mut is_changed = changed.options != wanted.options;
         changed.options = wanted.options.clone();
-        let mut dropped = Vec::new();
+        let (mut dropped, mut kept) = (Vec::new(), Vec::new());
         let mut is_being_built = false;
         changed.indexes.retain_mut(|index| {
             if index.definition.is_id() || index.id.is_none() {
@@ -176,8 +192,11 @@ impl Difference {
             }
             let meant = |wanted: &&IndexDefinition| is_same(wanted, &index.definition);
             let Some(wanted) = wanted.indexes.iter().find(meant) else {
-                dropped.push(index.clone());
-                return false;
+                match owns_some {
+                    true => kept.push(index.definition.name.to_string()),
+                    false => dropped.push(index.clone()),
+                }
+                return owns_some;
             };
             is_being_built |= !index.is_ready();
             if wanted.spec != index.definition.spec {
@@ -194,14 +213,17 @@ impl Difference {
             let mut there = there.iter();
             !wanted.is_id() && !there.any(|index| is_same(wanted, &index.definition))
         };
-        let missing = wanted.indexes.iter().filter(is_missing).cloned().collect();
+        let missing: Vec<_> = wanted.indexes.iter().filter(is_missing).cloned().collect();
+        let chosen = choose(Some(&changed), &known.namespace, &missing)?;
+        is_being_built |= chosen.wait;
         is_changed |= !dropped.is_empty();
-        Self {
+        Ok(Self {
             changed: is_changed.then_some(changed),
             dropped,
-            missing,
+            kept,
+            missing: chosen.new,
             is_being_built,
-        }
+        })
     }
 }
 

@@ -122,6 +122,38 @@ async fn a_range_comes_back_to_a_shard_that_missed_an_index() {
     world.close().await;
 }
 
+/// ⚑ Who owns a part of the collection keeps the indexes that its documents are found by, whatever the donor lacks.
+/// Both were changed on one shard alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recipient_that_owns_some_loses_no_index() {
+    let world = filled().await;
+    let reply = world.moves(0, 1, "{x: 10}", "{x: 40}").await;
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    world.on(1).check(&format!("{CREATE} => {{}}")).await;
+    world.on(0).check(&format!("{DROP} => {{}}")).await;
+    let before = world.indexes(1).await;
+    let reply = world.moves(0, 1, "{x: 40}", "{x: 45}").await;
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    assert_eq!(world.indexes(1).await, before);
+    assert_eq!(before.len(), 4);
+    world
+        .on(1)
+        .check("{count: 'c', query: {z: {$gte: 38}}, hint: 'z_1'} => {n: 7}")
+        .await;
+    world.on(1).check_valid("c").await;
+    // What takes the name of one that is to come cannot stay beside it.
+    let other = "{createIndexes: 'c', indexes: [{key: {z: -1}, name: 'taken'}]}";
+    world.on(1).check(&format!("{other} => {{}}")).await;
+    let taken = "{createIndexes: 'c', indexes: [{key: {y: -1}, name: 'taken'}]}";
+    world.on(0).check(&format!("{taken} => {{}}")).await;
+    let reply = world.moves(0, 1, "{x: 45}", "{x: 47}").await;
+    assert_eq!(outcome(&reply), "aborted", "{reply:?}");
+    let why = differential::notation::print_fields(&reply);
+    assert!(why.contains("taken"), "{why}");
+    assert_eq!(world.shown(0).await.len(), 15);
+    world.close().await;
+}
+
 /// Indexes that change whenever the move is to be committed: it ends, and nothing is blocked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_move_is_not_put_off_for_ever() {
