@@ -18,6 +18,8 @@ pub(crate) struct Counters {
     pub(crate) ttl_deleted: AtomicU64,
     pub(crate) waits_for_moves: AtomicU64,
     pub(crate) range_deletions: AtomicU64,
+    /// Those that would have removed what is owned or received.
+    pub(crate) refused_range_deletions: AtomicU64,
     pub(crate) range_deleted_documents: AtomicU64,
     /// Records that were counted to be forgotten.
     pub(crate) counted_records: AtomicU64,
@@ -52,6 +54,10 @@ impl Counters {
                 read(&self.range_deleted_documents),
             )
             .append("countRangeDeletions", read(&self.range_deletions))
+            .append(
+                "countRangeDeletionsRefused",
+                read(&self.refused_range_deletions),
+            )
             .append("countWaitsForMoves", read(&self.waits_for_moves));
     }
 

@@ -37,6 +37,7 @@ use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -79,6 +80,26 @@ pub(crate) struct RangeDeleter {
     ended: Notify,
     /// One deletion at a time.
     one_at_a_time: tokio::sync::Mutex<()>,
+    /// Documents that are no range deletions and of which the log has told, by their record keys.
+    told: Mutex<BTreeSet<Box<[u8]>>>,
+}
+
+/// So many are told once; where there are more, all are told again.
+const TOLD_MAX: usize = 1_000;
+
+impl RangeDeleter {
+    /// ⚑ Whoever wrote it: nothing is removed because of it. The documents are read often.
+    fn passes_over(&self, key: &[u8], document: Doc<'_>, error: &Error) {
+        let mut told = self.told.lock();
+        if told.len() >= TOLD_MAX {
+            told.clear();
+        }
+        if told.insert(key.into()) {
+            let id = document.get("_id").map(model::text::value_quoted);
+            let id = id.unwrap_or_default();
+            tracing::warn!("config.rangeDeletions: {id} is passed over, it is none: {error}");
+        }
+    }
 }
 
 fn uuid(doc: Doc<'_>, name: &'static str) -> Result<Uuid, Error> {
@@ -303,8 +324,11 @@ impl Shard {
             let read = RangeDeletion::from_document(Doc::from_validated(record.document()));
             match read {
                 Ok(deletion) => all.push(deletion),
-                // Whoever wrote it: nothing is removed because of it.
-                Err(error) => tracing::warn!("a range deletion is passed over: {error}"),
+                Err(error) => {
+                    let document = Doc::from_validated(record.document());
+                    self.range_deleter
+                        .passes_over(record.key(), document, &error);
+                }
             }
         }
         Ok(all)
@@ -405,6 +429,7 @@ impl Shard {
                 None => deletion.range.clone(),
             };
             let removed = self.carry_out(deletion, &collection, &range, tenure).await;
+            let removed = removed.map_err(|error| self.refused(deletion, error));
             let now = self.catalog.get(&deletion.namespace);
             let key = |known: &Collection| Some(known.ownership.as_ref()?.pattern.clone());
             let is_by_another_key = now.is_some_and(|now| key(&now) != key(&collection));
@@ -412,6 +437,19 @@ impl Shard {
                 return removed;
             }
         }
+    }
+
+    /// Counts one that would have removed what is not dead, and says which one it was.
+    fn refused(&self, deletion: &RangeDeletion, error: Error) -> Error {
+        if error.code != Code::CONFLICTING_OPERATION_IN_PROGRESS {
+            return error;
+        }
+        self.counters
+            .refused_range_deletions
+            .fetch_add(1, Ordering::Relaxed);
+        let (id, why) = (deletion.id, &error.message);
+        let message = format!("{why}: config.rangeDeletions has it under the _id {id}");
+        Error::new(error.code, message)
     }
 
     async fn carry_out(
@@ -467,7 +505,13 @@ impl Shard {
         for deletion in self.range_deletions()? {
             let is_met = deletion.collection == collection.uuid && deletion.meets(range, ownership);
             if is_met && !deletion.pending {
-                self.delete_range(&deletion, None).await?;
+                match self.delete_range(&deletion, None).await {
+                    // It would remove more than what is dead, so it is none of a move. What is dead goes all the same.
+                    Err(error) if error.code == Code::CONFLICTING_OPERATION_IN_PROGRESS => {
+                        tracing::warn!("a range deletion is passed over: {error}");
+                    }
+                    removed => removed?,
+                }
             }
         }
         let Some(mut known) = self.catalog.by_id(collection.id) else {

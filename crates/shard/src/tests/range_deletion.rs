@@ -202,6 +202,32 @@ async fn nothing_owned_is_removed() {
     assert_eq!(stored(&shard), 30);
 }
 
+/// One that would remove more than what is dead is refused, and keeps nobody from what is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_deletion_keeps_no_range_away() {
+    let shard = with_documents().await;
+    let given = deletion(&shard, 1, 10, 20);
+    give_away(&shard, &given).await.expect("is registered");
+    let back = range(&shard, 10, 15);
+    let back = change(&shard, |known| {
+        Ok(known.without_dead(back.clone()).gaining(back.clone()))
+    });
+    back.await.expect("is applied");
+    let wanted = range(&shard, 15, 20);
+    let removed = shard.shard.remove_dead(&collection(&shard), &wanted).await;
+    removed.expect("what is dead is removed");
+    assert_eq!(stored(&shard), 25);
+    shard
+        .check(
+            "{count: 'c'} => {n: 25}
+             {serverStatus: 1} => {shardingStatistics: {countRangeDeletionsRefused: 1L, rangeDeleterTasks: 1L}}",
+        )
+        .await;
+    let refused = delete_all(&shard).await.expect_err("it is refused");
+    let named = format!("config.rangeDeletions has it under the _id {}", given.id);
+    assert!(refused.message.contains(&named), "{refused}");
+}
+
 /// ⚑ A range that comes back before its removal begins with nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_range_that_comes_back_is_empty() {
