@@ -44,14 +44,19 @@ fn progress(operation: &DocBuf, donor: Option<&DocBuf>) -> String {
         return "no word from the donor".to_owned();
     };
     let number = |name: &str| donor.get(name).and_then(Number::of).map(Number::to_f64);
+    // The donor has not counted the documents of the range yet.
+    let (at_least, at_most) = match donor.get("expectedDocsAtMost") {
+        Some(_) => ("≥", "≤"),
+        None => ("", ""),
+    };
     let mut line = match number("percent") {
-        Some(percent) => format!("{} {percent:.0}%", bar(percent / 100.0)),
+        Some(percent) => format!("{} {at_least}{percent:.0}%", bar(percent / 100.0)),
         None => String::new(),
     };
     for part in [
         Some(show(donor.get("phase"))),
         number("bytesPerSecond").map(|rate| format!("{}/s", in_units(rate))),
-        number("estimatedSecondsLeft").map(|left| format!("{left:.0} s left")),
+        number("estimatedSecondsLeft").map(|left| format!("{at_most}{left:.0} s left")),
     ] {
         let part = part.unwrap_or_default();
         if !part.is_empty() {
@@ -140,5 +145,16 @@ mod tests {
             "[############------------] 50% cloning 2.0 MB/s"
         );
         assert_eq!(rows[1][3], "no word from the donor");
+    }
+
+    #[test]
+    fn what_is_not_counted_yet_is_bounded() {
+        let donor = DocWriter::new()
+            .with("expectedDocsAtMost", 100_i64)
+            .with("percent", 25.0)
+            .with("estimatedSecondsLeft", 30.2)
+            .finish();
+        let line = progress(&DocWriter::new().finish(), Some(&donor));
+        assert_eq!(line, "[######------------------] ≥25% ≤30 s left");
     }
 }

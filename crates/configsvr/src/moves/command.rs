@@ -530,7 +530,7 @@ pub(crate) async fn set_allow(
             let _turn = here.queue.enter_within(&claim, patience).await?;
             here.state().await?.sharded(&name)?;
             if !allow {
-                halt(&here, &claim).await?;
+                halt(&here, &claim, "setAllowMigrations").await?;
             }
             here.decide(|state| {
                 let (entry, _) = state.sharded(&name)?;

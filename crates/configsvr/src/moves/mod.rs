@@ -252,11 +252,11 @@ fn last_entry(
     }
 }
 
-/// Ends every move that a claim touches, so that none can be committed any more.
+/// Ends every move that a claim touches, so that none can be committed any more; for whom.
 ///
 /// ⚑ It is settled here first: a donor that did not hear of it yet is refused when it asks. Then the donors
 /// are told, and answer when the range is free again.
-pub(crate) async fn halt(tenure: &Tenure, claim: &Claim) -> Result<(), Fault> {
+pub(crate) async fn halt(tenure: &Tenure, claim: &Claim, for_whom: &str) -> Result<(), Fault> {
     let running = tenure.moves.touched_by(claim);
     let mut donors: BTreeSet<(ShardId, String, [u8; 16])> = BTreeSet::new();
     for moved in running {
@@ -269,6 +269,7 @@ pub(crate) async fn halt(tenure: &Tenure, claim: &Claim) -> Result<(), Fault> {
             .with("_terndbAbortMoves", 1)
             .with("ns", namespace.as_str())
             .with("uuid", uuid_value(&model::ids::Uuid(uuid)))
+            .with("for", for_whom)
             .finish();
         match tenure.insist(&donor, "admin", command.as_doc()).await {
             // One that is no shard any more, or never began, has nothing that could be committed.

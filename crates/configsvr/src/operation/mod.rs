@@ -368,7 +368,7 @@ async fn go_on(context: Context<'_>, mut operation: Box<dyn Operation>) -> Resul
 
 /// Ends the moves that an operation cannot go on with.
 async fn halt(tenure: &Tenure, operation: &dyn Operation) -> Result<Step, Fault> {
-    moves::halt(tenure, &operation.claim()).await?;
+    moves::halt(tenure, &operation.claim(), operation.kind()).await?;
     Ok(Step::Written)
 }
 

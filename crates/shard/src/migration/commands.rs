@@ -175,10 +175,12 @@ pub(crate) async fn move_primary(invocation: &Invocation<'_>) -> Answer {
     }
 }
 
-/// `_terndbAbortMoves {ns, uuid}`: waits until no move of the collection can be committed.
+/// `_terndbAbortMoves {ns, uuid, for}`: waits until no move of the collection can be committed.
 pub(crate) async fn abort_moves(invocation: &Invocation<'_>) -> Answer {
     invocation.admin_only()?;
-    let uuid = Fields(invocation.request.body()).uuid("uuid")?;
+    let body = invocation.request.body();
+    let uuid = Fields(body).uuid("uuid")?;
+    let ended_by: Arc<str> = body.get_str("for").unwrap_or("another operation").into();
     let migrations = &invocation.shard.migrations;
     // Whether this member knows its moves at all.
     migrations.recipient(uuid)?;
@@ -186,7 +188,7 @@ pub(crate) async fn abort_moves(invocation: &Invocation<'_>) -> Answer {
         if handle.plan.uuid != uuid {
             continue;
         }
-        handle.wish(Wish::End);
+        handle.wish(Wish::End(ended_by.clone()));
         let mut ended = handle.ended.subscribe();
         drop(handle);
         tokio::select! {

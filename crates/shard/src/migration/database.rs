@@ -342,7 +342,7 @@ impl Driver {
         }
         drop(ddl);
         for part in &outdated {
-            part.wish(Wish::End);
+            part.wish(Wish::End("a change of the collection".into()));
         }
         let ends: Vec<_> = outdated.iter().map(|part| part.ended.subscribe()).collect();
         drop(outdated);

@@ -112,6 +112,8 @@ pub(super) struct Steps {
     pub(super) reads_blocked_us: u64,
     pub(super) commit_us: u64,
     pub(super) documents: i64,
+    /// How many of them an earlier primary of the recipient had received.
+    pub(super) resumed_at: i64,
     pub(super) bytes: i64,
     pub(super) replayed: i64,
     /// Documents of the range, once they have been counted.
@@ -267,6 +269,7 @@ impl Driver {
     fn note(&self, fields: Fields<'_>) {
         let mut steps = self.handle.steps.lock();
         steps.documents = fields.long("documents").unwrap_or(steps.documents);
+        steps.resumed_at = fields.long("resumedAt").unwrap_or(steps.resumed_at);
         steps.bytes = fields.long("bytes").unwrap_or(steps.bytes);
         steps.replayed = fields.long("replayed").unwrap_or(steps.replayed);
         if let Some(ValueRef::Double(pace)) = fields.0.get("pace") {
@@ -292,11 +295,12 @@ impl Driver {
 
     /// The move is given up because somebody wants it to end.
     fn obeys(&mut self) -> Event {
-        let wish = *self.handle.wish.borrow();
+        let wish = self.handle.wish.borrow().clone();
         self.is_killed = wish == Wish::Killed;
         self.gives_up(match wish {
-            Wish::Killed => KILLED,
-            Wish::GoOn | Wish::End => "it was asked to end",
+            Wish::Killed => KILLED.to_owned(),
+            Wish::End(ended_by) => format!("it was ended by {ended_by}"),
+            Wish::GoOn => "the move that it is a part of ends".to_owned(),
         })
     }
 

@@ -17,13 +17,14 @@
 use super::donor::DonorHandle;
 use crate::operation::Operation;
 use model::Code;
+use std::sync::Arc;
 
 /// What others want of a move.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Wish {
     GoOn,
-    /// Its collection changes, or may not be moved any more.
-    End,
+    /// Its collection changes, or may not be moved any more: because of what.
+    End(Arc<str>),
     Killed,
 }
 

@@ -11,8 +11,12 @@ use std::time::Instant;
 /// Counted while the move runs.
 pub(super) struct Progress {
     pub(super) began: Instant,
+    /// Of the whole move, those that an earlier primary received too.
     pub(super) documents: AtomicU64,
+    /// What came since this primary goes on.
     pub(super) bytes: AtomicU64,
+    /// What an earlier primary had received.
+    pub(super) resumed_at: AtomicU64,
     /// What was done before the first document could come: left-overs removed, histories of sessions taken
     /// over, what an earlier primary has received looked at. It says only that something goes on.
     pub(super) prepared: AtomicU64,
@@ -57,6 +61,7 @@ impl Progress {
             began: Instant::now(),
             documents: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            resumed_at: AtomicU64::new(0),
             prepared: AtomicU64::new(0),
             replayed: AtomicU64::new(0),
             scanned: AtomicBool::new(false),
@@ -75,6 +80,27 @@ impl Progress {
     pub(super) fn copied(&self, documents: u64, bytes: u64) {
         self.documents.fetch_add(documents, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// What it is at, in words that both sides use.
+    pub(super) fn phase(&self) -> &'static str {
+        let is_set = |flag: &AtomicBool| flag.load(Ordering::Acquire);
+        let documents = self.documents.load(Ordering::Relaxed);
+        if is_set(&self.ready) {
+            "ready"
+        } else if is_set(&self.scanned) {
+            "catchingUp"
+        } else if documents > self.resumed_at.load(Ordering::Relaxed) {
+            "copying"
+        } else {
+            "recipientBegins"
+        }
+    }
+
+    /// A new primary goes on behind so many documents.
+    pub(super) fn resumes_at(&self, documents: u64) {
+        self.documents.store(documents, Ordering::Relaxed);
+        self.resumed_at.store(documents, Ordering::Relaxed);
     }
 
     pub(super) fn prepares(&self, steps: u64) {
@@ -98,6 +124,7 @@ impl Progress {
             .append("copied", self.copied_up_to.load(Ordering::Acquire) as i64)
             .append("scanned", self.scanned.load(Ordering::Acquire))
             .append("documents", count(&self.documents))
+            .append("resumedAt", count(&self.resumed_at))
             .append("bytes", count(&self.bytes))
             .append("replayed", count(&self.replayed))
             .append("prepared", count(&self.prepared))

@@ -151,6 +151,9 @@ impl Receiver {
                 digest::of_stored(&self.shard, &self.stretch, looks)
             })?;
             after = self.last_stored()?;
+            if after.is_some() {
+                self.progress.resumes_at(digest.documents);
+            }
         }
         self.sessions(None).await?;
         watch.ends(&self.progress.preparing_ms);

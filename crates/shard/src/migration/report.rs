@@ -1,6 +1,7 @@
 //! What a shard tells about its moves: `$currentOp` and `currentOp`, and `shardingStatistics` of
 //! `serverStatus`.
 
+use super::donor::{DonorHandle, Steps};
 use super::plan::{Plan, uuid_value};
 use crate::Shard;
 use crate::operation::Operation;
@@ -63,6 +64,32 @@ fn per_second(bytes: i64, running: Duration) -> i64 {
     (bytes as f64 / running.as_secs_f64().max(0.001)) as i64
 }
 
+/// How much of the range has been copied, and how long the rest takes at the same pace. Until the donor has counted
+/// the documents of the range they are as many as all of the collection here, at most.
+fn append_share(shard: &Shard, donor: &DonorHandle, steps: &Steps, writer: &mut DocWriter) {
+    let stored = |id| shard.store.collection_counter(id).items;
+    let expected = match (steps.expected, donor.collection) {
+        (Some(expected), _) => {
+            writer.append("expectedDocs", expected as i64);
+            expected
+        }
+        (None, Some(collection)) => {
+            let at_most = stored(collection);
+            writer.append("expectedDocsAtMost", at_most as i64);
+            at_most
+        }
+        (None, None) => return,
+    };
+    let share = (steps.documents as f64 / expected.max(1) as f64).min(1.0);
+    writer.append("percent", share * 100.0);
+    let received_here = (steps.documents - steps.resumed_at) as f64;
+    if received_here > 0.0 && share < 1.0 {
+        let left = (expected as f64 - steps.documents as f64).max(0.0);
+        let seconds = donor.began.elapsed().as_secs_f64() * left / received_here;
+        writer.append("estimatedSecondsLeft", seconds);
+    }
+}
+
 /// The moves that run here, as operations.
 pub(crate) fn running_moves(shard: &Shard) -> Vec<DocBuf> {
     let mut all = Vec::new();
@@ -78,15 +105,7 @@ pub(crate) fn running_moves(shard: &Shard) -> Vec<DocBuf> {
             .append("replayedChanges", steps.replayed)
             .append("pace", steps.pace.unwrap_or(1.0))
             .append("bytesPerSecond", per_second(steps.bytes, running));
-        if let Some(expected) = steps.expected {
-            let share = steps.documents as f64 / (expected.max(1) as f64);
-            let percent = (share * 100.0).min(100.0);
-            writer.append("percent", percent);
-            if share > 0.0 && share < 1.0 {
-                let left = running.as_secs_f64() * (1.0 - share) / share;
-                writer.append("estimatedSecondsLeft", left);
-            }
-        }
+        append_share(shard, &donor, &steps, &mut writer);
         if steps.critical_section_us > 0 {
             writer.append("criticalSectionMicros", steps.critical_section_us as i64);
         }
@@ -100,6 +119,7 @@ pub(crate) fn running_moves(shard: &Shard) -> Vec<DocBuf> {
         let operation = recipient.progress.operation.lock().clone();
         let (side, plan) = ("MoveRangeRecipient", &recipient.plan);
         let mut writer = described(shard, side, plan, operation.as_deref(), running);
+        writer.append("phase", recipient.progress.phase());
         recipient.progress.append(&mut writer);
         let bytes = recipient.progress.bytes.load(Ordering::Relaxed) as i64;
         writer.append("bytesPerSecond", per_second(bytes, running));

@@ -6,7 +6,7 @@ use crate::migration::{keep_log, kept_log, running_moves};
 use differential::value::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const DOCUMENTS: i32 = 40;
@@ -231,4 +231,59 @@ async fn a_recipient_is_not_waited_for_when_the_log_grows_too_large() {
         .collect();
     let limit = "movePinnedLogBytesMax: 900000";
     recipient_stays_away(limit, &writes, "movePinnedLogBytesMax").await;
+}
+
+/// Who takes over from a recipient's primary goes on behind what is there, and counts it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_earlier_primary_received_does_not_come_again() {
+    let mut world = World::new("{x: 1}").await;
+    world.create("{key: {x: 1}, name: 'x_1'}").await;
+    let text = "t".repeat(100_000);
+    let documents: Vec<String> = (0..DOCUMENTS)
+        .map(|x| format!("{{_id: {x}, x: {x}, text: '{text}'}}"))
+        .collect();
+    world.on(0).insert(&documents).await;
+    // The first answers are short: two of them do not hold all.
+    let asked = AtomicUsize::new(0);
+    *world.network.loses.lock() = Some(Box::new(move |body| {
+        body.get("_terndbMoveCopy").is_some() && asked.fetch_add(1, Ordering::SeqCst) >= 2
+    }));
+    let command = world.command(0, 1, "{x: MinKey}", "{x: MaxKey}");
+    let stored = |world: &World| {
+        let name = model::Namespace::new("test", "c").expect("a name");
+        let shard = &world.on(1).shard;
+        // The collection comes with the move.
+        let collection = shard.catalog.get(&name).map(|known| known.id);
+        collection.map_or(0, |id| shard.store.collection_counter(id).items)
+    };
+    let has_begun = async |world: &World| {
+        let deadline = Instant::now() + PATIENCE;
+        while stored(world) == 0 {
+            assert!(Instant::now() < deadline, "{}", told(world));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        reply = world.on(0).run("admin", &command) => panic!("it ended: {reply:?}"),
+        () = has_begun(&world) => {}
+    }
+    world.restart(1).await;
+    let received = stored(&world);
+    assert!((1..DOCUMENTS as u64).contains(&received), "{received}");
+    *world.network.loses.lock() = None;
+    let reply = tokio::time::timeout(PATIENCE, world.on(0).run("admin", &command)).await;
+    let reply = reply.unwrap_or_else(|_| panic!("no end: {}", told(&world)));
+    assert_eq!(outcome(&reply), "committed", "{reply:?}");
+    assert_eq!(world.shown(1).await.len(), DOCUMENTS as usize);
+    let printed = differential::notation::print_fields(&reply);
+    let all = format!("clonedDocs: {DOCUMENTS}L");
+    assert!(printed.contains(&all), "{printed}");
+    let came = DOCUMENTS as u64 - received;
+    world
+        .on(1)
+        .check(&format!(
+            "{{serverStatus: 1}} => {{shardingStatistics: {{countDocsClonedOnRecipient: {came}L}}}}"
+        ))
+        .await;
+    world.close().await;
 }
