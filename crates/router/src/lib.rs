@@ -101,6 +101,8 @@ pub struct RouterOptions {
     pub host: String,
     /// How often it is read which shards there are.
     pub shards_refresh: Duration,
+    /// How long a scan waits for a range to arrive where it is said to be, and for a shard to have a primary.
+    pub scan_patience: Duration,
     /// Where it puts what does not fit into memory.
     pub scratch: PathBuf,
     /// With which values its parameters begin.
@@ -114,6 +116,7 @@ impl RouterOptions {
         RouterOptions {
             host: host.into(),
             shards_refresh: RouterOptions::SHARDS_REFRESH,
+            scan_patience: scan::PATIENCE,
             scratch: std::env::temp_dir(),
             parameters: Parameters::default(),
         }

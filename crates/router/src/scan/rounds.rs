@@ -7,7 +7,7 @@
 //!                                                           └─ another collection: the scan ends
 //! ```
 //!
-//! Every wait has a deadline: [`PATIENCE`] for a range to arrive where it is said to be, and for a
+//! Every wait has a deadline: [`PATIENCE`], unless the router has another, for a range to arrive where it is said to be, and for a
 //! shard to have a primary again. ⚑ It counts from the moment on which nobody answers any more: what a
 //! shard needs to sort or to group is not waiting for a range.
 
@@ -30,21 +30,28 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Since when nobody has answered.
-#[derive(Default)]
-struct Patience(Option<Instant>);
+/// Since when nobody has answered, and how long that is borne.
+struct Patience {
+    since: Option<Instant>,
+    limit: Duration,
+}
 
 impl Patience {
+    fn new(limit: Duration) -> Self {
+        Self { since: None, limit }
+    }
+
     /// Whether it is over at a time; it begins with the first that is asked about.
     fn ends(&mut self, at: Instant) -> bool {
-        at.duration_since(*self.0.get_or_insert(at)) >= PATIENCE
+        at.duration_since(*self.since.get_or_insert(at)) >= self.limit
     }
 }
 
 impl ElasticScan {
     /// Asks every shard that must answer before anything more can be delivered.
     pub(crate) async fn ask(&mut self) -> Result<(), Failure> {
-        let mut patience = Patience::default();
+        let limit = self.router.options.scan_patience;
+        let mut patience = Patience::new(limit);
         let mut pause = PAUSE_MIN;
         loop {
             let mut answers = self.awaited().await?;
@@ -92,7 +99,7 @@ impl ElasticScan {
                 return Err(failure);
             }
             if !answered.is_empty() {
-                patience = Patience::default();
+                patience = Patience::new(limit);
             }
             for (stream, bytes) in answered {
                 if let Some(bytes) = bytes {
@@ -358,9 +365,8 @@ impl ElasticScan {
         Failure::Error(Error::new(
             Code::EXCEEDED_TIME_LIMIT,
             format!(
-                "a range of {} did not arrive at shard {shard} within {} seconds",
-                self.command.namespace,
-                PATIENCE.as_secs()
+                "a range of {} did not arrive at shard {shard} within {:?}",
+                self.command.namespace, self.router.options.scan_patience
             ),
         ))
     }
@@ -392,7 +398,7 @@ mod tests {
     /// ⚑ A shard that sorts or groups for minutes beside one whose range has moved is no reason to give up.
     #[test]
     fn patience_begins_when_nobody_answers() {
-        let mut patience = Patience::default();
+        let mut patience = Patience::new(PATIENCE);
         // The others have answered after an hour, and one has to be asked again.
         let begins = Instant::now() + Duration::from_secs(3600);
         assert!(!patience.ends(begins));

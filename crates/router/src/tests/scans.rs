@@ -9,6 +9,7 @@ use model::error::Code;
 use model::namespace::Namespace;
 use model::time::ClusterTime;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// One batch: its keys, and the cursor.
 pub(super) fn batch(reply: &DocBuf) -> (Vec<i32>, i64) {
@@ -678,6 +679,53 @@ fn another_router_goes_on_from_a_token() {
         let bad = DocWriter::new().with("other", 1).finish();
         let refused = world.run(ask(Some(bad))).await;
         assert_eq!(int(&refused, "code"), Code::BAD_VALUE.0);
+    });
+}
+
+/// A range that is said to be where it is not is waited for, and the error that follows says which and where; who asks
+/// again when it has come goes on.
+#[test]
+fn a_range_that_does_not_arrive_is_named() {
+    run(async {
+        let mut world = full_world().await;
+        world.restart_router_with(Duration::from_millis(200));
+        let ask = |resume: Option<&DocBuf>| batch_with_token(4, resume);
+        let first = world.run(ask(None)).await;
+        let token = token(&first);
+        world.move_b("b", "c", 10);
+        world.shards["c"]
+            .owned
+            .lock()
+            .retain(|range| *range != (10, 20));
+        let (mut found, mut token) = (batch(&first).0, token);
+        let refused = loop {
+            let reply = world.run(ask(Some(&token))).await;
+            if reply.get("cursor").is_none() {
+                break reply;
+            }
+            let (keys, _) = batch(&reply);
+            assert!(!keys.is_empty(), "it ended without the range: {found:?}");
+            found.extend(keys);
+            token = self::token(&reply);
+        };
+        assert_eq!(int(&refused, "code"), Code::EXCEEDED_TIME_LIMIT.0);
+        let why = refused.as_doc().get_str("errmsg").unwrap_or_default();
+        assert!(
+            why.contains("a range of test.birds did not arrive at shard c"),
+            "{why}"
+        );
+        world.shards["c"].owned.lock().push((10, 20));
+        loop {
+            let reply = world.run(ask(Some(&token))).await;
+            let (keys, _) = batch(&reply);
+            if keys.is_empty() {
+                break;
+            }
+            found.extend(keys);
+            token = self::token(&reply);
+        }
+        found.sort_unstable();
+        assert_eq!(found, (0..30).collect::<Vec<_>>());
     });
 }
 

@@ -20,6 +20,7 @@ use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 use wire::{BoxFuture, CallError, Endpoint, Handler, Reply, Request, Sequence};
 
 /// What a command's partial results may weigh in memory.
@@ -479,12 +480,14 @@ fn router(
     config: &Arc<FakeConfig>,
     shards: &HashMap<&'static str, Arc<FakeShard>>,
     scratch: &Path,
+    scan_patience: Duration,
 ) -> RouterHandler {
     let reached = shards.clone();
     let connect: Connect = Arc::new(move |id, _| reached[id].clone());
     let mut options = RouterOptions::new("router:1");
     options.parameters.group_memory_bytes = MEMORY_BYTES_MAX;
     options.scratch = scratch.to_owned();
+    options.scan_patience = scan_patience;
     RouterHandler(Router::new(config.clone(), connect, options))
 }
 
@@ -611,7 +614,7 @@ impl World {
         });
         let scratch = tempfile::tempdir().expect("a directory");
         World {
-            handler: router(&config, &shards, scratch.path()),
+            handler: router(&config, &shards, scratch.path(), crate::scan::PATIENCE),
             config,
             shards,
             scratch,
@@ -620,8 +623,13 @@ impl World {
     }
 
     /// Another router takes over, which knows nothing.
+    /// A router whose scans wait so long for a range.
+    pub(super) fn restart_router_with(&mut self, patience: Duration) {
+        self.handler = router(&self.config, &self.shards, self.scratch.path(), patience);
+    }
+
     pub(super) fn restart_router(&mut self) {
-        self.handler = router(&self.config, &self.shards, self.scratch.path());
+        self.restart_router_with(crate::scan::PATIENCE);
     }
 
     /// The range of b's keys goes to c.
