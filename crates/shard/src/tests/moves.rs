@@ -13,6 +13,7 @@ mod lost_primaries;
 mod primaries;
 mod rules;
 mod sessions;
+mod switched_off;
 mod times;
 mod two_at_once;
 mod waiting;

@@ -39,6 +39,8 @@ pub(super) struct Authority {
     outcomes: Mutex<BTreeMap<Vec<u8>, Option<Commit>>>,
     /// How far behind a donor's block the time of a decision is.
     pub(super) later: AtomicU64,
+    /// The time that the next decisions count from, whatever donors say of their blocks.
+    pub(super) counts_from: Mutex<Option<ClusterTime>>,
     major: AtomicU32,
     /// The version of the collection's catalog, and whether it is about to change.
     pub(super) catalog: AtomicU64,
@@ -100,12 +102,14 @@ impl Authority {
                     _ => return None,
                 };
                 let later = self.later.load(Ordering::SeqCst);
+                let behind = ClusterTime::from_u64(blocked.to_u64() + later);
+                let since = self.counts_from.lock().unwrap_or(behind);
                 let outcome = outcomes.entry(id).or_insert_with(|| {
                     let version = match is_database {
                         true => MOVED_DATABASE.to_owned(),
                         false => version(self.major.fetch_add(1, Ordering::SeqCst) + 1, 1),
                     };
-                    Some((version, ClusterTime::from_u64(blocked.to_u64() + later)))
+                    Some((version, since))
                 });
                 outcome.clone()
             }
@@ -317,6 +321,7 @@ impl World {
             authority: Arc::new(Authority {
                 outcomes: Mutex::default(),
                 later: AtomicU64::new(1),
+                counts_from: Mutex::default(),
                 major: AtomicU32::new(1),
                 catalog: AtomicU64::new(0),
                 changes: AtomicBool::new(false),
