@@ -35,6 +35,10 @@ pub(crate) enum Rule {
     RemoveUnowned,
     /// Dead records stay until nobody reads at a time at which they were owned.
     AwaitWindow,
+    /// A donor asks for the decision when a majority of its members blocks reads.
+    CommitBlock,
+    /// A recipient says that it is ready when a majority of its members has all of it.
+    CommitReadiness,
 }
 
 /// Which rules hold.

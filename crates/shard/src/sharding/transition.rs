@@ -233,6 +233,20 @@ impl Shard {
         }
     }
 
+    /// Carries a transition out without waiting for it, as nobody does while the rules hold.
+    pub(crate) fn begin_transition(
+        self: &Arc<Self>,
+        collection: CollectionId,
+        transition: Transition<'static>,
+    ) -> Applied {
+        let shard = Arc::clone(self);
+        tokio::spawn(async move { shard.transition(collection, &transition).await });
+        Applied {
+            position: self.log.last_appended(),
+            time: self.log.latest_time(),
+        }
+    }
+
     /// The gates are held; `None` if the log is busy.
     async fn append_transition(
         &self,
