@@ -4,6 +4,7 @@ use super::world::PATIENCE;
 use crate::replica_set::transport::REPLICATE;
 use crate::testing::{TestShard, options};
 use crate::{LogWindow, Membership, ReplicaSetOptions, Shard, ShardHandler};
+use model::bson::{DocBuf, DocWriter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,6 +32,23 @@ impl Handler for Ear {
     }
 }
 
+/// On a machine that is busy with other tests, nobody is to take a slow member for one that is gone.
+fn configuration(founders: &[(i32, String)]) -> DocBuf {
+    let mut writer = DocWriter::new().with("_id", "terndb").with("version", 1);
+    writer.begin_array("members");
+    for (id, host) in founders {
+        writer.push_document();
+        writer.append("_id", *id).append("host", host.as_str());
+        writer.end();
+    }
+    writer
+        .end()
+        .begin_document("settings")
+        .append("electionTimeoutMillis", 4000)
+        .end();
+    writer.finish()
+}
+
 /// What is left of a pair when its primary was given away.
 pub(super) struct Pair {
     pub(super) secondary: TestShard,
@@ -50,6 +68,7 @@ impl Pair {
             founders.push((id, host));
             listeners.push(listener);
         }
+        let configuration = configuration(&founders);
         let (mut members, mut servers, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
         let is_deaf = Arc::<AtomicBool>::default();
         for ((id, host), listener) in founders.clone().into_iter().zip(listeners) {
@@ -57,7 +76,7 @@ impl Pair {
             let membership = Membership::Founder {
                 member: id,
                 founders: founders.clone(),
-                configuration: None,
+                configuration: Some(configuration.clone()),
             };
             let options = options(directory.path(), LogWindow::default(), &[]);
             let shard = tokio::task::block_in_place(|| Shard::open_member(&options, membership));

@@ -33,15 +33,15 @@ async fn fill(world: &World) {
         .await;
 }
 
-/// Begins a move of a range, and waits until it is decided or a shard's primary leads no longer.
-async fn is_decided(world: &World, deposed: usize) -> bool {
+/// Begins a move of a range, and waits until it is committed or a shard's primary leads no longer.
+async fn is_committed(world: &World, deposed: usize) -> bool {
     let command = world.command(0, 1, "{x: 10}", "{x: 30}");
     let moved = world.on(0).run("admin", &command);
     let over = async {
         let deadline = Instant::now() + PATIENCE;
         let role = world.on(deposed).shard.log.role();
-        while world.authority.is_decided() == 0 && role.borrow().is_leader() {
-            assert!(Instant::now() < deadline, "neither decided nor deposed");
+        while world.authority.times().is_empty() && role.borrow().is_leader() {
+            assert!(Instant::now() < deadline, "neither committed nor deposed");
             tokio::task::yield_now().await;
         }
     };
@@ -50,12 +50,12 @@ async fn is_decided(world: &World, deposed: usize) -> bool {
         _ = moved => over.await,
         () = &mut over => {}
     }
-    world.authority.is_decided() > 0
+    !world.authority.times().is_empty()
 }
 
 /// The donor's other member hears nothing of the block, and could lead next.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_not_decided_before_a_majority_blocks_reads() {
+async fn nothing_is_committed_before_a_majority_blocks_reads() {
     check(Rule::CommitBlock, async |without| {
         let (pair, primary) = Pair::open().await;
         let world = World::of("{x: 1}", [primary, alone().await]).await;
@@ -69,7 +69,7 @@ async fn it_is_not_decided_before_a_majority_blocks_reads() {
             }
             reply
         }));
-        let is_decided = is_decided(&world, 0).await;
+        let is_committed = is_committed(&world, 0).await;
         assert!(pair.is_deaf.load(Ordering::SeqCst), "it came so far");
         let known = ownership(&pair.secondary);
         let blocks = known.moving.blocks.iter();
@@ -77,14 +77,14 @@ async fn it_is_not_decided_before_a_majority_blocks_reads() {
         assert_eq!(levels, [BlockLevel::Writes]);
         world.close().await;
         pair.close().await;
-        !is_decided
+        !is_committed
     })
     .await;
 }
 
 /// The recipient's other member hears nothing of what came last, and could lead next.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_not_decided_before_a_majority_of_the_recipient_is_ready() {
+async fn nothing_is_committed_before_a_majority_of_the_recipient_is_ready() {
     check(Rule::CommitReadiness, async |without| {
         let (pair, primary) = Pair::open().await;
         let world = World::of("{x: 1}", [alone().await, primary]).await;
@@ -98,7 +98,7 @@ async fn it_is_not_decided_before_a_majority_of_the_recipient_is_ready() {
             }
             false
         }));
-        let is_decided = is_decided(&world, 1).await;
+        let is_committed = is_committed(&world, 1).await;
         assert!(pair.is_deaf.load(Ordering::SeqCst), "it came so far");
         let documents = "{find: 'migrationRecipients', $readPreference: {mode: 'secondary'}}";
         let known = pair.secondary.run("config", documents).await;
@@ -108,7 +108,7 @@ async fn it_is_not_decided_before_a_majority_of_the_recipient_is_ready() {
         assert_eq!(phase, Some(Value::String("receiving".to_owned())));
         world.close().await;
         pair.close().await;
-        !is_decided
+        !is_committed
     })
     .await;
 }
