@@ -44,7 +44,7 @@ fn configuration(founders: &[(i32, String)]) -> DocBuf {
     writer
         .end()
         .begin_document("settings")
-        .append("electionTimeoutMillis", 4000)
+        .append("electionTimeoutMillis", 2000)
         .end();
     writer.finish()
 }

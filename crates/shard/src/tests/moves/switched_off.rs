@@ -39,11 +39,11 @@ pub(super) async fn check(rule: Rule, is_kept: impl AsyncFn(Without) -> bool) {
     );
 }
 
-const TIME_IS_OVER: Option<Value> = Some(Value::Int32(50));
+pub(super) const TIME_IS_OVER: Option<Value> = Some(Value::Int32(50));
 const STALE: Option<Value> = Some(Value::Int32(13388));
 
 /// The documents of a first batch; none if it was refused.
-fn documents(reply: &Fields) -> usize {
+pub(super) fn documents(reply: &Fields) -> usize {
     let batch = get(reply, "cursor").and_then(|cursor| cursor.get("firstBatch"));
     batch.and_then(Value::as_array).map_or(0, <[Value]>::len)
 }
@@ -52,7 +52,7 @@ async fn counted(server: &TestShard) -> Option<Value> {
     get(&server.run("test", "{count: 'c'}").await, "n").cloned()
 }
 
-fn timestamp(time: ClusterTime) -> String {
+pub(super) fn timestamp(time: ClusterTime) -> String {
     format!("Timestamp({}, {})", time.seconds(), time.increment())
 }
 
@@ -371,6 +371,28 @@ async fn dead_records_stay_as_long_as_somebody_reads_at_their_time() {
         let _kept = server.shard.store.pin_history(owned).expect("it is there");
         tidy(&server, 100_000);
         shown_at(&server, owned).await == 30
+    })
+    .await;
+}
+
+/// Who has begun to read at a time gets all of it, or is told that it cannot be had any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cursor_at_a_time_misses_no_dead_records() {
+    const TOO_OLD: Option<Value> = Some(Value::Int32(239));
+    check(Rule::AwaitWindow, async |without| {
+        let server = with_documents().await;
+        without.on(&server);
+        let find = "{find: 'c', batchSize: 3, readConcern: {level: 'snapshot'}}";
+        let ((soon, _), (late, _)) = (server.batch(find).await, server.batch(find).await);
+        let given = deletion(&server, 1, 10, 20);
+        give_away(&server, &given).await.expect("is registered");
+        delete_all(&server).await.expect("is removed");
+        tidy(&server, 1);
+        let rest = server.rest(soon, 1000).await;
+        tidy(&server, 100_000);
+        let more = format!("{{getMore: {late}L, collection: 'c'}}");
+        assert_eq!(code(&server.run("test", &more).await), TOO_OLD);
+        rest.len() == 27
     })
     .await;
 }

@@ -1,14 +1,16 @@
 //! ⚑ The same for rules about shards of several members.
 
 use super::pair::Pair;
-use super::switched_off::{Without, check};
-use super::world::{PATIENCE, World};
+use super::switched_off::{TIME_IS_OVER, Without, check, documents, timestamp};
+use super::world::{PATIENCE, World, become_shard};
 use crate::rules::Rule;
 use crate::sharding::BlockLevel;
 use crate::testing::TestShard;
+use crate::tests::blocked::code;
 use crate::tests::sharding::{WHOLE, placed};
 use crate::tests::transitions::{MOVE, change, ownership, range};
-use differential::value::{Fields, Value, get};
+use differential::value::{Value, get};
+use model::time::ClusterTime;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::task::JoinHandle;
@@ -50,7 +52,10 @@ async fn is_committed(world: &World, deposed: usize) -> bool {
         _ = moved => over.await,
         () = &mut over => {}
     }
-    !world.authority.times().is_empty()
+    let is_committed = !world.authority.times().is_empty();
+    // What it cannot get a majority for any more ends now.
+    let _ = world.on(deposed).shard.log.step_down().await;
+    is_committed
 }
 
 /// The donor's other member hears nothing of the block, and could lead next.
@@ -113,36 +118,50 @@ async fn nothing_is_committed_before_a_majority_of_the_recipient_is_ready() {
     .await;
 }
 
-/// What a secondary shows of a range that the primary has blocked for reads.
-async fn asked(is_for_secondary: bool, without: Without) -> Fields {
+/// Whether a secondary shows a document of a range that the primary has blocked for reads: as of now, of the time of
+/// the block, and of the moment before.
+async fn shows(is_for_secondary: bool, without: Without) -> [bool; 3] {
     let (pair, (primary, background)) = Pair::open().await;
     without.on(match is_for_secondary {
         true => &pair.secondary,
         false => &primary,
     });
-    super::world::become_shard(0, &primary).await;
+    become_shard(0, &primary).await;
     let create = placed("_terndbCreateSharded", (1, 0), (1, 2), WHOLE);
     primary.check(&format!("admin {create} => {{}}")).await;
-    primary.insert(&["{_id: 4, x: 4}".to_owned()]).await;
+    for x in [4, 40] {
+        primary.insert(&[format!("{{_id: {x}, x: {x}}}")]).await;
+    }
     let moving = range(&primary, 3, 6);
     let blocked = change(&primary, |known| {
         Ok(known.with_block(MOVE, moving.clone(), BlockLevel::Reads))
     });
-    blocked.await.expect("is applied");
+    let blocked = blocked.await.expect("is applied").time;
     pair.follows(&primary).await;
-    let find = "{find: 'c', filter: {x: 4}, maxTimeMS: 5, $readPreference: {mode: 'secondary'}}";
-    let reply = pair.secondary.run("test", find).await;
+    let before = ClusterTime::from_u64(blocked.to_u64() - 1);
+    let mut shown = [false; 3];
+    for (shown, at) in shown.iter_mut().zip([None, Some(blocked), Some(before)]) {
+        let concern = at.map_or("level: 'local'".to_owned(), |at| {
+            let at = timestamp(at);
+            format!("level: 'snapshot', atClusterTime: {at}")
+        });
+        let find = format!(
+            "{{find: 'c', filter: {{x: 4}}, maxTimeMS: 100, readConcern: {{{concern}}}, $readPreference: {{mode: 'secondary'}}}}"
+        );
+        let reply = pair.secondary.run("test", &find).await;
+        *shown = documents(&reply) == 1;
+        assert!(*shown || code(&reply) == TIME_IS_OVER, "{reply:?}");
+    }
     primary.shard.begin_shutdown();
     background.await.expect("it ends");
     pair.close().await;
-    reply
+    shown
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secondary_shows_nothing_of_what_is_blocked() {
     check(Rule::BlockReads, async |without| {
-        let reply = asked(true, without).await;
-        get(&reply, "code") == Some(&Value::Int32(50))
+        shows(true, without).await == [false, false, true]
     })
     .await;
 }
@@ -150,8 +169,7 @@ async fn a_secondary_shows_nothing_of_what_is_blocked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secondary_has_the_blocks_of_its_primary() {
     check(Rule::StoreOwnership, async |without| {
-        let reply = asked(false, without).await;
-        get(&reply, "code") == Some(&Value::Int32(50))
+        shows(false, without).await == [false, false, true]
     })
     .await;
 }
