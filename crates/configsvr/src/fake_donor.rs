@@ -31,6 +31,8 @@ pub(crate) enum Manner {
 #[derive(Clone, Copy)]
 struct State {
     manner: Manner,
+    /// Since when it blocks what moves, in seconds.
+    blocked_at: u32,
     /// Moves that it was asked for.
     asked: usize,
     /// Whether moves are to end.
@@ -49,6 +51,7 @@ impl Default for FakeDonor {
         Self {
             state: watch::Sender::new(State {
                 manner: Manner::Commits,
+                blocked_at: 7,
                 asked: 0,
                 halted: false,
                 put_off: 0,
@@ -116,6 +119,11 @@ impl FakeDonor {
         });
     }
 
+    /// From now on its blocks have this time.
+    pub(crate) fn blocks_at(&self, seconds: u32) {
+        self.state.send_modify(|state| state.blocked_at = seconds);
+    }
+
     /// How many of its commits were put off.
     pub(crate) fn was_put_off(&self) -> usize {
         self.state.borrow().put_off
@@ -175,7 +183,8 @@ impl FakeDonor {
         commit.push(("epoch".to_owned(), part("e")));
         commit.push(("timestamp".to_owned(), part("t")));
         commit.push(("catalogVersion".to_owned(), catalog));
-        commit.push(("blockedAt".to_owned(), Value::Timestamp(7, 7)));
+        let blocked_at = self.state.borrow().blocked_at;
+        commit.push(("blockedAt".to_owned(), Value::Timestamp(blocked_at, 7)));
         Ok(commit)
     }
 

@@ -50,6 +50,7 @@ mod queue;
 mod remove_shard;
 mod role;
 mod routing;
+mod rules;
 mod schema;
 mod server;
 mod sessions;

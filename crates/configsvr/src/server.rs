@@ -123,6 +123,11 @@ impl ConfigServer {
         self.serving.borrow().clone()
     }
 
+    #[cfg(test)]
+    pub(crate) fn rules(&self) -> &crate::rules::Rules {
+        &self.store.rules
+    }
+
     /// Completes when this member decides.
     pub async fn ready(&self) {
         let mut serving = self.serving.subscribe();

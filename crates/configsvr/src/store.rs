@@ -6,6 +6,7 @@
 
 use crate::commit::Commit;
 use crate::error::Fault;
+use crate::rules::{Rule, Rules};
 use crate::tenure::no_primary;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::time::ClusterTime;
@@ -25,6 +26,7 @@ pub(crate) struct Store {
     told: AtomicU64,
     /// How far this member's log has come, as far as was seen.
     applied: AtomicU64,
+    pub(crate) rules: Rules,
 }
 
 impl Store {
@@ -34,6 +36,7 @@ impl Store {
             latest: AtomicU64::new(0),
             told: AtomicU64::new(0),
             applied: AtomicU64::new(0),
+            rules: Rules::default(),
         }
     }
 
@@ -44,7 +47,9 @@ impl Store {
 
     /// [`Store::next_time`] that is also later than a time of somebody else.
     pub(crate) fn time_after(&self, other: ClusterTime) -> ClusterTime {
-        self.latest.fetch_max(other.to_u64(), Ordering::AcqRel);
+        if self.rules.hold(Rule::DecideBehindBlock) {
+            self.latest.fetch_max(other.to_u64(), Ordering::AcqRel);
+        }
         self.next_time()
     }
 

@@ -8,6 +8,7 @@
 //! [`Wire`], which can be cut after so many messages: that is how a primary is lost between two steps.
 
 use crate::fake_donor::FakeDonor;
+use crate::rules::Rule;
 use crate::{ConfigHandler, ConfigServer, Connect};
 use differential::notation::{parse, print, print_fields};
 use differential::value::{Fields, Value, decode, encode, get};
@@ -388,6 +389,13 @@ impl Cluster {
             leads,
             running,
         }
+    }
+
+    /// For this primary a rule does not hold.
+    pub(crate) fn switch_off(&self, rule: Rule) {
+        let life = self.life.lock();
+        let life = life.as_ref().expect("a primary");
+        life.server.rules().switch_off(rule);
     }
 
     /// The primary is no longer one, and everything that it did has ended.

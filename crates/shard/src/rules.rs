@@ -17,6 +17,28 @@ pub(crate) enum Rule {
     ReachTime,
     /// What a statement did is stored with what it wrote.
     StoreStatements,
+    /// Who names no version is shown only what is owned, and waits for what is blocked.
+    CheckUnversionedReads,
+    /// Who names no version writes only what is owned, and waits for what is blocked.
+    CheckUnversionedWrites,
+    /// A read at a time is answered from what was owned then.
+    OwnerAtTime,
+    /// A read at a time is refused for what came or went before and was not known to who routed it.
+    KnownPast,
+    /// Nothing is read of a range that is blocked for reads.
+    BlockReads,
+    /// What is owned, and what is blocked, is stored by the entry that changes it.
+    StoreOwnership,
+    /// No removal of what is owned is registered.
+    RegisterUnowned,
+    /// Nothing that is owned is removed, whatever was registered.
+    RemoveUnowned,
+    /// Dead records stay until nobody reads at a time at which they were owned.
+    AwaitWindow,
+    /// A donor asks for the decision when a majority of its members blocks reads.
+    CommitBlock,
+    /// A recipient says that it is ready when a majority of its members has all of it.
+    CommitReadiness,
 }
 
 /// Which rules hold.

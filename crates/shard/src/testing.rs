@@ -81,6 +81,16 @@ impl TestShard {
         Self::open_as(LogWindow::default(), parameters).await
     }
 
+    /// A shard that was opened as the caller likes, on its data.
+    pub(crate) fn of(shard: Arc<Shard>, directory: TempDir) -> Self {
+        Self {
+            shard,
+            clock: Arc::default(),
+            connection: Arc::new(ConnectionInfo::in_process(1)),
+            directory,
+        }
+    }
+
     async fn open_as(window: LogWindow, parameters: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let clock = Arc::<TestClock>::default();
@@ -197,21 +207,30 @@ impl TestShard {
     }
 }
 
+/// What a shard of a test is opened with.
+pub(crate) fn options(
+    directory: &Path,
+    log_window: LogWindow,
+    parameters: &[(&str, &str)],
+) -> ShardOptions {
+    let parameters = parameters.iter();
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    ShardOptions {
+        log_window,
+        data: directory.to_owned(),
+        cache_bytes: 8 << 20,
+        scan_memory: None,
+        parameters: parameters.map(owned).collect(),
+    }
+}
+
 async fn open(
     directory: &Path,
     clock: &Arc<TestClock>,
     log_window: LogWindow,
     parameters: &[(&str, &str)],
 ) -> Arc<Shard> {
-    let parameters = parameters.iter();
-    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-    let options = ShardOptions {
-        log_window,
-        data: directory.to_owned(),
-        cache_bytes: 8 << 20,
-        scan_memory: None,
-        parameters: parameters.map(owned).collect(),
-    };
+    let options = options(directory, log_window, parameters);
     let shard = tokio::task::block_in_place(|| Shard::open_with_clock(&options, clock.clone()))
         .expect("the shard opens");
     let set = ReplicaSetOptions {

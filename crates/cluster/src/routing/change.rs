@@ -88,6 +88,19 @@ impl RoutingTable {
         since: ClusterTime,
         history: History,
     ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
+        let mut changes = self.giving(range, to, since, history)?;
+        changes.extend(self.advancing(&changes));
+        Ok(changes)
+    }
+
+    /// What moves, and what is left of its chunk.
+    pub(super) fn giving(
+        &self,
+        range: &KeyRange,
+        to: &ShardId,
+        since: ClusterTime,
+        history: History,
+    ) -> Result<Vec<ChunkWithEnd>, ChangeError> {
         let from = self.chunk_around(range)?;
         if from.chunk.shard == *to {
             return Err(ChangeError::AlreadyThere(to.clone()));
@@ -110,16 +123,22 @@ impl RoutingTable {
             let chunk = from.chunk.within(&right, next_version());
             changes.push((chunk, right.max));
         }
-        if changes.len() == 1 {
-            let stays = self.chunks().find(|view| {
-                view.chunk.shard == from.chunk.shard && view.chunk.min != from.chunk.min
-            });
-            if let Some(stays) = stays {
-                let advanced = stays.chunk.within(&stays.range(), next_version());
-                changes.push((advanced, stays.max.clone()));
-            }
-        }
         Ok(changes)
+    }
+
+    /// ⚑ The chunk of the donor that gets a new version where nothing is left of the one that moves.
+    fn advancing(&self, given: &[ChunkWithEnd]) -> Option<ChunkWithEnd> {
+        let [(moved, _)] = given else {
+            return None;
+        };
+        let from = self.find(moved.min.as_bytes());
+        let mut others = self.chunks();
+        let stays = others.find(|view| {
+            view.chunk.shard == from.chunk.shard && view.chunk.min != from.chunk.min
+        })?;
+        let version = moved.version.next_minor();
+        let advanced = stays.chunk.within(&stays.range(), version);
+        Some((advanced, stays.max.clone()))
     }
 
     /// Cuts the chunk of the first point at all points, which ascend.

@@ -90,6 +90,52 @@ fn a_move_advances_what_moves_and_one_that_stays() {
     }
 }
 
+/// Whether a donor refuses who knows only the table from before a move, and whether it agrees with who knows the one
+/// behind it, although all that it was told itself is the version that the move led to.
+fn tells(before: &RoutingTable, changes: Vec<ChunkWithEnd>, donor: &ShardId) -> [bool; 2] {
+    let moved = before.with_changes(changes).unwrap();
+    let (earlier, now) = (
+        before.shard_version(donor).chunk,
+        moved.shard_version(donor).chunk,
+    );
+    let told = match now {
+        ChunkVersion::ZERO => ChunkVersion::ZERO,
+        _ => moved.version().chunk,
+    };
+    [earlier.major != now.major, told == now]
+}
+
+/// ⚑ Every chunk of every table of four chunks and two owners moves, with the chunk that stays, and without.
+#[test]
+fn a_move_tells_of_itself_by_the_version_of_a_chunk_that_stays() {
+    let mut missed = [0; 2];
+    for owners in 0..16u8 {
+        let owner = |chunk: usize| ["A", "B"][usize::from(owners >> chunk & 1)];
+        let before = table(&[0, 10, 20], &std::array::from_fn::<_, 4, _>(owner));
+        for view in before.chunks() {
+            let (range, to, donor) = (view.range(), shard("C"), &view.chunk.shard);
+            let moves = before.moving(&range, &to, time(5)).unwrap();
+            assert_eq!(
+                tells(&before, moves, donor),
+                [true; 2],
+                "{range:?} of {}",
+                shape(&before)
+            );
+            let without = before.giving(&range, &to, time(5), History::default());
+            for (missed, told) in missed
+                .iter_mut()
+                .zip(tells(&before, without.unwrap(), donor))
+            {
+                *missed += u32::from(!told);
+            }
+        }
+    }
+    assert!(
+        missed.iter().all(|missed| *missed > 0),
+        "nobody misses it: {missed:?}"
+    );
+}
+
 #[test]
 fn the_last_chunk_that_leaves_a_shard_leaves_it_at_zero() {
     let before = table(&[0], &["A", "B"]);

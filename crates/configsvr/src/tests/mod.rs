@@ -6,4 +6,5 @@ mod ddl;
 mod lost_primaries;
 mod moves;
 mod registry;
+mod rules;
 mod tickets;

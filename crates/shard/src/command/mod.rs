@@ -54,6 +54,7 @@ use crate::latency;
 use crate::migration;
 use crate::operation::Operation;
 use crate::read::ScanPart;
+use crate::rules::Rule;
 use crate::session::{Retryable, SessionId};
 use crate::sharding::{self, CheckedRoute, Routed};
 use arguments::Argument;
@@ -344,6 +345,9 @@ pub(crate) async fn dispatch(
         Ok(mut envelope) => {
             if let Some(defaults) = shard.replica_set.defaults() {
                 envelope.apply_defaults(request.name(), &defaults);
+            }
+            if envelope.routed.is_none() && !shard.rules.hold(Rule::CheckUnversionedReads) {
+                envelope.sees_orphans = true;
             }
             confirmation = envelope.confirmation.take();
             is_retryable = envelope.transaction_number.is_some();

@@ -62,6 +62,7 @@ use crate::catalog::Collection;
 use crate::ddl::Telling;
 use crate::operation::Operation;
 use crate::primary_services::Tenure;
+use crate::rules::Rule;
 use crate::sharding::range_deletion::RangeDeletion;
 use crate::sharding::{Applied, BlockLevel, Ownership, Transition};
 use cluster::authority::Outcome;
@@ -540,6 +541,9 @@ impl Driver {
             expect: Vec::new(),
             term: Some(self.tenure.term()),
         };
+        if phase == Some(Phase::ReadsBlocked) && !self.shard.rules.hold(Rule::CommitBlock) {
+            return Ok(self.shard.begin_transition(collection.id, transition));
+        }
         self.shard.transition(collection.id, &transition).await
     }
 }

@@ -38,6 +38,7 @@ use crate::Shard;
 use crate::catalog::Collection;
 use crate::ddl::Telling;
 use crate::primary_services::Tenure;
+use crate::rules::Rule;
 use crate::sharding::range_deletion::{RangeDeletion, WhenToClean};
 use crate::sharding::{Ownership, Transition};
 use cluster::authority::Outcome;
@@ -672,6 +673,10 @@ impl Driver {
             term: Some(self.tenure.term()),
             ..Transition::default()
         };
+        if phase == Phase::Ready && !self.shard.rules.hold(Rule::CommitReadiness) {
+            self.shard.begin_transition(collection, transition);
+            return Ok(());
+        }
         self.shard.transition(collection, &transition).await?;
         Ok(())
     }

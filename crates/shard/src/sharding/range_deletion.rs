@@ -32,6 +32,7 @@ use crate::Shard;
 use crate::catalog::Collection;
 use crate::operation::Operation;
 use crate::primary_services::Tenure;
+use crate::rules::Rule;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 use model::ids::Uuid;
 use model::range::{KeyBound, KeyRange, RangeSet};
@@ -260,6 +261,16 @@ impl Ownership {
     }
 }
 
+impl Shard {
+    /// ⚑ Refuses to carry out a removal of what is anybody's.
+    pub(super) fn check_dead(&self, range: &KeyRange, ownership: &Ownership) -> Result<(), Error> {
+        match self.rules.hold(Rule::RemoveUnowned) {
+            true => ownership.check_dead(range),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Runs while this member is the primary.
 pub(crate) async fn run(shard: &Arc<Shard>, tenure: &Tenure) {
     let mut settings = shard.parameters.watch();
@@ -466,7 +477,7 @@ impl Shard {
         };
         let ended = Transition {
             ownership: Some(Box::new(|known: &Ownership| {
-                known.check_dead(range)?;
+                self.check_dead(range, known)?;
                 Ok(known.without_dead(range.clone()))
             })),
             documents: removal,
@@ -540,7 +551,7 @@ impl Shard {
             }
             let removed = Transition {
                 ownership: Some(Box::new(|known: &Ownership| {
-                    known.check_dead(&dead)?;
+                    self.check_dead(&dead, known)?;
                     Ok(known.without_dead(dead.clone()))
                 })),
                 ..Transition::default()

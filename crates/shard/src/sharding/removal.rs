@@ -42,6 +42,7 @@ use crate::catalog::Collection;
 use crate::command::envelope::WriteConcern;
 use crate::ddl::{New, Order, Telling};
 use crate::primary_services::Tenure;
+use crate::rules::Rule;
 use crate::write::Companion;
 use model::Error;
 use model::bson::Doc;
@@ -203,7 +204,7 @@ impl Shard {
         let concern = WriteConcern::Applied;
         let written = self.write(collection, concern, keys, |evaluator| {
             if let Some(ownership) = &evaluator.collection().ownership {
-                ownership.check_dead(range)?;
+                self.check_dead(range, ownership)?;
             }
             evaluator.set_origin(&origin.0);
             let mut removed = 0;
@@ -348,10 +349,14 @@ impl Shard {
         let Some(ownership) = &collection.ownership else {
             return Ok(None);
         };
-        ownership.check_dead(range)?;
+        self.check_dead(range, ownership)?;
         let since = ownership
             .moving
             .unseen_since(&RangeSet::of([range.clone()]));
+        let since = match self.rules.hold(Rule::AwaitWindow) {
+            true => since,
+            false => ClusterTime::ZERO,
+        };
         let is_told_by_key =
             !ownership.unsharded && collection.record_keys_follow(&ownership.pattern);
         Ok((is_told_by_key && all_ready(collection)).then_some(since))
@@ -433,7 +438,7 @@ impl Shard {
         let Some(ownership) = known.ownership.as_ref() else {
             return Ok(None);
         };
-        ownership.check_dead(range)?;
+        self.check_dead(range, ownership)?;
         if !self.is_all_forgettable(&known) {
             return Ok(None);
         }

@@ -17,11 +17,12 @@
 
 use super::config_time::CONFIG_TIME_KEY;
 use super::moving::{fill_in_time, moment};
-use super::ownership::{Ownership, OwnershipKey};
+use super::ownership::{Ownership, OwnershipKey, OwnershipUpdate};
 use super::range_deletion::check_registered;
 use crate::Shard;
 use crate::catalog::{CatalogKey, Collection};
 use crate::command::envelope::WriteConcern;
+use crate::rules::Rule;
 use crate::write::{Evaluator, Hold, NotAppended, Refusal, Stripe, Version, Writer};
 use model::bson::{Doc, DocBuf, Value};
 use model::ids::CollectionId;
@@ -232,6 +233,20 @@ impl Shard {
         }
     }
 
+    /// Carries a transition out without waiting for it, as nobody does while the rules hold.
+    pub(crate) fn begin_transition(
+        self: &Arc<Self>,
+        collection: CollectionId,
+        transition: Transition<'static>,
+    ) -> Applied {
+        let shard = Arc::clone(self);
+        tokio::spawn(async move { shard.transition(collection, &transition).await });
+        Applied {
+            position: self.log.last_appended(),
+            time: self.log.latest_time(),
+        }
+    }
+
     /// The gates are held; `None` if the log is busy.
     async fn append_transition(
         &self,
@@ -258,7 +273,7 @@ impl Shard {
             }
             (None, None) => None,
             (None, Some(known)) => {
-                check_registered(&transition.documents, held, known)?;
+                self.check_registered(&transition.documents, held, known)?;
                 None
             }
             (Some(_), None) => return Err(not_sharded(held)),
@@ -266,13 +281,14 @@ impl Shard {
                 let start = self.history_start();
                 let counts_from = transition.counts_from;
                 let new = change(known)?.following(Some(known), false, start, counts_from);
-                check_registered(&transition.documents, held, &new)?;
+                self.check_registered(&transition.documents, held, &new)?;
                 let before = held.ownership.as_deref();
                 (new != *known).then(|| OwnershipChange::new(self, changed, before, &new))
             }
         };
         let term = transition.term;
-        self.append_held(term, collections, stripes, &mut |evaluator| {
+        let is_stored = self.rules.hold(Rule::StoreOwnership);
+        let mut body = |evaluator: &mut Evaluator<'_>| {
             for expect in &transition.expect {
                 evaluator.select(&expect.namespace)?;
                 let found = evaluator.latest(&RecordKey::from_id(expect.id.as_ref()))?;
@@ -284,12 +300,40 @@ impl Shard {
                 evaluator.select(&write.namespace)?;
                 write.change.evaluate(evaluator)?;
             }
-            if let Some(following) = &following {
+            if let Some(following) = following.as_ref().filter(|_| is_stored) {
                 evaluator.change_ownership(following.clone());
             }
             Ok(())
-        })
-        .await
+        };
+        let appended = self.append_held(term, collections, stripes, &mut body);
+        let appended = appended.await?;
+        if let (Some(applied), Some(following), false) = (appended, following, is_stored) {
+            self.remember_only(following, applied.time)?;
+        }
+        Ok(appended)
+    }
+
+    /// What becomes of a change of ownership without the rule that it is stored.
+    fn remember_only(&self, change: OwnershipChange, time: ClusterTime) -> Result<(), Error> {
+        let update = OwnershipUpdate {
+            head: change.head,
+            ranges: change.ranges,
+            moving: Some(change.moving),
+        };
+        let ownerships = vec![(change.collection, update)];
+        self.catalog.applied(Vec::new(), ownerships, time)
+    }
+
+    fn check_registered(
+        &self,
+        documents: &[StateWrite],
+        collection: &Collection,
+        following: &Ownership,
+    ) -> Result<(), Error> {
+        match self.rules.hold(Rule::RegisterUnowned) {
+            true => check_registered(documents, collection, following),
+            false => Ok(()),
+        }
     }
 
     /// Gives a collection whose gate is held another ownership, its first one perhaps.

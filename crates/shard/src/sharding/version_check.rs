@@ -30,6 +30,7 @@ use super::state::KnownDatabase;
 use super::{Ownership, ShardingState};
 use crate::Shard;
 use crate::catalog::Collection;
+use crate::rules::Rule;
 use model::bson::{Array, Doc, DocWriter, ValueRef};
 use model::range::{KeyBound, KeyRange, RangeSet};
 use model::time::ClusterTime;
@@ -189,7 +190,9 @@ impl Shard {
         };
         let agrees = received.is_ignored()
             || agrees(received, ownership.placement)
-            || (routed.past).is_some_and(|past| past.agrees(received, &ownership));
+            || (routed.past).is_some_and(|past| {
+                past.agrees(received, &ownership) || !self.rules.hold(Rule::KnownPast)
+            });
         let covered = routed
             .ranges
             .as_ref()

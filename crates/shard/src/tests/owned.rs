@@ -5,7 +5,7 @@ use crate::tests::sharding::{HIGH, LOW, UUID, WHOLE, placed, sharded, version};
 use differential::value::Value;
 
 /// Documents 1 to 20 by `x`, of which those from 10 on were given away.
-async fn with_orphans() -> TestShard {
+pub(super) async fn with_orphans() -> TestShard {
     let shard = sharded(WHOLE).await;
     let documents: Vec<String> = (1..=20)
         .map(|x| format!("{{_id: {x}, x: {x}, y: {}, z: {}}}", x % 3, 100 - x))

@@ -42,7 +42,7 @@ pub(super) async fn give_away(shard: &TestShard, deletion: &RangeDeletion) -> Re
     shard.shard.transition(id, &transition).await.map(|_| ())
 }
 
-async fn register(shard: &TestShard, deletion: &RangeDeletion) -> Result<(), Error> {
+pub(super) async fn register(shard: &TestShard, deletion: &RangeDeletion) -> Result<(), Error> {
     let transition = Transition {
         documents: vec![deletion.put()?],
         ..Transition::default()

@@ -1,6 +1,7 @@
 //! ⚑ Each rule is switched off once, and what was written for it must notice.
 //!
-//! Rules of the log itself are switched off in `crates/sim/tests/rules.rs`.
+//! Rules of the log itself are switched off in `crates/sim/tests/rules.rs`, those of ownership and moves in
+//! `moves/switched_off.rs` and `moves/switched_off_in_pairs.rs`.
 
 use super::leadership::{lead_again, session_id, step_down};
 use crate::command::envelope::WriteConcern;

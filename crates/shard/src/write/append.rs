@@ -221,6 +221,8 @@ impl Shard {
             (None, Some(term)) => term,
             _ => self.log.leading().map_err(not_appended)?,
         };
+        let unowned = self.passes_unchecked(writer).then(|| unowned(collections));
+        let collections = unowned.as_deref().unwrap_or(collections);
         loop {
             let held = match self.rules.hold(Rule::HoldLatches) {
                 true => self.latches.hold(wanted, || writer.check())?,
@@ -256,6 +258,15 @@ impl Shard {
                 Err(Refusal::Error(error)) => return Err(NotAppended::Error(error)),
             }
         }
+    }
+
+    /// Whether a client's write is not asked what it writes: never, while the rule holds.
+    fn passes_unchecked(&self, writer: Writer<'_>) -> bool {
+        !self.rules.hold(Rule::CheckUnversionedWrites)
+            && writer.operation.is_some_and(|operation| {
+                let command = Doc::from_validated(&operation.command);
+                command.get("shardVersion").is_none()
+            })
     }
 
     /// Appends what was evaluated, latches held.
@@ -346,6 +357,16 @@ impl Shard {
             Err(error) => Err(not_appended(error)),
         }
     }
+}
+
+/// Collections as if they were not sharded.
+fn unowned(collections: &[Arc<Collection>]) -> Vec<Arc<Collection>> {
+    let unowned = collections.iter().map(|collection| {
+        let mut unowned = collection.copy();
+        unowned.ownership = None;
+        Arc::new(unowned)
+    });
+    unowned.collect()
 }
 
 pub(super) fn not_appended(error: ProposeError) -> NotAppended {

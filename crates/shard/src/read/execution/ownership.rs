@@ -20,6 +20,7 @@
 use super::super::scan::Windows;
 use super::{Execution, Found, Query, Stage};
 use crate::catalog::Collection;
+use crate::rules::Rule;
 use crate::sharding::{Ownership, read_again, stale_config};
 use crate::{Shard, Snapshot};
 use model::bson::Doc;
@@ -50,12 +51,14 @@ pub(super) fn snapshot_of(
             Some(now) if !now.has_the_same_ownership(&collection) => collection = now,
             _ => {
                 check_words(shard, &collection, ownership, query)?;
-                if waits(ownership, query) {
+                if waits(shard, ownership, query) {
                     return Err(read_again(&collection.namespace));
                 }
                 let read_with = match query.at {
-                    Some(time) => collection.owned_at(time)?,
-                    None => collection.clone(),
+                    Some(time) if shard.rules.hold(Rule::OwnerAtTime) => {
+                        collection.owned_at(time)?
+                    }
+                    Some(_) | None => collection.clone(),
                 };
                 return Ok((read_with, snapshot));
             }
@@ -84,9 +87,11 @@ fn check_words(
 }
 
 /// Whether a query may need documents that are blocked.
-fn waits(ownership: &Ownership, query: &Query) -> bool {
+fn waits(shard: &Shard, ownership: &Ownership, query: &Query) -> bool {
     let asked = query.part.as_ref().and_then(|part| part.ranges.as_ref());
-    !query.sees_orphans && ownership.keeps_away(&query.filter, asked, query.at)
+    !query.sees_orphans
+        && shard.rules.hold(Rule::BlockReads)
+        && ownership.keeps_away(&query.filter, asked, query.at)
 }
 
 impl Collection {
@@ -222,8 +227,11 @@ impl Execution {
         };
         let keeps_away = match found {
             _ if self.query.sees_orphans => false,
-            Some(document) => ownership.blocks_reads(document, self.query.at),
-            None => waits(ownership, &self.query),
+            Some(document) => {
+                self.shard.rules.hold(Rule::BlockReads)
+                    && ownership.blocks_reads(document, self.query.at)
+            }
+            None => waits(&self.shard, ownership, &self.query),
         };
         match keeps_away {
             true => Err(read_again(&self.collection.namespace)),

@@ -86,7 +86,7 @@ fn timestamp(time: u64) -> String {
 }
 
 /// A count at a time, by a version that tells who owned what until another one.
-fn count(major: u32, known: u64, at: u64) -> String {
+pub(super) fn count(major: u32, known: u64, at: u64) -> String {
     let version = version(major, 0);
     let stated = version.trim_end_matches('}');
     format!(

@@ -39,6 +39,8 @@ pub(super) struct Authority {
     outcomes: Mutex<BTreeMap<Vec<u8>, Option<Commit>>>,
     /// How far behind a donor's block the time of a decision is.
     pub(super) later: AtomicU64,
+    /// The time that the next decisions count from, whatever donors say of their blocks.
+    pub(super) counts_from: Mutex<Option<ClusterTime>>,
     major: AtomicU32,
     /// The version of the collection's catalog, and whether it is about to change.
     pub(super) catalog: AtomicU64,
@@ -100,12 +102,14 @@ impl Authority {
                     _ => return None,
                 };
                 let later = self.later.load(Ordering::SeqCst);
+                let behind = ClusterTime::from_u64(blocked.to_u64() + later);
+                let since = self.counts_from.lock().unwrap_or(behind);
                 let outcome = outcomes.entry(id).or_insert_with(|| {
                     let version = match is_database {
                         true => MOVED_DATABASE.to_owned(),
                         false => version(self.major.fetch_add(1, Ordering::SeqCst) + 1, 1),
                     };
-                    Some((version, ClusterTime::from_u64(blocked.to_u64() + later)))
+                    Some((version, since))
                 });
                 outcome.clone()
             }
@@ -310,13 +314,38 @@ pub(super) struct World {
 impl World {
     /// Two shards and a collection `test.c`, all of it on the first.
     pub(super) async fn new(key: &'static str) -> Self {
-        let mut world = Self {
+        let mut world = Self::empty(key);
+        for number in 0..2 {
+            let shard = TestShard::open().await;
+            become_shard(number, &shard).await;
+            world.shards.push(None);
+            world.background.push(None);
+            world.enter(number, shard);
+        }
+        world
+    }
+
+    /// The same with shards that run.
+    pub(super) async fn of(key: &'static str, shards: [(TestShard, JoinHandle<()>); 2]) -> Self {
+        let mut world = Self::empty(key);
+        for (number, (shard, background)) in shards.into_iter().enumerate() {
+            become_shard(number, &shard).await;
+            world.join(number, &shard);
+            world.shards.push(Some(shard));
+            world.background.push(Some(background));
+        }
+        world
+    }
+
+    fn empty(key: &'static str) -> Self {
+        let world = Self {
             shards: Vec::new(),
             background: Vec::new(),
             doors: Doors::default(),
             authority: Arc::new(Authority {
                 outcomes: Mutex::default(),
                 later: AtomicU64::new(1),
+                counts_from: Mutex::default(),
                 major: AtomicU32::new(1),
                 catalog: AtomicU64::new(0),
                 changes: AtomicBool::new(false),
@@ -331,23 +360,17 @@ impl World {
         };
         let authority: Arc<dyn Endpoint> = world.authority.clone();
         world.doors.lock().insert("config".to_owned(), authority);
-        for number in 0..2 {
-            let shard = TestShard::open().await;
-            shard
-                .check(&format!(
-                    "admin {{_terndbBecomeShard: 1, shard: 'shard{number}', clusterId: ObjectId(\"0000000000000000000000ff\")}} => {{}}
-                     admin {{_terndbSetDatabase: 1, db: 'test', version: {{uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(3, 0), lastMod: 1}}, primary: {}}} => {{}}",
-                    number == 0
-                ))
-                .await;
-            world.shards.push(None);
-            world.background.push(None);
-            world.enter(number, shard);
-        }
         world
     }
 
     pub(super) fn enter(&mut self, number: usize, shard: TestShard) {
+        self.join(number, &shard);
+        self.background[number] = Some(shard.shard.spawn_background());
+        self.shards[number] = Some(shard);
+    }
+
+    /// Shards find it from now on, and it finds them.
+    fn join(&self, number: usize, shard: &TestShard) {
         let (doors, network) = (self.doors.clone(), self.network.clone());
         let connect: Connect = Arc::new(move |name: &str, _: &str| {
             Arc::new(Door {
@@ -358,11 +381,9 @@ impl World {
         });
         let config = connect("config", "");
         shard.shard.join_cluster(config, connect);
-        self.background[number] = Some(shard.shard.spawn_background());
         let handler = Arc::new(ShardHandler(shard.shard.clone()));
         let endpoint: Arc<dyn Endpoint> = Arc::new(InProcess::new(handler));
         self.doors.lock().insert(format!("shard{number}"), endpoint);
-        self.shards[number] = Some(shard);
     }
 
     /// Makes the collection on the first shard, which owns all of it.
@@ -561,6 +582,16 @@ impl World {
             }
         }
     }
+}
+
+pub(super) async fn become_shard(number: usize, shard: &TestShard) {
+    shard
+        .check(&format!(
+            "admin {{_terndbBecomeShard: 1, shard: 'shard{number}', clusterId: ObjectId(\"0000000000000000000000ff\")}} => {{}}
+             admin {{_terndbSetDatabase: 1, db: 'test', version: {{uuid: UUID(\"00000000-0000-4000-8000-0000000000db\"), timestamp: Timestamp(3, 0), lastMod: 1}}, primary: {}}} => {{}}",
+            number == 0
+        ))
+        .await;
 }
 
 pub(super) fn outcome(reply: &Fields) -> &str {
