@@ -19,6 +19,7 @@
 //! while each range has a document from the beginning. What two writes and any number of disturbances do to one move
 //! is searched in the first world.
 
+mod scripts;
 mod search;
 
 use search::{Search, Step, World};
