@@ -21,6 +21,7 @@
 
 mod scripts;
 mod search;
+mod times;
 
 use search::{Search, Step, World};
 use std::collections::{HashSet, VecDeque};
