@@ -150,7 +150,6 @@ fn two_events_at_any_time() {
         (Layout::Halves, Answers::Late),
         (Layout::OneShard, Answers::AtOnce),
         (Layout::OneShard, Answers::Late),
-        (Layout::Ends, Answers::AtOnce),
     ] {
         let what = format!("{layout:?} {answers:?}");
         all_of(&run(layout, answers, 2), &layout.all(), 2, 20_000, &what);
