@@ -657,6 +657,14 @@ fn events() -> impl Strategy<Value = Event> {
     ]
 }
 
+fn orders() -> impl Strategy<Value = Order> {
+    prop_oneof![
+        Just(Order::Sorted),
+        Just(Order::Unsorted),
+        Just(Order::Whole)
+    ]
+}
+
 fn answers() -> impl Strategy<Value = Answers> {
     prop_oneof![
         Just(Answers::AtOnce),
@@ -670,7 +678,7 @@ proptest! {
 
     #[test]
     fn large_worlds(
-        sorted in any::<bool>(),
+        order in orders(),
         answers in answers(),
         terse in any::<bool>(),
         owners in prop::collection::vec(0usize..3, 1..8),
@@ -678,7 +686,6 @@ proptest! {
         happenings in prop::collection::vec((events(), 0usize..4, 0usize..3), 0..60),
         batch_max in 1usize..6,
     ) {
-        let order = if sorted { Order::Sorted } else { Order::Unsorted };
         let mut run = Run::new(world(&owners, &documents), order, batch_max).answering(answers);
         if terse {
             run = run.terse();
