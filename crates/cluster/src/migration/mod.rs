@@ -69,15 +69,23 @@
 //! `digest` stands for, deadlines, and when "almost caught up" is; and the history of sessions, which comes
 //! with the log, so that it is there before the recipient may say *ready*.
 //!
+//! **Stories.** What each phase and each failure leads to is told by the scripts in `migration/tests/scripts`, one
+//! for each scenario; every transition of donor and recipient that can happen is in one of them.
+//!
 //! **Rules of the design, and what finds out without them.** The rules of DESIGN.md, sections 5 and 6, that are
-//! marked ⚑. Here: `migration/tests.rs` searches everything with the rule switched off, by this name, and finds a
-//! fault. Elsewhere: a test that fails without it.
+//! marked ⚑, and that of section 4 about reads at a time. Here: `migration/tests.rs`, or `migration/tests/times.rs`
+//! where it is about times, searches everything with the rule switched off, by this name, and finds a fault.
+//! Elsewhere: a test that fails without it.
 //!
 //! | rule | without it |
 //! | --- | --- |
 //! | clone batches are entries of the recipient's log | `copies_are_durable`; `shard/src/tests/moves/lost_primaries.rs` |
 //! | ownership and blocks are data | `blocks_are_durable` |
 //! | reads are blocked, durably, before the decision is asked for | `reads_are_blocked` |
+//! | that entry is majority-committed by then | times: `blocks_are_committed_first` |
+//! | the recipient's ownership begins later than the block, and than all that it received | times: `ownership_follows_blocks`, `blocks_follow_copies`; whoever hears of it writes nothing earlier: `decisions_are_noted` |
+//! | who has applied the block serves nothing at its time or later | times: `blocks_hold_reads`; `shard/src/tests/blocked.rs` |
+//! | a read at a time needs an applied entry at that time or later | times: `reads_wait_for_their_time` |
 //! | the recipient's OK: all up to the blocking entry, by content | `ready_means_all_of_it` |
 //! | and the history of sessions | `history_comes_too`; `shard/src/tests/moves/sessions.rs` |
 //! | deciding is one compare-and-set, outcomes are final | `outcomes_are_final` |
@@ -89,9 +97,11 @@
 //! | versions say who must refresh, with several moves at once | `commits_are_learned_in_order`; `shard/src/tests/moves/two_at_once.rs` |
 //! | the donor's shard version always changes | `cluster/src/routing/tests.rs` |
 //! | what is not owned is not written, with a version or without | `shard/src/tests/owned.rs`, `blocked.rs` |
-//! | a read at a time goes to the owner of that time | `shard/src/tests/moves/times.rs`, `past.rs`; `cluster/src/authority/tests.rs` |
-//! | a document with several entries comes at its first | `cluster/src/scan/tests/search.rs`; `shard/src/tests/emitted_once.rs` |
-//! | a token holds what was delivered | `cluster/src/scan/tests/search.rs`, which goes on from tokens |
+//! | a read at a time goes to the owner of that time | times: `earlier_times_have_their_owner`; `shard/src/tests/moves/times.rs`, `past.rs`; `cluster/src/authority/tests.rs` |
+//! | a document with several entries comes at its first | `cluster/src/scan/tests/rules.rs`, `a_document_comes_at_its_first_entry_only`; `shard/src/tests/emitted_once.rs` |
+//! | partial aggregates count when their stream has ended, and not before all have | `cluster/src/scan/tests/whole.rs`, `partial_results_count_when_their_stream_has_ended` and `partial_results_are_delivered_when_all_streams_have_ended` |
+//! | a token holds what was delivered | `cluster/src/scan/tests/rules.rs`, `tokens_stand_behind_what_was_delivered` |
+//! | and the remaining skip and limit | `cluster/src/scan/tests/rules.rs`, `tokens_hold_what_is_left_of_the_window` |
 //! | and a time floor | `cluster/src/scan/tests/lagging.rs`, `tokens_hold_the_time_floor` |
 
 pub mod donor;

@@ -14,12 +14,16 @@
 //!
 //! **What bounds the worlds with two moves.** Two moves that do not meet have as many states together as the
 //! product of both. What they share is the version that a shard calls its own, and the order in which it learns of
-//! decisions; both have messages that come in any order, any number of times. So there is either one write, to either
-//! range, or one disturbance at most: somebody aborts, a copy fails, or a recipient grows impatient and settles,
-//! while each range has a document from the beginning. What two writes and any number of disturbances do to one move
-//! is searched in the first world.
+//! decisions; both have messages that come in any order, any number of times. So each range has a document from the
+//! beginning, and there is one write more, to either range, and one disturbance: somebody aborts, a copy fails, or a
+//! recipient grows impatient and settles. That is 450,000 to 540,000 states for each way in which two moves can meet.
+//! What two writes and any number of disturbances do to one move is searched in the first world.
+//!
+//! Beside these searches: `times.rs` searches reads and writes by cluster time, and `scripts.rs` tells single stories.
 
+mod scripts;
 mod search;
+mod times;
 
 use search::{Search, Step, World};
 use std::collections::{HashSet, VecDeque};
@@ -86,6 +90,7 @@ struct Extent {
     moves: &'static [Movement],
     /// Whether each range has a document from the beginning.
     is_filled: bool,
+    /// Those documents among them.
     writes: u8,
     /// Whether an index is created at some time.
     indexes: bool,
@@ -110,23 +115,13 @@ static WITH_INDEXES: Extent = Extent {
     disturbances: None,
 };
 
-const fn written(owners: &'static [usize], moves: &'static [Movement]) -> Extent {
-    Extent {
-        owners,
-        moves,
-        is_filled: false,
-        writes: 1,
-        indexes: false,
-        disturbances: Some(0),
-    }
-}
-
-const fn disturbed(owners: &'static [usize], moves: &'static [Movement]) -> Extent {
+/// Each range has a document; one more is written, to either, and one disturbance comes, to either.
+const fn at_once(owners: &'static [usize], moves: &'static [Movement]) -> Extent {
     Extent {
         owners,
         moves,
         is_filled: true,
-        writes: 0,
+        writes: 3,
         indexes: false,
         disturbances: Some(1),
     }
@@ -143,17 +138,27 @@ const CHAIN: &[Movement] = &[movement(0, 0, 1), movement(1, 1, 2)];
 /// Against each other.
 const EXCHANGE: &[Movement] = &[movement(0, 0, 1), movement(1, 1, 0)];
 
-static TWO_AT_ONCE: [Extent; 10] = [
-    written(&[0, 0], TOGETHER),
-    disturbed(&[0, 0], TOGETHER),
-    written(&[0, 0], APART),
-    disturbed(&[0, 0], APART),
-    written(&[0, 1], MEETING),
-    disturbed(&[0, 1], MEETING),
-    written(&[0, 1], CHAIN),
-    disturbed(&[0, 1], CHAIN),
-    written(&[0, 1], EXCHANGE),
-    disturbed(&[0, 1], EXCHANGE),
+static TWO_AT_ONCE: [Extent; 5] = [
+    at_once(&[0, 0], TOGETHER),
+    at_once(&[0, 0], APART),
+    at_once(&[0, 1], MEETING),
+    at_once(&[0, 1], CHAIN),
+    at_once(&[0, 1], EXCHANGE),
+];
+
+const fn undisturbed(owners: &'static [usize], moves: &'static [Movement]) -> Extent {
+    Extent {
+        disturbances: Some(0),
+        ..at_once(owners, moves)
+    }
+}
+
+/// Less happens where a fault is to be found.
+static TWO_UNDISTURBED: [Extent; 4] = [
+    undisturbed(&[0, 0], TOGETHER),
+    undisturbed(&[0, 1], MEETING),
+    undisturbed(&[0, 1], CHAIN),
+    undisturbed(&[0, 1], EXCHANGE),
 ];
 
 /// The catalog's versions: before the index, while it is created, and from then on.
@@ -214,13 +219,22 @@ fn nothing_is_lost_or_owned_twice_in_any_interleaving() {
 }
 
 /// ⚑ The same with two moves at once, which is why `maxConcurrentMigrationsPerShard` may be two.
-#[test]
-fn two_moves_at_once_do_not_harm_each_other() {
-    for extent in &TWO_AT_ONCE {
+fn check_at_once(extents: &'static [Extent]) {
+    for extent in extents {
         let (fault, states) = explore(ALL_RULES, extent);
         assert_eq!(fault, None);
-        assert!(states > 10_000, "only {states} states were visited");
+        assert!(states > 400_000, "only {states} states were visited");
     }
+}
+
+#[test]
+fn two_moves_from_or_to_one_shard_do_not_harm_each_other() {
+    check_at_once(&TWO_AT_ONCE[..3]);
+}
+
+#[test]
+fn a_shard_may_give_and_receive_at_once() {
+    check_at_once(&TWO_AT_ONCE[3..]);
 }
 
 /// ⚑ What two moves at once need beside the rules for one, wherever one of them comes to a shard of the other.
@@ -230,7 +244,7 @@ fn commits_have_to_be_learned_in_their_order() {
         commits_are_learned_in_order: false,
         ..ALL_RULES
     };
-    for extent in TWO_AT_ONCE.iter().filter(|extent| extent.moves != APART) {
+    for extent in &TWO_UNDISTURBED {
         let (fault, states) = explore(rules, extent);
         assert!(fault.is_some(), "nothing noticed in {states} states");
     }

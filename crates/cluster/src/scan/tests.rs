@@ -17,7 +17,8 @@
 //! | what lies before the floor and was counted by a shard's limit is asked for again | results are missing | `what_a_limit_counted_in_vain_is_asked_for_again` |
 //! | ranges join no stream that was answered | its cursor does not know them | `ranges_do_not_join_a_stream_that_was_answered` |
 //! | ranges are named in the words of the shard key that the shard has in its snapshot | a document of a bound is lost | `refining::ranges_are_named_by_the_key_that_is_read_with` |
-//! | nothing of a whole scan is delivered before all has ended | it cannot begin anew | `a_whole_scan_delivers_nothing_before_its_end` |
+//! | nothing of a whole scan is delivered before all has ended | it cannot begin anew, or counts twice | `a_whole_scan_delivers_nothing_before_its_end`, `whole::partial_results_are_delivered_when_all_streams_have_ended` |
+//! | of a partial result that is lost nothing counts | documents count twice | `whole::partial_results_count_when_their_stream_has_ended` |
 
 mod example;
 mod lagging;
@@ -25,6 +26,7 @@ mod many_ranges;
 mod refining;
 mod rules;
 mod search;
+mod whole;
 mod worlds;
 
 use super::*;

@@ -87,11 +87,11 @@ impl Hash for World {
         let [a, b, c] = self.shards.map(|shard| {
             let [one, other] = shard.parts.map(|part| {
                 let flags = u64::from(part.owns) | u64::from(part.has_deletion) << 1;
-                flags | u64::from(part.data) << 2 | u64::from(part.history) << 4
+                flags | u64::from(part.data) << 2 | u64::from(part.history) << 5
             });
-            one | other << 6 | u64::from(shard.known) << 12
+            one | other << 8 | u64::from(shard.known) << 16
         });
-        let shards = a | b << 15 | c << 30 | u64::from(self.written) << 45;
+        let shards = a | b << 18 | c << 36 | u64::from(self.written) << 54;
         let network = self.network as u64 ^ (self.network >> 64) as u64;
         let mixed = [documents, shards, network]
             .into_iter()

@@ -20,6 +20,9 @@
 //!   three moves, drains   two layouts: 42,000 to 259,000 states
 //!   four moves            of the two ranges with documents: 11,000 to 22,000 states
 //! ```
+//!
+//! The orders here are those that deliver as they go; results that count as a whole are in `whole.rs`, with the same
+//! worlds and events.
 
 use super::worlds::*;
 use super::*;
@@ -120,7 +123,7 @@ pub(super) enum Layout {
     Ends,
 }
 
-const LAYOUTS: [Layout; 4] = [
+pub(super) const LAYOUTS: [Layout; 4] = [
     Layout::Turns,
     Layout::Halves,
     Layout::OneShard,
@@ -198,7 +201,7 @@ const ORDERS: [Order; 2] = [Order::Sorted, Order::Unsorted];
 const ANSWERS: [Answers; 3] = [Answers::AtOnce, Answers::Ahead, Answers::Late];
 
 /// Searches one kind of world. It must not become nothing unnoticed.
-fn all_of(run: &Run, events: &[Event], most: usize, at_least: usize, what: &str) {
+pub(super) fn all_of(run: &Run, events: &[Event], most: usize, at_least: usize, what: &str) {
     let found = search(run, events, most);
     let (states, ends) = found.unwrap_or_else(|error| panic!("{what}: {error}"));
     eprintln!(

@@ -1,6 +1,7 @@
 //! Whatever happens between two batches, documents that stay as they are come once: what may happen, what a scan of it
 //! is, and large worlds drawn at random. All interleavings in small ones are in `search.rs`.
 
+use super::whole::partial_results;
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -80,6 +81,10 @@ pub(super) enum Broken {
     ForgetfulMerges,
     /// A shard takes ranges for whatever it would mean by them.
     AnyWords,
+    /// Partial results that came before their stream was lost count all the same.
+    KeptPartials,
+    /// Partial results are delivered before all streams have ended.
+    EarlyPartials,
 }
 
 /// How answers come.
@@ -96,7 +101,7 @@ pub(super) enum Answers {
 
 /// What a question came to.
 #[derive(Clone, Debug)]
-enum Served {
+pub(super) enum Served {
     Batch(Batch<u32>),
     /// The shard has another version.
     Stale,
@@ -117,18 +122,22 @@ pub(super) struct Run {
     /// Why a token was not taken.
     refused: Option<TokenError>,
     pub(super) scan: Scan<u32>,
-    order: Order,
+    pub(super) order: Order,
     pub(super) found: Vec<(Position, u32)>,
     /// Documents that were there all the time, unchanged.
     throughout: BTreeSet<u32>,
-    batch_max: usize,
+    pub(super) batch_max: usize,
     /// Shards whose version is not the base placement's any more.
-    changed: BTreeSet<&'static str>,
-    answers: Answers,
+    pub(super) changed: BTreeSet<&'static str>,
+    pub(super) answers: Answers,
     /// What streams answered that were asked ahead.
     ahead: Vec<(StreamId, Batch<u32>)>,
     /// What is on its way.
-    late: Vec<(StreamId, Served)>,
+    pub(super) late: Vec<(StreamId, Served)>,
+    /// Of partial results that are on their way, how many have come already.
+    pub(super) gathered: BTreeMap<StreamId, usize>,
+    /// Those that count although the rest of them was lost: see [`Broken::KeptPartials`].
+    pub(super) kept: BTreeMap<StreamId, Vec<Entry<u32>>>,
     /// Who owns what as far as the router knows, if it is as terse as it can be.
     known: Option<Vec<&'static str>>,
     pub(super) broken: Option<Broken>,
@@ -153,6 +162,8 @@ impl Run {
             answers: Answers::AtOnce,
             ahead: Vec::new(),
             late: Vec::new(),
+            gathered: BTreeMap::new(),
+            kept: BTreeMap::new(),
             known: None,
             broken: None,
             window: (0, None),
@@ -280,12 +291,14 @@ impl Run {
                 for question in self.scan.questions() {
                     self.scan.unanswered(question.stream);
                 }
+                self.lose_partials();
                 let ahead = self.ahead.drain(..).map(|(stream, _)| stream);
                 let late = self.late.drain(..).map(|(stream, _)| stream);
                 for stream in ahead.chain(late) {
                     self.scan.unanswered(stream);
                 }
             }
+            Event::Resume if self.order == Order::Whole => self.begin_anew(),
             Event::Resume => {
                 if self.broken == Some(Broken::Fetched) {
                     while self.scan.deliver().is_some() {}
@@ -312,7 +325,7 @@ impl Run {
     }
 
     /// What a shard says to a question.
-    fn serve(&mut self, question: &Question) -> Served {
+    pub(super) fn serve(&mut self, question: &Question) -> Served {
         let is_stale = self.changed.contains(question.shard.as_str());
         // Whoever names ranges by what is known of their shard knows the key as well.
         let knows_key = self.known.is_none()
@@ -348,7 +361,10 @@ impl Run {
             ..question.clone()
         };
         let base = self.scan.base().clone();
-        let batch = self.world.serve(&question, &base, self.batch_max);
+        let batch = match self.order {
+            Order::Sorted | Order::Unsorted => self.world.serve(&question, &base, self.batch_max),
+            Order::Whole => partial_results(self.world.serve(&question, &base, usize::MAX)),
+        };
         if !batch.moved.is_empty() && self.known.is_some() {
             self.known = Some(self.world.owners.clone());
         }
@@ -356,7 +372,7 @@ impl Run {
     }
 
     /// Takes an answer.
-    fn take(&mut self, stream: StreamId, answer: Served) {
+    pub(super) fn take(&mut self, stream: StreamId, answer: Served) {
         let mut batch = match answer {
             Served::Batch(batch) => batch,
             Served::Stale => return self.scan.name_ranges(stream),
@@ -388,6 +404,9 @@ impl Run {
 
     /// One question answered, and all delivered that can be, but for `held_back`.
     pub(super) fn step(&mut self, chosen: usize, held_back: usize) -> bool {
+        if self.order == Order::Whole {
+            return self.step_of_whole(chosen);
+        }
         let awaited = self.scan.awaited();
         let is_awaited = |(stream, _): &mut (StreamId, Batch<u32>)| awaited.contains(stream);
         let arrived: Vec<_> = self.ahead.extract_if(.., is_awaited).collect();
@@ -461,7 +480,9 @@ impl Run {
             | Event::Reposition { id, .. }
             | Event::Rekey { id, .. }
             | Event::AddEntry { id, .. } => !self.world.documents.contains_key(&id),
-            Event::Split { .. } | Event::Merge { .. } | Event::Forget | Event::Resume => false,
+            // All that could begin anew has come.
+            Event::Resume => self.order == Order::Whole && !self.may_begin_anew(),
+            Event::Split { .. } | Event::Merge { .. } | Event::Forget => false,
         }
     }
 
@@ -477,6 +498,7 @@ impl Run {
         for (stream, answer) in &self.late {
             write!(to, "{stream:?}{answer:?}")?;
         }
+        write!(to, "{:?}{:?}", self.gathered, self.kept)?;
         write!(to, "{:?}", self.times())?;
         match self.order {
             Order::Sorted => write!(to, "{:?}", self.found.last()),
@@ -635,6 +657,14 @@ fn events() -> impl Strategy<Value = Event> {
     ]
 }
 
+fn orders() -> impl Strategy<Value = Order> {
+    prop_oneof![
+        Just(Order::Sorted),
+        Just(Order::Unsorted),
+        Just(Order::Whole)
+    ]
+}
+
 fn answers() -> impl Strategy<Value = Answers> {
     prop_oneof![
         Just(Answers::AtOnce),
@@ -648,7 +678,7 @@ proptest! {
 
     #[test]
     fn large_worlds(
-        sorted in any::<bool>(),
+        order in orders(),
         answers in answers(),
         terse in any::<bool>(),
         owners in prop::collection::vec(0usize..3, 1..8),
@@ -656,7 +686,6 @@ proptest! {
         happenings in prop::collection::vec((events(), 0usize..4, 0usize..3), 0..60),
         batch_max in 1usize..6,
     ) {
-        let order = if sorted { Order::Sorted } else { Order::Unsorted };
         let mut run = Run::new(world(&owners, &documents), order, batch_max).answering(answers);
         if terse {
             run = run.terse();
