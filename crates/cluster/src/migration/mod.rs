@@ -75,29 +75,31 @@
 //! **Rules of the design, and what finds out without them.** The rules of DESIGN.md, sections 5 and 6, that are
 //! marked ⚑, and that of section 4 about reads at a time. Here: `migration/tests.rs`, or `migration/tests/times.rs`
 //! where it is about times, searches everything with the rule switched off, by this name, and finds a fault.
-//! Elsewhere: a test that fails without it.
+//! Elsewhere: a test that fails without it. `switched_off.rs` and `switched_off_in_pairs.rs` are in `shard/src/tests/moves`.
 //!
 //! | rule | without it |
 //! | --- | --- |
 //! | clone batches are entries of the recipient's log | `copies_are_durable`; `shard/src/tests/moves/lost_primaries.rs` |
-//! | ownership and blocks are data | `blocks_are_durable` |
+//! | ownership and blocks are data, in what every member has | `blocks_are_durable`; `StoreOwnership` in `switched_off.rs` and `switched_off_in_pairs.rs` |
 //! | reads are blocked, durably, before the decision is asked for | `reads_are_blocked` |
-//! | that entry is majority-committed by then | times: `blocks_are_committed_first` |
-//! | the recipient's ownership begins later than the block, and than all that it received | times: `ownership_follows_blocks`, `blocks_follow_copies`; whoever hears of it writes nothing earlier: `decisions_are_noted` |
-//! | who has applied the block serves nothing at its time or later | times: `blocks_hold_reads`; `shard/src/tests/blocked.rs` |
+//! | that entry is majority-committed by then | times: `blocks_are_committed_first`; `CommitBlock` in `switched_off_in_pairs.rs` |
+//! | the recipient's ownership begins later than the block, and than all that it received | times: `ownership_follows_blocks`, `blocks_follow_copies`; whoever hears of it writes nothing earlier: `decisions_are_noted`; `DecideBehindBlock` in `configsvr/src/tests/rules.rs` |
+//! | who has applied the block serves nothing at its time or later, secondaries neither | times: `blocks_hold_reads`; `BlockReads` in `switched_off.rs` and `switched_off_in_pairs.rs` |
 //! | a read at a time needs an applied entry at that time or later | times: `reads_wait_for_their_time` |
 //! | the recipient's OK: all up to the blocking entry, by content | `ready_means_all_of_it` |
 //! | and the history of sessions | `history_comes_too`; `shard/src/tests/moves/sessions.rs` |
+//! | and all of it by majority | `CommitReadiness` in `switched_off_in_pairs.rs` |
 //! | deciding is one compare-and-set, outcomes are final | `outcomes_are_final` |
 //! | an unknown outcome is settled, never guessed | `donor_settles` |
 //! | after its OK the recipient never aborts alone | `ready_recipient_never_aborts` |
 //! | the decision compares the catalog's version | `commits_compare_catalogs`, `changing_catalogs_stop_commits`, `readiness_is_of_one_attempt` |
 //! | a late message begins nothing that has ended | `old_commits_are_told_by_version` |
-//! | range deletions are refused for what is owned | `owned_ranges_are_not_deleted`, with `owned_ranges_are_not_received`; `shard/src/tests/range_deletion.rs` |
+//! | range deletions are refused for what is owned, when they are registered and when they are carried out | `owned_ranges_are_not_deleted`, with `owned_ranges_are_not_received`; `RegisterUnowned` and `RemoveUnowned` in `switched_off.rs` |
+//! | what is dead stays while its time can be read | `AwaitWindow` in `switched_off.rs` |
 //! | versions say who must refresh, with several moves at once | `commits_are_learned_in_order`; `shard/src/tests/moves/two_at_once.rs` |
-//! | the donor's shard version always changes | `cluster/src/routing/tests.rs` |
-//! | what is not owned is not written, with a version or without | `shard/src/tests/owned.rs`, `blocked.rs` |
-//! | a read at a time goes to the owner of that time | times: `earlier_times_have_their_owner`; `shard/src/tests/moves/times.rs`, `past.rs`; `cluster/src/authority/tests.rs` |
+//! | the donor's shard version always changes | `cluster/src/routing/tests.rs`, `a_move_tells_of_itself_by_the_version_of_a_chunk_that_stays` |
+//! | what is not owned is neither shown nor written, with a version or without | `CheckUnversionedReads` and `CheckUnversionedWrites` in `switched_off.rs` |
+//! | a read at a time goes to the owner of that time | times: `earlier_times_have_their_owner`; `OwnerAtTime` and `KnownPast` in `switched_off.rs` |
 //! | a document with several entries comes at its first | `cluster/src/scan/tests/rules.rs`, `a_document_comes_at_its_first_entry_only`; `shard/src/tests/emitted_once.rs` |
 //! | partial aggregates count when their stream has ended, and not before all have | `cluster/src/scan/tests/whole.rs`, `partial_results_count_when_their_stream_has_ended` and `partial_results_are_delivered_when_all_streams_have_ended` |
 //! | a token holds what was delivered | `cluster/src/scan/tests/rules.rs`, `tokens_stand_behind_what_was_delivered` |
