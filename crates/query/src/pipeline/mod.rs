@@ -18,6 +18,7 @@
 //! | `project.rs` | `$project`, `$addFields`, `$unset` |
 //! | `group.rs`, `bucket.rs`, `bucket_auto.rs`, `collect.rs` | stages that collect their input |
 //! | `lookup.rs`, `correlate.rs`, `graph_lookup.rs`, `union.rs` | stages that read elsewhere |
+//! | `unwound.rs` | `$lookup` and the `$unwind` of its field, as one |
 //! | `change_stream.rs` | `$changeStream` as data; the environment makes events |
 //! | `facet.rs`, `unwind.rs`, `redact.rs` | the others |
 //! | `list_sessions.rs` | `$listSessions`, `$listLocalSessions` |
@@ -57,6 +58,7 @@ mod state_limit;
 mod tests;
 mod union;
 mod unwind;
+mod unwound;
 
 pub use change_stream::{BeforeChange, ChangeStream, FullDocument, Start, Target};
 pub use environment::{Environment, ScanRequest};
@@ -66,6 +68,7 @@ pub use parse::{Place, Scope, not_an_array, parse};
 pub use run::{CountedChain, chain_counted, lets_through, split_scan, start};
 pub use source::{Advance, Documents, Source, Visitor};
 pub use stage::{Stage, Step};
+pub use unwound::shown_unwound;
 
 use crate::context::QueryContext;
 use model::Error;
