@@ -21,6 +21,7 @@
 //! | `unwound.rs` | `$lookup` and the `$unwind` of its field, as one |
 //! | `change_stream.rs` | `$changeStream` as data; the environment makes events |
 //! | `facet.rs`, `unwind.rs`, `redact.rs` | the others |
+//! | `collection_stats.rs` | `$collStats` as data; the environment has the figures |
 //! | `list_sessions.rs` | `$listSessions`, `$listLocalSessions` |
 //! | `output.rs` | `$out` and `$merge` as data; the caller writes |
 //! | `split/` | pipelines in two halves, for documents on several shards |
@@ -34,6 +35,7 @@ mod bucket;
 mod bucket_auto;
 mod change_stream;
 mod collect;
+mod collection_stats;
 mod correlate;
 mod environment;
 mod facet;
@@ -61,6 +63,7 @@ mod unwind;
 mod unwound;
 
 pub use change_stream::{BeforeChange, ChangeStream, FullDocument, Start, Target};
+pub use collection_stats::{CollectionStats, LatencyStats, StorageStats};
 pub use environment::{Environment, ScanRequest};
 pub use list_sessions::SessionsOf;
 pub use output::{Merge, Out, WhenMatched, WhenNotMatched};

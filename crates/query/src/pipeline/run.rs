@@ -95,8 +95,8 @@ fn initial(
         return Ok(None);
     };
     let made = match &first.stage {
-        Stage::CollectionStats(namespace, options) => {
-            vec![environment.collection_stats(namespace, options.as_doc())?]
+        Stage::CollectionStats(namespace, stats) => {
+            vec![environment.collection_stats(namespace, stats)?]
         }
         Stage::IndexStats(namespace) => environment.index_stats(namespace)?,
         Stage::LocalSessions(whose) => environment.local_sessions(*whose)?,

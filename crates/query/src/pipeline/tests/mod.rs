@@ -98,7 +98,7 @@ impl Environment for World {
         self.memory_bytes_max
     }
 
-    fn collection_stats(&self, _: &Namespace, _: Doc<'_>) -> Result<DocBuf, Error> {
+    fn collection_stats(&self, _: &Namespace, _: &CollectionStats) -> Result<DocBuf, Error> {
         Ok(DocBuf::new())
     }
 
