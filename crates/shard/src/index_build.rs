@@ -44,6 +44,9 @@ const BATCH_RECORDS: usize = 500;
 /// A batch ends when its entry is this long.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 
+/// What `currentOp` says of a build, in MongoDB's words.
+const SCANNING: &str = "Index Build: scanning collection";
+
 /// Indexes that are being built together.
 pub(crate) struct Build {
     collection: CollectionId,
@@ -136,6 +139,8 @@ impl Shard {
 
     async fn backfill(&self, build: &Build, operation: &Operation) -> Result<(), Error> {
         let mut after: Option<Vec<u8>> = None;
+        let documents = self.store.collection_counter(build.collection).items;
+        let progress = operation.begin_progress(SCANNING, documents);
         loop {
             operation.check()?;
             let Some(collection) = self.catalog.by_id(build.collection) else {
@@ -162,6 +167,7 @@ impl Shard {
             self.append_batch(batch.payload, &batch.multikey).await?;
             let counter = &self.counters.indexed_records;
             counter.fetch_add(batch.records, Ordering::Relaxed);
+            progress.add(batch.records);
             after = Some(last);
         }
     }

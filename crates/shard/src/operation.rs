@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use std::borrow::Borrow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use wire::operation::Progress;
 
 /// All operations of this shard.
 pub(crate) type Operations = wire::operation::Operations<Operation>;
@@ -28,6 +29,8 @@ pub(crate) struct Operation {
     has_written: AtomicBool,
     /// The plan of its first search, for `currentOp`.
     plan: OnceLock<Arc<Planned>>,
+    /// How far it is, if it is one that says so.
+    progress: OnceLock<Box<Progress>>,
     /// The move that it makes way for, when it has written.
     way: OnceLock<Arc<WayRequest>>,
 }
@@ -41,6 +44,7 @@ impl From<wire::operation::Operation> for Operation {
             successor: Mutex::new(None),
             has_written: AtomicBool::new(false),
             plan: OnceLock::new(),
+            progress: OnceLock::new(),
             way: OnceLock::new(),
         }
     }
@@ -97,6 +101,16 @@ impl Operation {
         if self.plan.get().is_none() {
             let _ = self.plan.set(plan.clone());
         }
+    }
+
+    /// Begins to tell how far it is. What comes behind its first long step is not told.
+    pub(crate) fn begin_progress(&self, message: &'static str, total: u64) -> &Progress {
+        self.progress
+            .get_or_init(|| Box::new(Progress::new(message, total)))
+    }
+
+    pub(crate) fn progress(&self) -> Option<&Progress> {
+        self.progress.get().map(|progress| &**progress)
     }
 
     pub(crate) fn plan(&self) -> Option<&Arc<Planned>> {

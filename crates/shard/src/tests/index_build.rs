@@ -1,9 +1,15 @@
 //! Indexes built while writes go on.
 
+use crate::index_build::Build;
+use crate::operation::Operation;
 use crate::testing::TestShard;
 use differential::value::{Value, get};
+use model::Namespace;
+use model::bson::{DocBuf, DocWriter};
+use query::index::parse_specification;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use wire::operation::Registered;
 
 const DOCUMENTS: usize = 3000;
 
@@ -118,6 +124,58 @@ async fn dropping_ends_a_build() {
             server.check_valid("c").await;
         }
     }
+}
+
+/// Enters an index into the catalog without building it.
+async fn begun(server: &TestShard, specification: &DocBuf) -> Build {
+    let shard = &server.shard;
+    let namespace = Namespace::new("test", "c").expect("a namespace");
+    let collection = shard.catalog.get(&namespace).expect("a collection");
+    let definition = parse_specification(specification.as_doc(), false).expect("a definition");
+    let build = {
+        let _ddl = shard.ddl.lock().await;
+        shard.begin_indexes(&collection, vec![definition]).await
+    };
+    build.expect("begins").expect("is to be built")
+}
+
+/// One that may build an index of the collection.
+fn operation(server: &TestShard) -> Registered<'_, Operation> {
+    let connection = Arc::new(wire::ConnectionInfo::in_process(-1));
+    let command = DocWriter::new()
+        .with("createIndexes", "c")
+        .with("$db", "test");
+    let command = command.finish().into_bytes();
+    server.shard.operations.begin(&connection, command.into())
+}
+
+fn specification(field: &str, unique: bool) -> DocBuf {
+    let key = DocWriter::new().with(field, 1).finish();
+    let specification = DocWriter::new().with("key", &key).with("name", field);
+    specification.with("unique", unique).finish()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn current_op_shows_how_far_a_build_is() {
+    let server = filled().await;
+    let build = begun(&server, &specification("x", false)).await;
+    let operation = operation(&server);
+    let none = "admin {currentOp: 1, msg: {$exists: true}} => {inprog: []}";
+    server.check(none).await;
+    server
+        .check("{insert: 'c', documents: [{_id: -1}]} => {n: 1}")
+        .await;
+    let built = server.shard.build_indexes(&build, &operation).await;
+    built.expect("is built");
+    let message =
+        "Index Build: scanning collection Index Build: scanning collection: 3001/3001 100%";
+    server
+        .check(&format!(
+            "admin {{currentOp: 1, msg: {{$exists: true}}}} => {{inprog: [{{op: 'command', ns: 'test.c', msg: '{message}', progress: {{done: 3001, total: 3001}}}}]}}"
+        ))
+        .await;
+    drop(operation);
+    server.check(none).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
