@@ -353,3 +353,19 @@ fn leading_stages_reach_the_scan() {
         assert_eq!(found, expected, "{pipeline}");
     }
 }
+
+#[test]
+fn redact_says_what_else_it_was_given() {
+    let world = Arc::new(World {
+        collections: HashMap::from([("c".to_owned(), vec![DocBuf::new()])]),
+        ..World::default()
+    });
+    for (expression, shown) in [(r#""x""#, "\"x\""), (r#""$a""#, "MISSING")] {
+        let Value::Array(stages) = parse_json(&format!(r#"[{{"$redact": {expression}}}]"#)) else {
+            panic!("an array");
+        };
+        let error = run(&world, "c", stages.as_array()).expect_err("no decision");
+        let end = format!("but returned {shown}");
+        assert!(error.message.ends_with(&end), "{}", error.message);
+    }
+}
