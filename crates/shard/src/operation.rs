@@ -22,6 +22,8 @@ pub(crate) struct Operation {
     runs_apart: AtomicBool,
     /// Whether it goes on with a change stream, whose driver resumes it after some errors.
     is_of_stream: AtomicBool,
+    /// Whether it waits until something happens: how long says nothing of the server.
+    waits_for_news: AtomicBool,
     /// The getMore that goes on with what this one began. A lock and not an `ArcSwap`, which costs more to
     /// drop than a command without a cursor has to spend: it looks at every thread.
     successor: Mutex<Option<Arc<Operation>>>,
@@ -41,6 +43,7 @@ impl From<wire::operation::Operation> for Operation {
             core,
             runs_apart: AtomicBool::new(false),
             is_of_stream: AtomicBool::new(false),
+            waits_for_news: AtomicBool::new(false),
             successor: Mutex::new(None),
             has_written: AtomicBool::new(false),
             plan: OnceLock::new(),
@@ -124,6 +127,14 @@ impl Operation {
 
     pub(crate) fn runs_apart(&self) -> bool {
         self.runs_apart.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_waits_for_news(&self) {
+        self.waits_for_news.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waits_for_news(&self) -> bool {
+        self.waits_for_news.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_of_stream(&self) {
