@@ -1,6 +1,6 @@
 //! What `terndb up`, `shard`, `config` and `router` are told: flags, then a TOML file, then defaults.
 //!
-//! Every flag has the same name in the file, with `_` for `-`. A flag wins over
+//! Every flag has the same name in the file, with `_` or `-`. A flag wins over
 //! the file. A name the file should not have is an error, not ignored.
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -34,6 +34,7 @@ pub struct UpOptions {
 
     /// Name of the replica set that the server is [default: terndb]
     #[arg(long, value_name = "NAME")]
+    #[serde(alias = "replica-set")]
     pub replica_set: Option<String>,
 
     /// How many members the replica set has, on ports that follow each other [default: 1]
@@ -46,6 +47,7 @@ pub struct UpOptions {
 
     /// Where the config server of the cluster is, for `terndb shard` and `terndb router`
     #[arg(long, value_name = "SET/HOST:PORT,..")]
+    #[serde(alias = "config-servers")]
     pub config_servers: Option<String>,
 
     /// Host and port by which clients and other members reach the server [default: where it listens]
@@ -54,23 +56,28 @@ pub struct UpOptions {
 
     /// Memory for caching data, in MiB [default: a quarter of the memory]
     #[arg(long, value_name = "MIB")]
+    #[serde(alias = "cache-mb")]
     pub cache_mb: Option<u64>,
 
     /// How much of its log each member keeps, for change streams and members that were away, in MiB
     /// [default: 1024]
     #[arg(long, value_name = "MIB")]
+    #[serde(alias = "oplog-mb")]
     pub oplog_mb: Option<u64>,
 
     /// For how many hours the log is kept at least, however large it grows [default: 0]
     #[arg(long, value_name = "HOURS")]
+    #[serde(alias = "oplog-hours")]
     pub oplog_hours: Option<u32>,
 
     /// What to write to standard error: error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
+    #[serde(alias = "log-level")]
     pub log_level: Option<String>,
 
     /// A server parameter, as NAME=VALUE; may be given several times
     #[arg(long, value_name = "NAME=VALUE")]
+    #[serde(alias = "set-parameter")]
     pub set_parameter: Option<Vec<String>>,
 
     /// Hosts of other members and of other roles, and by which address this one reaches them where it is another one
@@ -222,6 +229,12 @@ fn address(bind: &str) -> Result<IpAddr> {
     if let Ok(address) = bind.parse() {
         return Ok(address);
     }
+    if bind == "*" || bind.contains(',') {
+        bail!(
+            "bind {bind:?}: one address or host name is expected; 0.0.0.0 stands for all IPv4 addresses of this \
+             machine, and :: for all of both kinds"
+        );
+    }
     let found: Vec<_> = (bind, 0)
         .to_socket_addrs()
         .with_context(|| format!("bind {bind:?} is no address, and no such host was found"))?
@@ -278,6 +291,18 @@ mod tests {
     }
 
     #[test]
+    fn names_may_have_hyphens_as_flags_do() {
+        let text = "cache-mb = 64\nlog-level = 'warn'\nreplica-set = 'rs'\noplog-hours = 1\nset-parameter = ['a=1']";
+        let hyphens = with_file(text, UpOptions::default()).unwrap();
+        let underlines = text.replace('-', "_");
+        assert_eq!(
+            hyphens,
+            with_file(&underlines, UpOptions::default()).unwrap()
+        );
+        assert_eq!(hyphens.cache_bytes, 64 * MEBIBYTE);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let mistakes = [
             ("prot = 1", "prot"),
@@ -286,6 +311,9 @@ mod tests {
             ("cache_mb = 99999999999999", "at most"),
             ("oplog_mb = 1", "8 to"),
             ("bind = 'no host'", "no such host"),
+            ("bind = '127.0.0.1,::1'", "one address or host name"),
+            ("bind = '*'", "0.0.0.0 stands for all"),
+            ("cache-mb = 64\ncache_mb = 64", "duplicate field"),
             ("port = 1\nport = [", "line 2"),
             ("log_level = 'loud'", "loud"),
             ("set_parameter = ['a']", "NAME=VALUE"),

@@ -21,7 +21,7 @@ pub(crate) fn own_operations(router: &Router) -> Vec<DocBuf> {
     let all = router.operations.all();
     let described = all.iter().map(|operation| {
         let host = router.options.host.as_str();
-        let plain = operation.describe(host, now_ms(), None);
+        let plain = operation.describe(host, now_ms(), None, None);
         let Some(cursor) = cursors.remove(&operation.id) else {
             return plain;
         };

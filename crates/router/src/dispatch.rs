@@ -93,6 +93,9 @@ async fn answer(
     request: &Request,
     of_config: bool,
 ) -> Result<Reply, Failure> {
+    if request.body().element("$maxTimeMS").is_some() {
+        wire::refuse_former_time_limit(request.name())?;
+    }
     match request.name() {
         "find" if !of_config => find::find(router, request).await,
         "insert" if !of_config => write(router, request, Kind::Insert).await,

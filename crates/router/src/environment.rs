@@ -22,7 +22,7 @@ use model::error::{Code, Error};
 use model::key::Direction;
 use model::namespace::Namespace;
 use query::filter::Filter;
-use query::pipeline::{Advance, Environment, ScanRequest, SessionsOf, Source};
+use query::pipeline::{Advance, CollectionStats, Environment, ScanRequest, SessionsOf, Source};
 use query::sort::Spill;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -156,7 +156,7 @@ impl Environment for RouterEnvironment {
         self.router.parameters().sort_memory_bytes()
     }
 
-    fn collection_stats(&self, _namespace: &Namespace, _options: Doc<'_>) -> Result<DocBuf, Error> {
+    fn collection_stats(&self, _: &Namespace, _: &CollectionStats) -> Result<DocBuf, Error> {
         Err(not_here("$collStats"))
     }
 

@@ -2,11 +2,53 @@
 
 use model::bson::DocWriter;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use wire::OpCounters;
+
+/// What an operation does with documents, as MongoDB tells commands apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OperationKind {
+    Read,
+    Write,
+    Command,
+}
+
+impl OperationKind {
+    pub(crate) fn of(command: &str) -> OperationKind {
+        match command {
+            "find" | "getMore" | "count" | "distinct" | "aggregate" => OperationKind::Read,
+            "insert" | "update" | "delete" | "findAndModify" | "findandmodify" => {
+                OperationKind::Write
+            }
+            _ => OperationKind::Command,
+        }
+    }
+}
+
+/// How many operations there were, and how long all of them took together.
+#[derive(Default)]
+struct Took {
+    operations: AtomicU64,
+    us: AtomicU64,
+}
+
+impl Took {
+    fn append_to(&self, writer: &mut DocWriter, name: &str) {
+        writer
+            .begin_document(name)
+            .append("latency", self.us.load(Ordering::Relaxed) as i64)
+            .append("ops", self.operations.load(Ordering::Relaxed) as i64)
+            .end();
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) operations: OpCounters,
+    reads: Took,
+    writes: Took,
+    commands: Took,
+    failed_commands: AtomicU64,
     documents_inserted: AtomicU64,
     documents_updated: AtomicU64,
     documents_deleted: AtomicU64,
@@ -61,6 +103,23 @@ impl Counters {
             .append("countWaitsForMoves", read(&self.waits_for_moves));
     }
 
+    /// An operation has ended that has not waited for news.
+    pub(crate) fn ended(&self, command: &str, took: Duration) {
+        let kind = match OperationKind::of(command) {
+            OperationKind::Read => &self.reads,
+            OperationKind::Write => &self.writes,
+            OperationKind::Command => &self.commands,
+        };
+        kind.operations.fetch_add(1, Ordering::Relaxed);
+        kind.us
+            .fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// A command was answered with an error.
+    pub(crate) fn failed(&self) {
+        self.failed_commands.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn inserted(&self, count: i64) {
         self.documents_inserted
             .fetch_add(count as u64, Ordering::Relaxed);
@@ -86,6 +145,24 @@ impl Counters {
     pub(crate) fn append_to(&self, writer: &mut DocWriter, cursors: [i64; 3]) {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as i64;
         self.operations.append_to(writer);
+        writer.begin_document("opLatencies");
+        self.reads.append_to(writer, "reads");
+        self.writes.append_to(writer, "writes");
+        self.commands.append_to(writer, "commands");
+        // There are none.
+        Took::default().append_to(writer, "transactions");
+        writer.end();
+        // A bug of the server ends it: only what clients did wrong is left to be counted.
+        writer.begin_document("asserts");
+        for name in ["regular", "warning", "msg"] {
+            writer.append(name, 0);
+        }
+        let failed = read(&self.failed_commands);
+        match i32::try_from(failed) {
+            Ok(failed) => writer.append("user", failed),
+            Err(_) => writer.append("user", failed),
+        };
+        writer.append("tripwire", 0).append("rollovers", 0).end();
         writer
             .begin_document("metrics")
             .begin_document("document")

@@ -10,8 +10,12 @@
 //! what was appended before is applied when it reads, and no write is evaluated
 //! until its entries are applied. So no race between the two exists: a write sees
 //! every entry of the records before the build's position, and the build reads
-//! every record as it is. A unique key that two records share is found by
-//! whichever of the two comes second.
+//! every record as it is.
+//!
+//! A unique key that two records share is noted by whichever of the two comes second, and
+//! looked at again at the end: `duplicate_keys.rs`. No write is refused for the sake of an
+//! index that may never exist, and the build fails only if two documents have a key when all
+//! records are read.
 //!
 //! A build ends early when its operation is killed, when the client's time is up,
 //! or when somebody drops the collection or one of the indexes: it notices at its
@@ -20,6 +24,10 @@
 //! Crash windows: until the catalog says *ready* the client has no answer. A
 //! build that is found unfinished when the shard opens is removed.
 
+mod duplicate_keys;
+
+pub(crate) use duplicate_keys::DuplicateKeys;
+
 use crate::catalog::multikey::MultikeyFound;
 use crate::catalog::{Collection, Index, IndexState};
 use crate::ddl::{drop_indexes, put_collection, put_next_ids};
@@ -27,6 +35,7 @@ use crate::operation::Operation;
 use crate::oplog::Commands;
 use crate::write::{Companion, unique_violation};
 use crate::{Shard, Store};
+use duplicate_keys::Following;
 use model::bson::Doc;
 use model::ids::{CollectionId, IndexId};
 use model::{Code, Error};
@@ -44,10 +53,17 @@ const BATCH_RECORDS: usize = 500;
 /// A batch ends when its entry is this long.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 
+/// Noted keys that take more are looked at again before the end, so that memory is bounded.
+const NOTED_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// What `currentOp` says of a build, in MongoDB's words.
+const SCANNING: &str = "Index Build: scanning collection";
+
 /// Indexes that are being built together.
 pub(crate) struct Build {
     collection: CollectionId,
     indexes: Vec<IndexId>,
+    noted: Following,
 }
 
 impl Shard {
@@ -76,6 +92,8 @@ impl Shard {
             let index = Index::new(Some(id), definition, state, self.clock.now_ms());
             changed.indexes.push(Arc::new(index));
         }
+        // Before a writer sees one of them.
+        let noted = self.duplicate_keys.follow(new.clone());
         let put = |encoder: &mut Encoder<'_>| {
             put_next_ids(encoder, ids);
             put_collection(encoder, &changed);
@@ -92,6 +110,7 @@ impl Shard {
         Ok((!empty).then_some(Build {
             collection: collection.id,
             indexes: new,
+            noted,
         }))
     }
 
@@ -102,7 +121,20 @@ impl Shard {
         build: &Build,
         operation: &Operation,
     ) -> Result<(), Error> {
-        let built = self.backfill(build, operation).await;
+        let built = match self.backfill(build, operation).await {
+            Ok(()) => self.look_again(build, operation).await,
+            Err(error) => Err(error),
+        };
+        self.end_build(build, built).await
+    }
+
+    /// Makes indexes ready whose entries are all there, or takes those that could not be built out of the
+    /// catalog.
+    pub(crate) async fn end_build(
+        &self,
+        build: &Build,
+        built: Result<(), Error>,
+    ) -> Result<(), Error> {
         let _ddl = self.ddl.lock().await;
         let Some(collection) = self.catalog.by_id(build.collection) else {
             return Err(aborted("the collection was dropped"));
@@ -115,7 +147,9 @@ impl Shard {
         // One may have been dropped behind the last batch.
         let built = match built {
             Ok(()) if mine.len() < build.indexes.len() => Err(aborted("the index was dropped")),
-            built => built,
+            // The last ones: nobody adds a key until the index is ready and refuses it.
+            Ok(()) => self.check_keys(&collection, &build.noted.take()).await,
+            Err(error) => Err(error),
         };
         changed.indexes = others;
         if let Err(error) = built {
@@ -134,17 +168,19 @@ impl Shard {
             .await
     }
 
-    async fn backfill(&self, build: &Build, operation: &Operation) -> Result<(), Error> {
+    /// Adds the entries of all records.
+    pub(crate) async fn backfill(&self, build: &Build, operation: &Operation) -> Result<(), Error> {
         let mut after: Option<Vec<u8>> = None;
+        let documents = self.store.collection_counter(build.collection).items;
+        let progress = operation.begin_progress(SCANNING, documents);
         loop {
             operation.check()?;
-            let Some(collection) = self.catalog.by_id(build.collection) else {
-                return Err(aborted("the collection was dropped"));
-            };
-            let _gate = collection.gate.write().await;
-            let Some(collection) = self.catalog.by_id(build.collection) else {
-                return Err(aborted("the collection was dropped"));
-            };
+            if build.noted.bytes() > NOTED_BYTES_MAX {
+                self.look_again(build, operation).await?;
+            }
+            let known = self.collection_of(build)?;
+            let _gate = known.gate.write().await;
+            let collection = self.collection_of(build)?;
             let indexes: Vec<(IndexId, &Arc<Index>)> = collection
                 .secondary_indexes()
                 .filter(|(id, _)| build.indexes.contains(id))
@@ -154,7 +190,8 @@ impl Shard {
             }
             self.wait_for_proposed().await?;
             let batch = tokio::task::block_in_place(|| {
-                Batch::read(&self.store, &collection, &indexes, after.as_deref())
+                let noted = &self.duplicate_keys;
+                Batch::read(&self.store, &collection, &indexes, after.as_deref(), noted)
             })?;
             let Some(last) = batch.last else {
                 return Ok(());
@@ -162,8 +199,54 @@ impl Shard {
             self.append_batch(batch.payload, &batch.multikey).await?;
             let counter = &self.counters.indexed_records;
             counter.fetch_add(batch.records, Ordering::Relaxed);
+            progress.add(batch.records);
             after = Some(last);
         }
+    }
+
+    fn collection_of(&self, build: &Build) -> Result<Arc<Collection>, Error> {
+        let collection = self.catalog.by_id(build.collection);
+        collection.ok_or_else(|| aborted("the collection was dropped"))
+    }
+
+    /// Looks at the noted keys again, a portion at a time: fails if two documents have one, and forgets the
+    /// others. Who adds one of those later notes it anew.
+    async fn look_again(&self, build: &Build, operation: &Operation) -> Result<(), Error> {
+        for portion in build.noted.take().chunks(BATCH_RECORDS) {
+            operation.check()?;
+            let known = self.collection_of(build)?;
+            let _gate = known.gate.write().await;
+            let collection = self.collection_of(build)?;
+            self.check_keys(&collection, portion).await?;
+        }
+        Ok(())
+    }
+
+    /// Fails if two documents have one of these keys of unique indexes. The caller has the collection's gate
+    /// for himself.
+    async fn check_keys(
+        &self,
+        collection: &Collection,
+        keys: &[(IndexId, EncodedKey)],
+    ) -> Result<(), Error> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.wait_for_proposed().await?;
+        tokio::task::block_in_place(|| {
+            let snapshot = self.store.snapshot();
+            for (id, key) in keys {
+                let mut indexes = collection.secondary_indexes();
+                let Some((_, index)) = indexes.find(|(other, _)| other == id) else {
+                    return Err(aborted("the index was dropped"));
+                };
+                let shared = have_documents(&snapshot, collection, *id, key);
+                if shared.map_err(crate::error::from_storage)? {
+                    return Err(unique_violation(collection, index, key));
+                }
+            }
+            Ok(())
+        })
     }
 
     async fn append_batch(&self, payload: Vec<u8>, multikey: &MultikeyFound) -> Result<(), Error> {
@@ -250,6 +333,7 @@ impl Batch {
         collection: &Collection,
         indexes: &[(IndexId, &Arc<Index>)],
         after: Option<&[u8]>,
+        noted: &DuplicateKeys,
     ) -> Result<Batch, Error> {
         let fault = crate::error::from_storage;
         let mut batch = Batch {
@@ -271,7 +355,6 @@ impl Batch {
         for record in records.take(BATCH_RECORDS) {
             let record = record.map_err(fault)?;
             let doc = Doc::from_validated(record.document());
-            let counts = !hides(collection, doc);
             let mut keys: Vec<(IndexId, EncodedKey)> = Vec::new();
             for (id, index) in indexes {
                 let found = index.definition.keys(doc)?;
@@ -280,16 +363,12 @@ impl Batch {
                     let bytes = key.fields.len() + record.key().len();
                     storage::layout::check_user_key(bytes).map_err(fault)?;
                     length += bytes + key.type_bits.len();
-                    // ⚑ What belongs to other shards is indexed, and in nobody's way.
-                    if index.definition.unique && counts {
+                    if index.definition.unique {
                         let other = added
                             .insert((*id, key.fields.clone()), record.key().to_vec())
                             .is_some_and(|other| other != record.key());
-                        if other
-                            || taken(&snapshot, collection, *id, &key, record.key())
-                                .map_err(fault)?
-                        {
-                            return Err(unique_violation(collection, index, &key));
+                        if other || has_other(&snapshot, *id, &key, record.key()).map_err(fault)? {
+                            noted.note(*id, &key);
                         }
                     }
                     keys.push((*id, key));
@@ -317,34 +396,65 @@ impl Batch {
     }
 }
 
-fn hides(collection: &Collection, document: Doc<'_>) -> bool {
-    let ownership = collection.ownership.as_ref();
-    ownership.is_some_and(|ownership| ownership.hides(document))
-}
-
-/// Whether another record of this shard has this key already.
-fn taken(
+/// The entries that a key of an index has.
+fn entries_of(
     snapshot: &crate::Snapshot,
-    collection: &Collection,
     index: IndexId,
     key: &EncodedKey,
-    record_key: &[u8],
-) -> Result<bool, storage::Error> {
+) -> impl Iterator<Item = Result<storage::IndexEntry, storage::Error>> + use<> {
     let end = model::key::prefix_end(&key.fields);
     let range = KeyRange::new(
         Bound::Included(&key.fields[..]),
         end.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
     );
-    for entry in snapshot.scan_index(index, range, Direction::Forward) {
-        let entry = entry?;
-        if entry.record_key() == record_key {
-            continue;
+    snapshot.scan_index(index, range, Direction::Forward)
+}
+
+/// Whether another record has this key, seen or not.
+fn has_other(
+    snapshot: &crate::Snapshot,
+    index: IndexId,
+    key: &EncodedKey,
+    record_key: &[u8],
+) -> Result<bool, storage::Error> {
+    for entry in entries_of(snapshot, index, key) {
+        if entry?.record_key() != record_key {
+            return Ok(true);
         }
-        let other = match collection.may_hold_orphans() {
-            true => snapshot.get(collection.id, entry.record_key())?,
-            false => return Ok(true),
+    }
+    Ok(false)
+}
+
+/// Whether two documents have this key. ⚑ What belongs to other shards is indexed, and in nobody's way, but
+/// for what is just being received: it comes to be seen beside what is seen already.
+fn have_documents(
+    snapshot: &crate::Snapshot,
+    collection: &Collection,
+    index: IndexId,
+    key: &EncodedKey,
+) -> Result<bool, storage::Error> {
+    let ownership = collection.ownership.as_ref();
+    let ownership = ownership.filter(|ownership| ownership.orphans);
+    let (mut counted, mut any_seen) = (0, false);
+    for entry in entries_of(snapshot, index, key) {
+        let entry = entry?;
+        let is_seen = match ownership {
+            None => true,
+            Some(ownership) => {
+                let Some(record) = snapshot.get(collection.id, entry.record_key())? else {
+                    continue;
+                };
+                let document = Doc::from_validated(record.document());
+                let is_seen = !ownership.hides(document);
+                if !is_seen && !ownership.is_received_except(None, document) {
+                    continue;
+                }
+                is_seen
+            }
         };
-        if other.is_some_and(|other| !hides(collection, Doc::from_validated(other.document()))) {
+        any_seen |= is_seen;
+        counted += 1;
+        if any_seen && counted > 1 {
             return Ok(true);
         }
     }

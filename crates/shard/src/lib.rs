@@ -41,6 +41,7 @@ mod operation;
 mod oplog;
 mod parameters;
 mod primary_services;
+mod process;
 mod quiesce;
 mod read;
 mod recent_log;

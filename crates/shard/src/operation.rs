@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use std::borrow::Borrow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use wire::operation::Progress;
 
 /// All operations of this shard.
 pub(crate) type Operations = wire::operation::Operations<Operation>;
@@ -21,6 +22,8 @@ pub(crate) struct Operation {
     runs_apart: AtomicBool,
     /// Whether it goes on with a change stream, whose driver resumes it after some errors.
     is_of_stream: AtomicBool,
+    /// Whether it waits until something happens: how long says nothing of the server.
+    waits_for_news: AtomicBool,
     /// The getMore that goes on with what this one began. A lock and not an `ArcSwap`, which costs more to
     /// drop than a command without a cursor has to spend: it looks at every thread.
     successor: Mutex<Option<Arc<Operation>>>,
@@ -28,6 +31,8 @@ pub(crate) struct Operation {
     has_written: AtomicBool,
     /// The plan of its first search, for `currentOp`.
     plan: OnceLock<Arc<Planned>>,
+    /// How far it is, if it is one that says so.
+    progress: OnceLock<Box<Progress>>,
     /// The move that it makes way for, when it has written.
     way: OnceLock<Arc<WayRequest>>,
 }
@@ -38,9 +43,11 @@ impl From<wire::operation::Operation> for Operation {
             core,
             runs_apart: AtomicBool::new(false),
             is_of_stream: AtomicBool::new(false),
+            waits_for_news: AtomicBool::new(false),
             successor: Mutex::new(None),
             has_written: AtomicBool::new(false),
             plan: OnceLock::new(),
+            progress: OnceLock::new(),
             way: OnceLock::new(),
         }
     }
@@ -99,6 +106,16 @@ impl Operation {
         }
     }
 
+    /// Begins to tell how far it is. What comes behind its first long step is not told.
+    pub(crate) fn begin_progress(&self, message: &'static str, total: u64) -> &Progress {
+        self.progress
+            .get_or_init(|| Box::new(Progress::new(message, total)))
+    }
+
+    pub(crate) fn progress(&self) -> Option<&Progress> {
+        self.progress.get().map(|progress| &**progress)
+    }
+
     pub(crate) fn plan(&self) -> Option<&Arc<Planned>> {
         self.plan.get()
     }
@@ -110,6 +127,14 @@ impl Operation {
 
     pub(crate) fn runs_apart(&self) -> bool {
         self.runs_apart.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_waits_for_news(&self) {
+        self.waits_for_news.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waits_for_news(&self) -> bool {
+        self.waits_for_news.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_of_stream(&self) {

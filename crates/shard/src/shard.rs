@@ -10,6 +10,7 @@ use crate::command::default_concerns::{ConcernDefaults, DEFAULTS_KEY};
 use crate::counters::Counters;
 use crate::cursor::Cursors;
 use crate::host::Host;
+use crate::index_build::DuplicateKeys;
 use crate::latency::Latency;
 use crate::migration::Migrations;
 use crate::operation::Operations;
@@ -151,6 +152,7 @@ pub struct Shard {
     pub(crate) replica_set: Arc<ReplicaSet>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) latches: Latches,
+    pub(crate) duplicate_keys: Arc<DuplicateKeys>,
     pub(crate) operations: Arc<Operations>,
     /// Cursors that wait for the log to grow.
     pub(crate) watchers: Arc<Watchers>,
@@ -309,6 +311,7 @@ impl Shard {
             replica_set,
             peers,
             latches: Latches::new(),
+            duplicate_keys: Arc::default(),
             operations,
             watchers,
             counters: Counters::default(),

@@ -20,12 +20,8 @@ pub enum Error {
     },
     #[error("the data directory {path} is in use by another process")]
     InUse { path: PathBuf },
-    #[error("the data directory {path} has {found}, but this version reads format {expected}")]
-    WrongFormat {
-        path: PathBuf,
-        found: String,
-        expected: u32,
-    },
+    #[error("{path} {found}")]
+    WrongFormat { path: PathBuf, found: Found },
     /// Not its source: the engine's errors print themselves as code.
     #[error("storage engine: {}", reason(.0))]
     Engine(fjall::Error),
@@ -54,6 +50,39 @@ pub enum Error {
         asked: ClusterTime,
         applied: ClusterTime,
     },
+}
+
+/// What is where a data directory should be, or is wrong with one.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Found {
+    #[error(
+        "is a file, and the data needs a directory: name one that is empty, or that is not there yet"
+    )]
+    File,
+    /// Named after one of its files.
+    #[error(
+        "is no data directory of TernDB: it has the file {0} of something else. Name a directory \
+         that is empty, or that is not there yet"
+    )]
+    Foreign(String),
+    #[error(
+        "has data, but its file FORMAT is missing: put it back, or the whole directory from a \
+         backup, or name an empty directory"
+    )]
+    NoFormat,
+    #[error(
+        "has data, but its file FORMAT is damaged: put it back, or the whole directory from a \
+         backup, or name an empty directory"
+    )]
+    DamagedFormat,
+    #[error(
+        "has data of format {found}, and this version of TernDB reads formats up to {expected}: \
+         open it with the version that wrote it"
+    )]
+    Format { found: u32, expected: u32 },
+    /// The engine's own files are of another version than this one's.
+    #[error("has data of an engine that this version of TernDB does not have: {0}")]
+    Engine(String),
 }
 
 impl From<fjall::Error> for Error {

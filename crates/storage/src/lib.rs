@@ -49,7 +49,7 @@ pub mod varint;
 pub use engine::fjall::{FjallEngine, FjallOptions};
 pub use engine::memory::MemoryEngine;
 pub use engine::{Direction, Engine, EngineSnapshot, KeyRange, Slice};
-pub use error::{Disposition, Error, Result};
+pub use error::{Disposition, Error, Found, Result};
 pub use store::{
     Before, Committed, IndexEntry, PastSnapshot, Position, Record, ScanMemory, Snapshot,
     StagedState, StateCopy, Store, StoreOptions, StoredRecord, discard_staged, finish_install,

@@ -18,6 +18,7 @@ mod compression;
 mod connection;
 mod endpoint;
 mod envelope;
+mod former_options;
 mod frame;
 mod legacy;
 mod metrics;
@@ -39,6 +40,7 @@ pub use endpoint::{
     Answer, BoxFuture, CallError, Dial, Endpoint, Host, HostOptions, InProcess, PoolStatistics,
     ReadMode, ReadPreference, ReplicaSet, ReplicaSetTimes,
 };
+pub use former_options::refuse_former_time_limit;
 pub use frame::{CloseReason, Rejection, parse_request};
 pub use metrics::{CompressionSnapshot, MetricsSnapshot};
 pub use op_counters::OpCounters;

@@ -2,6 +2,7 @@
 //! word that the operation is to end.
 
 use super::change_stream::ChangeStream;
+use super::collection_stats::CollectionStats;
 use super::list_sessions::SessionsOf;
 use super::memory::MEMORY_BYTES_MAX;
 use super::source::Source;
@@ -46,7 +47,11 @@ pub trait Environment: Send + Sync {
     }
 
     /// The one document of `$collStats`.
-    fn collection_stats(&self, namespace: &Namespace, options: Doc<'_>) -> Result<DocBuf, Error>;
+    fn collection_stats(
+        &self,
+        namespace: &Namespace,
+        stats: &CollectionStats,
+    ) -> Result<DocBuf, Error>;
 
     /// A document for each index.
     fn index_stats(&self, namespace: &Namespace) -> Result<Vec<DocBuf>, Error>;

@@ -3,6 +3,8 @@
 //! The equality form is a filter over the other collection. The pipeline form
 //! is parsed anew for each document with the values of `let` bound, unless it
 //! refers to none of them: then it runs once and its result is kept.
+//!
+//! With an `$unwind` of its field behind it, it runs as `unwound.rs` says.
 
 use super::correlate::with_implied;
 use super::environment::{Environment, ScanRequest};
@@ -144,6 +146,12 @@ impl Lookup {
         self.pipeline.is_none() && !has_number
     }
 
+    /// Whether all documents get the same.
+    pub(super) fn runs_once(&self) -> bool {
+        let pipeline = self.pipeline.as_ref();
+        self.join.is_none() && pipeline.is_some_and(|pipeline| !pipeline.correlated)
+    }
+
     /// The field that the result is put into.
     pub(super) fn output(&self) -> &FieldPath {
         &self.output
@@ -174,7 +182,7 @@ impl Lookup {
     }
 
     /// The document with what was found.
-    fn joined(&self, doc: Doc<'_>, found: &ArrayBuf) -> DocBuf {
+    pub(super) fn joined(&self, doc: Doc<'_>, found: &ArrayBuf) -> DocBuf {
         let path = self.output.names();
         let joined = with_field(doc, path, Some(found.into()));
         if !self.compiled {
@@ -186,7 +194,7 @@ impl Lookup {
         with_field(without.as_doc(), outer, value)
     }
 
-    fn open(
+    pub(super) fn open(
         &self,
         doc: Doc<'_>,
         environment: &Arc<dyn Environment>,
@@ -402,18 +410,12 @@ impl Source for LookingUp {
         }
         self.environment.check()?;
         let doc = self.input.current();
-        let once = self.lookup.join.is_none()
-            && self
-                .lookup
-                .pipeline
-                .as_ref()
-                .is_some_and(|pipeline| !pipeline.correlated);
-        self.current = match (&self.kept, once) {
-            (Some(kept), _) => self.lookup.joined(doc, kept),
-            (None, once) => {
+        self.current = match &self.kept {
+            Some(kept) => self.lookup.joined(doc, kept),
+            None => {
                 let found = self.found(doc)?;
                 let document = self.lookup.joined(doc, &found);
-                if once {
+                if self.lookup.runs_once() {
                     self.kept = Some(found);
                 }
                 document

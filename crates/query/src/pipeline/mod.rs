@@ -18,8 +18,10 @@
 //! | `project.rs` | `$project`, `$addFields`, `$unset` |
 //! | `group.rs`, `bucket.rs`, `bucket_auto.rs`, `collect.rs` | stages that collect their input |
 //! | `lookup.rs`, `correlate.rs`, `graph_lookup.rs`, `union.rs` | stages that read elsewhere |
+//! | `unwound.rs` | `$lookup` and the `$unwind` of its field, as one |
 //! | `change_stream.rs` | `$changeStream` as data; the environment makes events |
 //! | `facet.rs`, `unwind.rs`, `redact.rs` | the others |
+//! | `collection_stats.rs` | `$collStats` as data; the environment has the figures |
 //! | `list_sessions.rs` | `$listSessions`, `$listLocalSessions` |
 //! | `output.rs` | `$out` and `$merge` as data; the caller writes |
 //! | `split/` | pipelines in two halves, for documents on several shards |
@@ -33,6 +35,7 @@ mod bucket;
 mod bucket_auto;
 mod change_stream;
 mod collect;
+mod collection_stats;
 mod correlate;
 mod environment;
 mod facet;
@@ -57,8 +60,10 @@ mod state_limit;
 mod tests;
 mod union;
 mod unwind;
+mod unwound;
 
 pub use change_stream::{BeforeChange, ChangeStream, FullDocument, Start, Target};
+pub use collection_stats::{CollectionStats, LatencyStats, StorageStats};
 pub use environment::{Environment, ScanRequest};
 pub use list_sessions::SessionsOf;
 pub use output::{Merge, Out, WhenMatched, WhenNotMatched};
@@ -66,6 +71,7 @@ pub use parse::{Place, Scope, not_an_array, parse};
 pub use run::{CountedChain, chain_counted, lets_through, split_scan, start};
 pub use source::{Advance, Documents, Source, Visitor};
 pub use stage::{Stage, Step};
+pub use unwound::shown_unwound;
 
 use crate::context::QueryContext;
 use model::Error;

@@ -18,6 +18,7 @@ mod places;
 use super::bucket;
 use super::bucket_auto::BucketAuto;
 use super::change_stream::{ChangeStream, check_behind};
+use super::collection_stats::parse_collection_stats;
 use super::facet::Facet;
 use super::graph_lookup::GraphLookup;
 use super::group::Group;
@@ -35,12 +36,13 @@ use crate::context::QueryContext;
 use crate::expression::Expression;
 use crate::filter::Filter;
 use arguments::{
-    count_argument, parse_collection_stats, parse_count, parse_current_operations, parse_limit,
-    parse_replace_root, parse_sample, parse_sort, parse_sort_by_count,
+    count_argument, parse_count, parse_current_operations, parse_limit, parse_replace_root,
+    parse_sample, parse_sort, parse_sort_by_count,
 };
 use model::bson::{Array, Doc, ValueRef};
 use model::{Code, Error, Namespace};
-use places::{check_places, required_collection};
+use places::check_places;
+pub(super) use places::required_collection;
 
 /// MongoDB's limit on the length of a pipeline.
 const STAGES_MAX: usize = 1000;

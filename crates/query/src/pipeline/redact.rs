@@ -78,13 +78,16 @@ impl OneDocument<'_> {
             Some(ValueRef::String(KEEP)) => Ok(Decision::Keep),
             Some(ValueRef::String(DESCEND)) => Ok(Decision::Descend),
             Some(ValueRef::String(PRUNE)) => Ok(Decision::Prune),
-            other => Err(Error::location(
-                17053,
-                format!(
-                    "$redact's expression should not return anything aside from the variables \
-                     $$KEEP, $$DESCEND, and $$PRUNE, but returned {other:?}"
-                ),
-            )),
+            other => {
+                let other = other.map_or("MISSING".to_owned(), |other| format!("{other:?}"));
+                Err(Error::location(
+                    17053,
+                    format!(
+                        "$redact's expression should not return anything aside from the \
+                         variables $$KEEP, $$DESCEND, and $$PRUNE, but returned {other}"
+                    ),
+                ))
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use super::environment::{Environment, ScanRequest};
 use super::facet::Faceting;
 use super::graph_lookup::FollowingGraph;
 use super::group::Grouping;
-use super::lookup::LookingUp;
+use super::lookup::{LookingUp, Lookup};
 use super::optimize::{optimize, push_down};
 use super::redact::Redacting;
 use super::source::{
@@ -16,6 +16,7 @@ use super::source::{
 use super::stage::{Stage, Step};
 use super::union::{Uniting, documents};
 use super::unwind::Unwinding;
+use super::unwound::{UnwoundLookup, unwinding};
 use model::bson::{DocBuf, Value};
 use model::{Code, Error, Namespace};
 use std::sync::Arc;
@@ -72,14 +73,11 @@ pub fn split_scan(
 /// none of them.
 pub(super) fn compile(steps: &mut [Step]) {
     for at in 0..steps.len() {
-        let unwound = match steps.get(at + 1).map(|step| &step.stage) {
-            Some(Stage::Unwind(unwind)) => Some(unwind.path().clone()),
-            _ => None,
-        };
-        match &mut steps[at].stage {
+        let (before, behind) = steps.split_at_mut(at + 1);
+        match &mut before[at].stage {
             Stage::Group(group) => group.compile(),
             Stage::Lookup(lookup)
-                if lookup.is_plain() && unwound.as_ref() != Some(lookup.output()) =>
+                if lookup.is_plain() && unwinding(lookup, behind.first()).is_none() =>
             {
                 lookup.compile();
             }
@@ -97,8 +95,8 @@ fn initial(
         return Ok(None);
     };
     let made = match &first.stage {
-        Stage::CollectionStats(namespace, options) => {
-            vec![environment.collection_stats(namespace, options.as_doc())?]
+        Stage::CollectionStats(namespace, stats) => {
+            vec![environment.collection_stats(namespace, stats)?]
         }
         Stage::IndexStats(namespace) => environment.index_stats(namespace)?,
         Stage::LocalSessions(whose) => environment.local_sessions(*whose)?,
@@ -133,13 +131,17 @@ pub fn chain_counted(
 ) -> Result<CountedChain, Error> {
     compile(&mut steps);
     let mut counts = Vec::with_capacity(steps.len());
-    for step in steps {
+    let mut rest = steps.into_iter();
+    while let Some(step) = rest.next() {
         let given = Arc::new(AtomicU64::new(0));
+        let before = rest.len();
         source = Box::new(Counted {
-            input: attach(source, step.stage, environment)?,
+            input: attach_next(source, step, &mut rest, environment)?,
             given: given.clone(),
         });
-        counts.push(given);
+        // Stages that run as one give the same.
+        let taken_in = before - rest.len();
+        counts.extend(std::iter::repeat_n(given, 1 + taken_in));
     }
     Ok((source, counts))
 }
@@ -150,10 +152,33 @@ pub(super) fn chain(
     steps: Vec<Step>,
     environment: &Arc<dyn Environment>,
 ) -> Result<Box<dyn Source>, Error> {
-    for step in steps {
-        source = attach(source, step.stage, environment)?;
+    let mut rest = steps.into_iter();
+    while let Some(step) = rest.next() {
+        source = attach_next(source, step, &mut rest, environment)?;
     }
     Ok(source)
+}
+
+/// Puts a stage behind a source, and with it what runs as one with it.
+fn attach_next(
+    input: Box<dyn Source>,
+    step: Step,
+    rest: &mut std::vec::IntoIter<Step>,
+    environment: &Arc<dyn Environment>,
+) -> Result<Box<dyn Source>, Error> {
+    if let Stage::Lookup(lookup) = &step.stage
+        && let Some(unwind) = unwinding(lookup, rest.as_slice().first()).cloned()
+    {
+        rest.next();
+        let lookup = Lookup::clone(lookup);
+        return Ok(Box::new(UnwoundLookup::new(
+            input,
+            lookup,
+            unwind,
+            environment,
+        )));
+    }
+    attach(input, step.stage, environment)
 }
 
 fn attach(

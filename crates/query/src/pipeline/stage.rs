@@ -5,6 +5,7 @@
 
 use super::bucket_auto::BucketAuto;
 use super::change_stream::ChangeStream;
+use super::collection_stats::CollectionStats;
 use super::facet::Facet;
 use super::graph_lookup::GraphLookup;
 use super::group::Group;
@@ -74,7 +75,7 @@ pub enum Stage {
     UnionWith(Box<UnionWith>),
     /// The array of documents that a pipeline without a collection begins with.
     Documents(Expression),
-    CollectionStats(Namespace, DocBuf),
+    CollectionStats(Namespace, CollectionStats),
     IndexStats(Namespace),
     CurrentOperations(DocBuf),
     LocalSessions(SessionsOf),

@@ -4,7 +4,7 @@ use super::nested_field::{plain_field, with_field};
 use super::source::{Advance, Source};
 use crate::expression::FieldPath;
 use model::Error;
-use model::bson::{Doc, DocBuf, Value, ValueRef};
+use model::bson::{Doc, DocBuf, DocWriter, Value, ValueRef};
 
 #[derive(Clone, Debug)]
 pub struct Unwind {
@@ -107,7 +107,19 @@ impl Unwind {
         !touches(&self.path) && !self.index.as_ref().is_some_and(touches)
     }
 
-    fn with_index(&self, doc: DocBuf, position: ValueRef<'_>) -> DocBuf {
+    pub(super) fn preserves(&self) -> bool {
+        self.preserve
+    }
+
+    /// Everything but the path, said or not.
+    pub(super) fn write_options(&self, out: &mut DocWriter) {
+        out.append("preserveNullAndEmptyArrays", self.preserve);
+        if let Some(index) = &self.index {
+            out.append("includeArrayIndex", index.names().join(".").as_str());
+        }
+    }
+
+    pub(super) fn with_index(&self, doc: DocBuf, position: ValueRef<'_>) -> DocBuf {
         match &self.index {
             Some(path) => with_field(doc.as_doc(), path.names(), Some(position)),
             None => doc,

@@ -158,10 +158,7 @@ pub fn find_hint(hint: &Value, indexes: &[IndexView<'_>]) -> Result<Option<Hint>
                     model::key::Direction::Descending => ScanDirection::Backward,
                 })));
             }
-            indexes.iter().position(|index| {
-                model::order::compare_documents(index.definition.key_pattern(), pattern.as_doc())
-                    .is_eq()
-            })
+            only_one_of(pattern.as_doc(), indexes)?
         }
         _ => {
             return Err(Error::new(
@@ -176,6 +173,25 @@ pub fn find_hint(hint: &Value, indexes: &[IndexView<'_>]) -> Result<Option<Hint>
             "error processing query: planner returned error :: caused by :: hint provided does \
              not correspond to an existing index",
         )),
+    }
+}
+
+/// The index with a key pattern. Indexes that differ in other options may have the same one:
+/// then the pattern says too little.
+fn only_one_of(pattern: Doc<'_>, indexes: &[IndexView<'_>]) -> Result<Option<usize>, Error> {
+    let mut matched = indexes.iter().enumerate().filter(|(_, index)| {
+        model::order::compare_documents(index.definition.key_pattern(), pattern).is_eq()
+    });
+    match (matched.next(), matched.next()) {
+        (Some((_, first)), Some((_, second))) => Err(Error::new(
+            Code::INDEX_NOT_FOUND,
+            format!(
+                "error processing query: planner returned error :: caused by :: Hint matched \
+                 multiple indexes, must hint by index name. Matched: {:?} and {:?}",
+                first.definition.spec, second.definition.spec
+            ),
+        )),
+        (found, _) => Ok(found.map(|(at, _)| at)),
     }
 }
 

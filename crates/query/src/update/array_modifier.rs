@@ -68,8 +68,9 @@ impl Push {
             Some(ValueRef::Array(array)) => array.count(),
             Some(other) => {
                 return Err(Error::bad_value(format!(
-                    "The field '{at}' must be an array but is of type {} in document",
-                    other.kind().name()
+                    "The field '{at}' must be an array but is of type {} in document {}",
+                    other.kind().name(),
+                    at.document()
                 )));
             }
         };

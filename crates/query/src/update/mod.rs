@@ -150,7 +150,7 @@ impl Modifiers {
             renamed,
         };
         let mut out = DocWriter::with_buffer(Vec::with_capacity(doc.len() + 64));
-        if !run.fields(children, doc, &At::ROOT, &mut out)? {
+        if !run.fields(children, doc, &At::of(doc), &mut out)? {
             return Ok(None);
         }
         let result = out.finish();

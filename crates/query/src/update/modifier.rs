@@ -233,7 +233,10 @@ fn numeric(at: &At<'_>, name: &str, value: ValueRef<'_>) -> Result<Number, Error
         Error::new(
             Code::TYPE_MISMATCH,
             format!(
-                "Cannot apply {name} to a value of non-numeric type. The field '{at}' has non-numeric type {}",
+                "Cannot apply {name} to a value of non-numeric type. {} has the field '{}' of \
+                 non-numeric type {}",
+                at.document(),
+                at.last(),
                 value.kind().name()
             ),
         )
@@ -242,8 +245,9 @@ fn numeric(at: &At<'_>, name: &str, value: ValueRef<'_>) -> Result<Number, Error
 
 fn overflow(at: &At<'_>, name: &str, value: ValueRef<'_>) -> Error {
     Error::bad_value(format!(
-        "Failed to apply {name} operations to current value ({}) of field '{at}'",
-        text::value_quoted(value)
+        "Failed to apply {name} operations to current value ((NumberLong){}) for document {}",
+        text::value_quoted(value),
+        at.document()
     ))
 }
 
@@ -257,7 +261,10 @@ fn bit<'m>(
         Some(value @ (ValueRef::Int32(_) | ValueRef::Int64(_))) => value.to_owned(),
         Some(other) => {
             return Err(Error::bad_value(format!(
-                "Cannot apply $bit to a value of non-integral type: field '{at}' has type {}",
+                "Cannot apply $bit to a value of non-integral type. {} has the field '{}' of \
+                 non-integer type {}",
+                at.document(),
+                at.last(),
                 other.kind().name()
             )));
         }

@@ -32,7 +32,7 @@ impl Update {
             ValueRef::Array(stages) => {
                 if array_filters.is_some_and(|filters| filters.iter().next().is_some()) {
                     return Err(failed_to_parse(
-                        "arrayFilters may not be specified for pipeline-syle updates",
+                        "arrayFilters may not be specified for pipeline-style updates",
                     ));
                 }
                 return Transform::parse_update(stages, context).map(Update::Pipeline);

@@ -3,7 +3,8 @@
 //! A path is split when the update is parsed ([`Component`]); while a document
 //! is walked, [`At`] remembers the way as a chain on the stack.
 
-use model::{Code, Error};
+use model::bson::{Doc, ValueRef};
+use model::{Code, Error, text};
 use std::cmp::Ordering;
 
 /// The most components of a path.
@@ -142,16 +143,34 @@ pub(super) struct At<'p> {
 
 #[derive(Clone, Copy)]
 enum AtName<'p> {
-    Root,
+    Document(Doc<'p>),
     Field(&'p str),
     Index(usize),
 }
 
 impl<'p> At<'p> {
-    pub(super) const ROOT: At<'static> = At {
-        parent: None,
-        name: AtName::Root,
-    };
+    pub(super) fn of(document: Doc<'p>) -> At<'p> {
+        At {
+            parent: None,
+            name: AtName::Document(document),
+        }
+    }
+
+    /// Which document it is, as messages say it: `{_id: 1}`.
+    pub(super) fn document(&self) -> String {
+        match self.id() {
+            Some(id) => format!("{{_id: {}}}", text::value_quoted(id)),
+            None => "{no id}".to_owned(),
+        }
+    }
+
+    pub(super) fn id(&self) -> Option<ValueRef<'p>> {
+        match (self.parent, self.name) {
+            (_, AtName::Document(document)) => document.get("_id"),
+            (Some(parent), _) => parent.id(),
+            (None, _) => None,
+        }
+    }
 
     pub(super) fn field(&'p self, name: &'p str) -> At<'p> {
         At {
@@ -170,7 +189,7 @@ impl<'p> At<'p> {
     /// The last step alone.
     pub(super) fn last(&self) -> String {
         match self.name {
-            AtName::Root => String::new(),
+            AtName::Document(_) => String::new(),
             AtName::Field(name) => name.to_owned(),
             AtName::Index(index) => index.to_string(),
         }
@@ -180,7 +199,7 @@ impl<'p> At<'p> {
 impl std::fmt::Display for At<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(parent) = self.parent
-            && !matches!(parent.name, AtName::Root)
+            && !matches!(parent.name, AtName::Document(_))
         {
             write!(f, "{parent}.")?;
         }

@@ -5,6 +5,7 @@
 //! between two batches keep a position and no snapshot; since they are buried
 //! in the stages, the environment knows them all and suspends them.
 
+use super::while_running;
 use crate::Shard;
 use crate::change_stream::{EventSource, StreamState};
 use crate::command::operations::running_operations;
@@ -15,13 +16,13 @@ use crate::read::{Budget, Execution, Found, Query, ScanPart, Step, Taken, Visite
 use crate::session::SessionId;
 use arc_swap::ArcSwap;
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
-use model::number::Number;
 use model::time::ClusterTime;
 use model::{Code, Error, Namespace};
 use parking_lot::Mutex;
 use query::path::Path;
 use query::pipeline::{
-    Advance, ChangeStream, Documents, Environment, ScanRequest, SessionsOf, Source, Visitor,
+    Advance, ChangeStream, CollectionStats, Documents, Environment, LatencyStats, ScanRequest,
+    SessionsOf, Source, Visitor,
 };
 use query::sort::Spill;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -196,9 +197,12 @@ impl Environment for ShardEnvironment {
         usize::try_from(self.settings.sort_memory_bytes).unwrap_or(0)
     }
 
-    fn collection_stats(&self, namespace: &Namespace, options: Doc<'_>) -> Result<DocBuf, Error> {
+    fn collection_stats(
+        &self,
+        namespace: &Namespace,
+        stats: &CollectionStats,
+    ) -> Result<DocBuf, Error> {
         let shard = &self.shard;
-        let collection = shard.catalog.get(namespace);
         let mut writer = DocWriter::new();
         writer.append("ns", namespace.as_str());
         if let Some(shard) = &self.shown_as {
@@ -207,58 +211,48 @@ impl Environment for ShardEnvironment {
         writer
             .append("host", &self.host())
             .append("localTime", ValueRef::DateTime(shard.clock.now_ms()));
-        let missing = || {
-            Error::new(
+        let collection = shard.readable(namespace);
+        let exists_for = |section: &str| match &collection {
+            Some(collection) => Ok(collection),
+            None => Err(while_running(Error::new(
                 Code::NAMESPACE_NOT_FOUND,
                 format!(
-                    "Unable to retrieve count in $collStats stage :: caused by :: Collection [{namespace}] not found."
+                    "Unable to retrieve {section} in $collStats stage :: caused by :: Collection \
+                     [{namespace}] not found."
                 ),
-            )
+            ))),
         };
-        for option in options.iter() {
-            match option.key() {
-                "latencyStats" => {
-                    writer.begin_document("latencyStats");
-                    for kind in ["reads", "writes", "commands", "transactions"] {
-                        writer
-                            .begin_document(kind)
-                            .append("latency", 0i64)
-                            .append("ops", 0i64)
-                            .end();
-                    }
-                    writer.end();
-                }
-                "storageStats" => {
-                    let scale = match option.value() {
-                        ValueRef::Document(options) => options.get("scale").and_then(Number::of),
-                        _ => None,
-                    };
-                    let scale = scale.and_then(Number::to_i64_truncated).unwrap_or(1).max(1);
-                    let mut stats = DocWriter::new();
-                    append_collection_stats(shard, namespace, scale.unsigned_abs(), &mut stats);
-                    let stats = stats.finish();
-                    writer.begin_document("storageStats");
-                    for field in stats.iter().filter(|field| field.key() != "ns") {
-                        writer.append_element(&field);
-                    }
-                    writer.end();
-                }
-                "count" => {
-                    let collection = collection.as_ref().ok_or_else(missing)?;
-                    let count = Sizes::of(shard, collection).documents;
-                    append_count(&mut writer, "count", count);
-                }
-                _ => {
-                    collection.as_ref().ok_or_else(missing)?;
-                    writer
-                        .begin_document("queryExecStats")
-                        .begin_document("collectionScans")
-                        .append("total", 0i64)
-                        .append("nonTailable", 0i64)
-                        .end()
-                        .end();
-                }
+        if let Some(latency) = stats.latency {
+            append_latency(latency, &mut writer);
+        }
+        if let Some(storage) = stats.storage {
+            exists_for("storageStats")?;
+            let mut stats = DocWriter::new();
+            append_collection_stats(shard, namespace, storage.scale, &mut stats);
+            let stats = stats.finish();
+            writer.begin_document("storageStats");
+            for field in stats.iter().filter(|field| field.key() != "ns") {
+                writer.append_element(&field);
             }
+            writer.end();
+        }
+        if stats.count {
+            let collection = exists_for("count")?;
+            let count = match &collection.made {
+                Some(made) => made.count(shard).unwrap_or(0),
+                None => Sizes::of(shard, collection).documents,
+            };
+            append_count(&mut writer, "count", count);
+        }
+        if stats.query_execution {
+            exists_for("queryExecStats")?;
+            writer
+                .begin_document("queryExecStats")
+                .begin_document("collectionScans")
+                .append("total", 0i64)
+                .append("nonTailable", 0i64)
+                .end()
+                .end();
         }
         Ok(writer.finish())
     }
@@ -414,6 +408,19 @@ impl Source for CollectionScan {
             None => DocBuf::new(),
         }
     }
+}
+
+/// Latencies are not kept for each collection: all of them are zero.
+fn append_latency(wanted: LatencyStats, writer: &mut DocWriter) {
+    writer.begin_document("latencyStats");
+    for kind in ["reads", "writes", "commands", "transactions"] {
+        writer.begin_document(kind);
+        if wanted.histograms {
+            writer.begin_array("histogram").end();
+        }
+        writer.append("latency", 0i64).append("ops", 0i64).end();
+    }
+    writer.end();
 }
 
 /// An operation as a router shows it: its number is the shard's own, and the client is

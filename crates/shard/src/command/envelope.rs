@@ -83,6 +83,7 @@ impl Envelope {
                         "Can not specify maxTimeMSOpOnly for non internal clients",
                     ));
                 }
+                (b"$maxTimeMS", _) => wire::refuse_former_time_limit(command)?,
                 (b"writeConcern", _) if !takes_write_concern(command) => {
                     return Err(Error::new(
                         Code::INVALID_OPTIONS,

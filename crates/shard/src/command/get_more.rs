@@ -110,6 +110,7 @@ pub(crate) async fn get_more(invocation: &Invocation<'_>) -> Answer {
     writer.begin_document("cursor");
     let mut batch = Batch::begin(writer, "nextBatch", batch_size).with_bytes_max(bytes_max);
     let filled = if awaits {
+        invocation.operation.set_waits_for_news();
         invocation.operation.lift_time_limit();
         let wait = invocation.envelope.time_limit.unwrap_or(AWAIT_DATA_DEFAULT);
         let until = Instant::now() + wait.min(AWAIT_DATA_MAX);

@@ -257,6 +257,7 @@ async fn await_change(invocation: &Invocation<'_>, body: Doc<'_>) -> Result<bool
     let Some(asked) = AwaitedHello::parse(invocation.request.name(), body)? else {
         return Ok(false);
     };
+    invocation.operation.set_waits_for_news();
     // Another process id: the client knows an earlier life of this server.
     if asked.process_id != invocation.shard.process_id {
         return Ok(true);

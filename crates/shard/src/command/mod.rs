@@ -40,7 +40,8 @@ mod read_preference;
 pub(crate) mod rename;
 pub(crate) mod replica_set;
 mod resume_token;
-pub(crate) mod session;
+pub(crate) mod server_status;
+mod session;
 pub(crate) mod statement_ids;
 pub(crate) mod stats;
 pub(crate) mod update;
@@ -357,6 +358,7 @@ pub(crate) async fn dispatch(
     let mut ran_out = false;
     if let Err(error) = &answer {
         ran_out = error.code == Code::MAX_TIME_MS_EXPIRED;
+        shard.counters.failed();
         Box::pin(shard.await_change(error)).await;
     }
     let explained = answer.map_err(|error| {
@@ -375,6 +377,10 @@ pub(crate) async fn dispatch(
     if let Some(request) = operation.way() {
         // ⚑ Here, where it has nothing any more that anybody waits for.
         Box::pin(shard.migrations.making_way.hold(request, &operation)).await;
+    }
+    if !operation.waits_for_news() {
+        let took = operation.started.elapsed();
+        shard.counters.ended(request.name(), took);
     }
     shard.tell_time(&mut reply);
     reply
@@ -630,7 +636,7 @@ async fn run_rare(name: &str, invocation: &Invocation<'_>) -> Answer {
         "getLog" => diagnostic::get_log(invocation),
         "hostInfo" => diagnostic::host_info(invocation),
         "getCmdLineOpts" => diagnostic::get_cmd_line_opts(invocation),
-        "serverStatus" => diagnostic::server_status(invocation),
+        "serverStatus" => server_status::server_status(invocation),
         "listCommands" => diagnostic::list_commands(),
         "whatsmyuri" => diagnostic::whats_my_uri(invocation),
         "startSession" => session::start_session(invocation),

@@ -64,7 +64,8 @@ fn describe(shard: &Shard, operation: &Operation) -> DocBuf {
     let named = command.first().map_or("", |element| element.key());
     let plan = operation.plan().filter(|_| named != "explain");
     let plan = plan.map(|plan| summary(plan, named == "count"));
-    operation.describe(&host, shard.clock.now_ms(), plan.as_deref())
+    let progress = operation.progress();
+    operation.describe(&host, shard.clock.now_ms(), plan.as_deref(), progress)
 }
 
 pub(crate) fn kill_op(invocation: &Invocation<'_>) -> Answer {

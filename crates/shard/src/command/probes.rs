@@ -2,7 +2,7 @@
 //! to find out what it is, and commands that are refused by name.
 
 use super::arguments::{Argument, arguments, missing};
-use super::diagnostic::append_server_status;
+use super::server_status::append_server_status;
 use super::{Answer, Invocation, finish, not_found};
 use model::bson::{Doc, DocWriter, ValueRef};
 use model::number::Number;

@@ -123,6 +123,8 @@ async fn operations_are_counted_as_mongodb_counts_them() {
             {find: "c", filter: {$bad: 1}} => 2
             {count: "c"} => {n: 2}
             admin {serverStatus: 1} => {opcounters: {insert: 5L, query: 1L, update: 3L, delete: 2L, getmore: 0L, command: 2L}}
+            admin {serverStatus: 1} => {opLatencies: {reads: {ops: 2L}, writes: {ops: 6L}, commands: {ops: 1L}, transactions: {ops: 0L}}}
+            admin {serverStatus: 1} => {asserts: {regular: 0, user: 2}, globalLock: {activeClients: {total: 0, readers: 0, writers: 0}}}
             "#,
         )
         .await;

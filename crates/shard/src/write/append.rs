@@ -232,6 +232,7 @@ impl Shard {
                 &self.store,
                 &self.overlay,
                 &self.latches,
+                &self.duplicate_keys,
                 &self.sharding,
                 collections,
                 held,

@@ -16,6 +16,7 @@ use super::overlay::Overlay;
 use crate::Store;
 use crate::catalog::multikey::MultikeyFound;
 use crate::catalog::{Collection, Index};
+use crate::index_build::DuplicateKeys;
 use crate::session::{Effect, Executed, Image};
 use crate::sharding::{OwnershipChange, ShardingState, not_owned, would_leave};
 use foldhash::fast::FixedState;
@@ -123,6 +124,7 @@ pub(crate) struct Evaluator<'s> {
     store: &'s Store,
     overlay: &'s Overlay,
     latches: &'s Latches,
+    duplicate_keys: &'s DuplicateKeys,
     sharding: &'s ShardingState,
     /// All that the entry may change, and the one that is worked on.
     pub(super) collections: &'s [Arc<Collection>],
@@ -154,6 +156,14 @@ pub(crate) struct Evaluator<'s> {
     changed_elsewhere: Vec<(CollectionId, Changed)>,
 }
 
+/// Which other records' keys matter.
+#[derive(Clone, Copy)]
+enum Others {
+    /// Of those that are owned here, or just come.
+    Counting,
+    All,
+}
+
 type Changed = HashMap<RecordKey, usize, FixedState>;
 type UniqueKeys = HashMap<(IndexId, Box<[u8]>), Vec<usize>, FixedState>;
 
@@ -162,6 +172,7 @@ impl<'s> Evaluator<'s> {
         store: &'s Store,
         overlay: &'s Overlay,
         latches: &'s Latches,
+        duplicate_keys: &'s DuplicateKeys,
         sharding: &'s ShardingState,
         collections: &'s [Arc<Collection>],
         held: Held<'s>,
@@ -170,6 +181,7 @@ impl<'s> Evaluator<'s> {
             store,
             overlay,
             latches,
+            duplicate_keys,
             sharding,
             collections,
             collection: &collections[0],
@@ -619,7 +631,8 @@ impl<'s> Evaluator<'s> {
         }))
     }
 
-    /// Refuses added keys that another record has.
+    /// Refuses added keys that another record has. While the index is being built they are noted instead: it
+    /// may never exist.
     fn check_unique(
         &mut self,
         index: &Index,
@@ -637,8 +650,16 @@ impl<'s> Evaluator<'s> {
             self.missing.extend(missing);
             return Ok(());
         }
+        let is_built = !index.is_ready() && self.duplicate_keys.follows(id);
+        let others = match is_built {
+            true => Others::All,
+            false => Others::Counting,
+        };
         for entry in added {
-            if self.is_taken(id, key, &entry.key.fields)? {
+            let is_taken = self.is_taken(id, key, &entry.key.fields, others)?;
+            if is_taken && is_built {
+                self.duplicate_keys.note(id, &entry.key);
+            } else if is_taken {
                 return Err(Refusal::Error(unique_violation(
                     self.collection,
                     index,
@@ -651,7 +672,18 @@ impl<'s> Evaluator<'s> {
 
     /// Whether another record has this key in a unique index: in this entry,
     /// in an appended one, or in the engine, where the nearer one wins.
-    fn is_taken(&self, id: IndexId, key: &RecordKey, fields: &[u8]) -> Result<bool, Refusal> {
+    fn is_taken(
+        &self,
+        id: IndexId,
+        key: &RecordKey,
+        fields: &[u8],
+        others: Others,
+    ) -> Result<bool, Refusal> {
+        let matters = |other: &[u8]| match others {
+            _ if other == key.as_bytes() => Ok(false),
+            Others::All => Ok(true),
+            Others::Counting => self.counts(other),
+        };
         let mut known: HashMap<Vec<u8>, bool, FixedState> =
             HashMap::with_hasher(FixedState::with_seed(5));
         let touched = self.unique_keys.get(&(id, Box::from(fields)));
@@ -667,7 +699,7 @@ impl<'s> Evaluator<'s> {
             known.entry(record_key.into_vec()).or_insert(present);
         }
         for (record_key, present) in &known {
-            if *present && record_key != key.as_bytes() && self.counts(record_key)? {
+            if *present && matters(record_key)? {
                 return Ok(true);
             }
         }
@@ -680,7 +712,7 @@ impl<'s> Evaluator<'s> {
         for entry in snapshot.scan_index(id, range, Direction::Forward) {
             let entry = entry?;
             let gone = known.get(entry.record_key()) == Some(&false);
-            if !gone && entry.record_key() != key.as_bytes() && self.counts(entry.record_key())? {
+            if !gone && matters(entry.record_key())? {
                 return Ok(true);
             }
         }

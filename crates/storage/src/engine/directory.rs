@@ -15,7 +15,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Found, Result};
 
 /// Raised whenever stored bytes change their meaning. Format 2 has ranges that are forgotten, which are gone
 /// although they are stored.
@@ -42,6 +42,9 @@ pub struct Directory {
 impl Directory {
     /// Creates the directory if needed, locks it and checks its format.
     pub fn open(path: &Path) -> Result<Self> {
+        if let Some(file) = path.ancestors().find(|above| above.is_file()) {
+            return Err(wrong_format(file, Found::File));
+        }
         fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
         let is_new = |name: &str| !path.join(name).exists();
         if [LOCK, FORMAT, ENGINE].into_iter().all(is_new) {
@@ -58,7 +61,7 @@ impl Directory {
             Ok(bytes) => check_format(path, &bytes)?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 if path.join(ENGINE).exists() {
-                    return Err(wrong_format(path, "no format file".into()));
+                    return Err(wrong_format(path, Found::NoFormat));
                 }
                 refuse_foreign(path)?;
                 write_format(path, &format)?;
@@ -90,7 +93,7 @@ fn refuse_foreign(path: &Path) -> Result<()> {
             "lost+found",
         ];
         if !own.iter().any(|own| name == **own) {
-            let found = format!("files of something else ({})", name.to_string_lossy());
+            let found = Found::Foreign(name.to_string_lossy().into_owned());
             return Err(wrong_format(path, found));
         }
     }
@@ -130,18 +133,17 @@ fn check_format(path: &Path, bytes: &[u8]) -> Result<()> {
         .and_then(|line| line.strip_prefix("TernDB store format "))
         .and_then(|number| number.parse::<u32>().ok())
         .filter(|&version| format_text(version).as_bytes() == bytes)
-        .map_or_else(
-            || "a damaged format file".to_string(),
-            |version| format!("format {version}"),
-        );
+        .map_or(Found::DamagedFormat, |found| Found::Format {
+            found,
+            expected: FORMAT_VERSION,
+        });
     Err(wrong_format(path, found))
 }
 
-fn wrong_format(path: &Path, found: String) -> Error {
+fn wrong_format(path: &Path, found: Found) -> Error {
     Error::WrongFormat {
         path: path.to_path_buf(),
         found,
-        expected: FORMAT_VERSION,
     }
 }
 
@@ -162,24 +164,24 @@ fn write_format(directory: &Path, format: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn check(prepare: impl Fn(&Path), expect: &str) {
+    fn check(prepare: impl Fn(&Path), expect: Option<Found>) {
         let dir = tempfile::tempdir().expect("a temporary directory");
         prepare(dir.path());
         let outcome = match Directory::open(dir.path()) {
-            Ok(_) => "opened".to_string(),
-            Err(Error::WrongFormat { found, .. }) => found,
-            Err(other) => other.to_string(),
+            Ok(_) => None,
+            Err(Error::WrongFormat { found, .. }) => Some(found),
+            Err(other) => panic!("{other}"),
         };
         assert_eq!(outcome, expect);
     }
 
     #[test]
     fn format_is_checked() {
-        check(|_| {}, "opened");
-        check(|path| drop(Directory::open(path)), "opened");
+        check(|_| {}, None);
+        check(|path| drop(Directory::open(path)), None);
         let write = |text: String| move |path: &Path| fs::write(path.join(FORMAT), &text).unwrap();
-        check(write(format_text(FORMAT_VERSION)), "opened");
-        check(write(format_text(FORMAT_BEFORE)), "opened");
+        check(write(format_text(FORMAT_VERSION)), None);
+        check(write(format_text(FORMAT_BEFORE)), None);
         check(
             |path| {
                 fs::write(path.join(FORMAT), format_text(FORMAT_BEFORE)).unwrap();
@@ -187,30 +189,40 @@ mod tests {
                 let after = fs::read(path.join(FORMAT)).unwrap();
                 assert_eq!(after, format_text(FORMAT_VERSION).into_bytes());
             },
-            "opened",
+            None,
         );
-        check(write(format_text(7)), "format 7");
+        let newer = Found::Format {
+            found: 7,
+            expected: FORMAT_VERSION,
+        };
+        check(write(format_text(7)), Some(newer));
         check(
             write(format_text(7).replace('7', "1")),
-            "a damaged format file",
+            Some(Found::DamagedFormat),
         );
-        check(write(String::new()), "a damaged format file");
+        check(write(String::new()), Some(Found::DamagedFormat));
         check(
             |path| fs::create_dir(path.join(ENGINE)).unwrap(),
-            "no format file",
+            Some(Found::NoFormat),
         );
         check(
             |path| fs::write(path.join("WiredTiger"), "x").unwrap(),
-            "files of something else (WiredTiger)",
+            Some(Found::Foreign("WiredTiger".to_owned())),
         );
         let foreign = tempfile::tempdir().expect("a temporary directory");
         fs::write(foreign.path().join("WiredTiger"), "x").expect("writable");
         Directory::open(foreign.path()).expect_err("somebody else's");
         assert!(!foreign.path().join(LOCK).exists(), "nothing is left there");
+        let file = foreign.path().join("WiredTiger");
+        let refused = Directory::open(&file).expect_err("a file");
+        let sentence = format!("{} is a file, and the data needs", file.display());
+        assert!(refused.to_string().starts_with(&sentence), "{refused}");
+        let below = Directory::open(&file.join("member-0")).expect_err("below a file");
+        assert_eq!(below.to_string(), refused.to_string());
         // A first start that was cut off.
         check(
             |path| fs::write(path.join(UNFINISHED_FORMAT), "x").unwrap(),
-            "opened",
+            None,
         );
     }
 

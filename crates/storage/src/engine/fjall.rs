@@ -76,7 +76,7 @@ use super::sheaves::{self, Sheaf, Sheaves};
 use super::table_removal::TableRemoval;
 use super::table_writeback::TableWriteback;
 use super::{Engine, GarbageRule, Slice, WriteBatch};
-use crate::error::{Error, Result};
+use crate::error::{Error, Found, Result};
 use crate::giving_way;
 
 pub use snapshot::{FjallScan, FjallSnapshot};
@@ -697,8 +697,7 @@ fn open_error(path: &Path, error: fjall::Error) -> Error {
         fjall::Error::Io(source) => Error::io(path, source),
         fjall::Error::InvalidVersion(found) => Error::WrongFormat {
             path: path.to_path_buf(),
-            found: format!("engine files of version {found:?}"),
-            expected: super::directory::FORMAT_VERSION,
+            found: Found::Engine(format!("{found:?}")),
         },
         other => Error::Engine(other),
     }

@@ -17,10 +17,12 @@
 
 mod current;
 mod kill;
+mod progress;
 mod report;
 
 pub use current::{check, current, inherited, within};
 pub use kill::kill_target;
+pub use progress::Progress;
 
 use crate::connection::ConnectionInfo;
 use bytes::Bytes;

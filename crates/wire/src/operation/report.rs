@@ -1,11 +1,18 @@
 //! Operations as `currentOp` shows them.
 
-use super::Operation;
+use super::{Operation, Progress};
 use model::bson::{Doc, DocBuf, DocWriter, ValueRef};
 
 impl Operation {
-    /// The document about it, on a `host:port` at a time, with a word on its plan if it has one.
-    pub fn describe(&self, host: &str, now_ms: i64, plan: Option<&str>) -> DocBuf {
+    /// The document about it, on a `host:port` at a time, with a word on its plan and on how
+    /// far it is, if it has them.
+    pub fn describe(
+        &self,
+        host: &str,
+        now_ms: i64,
+        plan: Option<&str>,
+        progress: Option<&Progress>,
+    ) -> DocBuf {
         let command = Doc::from_validated(&self.command);
         let running = self.started.elapsed();
         let connection = &self.connection;
@@ -41,6 +48,9 @@ impl Operation {
             .append("command", command);
         if let Some(plan) = plan {
             writer.append("planSummary", plan);
+        }
+        if let Some(progress) = progress {
+            progress.append(&mut writer);
         }
         if self.is_killed() {
             writer.append("killPending", true);

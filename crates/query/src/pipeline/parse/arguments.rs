@@ -1,8 +1,7 @@
 //! The arguments of stages that need no file of their own: counts, sorts, samples, and
 //! the stages that show what the server knows.
 
-use super::places::required_collection;
-use super::{Scope, missing_field, unknown_field, wrong_type};
+use super::{Scope, missing_field, unknown_field};
 use crate::context::QueryContext;
 use crate::expression::Expression;
 use crate::pipeline::group::Group;
@@ -176,45 +175,6 @@ pub(super) fn parse_sort_by_count(
             },
         ),
     ])
-}
-
-pub(super) fn parse_collection_stats(
-    spec: ValueRef<'_>,
-    scope: &Scope<'_>,
-) -> Result<Stage, Error> {
-    let ValueRef::Document(doc) = spec else {
-        return Err(Error::location(
-            5447000,
-            format!("$collStats must take a nested object but found: $collStats: {spec:?}"),
-        ));
-    };
-    for element in doc.iter() {
-        if !matches!(
-            element.key(),
-            "count" | "storageStats" | "latencyStats" | "queryExecStats"
-        ) {
-            return Err(unknown_field("$collStats", element.key()));
-        }
-        let ValueRef::Document(options) = element.value() else {
-            return Err(wrong_type(
-                "$collStats",
-                element.key(),
-                element.value(),
-                "object",
-            ));
-        };
-        let scale = options.get("scale").and_then(Number::of);
-        if let Some(scale) = scale.and_then(|scale| scale.to_i64_truncated())
-            && scale < 1
-        {
-            return Err(Error::location(
-                51024,
-                format!("BSON field 'scale' value must be >= 1, actual value '{scale}'"),
-            ));
-        }
-    }
-    let namespace = required_collection("$collStats", scope)?;
-    Ok(Stage::CollectionStats(namespace.clone(), doc.to_owned()))
 }
 
 pub(super) fn parse_current_operations(

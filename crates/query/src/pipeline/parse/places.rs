@@ -95,7 +95,7 @@ fn needs_collection(name: &str) -> String {
     format!("{{aggregate: 1}} is not valid for '{name}'; a collection is required.")
 }
 
-pub(super) fn required_collection<'s>(
+pub(in crate::pipeline) fn required_collection<'s>(
     name: &str,
     scope: &Scope<'s>,
 ) -> Result<&'s Namespace, Error> {

@@ -9,6 +9,7 @@
 //! with `$mergeCursors`, which says by what streams are sorted.
 
 use super::{GROUP, Order, SAMPLE, Split};
+use crate::pipeline::shown_unwound;
 use crate::pipeline::stage::Step;
 use model::bson::{DocBuf, DocWriter, ValueRef};
 use model::key::Direction;
@@ -29,8 +30,21 @@ impl Split {
         out.end();
         out.begin_array("mergerPart");
         out.push(&merge_cursors(&self.order));
-        for step in self.merging.iter().chain(&self.output) {
-            out.push(&step.spec);
+        let mut rest: &[Step] = &self.merging;
+        while let [first, behind @ ..] = rest {
+            rest = match shown_unwound(first, behind.first()) {
+                Some(both) => {
+                    out.push(&both);
+                    &behind[1..]
+                }
+                None => {
+                    out.push(&first.spec);
+                    behind
+                }
+            };
+        }
+        if let Some(output) = &self.output {
+            out.push(&output.spec);
         }
         out.end();
         out.end();

@@ -8,11 +8,15 @@
 use super::*;
 use crate::expression::tests::{parse_json, print_json};
 use crate::filter::Filter;
+use crate::pipeline::source::Counted;
 use crate::sort::{Run, RunWriter, Sorter, Spill, SpilledRecord};
 use model::Namespace;
 use model::bson::{DocWriter, Value, ValueRef};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+mod unwound;
 
 /// Collections in memory.
 #[derive(Default)]
@@ -20,6 +24,8 @@ pub(super) struct World {
     pub(super) collections: HashMap<String, Vec<DocBuf>>,
     pub(super) may_spill: bool,
     pub(super) memory_bytes_max: usize,
+    /// Documents that scans have given.
+    pub(super) given: Arc<AtomicU64>,
 }
 
 struct MemorySpill;
@@ -75,7 +81,10 @@ impl Environment for World {
         }
         let limit = request.limit.map_or(usize::MAX, |limit| limit as usize);
         let window = found.into_iter().skip(request.skip as usize).take(limit);
-        Ok(Box::new(Documents::new(window.collect())))
+        Ok(Box::new(Counted {
+            input: Box::new(Documents::new(window.collect())),
+            given: self.given.clone(),
+        }))
     }
 
     fn spill(&self) -> Option<Box<dyn Spill>> {
@@ -89,7 +98,7 @@ impl Environment for World {
         self.memory_bytes_max
     }
 
-    fn collection_stats(&self, _: &Namespace, _: Doc<'_>) -> Result<DocBuf, Error> {
+    fn collection_stats(&self, _: &Namespace, _: &CollectionStats) -> Result<DocBuf, Error> {
         Ok(DocBuf::new())
     }
 
@@ -255,6 +264,7 @@ fn groups_spill_and_come_back_whole() {
             collections: HashMap::from([("c".to_owned(), documents.clone())]),
             may_spill,
             memory_bytes_max: 100_000,
+            ..World::default()
         });
         let outcome = run(&world, "c", stages.as_array());
         if !may_spill {
@@ -341,5 +351,21 @@ fn leading_stages_reach_the_scan() {
             names.join(" ")
         );
         assert_eq!(found, expected, "{pipeline}");
+    }
+}
+
+#[test]
+fn redact_says_what_else_it_was_given() {
+    let world = Arc::new(World {
+        collections: HashMap::from([("c".to_owned(), vec![DocBuf::new()])]),
+        ..World::default()
+    });
+    for (expression, shown) in [(r#""x""#, "\"x\""), (r#""$a""#, "MISSING")] {
+        let Value::Array(stages) = parse_json(&format!(r#"[{{"$redact": {expression}}}]"#)) else {
+            panic!("an array");
+        };
+        let error = run(&world, "c", stages.as_array()).expect_err("no decision");
+        let end = format!("but returned {shown}");
+        assert!(error.message.ends_with(&end), "{}", error.message);
     }
 }

@@ -203,3 +203,46 @@ fn results_are_no_deeper_than_what_is_stored() {
         }
     }
 }
+
+/// Who changes many documents reads in the message which one it was.
+#[test]
+fn messages_say_which_document_is_of_the_wrong_type() {
+    for (doc, change, expected) in [
+        (
+            r#"{"_id": 1, "a": "x"}"#,
+            r#"{"$push": {"a": 1}}"#,
+            "The field 'a' must be an array but is of type string in document {_id: 1}",
+        ),
+        (
+            r#"{"_id": {"k": 1}, "n": [{"m": "x"}]}"#,
+            r#"{"$inc": {"n.0.m": 1}}"#,
+            "Cannot apply $inc to a value of non-numeric type. {_id: { k: 1 }} has the field 'm' of \
+             non-numeric type string",
+        ),
+        (
+            r#"{"a": {}}"#,
+            r#"{"$mul": {"a": 2}}"#,
+            "Cannot apply $mul to a value of non-numeric type. {no id} has the field 'a' of \
+             non-numeric type object",
+        ),
+        (
+            r#"{"_id": 1, "a": 1.5}"#,
+            r#"{"$bit": {"a": {"or": 1}}}"#,
+            "Cannot apply $bit to a value of non-integral type. {_id: 1} has the field 'a' of \
+             non-integer type double",
+        ),
+        (
+            r#"{"_id": 1, "a": {"$numberLong": "9223372036854775807"}}"#,
+            r#"{"$inc": {"a": 1}}"#,
+            "Failed to apply $inc operations to current value ((NumberLong)9223372036854775807) \
+             for document {_id: 1}",
+        ),
+    ] {
+        let doc = documents(doc).remove(0);
+        let change = documents(change).remove(0);
+        let context = QueryContext::new(0);
+        let change = Update::parse(ValueRef::from(&change), None, &context).expect("an update");
+        let refused = change.apply(doc.as_doc(), MOMENT, &context);
+        assert_eq!(refused.expect_err(expected).message, expected);
+    }
+}

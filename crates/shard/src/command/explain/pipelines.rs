@@ -13,7 +13,7 @@ use query::filter::Filter;
 use query::path::Path;
 use query::pipeline::{
     Merge, Place, Scope, Stage as PipelineStage, WhenMatched, WhenNotMatched, not_an_array, parse,
-    split_scan,
+    shown_unwound, split_scan,
 };
 use query::projection::Projection;
 
@@ -106,7 +106,13 @@ impl Explained {
 fn shown(steps: &[PipelineStep], database: &str, context: &QueryContext) -> Vec<ShownStage> {
     let mut stages = Vec::new();
     let mut sorted_limit = None;
-    for (at, step) in steps.iter().enumerate() {
+    let mut numbered = steps.iter().enumerate();
+    while let Some((at, step)) = numbered.next() {
+        if let Some(spec) = shown_unwound(step, steps.get(at + 1)) {
+            stages.push(ShownStage { spec, step: at });
+            numbered.next();
+            continue;
+        }
         let mut out: Vec<DocBuf> = Vec::new();
         let taken_in = sorted_limit.take();
         let spec = step.spec.as_doc();

@@ -3,6 +3,7 @@
 use super::*;
 use crate::context::QueryContext;
 use crate::expression::tests::{parse_json, print_json};
+use crate::pipeline::collection_stats::CollectionStats;
 use crate::pipeline::environment::ScanRequest;
 use crate::pipeline::list_sessions::SessionsOf;
 use crate::pipeline::source::Documents;
@@ -79,7 +80,7 @@ impl Environment for World {
         self.memory_bytes_max
     }
 
-    fn collection_stats(&self, _: &Namespace, _: Doc<'_>) -> Result<DocBuf, Error> {
+    fn collection_stats(&self, _: &Namespace, _: &CollectionStats) -> Result<DocBuf, Error> {
         Ok(DocBuf::new())
     }
 

@@ -215,11 +215,13 @@ proptest! {
             collections: HashMap::from([("c".to_owned(), all), ("f".to_owned(), foreign.clone())]),
             may_spill: true,
             memory_bytes_max,
+            ..World::default()
         });
         let merging = Arc::new(World {
             collections: HashMap::from([("f".to_owned(), foreign)]),
             may_spill: true,
             memory_bytes_max,
+            ..World::default()
         });
         let mut cluster = Cluster::new(parts, "c", &merging);
         cluster.halts = halts;

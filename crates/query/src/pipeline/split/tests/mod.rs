@@ -101,6 +101,7 @@ impl Cluster {
                 collections: HashMap::from([(collection.to_owned(), documents)]),
                 may_spill: merging.may_spill,
                 memory_bytes_max: merging.memory_bytes_max,
+                ..World::default()
             })
         });
         Self {

@@ -27,6 +27,7 @@ fn merging_groups_spill_and_come_back_whole() {
         collections: HashMap::from([("c".to_owned(), documents())]),
         may_spill: false,
         memory_bytes_max: usize::MAX,
+        ..World::default()
     });
     let expected = run(&whole, "c", stages.as_array()).expect("it fits");
     assert_eq!(expected.len(), 2900);
