@@ -460,11 +460,20 @@ class Starting(unittest.TestCase):
         formats = list((self.directory / "d").rglob("FORMAT"))
         self.assertTrue(formats)
         formats[0].write_text("TernDB store format 999\ncrc32c 00000000\n")
-        self.one_line(["--port", 0, "--data", "d"], "format")
+        self.one_line(["--port", 0, "--data", "d"], "FORMAT is damaged", "backup")
+        formats[0].unlink()
+        self.one_line(["--port", 0, "--data", "d"], "FORMAT is missing", "backup")
+
+    def test_data_of_somebody_else(self):
+        (self.directory / "d").mkdir()
+        (self.directory / "d" / "somefile").write_text("hello")
+        self.one_line(["--port", 0, "--data", "d"], "no data directory of TernDB", "somefile", "Name a directory")
 
     def test_data_that_is_a_file(self):
         (self.directory / "d").write_text("hello")
-        self.one_line(["--port", 0, "--data", "d"], "d")
+        self.one_line(["--port", 0, "--data", "d"], "d is a file", "needs a directory")
+        for several in ("--members", "--shards"):
+            self.one_line(["--port", 0, "--data", "d", several, 3], "d is a file", "needs a directory")
 
     @unittest.skipUnless(shutil.which("setpriv") or os.geteuid() != 0, "needs a user who is not root")
     def test_data_that_is_read_only(self):
@@ -506,6 +515,8 @@ class Starting(unittest.TestCase):
             (["--port", "65536"], "--port"),
             (["--cache-mb=-1"], "--cache-mb"),
             (["--colour"], "--colour"),
+            (["--bind", "127.0.0.1,::1"], "one address or host name is expected"),
+            (["--bind", "*"], "0.0.0.0 stands for all"),
             (["--log-level", "loud"], "loud"),
         ):
             with self.subTest(arguments):

@@ -3,6 +3,8 @@
 use crate::index_build::Build;
 use crate::operation::Operation;
 use crate::testing::TestShard;
+use crate::tests::sharding::{LOW, sharded};
+use crate::tests::transitions::{MOVE, change, range, receive, received};
 use differential::value::{Value, get};
 use model::bson::{DocBuf, DocWriter};
 use model::{Code, Namespace};
@@ -392,5 +394,46 @@ async fn make_duplicates(server: &TestShard, stop: &AtomicBool, writer: usize) {
         server.run("test", &delete).await;
         let delete = format!("{{delete: 'c', deletes: [{{q: {{_id: {own}}}, limit: 1}}]}}");
         server.run("test", &delete).await;
+    }
+}
+
+/// ⚑ Whether documents of a range that is received have equal keys is the donor's to know: one that changes its
+/// place there is here twice for a moment. What is owned is looked at here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_unique_build_beside_a_received_range_looks_at_what_is_owned() {
+    for (written, is_built) in [("x: 3, z: 7", false), ("x: 3, z: 8", true)] {
+        let server = sharded(LOW).await;
+        let owned: Vec<String> = (1..9)
+            .map(|x| format!("{{_id: {x}, x: {x}, z: 7}}"))
+            .collect();
+        server.insert(&owned).await;
+        let arriving = range(&server, 10, 20);
+        let begun_move = change(&server, |known| {
+            known.with_receiving(MOVE, arriving.clone())
+        });
+        begun_move.await.expect("is received");
+        let key = DocWriter::new().with("x", 1).with("z", 1).finish();
+        let specification = DocWriter::new().with("key", &key).with("name", "u");
+        let specification = specification.with("unique", true).finish();
+        // Before, and while it is built.
+        receive(&server, &[received(&server, 100, 12)])
+            .await
+            .expect("is stored");
+        let build = begun(&server, &specification).await;
+        let twice = [received(&server, 101, 12), received(&server, 102, 12)];
+        receive(&server, &twice).await.expect("is stored");
+        server
+            .check(&format!(
+                "{{insert: 'c', documents: [{{_id: 50, {written}}}]}} => {{n: 1}}"
+            ))
+            .await;
+        let built = server
+            .shard
+            .build_indexes(&build, &operation(&server))
+            .await;
+        match built {
+            Ok(()) => assert!(is_built, "{written}"),
+            Err(error) => assert!(!is_built && error.code == Code::DUPLICATE_KEY, "{error:?}"),
+        }
     }
 }
