@@ -72,12 +72,13 @@ impl ShardOptions {
         (cache_bytes / 16).clamp(32 << 20, 64 << 20)
     }
 
-    /// What is left for caches beside what is not flushed: twice a memtable's size, with what lies beside it, and once
-    /// more what is being flushed. For small servers that is more than they have memory: three sixteenths are all
+    /// What is left for caches beside what is not flushed: twice a memtable's size, with what lies beside it, once
+    /// more what is being flushed, and once more what caches and tables take that nobody counts (their own tables,
+    /// filters, what the allocator keeps). For small servers that is more than they have memory: a quarter is all
     /// that is counted.
     fn cached_bytes(cache_bytes: u64) -> u64 {
-        let unflushed = 3 * Self::memtable_bytes(cache_bytes);
-        cache_bytes - unflushed.min(cache_bytes / 16 * 3)
+        let others = 4 * Self::memtable_bytes(cache_bytes);
+        cache_bytes - others.min(cache_bytes / 4)
     }
 
     /// The part of it that is for scans alone.
