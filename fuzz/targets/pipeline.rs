@@ -7,7 +7,9 @@ use libfuzzer_sys::fuzz_target;
 use model::bson::{Doc, DocBuf};
 use model::{Error, Namespace};
 use query::context::QueryContext;
-use query::pipeline::{Advance, Documents, Environment, Place, ScanRequest, Scope, SessionsOf, Source, parse, start};
+use query::pipeline::{
+    Advance, CollectionStats, Documents, Environment, Place, ScanRequest, Scope, SessionsOf, Source, parse, start,
+};
 use query::sort::Spill;
 use std::sync::Arc;
 
@@ -55,7 +57,7 @@ impl Environment for World {
         None
     }
 
-    fn collection_stats(&self, _: &Namespace, _: Doc<'_>) -> Result<DocBuf, Error> {
+    fn collection_stats(&self, _: &Namespace, _: &CollectionStats) -> Result<DocBuf, Error> {
         Ok(DocBuf::new())
     }
 
