@@ -580,5 +580,41 @@ class RemovedShards(ClusterProgram):
             self.assertEqual(collection.count_documents({}), 1000)
 
 
+@only_terndb
+class FirstBehindRemoval(ClusterProgram):
+    """Whatever is asked for first, behind the end of a shard, finds where its ranges are now."""
+
+    def test_nobody_is_sent_to_a_shard_that_has_left(self):
+        asked = {
+            "find": lambda c: c.find_one({"k": 700})["_id"] == 700,
+            "update": lambda c: c.update_one({"k": 700}, {"$set": {"n": 1}}).modified_count == 1,
+            "delete": lambda c: c.delete_one({"k": 700}).deleted_count == 1,
+            "insert": lambda c: c.insert_one({"k": 5000}).acknowledged,
+            "insert many": lambda c: len(c.insert_many([{"k": 1}, {"k": 5000}]).inserted_ids) == 2,
+            "find and modify": lambda c: c.find_one_and_update({"k": 700}, {"$set": {"n": 1}})["_id"] == 700,
+            "scan": lambda c: len(list(c.find())) == 1000,
+            "sorted": lambda c: len(list(c.find().sort("k", -1))) == 1000,
+            "count": lambda c: c.count_documents({"k": {"$gte": 500}}) == 500,
+            "group": lambda c: len(list(c.aggregate([{"$group": {"_id": "$k"}}]))) == 1000,
+            # They count what is left where a range was, too.
+            "statistics": lambda c: sum(one["count"] for one in c.aggregate([{"$collStats": {"count": {}}}])) >= 1000,
+            "stats": lambda c: c.database.command("collStats", c.name)["count"] >= 1000,
+            "validate": lambda c: c.database.command("validate", c.name)["valid"],
+            "index": lambda c: c.create_index("n") == "n_1",
+        }
+        self.client.admin.command("enableSharding", "scans", primaryShard="shard0")
+        for name in asked:
+            self.shard(f"scans.{name}", k=1)
+            self.client.scans[name].insert_many([{"_id": number, "k": number} for number in range(1000)])
+            self.client.admin.command("moveRange", f"scans.{name}", min={"k": 500}, toShard="shard2")
+            self.assertEqual(self.client.scans[name].find_one({"k": 700})["_id"], 700)
+        wait_until(lambda: self.client.admin.command("removeShard", "shard2")["state"] == "completed", "it leaves")
+        for name, ask in asked.items():
+            with self.subTest(name):
+                self.assertTrue(ask(self.client.scans[name]))
+        told = {one["ns"] for one in self.client.admin.aggregate([{"$shardedDataDistribution": {}}])}
+        self.assertLessEqual({f"scans.{name}" for name in asked}, told)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -141,7 +141,7 @@ pub(crate) async fn kill_op(router: &Arc<Router>, request: &Request) -> Result<R
         .with("$db", "admin");
     let command = Request::from_parts(command.finish(), Vec::new())?;
     // The shard says nothing that matters: it tries.
-    router.ask(&shard, command).await?;
+    router.ask_as_named(&shard, command).await?;
     let told = Reply::writer()
         .with("shard", shard.as_str())
         .with("shardid", id);

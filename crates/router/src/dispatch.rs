@@ -18,6 +18,7 @@ use model::error::{Code, Error};
 use model::number::Number;
 use std::sync::Arc;
 use std::time::Duration;
+use wire::operation::only_reads;
 use wire::{ConnectionInfo, Reply, Request};
 
 pub(crate) async fn dispatch(
@@ -69,6 +70,16 @@ pub(crate) async fn dispatch_now(
     operation::within(operation, run(router, connection, request)).await
 }
 
+/// Whether a command changes nothing, however often it is carried out.
+fn may_be_asked_again(request: &Request) -> bool {
+    let pipeline = request.body().get_array("pipeline");
+    let writes = |stage: ValueRef<'_>| match stage {
+        ValueRef::Document(stage) => stage.get("$out").or_else(|| stage.get("$merge")).is_some(),
+        _ => true,
+    };
+    only_reads(request.name()) && !pipeline.is_some_and(|stages| stages.iter().any(writes))
+}
+
 async fn run(router: &Arc<Router>, connection: &Arc<ConnectionInfo>, request: Request) -> Reply {
     let of_config = match is_of_config(router, &request).await {
         Ok(of_config) => of_config,
@@ -79,7 +90,13 @@ async fn run(router: &Arc<Router>, connection: &Arc<ConnectionInfo>, request: Re
         false => with_snapshot_time(&request, &router.clock),
     };
     let answered = match dated {
-        None => answer(router, connection, &request, of_config).await,
+        None => match answer(router, connection, &request, of_config).await {
+            // Statistics of all shards, and the like, do not ask again by themselves. What was stale is known by now.
+            Err(Failure::Stale(_)) if may_be_asked_again(&request) => {
+                Box::pin(answer(router, connection, &request, of_config)).await
+            }
+            answered => answered,
+        },
         Some(dated) => Box::pin(answer_dated(router, connection, &request, dated)).await,
     };
     let mut reply = answered.unwrap_or_else(Failure::into_reply);

@@ -39,8 +39,9 @@ pub(crate) async fn keep_looking(router: Arc<Router>) {
 }
 
 async fn look(router: &Router) {
-    if let Err(error) = router.registry.reload(&router.config).await {
-        tracing::warn!(%error, "the shards of the cluster cannot be read");
+    match router.registry.reload(&router.config).await {
+        Ok(gone) => gone.iter().for_each(|id| router.routing.left(id)),
+        Err(error) => tracing::warn!(%error, "the shards of the cluster cannot be read"),
     }
 }
 

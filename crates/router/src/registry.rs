@@ -58,23 +58,23 @@ impl Registry {
         }
     }
 
-    /// Reads `config.shards`, unless somebody did since `seen` readings.
-    pub(crate) async fn reload(&self, config: &ConfigServer) -> Result<(), Error> {
+    /// Reads `config.shards`, unless somebody did since `seen` readings; who is not there any more.
+    pub(crate) async fn reload(&self, config: &ConfigServer) -> Result<Vec<ShardId>, Error> {
         let seen = self.readings.load(Ordering::Acquire);
         let _one_at_a_time = self.reading.lock().await;
         if self.readings.load(Ordering::Acquire) != seen {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let command = DocWriter::new()
             .with("find", "shards")
             .with("$db", "config");
         let documents = config.find_all(command).await?;
-        self.take_over(&documents);
+        let gone = self.take_over(&documents);
         self.readings.fetch_add(1, Ordering::AcqRel);
-        Ok(())
+        Ok(gone)
     }
 
-    fn take_over(&self, documents: &[DocBuf]) {
+    fn take_over(&self, documents: &[DocBuf]) -> Vec<ShardId> {
         let mut shards = self.shards.write();
         let mut now = BTreeMap::new();
         for document in documents {
@@ -98,7 +98,10 @@ impl Registry {
             };
             now.insert(key, shard);
         }
-        *shards = now;
+        // One with another connection string was taken out as well.
+        let left = std::mem::replace(&mut *shards, now);
+        let gone = left.into_keys().filter(|id| !shards.contains_key(id));
+        gone.collect()
     }
 
     /// The shard of an id, after one more look at `config.shards` if need be.

@@ -17,6 +17,7 @@ use cluster::cache::{Fetch, LookUp, Outcome, Placement, RoutingCache};
 use cluster::routing::ShardId;
 use model::error::{Code, Error};
 use model::namespace::Namespace;
+use model::version::ChunkVersion;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -272,6 +273,25 @@ impl Routing {
 
     pub(crate) fn forget_database(&self, name: &str) {
         self.databases.lock().remove(name);
+    }
+
+    /// A shard has left the cluster: whatever was routed to it is somewhere else.
+    pub(crate) fn left(&self, shard: &ShardId) {
+        let is_elsewhere = |entry: &Arc<DatabaseEntry>| {
+            let known = entry.known.lock();
+            known.as_ref().is_none_or(|known| known.primary != *shard)
+        };
+        self.databases.lock().retain(|_, entry| is_elsewhere(entry));
+        let cache = &mut self.collections.lock().cache;
+        for namespace in cache.names() {
+            let has_some = matches!(
+                cache.known(&namespace),
+                Some(Placement::Sharded(table)) if table.shard_version(shard).chunk != ChunkVersion::ZERO
+            );
+            if has_some {
+                cache.stale_shard(&namespace, shard, None);
+            }
+        }
     }
 
     /// Everything, or what belongs to a database.

@@ -1,7 +1,7 @@
 //! Asking shards: one, or several at once.
 
 use crate::Router;
-use crate::failure::{Failure, checked, is_one, unreachable};
+use crate::failure::{Failure, Stale, checked, is_one, unreachable};
 use crate::merge::kill_cursor;
 use crate::operation;
 use crate::registry::Shard;
@@ -58,11 +58,26 @@ impl Look {
 
 impl Router {
     pub(crate) async fn shard(&self, id: &ShardId) -> Result<Shard, Error> {
-        self.registry.shard(id, &self.config).await
+        let found = self.registry.shard(id, &self.config).await;
+        if matches!(&found, Err(error) if error.code == Code::SHARD_NOT_FOUND) {
+            self.routing.left(id);
+        }
+        found
     }
 
-    /// Sends a request to one shard.
+    /// Sends a request to one shard. ⚑ One that has left the cluster was named by an old table, and nobody else would
+    /// say so: it is as if it had told.
     pub(crate) async fn ask(&self, id: &ShardId, request: Request) -> Result<Answered, Failure> {
+        let asked = self.ask_as_named(id, request).await;
+        asked.map_err(|failure| as_told(id, failure))
+    }
+
+    /// The same, where it matters which: one that is not there any more is `ShardNotFound`.
+    pub(crate) async fn ask_as_named(
+        &self,
+        id: &ShardId,
+        request: Request,
+    ) -> Result<Answered, Failure> {
         let shard = self.shard(id).await?;
         let answered = match only_reads(request.name()) {
             true => operation::waiting(ask(shard, request)).await?,
@@ -81,11 +96,21 @@ impl Router {
         let mut asking = JoinSet::new();
         let may_end = requests.iter().all(|(_, it)| only_reads(it.name()));
         let count = requests.len();
+        let mut answers: Vec<Option<Result<Answered, Failure>>> = Vec::new();
+        answers.resize_with(count, || None);
         let mut shards = Vec::with_capacity(count);
-        for (id, _) in &requests {
-            shards.push(self.shard(id).await?);
+        for (at, (id, _)) in requests.iter().enumerate() {
+            match self.shard(id).await {
+                Ok(shard) => shards.push(Some(shard)),
+                Err(error) if error.code == Code::SHARD_NOT_FOUND => {
+                    answers[at] = Some(Err(as_told(id, error.into())));
+                    shards.push(None);
+                }
+                Err(error) => return Err(error),
+            }
         }
         for (at, (shard, (_, request))) in shards.into_iter().zip(requests).enumerate() {
+            let Some(shard) = shard else { continue };
             let asked = async move {
                 let answered = match may_end {
                     true => operation::waiting(ask(shard, request)).await,
@@ -98,8 +123,6 @@ impl Router {
             };
             asking.spawn(operation::inherited(asked));
         }
-        let mut answers: Vec<Option<Result<Answered, Failure>>> = Vec::new();
-        answers.resize_with(count, || None);
         loop {
             let next = match may_end {
                 true => operation::waiting(asking.join_next()).await,
@@ -148,6 +171,19 @@ fn close_all(answers: impl Iterator<Item = Answered>) {
             let (member, namespace) = (answered.member.clone(), namespace.to_owned());
             tokio::spawn(async move { kill_cursor(&*member, &namespace, id).await });
         }
+    }
+}
+
+/// ⚑ Who asks for a shard that has left the cluster has an old table.
+fn as_told(id: &ShardId, failure: Failure) -> Failure {
+    match failure {
+        Failure::Error(error) if error.code == Code::SHARD_NOT_FOUND => {
+            Failure::Stale(Stale::Collection {
+                shard: id.clone(),
+                wanted: None,
+            })
+        }
+        other => other,
     }
 }
 

@@ -158,7 +158,7 @@ impl Asker {
             Named::Answered(ask) => return Ok(ask),
         };
         let request = self.request(question, &named)?;
-        match self.router.ask(&question.shard, request).await {
+        match self.router.ask_as_named(&question.shard, request).await {
             Ok(answered) => self.read(answered.reply, question, answered.member),
             Err(Failure::Stale(stale)) => Ok(Ask::Stale(stale)),
             // It was removed: the database is elsewhere.

@@ -6,6 +6,7 @@ mod change_streams;
 mod ddl;
 mod explain;
 mod fake_config;
+mod left;
 mod left_out;
 mod many_ranges;
 mod operations;
