@@ -155,6 +155,11 @@ impl UpOptions {
         if !(1..=SHARDS_MAX).contains(&shards) {
             bail!("shards is {shards}, but one process runs 1 to {SHARDS_MAX}")
         }
+        let replica_set = self.replica_set.or(file.replica_set);
+        // ⚑ The log would refuse it, and every start after that.
+        if replica_set.as_deref() == Some("") {
+            bail!("replica-set is empty, but a replica set has a name")
+        }
         Ok(UpSettings {
             port: self.port.or(file.port).unwrap_or(DEFAULT_PORT),
             bind: address(self.bind.or(file.bind).as_deref().unwrap_or("127.0.0.1"))?,
@@ -163,10 +168,7 @@ impl UpOptions {
                 .or(file.data)
                 .unwrap_or_else(|| "terndb-data".into()),
             scratch: self.scratch.or(file.scratch),
-            replica_set: self
-                .replica_set
-                .or(file.replica_set)
-                .unwrap_or_else(|| "terndb".into()),
+            replica_set: replica_set.unwrap_or_else(|| "terndb".into()),
             members,
             shards,
             config_servers: connection(self.config_servers.or(file.config_servers))?,
@@ -318,6 +320,7 @@ mod tests {
             ("log_level = 'loud'", "loud"),
             ("set_parameter = ['a']", "NAME=VALUE"),
             ("shards = 0", "1 to 64"),
+            ("replica_set = ''", "has a name"),
             ("config_servers = 'a:1'", "SET/HOST:PORT"),
         ];
         for (text, expected) in mistakes {
