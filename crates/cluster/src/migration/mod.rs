@@ -70,7 +70,8 @@
 //! with the log, so that it is there before the recipient may say *ready*.
 //!
 //! **Stories.** What each phase and each failure leads to is told by the scripts in `migration/tests/scripts`, one
-//! for each scenario; every transition of donor and recipient that can happen is in one of them.
+//! for each scenario. `scripts.rs` demands those that the state machines can take, one for each phase and event, but
+//! not every way through one: a commit of unknown age, for example, is in none.
 //!
 //! **Rules of the design, and what finds out without them.** The rules of DESIGN.md, sections 5 and 6, that are
 //! marked ⚑, and that of section 4 about reads at a time. Here: `migration/tests.rs`, or `migration/tests/times.rs`
